@@ -185,7 +185,7 @@ def _add_ref_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader
     async def create_branch(request: Request, response: Response, changes: Changes) -> NamedRef:
         """Create a branch at a snapshot."""
         new = await bodies.read_document(request, NewRef)
-        return _with_etag(response, await changes.create_branch(new.name, new.snapshot_id))
+        return _with_etag(response, await changes.create("branch", new.name, new.snapshot_id))
 
     @router.put("/branches/{name:path}", openapi_extra=reads(NewTip))
     async def reset_branch(
@@ -210,7 +210,7 @@ def _add_ref_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader
     async def create_tag(request: Request, response: Response, changes: Changes) -> NamedRef:
         """Create a tag at a snapshot; it cannot be moved."""
         new = await bodies.read_document(request, NewRef)
-        return _with_etag(response, await changes.create_tag(new.name, new.snapshot_id))
+        return _with_etag(response, await changes.create("tag", new.name, new.snapshot_id))
 
     @router.delete("/tags/{name:path}", status_code=204)
     async def delete_tag(name: _RefName, changes: Changes) -> None:

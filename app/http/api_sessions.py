@@ -327,6 +327,6 @@ def _describe(session_id: str, document: SessionDocument) -> SessionState:
         parent_id=document.parent_id,
         created_at=datetime.fromtimestamp(document.created_at_s, UTC),
         expires_at=datetime.fromtimestamp(document.expires_at_s, UTC),
-        state=type(state).__name__.lower(),
+        state=state.name,
         snapshot_id=state.snapshot_id if isinstance(state, Committed) else None,
     )

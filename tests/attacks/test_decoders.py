@@ -4,6 +4,7 @@ import ast
 import gzip
 import json
 import time
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -72,9 +73,9 @@ SESSION: Final = {
     "inline_nbytes": 512,
     "created_at_s": 1.0,
     "expires_at_s": 2.0,
-    "state": {"is": "open"},
+    "state": {"name": "open"},
     "attempt": 0,
-    "nodes": {"a": {"node_id": "0" * 13, "document": GROUP.decode()}, "b": None},
+    "nodes": {"a": [b64encode(bytes(8)).decode(), b64encode(GROUP).decode()], "b": None},
 }
 FRAMED: Final = b"4;chunk-signature=" + b"a" * 64 + b"\r\nabcd\r\n0;chunk-signature="
 JWK: Final = {"kty": "RSA", "kid": "a", "use": "sig", "alg": "RS256", "n": "AQAB" * 90, "e": "AQAB"}

@@ -3,24 +3,24 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 
 import pytest
 
 from app import errors
+from app.concurrency import Backoff
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.repo_info import Availability, RepoInfo
+from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.repo_writer import RefChange
 from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
 from app.model import ETag, ObjectRef, Piece
 from app.resolve.icechunk.refs import RefChanges
-from app.resolve.icechunk.repo_swap import BACKOFF, Planned, RepoSwaps
+from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders
 from app.storage.memory import MemoryStore
-from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, update
+from tests.formats.icechunk.building_repo import FIRST, NOON, Repo, update
 
 ROOT = ObjectRef("memory://bucket", "data")
 LATER_S = NOON / 1e6 + 60
@@ -53,7 +53,6 @@ class Swapping:
     """A repository in a store, and how it is changed."""
 
     store: RacedStore = field(default_factory=RacedStore)
-    pauses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
@@ -61,16 +60,13 @@ class Swapping:
             self.store,
             self.fetch,
             clock=lambda: self.store.now,
-            backoff=BACKOFF._replace(sleep=self._sleep, uniform=lambda _, most: most),
+            backoff=Backoff(0, 0),
         )
         repository = Repository(ROOT, RepoRefs(ROOT, 2**20), 2**20, ())
         self.opened = OpenedRepository(
             repository, self.fetch, partial(list_names, self.store, ROOT)
         )
         self.changes = RefChanges(self.swaps, self.opened)
-
-    async def _sleep(self, pause_s: float) -> None:
-        self.pauses.append(pause_s)
 
     def place(self, repo: Repo) -> None:
         """Put a file there."""
@@ -108,7 +104,7 @@ async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
     assert "t" not in (await swapping.info()).tags
     assert await swapping.swaps.update(swapping.opened, lambda _: Planned("done")) == "done"
     assert [each.ref.key async for each in swapping.store.list(ROOT.prefix)] == ["data/repo"]
-    await swapping.changes.create_tag("t", encode_id(FIRST))
+    await swapping.changes.create("tag", "t", encode_id(FIRST))
 
     info = await swapping.info()
     assert info.tags["t"] == encode_id(FIRST)
@@ -124,29 +120,22 @@ async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
 async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
     """The tag of another is still there, and where it is of the same name ours is refused."""
     swapping.store.before = [lambda: swapping.place(tagged("theirs"))]
-    await swapping.changes.create_tag("ours", encode_id(FIRST))
+    await swapping.changes.create("tag", "ours", encode_id(FIRST))
     assert set((await swapping.info()).tags) == {"theirs", "ours"}
 
     swapping.store.before = [lambda: swapping.place(tagged("same"))]
     with pytest.raises(errors.ConflictError):
-        await swapping.changes.create_tag("same", encode_id(FIRST))
+        await swapping.changes.create("tag", "same", encode_id(FIRST))
 
 
 async def test_patience_has_an_end(swapping: Swapping) -> None:
-    """Five attempts come at once, others after longer and longer pauses, a hundred in all."""
-    numbers = count()
-
-    def race() -> None:
-        swapping.store.before.append(race)
-        swapping.place(tagged(f"{next(numbers)}"))
-
-    swapping.store.before = [race]
+    """There are a hundred attempts."""
+    races = (lambda n=n: swapping.place(tagged(f"{n}")) for n in range(101))
+    swapping.store.before = list(races)
     with pytest.raises(errors.BusyError):
-        await swapping.changes.create_tag("t", encode_id(FIRST))
+        await swapping.changes.create("tag", "t", encode_id(FIRST))
 
-    assert len(swapping.pauses) == 95
-    assert swapping.pauses[:4] == [0.05, 0.1, 0.2, 0.4]
-    assert max(swapping.pauses) == 2.0
+    assert len(swapping.store.before) == 1
 
 
 async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
@@ -159,7 +148,7 @@ async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
     await swapping.info()
     swapping.store.before = [fail]
     with pytest.raises(errors.StorageTimeoutError):
-        await swapping.changes.create_tag("t", encode_id(FIRST))
+        await swapping.changes.create("tag", "t", encode_id(FIRST))
 
     assert "t" in (await swapping.info()).tags
 
@@ -168,26 +157,16 @@ async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
     """Both times are told; one that is a little behind tells a microsecond after the newest."""
     swapping.store.now = NOON / 1e6 - 10.5
     with pytest.raises(errors.ClockSkewError) as raised:
-        await swapping.changes.create_tag("t", encode_id(FIRST))
+        await swapping.changes.create("tag", "t", encode_id(FIRST))
     assert "2023-11-14T22:13:20.000Z" in str(raised.value)
     assert "2023-11-14T22:13:09.500Z" in str(raised.value)
     assert "t" not in (await swapping.info()).tags
 
     swapping.store.now += 1
     for name in ("a", "b"):
-        await swapping.changes.create_tag(name, encode_id(FIRST))
+        await swapping.changes.create("tag", name, encode_id(FIRST))
     times = [each.updated_at.timestamp() for each in (await swapping.info()).updates()]
     assert [round(each * 1e6) for each in times] == [NOON + 2, NOON + 1, NOON]
-
-
-@pytest.mark.parametrize("availability", [Availability.READ_ONLY, Availability.OFFLINE])
-async def test_a_locked_repository_takes_no_change(
-    swapping: Swapping, availability: Availability
-) -> None:
-    """The error has the reason."""
-    swapping.place(Repo(status={0: U8(availability), 1: U64(NOON), 2: "moving"}))
-    with pytest.raises(errors.LockedError, match="moving"):
-        await swapping.changes.create_tag("t", encode_id(FIRST))
 
 
 async def test_other_files_are_not_replaced(swapping: Swapping) -> None:

@@ -11,18 +11,17 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Annotated, Final, Literal, NamedTuple
 
-import orjson
 import zstandard
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from app.errors import BadBodyError, ConflictError, DamagedError
 from app.formats.compression import decompress_zstd
 from app.formats.documents import json_memory_nbytes
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.commit import MAX_CHUNKS, read_document
-from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
 from app.formats.icechunk.keys import DOCUMENT
 from app.formats.icechunk.manifest import Native
 from app.formats.icechunk.payloads import Inlaid
@@ -39,37 +38,45 @@ from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.metadata import chunk_keys
 from app.model import ByteRange, ETag, ObjectRef
 
-_FORMAT: Final = 1
-_PLAIN: Final = ("branch", "parent_id", "inline_nbytes", "created_at_s", "expires_at_s", "attempt")
 _MEMORY_PER_BYTE: Final = 4
 """Limit of the memory of the parsed document, for each byte of the limit of its size."""
 
 
-class Open(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Open:
     """State of a session whose keys can be written."""
 
+    name: Literal["open"] = "open"
 
-class Sealed(NamedTuple):
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
     """State of a session during a commit: nothing can be written."""
 
     key: str | None
     """Idempotency key of the request that commits."""
+    name: Literal["sealed"] = "sealed"
 
 
-class Committed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Committed:
     """State of a session that is committed and read-only."""
 
     snapshot_id: str
     parent_id: str | None
     """Parent of the snapshot: not that of the session, if it was rebased."""
     key: str | None
+    name: Literal["committed"] = "committed"
 
 
-class Discarded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Discarded:
     """State of a session that is being removed, and invisible."""
 
+    name: Literal["discarded"] = "discarded"
 
-type State = Open | Sealed | Committed | Discarded
+
+type State = Annotated[Open | Sealed | Committed | Discarded, Field(discriminator="name")]
 
 OPEN: Final = Open()
 
@@ -77,7 +84,7 @@ OPEN: Final = Open()
 class ChangedNode(NamedTuple):
     """An array or group that the parent lacks, or has with other metadata."""
 
-    node_id: bytes
+    node_id: Annotated[bytes, Field(min_length=NODE_ID_NBYTES, max_length=NODE_ID_NBYTES)]
     document: bytes
 
 
@@ -85,6 +92,9 @@ class ChangedNode(NamedTuple):
 class SessionDocument:
     """A session without its chunks; times are seconds since 1970, UTC."""
 
+    __pydantic_config__ = ConfigDict(
+        strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
     branch: str
     parent_id: str
     inline_nbytes: int
@@ -96,48 +106,19 @@ class SessionDocument:
     """Number of failed commits, part of the id of the next one."""
     nodes: Mapping[str, ChangedNode | None] = field(default_factory=dict)
     """By path without a leading slash; `None` for deleted nodes, each of them listed."""
+    format: Literal[1] = 1
 
     @property
     def nbytes(self) -> int:
         return 1024 + sum(512 + len(node.document) for node in self.nodes.values() if node)
 
 
-class _NodeJson(TypedDict):
-    node_id: str
-    document: str
-
-
-class _SessionJson(TypedDict):
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
-    format: int
-    branch: str
-    parent_id: str
-    inline_nbytes: int
-    created_at_s: float
-    expires_at_s: float
-    state: dict[str, str | float | None]
-    attempt: int
-    nodes: dict[str, _NodeJson | None]
-
-
-_SESSION_JSON: Final = TypeAdapter(_SessionJson)
-_STATES: Final[Mapping[object, TypeAdapter[Any]]] = {
-    each.__name__.lower(): TypeAdapter(each) for each in (Open, Sealed, Committed, Discarded)
-}
+_STORED: Final = TypeAdapter(SessionDocument)
 
 
 def encode_session(session: SessionDocument) -> bytes:
     """Encode *session* as compressed JSON."""
-    document = {
-        "format": _FORMAT,
-        **{name: getattr(session, name) for name in _PLAIN},
-        "state": {"is": type(session.state).__name__.lower(), **session.state._asdict()},
-        "nodes": {
-            path: node and {"node_id": encode_id(node.node_id), "document": node.document.decode()}
-            for path, node in session.nodes.items()
-        },
-    }
-    return zstandard.compress(orjson.dumps(document))
+    return zstandard.compress(_STORED.dump_json(session))
 
 
 def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
@@ -146,30 +127,9 @@ def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
         text = decompress_zstd(data, limit_nbytes)
         if json_memory_nbytes(text) > limit_nbytes * _MEMORY_PER_BYTE:
             raise DecodeError(f"too many values in {len(text)} bytes")
-        return _read_session(orjson.loads(text))
+        return _STORED.validate_json(text)
     except ValueError as error:
         raise DecodeError(f"not a session: {error!r:.80}") from None
-
-
-def _read_session(document: Any) -> SessionDocument:
-    if isinstance(document, dict) and document.get("format", _FORMAT) != _FORMAT:
-        raise DecodeError("the session was written by a later release")
-    stored = _SESSION_JSON.validate_python(document)
-    name = stored["state"].pop("is", None)
-    if name not in _STATES:
-        raise DecodeError("the session is in no state")
-    plain: dict[str, Any] = {name: value for name, value in stored.items() if name in _PLAIN}
-    state = _STATES[name].validate_python(stored["state"])
-    nodes = {path: _read_changed_node(node) for path, node in stored["nodes"].items()}
-    return SessionDocument(**plain, state=state, nodes=nodes)
-
-
-def _read_changed_node(node: _NodeJson | None) -> ChangedNode | None:
-    if node is None:
-        return None
-    if (node_id := decode_id(node["node_id"], NODE_ID_NBYTES)) is None:
-        raise DecodeError("a node of the session has no id")
-    return ChangedNode(node_id, node["document"].encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,15 +113,22 @@ class RefChanges:
     swaps: RepoSwaps
     opened: OpenedRepository
 
-    async def create_branch(self, name: str, snapshot_id: str) -> NamedRef:
-        """Create a branch at a snapshot; raise `ConflictError` if there is one of that name."""
+    async def create(self, kind: Literal["branch", "tag"], name: str, snapshot_id: str) -> NamedRef:
+        """Create a branch or tag; raise `ConflictError` if there is, or was, one of that name."""
 
         def check(info: RepoInfo) -> None:
-            if name in info.branches or name in info.branches.faults:
-                raise ConflictError(f"there is a branch {name!r} already")
+            if kind == "tag":
+                _check_feature(info, Feature.CREATE_TAG)
+            refs = info.tags if kind == "tag" else info.branches
+            if name in refs or name in refs.faults:
+                raise ConflictError(f"there is a {kind} {name!r} already")
+            if kind == "tag" and name in info.deleted_tags():
+                raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")
 
         _check_name(name)
-        return await self._set("branch_created", name, snapshot_id, check)
+        created: Literal["branch_created", "tag_created"]
+        created = "tag_created" if kind == "tag" else "branch_created"
+        return await self._set(created, name, snapshot_id, check)
 
     async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> NamedRef:
         """Move a branch that meets *demand* to another snapshot."""
@@ -138,19 +145,6 @@ class RefChanges:
         if name == MAIN.name:
             raise ConflictError(f"the branch {name} can be reset, but not be deleted")
         await self.swaps.update(self.opened, plan)
-
-    async def create_tag(self, name: str, snapshot_id: str) -> NamedRef:
-        """Create a tag at a snapshot; raise `ConflictError` if there is or was one of that name."""
-
-        def check(info: RepoInfo) -> None:
-            _check_feature(info, Feature.CREATE_TAG)
-            if name in info.tags or name in info.tags.faults:
-                raise ConflictError(f"there is a tag {name!r} already")
-            if name in info.deleted_tags():
-                raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")
-
-        _check_name(name)
-        return await self._set("tag_created", name, snapshot_id, check)
 
     async def delete_tag(self, name: str) -> None:
         """Delete a tag, whose name cannot be used again; raise `ConflictError` if forbidden."""

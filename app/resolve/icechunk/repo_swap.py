@@ -48,7 +48,7 @@ from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
 _ATTEMPTS: Final = 100
 _COPIES: Final = 2
-BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
+_BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
 _YEAR_3000_MS: Final = 32_503_680_000_000
 SKEW_S: Final = 600
 """Largest difference of clocks; the library has the same limit."""
@@ -80,7 +80,7 @@ class RepoSwaps:
     store: ObjectStore
     fetch: ReadCache
     clock: Callable[[], float] = time.time
-    backoff: Backoff = BACKOFF
+    backoff: Backoff = _BACKOFF
     _turns: WeakValueDictionary[ObjectRef, asyncio.Lock] = field(
         default_factory=WeakValueDictionary, init=False
     )

@@ -1,4 +1,4 @@
-"""Gateways whose clocks are wrong or jump, and a repository that is locked amid a session."""
+"""Gateways whose clocks are wrong or jump."""
 
 import time
 from collections.abc import Generator
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-import icechunk
 import pytest
 
 from tests.faults.sites import asked, begun, client_of, configured, put
@@ -140,25 +139,6 @@ def test_a_clock_that_is_hours_ahead_makes_no_ref(folder: Folder) -> None:
 
     assert folder.gateway(VERY_WRONG_S).api.send("POST", "/tags", tag).status_code == 503
     assert folder.right.api.send("POST", "/tags", tag).status_code == 201
-
-
-def test_a_repository_is_locked_while_a_session_goes_on(folder: Folder) -> None:
-    """It is committed when the repository is not any more, with all that was acknowledged."""
-    other = folder.gateway(0)
-    session_id = begun(folder.right)
-    assert put(folder.right, session_id, "a/c/0/0", bytes([1] * 4)).is_success
-    folder.right.repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.read_only))
-
-    for client in (other, folder.right):
-        assert asked(client, session_id, message="ours").status_code == 423
-        assert client.ask(put_group("/g")).status_code == 423
-    written = put(other, session_id, "a/c/0/1", bytes([2] * 4))
-    assert written.is_success
-    folder.demand(values=OLD)
-    folder.right.repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.online))
-
-    assert asked(other, session_id, message="ours").status_code == 201
-    folder.demand("ours", values=[[1, 2], [0, 0]])
 
 
 HOURS_S: Final = 5 * 3600

@@ -24,7 +24,6 @@ from tests.faults.sites import (
     put,
 )
 from tests.storage.proxy import Late, Mishap
-from tests.support.committing import Client
 from tests.support.gateways import Start
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.sessions import GROUP
@@ -78,40 +77,6 @@ def test_who_is_killed_at_any_step_has_committed_once_or_not(
         nth += 1
     assert nth >= kind.steps
     assert len(set(site.healthy.messages())) == len(site.healthy.messages())
-
-
-@pytest.mark.parametrize("nth", [1, 8, 11, 13])
-def test_another_one_goes_on_with_a_session_at_some_steps(site: RepositorySite, nth: int) -> None:
-    """The same, not at each of them."""
-    assert cut_off(site, Session(site, next(NUMBERS)), nth, Mishap.ANSWER_LOST)
-
-
-@pytest.mark.parametrize("body", [b"\x09" * NBYTES, pytest.param(None, marks=soak)])
-@pytest.mark.parametrize(
-    "moment", [pytest.param(Mishap.REQUEST_LOST, marks=soak), Mishap.ANSWER_LOST]
-)
-def test_a_write_cut_off_at_each_step_is_done_or_not(
-    site: RepositorySite, moment: Mishap, body: bytes | None
-) -> None:
-    """Another gateway continues the session of the one that was killed, and commits it."""
-    nth, is_killed = 0, True
-    while is_killed:
-        session = Session(site, next(NUMBERS))
-        old = session.get(site.healthy, "b/c/0")
-        with site.behind_proxy() as (doomed, client):
-
-            def write(session: Session = session, client: Client = client) -> None:
-                assert session.put(client, "b/c/0", body).is_success
-
-            is_killed = killed(site.proxy, doomed, nth, moment, write)
-        found = session.get(site.healthy, "b/c/0")
-        assert found == body or (is_killed and found == old)
-        assert session.put(site.healthy, "a/c/0/0", b"\x07" * 4).is_success
-        session.commit(site.healthy)
-        assert bytes(site.healthy.values("b")[:NBYTES]) == (found or bytes(NBYTES))
-        assert site.healthy.values("a")[0][0] == 7
-        nth += 1
-    assert nth > 2
 
 
 @pytest.mark.parametrize(

@@ -159,23 +159,6 @@ def test_references_are_looked_at_before_anything_is_written(client: Client) -> 
     assert sorted(client.place.folder.rglob("*")) == files
 
 
-def test_a_chunk_that_was_collected_since_is_missing(client: Client) -> None:
-    """Earlier knowledge of the chunk does not count after garbage collection."""
-    parent = client.tip
-    with api(client.place) as other:
-        chunk_id = Client(other, client.place).chunk()
-    client.commit(put_group("/new"))
-    refused = client.ask(put_group("/new"), put_chunks("/a", chunk_id, [0, 0]), parent_id=parent)
-    own_id = client.chunk()
-    client.repo.garbage_collect(datetime(2100, 1, 1, tzinfo=UTC))
-    client.commit(put_group("/newer"))
-
-    answers = [client.ask(put_chunks("/a", each, [0, 0])) for each in (chunk_id, own_id)]
-
-    assert [each.status_code for each in (refused, *answers)] == [409, 400, 400]
-    assert all("does not exist" in each.json()["detail"] for each in answers)
-
-
 def _chunks_of(length: int) -> dict[str, Any]:
     return {"name": "regular", "configuration": {"chunk_shape": [length]}}
 

@@ -24,7 +24,7 @@ from tests.support.repositories import (
     plain,
     version_1,
 )
-from tests.support.serving_repositories import Api, serve
+from tests.support.writable_repositories import Api, serve
 
 
 @pytest.fixture(scope="module", params=BUILDERS)

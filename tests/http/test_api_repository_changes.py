@@ -80,30 +80,6 @@ def test_tags(served: Served) -> None:
             place.open().create_tag(name, ROOT_ID)
 
 
-def test_the_library_writes_on_top(served: Served) -> None:
-    """Operations of both, in turn, are in the log and in the history."""
-    place, opened = served
-    before = len(list(place.open().ops_log()))
-
-    opened.do("POST", "/branches", {"name": "both", "snapshot_id": tip(place)})
-    repo = place.open()
-    session = repo.writable_session("both")
-    array("b")(session.store)
-    theirs = session.commit("theirs")
-    repo.create_tag("theirs", theirs)
-    opened.do("POST", "/tags", {"name": "ours", "snapshot_id": theirs})
-    opened.do("PUT", "/branches/both", {"snapshot_id": ROOT_ID}, if_match=theirs)
-
-    repo = place.open()
-    assert repo.lookup_tag("ours") == repo.lookup_tag("theirs") == theirs
-    assert next(each.message for each in repo.ancestry(tag="ours")) == "theirs"
-    assert len(list(repo.ops_log())) == before + 5
-    log = opened.do("GET", "/operations?limit=1000").json()["operations"]
-    kinds = ["branch_reset", "tag_created", "tag_created", "new_commit", "branch_created"]
-    assert [each["kind"] for each in log[:5]] == kinds
-    assert len(log) == before + 5
-
-
 def test_a_reset_needs_the_tip(served: Served) -> None:
     """Without ``If-Match``, or with that of another snapshot, a branch stays where it is."""
     place, opened = served

@@ -1,8 +1,10 @@
 """Sessions, as clients of the API begin and commit them."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import unescape
 from typing import Any
 
 import httpx
@@ -62,15 +64,9 @@ class Replicas:
 
     def keys(self, session_id: str, prefix: str = "", at: int = 0) -> set[str]:
         """List the keys of a session."""
-        lead, found, token = f"@session.{session_id}/", set(), None
-        while True:
-            query = {"list-type": "2", "prefix": lead + prefix, "max-keys": "7"}
-            query |= {"continuation-token": token} if token else {}
-            text = self.clients[at].get("/data", params=query).text
-            found |= {part.partition("<")[0] for part in text.split("<Key>")[1:]}
-            token = text.partition("<NextContinuationToken>")[2].partition("<")[0]
-            if not token:
-                return {key.removeprefix(lead) for key in found}
+        lead = f"@session.{session_id}/"
+        keys = listed_keys(self.clients[at], "data", lead + prefix)
+        return {key.removeprefix(lead) for key in keys}
 
     def group(self, ref: str = "main") -> Any:
         """Open a branch with the library."""
@@ -80,6 +76,19 @@ class Replicas:
     def history(self) -> list[str]:
         """The snapshots of ``main``, newest first, as the library tells them."""
         return [each.id for each in self.repo.ancestry(branch="main")]
+
+
+def listed_keys(client: httpx.Client, dataset: str, prefix: str) -> list[str]:
+    """List keys as S3 clients do, in pages."""
+    found, token = list[str](), ""
+    while True:
+        query = {"list-type": "2", "prefix": prefix, "max-keys": "7"}
+        query |= {"continuation-token": token} if token else {}
+        answer = client.get(f"/{dataset}", params=query)
+        assert answer.status_code == 200, answer.text
+        found += map(unescape, re.findall("<Key>([^<]*)", answer.text))
+        if not (token := answer.text.partition("<NextContinuationToken>")[2].partition("<")[0]):
+            return found
 
 
 @contextmanager

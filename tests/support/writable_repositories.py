@@ -75,14 +75,24 @@ def new_place(folder: Path, seaweedfs: SeaweedFS | None = None) -> Place:
 
 @dataclass(frozen=True)
 class Api:
-    """The control plane of the dataset ``repo``."""
+    """The control plane of the repository *path* of a dataset."""
 
     client: httpx.Client
+    path: str = ""
+    dataset: str = "repo"
 
-    def send(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
+    def send(
+        self, method: str, route: str, body: Any = None, *, query: Any = None, **headers: str
+    ) -> httpx.Response:
         """Send a request for a route of the repository."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.client.request(method, f"/api/datasets/repo{route}", json=body, headers=given)
+        wanted = {"path": self.path or None} | (query or {})
+        return self.client.request(
+            method,
+            f"/api/datasets/{self.dataset}{route}",
+            json=body,
+            params={name: value for name, value in wanted.items() if value is not None} or None,
+            headers={name.replace("_", "-"): value for name, value in headers.items()},
+        )
 
     def do(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
         """Send a request that must be done."""
@@ -90,10 +100,39 @@ class Api:
         assert answer.is_success, answer.text
         return answer
 
+    def answer(self, route: str, **query: Any) -> httpx.Response:
+        """Ask for a route."""
+        return self.send("GET", route, query=query)
+
+    def tell(self, route: str, **query: Any) -> Any:
+        """Ask for a route, which must be there."""
+        answer = self.answer(route, **query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def pages(self, route: str, member: str, **query: Any) -> list[Any]:
+        """Ask for all pages of a list."""
+        items, after = [], None
+        while True:
+            page = self.tell(route, after=after, **query)
+            items += page[member]
+            if (after := page["next"]) is None:
+                return items
+
     def names(self, kind: str) -> dict[str, str]:
         """List branches or tags."""
-        found = self.do("GET", f"/{kind}").json()[kind]
-        return {each["name"]: each["snapshot_id"] for each in found}
+        return {each["name"]: each["snapshot_id"] for each in self.tell(f"/{kind}")[kind]}
+
+
+@contextmanager
+def serve(folder: Path, **more: Any) -> Generator[Api]:
+    """Serve *folder*; what can change is asked for anew."""
+    datasets = {"repo": DatasetSettings(url=folder.resolve().as_uri(), **more)}
+    with (
+        serving(Settings(datasets=datasets, cache=CacheSettings(ttl_s=1e-6))) as url,
+        httpx.Client(base_url=url, timeout=20) as client,
+    ):
+        yield Api(client)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from html import unescape
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
@@ -19,7 +18,8 @@ from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.clients.icechunk.library import without_members
-from tests.support.sessions import GROUP, array_document
+from tests.support.sessions import GROUP, array_document, listed_keys
+from tests.support.writable_repositories import Api
 
 type Coords = tuple[int, ...]
 type Chunks = Mapping[Coords, bytes]
@@ -290,43 +290,16 @@ def by_uid(tree: Tree) -> dict[int, tuple[str, Node]]:
     return {node.uid: (path, node) for path, node in tree.items()}
 
 
-@dataclass(frozen=True)
-class Replica:
-    """A service in front of the repository *path* of the dataset ``data``."""
-
-    client: httpx.Client
-    path: str
-
-    def send(self, method: str, route: str, body: Any = None) -> httpx.Response:
-        """Send a request for a route of the repository."""
-        url, query = f"/api/datasets/data{route}", {"path": self.path}
-        return self.client.request(method, url, json=body, params=query)
-
-    def tell(self, route: str, **query: Any) -> Any:
-        """GET a route, and return the answer."""
-        wanted = {"path": self.path} | {k: v for k, v in query.items() if v is not None}
-        answer = self.client.get(f"/api/datasets/data{route}", params=wanted)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def pages(self, route: str, member: str, **query: Any) -> list[Any]:
-        """GET all pages of a list."""
-        items, after = [], None
-        while True:
-            page = self.tell(route, after=after, **query)
-            items += page[member]
-            if (after := page["next"]) is None:
-                return items
+class Replica(Api):
+    """A service in front of the repository *path* of the dataset."""
 
     def key(self, ref: str, key: str) -> str:
         """Return the path of a key of a ref."""
-        return f"/data/{self.path}/{ref}/{quote(key)}"
+        return f"/repo/{self.path}/{ref}/{quote(key)}"
 
     def begin(self, branch: str) -> dict[str, Any]:
         """Begin a session."""
-        answer = self.send("POST", "/sessions", {"branch": branch})
-        assert answer.status_code == 201, answer.text
-        told: dict[str, Any] = answer.json()
+        told: dict[str, Any] = self.do("POST", "/sessions", {"branch": branch}).json()
         return told
 
     def edit_session(self, session_id: str, edits: Sequence[Edit]) -> None:
@@ -361,7 +334,7 @@ class Replica:
         if len(data) <= inline:
             return {"inline": base64.b64encode(data).decode()}
         offset = len(data) % 3
-        url = "/api/datasets/data/chunks"
+        url = "/api/datasets/repo/chunks"
         body = b"!" * offset + data + b"?"
         answer = self.client.post(url, content=body, params={"path": self.path})
         assert answer.status_code == 201, answer.text
@@ -447,16 +420,9 @@ def by_service(replica: Replica, ref: str, tree: Tree) -> dict[str, bytes | None
 
 def list_keys(replica: Replica, ref: str) -> list[str]:
     """List the keys of a ref as S3 clients do."""
-    start, found, token = f"{replica.path}/{ref}/", list[str](), None
-    while True:
-        query = {"list-type": "2", "prefix": start, "max-keys": "7"}
-        query |= {"continuation-token": token} if token else {}
-        answer = replica.client.get("/data", params=query)
-        assert answer.status_code == 200, answer.text
-        found += map(unescape, re.findall("<Key>([^<]*)", answer.text))
-        tokens = re.findall("<NextContinuationToken>([^<]*)", answer.text)
-        if (token := next(iter(tokens), None)) is None:
-            return [key.removeprefix(start) for key in found]
+    start = f"{replica.path}/{ref}/"
+    keys = listed_keys(replica.client, "repo", start)
+    return [key.removeprefix(start) for key in keys]
 
 
 def compare_history(replica: Replica, ref: str, ancestry: list[icechunk.SnapshotInfo]) -> None:

@@ -379,7 +379,7 @@ def choose[T](items: Sequence[T], number: int) -> T:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
     """Run two services in front of a folder: one believes nothing it knows, the other all."""
     folder = tmp_path_factory.mktemp("repositories")
-    datasets = {"data": DatasetSettings(url=folder.as_uri(), writable=True)}
+    datasets = {"repo": DatasetSettings(url=folder.as_uri(), writable=True)}
     doubting, trusting = (
         Settings(datasets=datasets, cache=CacheSettings(ttl_s=ttl_s)) for ttl_s in (1e-6, 600)
     )

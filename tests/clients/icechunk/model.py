@@ -425,9 +425,9 @@ def list_keys(replica: Replica, ref: str) -> list[str]:
     return [key.removeprefix(start) for key in keys]
 
 
-def compare_history(replica: Replica, ref: str, ancestry: list[icechunk.SnapshotInfo]) -> None:
+def compare_history(api: Api, ref: str, ancestry: list[icechunk.SnapshotInfo]) -> None:
     """Compare a history with the one that the library tells."""
-    told = replica.pages("/history", "history", ref=ref, limit=3)
+    told = api.pages("/history", "history", ref=ref, limit=3)
     assert [
         (each["snapshot_id"], each["parent_id"], each["message"], _moment(each["flushed_at"]))
         for each in told
@@ -435,9 +435,9 @@ def compare_history(replica: Replica, ref: str, ancestry: list[icechunk.Snapshot
     assert [each["metadata"] for each in told] == [each.metadata for each in ancestry]
 
 
-def compare_operations(replica: Replica, repo: icechunk.Repository) -> list[str]:
+def compare_operations(api: Api, repo: icechunk.Repository, limit: int = 4) -> list[str]:
     """Compare the operations with those that the library tells, and give their kinds."""
-    told = replica.pages("/operations", "operations", limit=4)
+    told = api.pages("/operations", "operations", limit=limit)
     found = [(each["kind"], _moment(each["updated_at"]), each["backup"]) for each in told]
     assert found == [(kind_of(each), each.updated_at, each.backup_path) for each in repo.ops_log()]
     return [kind for kind, _, _ in found]

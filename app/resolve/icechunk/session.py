@@ -70,21 +70,11 @@ class Session:
     """Held by the commit in this process; those of others may run at the same time."""
     _view: SessionView | None = field(default=None, init=False)
     _viewed: SessionDocument | None = field(default=None, init=False)
-    _document_nbytes: tuple[SessionDocument | None, int] = field(default=(None, 0), init=False)
 
     @property
     def nbytes(self) -> int:
-        """Estimate the bytes of memory held, without the parent."""
-        document, nbytes = self._document_nbytes
-        if document is not self.documents.known:
-            document = self.documents.known
-            nbytes = 0 if document is None else document.nbytes
-            self._document_nbytes = document, nbytes
-        return nbytes
-
-    @property
-    def parent(self) -> StoredSnapshot | None:
-        return None if self._view is None else self._view.parent
+        """Estimate the bytes of memory held."""
+        return self.documents.nbytes + (0 if self._view is None else self._view.parent.nbytes)
 
     async def read(self) -> SessionDocument:
         """Read the current document."""

@@ -81,6 +81,7 @@ async def list_sessions(store: ObjectStore, directory: ObjectRef) -> AsyncIterat
 class _VersionedDocument(NamedTuple):
     document: SessionDocument
     etag: ETag
+    nbytes: int
 
 
 class SessionDocumentStore:
@@ -102,6 +103,11 @@ class SessionDocumentStore:
     @property
     def known(self) -> SessionDocument | None:
         return None if self._known is None else self._known.document
+
+    @property
+    def nbytes(self) -> int:
+        """Estimate the bytes of memory of the known document."""
+        return 0 if self._known is None else self._known.nbytes
 
     async def read(self) -> SessionDocument | None:
         """Read the current document; return `None` if it does not exist."""
@@ -140,20 +146,21 @@ class SessionDocumentStore:
             )
         except DecodeError as error:
             raise DamagedError(self._ref, str(error)) from error
-        return _VersionedDocument(document, found.etag)
+        return _VersionedDocument(document, found.etag, document.nbytes)
 
     async def _swap(self, edit: Edit) -> SessionDocument | Conflict | None:
         known = self._known
         document = edit(self.known)
         if known is None or document is None or document is known.document:
             return self.known
-        is_long = document.nbytes > _IN_THREAD_NBYTES
+        nbytes = document.nbytes
+        is_long = nbytes > _IN_THREAD_NBYTES
         data = await run_in_thread(encode_session, document, is_long=is_long)
         etag = await self._store.put(self._ref, [data], expected=known.etag)
         if isinstance(etag, Conflict):
             await self._read()
             return etag
-        self._known = _VersionedDocument(document, etag)
+        self._known = _VersionedDocument(document, etag, nbytes)
         return document
 
 

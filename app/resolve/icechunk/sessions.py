@@ -8,7 +8,7 @@ over `SessionStores`.
 import asyncio
 import secrets
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -68,7 +68,6 @@ _SWEEP_AGAIN_S: Final = 600.0
 _MAX_CHECKED: Final = 10_000
 _READS_AT_ONCE: Final = 16
 _JOURNAL_NBYTES: Final = 32 * 1024**2
-_MAX_STORES: Final = 1024
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 _NO_STORE: Final = b"no-store"
 
@@ -77,21 +76,17 @@ class SessionStores(StoreWrapper):
     """Stores of recently used sessions, each behind a bucket of its own."""
 
     def __init__(self) -> None:
-        self._recent = OrderedDict[str, SessionStore]()
+        self._recent = SizedLRUCache[str, SessionStore](_MAX_STORES_NBYTES, _store_nbytes)
         self._alive = WeakValueDictionary[str, SessionStore]()
         """Includes evicted stores that requests still use."""
 
     def find(self, root: ObjectRef) -> SessionStore | None:
-        if root.bucket in self._recent:
-            self._recent.move_to_end(root.bucket)
         return self._alive.get(root.bucket)
 
-    def add(self, store: SessionStore) -> SessionStore:
-        """Keep *store*, and evict the least recently used ones over the limits."""
-        self._recent[store.root.bucket] = self._alive[store.root.bucket] = store
-        while len(self._recent) > 1 and self._is_full():
-            self._recent.popitem(last=False)
-        return store
+    def keep(self, store: SessionStore) -> None:
+        """Keep *store*, as large as it is now, until others have been used since."""
+        self._alive[store.root.bucket] = store
+        self._recent.put(store.root.bucket, store)
 
     def store_of(self, ref: ObjectRef) -> SessionStore:
         if (store := self._alive.get(ref.bucket)) is None:
@@ -101,11 +96,10 @@ class SessionStores(StoreWrapper):
     async def aclose(self) -> None:
         """Do nothing: the underlying store is closed by its owner."""
 
-    def _is_full(self) -> bool:
-        sessions = [store.session for store in self._recent.values()]
-        parents = {id(parent): parent.nbytes for each in sessions if (parent := each.parent)}
-        nbytes = sum(each.nbytes for each in sessions) + sum(parents.values())
-        return len(sessions) > _MAX_STORES or nbytes > _MAX_STORES_NBYTES
+
+def _store_nbytes(_: str, store: SessionStore) -> int:
+    """Estimate the bytes of memory of a session, within bounds so that some are always kept."""
+    return max(_MAX_STORES_NBYTES // 1024, min(store.session.nbytes, _MAX_STORES_NBYTES // 2))
 
 
 class Sessions:
@@ -180,7 +174,8 @@ class Sessions:
                 self._lifetime_s,
                 self._clock,
             )
-            store = self.stores.add(SessionStore(session, root))
+            store = SessionStore(session, root)
+        self.stores.keep(store)
         await store.session.read()
         return store
 

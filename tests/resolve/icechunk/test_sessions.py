@@ -120,7 +120,7 @@ async def test_a_session_in_use_is_known(files: Mapping[str, bytes]) -> None:
     store = await replica.enter(await replica.begin())
     stores = replica.sessions.stores
     for number in range(1100):
-        stores.add(SessionStore(store.session, ObjectRef(f"other {number}", "")))
+        stores.keep(SessionStore(store.session, ObjectRef(f"other {number}", "")))
 
     found = await stores.get(store.root.join("a/c/0"))
     assert isinstance(found, Found)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from app.errors import BadBodyError, BadHeaderError
 from app.formats.icechunk.changes import ChangeSet, Edit, read_edits
@@ -40,11 +40,11 @@ _OF_COMMIT: Final = "Makes a retry safe: of requests with one key only the first
 _OF_SESSION: Final = "Makes a retry safe: a session committed with another key is a conflict."
 
 
-class CommitOptions(BaseModel, use_attribute_docstrings=True, extra="forbid", strict=True):
+class CommitOptions(RequestDocument):
     """Options of a commit."""
 
     message: str
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = Field(default_factory=dict)
     """Metadata of the snapshot; the names `__icechunk` and `__shardgate` are reserved."""
     on_conflict: Literal["fail", "ours", "theirs"] = "fail"
     """Which chunks win where others have committed the same ones since the parent: none, so that
@@ -93,10 +93,6 @@ class SessionOptions(RequestDocument):
 
     branch: str = "main"
     """The session starts at its tip, and is committed to it."""
-
-
-class SessionCommitOptions(CommitOptions, RequestDocument):
-    """Options of the commit of a session."""
 
 
 class SessionState(BaseModel, use_attribute_docstrings=True):
@@ -181,7 +177,7 @@ def _add_session_commit(
         "/{session_id}/commit",  # noqa: FAST003 - the dependency of the session takes it
         status_code=201,
         responses=CONFLICTS,
-        openapi_extra=reads(SessionCommitOptions),
+        openapi_extra=reads(CommitOptions),
     )
     async def commit_session(
         opened: Annotated[OpenedRepository, opening],
@@ -194,7 +190,7 @@ def _add_session_commit(
         Concurrent and repeated requests get the same answer. After a conflict the session is open
         again.
         """
-        options = await bodies.read_document(request, SessionCommitOptions)
+        options = await bodies.read_document(request, CommitOptions)
 
         async def commit(
             document: SessionDocument, changes: ChangeSet, write_id: WriteId

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple, NoReturn, Self
 from weakref import WeakValueDictionary
@@ -290,9 +289,8 @@ class CommitBuilder:
         snapshot = await asyncio.to_thread(self._snapshot, tip, base, applied)
         log = applied.log
         if request.amend:
-            (amended,) = await _read_logs(opened, [_Log(tip.snapshot.object_id, is_pruned=False)])
-            if amended is not None:
-                log = await asyncio.to_thread(merge_logs, amended, log)
+            amended = await self._read_log(tip.snapshot.object_id)
+            log = await asyncio.to_thread(merge_logs, amended, log)
         object_id = snapshot.object_id
         data, log_data = await asyncio.to_thread(
             lambda: (write_snapshot(snapshot), write_transaction_log(object_id, log))
@@ -363,9 +361,10 @@ class CommitBuilder:
         raise CommitConflictError(request.parent_id, tip_id, list(map(asdict, rebased)))
 
     async def _read_logs(self, chain: Sequence[SnapshotInfo], tip_id: str) -> list[TransactionLog]:
+        """Read the logs of *chain*; those of expired snapshots may be deleted."""
         found, nbytes = list[TransactionLog](), 0
         wanted = [
-            _Log(object_id, is_pruned=object_id != info.object_id)
+            object_id
             for info in chain
             for object_id in (*info.pruned_ancestor_tx_logs, info.object_id)
         ]
@@ -373,17 +372,23 @@ class CommitBuilder:
             self._refuse(tip_id, "too_many_commits")
         for batch in batched(wanted, _LOGS_AT_ONCE):
             try:
-                logs = await _read_logs(self.opened, batch)
+                logs = await bounded_gather(self._read_log, batch)
             except DamagedError:
-                logs = [None]
-            for log in logs:
-                if log is None:
-                    self._refuse(tip_id, "missing_transaction_log")
-                found.append(log)
-                nbytes += log.nbytes
+                self._refuse(tip_id, "missing_transaction_log")
+            found += logs
+            nbytes += sum(log.nbytes for log in logs)
             if nbytes > _MAX_LOG_NBYTES:
                 self._refuse(tip_id, "too_many_changes")
         return found
+
+    async def _read_log(self, object_id: bytes) -> TransactionLog:
+        repository = self.opened.repository
+        decode = TransactionLogDecoder(object_id, repository.limit_nbytes)
+        log = await repository.read("transactions", object_id, decode, self.opened.fetch)
+        if log is None:
+            name = repository.file("transactions", object_id)
+            raise DamagedError(name, "does not exist: the changes of the snapshot are unknown")
+        return log
 
     def _refuse(self, tip_id: str, kind: str) -> NoReturn:
         whole = asdict(CommitConflict(kind, "/"))
@@ -460,28 +465,3 @@ def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotIn
             return chain[::-1]
         chain.append(each)
     return None
-
-
-class _Log(NamedTuple):
-    """Log of a snapshot."""
-
-    object_id: bytes
-    is_pruned: bool
-    """True if its snapshot has expired, so that the log may be deleted too."""
-
-
-async def _read_logs(
-    opened: OpenedRepository, wanted: Sequence[_Log]
-) -> list[TransactionLog | None]:
-    """Read logs concurrently; `None` for those deleted with their expired snapshots."""
-    return await bounded_gather(partial(_read_log, opened), wanted, limit=len(wanted) or 1)
-
-
-async def _read_log(opened: OpenedRepository, wanted: _Log) -> TransactionLog | None:
-    repository, object_id = opened.repository, wanted.object_id
-    decode = TransactionLogDecoder(object_id, repository.limit_nbytes)
-    log = await repository.read("transactions", object_id, decode, opened.fetch)
-    if log is None and not wanted.is_pruned:
-        name = repository.file("transactions", object_id)
-        raise DamagedError(name, "does not exist, so that the changes of the snapshot are unknown")
-    return log

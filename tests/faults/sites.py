@@ -177,17 +177,7 @@ class Session(Commit):
             "b/c/1": None if number % 2 else b"\x07" * NBYTES,
         }
         for key, data in changes.items():
-            assert self.put(site.healthy, key, data).is_success
-
-    def put(self, client: Client, key: str, data: bytes | None) -> httpx.Response:
-        """Write a key, or take it away."""
-        return put(client, self.session_id, key, data)
-
-    def get(self, client: Client, key: str) -> bytes | None:
-        """Read a key."""
-        answer = client.api.client.get(f"/repo/@session.{self.session_id}/{key}")
-        assert answer.status_code in {200, 404}, answer.text
-        return answer.content if answer.is_success else None
+            assert put(site.healthy, self.session_id, key, data).is_success
 
     def ask(self, client: Client) -> httpx.Response:
         """Ask for the commit."""

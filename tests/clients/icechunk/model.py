@@ -137,11 +137,6 @@ STEP: Final = steps(
     "group", "array", "table", "write", "write", "write", "erase", "edit", "resize", "delete"
 )
 STEPS: Final = st.lists(STEP, min_size=1, max_size=6)
-FEW: Final = st.lists(
-    steps(*["write"] * 7, "erase", "group", "array", "edit", "resize", "delete"),
-    min_size=1,
-    max_size=3,
-)
 FIRST: Final = st.lists(steps("group", "array", "table", "write"), min_size=4, max_size=10)
 MOVES: Final = st.lists(steps("move"), min_size=1, max_size=2)
 

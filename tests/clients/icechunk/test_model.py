@@ -23,7 +23,6 @@ from hypothesis.stateful import (
 
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.icechunk.model import (
-    FEW,
     FIRST,
     MOVES,
     STEPS,
@@ -50,8 +49,6 @@ NUMBER: Final = st.integers(0, 99)
 POLICIES: Final = st.sampled_from(["fail", "ours", "theirs"])
 SELDOM: Final = st.sampled_from([False, False, False, True])
 REPLICA: Final = st.integers(0, 1)
-LIBRARY: Final = 2
-BY: Final = st.integers(0, LIBRARY)
 BRANCHES: Final = ("main", "dev", "é/1")
 
 
@@ -208,31 +205,6 @@ class Repository(RuleBasedStateMachine):
         begun = choose(self.begun, which)
         if self._commit_session(begun, by, policy, amend=amend):
             self.begun.remove(begun)
-
-    @rule(where=NUMBER, first=BY, theirs=FEW, by=REPLICA, ours=FEW, policy=POLICIES,
-          in_session=st.booleans())  # fmt: skip
-    def overtake(  # noqa: PLR0917 - what is drawn
-        self, where: int, first: int, theirs: list[Step], by: int, ours: list[Step], policy: str,
-        *, in_session: bool
-    ) -> None:  # fmt: skip
-        """Make changes, and commit them after another commit of the service or the library."""
-        begun, other = self._begin(where, 0), self._begin(where, 0)
-        if in_session:
-            begun.session = self.replicas[by].begin(begun.branch)["session_id"]
-            self._edit_session(begun, ours, by)
-        else:
-            begun.draft.take(ours)
-        if first == LIBRARY:
-            self._take_by_library(other, theirs)
-            self._commit_by_library(other, amend=False)
-        else:
-            other.draft.take(theirs)
-            self._commit_at_once(other, first, "fail", amend=False)
-        if in_session:
-            if not self._commit_session(begun, by, policy, amend=False):
-                self.begun.append(begun)
-        elif begun.draft.edits:
-            self._commit_at_once(begun, by, policy, amend=False)
 
     def _take_by_library(self, begun: Begun, steps: list[Step]) -> None:
         begin = self.repo.rearrange_session if begun.is_moving else self.repo.writable_session

@@ -73,7 +73,9 @@ def migrate(repo: Repository, version: str) -> Repository:
     return icechunk.upgrade_icechunk_repository(repo, dry_run=False, delete_unused_v1_files=True)
 
 
-def commit(repo: Repository, message: str, change: Callable[[Any], None], on: str = "main") -> str:
+def commit(
+    repo: Repository, message: str, change: Callable[[Any], object], on: str = "main"
+) -> str:
     """Commit what *change* does to the store of a session."""
     session = repo.writable_session(on)
     with quiet():
@@ -425,18 +427,25 @@ def open_virtual(where: icechunk.Storage, places: Mapping[str, Elsewhere]) -> Re
     return Repository.open(where, authorize_virtual_chunk_access=authorized(places))
 
 
+OFFSETS: Final = (7, 8, len(DATA) - 4)
+"""Offsets of the chunks of the arrays ``none``, ``etag`` and ``modified``."""
+
+
+def refer_to_parts(store: Any, path: str, container: str, place: Elsewhere) -> zarr.Group:
+    """Write a group of arrays that are named after their checksums, the second chunk by a name."""
+    group = zarr.create_group(store, path=path)
+    locations = (f"{place.prefix}data.bin", f"vcc://{container}/data.bin")
+    for kind, checksum in {"none": None, "etag": place.etag, "modified": place.modified}.items():
+        _array(group, kind, len(OFFSETS))
+        for at, offset in enumerate(OFFSETS):
+            key, where = f"{path}/{kind}/c/{at}".lstrip("/"), locations[at % 2]
+            store.set_virtual_ref(key, where, offset=offset, length=4, checksum=checksum)
+    return group
+
+
 def _refer(store: Any, name: str, place: Elsewhere, cases: Path) -> None:
-    group = zarr.create_group(store, path=name)
+    group = refer_to_parts(store, name, name, place)
     location = f"{place.prefix}data.bin"
-    checksums: dict[str, Any] = {"none": None, "etag": place.etag, "modified": place.modified}
-    for kind, checksum in checksums.items():
-        _array(group, kind, 3)
-        for at in range(2):
-            key = f"{name}/{kind}/c/{at}"
-            store.set_virtual_ref(key, location, offset=100 * at + 7, length=4, checksum=checksum)
-    _array(group, "named", 1)
-    relative = f"vcc://{name}/data.bin"
-    store.set_virtual_ref(f"{name}/named/c/0", relative, offset=9, length=4)
     _array(group, "many", MANY)
     chunks = [VirtualChunkSpec([at], location, 4 * at, 4) for at in range(MANY)]
     store.set_virtual_refs(f"{name}/many", chunks)

@@ -19,6 +19,7 @@ from tests.clients.icechunk.library import compare_documents, compare_nodes, nod
 from tests.clients.icechunk.repositories import (
     DATA,
     MANY,
+    OFFSETS,
     UNREAD,
     VERSIONS,
     Elsewhere,
@@ -29,6 +30,7 @@ from tests.clients.icechunk.repositories import (
     in_folder,
     in_web,
     open_virtual,
+    refer_to_parts,
     storage,
 )
 from tests.clients.services import connect
@@ -80,11 +82,11 @@ def test_checksum_holds(client: httpx.Client, version: str, place: str) -> None:
     """
     base = f"/{version}/@tag.v1/{place}"
     for kind in KINDS:
-        for at in range(2):
+        for at, offset in enumerate(OFFSETS):
             answer = client.get(f"{base}/{kind}/c/{at}")
-            assert answer.content == DATA[100 * at + 7 : 100 * at + 11]
+            assert answer.content == DATA[offset : offset + 4]
             assert (answer.headers["cache-control"] == KEPT) == (kind == "etag")
-        assert client.get(f"{base}/{kind}/c/2").status_code == 404
+        assert client.get(f"{base}/{kind}/c/3").status_code == 404
     for at in (0, 1, 2, 511, 512, 777, MANY - 1):
         answer = client.get(f"/{version}/{place}/many/c/{at}")
         assert (answer.status_code, answer.content) == (200, DATA[4 * at : 4 * at + 4])
@@ -134,7 +136,7 @@ def referring(
         authorize_virtual_chunk_access=authorized(places),
     )
     repo.save_config()
-    commit(repo, "references", lambda store: _refer(store, target.place))
+    commit(repo, "references", lambda store: refer_to_parts(store, "", "lab", target.place))
     url, stores, name = str(tmp_path / "repo"), {}, None
     if target.place.prefix.startswith("s3"):
         stores, name = {"lab": request.getfixturevalue("seaweedfs").settings}, "lab"
@@ -153,18 +155,6 @@ def referring(
     )
     with serving(settings) as base, connect(base) as opened:
         yield opened
-
-
-def _refer(store: Any, place: Elsewhere) -> None:
-    root = zarr.create_group(store)
-    for kind, checksum in {"none": None, "etag": place.etag, "modified": place.modified}.items():
-        root.create_array(kind, shape=(12,), chunks=(4,), dtype="u1", compressors=None)
-        location = f"{place.prefix}data.bin"
-        store.set_virtual_ref(f"{kind}/c/0", location, offset=7, length=4, checksum=checksum)
-        relative = "vcc://lab/data.bin"
-        store.set_virtual_ref(f"{kind}/c/1", relative, offset=8, length=4, checksum=checksum)
-        end = len(DATA) - 4
-        store.set_virtual_ref(f"{kind}/c/2", location, offset=end, length=4, checksum=checksum)
 
 
 def statuses(client: httpx.Client, method: str = "GET") -> dict[str, list[int]]:

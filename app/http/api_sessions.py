@@ -112,12 +112,6 @@ class SessionState(BaseModel, use_attribute_docstrings=True):
     """The snapshot of its commit."""
 
 
-class SessionList(BaseModel):
-    """Sessions, ordered by id."""
-
-    sessions: list[SessionState]
-
-
 def build_sessions(
     datasets: Datasets,
     resolver: Resolver,
@@ -145,12 +139,6 @@ def build_sessions(
         """
         options = await bodies.read_document(request, SessionOptions)
         return _describe(*await sessions.create(opened, options.branch))
-
-    @router.get("")
-    async def list_sessions(opened: Opened) -> SessionList:
-        """List the sessions: open ones, and committed ones until they expire."""
-        found = await sessions.list_all(opened)
-        return SessionList(sessions=[_describe(*each) for each in found.items()])
 
     @router.get("/{session_id}")
     async def read_session(session: OpenedSession) -> SessionState:

@@ -126,8 +126,6 @@ def test_a_clock_that_is_days_off_ends_no_session(folder: Folder, ahead_s: float
     refused = wrong.api.send("POST", "/sessions")
     assert (refused.status_code, "clock" in refused.text) == (503, True)
 
-    listed = folder.right.api.do("GET", "/sessions").json()["sessions"]
-    assert [each["session_id"] for each in listed] == [session_id]
     assert asked(folder.right, session_id, message="ours").status_code == 201
     folder.demand("ours", values=[[1, 0], [0, 0]])
 

@@ -57,8 +57,6 @@ def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
     assert (told["branch"], told["state"], told["snapshot_id"]) == ("main", "open", None)
     assert told["parent_id"] == pair.history[1]
     assert (after["state"], after["snapshot_id"]) == ("committed", snapshot_id)
-    listed = pair.clients[0].get(SESSIONS).json()["sessions"]
-    assert after in listed
 
 
 def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
@@ -320,7 +318,7 @@ def test_routes_that_write_document_their_answers(pair: Replicas) -> None:
         if "/datasets" in path and (method in ("post", "put", "delete") or "/sessions" in path)
     ]
 
-    assert len(routes) >= 13
+    assert len(routes) >= 12
     for path, operation in routes:
         answers = operation["responses"]
         assert operation["summary"], path

@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 
 import cachetools
 
-from app.concurrency import bounded_gather
 from app.errors import (
     ClockSkewError,
     ShardgateError,
@@ -66,7 +65,6 @@ _MAX_SWEPT: Final = 100
 _SWEEP_S: Final = 2.0
 _SWEEP_AGAIN_S: Final = 600.0
 _MAX_CHECKED: Final = 10_000
-_READS_AT_ONCE: Final = 16
 _JOURNAL_NBYTES: Final = 32 * 1024**2
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 _NO_STORE: Final = b"no-store"
@@ -178,19 +176,6 @@ class Sessions:
         self.stores.keep(store)
         await store.session.read()
         return store
-
-    async def list_all(self, opened: OpenedRepository) -> dict[str, SessionDocument]:
-        """Return the documents of the live sessions of a repository, ordered by session id."""
-
-        async def read(session_id: str) -> SessionDocument | None:
-            document = await self._documents(opened.repository, session_id).read()
-            if document is None or isinstance(document.state, Discarded):
-                return None
-            return document if document.expires_at_s > self._clock() else None
-
-        ids = [each async for each in list_sessions(self._store, opened.directory)]
-        documents = await bounded_gather(read, ids, limit=_READS_AT_ONCE)
-        return {each: found for each, found in zip(ids, documents, strict=True) if found}
 
     async def discard(self, session: Session) -> None:
         """End *session* and delete its document and journal."""

@@ -4,7 +4,7 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from . import (
@@ -21,10 +21,10 @@ from . import (
     views,
     writing,
 )  # fmt: skip
-from .data import write_arrays, write_many_shards
+from .data import write_arrays
 from .figures import Figure, describe, show, write_json
 from .repositories import write_same
-from .servers import BUCKET, Server, nginx_files
+from .servers import BUCKET, nginx_files
 
 
 def main() -> int:
@@ -49,50 +49,27 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
     root = objects / BUCKET / "em.zarr"
     write_arrays(root)
     write_same(root)
-    with nginx_files(home / "nginx", objects) as store:
-        yield from _compare(home, root, store, options)
-        if "d" in options.only:
-            yield from blocks.measure(home / "d", root, store)
-        if "e" in options.only:
-            write_many_shards(root / "many")
-            yield from costs.measure_memory(home / "e", store)
-        if "f" in options.only:
-            yield from costs.measure_minishard()
-        if "g" in options.only:
-            yield from manifest.measure(home / "g", store)
-        if "l" in options.only:
-            yield from costs.measure_start(home / "l", store)
-        yield from _show_ways(home, root, store, options)
-    if "h" in options.only:
-        yield from writing.measure(home / "h")
-    if "i" in options.only:
-        yield from commits.measure(home / "i")
-
-
-def _compare(
-    home: Path, root: Path, store: Server, options: argparse.Namespace
-) -> Iterator[Figure]:
-    """Run the parts in which contestants take turns."""
     load = {"rounds": options.rounds, "seconds": options.seconds}
-    if compared := "".join(part for part in "abc" if part in options.only):
-        yield from throughput.measure(home / "abc", root, store, compared, **load)
-    for part in "jk":
-        if part in options.only:
-            yield from comparing.measure(part, home / part, root, store, **load)
-    if "n" in options.only:
-        yield from sizes.measure(home / "n", root, store, **load)
-
-
-def _show_ways(
-    home: Path, root: Path, store: Server, options: argparse.Namespace
-) -> Iterator[Figure]:
-    """Run the parts about the way of a request: waits, calls, and views."""
-    if "m" in options.only:
-        yield from far.measure(home / "m", root, store)
-    if "o" in options.only:
-        yield from calls.measure(root)
-    if "p" in options.only:
-        yield from views.measure(home / "p", root, store, rounds=options.rounds)
+    with nginx_files(home / "nginx", objects) as store:
+        parts: dict[str, Callable[[Path], Iterable[Figure]]] = {
+            "abc": lambda here: throughput.measure(here, root, store, options.only, **load),
+            "d": lambda here: blocks.measure(here, root, store),
+            "e": lambda here: costs.measure_memory(here, root, store),
+            "f": lambda _: costs.measure_minishard(),
+            "g": lambda here: manifest.measure(here, store),
+            "h": writing.measure,
+            "i": commits.measure,
+            "j": lambda here: comparing.measure("j", here, root, store, **load),
+            "k": lambda here: comparing.measure("k", here, root, store, **load),
+            "l": lambda here: costs.measure_start(here, store),
+            "m": lambda here: far.measure(here, root, store),
+            "n": lambda here: sizes.measure(here, root, store, **load),
+            "o": lambda _: calls.measure(root),
+            "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
+        }
+        for names, measure in parts.items():
+            if set(names) & set(options.only):
+                yield from measure(home / names)
 
 
 def _parse() -> argparse.Namespace:

@@ -21,7 +21,6 @@ from .client import connected
 
 _TICK_S: Final = 0.001
 _IDLE_S: Final = 0.2
-_JSON: Final = "application/json"
 
 
 class Ask(NamedTuple):
@@ -29,7 +28,7 @@ class Ask(NamedTuple):
 
     method: str
     path: str
-    body: str = ""
+    body: str | None = None
 
 
 class _Clock:
@@ -65,20 +64,20 @@ async def measure(config: Path, asks: Sequence[Ask]) -> list[float]:
     """Ask one after the other; tell the longest standstill of each, and of none."""
     clock = _Clock()
     known: dict[str, str] = {}
-    async with _serving(config) as port, connected(port, 1) as (connection,):
+    async with _serving(config) as port:
         ticking = asyncio.create_task(clock.run())
         await asyncio.sleep(_IDLE_S)
         longest_s = [clock.take()]
-        for ask in asks:
-            path = ask.path.format_map(known)
-            connection.send(path, {"Content-Type": _JSON}, ask.method, ask.body.encode())
-            answer = await connection.receive()
-            if not 200 <= answer.status < 300:
-                raise RuntimeError(f"{path}: {answer.status}: {answer.body[:300]!r}")
-            if ask.method == "POST":
-                known |= json.loads(answer.body)
-            await asyncio.sleep(5 * _TICK_S)
-            longest_s.append(clock.take())
+        with connected(port) as client:
+            for ask in asks:
+                path = ask.path.format_map(known)
+                answer = await asyncio.to_thread(client.ask, path, ask.method, ask.body)
+                if not 200 <= answer.status < 300:
+                    raise RuntimeError(f"{path}: {answer.status}: {answer.body[:300]!r}")
+                if ask.method == "POST":
+                    known |= json.loads(answer.body)
+                await asyncio.sleep(5 * _TICK_S)
+                longest_s.append(clock.take())
         ticking.cancel()
     return [*longest_s[1:], longest_s[0]]
 

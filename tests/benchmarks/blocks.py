@@ -1,13 +1,12 @@
 """Part d: how many upstream reads a block of 4x4x4 neighbouring chunks costs."""
 
-import asyncio
 import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from .client import Connection, at_once, connected
+from .client import Client, connected
 from .data import INNER_BYTES, PER_SHARD, Coords, chunk_key, read_offsets
 from .figures import Figure, Goal
 from .servers import DATASET, Server, requests_served, shardgate
@@ -34,7 +33,7 @@ def _compare(
 ) -> list[Figure]:
     """Count reads, and the runs that the blocks are in the shard as it was written."""
     blocks = _choose(list(itertools.product(*starts)))
-    reads = asyncio.run(_count_reads(array, blocks, store, ours))
+    reads = _count_reads(array, blocks, store, ours)
     runs = _count_runs(array, blocks)
     goal = _GOAL if max(runs) <= _GOAL.bound else None
     return [
@@ -56,26 +55,26 @@ def _count_runs(array: Path, blocks: Sequence[Sequence[Coords]]) -> list[int]:
     return [sum(start - INNER_BYTES not in block for start in block) for block in starts]
 
 
-async def _count_reads(
+def _count_reads(
     array: Path, blocks: Sequence[Sequence[Coords]], store: Server, ours: Server
 ) -> list[int]:
-    async with (
-        connected(ours.port, _EDGE ** len(PER_SHARD)) as connections,
+    with (
+        connected(ours.port, _EDGE ** len(PER_SHARD)) as client,
         connected(store.port, 1) as counter,
     ):
-        await _get(connections, array, [(0, 0, 0)])
+        _get(client, array, [(0, 0, 0)])
         reads = []
         for block in blocks:
-            before = await requests_served(counter[0])
-            await _get(connections, array, block)
-            reads.append(await requests_served(counter[0]) - before - 1)
+            before = requests_served(counter)
+            _get(client, array, block)
+            reads.append(requests_served(counter) - before - 1)
         return reads
 
 
-async def _get(connections: Sequence[Connection], array: Path, block: Sequence[Coords]) -> None:
+def _get(client: Client, array: Path, block: Sequence[Coords]) -> None:
     """Get the chunks at once, and compare them with those of the unsharded array."""
     keys = [chunk_key(coords) for coords in block]
-    answers = await at_once(connections, [f"/{DATASET}/{array.name}/{key}" for key in keys])
+    answers = client.ask_all([f"/{DATASET}/{array.name}/{key}" for key in keys])
     for key, answer in zip(keys, answers, strict=True):
         if answer.status != 200 or answer.body != (array.parent / "plain" / key).read_bytes():
             raise RuntimeError(f"{array.name}/{key}: {answer.status}, {len(answer.body)} bytes")

@@ -1,34 +1,41 @@
-"""Charts of the figures as SVG, light and dark as the reader's system is."""
+"""Charts of the figures as SVG."""
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+from jinja2 import Template
 
 from .figures import Figure
 from .views import BUCKET_VIEW, HTTP1_VIEW, HTTP2_VIEW
 
-
-class _Bar(NamedTuple):
-    label: str
-    value: float
-    text: str
-    is_ours: bool
-
-
-_WIDTH: Final = 720
 _LABEL_WIDTH: Final = 300
-_TEXT_WIDTH: Final = 90
-_ROW: Final = 28
-_TOP: Final = 48
-_STYLE: Final = """
+_BAR_WIDTH: Final = 330
+_SVG: Final = Template(
+    """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" width="{{ width }}"\
+ height="{{ height }}" role="img">
+  <title>{{ title }}</title>
+  <style>
     text { font: 13px system-ui, sans-serif; fill: #24292f }
     .title { font-weight: 600; font-size: 15px }
     .ours { fill: #0969da } .other { fill: #8c959f }
     @media (prefers-color-scheme: dark) {
       text { fill: #e6edf3 } .ours { fill: #58a6ff } .other { fill: #6e7681 }
     }
-"""
+  </style>
+  <text class="title" x="8" y="24">{{ title }}</text>
+{%- for y, label, colour, length, text, end in bars %}
+  <text x="{{ left - 10 }}" y="{{ y + 14 }}" text-anchor="end">{{ label }}</text>
+  <path class="{{ colour }}" d="M{{ left }} {{ y }}h{{ length }}v20h-{{ length }}z"/>
+  <text x="{{ end }}" y="{{ y + 14 }}">{{ text }}</text>
+{%- endfor %}
+</svg>
+""",
+    autoescape=True,
+    keep_trailing_newline=True,
+)
+"""Light and dark as the reader's system is."""
 
 
 def draw(folder: Path, figures: Sequence[Figure]) -> None:
@@ -36,41 +43,21 @@ def draw(folder: Path, figures: Sequence[Figure]) -> None:
     by_name = {figure.what: figure for figure in figures}
     for name, (title, lines) in _CHARTS.items():
         if all(what in by_name for what, _, _ in lines):
-            bars = [
-                _Bar(label, by_name[what].value, _spell(by_name[what]), is_ours)
-                for what, label, is_ours in lines
-            ]
-            (folder / f"{name}.svg").write_text(_svg(title, bars), "utf-8")
+            most = max(by_name[what].value for what, _, _ in lines)
+            bars = []
+            for row, (what, label, is_ours) in enumerate(lines):
+                y, colour = 48 + 28 * row, "ours" if is_ours else "other"
+                length = _BAR_WIDTH * by_name[what].value / most
+                end = f"{_LABEL_WIDTH + length + 8:.1f}"
+                bars.append((y, label, colour, f"{length:.1f}", _spell(by_name[what]), end))
+            size = {"left": _LABEL_WIDTH, "width": 720, "height": 56 + 28 * len(bars)}
+            drawn = _SVG.render(title=title, bars=bars, **size)
+            (folder / f"{name}.svg").write_text(drawn, "utf-8")
 
 
 def _spell(figure: Figure) -> str:
     number = f"{figure.value:g}" if figure.value.is_integer() else f"{figure.value:.2f}"
     return f"{number} {figure.unit}"
-
-
-def _svg(title: str, bars: Sequence[_Bar]) -> str:
-    height = _TOP + _ROW * len(bars) + 8
-    scale = (_WIDTH - _LABEL_WIDTH - _TEXT_WIDTH) / max(bar.value for bar in bars)
-    rows = []
-    for number, bar in enumerate(bars):
-        y = _TOP + _ROW * number
-        length = bar.value * scale
-        colour = "ours" if bar.is_ours else "other"
-        label, text = escape(bar.label), escape(bar.text)
-        end = _LABEL_WIDTH + length
-        rows += [
-            f'  <text x="{_LABEL_WIDTH - 10}" y="{y + 14}" text-anchor="end">{label}</text>',
-            f'  <path class="{colour}" d="M{_LABEL_WIDTH} {y}h{length:.1f}v20h-{length:.1f}z"/>',
-            f'  <text x="{end + 8:.1f}" y="{y + 14}">{text}</text>',
-        ]
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" role="img">'
-    )
-    style = f"  <style>{_STYLE}  </style>"
-    heading = f'  <text class="title" x="8" y="24">{escape(title)}</text>'
-    name = f"  <title>{escape(title)}</title>"
-    return "\n".join([head, name, style, heading, *rows, "</svg>", ""])
 
 
 _CHARTS: Final = {

@@ -1,9 +1,9 @@
 """Parts e, f and l: what indexes cost in memory and time, and what an idle service costs."""
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator
+from itertools import batched
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -14,8 +14,8 @@ import numpy as np
 from app.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
 from tests.support.zipped import zipped
 
-from .client import Answer, at_once, connected, in_batches
-from .data import MANY_CHUNK, MANY_ENTRIES, many_keys
+from .client import Answer, connected
+from .data import MANY_CHUNK, MANY_ENTRIES, many_keys, write_many_shards
 from .figures import Figure, Goal, resident_bytes
 from .load import CONNECTIONS
 from .servers import DATASET, Server, shardgate
@@ -26,13 +26,14 @@ _ENOUGH: Final = 1024 * _MIB
 _HELD: Final = 300
 
 
-def measure_memory(home: Path, store: Server) -> list[Figure]:
+def measure_memory(home: Path, root: Path, store: Server) -> list[Figure]:
     """Let a small cache overflow, and a large one fill."""
+    write_many_shards(root / "many")
     home.mkdir()
     with shardgate(home / "small", store, index_bytes=_LIMIT) as ours:
-        growth = [value / _MIB for value in asyncio.run(_growth(ours, many_keys()))]
+        growth = [value / _MIB for value in _growth(ours, many_keys())]
     with shardgate(home / "large", store, index_bytes=_ENOUGH) as ours:
-        held = asyncio.run(_growth(ours, many_keys()[: _HELD + 1]))[-1]
+        held = _growth(ours, many_keys()[: _HELD + 1])[-1]
     within = Goal("at most", _LIMIT / _MIB * 1.25)
     what = "growth over 1,000 indexes, index_bytes = 64 MiB"
     small = Figure("e", what, "MiB", max(growth), min(growth), max(growth), goal=within)
@@ -40,15 +41,15 @@ def measure_memory(home: Path, store: Server) -> list[Figure]:
     return [small, Figure.over("e", "an index entry held", "bytes", entry, Goal("at most", 20))]
 
 
-async def _growth(ours: Server, keys: list[str]) -> list[int]:
+def _growth(ours: Server, keys: list[str]) -> list[int]:
     """Touch a chunk of one shard and then of the others; tell what memory grew by, as it went."""
     paths = [f"/{DATASET}/many/{key}" for key in keys]
     growth = []
-    async with connected(ours.port, CONNECTIONS) as connections:
-        _refuse_errors(await at_once(connections, paths[:1]))
+    with connected(ours.port, CONNECTIONS) as client:
+        _refuse_errors(client.ask_all(paths[:1]))
         before = resident_bytes(ours.pid)
-        async for batch in in_batches(connections, paths[1:]):
-            _refuse_errors(batch)
+        for batch in batched(paths[1:], CONNECTIONS):
+            _refuse_errors(client.ask_all(batch))
             growth.append(resident_bytes(ours.pid) - before)
     return growth
 

@@ -11,7 +11,10 @@ from threading import Thread
 from types import CodeType
 from typing import Any, Final
 
+from tests.support.processes import ROOT
+
 _TOOL: Final = 4
+_APP: Final = f"{ROOT}/app/"
 _entered: Counter[tuple[str, str]] = Counter()
 
 
@@ -27,8 +30,8 @@ def serve(port: int, *paths: str) -> None:
 
 
 def _note(code: CodeType, _offset: int) -> Any:
-    _before, inside, file = code.co_filename.rpartition("/app/")
-    if not inside or "/tests/" in code.co_filename or code.co_name == "<module>":
+    file = code.co_filename
+    if not file.startswith(_APP) or code.co_name == "<module>":
         return sys.monitoring.DISABLE
     _entered[file, code.co_qualname] += 1
     return None

@@ -1,10 +1,10 @@
 """A proxy that passes bytes to a server some time after they came, as a long way does."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
-from threading import Event, Thread
+from threading import Thread
 
 
 class Proxy:
@@ -26,7 +26,13 @@ class Proxy:
         gaps = (after - before for before, after in pairwise(self.arrivals))
         return 1 + sum(gap > self._delay_s / 2 for gap in gaps)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def listen(self) -> asyncio.Server:
+        """Begin to serve on a free port."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection."""
         upstream, to_server = await asyncio.open_connection("127.0.0.1", self._upstream_port)
         answers = asyncio.create_task(_copy(upstream, writer))
@@ -48,34 +54,18 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-@asynccontextmanager
-async def proxying(upstream_port: int, delay_s: float) -> AsyncGenerator[Proxy]:
-    """Run a proxy in the loop of the caller."""
-    proxy = Proxy(upstream_port, delay_s)
-    async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
-        proxy.port = server.sockets[0].getsockname()[1]
-        yield proxy
-
-
 @contextmanager
-def proxying_in_thread(upstream_port: int, delay_s: float) -> Generator[Proxy]:
+def proxying(upstream_port: int, delay_s: float) -> Generator[Proxy]:
     """Run a proxy in a thread of its own."""
-    found: list[tuple[Proxy, asyncio.AbstractEventLoop, asyncio.Event]] = []
-    is_ready = Event()
-
-    async def run() -> None:
-        async with proxying(upstream_port, delay_s) as proxy:
-            ended = asyncio.Event()
-            found.append((proxy, asyncio.get_running_loop(), ended))
-            is_ready.set()
-            await ended.wait()
-
-    thread = Thread(target=asyncio.run, args=(run(),))
-    thread.start()
-    is_ready.wait()
-    ((proxy, loop, ended),) = found
-    try:
-        yield proxy
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join()
+    proxy = Proxy(upstream_port, delay_s)
+    with asyncio.Runner() as runner:
+        server = runner.run(proxy.listen())
+        loop = runner.get_loop()
+        thread = Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            server.close()

@@ -1,14 +1,13 @@
 """Part m: reads and waits where the store is 30 ms away."""
 
-import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from .client import at_once, connected
+from .client import connected
 from .data import Coords, chunk_key, write_cube
 from .delays import Proxy, proxying
 from .figures import Figure, Goal
@@ -30,7 +29,7 @@ def measure(home: Path, root: Path, store: Server) -> list[Figure]:
     """Ask a service that has just started for a chunk, one in another shard, and a plane."""
     home.mkdir()
     write_cube(root / _ARRAY, edge=_EDGE, per_shard=_PER_SHARD)
-    rounds = [asyncio.run(_measure_once(home / str(at), root, store)) for at in range(_ROUNDS)]
+    rounds = [_measure_once(home / str(at), root, store) for at in range(_ROUNDS)]
     return [
         Figure.over("m", what, unit, [each[at] for each in rounds], goal)
         for at, (what, unit, goal) in enumerate(_FIGURES)
@@ -46,42 +45,39 @@ _FIGURES: Final = (
 )
 
 
-async def _measure_once(home: Path, root: Path, store: Server) -> list[float]:
-    async with proxying(store.port, _LATENCY_S) as proxy:
-        async with _service(home, proxy) as ours:
-            await _get(root, ours, proxy, [_FIRST])
+def _measure_once(home: Path, root: Path, store: Server) -> list[float]:
+    with proxying(store.port, _LATENCY_S) as proxy:
+        with _service(home, proxy) as ours:
+            _get(root, ours, proxy, [_FIRST])
             first = proxy.waits
-            await _get(root, ours, proxy, [_OTHER_SHARD])
+            _get(root, ours, proxy, [_OTHER_SHARD])
             other = proxy.waits
-        async with _service(home.with_suffix(".known"), proxy, _KNOWN_FORMAT) as ours:
-            await _get(root, ours, proxy, [_FIRST])
+        with _service(home.with_suffix(".known"), proxy, _KNOWN_FORMAT) as ours:
+            _get(root, ours, proxy, [_FIRST])
             known = proxy.waits
-        async with _service(home.with_suffix(".plane"), proxy) as ours:
-            await _get(root, ours, proxy, [(_EDGE - 1, 0, 0)])
+        with _service(home.with_suffix(".plane"), proxy) as ours:
+            _get(root, ours, proxy, [(_EDGE - 1, 0, 0)])
             plane = [(1, y, z) for y, z in itertools.product(range(_EDGE), repeat=2)]
-            took_s = await _get(root, ours, proxy, plane)
+            took_s = _get(root, ours, proxy, plane)
         return [first, known, other, len(proxy.arrivals), took_s * 1000]
 
 
-@asynccontextmanager
-async def _service(home: Path, proxy: Proxy, more: str = "") -> AsyncGenerator[Server]:
-    started = shardgate(home, Server(0, proxy.port), more=more)
-    ours = await asyncio.to_thread(started.__enter__)
-    async with connected(ours.port, 1) as connections:  # botocore's client takes a while to load
-        await at_once(connections, ["/readyz"])
-    try:
+@contextmanager
+def _service(home: Path, proxy: Proxy, more: str = "") -> Generator[Server]:
+    with shardgate(home, Server(0, proxy.port), more=more) as ours:
+        with connected(ours.port) as client:  # botocore's client takes a while to load
+            client.ask("/readyz")
         yield ours
-    finally:
-        await asyncio.to_thread(started.__exit__, None, None, None)
 
 
-async def _get(root: Path, ours: Server, proxy: Proxy, chunks: Sequence[Coords]) -> float:
+def _get(root: Path, ours: Server, proxy: Proxy, chunks: Sequence[Coords]) -> float:
     """Get *chunks* at once, compare them, and return the seconds that this took."""
-    proxy.arrivals.clear()
     keys = [chunk_key(coords) for coords in chunks]
-    async with connected(ours.port, len(chunks)) as connections:
+
+    with connected(ours.port, len(chunks)) as client:
+        proxy.arrivals.clear()
         began_at = perf_counter()
-        answers = await at_once(connections, [f"/{DATASET}/{_ARRAY}/{key}" for key in keys])
+        answers = client.ask_all([f"/{DATASET}/{_ARRAY}/{key}" for key in keys])
         took_s = perf_counter() - began_at
     for key, answer in zip(keys, answers, strict=True):
         if answer.status != 200 or answer.body != (root / f"{_ARRAY}-plain" / key).read_bytes():

@@ -1,6 +1,5 @@
 """The load: wrk with 16 connections, over the contestants in turn, round after round."""
 
-import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .client import connected, in_batches
+from .client import connected
 from .figures import cpu_seconds
 from .servers import Server
 
@@ -47,14 +46,11 @@ class Sample:
     cpu_us: float
 
 
-async def check(contestant: Contestant) -> list[dict[str, str]]:
-    """Get everything once, compare the bodies, and return the headers; this warms caches too."""
+def check(contestant: Contestant) -> list[dict[str, str]]:
+    """Send each request once, compare the bodies, and give the headers of the answers."""
     requests = contestant.requests
-    paths, headers = [r.path for r in requests], [r.headers for r in requests]
-    answers = []
-    async with connected(contestant.server.port, CONNECTIONS) as connections:
-        async for batch in in_batches(connections, paths, headers):
-            answers += batch
+    with connected(contestant.server.port, CONNECTIONS) as client:
+        answers = client.ask_all([r.path for r in requests], [r.headers for r in requests])
     for request, answer in zip(requests, answers, strict=True):
         if answer.status != contestant.status or answer.body != request.body:
             got = f"{answer.status} with {len(answer.body)} bytes"
@@ -94,7 +90,7 @@ def run_processes(
         each_home.mkdir(parents=True)
         with start(each_home) as contestants:
             for contestant in contestants:
-                asyncio.run(check(contestant))
+                check(contestant)
             each = run_rounds(
                 each_home, contestants, rounds=-(-rounds // _PROCESSES), seconds=seconds
             )

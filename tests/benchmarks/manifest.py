@@ -1,6 +1,5 @@
 """Part g: a manifest of 1,000,000 references, beside the real library, and in memory."""
 
-import asyncio
 import json
 import random
 import subprocess
@@ -81,7 +80,7 @@ def _compare(kind: _Kind, home: Path, store: Server) -> Iterator[Figure]:
     for number in range(_ROUNDS):
         with shardgate(home / f"{kind.name}-{number}", store, more=kind.more) as server:
             before = resident_bytes(server.pid)
-            ours.append(asyncio.run(_time(server, kind)) * 1e3)
+            ours.append(_time(server, kind) * 1e3)
             growth.append((resident_bytes(server.pid) - before) / COUNT)
         theirs.append(_time_library(kind) * 1e3)
     ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
@@ -91,11 +90,10 @@ def _compare(kind: _Kind, home: Path, store: Server) -> Iterator[Figure]:
     yield Figure.over("g", "  resident memory a reference", "bytes", growth, kind.held)
 
 
-async def _time(server: Server, kind: _Kind) -> float:
-    async with connected(server.port, 1) as (connection,):
+def _time(server: Server, kind: _Kind) -> float:
+    with connected(server.port) as client:
         began = perf_counter()
-        connection.send(f"/{_DATASET}/{_KEY}", {})
-        answer = await connection.receive()
+        answer = client.ask(f"/{_DATASET}/{_KEY}")
         seconds = perf_counter() - began
     if answer.status != 200 or answer.body != kind.chunk:
         raise RuntimeError(f"{kind.name}: {answer.status}: {answer.body[:300]!r}")
@@ -148,17 +146,16 @@ def _count_reads(home: Path, store: Server) -> Figure:
     """Count what the first chunk of a ref takes from the store."""
     more = _REMOTE.format(bucket=BUCKET, repository=REPOSITORY)
     with shardgate(home, store, more=more) as server:
-        reads = asyncio.run(_reads(server, store))
+        reads = _reads(server, store)
     return Figure.over("g", "first chunk of a ref", "reads", [reads], Goal("at most", _READS))
 
 
-async def _reads(server: Server, store: Server) -> int:
+def _reads(server: Server, store: Server) -> int:
     path = f"/{_DATASET}/plain/{chunk_key((0, 0, 0))}"
-    async with connected(store.port, 1) as (counter,), connected(server.port, 1) as (connection,):
-        before = await requests_served(counter)
-        connection.send(path, {})
-        answer = await connection.receive()
-        reads = await requests_served(counter) - before - 1
+    with connected(store.port) as counter, connected(server.port) as client:
+        before = requests_served(counter)
+        answer = client.ask(path)
+        reads = requests_served(counter) - before - 1
     if answer.status != 200:
         raise RuntimeError(f"{path}: {answer.status}: {answer.body[:300]!r}")
     return reads

@@ -13,7 +13,7 @@ from typing import Final
 from tests.support.processes import environ as clean
 from tests.support.processes import free_ports, listening
 
-from .client import Connection
+from .client import Client
 
 BUCKET: Final = "bucket"
 DATASET: Final = "em"
@@ -187,8 +187,6 @@ def _nginx(home: Path, *, location: str, upstream: str = "") -> Generator[Server
         yield Server(process.pid, port)
 
 
-async def requests_served(counter: Connection) -> int:
+def requests_served(counter: Client) -> int:
     """Read nginx's count of requests, which counts the asking too."""
-    counter.send("/stub_status", {})
-    lines = (await counter.receive()).body.decode().splitlines()
-    return int(lines[2].split()[2])
+    return int(counter.ask("/stub_status").body.splitlines()[2].split()[2])

@@ -1,6 +1,5 @@
 """Part n: chunks of 4 KiB, 1 MiB and 8 MiB beside nginx, cached and read from the store."""
 
-import asyncio
 import itertools
 import math
 import random
@@ -89,5 +88,5 @@ def _contestants(home: Path, root: Path, store: Server, size: _Size) -> Generato
             Contestant(f"{size.label}, nginx, proxying the range", "n", proxy, 206, ranges),
         ]
         for contestant in contestants:
-            asyncio.run(check(contestant))
+            check(contestant)
         yield contestants

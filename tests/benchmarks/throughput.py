@@ -1,6 +1,5 @@
 """Parts a, b and c: requests per second beside nginx, a bare application and FastAPI."""
 
-import asyncio
 import random
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -103,13 +102,13 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
             Contestant(_ROOMY, "b", roomy, 206, ranges),
             Contestant(_ROUTE, "b", fastapi, 206, ranges),
         ]
-        headers = [asyncio.run(check(contestant)) for contestant in contestants]
+        headers = [check(contestant) for contestant in contestants]
         unmodified = [
             Request(request.path, {"If-None-Match": header["etag"]}, b"")
             for request, header in zip(ours, headers[0], strict=True)
         ]
         contestants.append(Contestant(_NOT_MODIFIED, "c", warm, 304, unmodified))
-        asyncio.run(check(contestants[-1]))
+        check(contestants[-1])
         yield contestants
 
 

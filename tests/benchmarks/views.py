@@ -13,7 +13,7 @@ from tests.viewers.conftest import launched
 from tests.viewers.viewing import LOADED, RESTORE, paging
 
 from .data import write_cube
-from .delays import proxying_in_thread
+from .delays import proxying
 from .figures import Figure, Goal
 from .servers import BUCKET, DATASET, Server, nginx_files, shardgate
 
@@ -111,7 +111,7 @@ def _state(url: str) -> dict[str, Any]:
 def _bucket(home: Path, root: Path, _: Server) -> Generator[str]:
     with (
         nginx_files(home / "bucket", root.parent.parent, cors=True) as bucket,
-        proxying_in_thread(bucket.port, _BROWSER_S) as way,
+        proxying(bucket.port, _BROWSER_S) as way,
     ):
         yield f"http://127.0.0.1:{way.port}/{BUCKET}/em.zarr/{_ARRAY}/"
 
@@ -120,7 +120,7 @@ def _bucket(home: Path, root: Path, _: Server) -> Generator[str]:
 def _gateway(home: Path, _: Path, store: Server) -> Generator[str]:
     with (
         _service(home, store) as port,
-        proxying_in_thread(port, _BROWSER_S) as way,
+        proxying(port, _BROWSER_S) as way,
     ):
         yield f"http://127.0.0.1:{way.port}/{DATASET}/{_ARRAY}/"
 
@@ -130,7 +130,7 @@ def _balanced(home: Path, _: Path, store: Server) -> Generator[str]:
     with (
         _service(home, store) as port,
         balancing(home, [f"http://127.0.0.1:{port}"]) as nginx,
-        proxying_in_thread(nginx.port, _BROWSER_S) as way,
+        proxying(nginx.port, _BROWSER_S) as way,
     ):
         yield f"https://127.0.0.1:{way.port}/{DATASET}/{_ARRAY}/"
 
@@ -139,7 +139,7 @@ def _balanced(home: Path, _: Path, store: Server) -> Generator[str]:
 def _service(home: Path, store: Server) -> Generator[int]:
     """Start a gateway as an operator does, who has asked it whether it is ready."""
     with ExitStack() as running:
-        way = running.enter_context(proxying_in_thread(store.port, _STORE_S))
+        way = running.enter_context(proxying(store.port, _STORE_S))
         far_store = Server(store.pid, way.port)
         ours = running.enter_context(shardgate(home / "gateway", far_store, chunk_bytes=256 << 20))
         httpx.get(f"http://127.0.0.1:{ours.port}/readyz")

@@ -147,23 +147,16 @@ async def test_callers_of_one_key_share_a_call(flight: _Flight, failure: Excepti
     assert (flight.begun, len(flight.table)) == (1, 0)
 
 
-async def test_keys_do_not_wait_for_each_other(flight: _Flight) -> None:
-    """A call that hangs holds up no other key."""
+async def test_only_callers_at_the_same_time_share(flight: _Flight) -> None:
+    """A call that hangs holds up no other key, and a finished one is not shared."""
     free = _Flight()
     (waiting,) = await flight.start(1)
     free.end.set()
 
-    assert await flight.table.run("b", free) == 1
+    assert [await flight.table.run("b", free) for _ in range(2)] == [1, 2]
     assert not waiting.done()
     flight.end.set()
     await waiting
-
-
-async def test_a_finished_call_is_not_shared(flight: _Flight) -> None:
-    """A later caller starts a new call."""
-    flight.end.set()
-
-    assert [await flight.table.run("a", flight) for _ in range(2)] == [1, 2]
 
 
 @pytest.mark.parametrize("leaver", [0, 1, 2])

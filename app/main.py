@@ -4,11 +4,13 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
 from app.datasets import open_datasets, session_formats
+from app.http import s3_uploads
 from app.http.api import build_api
 from app.http.api_repositories import build_repository_changes
 from app.http.api_sessions import build_commits, build_sessions
@@ -24,7 +26,6 @@ from app.http.limits import ConcurrencyLimiter
 from app.http.links import viewer_folder
 from app.http.read import DataPlane
 from app.http.responses import Cors
-from app.http.s3_uploads import Copier, MultipartUploads
 from app.http.shard_affinity import ShardAffinity
 from app.http.start_page import OverviewCache, StartPage, figures_of
 from app.http.write import BodyLimits, WritePlane
@@ -246,13 +247,12 @@ def _build_routes(
 def _build_writing(shared: Shared, router: KeyRouter, authenticator: Authenticator) -> WritePlane:
     limits = shared.settings.limits
     bounds = BodyLimits(limits.max_chunk_bytes, limits.timeout_s)
-    copier = Copier(router, bounds)
     uploads = Uploads(shared.stores, router, max_nbytes=limits.max_chunk_bytes)
     return WritePlane(
         authenticator,
         router,
-        copier.copy,
-        MultipartUploads(uploads, copier, bounds).steps,
+        partial(s3_uploads.copy, router),
+        s3_uploads.MultipartUploads(uploads, router).steps,
         budget=shared.budget,
         limits=bounds,
     )

@@ -5,13 +5,12 @@ import binascii
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 from xml.etree import ElementTree as ET
-from xml.parsers import expat
 
 from app import errors
 from app.errors import BadBodyError, BadHeaderError, ShardgateError, UnsupportedError
@@ -28,10 +27,15 @@ NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 MAX_DELETED_KEYS: Final = 1000
 MAX_DOCUMENT_NBYTES: Final = 4 * 1024**2
 """Longest XML document that a client may send."""
+_MAX_ELEMENTS: Final = 100_000
+"""Most elements of it: an upload has up to 10,000 parts."""
 _MAX_KEYS: Final = 1000
 """Most keys of one page of a listing."""
 _COUNT: Final = re.compile("[0-9]{1,18}")
 _SPACE: Final = 32
+
+type Members = Mapping[str, str | "Members" | list["Members"] | None]
+"""Content of an XML element: `None` is left out, a list has several elements of one name."""
 
 _CODES: Final = {
     HTTPStatus.BAD_REQUEST: "InvalidRequest",
@@ -88,14 +92,6 @@ _UPLOAD_STEPS: Final = {
     ("DELETE", b"uploadId"): "AbortMultipartUpload",
 }
 _UPLOAD_PARAMETERS: Final = frozenset({b"uploads", b"uploadId", b"partNumber"})
-_OPERATIONS: Final = _UPLOAD_STEPS | {
-    ("GET", b"uploads"): "ListMultipartUploads",
-    ("GET", b"uploadId"): "ListParts",
-    ("GET", b"versions"): "ListObjectVersions",
-    ("POST", b"select"): "SelectObjectContent",
-    ("POST", b"restore"): "RestoreObject",
-    ("PUT", b"renameObject"): "RenameObject",
-}
 _SUBRESOURCES: Final = frozenset(
     b"accelerate acl analytics attributes cors encryption intelligent-tiering inventory"
     b" legal-hold lifecycle location logging metadataTable metrics notification object-lock"
@@ -109,22 +105,13 @@ _SERVED_OF_KEYS: Final = frozenset({b"tagging"})
 _LIST_PARAMETERS: Final = frozenset(
     b"list-type delimiter encoding-type marker max-keys prefix".split()
 )
-_UNSERVED_HEADERS: Final = {
-    b"x-amz-write-offset-bytes": "Appending to an object",
-    b"x-amz-server-side-encryption-customer-algorithm": "Encryption with a client's key",
-    b"x-amz-object-lock-mode": "Locking an object",
-    b"x-amz-object-lock-legal-hold": "Locking an object",
-    b"if-unmodified-since": "If-Unmodified-Since",
-    b"x-amz-if-match-last-modified-time": "x-amz-if-match-last-modified-time",
-    b"x-amz-if-match-size": "x-amz-if-match-size",
-    b"x-amz-tagging": "Tagging an object",
-    b"x-amz-acl": "An access list other than private",
-    b"x-amz-grant-full-control": "An access list",
-    b"x-amz-grant-read": "An access list",
-    b"x-amz-grant-read-acp": "An access list",
-    b"x-amz-grant-write-acp": "An access list",
-    b"x-amz-website-redirect-location": "Redirecting to another object",
-}
+_UNSERVED_HEADERS: Final = frozenset(
+    b"if-unmodified-since x-amz-acl x-amz-grant-full-control x-amz-grant-read"
+    b" x-amz-grant-read-acp x-amz-grant-write-acp x-amz-if-match-last-modified-time"
+    b" x-amz-if-match-size x-amz-object-lock-legal-hold x-amz-object-lock-mode"
+    b" x-amz-server-side-encryption-customer-algorithm x-amz-tagging"
+    b" x-amz-website-redirect-location x-amz-write-offset-bytes".split()
+)
 """Headers that change the meaning of a write, so that it must not be done without them."""
 _PRIVATE_ACLS: Final = (b"private", b"bucket-owner-full-control")
 """Access lists that grant nothing; some clients always send one."""
@@ -159,32 +146,21 @@ def lists_objects(method: str, names: Collection[bytes], *, is_s3: bool) -> bool
 
 
 def unserved_operation(
-    method: str, names: Collection[bytes], headers: Mapping[bytes, bytes], *, of_key: bool
+    method: str, names: frozenset[bytes], headers: Mapping[bytes, bytes], *, of_key: bool
 ) -> str | None:
-    """Return the name of the S3 operation that a request is, if that is not served here."""
+    """Return *method* and what makes it an operation of S3 that is not served, if anything."""
     step = upload_step(method, names) if of_key else None
     if step is not None:
-        names = frozenset(names) - _UPLOAD_PARAMETERS
-    served = _SERVED_OF_KEYS if of_key else _SERVED_OF_BUCKETS
-    for name in _SUBRESOURCES.intersection(names):
-        if method not in {"GET", "HEAD"} or name not in served:
-            return _operation(method, names, of_key=of_key)
+        names -= _UPLOAD_PARAMETERS
+    elif method in {"GET", "HEAD"}:
+        names -= _SERVED_OF_KEYS if of_key else _SERVED_OF_BUCKETS
+    found = names & _SUBRESOURCES
     if step is not None or method in {"PUT", "DELETE"}:
-        sent = headers.keys() | frozenset(names)  # presigned URLs have them in the query
-        if headers.get(b"x-amz-acl") in _PRIVATE_ACLS:
-            sent -= {b"x-amz-acl"}
-        return next((_UNSERVED_HEADERS[name] for name in _UNSERVED_HEADERS if name in sent), None)
-    return None
-
-
-def _operation(method: str, names: Collection[bytes], *, of_key: bool) -> str:
-    """Name an operation by its subresource; ``uploadId`` says more than ``partNumber``."""
-    known = sorted(_SUBRESOURCES.intersection(names))
-    name = next((name for name in (b"uploads", b"uploadId") if name in known), known[0])
-    if (operation := _OPERATIONS.get((method, name))) is not None:
-        return operation
-    noun = "".join(word[:1].upper() + word[1:] for word in name.decode().split("-"))
-    return f"{method.capitalize()}{'Object' if of_key else 'Bucket'}{noun}"
+        # Presigned URLs have in the query what others have in headers.
+        is_private = headers.get(b"x-amz-acl") in _PRIVATE_ACLS
+        sent = headers.keys() - {b"x-amz-acl"} if is_private else headers.keys()
+        found |= _UNSERVED_HEADERS & (names | sent)
+    return f"{method} with {min(found).decode()}" if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,21 +194,24 @@ class ListRequest:
     def format(self, bucket: str, page: Page) -> bytes:
         """Format *page* as XML."""
         spell = quote if self.parameters.get("encoding-type") == "url" else str
-        root = ET.Element("ListBucketResult", xmlns=NAMESPACE)
-        _add(root, self._summary(bucket, page, spell))
-        for key, nbytes, etag, modified_s in page.entries:
-            if nbytes is None:
-                _add(ET.SubElement(root, "CommonPrefixes"), {"Prefix": spell(key)})
-                continue
-            contents = {
+        contents: list[Members] = [
+            {
                 "Key": spell(key),
                 "LastModified": format_time(modified_s or 0),
                 "ETag": etag,
                 "Size": str(nbytes),
                 "StorageClass": "STANDARD",
             }
-            _add(ET.SubElement(root, "Contents"), contents)
-        return _serialize(root)
+            for key, nbytes, etag, modified_s in page.entries
+            if nbytes is not None
+        ]
+        folders: list[Members] = [
+            {"Prefix": spell(key)} for key, nbytes, _, _ in page.entries if nbytes is None
+        ]
+        summary = self._summary(bucket, page, spell)
+        return to_xml(
+            "ListBucketResult", {**summary, "Contents": contents, "CommonPrefixes": folders}
+        )
 
     def _summary(
         self, bucket: str, page: Page, spell: Callable[[str], str]
@@ -296,69 +275,52 @@ def error_document(
     """Return the headers and body of an S3 error; of 412 it names the condition in *request*."""
     conditions = [_CONDITIONS[name] for name in _CONDITIONS if name in request]
     is_known = status is HTTPStatus.PRECONDITION_FAILED and len(conditions) == 1
-    body = _document(
-        "Error",
-        {
-            "Code": code,
-            "Message": _printable(detail),
-            "Condition": conditions[0] if is_known else None,
-            "RequestId": request_id,
-        },
-        namespace=None,
-    )
+    members = {
+        "Code": code,
+        "Message": detail,
+        "Condition": conditions[0] if is_known else None,
+        "RequestId": request_id,
+    }
+    body = to_xml("Error", members, namespace=None)
     headers = [(b"content-type", MEDIA_TYPE), (b"content-length", b"%d" % len(body))]
     return headers + status_headers(status), body
 
 
 def bucket_list(names: Iterable[str]) -> bytes:
     """Format the result of ListBuckets."""
-    root = ET.Element("ListAllMyBucketsResult", xmlns=NAMESPACE)
-    _add(ET.SubElement(root, "Owner"), {"ID": "shardgate", "DisplayName": "shardgate"})
-    buckets = ET.SubElement(root, "Buckets")
-    for name in names:
-        _add(ET.SubElement(buckets, "Bucket"), {"Name": name, "CreationDate": format_time(0)})
-    return _serialize(root)
+    buckets: list[Members] = [{"Name": name, "CreationDate": format_time(0)} for name in names]
+    owner = {"ID": "shardgate", "DisplayName": "shardgate"}
+    return to_xml("ListAllMyBucketsResult", {"Owner": owner, "Buckets": {"Bucket": buckets}})
 
 
 def bucket_property(names: frozenset[bytes]) -> bytes:
     """Format the result of GetBucketLocation or GetBucketVersioning: the defaults."""
-    name = "LocationConstraint" if b"location" in names else "VersioningConfiguration"
-    return _document(name, {})
+    return to_xml("LocationConstraint" if b"location" in names else "VersioningConfiguration", {})
 
 
 def no_tags() -> bytes:
     """Format the result of GetObjectTagging: no object has tags."""
-    return _document("Tagging", {"TagSet": ""})
-
-
-def upload_created(bucket: str, key: str, upload_id: str) -> bytes:
-    """Format the result of CreateMultipartUpload."""
-    texts = {"Bucket": bucket, "Key": key, "UploadId": upload_id}
-    return _document("InitiateMultipartUploadResult", texts)
-
-
-def upload_completed(bucket: str, key: str, location: str, etag: str) -> bytes:
-    """Format the result of CompleteMultipartUpload."""
-    texts = {"Location": location, "Bucket": bucket, "Key": key, "ETag": etag}
-    return _document("CompleteMultipartUploadResult", texts)
+    return to_xml("Tagging", {"TagSet": ""})
 
 
 def copied(name: str, etag: ETag | None) -> bytes:
     """Format the result of CopyObject or UploadPartCopy, whose root is called *name*."""
-    return _document(name, {"LastModified": format_time(time.time()), "ETag": etag})
+    return to_xml(name, {"LastModified": format_time(time.time()), "ETag": etag})
 
 
 def deleted(keys: Sequence[str], outcomes: Sequence[Outcome], *, is_quiet: bool) -> bytes:
     """Format the result of DeleteObjects."""
-    root = ET.Element("DeleteResult", xmlns=NAMESPACE)
-    for key, outcome in zip(keys, outcomes, strict=True):
-        if isinstance(outcome, ShardgateError):
-            code = error_code(status_of(outcome), outcome)
-            texts = {"Key": key, "Code": code, "Message": _printable(str(outcome))}
-            _add(ET.SubElement(root, "Error"), texts)
-        elif not is_quiet:
-            _add(ET.SubElement(root, "Deleted"), {"Key": key})
-    return _serialize(root)
+    failed: list[Members] = [
+        {"Key": key, "Code": error_code(status_of(outcome), outcome), "Message": str(outcome)}
+        for key, outcome in zip(keys, outcomes, strict=True)
+        if isinstance(outcome, ShardgateError)
+    ]
+    done: list[Members] = [
+        {"Key": key}
+        for key, outcome in zip(keys, outcomes, strict=True)
+        if not (is_quiet or isinstance(outcome, ShardgateError))
+    ]
+    return to_xml("DeleteResult", {"Deleted": done, "Error": failed})
 
 
 def format_time(epoch_s: float) -> str:
@@ -368,138 +330,81 @@ def format_time(epoch_s: float) -> str:
     return text.replace("+00:00", "Z")
 
 
-def _document(
-    name: str, texts: Mapping[str, str | None], namespace: str | None = NAMESPACE
-) -> bytes:
+def to_xml(name: str, members: Members, namespace: str | None = NAMESPACE) -> bytes:
+    """Format an element called *name*; what XML cannot hold becomes a question mark."""
     root = ET.Element(name, {} if namespace is None else {"xmlns": namespace})
-    _add(root, texts)
-    return _serialize(root)
-
-
-def _add(parent: ET.Element, texts: Mapping[str, str | None]) -> None:
-    """Add an element for each of *texts* that is not `None`."""
-    for name, text in texts.items():
-        if text is not None:
-            ET.SubElement(parent, name).text = text
-
-
-def _serialize(root: ET.Element) -> bytes:
+    _fill(root, members)
     text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
     return text
 
 
-def _printable(text: str) -> str:
-    return _NOT_XML.sub("?", text)
+def _fill(parent: ET.Element, members: Members) -> None:
+    for name, value in members.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, Mapping):
+                _fill(ET.SubElement(parent, name), each)
+            elif each is not None:
+                ET.SubElement(parent, name).text = _NOT_XML.sub("?", each)
 
 
-@dataclass
-class Deletion:
+class Deletion(NamedTuple):
     """Body of DeleteObjects: keys, each with the ETag that it must have, if any."""
 
-    keys: list[tuple[str, str | None]] = field(default_factory=list)
-    is_quiet: bool = False
+    keys: list[tuple[str, str | None]]
+    is_quiet: bool
 
 
 def parse_deletion(body: bytes) -> Deletion:
     """Parse the body of DeleteObjects. Raises: `BadBodyError`, `UnsupportedError`."""
-    deletion = Deletion()
-
-    def add(texts: Mapping[str, str]) -> None:
+    root = parse_xml(body, "Delete", {"Object", "Quiet"})
+    keys: list[tuple[str, str | None]] = []
+    for texts in map(texts_of, root.findall("Object")):
         if unserved := _UNSERVED_OF_DELETION & texts.keys():
             raise UnsupportedError(f"DeleteObjects by {min(unserved)} is not served")
-        if not texts.get("Key"):
-            raise BadBodyError("an Object of the body has no Key")
-        deletion.keys.append((texts["Key"], texts.get("ETag")))
-        if len(deletion.keys) > MAX_DELETED_KEYS:
-            raise BadBodyError(f"the body names more than {MAX_DELETED_KEYS} keys")
-
-    members = {"Key", "ETag", *_UNSERVED_OF_DELETION}
-    texts = read_records(body, ("Delete", "Object"), members, add, others={"Quiet"})
-    deletion.is_quiet = texts.get("Quiet", "").strip() == "true"
-    if not deletion.keys:
-        raise BadBodyError("the body names no key")
-    return deletion
+        if not texts.get("Key") or texts.keys() - {"Key", "ETag"}:
+            raise BadBodyError("an Object of the body has a Key, and maybe an ETag")
+        keys.append((texts["Key"], texts.get("ETag")))
+    if not 0 < len(keys) <= MAX_DELETED_KEYS:
+        raise BadBodyError(f"the body names {len(keys)} keys, not 1 to {MAX_DELETED_KEYS}")
+    return Deletion(keys, root.findtext("Quiet", "").strip() == "true")
 
 
 _UNSERVED_OF_DELETION: Final = frozenset({"VersionId", "Size", "LastModifiedTime"})
 
 
-def read_records(
-    body: bytes,
-    path: tuple[str, str],
-    members: Collection[str] | None,
-    add: Callable[[Mapping[str, str]], None],
-    *,
-    others: Collection[str] = (),
-) -> Mapping[str, str]:
-    """Parse an XML list of records, without a tree and without a DTD.
+class _TreeBuilder(ET.TreeBuilder):
+    """Builds a bounded tree without namespaces, and refuses a DTD."""
 
-    *path* names the root and the element of a record. A record has text elements called as
-    *members*, or anyhow if that is `None`; each is passed to *add* when it ends. Returns the texts
-    of *others*, elements of the root.
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
 
-    Raises: `BadBodyError`, and what *add* raises.
-    """
-    reader = _RecordReader(path, members, add, others)
-    parser = expat.ParserCreate("utf-8", namespace_separator=" ")
-    parser.buffer_text = True
-    parser.StartDoctypeDeclHandler = reader.refuse
-    parser.StartElementHandler = reader.begin
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.read
-    try:
-        parser.Parse(body, True)  # noqa: FBT003  it takes no keyword
-    except expat.ExpatError as error:
-        raise BadBodyError(f"the body is no XML: {error}") from None
-    return reader.others
+    def start(self, tag: str, attrs: dict[str, str], /) -> ET.Element:
+        self._count += 1
+        if self._count > _MAX_ELEMENTS:
+            raise BadBodyError(f"the body has more than {_MAX_ELEMENTS} elements")
+        return super().start(tag.rpartition("}")[2], attrs)
 
+    def end(self, tag: str, /) -> ET.Element:
+        return super().end(tag.rpartition("}")[2])
 
-class _RecordReader:
-    """Callbacks of expat for `read_records`."""
-
-    def __init__(
-        self,
-        path: tuple[str, str],
-        members: Collection[str] | None,
-        add: Callable[[Mapping[str, str]], None],
-        others: Collection[str],
-    ) -> None:
-        self.others: dict[str, str] = {}
-        self._record_path = path
-        self._members = members
-        self._add = add
-        self._other_names = others
-        self._path: tuple[str, ...] = ()
-        self._text = ""
-        self._record: dict[str, str] = {}
-
-    def refuse(self, *_: object) -> None:
+    def doctype(self, *_: object) -> None:
         raise BadBodyError("the body has a document type, which is not read")
 
-    def begin(self, name: str, _: object) -> None:
-        self._path = (*self._path, name.rpartition(" ")[2])
-        self._text = ""
-        if not self._is_known():
-            raise BadBodyError(f"the body has an element {self._path[-1]} where none belongs")
-        if self._path == self._record_path:
-            self._record = {}
 
-    def read(self, text: str) -> None:
-        self._text += text
+def parse_xml(body: bytes, name: str, members: Collection[str]) -> ET.Element:
+    """Parse an element *name* that has some of *members*. Raises: `BadBodyError`."""
+    try:
+        root = ET.XML(body, ET.XMLParser(target=_TreeBuilder(), encoding="utf-8"))  # noqa: S314
+    except ET.ParseError as error:
+        raise BadBodyError(f"the body is no XML: {error}") from None
+    if root.tag != name or not {each.tag for each in root} <= set(members):
+        raise BadBodyError(f"the body is no {name} of {', '.join(sorted(members))}")
+    return root
 
-    def end(self, _: str) -> None:
-        *parent, name = self._path
-        if self._path == self._record_path:
-            self._add(self._record)
-        elif tuple(parent) == self._record_path:
-            self._record[name] = self._text
-        elif parent:
-            self.others[name] = self._text
-        self._path = tuple(parent)
 
-    def _is_known(self) -> bool:
-        *parent, name = self._path
-        if tuple(parent) == self._record_path:
-            return self._members is None or name in self._members
-        is_other = tuple(parent) == self._record_path[:1] and name in self._other_names
-        return is_other or self._path == self._record_path[: len(self._path)]
+def texts_of(record: ET.Element) -> Mapping[str, str]:
+    """Return the texts of the members of *record* by name. Raises: `BadBodyError`."""
+    if any(map(len, record)):
+        raise BadBodyError(f"the members of {record.tag} in the body must be texts")
+    return {each.tag: each.text or "" for each in record}

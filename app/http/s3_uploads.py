@@ -24,7 +24,7 @@ from app.http.body import Payload, check_digests, read_payload
 from app.http.conditions import Selection
 from app.http.paths import check_key, quote_segment
 from app.http.responses import NO_STORE, RequestHeaders
-from app.http.write import COPY_SOURCE, BodyLimits, Handler, Put, WriteRequest
+from app.http.write import COPY_SOURCE, Handler, Put, WriteRequest
 from app.model import EVERYTHING, ByteRange, ETag, VirtualKey
 from app.resolve.bodies import Coding, Entity, Opened
 from app.resolve.budget import ByteReservation
@@ -52,10 +52,9 @@ _UNSERVED: Final = (
 class MultipartUploads:
     """Handlers of the steps of a multipart upload."""
 
-    def __init__(self, uploads: Uploads, copier: "Copier", limits: BodyLimits) -> None:
+    def __init__(self, uploads: Uploads, router: KeyRouter) -> None:
         self._uploads = uploads
-        self._copier = copier
-        self._limits = limits
+        self._router = router
         self.steps: Mapping[str, Handler] = {
             "CreateMultipartUpload": self._create,
             "UploadPart": self._put_part,
@@ -70,7 +69,8 @@ class MultipartUploads:
         if key.endswith("/"):
             raise BadKeyError("a key that ends in a slash is a folder: it has no bytes")
         upload_id = await self._uploads.create(dataset, key, request.object_headers())
-        await request.send_xml(s3.upload_created(dataset.name, key, upload_id))
+        members = {"Bucket": dataset.name, "Key": key, "UploadId": upload_id}
+        await request.send_xml(s3.to_xml("InitiateMultipartUploadResult", members))
 
     async def _put_part(self, request: WriteRequest) -> None:
         """Store a part; its Content-Encoding does not become that of the object."""
@@ -86,32 +86,31 @@ class MultipartUploads:
             return self._uploads.put_part(upload, number, payload.body)
 
         if COPY_SOURCE in request.headers:
-            await self._copier.copy(request, put, is_part=True)
-            return
-        async with request.reserved() as held:
-            payload = await read_payload(
-                request.incoming, request.headers, held, most_nbytes=self._limits.max_chunk_nbytes
-            )
-            etag = await put(payload)
-        await request.send_written(etag)
+            await copy(self._router, request, put, is_part=True)
+        else:
+            await request.send_written(await put(await request.read_payload()))
 
     async def _complete(self, request: WriteRequest) -> None:
         """Join the parts; checksums in the headers are of the object, not of the list of parts."""
         request.refuse_prefix()
         upload = _upload(request)
         of_list = {k: v for k, v in request.headers.items() if not k.startswith(_CHECKSUM)}
-        async with request.reserved() as held:
-            payload = await read_payload(
-                request.incoming, of_list, held, most_nbytes=s3.MAX_DOCUMENT_NBYTES
-            )
-            parts = await asyncio.to_thread(parse_parts, payload.body)
-            check = partial(_check_object, request.headers)
-            etag = await self._uploads.complete(
-                upload, Completion(parts, request.demand(), check), held
-            )
+        most_nbytes = s3.MAX_DOCUMENT_NBYTES
+        payload = await read_payload(
+            request.incoming, of_list, request.held, most_nbytes=most_nbytes
+        )
+        parts = await asyncio.to_thread(parse_parts, payload.body)
+        check = partial(_check_object, request.headers)
+        completion = Completion(parts, request.demand(), check)
+        etag = await self._uploads.complete(upload, completion, request.held)
         name = request.dataset.name
-        location = f"/{name}/{quote_segment(request.key)}"
-        await request.send_xml(s3.upload_completed(name, request.key, location, etag or ""))
+        members = {
+            "Location": f"/{name}/{quote_segment(request.key)}",
+            "Bucket": name,
+            "Key": request.key,
+            "ETag": etag or "",
+        }
+        await request.send_xml(s3.to_xml("CompleteMultipartUploadResult", members))
 
     async def _abort(self, request: WriteRequest) -> None:
         request.refuse_prefix()
@@ -134,8 +133,7 @@ def _check_object(headers: RequestHeaders, body: bytes) -> None:
 def parse_parts(body: bytes) -> list[PartName]:
     """Parse CompleteMultipartUpload. Raises: `BadBodyError`, `BadPartError`, `PartOrderError`."""
     parts: list[PartName] = []
-
-    def add(texts: Mapping[str, str]) -> None:
+    for texts in map(s3.texts_of, s3.parse_xml(body, "CompleteMultipartUpload", {"Part"})):
         number = parse_part_number(texts.get("PartNumber", "").strip())
         if number is None:
             raise BadBodyError(f"a part has a number from 1 to {MAX_PARTS}")
@@ -144,8 +142,6 @@ def parse_parts(body: bytes) -> list[PartName]:
         if (md5 := _MD5.fullmatch(texts.get("ETag", "").strip())) is None:
             raise BadPartError(f"the ETag of part {number} is not that of a part")
         parts.append(PartName(number, md5[1]))
-
-    s3.read_records(body, ("CompleteMultipartUpload", "Part"), None, add)
     if not parts:
         raise BadBodyError("the body names no part")
     return parts
@@ -157,57 +153,46 @@ def parse_part_number(text: str) -> int | None:
     return number if 1 <= number <= MAX_PARTS else None
 
 
-class Copier:
-    """Copies keys from any dataset into those that are writable."""
+async def copy(
+    router: KeyRouter, request: WriteRequest, put: Put, *, is_part: bool = False
+) -> None:
+    """Pass the bytes and headers of the source, of any dataset, to *put*, and answer.
 
-    def __init__(self, router: KeyRouter, limits: BodyLimits) -> None:
-        self._router = router
-        self._limits = limits
+    With the directive REPLACE the headers of the request replace those of the source. Stored gzip
+    is copied as it is, except to parts: those get the bytes of a plain GET, of which the client may
+    choose a range.
+    """
+    dataset, key = await _parse_source(request)
+    resolver, dataset, key = await router.route(dataset, key)
+    demand = request.demand(COPY_SOURCE + b"-")
+    part = _parse_source_range(request.headers) if is_part else None
+    directive = request.headers.get(b"x-amz-metadata-directive", b"COPY")
+    if directive not in (b"COPY", b"REPLACE"):
+        raise BadHeaderError("x-amz-metadata-directive is COPY or REPLACE")
 
-    async def copy(self, request: WriteRequest, put: Put, *, is_part: bool = False) -> None:
-        """Pass the bytes and headers of the source to *put*, and answer.
-
-        With the directive REPLACE the headers of the request replace those of the source. Stored
-        gzip is copied as it is, except to parts: those get the bytes of a plain GET, of which the
-        client may choose a range.
-        """
-        dataset, key = await _parse_source(request)
-        resolver, dataset, key = await self._router.route(dataset, key)
-        demand = request.demand(COPY_SOURCE + b"-")
-        part = _parse_source_range(request.headers) if is_part else None
-        directive = request.headers.get(b"x-amz-metadata-directive", b"COPY")
-        if directive not in (b"COPY", b"REPLACE"):
-            raise BadHeaderError("x-amz-metadata-directive is COPY or REPLACE")
-
-        def choose(entity: Entity) -> Selection | None:
-            if demand is not None and not demand(entity.names):
-                raise PreconditionFailedError(
-                    f"{key}: its version fails a precondition of the copy"
-                )
-            is_gzip = entity.coding is Coding.GZIP
-            if is_gzip and is_part:
-                return None
-            return self._select(key, part or ByteRange(0, entity.length), entity, is_gzip=is_gzip)
-
-        held = ByteReservation(request.budget)
-        async with resolver.open(dataset, key, choose, part or EVERYTHING, held) as opened:
-            if opened is None:
-                detail = f"{dataset.name} has no {key}"
-                await request.responder.problem(HTTPStatus.NOT_FOUND, detail)
-                return
-            body = await _read(opened, held)
-            headers = opened.entity.headers if directive == b"COPY" else None
-            etag = await put(Payload(body, opened.choice.is_gzip), headers)
-        await request.send_xml(s3.copied("CopyPartResult" if is_part else "CopyObjectResult", etag))
-
-    def _select(
-        self, key: VirtualKey, wanted: ByteRange, entity: Entity, *, is_gzip: bool
-    ) -> Selection:
+    def choose(entity: Entity) -> Selection | None:
+        if demand is not None and not demand(entity.names):
+            raise PreconditionFailedError(f"{key}: its version fails a precondition of the copy")
+        is_gzip = entity.coding is Coding.GZIP
+        if is_gzip and is_part:
+            return None
+        wanted = part or ByteRange(0, entity.length)
         if wanted.stop > entity.length:
             raise BadHeaderError(f"{_SOURCE_RANGE.decode()}: {key} has {entity.length} bytes")
-        if wanted.length > self._limits.max_chunk_nbytes:
+        if wanted.length > request.max_nbytes:
             raise TooLargeError(f"{key}: {wanted.length} bytes are too many for a copy")
         return Selection(HTTPStatus.OK, wanted, wanted, is_gzip)
+
+    held = request.held
+    async with resolver.open(dataset, key, choose, part or EVERYTHING, held) as opened:
+        if opened is None:
+            detail = f"{dataset.name} has no {key}"
+            await request.responder.problem(HTTPStatus.NOT_FOUND, detail)
+            return
+        body = await _read(opened, held)
+        headers = opened.entity.headers if directive == b"COPY" else None
+        etag = await put(Payload(body, opened.choice.is_gzip), headers)
+    await request.send_xml(s3.copied("CopyPartResult" if is_part else "CopyObjectResult", etag))
 
 
 async def _parse_source(request: WriteRequest) -> tuple[Dataset, VirtualKey]:

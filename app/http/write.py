@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -40,12 +40,12 @@ _MAX_METADATA_NBYTES: Final = 1800
 """S3 takes 2,048, of which the service needs some for ids of writes."""
 _ETAG_OF_FOLDER: Final = ETag('"d41d8cd98f00b204e9800998ecf8427e"')
 """S3's ETag of an empty object."""
-_BUCKET_OPERATIONS: Final = {
-    "PUT": ("CreateBucket", "a key"),
-    "DELETE": ("DeleteBucket", "a key, or ?prefix= of a folder in it"),
-    "POST": ("PostObject", "?delete"),
+_NEEDED: Final = {
+    "PUT": "a key",
+    "DELETE": "a key, or ?prefix= of a folder in it",
+    "POST": "?delete",
 }
-"""S3's operation that a request of a whole dataset would be, and what the request lacks here."""
+"""What a request of a whole dataset lacks, by its method."""
 
 
 class BodyLimits(NamedTuple):
@@ -67,7 +67,10 @@ class WriteRequest(NamedTuple):
     query: bytes
     names: frozenset[bytes]
     """Names of the parameters in *query*."""
-    budget: ByteBudget
+    held: ByteReservation
+    """Bytes in flight, released when the request is answered."""
+    max_nbytes: int
+    """Largest body of an object."""
     find: Callable[[str], Awaitable[Dataset]]
     """Returns another dataset by its name, if the caller may read it."""
 
@@ -76,14 +79,11 @@ class WriteRequest(NamedTuple):
         """Headers of the request."""
         return self.responder.headers
 
-    @asynccontextmanager
-    async def reserved(self) -> AsyncGenerator[ByteReservation]:
-        """Return a reservation of bytes, released at the end of the block."""
-        held = ByteReservation(self.budget)
-        try:
-            yield held
-        finally:
-            await held.release()
+    async def read_payload(self) -> Payload:
+        """Read the bytes of an object. Raises: see `read_payload`."""
+        return await read_payload(
+            self.incoming, self.headers, self.held, most_nbytes=self.max_nbytes
+        )
 
     def demand(self, prefix: bytes = b"") -> Demand | None:
         """Parse the preconditions, whose names begin with *prefix*. Raises: `BadHeaderError`."""
@@ -134,7 +134,7 @@ class WriteRequest(NamedTuple):
 type Put = Callable[[Payload, ObjectHeaders | None], Awaitable[ETag | None]]
 type Handler = Callable[[WriteRequest], Awaitable[None]]
 type Copy = Callable[[WriteRequest, Put], Awaitable[None]]
-"""Answers CopyObject by passing the source to the put; see `s3_uploads.Copier`."""
+"""Answers CopyObject by passing the source to the put; see `s3_uploads.copy`."""
 
 
 def allowed_methods(
@@ -165,11 +165,10 @@ class WritePlane:
         self._authenticator = authenticator
         self._router = router
         self._copy = copy
-        self._upload_steps = upload_steps
         self._budget = budget
         self._limits = limits
-        self._of_keys: Mapping[str, Handler] = {"PUT": self._put, "DELETE": self._delete}
-        self._of_datasets: Mapping[str, tuple[bytes, Handler]] = {
+        self._of_keys = {"PUT": self._put, "DELETE": self._delete, **upload_steps}
+        self._of_datasets = {
             "POST": (b"delete", self._delete_objects),
             "DELETE": (b"prefix", self._erase),
         }
@@ -185,40 +184,38 @@ class WritePlane:
         name, key = split_target(scope["raw_path"])
         dataset = await self._authenticator.enter(scope, name)
         names = s3.parameter_names(query)
-        handler = self._find_handler(method, key, names)
-        if handler is None or not dataset.is_writable:
+        allowed = allowed_methods(dataset, key, names)
+        if not dataset.is_writable or method not in allowed.decode().split(", "):
             reason = "" if dataset.is_writable else f": {dataset.name} is not writable"
-            allow = (b"allow", allowed_methods(dataset, key, names))
             detail = f"{method} is not served here{reason}"
-            await responder.problem(HTTPStatus.METHOD_NOT_ALLOWED, detail, allow)
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+            await responder.problem(status, detail, (b"allow", allowed))
             return
         await self._authenticator.demand_writing(scope, dataset)
         if responder.is_foreign:
             raise ForeignPageError(FOREIGN)
-        _refuse_unserved(s3.unserved_operation(method, names, responder.headers, of_key=bool(key)))
+        operation = s3.unserved_operation(method, names, responder.headers, of_key=bool(key))
+        if operation is not None:
+            raise UnsupportedError(f"{operation} is not served")
+        handle = self._find_handler(method, key, names)
         find = partial(self._authenticator.enter, scope)
+        held, max_nbytes = ByteReservation(self._budget), self._limits.max_chunk_nbytes
         key = key or VirtualKey("")
-        await handler(
-            WriteRequest(responder, incoming, dataset, key, query, names, self._budget, find)
+        request = WriteRequest(
+            responder, incoming, dataset, key, query, names, held, max_nbytes, find
         )
+        try:
+            await handle(request)
+        finally:
+            await held.release()
 
     def _find_handler(
         self, method: str, key: VirtualKey | None, names: frozenset[bytes]
-    ) -> Handler | None:
-        """Return the handler of a request; `None` for a method that is not served there."""
-        step = s3.upload_step(method, names) if key else None
-        if step is not None:
-            return self._upload_steps[step]
-        if key and method in self._of_keys:
-            return self._of_keys[method]
-        if not key and method in self._of_datasets:
-            name, handler = self._of_datasets[method]
-            if name in names:
-                return handler
-        operation = s3.unserved_operation(method, names, {}, of_key=bool(key))
-        if operation is None and (key or method not in _BUCKET_OPERATIONS):
-            return None
-        return partial(_refuse, method, operation)
+    ) -> Handler:
+        if key:
+            return self._of_keys[s3.upload_step(method, names) or method]
+        name, handler = self._of_datasets.get(method, (None, None))
+        return handler if handler and name in names else partial(_refuse, method)
 
     async def _put(self, request: WriteRequest) -> None:
         request.refuse_prefix()
@@ -234,16 +231,13 @@ class WritePlane:
             return
         if b"content-range" in request.headers:
             raise BadHeaderError("a PUT with Content-Range is not served: bodies are written whole")
-        async with request.reserved() as held:
-            payload = await read_payload(
-                request.incoming, request.headers, held, most_nbytes=self._limits.max_chunk_nbytes
-            )
-            if not request.key.endswith("/"):
-                etag = await put(payload)
-            elif payload.body:
-                raise BadBodyError("a key that ends in a slash is a folder: its body must be empty")
-            else:
-                etag = _ETAG_OF_FOLDER
+        payload = await request.read_payload()
+        if not request.key.endswith("/"):
+            etag = await put(payload)
+        elif payload.body:
+            raise BadBodyError("a key that ends in a slash is a folder: its body must be empty")
+        else:
+            etag = _ETAG_OF_FOLDER
         await request.send_written(etag)
 
     async def _delete(self, request: WriteRequest) -> None:
@@ -257,12 +251,10 @@ class WritePlane:
 
     async def _delete_objects(self, request: WriteRequest) -> None:
         """Answer DeleteObjects."""
-        async with request.reserved() as held:
-            payload = await read_payload(
-                request.incoming, request.headers, held, most_nbytes=s3.MAX_DOCUMENT_NBYTES
-            )
-            deletion = await asyncio.to_thread(s3.parse_deletion, payload.body)
-            outcomes = await self._delete_each(request.dataset, deletion)
+        request = request._replace(max_nbytes=s3.MAX_DOCUMENT_NBYTES)
+        payload = await request.read_payload()
+        deletion = await asyncio.to_thread(s3.parse_deletion, payload.body)
+        outcomes = await self._delete_each(request.dataset, deletion)
         keys = [key for key, _ in deletion.keys]
         await request.send_xml(s3.deleted(keys, outcomes, is_quiet=deletion.is_quiet))
 
@@ -292,20 +284,12 @@ class WritePlane:
         await request.responder.send_document(b"application/json", body)
 
 
-def _refuse_unserved(operation: str | None) -> None:
-    if operation is not None:
-        raise UnsupportedError(f"{operation} is not served")
-
-
-async def _refuse(method: str, operation: str | None, request: WriteRequest) -> None:
-    """Refuse an operation that only S3 has, or a request of a whole dataset without parameters."""
-    _refuse_unserved(operation)
-    bucket_operation, need = _BUCKET_OPERATIONS[method]
-    if request.responder.is_s3:
-        if method != "PUT":
-            _refuse_unserved(bucket_operation)
-        detail = f"the dataset {request.dataset.name} exists already"
-        code = "BucketAlreadyOwnedByYou"
-        await request.responder.problem(HTTPStatus.CONFLICT, detail, code=code)
-        return
-    raise BadParameterError(f"{method} of a whole dataset needs {need}")
+async def _refuse(method: str, request: WriteRequest) -> None:
+    """Refuse a request of a whole dataset; S3 clients that create a bucket expect 409."""
+    if not request.responder.is_s3:
+        raise BadParameterError(f"{method} of a whole dataset needs {_NEEDED[method]}")
+    if method != "PUT":
+        raise UnsupportedError(f"{method} of a bucket is not served")
+    detail = f"the dataset {request.dataset.name} exists already"
+    code = "BucketAlreadyOwnedByYou"
+    await request.responder.problem(HTTPStatus.CONFLICT, detail, code=code)

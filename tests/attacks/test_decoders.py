@@ -146,7 +146,7 @@ DECODERS: Final = {
     "http_headers.parse_content_range": Decoder(parse_content_range, [b"bytes 0-9/10"]),
     "http_headers.parse_unsatisfied": Decoder(parse_unsatisfied, [b"bytes */10"]),
 }
-WITHIN: Final = {"s3.read_records", "chunk_tables.read_columns"}
+WITHIN: Final = {"s3.parse_xml", "chunk_tables.read_columns"}
 """What others of the table, or of the changed objects, call with more than bytes."""
 
 

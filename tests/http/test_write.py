@@ -378,8 +378,8 @@ UNMET = r"c/0/0: the inner chunk of the shard file://\S+/em/c/0/0 is not as the 
         ("DELETE /em", b"", 400, r"DELETE of a whole dataset needs a key, or \?prefix= of .*"),
         ("DELETE /em?prefix=c", b"", 400, "prefix must end in a slash, found 'c'"),
         ("DELETE /em/c?prefix=c/", b"", 400, "prefix goes with a dataset, not with a key"),
-        ("PUT /em/a?tagging", b"", 501, "PutObjectTagging is not served"),
-        ("POST /em?delete", b"<Delete/>", 400, "the body names no key"),
+        ("PUT /em/a?tagging", b"", 501, "PUT with tagging is not served"),
+        ("POST /em?delete", b"<Delete/>", 400, "the body names 0 keys, not 1 to 1000"),
     ],
 )
 def test_a_mistake_is_named(
@@ -404,7 +404,7 @@ def test_a_mistake_is_named(
         ({"if-none-match": "*"}, 412, UNMET),
         ({"content-range": "bytes 0-1/2"}, 400, "a PUT with Content-Range is not served: .*"),
         ({"x-amz-copy-source": "em/a?versionId=1"}, 501, "copying .* is not served"),
-        ({"if-unmodified-since": "x"}, 501, "If-Unmodified-Since is not served"),
+        ({"if-unmodified-since": "x"}, 501, "PUT with if-unmodified-since is not served"),
     ],
 )
 def test_a_header_that_is_not_met_is_named(

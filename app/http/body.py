@@ -27,7 +27,7 @@ from app.errors import (
     UnknownCodingError,
 )
 from app.formats.compression import inflated_nbytes
-from app.http.auth.sigv4 import ChunkSigner, SignatureChain, chunk_signer_of
+from app.http.auth.sigv4 import SignatureChain
 from app.http.openapi import RequestDocument
 from app.http.problems import Headers
 from app.http.responses import RequestHeaders, ResponseWriter, combine_headers
@@ -80,9 +80,9 @@ class IncomingBody:
         """Whether some of it may still arrive."""
 
     @property
-    def signer(self) -> ChunkSigner | None:
-        """Signer of its frames; known once the caller is authenticated."""
-        return chunk_signer_of(self._scope)
+    def signatures(self) -> SignatureChain | None:
+        """Signatures of its frames, if any; known once the caller is authenticated."""
+        return self._scope.get("frames")
 
     def length(self, most_nbytes: int) -> int:
         """Return the Content-Length. Raises: `LengthRequiredError`, `TooLargeError`."""
@@ -227,7 +227,7 @@ async def read_payload(
         await held.reserve(len(framed) + length)
         is_long = len(framed) > _IN_THREAD_NBYTES
         body = await run_in_thread(
-            _unframe, framed, length, headers, incoming.signer, is_long=is_long
+            _unframe, framed, length, headers, incoming.signatures, is_long=is_long
         )
         del framed
     else:
@@ -250,9 +250,9 @@ def _decoded_length(headers: RequestHeaders, most_nbytes: int) -> int:
 
 
 def _unframe(
-    framed: bytes, length: int, headers: RequestHeaders, signer: ChunkSigner | None
+    framed: bytes, length: int, headers: RequestHeaders, chain: SignatureChain | None
 ) -> bytes:
-    body, trailers = decode_aws_chunked(framed, length, None if signer is None else signer.chain())
+    body, trailers = decode_aws_chunked(framed, length, chain)
     announced = {name.strip() for name in headers.get(b"x-amz-trailer", b"").lower().split(b",")}
     if not announced - {b""} <= trailers.keys():
         raise BadBodyError("a trailer is missing that x-amz-trailer announces")
@@ -391,7 +391,7 @@ class RequestBodyReader:
             headers = combine_headers(request.scope["headers"])
             if not has_body(headers):
                 check_digests(b"", b"", headers)
-                if chunk_signer_of(request.scope) is not None:
+                if request.scope.get("frames") is not None:
                     raise BadBodyError("the signed aws-chunked body is empty")
                 return model.model_validate_json(b"{}")
             async with self.read_body(request, _DOCUMENT_NBYTES) as body:

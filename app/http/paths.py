@@ -11,7 +11,7 @@ from app.model import NAMED_REFS, VirtualKey, escape_ref
 from app.storage.contract import TEMPORARY
 
 type Scope = MutableMapping[str, Any]
-"""ASGI scope of a request, to which ``token``, ``caller`` and ``signed`` are added."""
+"""ASGI scope of a request, to which ``token``, ``caller`` and ``frames`` are added."""
 
 MAX_KEY_BYTES: Final = 1024
 """As in S3."""

@@ -210,7 +210,7 @@ class Authenticator:
         if authorization[: len(_BEARER)].lower() == _BEARER:
             return await self._tokens.identify(authorization)
         if (signed := self._signatures.check(scope)) is not None:
-            scope["signed"] = signed
+            scope["frames"] = signed.frames
             return signed.caller
         if authorization:
             raise UnauthenticatedError("Authorization is neither a bearer token nor S3's signature")

@@ -1,7 +1,4 @@
-"""AWS Signature Version 4 of S3 clients: in headers, in presigned URLs, and of aws-chunked frames.
-
-The one module of requests that imports botocore, whose signer defines what its clients sign.
-"""
+"""AWS Signature Version 4: in headers, in presigned URLs, and of aws-chunked frames."""
 
 import hashlib
 import hmac
@@ -9,15 +6,10 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
-from urllib.parse import parse_qsl, urlsplit
-
-from botocore.auth import S3SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import ReadOnlyCredentials
+from urllib.parse import parse_qsl, quote
 
 from app.errors import SignatureError
 from app.http.auth.access import Caller, configured_caller
@@ -41,7 +33,9 @@ _QUERY_FIELDS: Final = ("Algorithm", "Credential", "Date", "Expires", "SignedHea
 _SIGNATURE: Final = "x-amz-signature"
 """The one parameter that is not signed."""
 _TIMESTAMP: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
-_REGION: Final = re.compile(r"[!-~]{1,64}")
+_CREDENTIAL: Final = re.compile(rf"(.+)/([0-9]{{8}})/([!-.0-~]{{1,64}})/{SERVICE}/{TERMINAL}")
+_PATH: Final = re.compile(r"[!-\"$-~]*")
+"""Characters that clients do not encode."""
 _EXPIRES: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _KEYS: Final = 1024
@@ -54,8 +48,6 @@ _PAYLOADS: Final = re.compile(
     "|STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 )
 _EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
-_URL: Final = "http://host"
-"""Any host will do: of the host the header is signed."""
 
 
 class ReceivedRequest(NamedTuple):
@@ -195,15 +187,10 @@ def _parse_fields(
 ) -> Claim:
     if not _TIMESTAMP.fullmatch(timestamp):
         raise error("the date of the signature is not of the form YYYYMMDDTHHMMSSZ")
-    match fields["Credential"].rsplit("/", 4):
-        case [key_id, date, region, service, terminal] if key_id and _REGION.fullmatch(region):
-            pass
-        case _:
-            raise error(f"the credential is not KEY/YYYYMMDD/REGION/{SERVICE}/{TERMINAL}")
-    if date != timestamp[:8]:
-        raise error("the credential is of another day than the request")
-    if (service, terminal) != (SERVICE, TERMINAL):
-        raise error(f"the credential is not for {SERVICE}/{TERMINAL}")
+    credential = _CREDENTIAL.fullmatch(fields["Credential"])
+    if credential is None or credential[2] != timestamp[:8]:
+        raise error(f"the credential is not KEY/{timestamp[:8]}/REGION/{SERVICE}/{TERMINAL}")
+    key_id, _, region = credential.groups()
     names = fields["SignedHeaders"].split(";")
     if names != sorted({name.lower() for name in names}):
         raise error("the signed headers must be sorted, in lower case, each named once")
@@ -212,30 +199,15 @@ def _parse_fields(
     return Claim(key_id, timestamp, region, names, fields["Signature"], expires_s)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSigner:
-    """Key and first signature of the frames of an aws-chunked body."""
-
-    key: bytes = field(repr=False)
-    timestamp: str
-    scope: str
-    seed: str = field(repr=False)
-    """Signature of the request."""
-    signs_trailers: bool
-    """Whether trailers are signed too; if not, there must be none."""
-
-    def chain(self) -> "SignatureChain":
-        """Return the chain of signatures of one body."""
-        return SignatureChain(self)
-
-
 class SignatureChain:
-    """Checks frame after frame: each signature is over the one before."""
+    """Checks the frames of an aws-chunked body: each signature is over the one before."""
 
-    def __init__(self, signer: ChunkSigner) -> None:
-        self.signs_trailers = signer.signs_trailers
-        self._signer = signer
-        self._last = signer.seed
+    def __init__(self, key: bytes, claim: Claim, *, signs_trailers: bool) -> None:
+        self.signs_trailers = signs_trailers
+        """Whether trailers are signed too; if not, there must be none."""
+        self._key = key
+        self._signed_for = f"{claim.timestamp}\n{claim.scope}"
+        self._last = claim.signature
 
     def check_chunk(self, data: bytes | memoryview, signature: bytes) -> None:
         """Check the *signature* of the next frame. Raises: `SignatureError`."""
@@ -246,28 +218,20 @@ class SignatureChain:
         self._check("TRAILER", hashlib.sha256(lines).hexdigest(), signature)
 
     def _check(self, kind: str, digests: str, signature: bytes) -> None:
-        signer = self._signer
-        text = f"{ALGORITHM}-{kind}\n{signer.timestamp}\n{signer.scope}\n{self._last}\n{digests}"
-        expected = sign(signer.key, text)
+        text = f"{ALGORITHM}-{kind}\n{self._signed_for}\n{self._last}\n{digests}"
+        expected = sign(self._key, text)
         if not hmac.compare_digest(expected.encode(), signature):
             reason = f"a signature in the body, of its {kind}, does not match"
             raise SignatureError("SignatureDoesNotMatch", reason)
         self._last = expected
 
 
-def chunk_signer_of(scope: Mapping[str, Any]) -> ChunkSigner | None:
-    """Return the signer of a request's frames, if the caller is known and signed them."""
-    signed = scope.get("signed")
-    return None if signed is None else signed.chunks
-
-
-@dataclass(frozen=True, slots=True)
-class SignedRequest:
+class SignedRequest(NamedTuple):
     """Caller of a request whose signature matches."""
 
     caller: Caller
-    chunks: ChunkSigner | None
-    """Signer of the frames of its body; `None` if only x-amz-content-sha256 is signed."""
+    frames: SignatureChain | None
+    """Signatures of the frames of its body; `None` if only x-amz-content-sha256 is signed."""
 
 
 class Signatures:
@@ -303,17 +267,18 @@ class Signatures:
         payload = _payload(claim, received)
         caller, secret = self._known.get(claim.key_id, self._unknown)
         key = self._derive_key(secret, claim.date, claim.region)
-        matches = hmac.compare_digest(_expected_signature(key, received, claim), claim.signature)
+        expected = sign(key, _text_to_sign(received, claim, payload))
+        matches = hmac.compare_digest(expected, claim.signature)
         if caller is None:
             raise SignatureError("InvalidAccessKeyId", "the access key id is unknown")
         if not matches:
             raise SignatureError(
                 "SignatureDoesNotMatch", "the signature does not match the request and the key"
             )
-        if payload not in {_SIGNED_FRAMES, _SIGNED_TRAILERS}:
-            return SignedRequest(caller, None)
-        fields = key, claim.timestamp, claim.scope, claim.signature, payload == _SIGNED_TRAILERS
-        return SignedRequest(caller, ChunkSigner(*fields))
+        frames = None
+        if payload in {_SIGNED_FRAMES, _SIGNED_TRAILERS}:
+            frames = SignatureChain(key, claim, signs_trailers=payload == _SIGNED_TRAILERS)
+        return SignedRequest(caller, frames)
 
     def _check_time(self, claim: Claim) -> None:
         try:
@@ -358,7 +323,7 @@ def _payload(claim: Claim, received: ReceivedRequest) -> str:
 
 
 def derive_key(secret: str, date: str, region: str) -> bytes:
-    """Derive the signing key of one day and region; botocore would do so for each request."""
+    """Derive the signing key of one day and region."""
     key = f"AWS4{secret}".encode()
     for part in (date, region, SERVICE, TERMINAL):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -370,32 +335,28 @@ def sign(key: bytes, text: str) -> str:
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
-class _SignedHeadersSigner(S3SigV4QueryAuth):
-    """botocore's signer of presigned URLs, for requests that have only their signed headers."""
-
-    def headers_to_sign(self, request: AWSRequest) -> Any:
-        return request.headers
-
-
-def _expected_signature(key: bytes, received: ReceivedRequest, claim: Claim) -> str:
-    """Return the signature that the request should have. Raises: `SignatureError`."""
-    credentials = ReadOnlyCredentials(claim.key_id, "", None)
-    signer = _SignedHeadersSigner(credentials, SERVICE, claim.region)
-    request = _rebuild(received, claim)
-    return sign(key, signer.string_to_sign(request, signer.canonical_request(request)))
-
-
-def _rebuild(received: ReceivedRequest, claim: Claim) -> AWSRequest:
-    """Return the request as the client had it before it was signed."""
-    url = f"{_URL}{received.path}"
-    headers = [(name, value) for name in claim.signed_headers for value in received.headers[name]]
-    if urlsplit(url).path != received.path or not all(value.isascii() for _, value in headers):
+def _text_to_sign(received: ReceivedRequest, claim: Claim, payload: str) -> str:
+    """Return the text that the client has signed. Raises: `SignatureError`."""
+    pairs = sorted(
+        (quote(name, safe=""), quote(value, safe=""))
+        for name, value in received.parameters
+        if name.lower() != _SIGNATURE
+    )
+    lines = [
+        received.method,
+        received.path,
+        "&".join(f"{name}={value}" for name, value in pairs),
+        *(
+            f"{name}:{','.join(' '.join(value.split()) for value in received.headers[name])}"
+            for name in claim.signed_headers
+        ),
+        "",
+        ";".join(claim.signed_headers),
+        payload,
+    ]
+    canonical = "\n".join(lines)
+    if not _PATH.fullmatch(received.path) or not canonical.isascii():
         reason = "the path or a signed header has characters that clients must encode"
         raise SignatureError("SignatureDoesNotMatch", reason)
-    request = AWSRequest(received.method, url)
-    parameters = [pair for pair in received.parameters if pair[0].lower() != _SIGNATURE]
-    request.params = parameters  # type: ignore[assignment]  # names may repeat, which it knows
-    request.context["timestamp"] = claim.timestamp
-    for name, value in headers:
-        request.headers[name] = value
-    return request
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    return f"{ALGORITHM}\n{claim.timestamp}\n{claim.scope}\n{digest}"

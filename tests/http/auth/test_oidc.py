@@ -344,11 +344,3 @@ CLAIMS: dict[str, Any] = {
 def test_the_values_of_a_claim_are_granted(name: str, values: set[str]) -> None:
     """Only scopes are split at spaces; a path leads within, and a whole name comes first."""
     assert grants("sso", CLAIMS, [name]) == {"public", *(f"sso:{value}" for value in values)}
-
-
-@pytest.mark.parametrize("value", ["~em", "other:admin", "bob", "public", ":", "", "other:~em"])
-def test_an_issuer_grants_in_its_own_name_only(value: str) -> None:
-    """Whatever it says, no rule of another issuer, of a caller, or of ours is kept by it."""
-    granted = grants("sso", {"groups": [value]}, ["groups"]) - {"public"}
-
-    assert granted == {f"sso:{value}"}

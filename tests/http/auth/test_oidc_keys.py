@@ -8,23 +8,17 @@ import ssl
 from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
-import oidc_provider_mock
 import pytest
 import trustme
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.errors import IssuerUnavailableError
 from app.http.auth.oidc import (
-    ALGORITHMS,
     APART_S,
     KEYS_S,
     RETRY_S,
     IssuerKeys,
-    Issuers,
     VerificationKey,
     decode_jwks,
     open_client,
@@ -348,18 +342,6 @@ async def test_a_key_is_chosen_by_its_name_and_algorithm() -> None:
         assert await IssuerKeys(read).find(kid, algorithm) == expected
 
 
-VALUES = st.none() | st.integers() | st.text(max_size=12) | st.lists(st.text(), max_size=2)
-MEMBERS = st.sampled_from(["kty", "crv", "alg", "use", "kid", "n", "e", "x", "y"])
-KINDS = st.sampled_from(["RSA", "P-256", "Ed25519", "Ed448"])
-
-
-@given(KINDS, st.dictionaries(MEMBERS, VALUES))
-def test_no_key_is_too_odd(kind: str, members: dict[str, object]) -> None:
-    """It is passed over, or is good for nothing but what only its owner can do."""
-    for key in decode({**public("first", kind), **members}):
-        assert key.algorithms <= ALGORITHMS
-
-
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     """Make an authority that nobody else knows."""
@@ -406,44 +388,3 @@ async def test_an_issuer_that_nobody_vouches_for_is_not_asked(tls_issuer: Issuer
     with pytest.raises(IssuerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
         await kids_over_tls(tls_issuer)
     assert tls_issuer.server.seen == []
-
-
-CLIENT = "gateway"
-CALLBACK = "http://127.0.0.1/callback"
-
-
-@pytest.fixture(scope="module")
-def provider() -> Generator[str]:
-    """Run a provider that knows ada."""
-    with oidc_provider_mock.run_server_in_thread() as server:
-        url = f"http://localhost:{server.server_port}"
-        claims = {"groups": ["lab"], "realm_access": {"roles": ["reader"]}}
-        httpx.put(f"{url}/users/ada", json=claims).raise_for_status()
-        yield url
-
-
-def log_in(provider: str) -> str:
-    """Log ada in, and get her token."""
-    asked = {"client_id": CLIENT, "redirect_uri": CALLBACK, "response_type": "code"}
-    allowed = httpx.post(
-        f"{provider}/oauth2/authorize",
-        params={**asked, "scope": "openid profile"},
-        data={"sub": "ada"},
-    )
-    (code,) = parse_qs(urlsplit(allowed.headers["Location"]).query)["code"]
-    exchanged = {"grant_type": "authorization_code", "code": code, "redirect_uri": CALLBACK}
-    answer = httpx.post(f"{provider}/oauth2/token", data=exchanged, auth=(CLIENT, "secret"))
-    return str(answer.json()["id_token"])
-
-
-async def test_who_has_logged_in_is_known(provider: str) -> None:
-    """By nothing but the URL of the provider and the audience."""
-    settings = IssuerSettings(
-        url=provider, audience=CLIENT, claims=("groups", "realm_access.roles")
-    )
-    async with Issuers({"sso": settings}) as issuers:
-        known = await issuers.identify(log_in(provider))
-
-    assert known is not None
-    assert known.caller.name == "sso:ada"
-    assert known.caller.grants == {"public", "sso:lab", "sso:reader"}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import BadBodyError, SignatureError
-from app.http.auth.sigv4 import ChunkSigner
+from app.http.auth.sigv4 import SignatureChain
 from app.http.body import decode_aws_chunked
 from tests.http.auth.people import KEY_ID, SECRET, signing_service
 from tests.http.auth.sigv4 import (
@@ -33,12 +33,12 @@ PUT: Final = Request("PUT", "/lab/k", payload=SEALED)
 PIECES: Final = (b"a" * 65536, b"a" * 1024)
 
 
-def seal_of(request: Request, signer: Signer = SIGNER) -> ChunkSigner:
+def seal_of(request: Request, signer: Signer = SIGNER) -> SignatureChain:
     """Let the service check a request, whose body it will check by the seal."""
     signed = check(signer.signed(request))
     assert signed is not None
-    assert signed.chunks is not None
-    return signed.chunks
+    assert signed.frames is not None
+    return signed.frames
 
 
 def framed(
@@ -54,7 +54,7 @@ def unframed(
     data: bytes, length: int, payload: str = SEALED
 ) -> tuple[bytes, Mapping[bytes, bytes]]:
     """Let the service take the frames off."""
-    return decode_aws_chunked(data, length, seal_of(replace(PUT, payload=payload)).chain())
+    return decode_aws_chunked(data, length, seal_of(replace(PUT, payload=payload)))
 
 
 EXAMPLE: Final = Request(
@@ -100,7 +100,7 @@ def test_the_examples_of_the_specification(
     payload = SEALED if trailers is None else TRAILED
     request = replace(EXAMPLE, headers=(*EXAMPLE.headers, header), payload=payload)
     data = framed(PIECES, trailers, request)
-    body, read = decode_aws_chunked(data, 66560, seal_of(request).chain())
+    body, read = decode_aws_chunked(data, 66560, seal_of(request))
 
     assert trailers or (len(data), read) == (66824, {})
     assert all(signature in data for signature in signatures)
@@ -113,7 +113,7 @@ def test_other_bodies_have_no_signatures_in_them(payload: str) -> None:
     signed = check(SIGNER.signed(replace(PUT, payload=payload)))
 
     assert signed is not None
-    assert signed.chunks is None
+    assert signed.frames is None
 
 
 BODIES: Final = st.lists(st.binary(min_size=1, max_size=40), max_size=4)

@@ -16,7 +16,6 @@ import boto3
 import httpx
 import obstore
 import pytest
-import s3fs
 import tensorstore as ts
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
@@ -180,19 +179,6 @@ def test_wrong_keys_are_told_as_amazon_tells_them(url: str) -> None:
             open_boto3(url, key_id, secret).list_objects_v2(Bucket="lab")
         assert refused.value.response["Error"]["Code"] == code
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_s3fs(url: str, key: str) -> None:
-    """It writes, reads, lists and deletes."""
-    options = {"key": KEY_ID, "secret": SECRET, "endpoint_url": url}
-    files, name = s3fs.S3FileSystem(**options, skip_instance_cache=True), f"lab/s3fs/{key}/x"
-
-    files.pipe_file(name, DATA)
-    assert files.cat_file(name, start=2, end=7) == DATA[2:7]
-    assert files.ls(f"lab/s3fs/{key}") == [name]
-    files.rm(name)
-    assert not files.exists(name)
 
 
 @pytest.mark.parametrize("key", KEYS)

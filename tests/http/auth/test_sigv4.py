@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import SignatureError
@@ -365,88 +365,55 @@ REQUESTS: Final = st.builds(
 )
 
 
-def _in_header(old: str, new: str) -> Callable[[Scope], Scope]:
-    def mutate(scope: Scope) -> Scope:
-        value = authorization(scope)
-        assert old in value
-        return with_header(scope, "authorization", value.replace(old, new, 1))
-
-    return mutate
-
-
-def _header(name: str, value: str | None) -> Callable[[Scope], Scope]:
-    return lambda scope: with_header(scope, name, value)
-
-
-def _flip(scope: Scope) -> Scope:
-    value = authorization(scope)
-    last = "0" if value[-1] != "0" else "1"
-    return with_header(scope, "authorization", value[:-1] + last)
-
-
-def _new(part: str, change: Callable[[Any], Any]) -> Callable[[Scope], Scope]:
-    return lambda scope: {**scope, part: change(scope[part])}
-
-
-MUTATIONS: Final[dict[str, Callable[[Scope], Scope]]] = {
-    "method": _new("method", lambda method: "PATCH" if method == "GET" else "GET"),
-    "longer path": _new("raw_path", lambda path: path + b"x"),
-    "shorter path": _new("raw_path", lambda path: path[:-1]),
-    "doubled slash": _new("raw_path", lambda path: b"/" + path),
-    "escaped": _new("raw_path", lambda path: path + b"%20"),
-    "more query": _new("query_string", lambda query: query + b"&z=1"),
-    "only a name": _new("query_string", lambda query: query + b"&acl"),
-    "longer value": _new("query_string", lambda query: query + b"0" if query else b"a=0"),
-    "host": _header("host", "evil.example"),
-    "signed header": _header("content-type", "a/c"),
-    "signed header gone": _header("content-type", None),
-    "header of amazon": _header("x-amz-meta-a", "\x7f"),
-    "header of amazon gone": _header("x-amz-meta-a", None),
-    "new header of amazon": _header("x-amz-meta-b", "1"),
-    "digest": _header("x-amz-content-sha256", "0" * 64),
-    "no digest": _header("x-amz-content-sha256", UNSIGNED),
-    "time": _header("x-amz-date", "20130524T000001Z"),
-    "day": _header("x-amz-date", "20130523T235959Z"),
-    "region": _in_header("us-east-1", "us-east-2"),
-    "key id": _in_header(KEY_ID, "B0B"),
-    "day of the key": _in_header("20130524", "20130525"),
-    "service": _in_header("/s3/", "/s4/"),
-    "one header less": _in_header("content-type;", ""),
-    "signature": _flip,
-    "second value": lambda scope: {
-        **scope,
-        "headers": [*scope["headers"], (b"content-type", b"a/b")],
-    },
-}
-
-
-@pytest.mark.parametrize("name", MUTATIONS)
-@settings(max_examples=20)
-@given(REQUESTS)
-def test_no_part_of_a_request_can_be_changed(name: str, request_: Request) -> None:
-    """Whatever was signed, it is refused once any one part is another."""
-    scope = SIGNER.signed(request_)
-    changed = MUTATIONS[name](scope)
-
-    assert who(scope) == "ann"
-    assert changed != scope
-    code_of(changed)
-
-
-@given(REQUESTS, st.data())
-def test_no_letter_of_a_presigned_request_can_be_changed(
-    request_: Request, data: st.DataObject
+@given(REQUESTS, st.sampled_from([SIGNER.signed, SIGNER.presigned]), st.data())
+def test_no_letter_of_a_request_can_be_changed(
+    request_: Request, sign: Callable[[Request], Scope], data: st.DataObject
 ) -> None:
-    """Of the path and the query, its signature included."""
-    scope = SIGNER.presigned(request_)
-    part = data.draw(st.sampled_from(["raw_path", "query_string"]))
-    at = data.draw(st.integers(0, len(scope[part]) - 1))
-    old = scope[part][at : at + 1]
-    new = data.draw(st.sampled_from(b"q5").map(lambda code: bytes([code])).filter(old.__ne__))
-    changed = {**scope, part: scope[part][:at] + new + scope[part][at + 1 :]}
+    """Of the method, the path, the query and signed headers; the signature is included."""
+    scope = sign(request_)
+    headers = dict(scope["headers"])
+    part = data.draw(
+        st.sampled_from(["method", "raw_path", "query_string", *headers]).filter(
+            lambda part: headers.get(part, scope.get(part))
+        )
+    )
+    old = headers[part].decode() if part in headers else scope[part]
+    text = old if isinstance(old, str) else old.decode()
+    start = len("AWS4") if part == b"authorization" else 0
+    at = data.draw(st.integers(start, len(text) - 1))
+    new = text[:at] + data.draw(st.sampled_from("q5").filter(text[at].__ne__)) + text[at + 1 :]
+    if part in headers:
+        changed = with_header(scope, part.decode(), new)
+    else:
+        changed = {**scope, part: new if part == "method" else new.encode()}
 
     assert who(scope) == "ann"
     code_of(changed)
+
+
+def test_nothing_is_added_or_left_out() -> None:
+    """Neither of the path and the query nor of the headers, signed or not."""
+    named = (HOST, ("content-type", "a/b"), ("x-amz-meta-a", "1"))
+    scope = SIGNER.signed(replace(PLAIN, query="a=1", headers=named))
+    headers, value = scope["headers"], authorization(scope)
+    assert who(scope) == "ann"
+
+    for changed in (
+        *(
+            {**scope, "raw_path": path}
+            for path in (b"/lab/c/0/0x", b"/lab/c/0/0%20", b"//lab/c/0/0")
+        ),
+        *({**scope, "query_string": query} for query in (b"a=1&z=1", b"a=1&acl", b"a=10", b"")),
+        *(
+            {**scope, "headers": [*headers, more]}
+            for more in ((b"x-amz-meta-b", b"1"), (b"content-type", b"a/b"))
+        ),
+        *({**scope, "headers": headers[:at] + headers[at + 1 :]} for at in range(len(headers) - 1)),
+        with_header(scope, "authorization", value.replace("content-type;", "")),
+        with_header(scope, "authorization", value.replace(KEY_ID, "B0B")),
+        with_header(scope, "x-amz-content-sha256", UNSIGNED),
+    ):
+        code_of(changed)
 
 
 @given(REQUESTS, TEXT, TEXT)

@@ -27,7 +27,7 @@ from app.http.links import viewer_folder
 from app.http.read import DataPlane
 from app.http.responses import Cors
 from app.http.shard_affinity import ShardAffinity
-from app.http.start_page import OverviewCache, StartPage, figures_of
+from app.http.start_page import OverviewCache, StartPage
 from app.http.write import BodyLimits, WritePlane
 from app.observability.logging import log_loop_exception, open_access_log
 from app.observability.metrics import Metrics
@@ -94,12 +94,8 @@ def create_app(
     hosts = Hosts(settings.server.host, settings.server.hosts)
     authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
     routes = _build_routes(shared, resolver, datasets, signer)
-    start_page = StartPage(
-        datasets,
-        OverviewCache(resolver),
-        figures_of(shared.fetch.cache, shared.chunks, shared.metrics.requests),
-        has_viewer=viewer_folder() is not None,
-    )
+    has_viewer = viewer_folder() is not None
+    start_page = StartPage(datasets, OverviewCache(resolver), has_viewer=has_viewer)
     api = build_api(datasets, resolver, shared.metrics, lifespan, routes, start_page=start_page)
     writing = _build_writing(shared, router, authenticator)
     data = DataPlane(datasets, authenticator, router, writing, cors)

@@ -325,13 +325,11 @@ def _common_headers(fields: EntityFields) -> Headers:
     return headers + last_modified(modified_s)
 
 
-def page_headers(*, style: str = "", script: str = "") -> Headers:
-    """Return the headers of an HTML page that may use its own *style* and *script* only."""
+def page_headers(*, style: str = "") -> Headers:
+    """Return the headers of an HTML page that may use its own *style* only, and no script."""
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'", "img-src data:"]
     if style:
         policy.append(f"style-src '{csp_digest(style)}'")
-    if script:
-        policy += [f"script-src '{csp_digest(script)}'", "connect-src 'self'"]
     return [
         (b"content-security-policy", "; ".join([*policy, "frame-ancestors 'none'"]).encode()),
         NO_REFERRER,

@@ -1,13 +1,13 @@
-"""``GET /`` for browsers: a card for each dataset, code that reads it, figures of the process."""
+"""``GET /`` for browsers: a card for each dataset, and code that reads it."""
 
 import json
 import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import cachetools
@@ -16,21 +16,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.concurrency import SingleFlight, bounded_gather
 from app.formats.surveying import Description
-from app.http.auth.access import Caller, Datasets, may_write
+from app.http.auth.access import Datasets, may_write
 from app.http.links import PUBLIC_VIEWER, VIEWER, layer_type, link, precomputed_source, zarr_source
 from app.http.paths import quote_key
 from app.http.responses import page_headers
-from app.model import NAMED_REFS
-from app.observability.metrics import RequestMetrics
-from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Dataset
-from app.resolve.inspect import (
-    CollectionSummary,
-    DatasetOverview,
-    RepositorySummary,
-    summarize,
-)
-from app.resolve.metadata_cache import MetadataCache, SizedLRUCache
+from app.resolve.inspect import CollectionSummary, DatasetOverview, summarize
 from app.resolve.resolver import Resolver
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -48,7 +39,6 @@ _CACHED_S: Final = 20.0
 _CACHED_DATASETS: Final = 1024
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _THIS_MACHINE: Final = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?")
-_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DRAWN: Final = frozenset(
     {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}
 )
@@ -58,9 +48,6 @@ _MOST_LETTERS: Final = 200
 _MOST_SIZES: Final = 12
 _VOLUME: Final = ("precomputed", "array")
 _log = logging.getLogger(__name__)
-
-type Figures = list[tuple[str, str]]
-"""Names and values, as the page shows them."""
 
 
 class Address(NamedTuple):
@@ -73,52 +60,35 @@ class Address(NamedTuple):
 
 
 class StartPage:
-    """Shows the readable datasets, or with the query ``figures`` the live figures alone."""
+    """Shows the readable datasets."""
 
-    def __init__(
-        self,
-        datasets: Datasets,
-        overviews: "OverviewCache",
-        figures: Callable[[], Figures],
-        *,
-        has_viewer: bool,
-    ) -> None:
+    def __init__(self, datasets: Datasets, overviews: "OverviewCache", *, has_viewer: bool) -> None:
         self._datasets = datasets
-        self._glances = overviews
-        self._read_figures = figures
+        self._overviews = overviews
         self._has_viewer = has_viewer
         self._style = (_TEMPLATES / "start.css").read_text("utf-8")
-        self._script = (_TEMPLATES / "start.js").read_text("utf-8")
         self._page = _PAGES.get_template("start.html")
-        self._figures = _PAGES.get_template("figures.html")
-        headers = page_headers(style=self._style, script=self._script)
+        headers = page_headers(style=self._style)
         self._headers = {name.decode(): value.decode() for name, value in headers}
 
     async def __call__(self, request: Request) -> Response:
         """Answer a browser."""
         caller = request.scope["caller"]
-        figures = self._read_figures() if self._datasets.may_watch(caller) else []
-        if "figures" in request.query_params:
-            return self._respond(self._figures.render(figures=figures))
         known = sorted(self._datasets.readable_by(caller), key=lambda dataset: dataset.name)
         shown = known[:_MOST_DATASETS]
         address = address_of(request, has_viewer=self._has_viewer)
-        overviews = await self._glances.read_all(shown)
+        overviews = await self._overviews.read_all(shown)
         content = self._page.render(
             cards=[
-                make_card(dataset, summary, address, caller)
-                for dataset, summary in zip(shown, overviews, strict=True)
+                _make_card(dataset, overview, address, is_writable=may_write(caller, dataset))
+                for dataset, overview in zip(shown, overviews, strict=True)
             ],
             more=len(known) - len(shown),
             has_viewer=address.viewer is not None,
-            figures=figures,
+            has_metrics=self._datasets.may_watch(caller),
             is_below_token="token" in request.scope,
             style=self._style,
-            script=self._script,
         )
-        return self._respond(content)
-
-    def _respond(self, content: str) -> Response:
         return Response(content, media_type="text/html", headers=self._headers)
 
 
@@ -175,51 +145,6 @@ class OverviewCache:
         return found
 
 
-def figures_of(
-    memory: MetadataCache, chunks: ChunkReader, requests: RequestMetrics
-) -> Callable[[], Figures]:
-    """Return a function that reads the figures of the process, which starts now."""
-    started_at = time.monotonic()
-
-    def read() -> Figures:
-        tally, (answered, sent_nbytes) = chunks.counters, requests.totals()
-        lookups = tally.hits + tally.misses + tally.joins
-        share = f"{tally.hits / lookups:.0%}" if lookups else "none"
-        return [
-            ("Running for", format_seconds(time.monotonic() - started_at)),
-            ("Requests", f"{answered:,}"),
-            ("Sent", format_nbytes(sent_nbytes)),
-            ("Chunks from memory", f"{share} of {lookups:,}"),
-            ("Indexes and metadata in memory", _format_cache(memory)),
-            ("Chunks in memory", _format_cache(chunks.cache)),
-        ]
-
-    return read
-
-
-def _format_cache(cache: SizedLRUCache[Any, Any]) -> str:
-    held = f"{format_nbytes(int(cache.currsize))} of {format_nbytes(int(cache.maxsize))}"
-    return f"{len(cache):,} · {held}"
-
-
-def format_nbytes(nbytes: int) -> str:
-    """Format a number of bytes in the largest unit that leaves at least 1."""
-    size, unit = float(nbytes), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:  # noqa: PLR2004 - the units' definition
-        size, unit = size / 1024, unit + 1
-    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{nbytes} {_UNITS[0]}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a time in its two largest units."""
-    minutes, hours, days = (int(seconds // per) for per in (60, 3600, 86400))
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min {int(seconds % 60)} s" if minutes else f"{int(seconds)} s"
-
-
 class View(NamedTuple):
     """Link that opens a viewer."""
 
@@ -234,26 +159,31 @@ class Snippet(NamedTuple):
     code: str
 
 
-type Card = Mapping[str, object]
-"""Values of ``start.html``: of a dataset, or of a row or repository in its card."""
+class _Card(NamedTuple):
+    """Dataset as ``start.html`` shows it; links are relative."""
+
+    name: str
+    href: str
+    formats: str
+    is_writable: bool
+    overview: DatasetOverview
+    views: list[View]
+    snippets: list[Snippet]
 
 
-def make_card(dataset: Dataset, summary: DatasetOverview, address: Address, caller: Caller) -> Card:
-    """Return the card of *dataset* for *caller*, from its *summary*; links are relative."""
-    href = f"./{quote_key(dataset.name)}"
+def _make_card(
+    dataset: Dataset, overview: DatasetOverview, address: Address, *, is_writable: bool
+) -> _Card:
     url = f"{address.base}/{quote_key(dataset.name)}"
-    return {
-        "name": dataset.name,
-        "href": f"{href}/",
-        "formats": _formats(dataset, summary),
-        "is_writable": may_write(caller, dataset),
-        "rows": [_row(href, each) for each in summary.collections],
-        "is_all": summary.is_all,
-        "reason": visible(summary.reason, 500),
-        "repositories": [_repository(href, each) for each in summary.repositories],
-        "views": list(_views(dataset.name, url, summary, address.viewer)),
-        "snippets": make_snippets(url, summary.collections),
-    }
+    return _Card(
+        dataset.name,
+        f"./{quote_key(dataset.name)}",
+        _formats(dataset, overview),
+        is_writable,
+        overview,
+        list(_views(dataset.name, url, overview, address.viewer)),
+        make_snippets(url, overview.collections),
+    )
 
 
 def _formats(dataset: Dataset, summary: DatasetOverview) -> str:
@@ -264,44 +194,12 @@ def _formats(dataset: Dataset, summary: DatasetOverview) -> str:
     return ", ".join(sorted(found)) or dataset.format
 
 
-def _row(href: str, summary: CollectionSummary) -> Card:
-    found = summary.found
-    names = found.dimension_names or ()
-    return {
-        "path": visible(summary.path) or "/",
-        "href": f"{href}/{quote_key(_document_key(summary))}",
-        "kind": found.kind,
-        "shape": format_shape(found.shape),
-        "dimensions": visible(", ".join(name or "-" for name in names)),
-        "data_type": visible(found.data_type or ""),
-        "inner": format_shape(found.inner_chunk_shape),
-        "shard": format_shape(found.shard_shape) or ("by id" if found.sharding else ""),
-        "note": visible(found.why_sharded or found.sharding or ""),
-    }
-
-
 def _document_key(summary: CollectionSummary) -> str:
     """Return the key of the metadata document of a collection, or of its container."""
     if summary.node is not None:
         return f"{summary.node}/zarr.json".lstrip("/")
     name = "info" if summary.found.format == "precomputed" else "zarr.json"
     return f"{summary.container}/{name}".lstrip("/")
-
-
-def _repository(href: str, summary: RepositorySummary) -> Card:
-    branch, _ = NAMED_REFS
-    refs = [
-        {
-            "kind": "branch" if tip.ref.startswith(branch) else "tag",
-            "name": visible(unquote(tip.ref.partition(".")[2])),
-            "href": f"{href}/{quote_key(f'{summary.path}/{tip.ref}'.lstrip('/'))}/",
-            "snapshot_id": tip.snapshot_id,
-            "message": visible(tip.message),
-            "at": tip.flushed_at,
-        }
-        for tip in summary.tips
-    ]
-    return {"path": visible(summary.path), "refs": refs, "more": summary.refs - len(refs)}
 
 
 def _views(name: str, url: str, summary: DatasetOverview, viewer: str | None) -> Iterator[View]:
@@ -419,3 +317,12 @@ def format_shape(shape: Sequence[int] | None) -> str:
         return ""
     sizes = [str(size) for size in shape[:_MOST_SIZES]]
     return _TIMES.join(sizes + ["…"] * (len(shape) > _MOST_SIZES)) or "scalar"
+
+
+_PAGES.filters |= {
+    "visible": visible,
+    "shape": format_shape,
+    "quote_key": quote_key,
+    "document_key": _document_key,
+    "ref_name": lambda ref: unquote(ref.partition(".")[2]),
+}

@@ -133,10 +133,6 @@ class RequestMetrics(Collector):
         text = "Connections of clients, busy and idle"
         yield _gauge("connections", text, [], [((), self.connections)])
 
-    def totals(self) -> tuple[int, int]:
-        """Return the number of requests, and of bytes sent, since the start."""
-        return sum(self._requests.values()), sum(self._sent_nbytes.values())
-
 
 class StoreMetrics:
     """Calls of object stores, each attempt by itself, and objects and shards written."""

@@ -19,19 +19,14 @@ from app.http.links import PUBLIC_VIEWER, VIEWER
 from app.http.paths import quote_key
 from app.http.start_page import (
     Address,
-    Figures,
     OverviewCache,
     StartPage,
     address_of,
-    figures_of,
-    format_nbytes,
-    format_seconds,
     format_shape,
     make_snippets,
     visible,
 )
-from app.model import ByteRange, ETag, ObjectRef, Stored
-from app.observability.metrics import Metrics
+from app.model import ObjectRef
 from app.resolve.inspect import CollectionSummary, GroupSummary
 from app.settings import PUBLIC
 from app.storage.memory import MemoryStore
@@ -103,27 +98,6 @@ def test_without_a_viewer_of_our_own(host: str, proto: str, expected: str | None
     assert address(has_viewer=False, host=host, x_forwarded_proto=proto).viewer == expected
 
 
-async def test_watches_the_caches_and_what_is_answered() -> None:
-    """What is in them now is told, and what has been sent."""
-    opened, requests = reading(MemoryStore(), index_bytes=7, chunk_bytes=2000), Metrics([]).requests
-    tell = figures_of(opened.fetch.cache, opened.chunks, requests)
-    chunk = Stored(ObjectRef("memory://b", "k"), ByteRange(0, 3), ETag('"1"'))
-    assert dict(tell())["Chunks from memory"] == "none of 0"
-    opened.chunks.cache.put(chunk, b"abc")
-    assert opened.chunks.cached(chunk) is not None
-    requests.count("em", "GET", "hit", 3)
-    requests.count("", "GET", "absent", 4, 0.1)
-
-    assert dict(tell()) == {
-        "Running for": "0 s",
-        "Requests": "2",
-        "Sent": "7 bytes",
-        "Chunks from memory": "100% of 1",
-        "Indexes and metadata in memory": "0 · 0 bytes of 7 bytes",
-        "Chunks in memory": f"1 · {format_nbytes(int(opened.chunks.cache.currsize))} of 2.0 KiB",
-    }
-
-
 async def test_what_was_seen_is_kept_for_a_while() -> None:
     """Views of the page cost no reads until then, and a crowd costs as much as one."""
     clock, store, crowded = Clock(), *(filled(WatchedStore(), a=ARRAY) for _ in range(2))
@@ -170,9 +144,6 @@ async def test_a_fault_of_ours_stays_with_its_dataset(caplog: pytest.LogCaptureF
     assert "odd" in caplog.text
 
 
-FIGURES: Figures = [("Running for", "0 s")]
-
-
 async def show(
     *names: str,
     asked: Request | None = None,
@@ -188,26 +159,19 @@ async def show(
     page = StartPage(
         Datasets(datasets, watchers),
         OverviewCache(opened.resolver),
-        lambda: FIGURES,
         has_viewer=has_viewer,
     )
     text = bytes((await page(asked or request(host="lab.example"))).body).decode()
     return text, [link.attrib["href"] for link in parse(text).iter("a")]
 
 
-async def test_figures_are_for_who_may_watch() -> None:
-    """Others see neither those, alone either, nor a script; who may see nothing is told so."""
-    shown, links = await show("em")
-    hidden, fewer = await show("em", watchers=())
-
-    assert "Running for" in shown
-    assert "Running for" not in hidden
-    assert "<script" not in hidden
+async def test_metrics_are_for_who_may_watch() -> None:
+    """Others get no link there; who may see nothing is told so."""
+    _, links = await show("em")
+    _, fewer = await show("em", watchers=())
     assert set(links) - set(fewer) == {"./metrics"}
-    overview = OverviewCache(reading(MemoryStore()).resolver)
-    page = StartPage(Datasets({}, ()), overview, lambda: FIGURES, has_viewer=True)
-    assert (await page(request(query=b"figures"))).body == b""
-    assert b"There is no dataset that you may see." in (await page(request())).body
+    text, _ = await show()
+    assert "There is no dataset that you may see." in text
 
 
 async def test_a_token_goes_along() -> None:
@@ -340,20 +304,11 @@ def test_text_is_visible_and_can_be_sent(text: str) -> None:
         (format_shape((0,)), "0"),
         (format_shape((3, 2)), f"3{TIMES}2"),
         (format_shape((1,) * 13), TIMES.join(["1"] * 12 + ["…"])),
-        (format_nbytes(0), "0 bytes"),
-        (format_nbytes(1023), "1023 bytes"),
-        (format_nbytes(1024), "1.0 KiB"),
-        (format_nbytes(3 * 2**20), "3.0 MiB"),
-        (format_nbytes(2**60), "1024.0 PiB"),
-        (format_seconds(0.9), "0 s"),
-        (format_seconds(61), "1 min 1 s"),
-        (format_seconds(3600), "1 h 0 min"),
-        (format_seconds(90_000), "1 d 1 h"),
         (quote_key("@branch.a%2Fb/x y/100%/#"), "@branch.a%2Fb/x%20y/100%25/%23"),
     ],
 )
 def test_numbers_and_paths(shown: str, expected: str) -> None:
-    """Long shapes are cut, the unit is the largest that fits, two units of time are enough.
+    """Long shapes are cut.
 
     The names of refs in a path keep what is encoded in them; the rest is encoded once.
     """

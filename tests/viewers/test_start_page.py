@@ -80,19 +80,6 @@ def test_fits_a_phone(hand: Page, pictures: Path) -> None:
     assert width(hand.screenshot(path=pictures / "start-phone.png", full_page=True)) == 360
 
 
-def test_keeps_figures_up_to_date(browser: Browser, url: str) -> None:
-    """Where scripts run, they are asked for again while the rest stays."""
-    with browser.new_context(viewport=DESK) as context:
-        page = context.new_page()
-        page.clock.install()
-        page.goto(f"{url}/")
-        with page.expect_response(f"{url}/?figures") as answered:
-            page.clock.run_for(6000)
-
-        assert answered.value.ok
-        assert page.locator("#figures dt").count() == 6
-
-
 def test_code_can_be_taken_at_once(desk: Page) -> None:
     """One click chooses all of it, and the rest of the page stays out."""
     desk.locator("#dataset-image ~ .snippets code").first.click()

@@ -7,7 +7,7 @@ import os
 import select
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from http import HTTPStatus
@@ -18,7 +18,13 @@ import orjson
 from cachetools import TTLCache
 
 from app.errors import ShardgateError
-from app.observability.requests import Outcome, current_request, is_failure, mask_tokens
+from app.observability.requests import (
+    Outcome,
+    RequestContext,
+    current_request,
+    is_failure,
+    mask_tokens,
+)
 from app.settings import ServerSettings
 
 _ACCESS: Final = "app.access"
@@ -163,56 +169,48 @@ def timestamp(milliseconds: int) -> str:
     return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
 
 
-class _Formatter(logging.Formatter):
-    """Withholds texts of private errors; *is_private* is for records without a request."""
+class LineFormatter(logging.Formatter):
+    """Formats records as one line of text and a traceback, or as one line of JSON.
 
-    def __init__(self, *, is_private: bool, level: str) -> None:
+    It withholds texts of private errors; *is_private* is for records without a request.
+    """
+
+    def __init__(self, log_format: str, *, is_private: bool, level: str) -> None:
         super().__init__()
+        self._is_json = log_format == "json"
         self._is_private = is_private
         self._is_debugging = level.upper() == "DEBUG"
 
-    def _traceback(self, record: logging.LogRecord) -> str:
-        if record.exc_info is None or (error := record.exc_info[1]) is None:
-            return ""
+    def format(self, record: logging.LogRecord) -> str:
+        """Format *record*."""
         request = current_request()
+        time, message = timestamp(int(record.created * 1000)), record.getMessage()
+        request_id = None if request is None else request.request_id.decode()
+        trace_id = None if request is None else request.trace_id or None
+        trace = self._traceback(record, request)
+        if self._is_json:
+            line = {
+                "time": time,
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": message,
+                "request_id": request_id,
+                "trace_id": trace_id,
+                "exception": trace,
+            }
+            return orjson.dumps({k: v for k, v in line.items() if v is not None}).decode()
+        text = f"{time} {record.levelname} {record.name} {message.translate(_CONTROLS)}"
+        text += "" if request_id is None else f" request={request_id}"
+        text += "" if trace_id is None else f" trace_id={trace_id}"
+        return text if trace is None else f"{text}\n{trace}"
+
+    def _traceback(self, record: logging.LogRecord, request: RequestContext | None) -> str | None:
+        if record.exc_info is None or (error := record.exc_info[1]) is None:
+            return None
         is_private = self._is_private if request is None else request.is_private
         if self._is_debugging or not is_private:
             return "".join(traceback.format_exception(error)).rstrip()
         return "\n".join(_traceback_without_text(error))
-
-
-class TextFormatter(_Formatter):
-    """One line for each record, followed by its traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format *record*."""
-        head = f"{timestamp(int(record.created * 1000))} {record.levelname} {record.name}"
-        line = f"{head} {record.getMessage().translate(_CONTROLS)}"
-        if (request := current_request()) is not None:
-            line = f"{line} request={request.request_id.decode()}"
-            line += f" trace_id={request.trace_id}" if request.trace_id else ""
-        trace = self._traceback(record)
-        return f"{line}\n{trace}" if trace else line
-
-
-class JsonFormatter(_Formatter):
-    """One JSON object for each record, on one line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format *record*."""
-        line = {
-            "time": timestamp(int(record.created * 1000)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if (request := current_request()) is not None:
-            line["request_id"] = request.request_id.decode()
-            if request.trace_id:
-                line["trace_id"] = request.trace_id
-        if trace := self._traceback(record):
-            line["exception"] = trace
-        return orjson.dumps(line).decode()
 
 
 def _traceback_without_text(error: BaseException | None) -> Iterator[str]:
@@ -223,18 +221,15 @@ def _traceback_without_text(error: BaseException | None) -> Iterator[str]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-_FORMATTERS: Final[Mapping[str, type[_Formatter]]] = {"text": TextFormatter, "json": JsonFormatter}
-
-
 def logging_config(settings: ServerSettings, *, is_private: bool) -> dict[str, Any]:
     """Return the `dictConfig`; libraries log warnings only, as other records show keys."""
     level = settings.log_level.upper()
     uvicorn_level = level if logging.getLevelName(level) >= logging.WARNING else "WARNING"
-    line = {"()": _FORMATTERS[settings.log_format], "is_private": is_private, "level": level}
+    formatter = {"()": LineFormatter, "log_format": settings.log_format, "level": level}
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"line": line},
+        "formatters": {"line": {**formatter, "is_private": is_private}},
         "filters": {"repeated": {"()": RepetitionFilter}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},

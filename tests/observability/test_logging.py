@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -25,9 +26,8 @@ from app.model import ObjectRef
 from app.observability.logging import (
     AccessLog,
     AccessRecord,
-    JsonFormatter,
+    LineFormatter,
     RepetitionFilter,
-    TextFormatter,
     log_failure,
     log_loop_exception,
     open_access_log,
@@ -250,47 +250,29 @@ def test_timestamps_are_rfc_3339_in_utc() -> None:
     assert timedelta(0) <= datetime.now(UTC) - now < timedelta(seconds=60)
 
 
-class _Lines(logging.Handler):
-    """Keeps lines."""
-
-    def __init__(self, formatter: logging.Formatter) -> None:
-        super().__init__()
-        self.setFormatter(formatter)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
-        self.lines.append(self.format(record))
-
-
 def _begin_request(*, is_private: bool) -> None:
     set_current_request(RequestContext("GET", "em", KEY, b"::1", is_private=is_private))
 
 
-def _log_error(formatter: logging.Formatter, *, is_private: bool | None = None) -> str:
-    """Log an error with a cause, of a request if it is said whether that *is_private*."""
-    log = logging.getLogger("app.test_logging")
-    log.propagate = False
-    handler = _Lines(formatter)
-    log.handlers[:] = [handler]
+def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> str:
+    """Format an error with a cause, of a request if it is said whether that *is_private*."""
 
-    def run() -> None:
+    def run() -> str:
         if is_private is not None:
             _begin_request(is_private=is_private)
             note_request_id(b'id"1')
-        error = StorageUnavailableError(ObjectRef("s3://bucket", KEY), "unplugged")
-        error.__cause__ = KeyError(KEY)
         try:
-            raise error
+            raise ERROR from KeyError(KEY)
         except StorageUnavailableError:
-            log.exception("an answer broke off\r\nforged")
+            found: Any = sys.exc_info()
+        record = {"msg": "an answer broke off\r\nforged", "exc_info": found}
+        named = {"name": "app.test_logging", "levelname": "ERROR"}
+        return formatter.format(logging.makeLogRecord({**named, **record}))
 
-    copy_context().run(run)
-    log.handlers.clear()
-    return handler.lines[0]
+    return copy_context().run(run)
 
 
-@pytest.mark.parametrize("kind", [TextFormatter, JsonFormatter])
+@pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize(
     ("level", "is_private", "of_request", "names_key"),
     [
@@ -302,7 +284,7 @@ def _log_error(formatter: logging.Formatter, *, is_private: bool | None = None) 
     ],
 )
 def test_errors_name_keys_of_public_data_only(
-    kind: type[TextFormatter | JsonFormatter],
+    log_format: str,
     level: str,
     *,
     is_private: bool,
@@ -310,7 +292,9 @@ def test_errors_name_keys_of_public_data_only(
     names_key: bool,
 ) -> None:
     """The request decides, or without one the datasets; of others class and place are logged."""
-    line = _log_error(kind(is_private=is_private, level=level), is_private=of_request)
+    line = _log_error(
+        LineFormatter(log_format, is_private=is_private, level=level), is_private=of_request
+    )
 
     assert (KEY in line) is names_key
     assert "StorageUnavailableError" in line
@@ -321,8 +305,8 @@ def test_errors_name_keys_of_public_data_only(
 def test_a_message_forges_no_line() -> None:
     """In JSON the traceback is a member of the record, in text control characters are blanks."""
     as_json, as_text = (
-        _log_error(kind(is_private=False, level="info"), is_private=False)
-        for kind in (JsonFormatter, TextFormatter)
+        _log_error(LineFormatter(log_format, is_private=False, level="info"), is_private=False)
+        for log_format in ("json", "text")
     )
     record: dict[str, Any] = json.loads(as_json)
 

@@ -4,8 +4,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 from math import inf
 from typing import Any, Final, NamedTuple, Self
@@ -261,10 +261,14 @@ async def read_keys(
     client: httpx.AsyncClient, issuer: IssuerSettings, timeout_s: float
 ) -> tuple[VerificationKey, ...]:
     """Read the keys of *issuer* in *timeout_s* altogether. Raises: `IssuerUnavailableError`."""
-    with _translated(issuer.url):
+    try:
         async with asyncio.timeout(timeout_s):
             url = issuer.jwks_url or await _discover(client, issuer.url)
             return decode_jwks(await _get(client, url))
+    except TimeoutError as error:
+        raise IssuerUnavailableError(f"{issuer.url}: does not answer in time") from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise IssuerUnavailableError(f"{issuer.url}: {error or type(error).__name__}") from error
 
 
 async def _discover(client: httpx.AsyncClient, issuer: str) -> str:
@@ -290,16 +294,6 @@ async def _get(client: httpx.AsyncClient, url: str) -> bytes:
             if len(body) > _MOST_NBYTES:
                 raise ValueError(f"{url} has more than {_MOST_NBYTES} bytes")
         return bytes(body)
-
-
-@contextmanager
-def _translated(issuer: str) -> Generator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise IssuerUnavailableError(f"{issuer}: does not answer in time") from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise IssuerUnavailableError(f"{issuer}: {error or type(error).__name__}") from error
 
 
 def decode_jwks(data: bytes) -> tuple[VerificationKey, ...]:

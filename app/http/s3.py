@@ -38,20 +38,16 @@ type Members = Mapping[str, str | "Members" | list["Members"] | None]
 """Content of an XML element: `None` is left out, a list has several elements of one name."""
 
 _CODES: Final = {
-    HTTPStatus.BAD_REQUEST: "InvalidRequest",
     HTTPStatus.UNAUTHORIZED: "AccessDenied",
     HTTPStatus.FORBIDDEN: "AccessDenied",
     HTTPStatus.NOT_FOUND: "NoSuchKey",
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowed",
     HTTPStatus.REQUEST_TIMEOUT: "RequestTimeout",
-    HTTPStatus.CONFLICT: "InvalidRequest",
     HTTPStatus.LENGTH_REQUIRED: "MissingContentLength",
     HTTPStatus.PRECONDITION_FAILED: "PreconditionFailed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "EntityTooLarge",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "InvalidRequest",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "InvalidRange",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplemented",
-    HTTPStatus.MISDIRECTED_REQUEST: "InvalidRequest",
     HTTPStatus.LOCKED: "AccessDenied",
     HTTPStatus.TOO_MANY_REQUESTS: "SlowDown",
     HTTPStatus.SERVICE_UNAVAILABLE: "SlowDown",
@@ -266,7 +262,8 @@ def error_code(status: HTTPStatus, error: ShardgateError | None = None) -> str:
     if isinstance(error, errors.SignatureError):
         return error.code
     special = None if error is None else _CODES_OF_ERRORS.get(type(error))
-    return special or _CODES.get(status, "InternalError")
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return special or _CODES.get(status, "InternalError" if is_ours else "InvalidRequest")
 
 
 def error_document(

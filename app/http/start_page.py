@@ -5,7 +5,7 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -145,45 +145,20 @@ class OverviewCache:
         return found
 
 
-class View(NamedTuple):
-    """Link that opens a viewer."""
-
-    name: str
-    url: str
-
-
-class Snippet(NamedTuple):
-    """Code to copy and run."""
-
-    title: str
-    code: str
-
-
-class _Card(NamedTuple):
-    """Dataset as ``start.html`` shows it; links are relative."""
-
-    name: str
-    href: str
-    formats: str
-    is_writable: bool
-    overview: DatasetOverview
-    views: list[View]
-    snippets: list[Snippet]
-
-
 def _make_card(
     dataset: Dataset, overview: DatasetOverview, address: Address, *, is_writable: bool
-) -> _Card:
+) -> Mapping[str, object]:
+    """Return values for ``start.html``; links to the dataset are relative."""
     url = f"{address.base}/{quote_key(dataset.name)}"
-    return _Card(
-        dataset.name,
-        f"./{quote_key(dataset.name)}",
-        _formats(dataset, overview),
-        is_writable,
-        overview,
-        list(_views(dataset.name, url, overview, address.viewer)),
-        make_snippets(url, overview.collections),
-    )
+    return {
+        "name": dataset.name,
+        "href": f"./{quote_key(dataset.name)}",
+        "formats": _formats(dataset, overview),
+        "is_writable": is_writable,
+        "overview": overview,
+        "views": list(_views(dataset.name, url, overview, address.viewer)),
+        "snippets": make_snippets(url, overview.collections),
+    }
 
 
 def _formats(dataset: Dataset, summary: DatasetOverview) -> str:
@@ -202,8 +177,10 @@ def _document_key(summary: CollectionSummary) -> str:
     return f"{summary.container}/{name}".lstrip("/")
 
 
-def _views(name: str, url: str, summary: DatasetOverview, viewer: str | None) -> Iterator[View]:
-    """Yield links to a viewer: of images by their groups, of volumes by their containers, once."""
+def _views(
+    name: str, url: str, summary: DatasetOverview, viewer: str | None
+) -> Iterator[tuple[str, str]]:
+    """Yield names and links: of images by their groups, of volumes by their containers, once."""
     if viewer is None:
         return
     known = set()
@@ -212,7 +189,7 @@ def _views(name: str, url: str, summary: DatasetOverview, viewer: str | None) ->
         if source and source not in known:
             known.add(source)
             shown = visible(path) or name
-            yield View(shown, link(viewer, layer_type(each.found), shown, source))
+            yield (shown, link(viewer, layer_type(each.found), shown, source))
 
 
 def _source(url: str, summary: CollectionSummary) -> tuple[str, str]:
@@ -231,53 +208,49 @@ def _join(url: str, key: str) -> str:
     return f"{url}/{quote_key(key)}".rstrip("/")
 
 
-def make_snippets(url: str, collections: Sequence[CollectionSummary]) -> list[Snippet]:
-    """Return, for each client, code that reads the first of *collections* that it can read."""
+def make_snippets(url: str, collections: Sequence[CollectionSummary]) -> dict[str, str]:
+    """Return, by client, code that reads the first of *collections* that it can read."""
     sound = [each for each in collections if each.found.format]
-    snippets = [_curl(_join(url, _document_key(each))) for each in sound[:1]]
-    arrays = [(each.node, each) for each in sound if each.node is not None]
-    for node, _ in arrays[:1]:
-        snippets.append(_zarr(_join(url, node)))
-        snippets += _xarray(url, [each for _, each in arrays])
-        snippets.append(_tensorstore("TensorStore", "zarr3", _join(url, node)))
+    arrays = [each for each in sound if each.node is not None]
     volumes = [each for each in sound if (each.found.format, each.found.kind) == _VOLUME]
-    for each in volumes[:1]:
-        source = _join(url, each.container)
-        snippets.append(
-            _tensorstore("TensorStore, precomputed", "neuroglancer_precomputed", source)
-        )
+    snippets = {}
+    if sound:
+        snippets["curl"] = f"curl -sS {shlex.quote(_join(url, _document_key(sound[0])))}"
+    if arrays:
+        source = _join(url, arrays[0].node or "")
+        snippets["zarr-python"] = _ZARR.format(url=source)
+        snippets |= _xarray(url, arrays)
+        snippets["TensorStore"] = _TENSORSTORE.format(driver="zarr3", url=source)
+    if volumes:
+        source, driver = _join(url, volumes[0].container), "neuroglancer_precomputed"
+        snippets["TensorStore, precomputed"] = _TENSORSTORE.format(driver=driver, url=source)
     return snippets
 
 
-def _curl(url: str) -> Snippet:
-    return Snippet("curl", f"curl -sS {shlex.quote(url)}")
-
-
-def _zarr(url: str) -> Snippet:
-    code = f"""# pip install zarr 'fsspec[http]'
+_ZARR: Final = """# pip install zarr 'fsspec[http]'
 import zarr
 
 array = zarr.open_array("{url}", mode="r")
 print(array.info)"""
-    return Snippet("zarr-python", code)
-
-
-def _tensorstore(title: str, driver: str, url: str) -> Snippet:
-    code = f"""# pip install tensorstore
+_TENSORSTORE: Final = """# pip install tensorstore
 import tensorstore
 
 spec = {{"driver": "{driver}", "kvstore": "{url}/"}}
 array = tensorstore.open(spec, read=True).result()
 print(array)"""
-    return Snippet(title, code)
+_XARRAY: Final = """# pip install xarray zarr 'fsspec[http]'
+import xarray
+
+dataset = xarray.open_zarr("{url}", consolidated={is_consolidated}{drop})
+print(dataset)"""
 
 
-def _xarray(url: str, arrays: Sequence[CollectionSummary]) -> list[Snippet]:
+def _xarray(url: str, arrays: Sequence[CollectionSummary]) -> dict[str, str]:
     """Open the group of the first array, without arrays whose dimensions have other sizes."""
     group = arrays[0].group
     members = [each for each in arrays if each.group == group]
     if group is None or not all(_has_dimensions(each.found) for each in members):
-        return []
+        return {}
     sizes: dict[str | None, int] = {}
     dropped = []
     for each in members:
@@ -288,12 +261,9 @@ def _xarray(url: str, arrays: Sequence[CollectionSummary]) -> list[Snippet]:
         else:
             sizes |= own
     drop = f", drop_variables={json.dumps(dropped)}" if dropped else ""
-    code = f"""# pip install xarray zarr 'fsspec[http]'
-import xarray
-
-dataset = xarray.open_zarr("{_join(url, group.key)}", consolidated={group.is_consolidated}{drop})
-print(dataset)"""
-    return [Snippet("xarray", code)]
+    source = _join(url, group.key)
+    code = _XARRAY.format(url=source, is_consolidated=group.is_consolidated, drop=drop)
+    return {"xarray": code}
 
 
 def _has_dimensions(description: Description) -> bool:

@@ -222,7 +222,7 @@ WAYS = ["curl", "zarr-python", "TensorStore"]
 
 def test_levels_of_other_sizes_are_left_out() -> None:
     """Only what goes together is opened."""
-    code = dict(make_snippets(URL, (S0, level("s1", shape=(2, 3)), level("mask"))))["xarray"]
+    code = make_snippets(URL, (S0, level("s1", shape=(2, 3)), level("mask")))["xarray"]
 
     assert 'xarray.open_zarr("http://host/em", consolidated=True, drop_variables=["s1"])' in code
 
@@ -244,18 +244,19 @@ def test_levels_of_other_sizes_are_left_out() -> None:
 )
 def test_xarray_needs_names_and_a_group(seen: list[CollectionSummary], titles: list[str]) -> None:
     """One array without names for its dimensions spoils its group; what is damaged has no way."""
-    assert [snippet.title for snippet in make_snippets(URL, seen)] == titles
+    assert list(make_snippets(URL, seen)) == titles
 
 
 def test_a_name_cannot_leave_its_quotes() -> None:
     """Whatever an array is called, the code is what it seems to be, in one line of ASCII."""
     name = "\"'); import os;\n\u202e`$(id)`"
     hostile = replace(S0, path=name, container=name, node=name)
-    curl, *python = make_snippets(URL, [hostile, level(f"{name}2", shape=(9, 9)), S0])
+    python = make_snippets(URL, [hostile, level(f"{name}2", shape=(9, 9)), S0])
+    curl = python.pop("curl")
 
-    assert len(curl.code.splitlines()) == 1
-    assert curl.code.isascii()
-    for title, code in python:
+    assert len(curl.splitlines()) == 1
+    assert curl.isascii()
+    for title, code in python.items():
         assert code.isascii()
         assert len(ast.parse(code).body) == (4 if title == "TensorStore" else 3)
 
@@ -276,7 +277,7 @@ def test_a_name_cannot_leave_its_quotes() -> None:
 )
 def test_curl_reads_the_document(seen: list[CollectionSummary], expected: str) -> None:
     """It describes the first sound collection, or its container."""
-    assert make_snippets(URL, seen)[0].code == f"curl -sS {URL}/{expected}"
+    assert make_snippets(URL, seen)["curl"] == f"curl -sS {URL}/{expected}"
 
 
 TIMES = " \N{MULTIPLICATION SIGN} "

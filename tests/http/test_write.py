@@ -137,16 +137,6 @@ def test_who_sends_a_refused_body_hears_why(client: httpx.Client, head: str, sta
         assert (answer[0], answer[1]["connection"]) == (status, "close")
 
 
-@pytest.mark.parametrize("more", ["", "\nTransfer-Encoding: chunked"])
-def test_a_length_is_demanded(client: httpx.Client, more: str) -> None:
-    """Also of who would send the body in chunks."""
-    with wire(client) as line:
-        line.say(f"PUT /any/long HTTP/1.1{more}", b"0\r\n\r\n" if more else b"")
-
-        assert line.hear()[0] == 411
-        assert get(client, "/any/long") is None
-
-
 def test_who_stops_sending_is_told(client: httpx.Client) -> None:
     """After a silence; nothing is written, nor by who leaves: half a body is none."""
     with wire(client) as line:

@@ -9,7 +9,7 @@ from app.errors import StorageDeniedError, VersionChangedError
 from app.model import ObjectRef
 from app.observability.metrics import Metrics
 from app.resolve.budget import ByteBudget
-from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
+from app.resolve.metadata_cache import CacheCounters, SizedLRUCache
 from app.storage.contract import WriteNotice
 from app.storage.wrappers import Call
 
@@ -54,19 +54,6 @@ def test_requests_are_counted_by_dataset_method_and_outcome() -> None:
 
 def _call(error: BaseException | None = None) -> Call:
     return Call("get", REF, None, 0.3, 10, error)
-
-
-def test_a_call_is_counted_by_the_kind_of_the_read_that_it_is_for() -> None:
-    """The kind is the one of the read that is being performed."""
-    metrics = Metrics([])
-    before = kind_of_read.set("shard-index")
-    metrics.stores.on_call(_call())
-    kind_of_read.reset(before)
-    metrics.stores.on_call(_call())
-
-    for kind in "shard-index", "object":
-        counted = {"upstream_bytes_total": 10, "upstream_seconds_count": 1}
-        _check(metrics, counted, store="s3+lab", method="get", kind=kind)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import base64
 import hashlib
 import re
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from io import BytesIO
@@ -86,18 +86,15 @@ class IncomingBody:
 
     def length(self, most_nbytes: int) -> int:
         """Return the Content-Length. Raises: `LengthRequiredError`, `TooLargeError`."""
-        if self._is_chunked or self._length is None or not _LENGTH.fullmatch(self._length):
-            raise LengthRequiredError("the request has no valid Content-Length")
-        if (length := int(self._length)) > most_nbytes:
-            raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
-        return length
+        text = None if self._is_chunked else self._length
+        return _parse_length(text, "Content-Length", most_nbytes)
 
     async def read(self, length: int, held: ByteReservation) -> bytes:
         """Read the *length* bytes, reserved in *held* as they arrive.
 
         Raises: `BusyError`, `SlowBodyError`, `ClientGoneError`, `BadBodyError` for another length.
         """
-        body = await _join(self._arriving(length, held))
+        body = await self._read(length, held)
         if len(body) != length:
             raise BadBodyError(f"the body has not the {length} bytes of its Content-Length")
         return body
@@ -106,27 +103,24 @@ class IncomingBody:
         """Read an aws-chunked body, which may lack Content-Length. Raises: see `read`, `length`."""
         if not self._is_chunked or self._length is not None:
             return await self.read(self.length(most_nbytes), held)
-        return await _join(self._arriving(most_nbytes, held))
+        return await self._read(most_nbytes, held)
 
-    async def _arriving(self, most_nbytes: int, held: ByteReservation) -> AsyncIterator[bytes]:
-        arrived = reserved = 0
-        waited_s = 0.0
-        is_more = self.is_unread
-        while is_more:
+    async def _read(self, most_nbytes: int, held: ByteReservation) -> bytes:
+        """Read up to *most_nbytes* into one buffer, so that memory never holds them twice."""
+        body, reserved, waited_s = BytesIO(), 0, 0.0
+        while self.is_unread:
+            arrived = body.tell()
             if arrived >= reserved:
                 reserved = min(most_nbytes, arrived + _AHEAD_NBYTES)
                 await held.reserve(reserved)
             left_s = self._timeout_s + arrived / SLOWEST_NBYTES_PER_S - waited_s
             began_at = asyncio.get_running_loop().time()
-            piece, is_more = await self._next(min(left_s, self._timeout_s))
+            piece, self.is_unread = await self._next(min(left_s, self._timeout_s))
             waited_s += asyncio.get_running_loop().time() - began_at
-            arrived += len(piece)
-            if arrived > most_nbytes:
-                break
-            yield piece
-        self.is_unread = is_more
-        if arrived > most_nbytes:
-            raise BadBodyError(f"the body has more than {most_nbytes} bytes")
+            if arrived + len(piece) > most_nbytes:
+                raise BadBodyError(f"the body has more than {most_nbytes} bytes")
+            body.write(piece)
+        return body.getvalue()
 
     async def drain(self) -> None:
         """Read and drop the rest, for a bounded time and up to a bounded size."""
@@ -150,12 +144,12 @@ class IncomingBody:
         return message.get("body", b""), message.get("more_body", False)
 
 
-async def _join(pieces: AsyncIterator[bytes]) -> bytes:
-    """Join *pieces* as they arrive, so that memory never holds them twice."""
-    body = BytesIO()
-    async for piece in pieces:
-        body.write(piece)
-    return body.getvalue()
+def _parse_length(text: bytes | None, name: str, most_nbytes: int) -> int:
+    if text is None or not _LENGTH.fullmatch(text):
+        raise LengthRequiredError(f"the request has no valid {name}")
+    if int(text) > most_nbytes:
+        raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
+    return int(text)
 
 
 def has_body(headers: RequestHeaders) -> bool:
@@ -222,7 +216,8 @@ async def read_payload(
     """
     coding = ContentCoding.parse(headers)
     if coding.is_framed:
-        length = _decoded_length(headers, most_nbytes)
+        name = _DECODED_LENGTH.decode()
+        length = _parse_length(headers.get(_DECODED_LENGTH), name, most_nbytes)
         framed = await incoming.read_framed(length + length // 8 + _FRAMES_NBYTES, held)
         await held.reserve(len(framed) + length)
         is_long = len(framed) > _IN_THREAD_NBYTES
@@ -238,15 +233,6 @@ async def read_payload(
     inflated = min(inflated_nbytes(body), most_nbytes) if coding.is_gzip else 0
     await held.reserve(len(body) + inflated)
     return Payload(body, coding.is_gzip)
-
-
-def _decoded_length(headers: RequestHeaders, most_nbytes: int) -> int:
-    length = headers.get(_DECODED_LENGTH, b"")
-    if not _LENGTH.fullmatch(length):
-        raise LengthRequiredError(f"the request has no valid {_DECODED_LENGTH.decode()}")
-    if int(length) > most_nbytes:
-        raise TooLargeError(f"the body is larger than {most_nbytes} bytes")
-    return int(length)
 
 
 def _unframe(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from app.errors import BadKeyError, ShardgateError
 from app.formats.icechunk.keys import session_prefix
@@ -40,11 +40,6 @@ _CACHE_CONTROL: Final = (b"cache-control", b"max-age=%d" % _CACHED_S)
 _OVERHEAD_NBYTES: Final = 512
 
 
-class _ShardName(NamedTuple):
-    name: bytes
-    expires_at: float
-
-
 class ShardAffinity:
     """Answers with an opaque name that is equal for all keys of a shard, or of a session."""
 
@@ -52,21 +47,20 @@ class ShardAffinity:
         self._proxies = proxies
         self._datasets = datasets
         self._resolver = resolver
-        self._names: SizedLRUCache[bytes, _ShardName]
+        self._names: SizedLRUCache[bytes, tuple[bytes, float]]
+        """Names and the times at which they expire, by path."""
         self._names = SizedLRUCache(_CACHED_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
 
     def begin(self, raw_path: bytes, peer: bytes) -> ImmediateResponse | DeferredResponse:
         """Begin to answer outside of ASGI; see `GatewayProtocol`."""
         path = _target(raw_path)
-        if not self._may_know(path, peer):
-            return ImmediateResponse(
-                HTTPStatus.NO_CONTENT, encode_headers(_hash_headers(path)), b""
-            )
-        known = self._names.get(path)
-        if known is None or known.expires_at < time.monotonic():
-            return partial(self._respond_later, path)
-        head = encode_headers([(b"x-shard", known.name), _CACHE_CONTROL])
-        return ImmediateResponse(HTTPStatus.NO_CONTENT, head, b"")
+        headers = _hash_headers(path)
+        if self._may_know(path, peer):
+            name, expires_at = self._names.get(path) or (b"", 0.0)
+            if expires_at < time.monotonic():
+                return partial(self._respond_later, path)
+            headers = [(b"x-shard", name), _CACHE_CONTROL]
+        return ImmediateResponse(HTTPStatus.NO_CONTENT, encode_headers(headers), b"")
 
     async def __call__(self, scope: Scope, _: Any, send: Any) -> None:
         """Answer an ASGI request of any method."""
@@ -95,7 +89,7 @@ class ShardAffinity:
             with suppress(ShardgateError, TimeoutError):
                 async with asyncio.timeout(_LONGEST_S):
                     name = _hash(await self._name(path))
-                self._names.put(path, _ShardName(name, time.monotonic() + _CACHED_S))
+                self._names.put(path, (name, time.monotonic() + _CACHED_S))
                 headers = [(b"x-shard", name), _CACHE_CONTROL]
         await write(HTTPStatus.NO_CONTENT, headers, b"")
 

@@ -29,7 +29,7 @@ from app.formats.reading import Versioned
 from app.model import ETag, ObjectRef, Stored, VirtualKey
 from app.resolve.bodies import Demand, Entity
 from app.resolve.budget import ByteBudget
-from app.resolve.checksums import ChecksumWriter, length_of
+from app.resolve.checksums import length_of, write_checksums
 from app.resolve.metadata_cache import ReadCache
 from app.storage.contract import ABSENT, CONFLICT, Conflict, ObjectStore
 
@@ -277,10 +277,9 @@ class Rewrites:
     ) -> Mapping[Entry, Stored] | Conflict:
         version = None if old is None else old.etag
         size = length_of(plan.pieces)
-        checksums = await asyncio.to_thread(ChecksumWriter.plan, plan.pieces)
-        nbytes = checksums.kept_nbytes + max(checksums.read_nbytes, min(_HELD_NBYTES, size))
-        async with self._budget.room(nbytes):
-            pieces = await checksums.run(self._store, shard.ref, version)
+        old_nbytes = 0 if old is None else old.size
+        async with self._budget.room(min(_HELD_NBYTES, max(size, old_nbytes))):
+            pieces = await write_checksums(self._store, shard.ref, version, plan.pieces)
             expected = ABSENT if version is None else version
             etag = await self._store.put(shard.ref, pieces, expected=expected)
         if isinstance(etag, Conflict):

@@ -38,6 +38,13 @@ _RECORD_MAX_AGE_S: Final = 3600.0
 _SWEPT: Final = 100
 
 
+class PartName(NamedTuple):
+    """A part, as a client names it: *md5* is its ETag without quotes."""
+
+    number: int
+    md5: str
+
+
 class Upload(NamedTuple):
     """An upload, as a client names it."""
 
@@ -45,12 +52,11 @@ class Upload(NamedTuple):
     key: VirtualKey
     upload_id: str
 
+    def object(self, name: str) -> ObjectRef:
+        return self.dataset.root.join(f"{UPLOADS}{self.upload_id}.{name}")
 
-class PartName(NamedTuple):
-    """A part, as a client names it: *md5* is its ETag without quotes."""
-
-    number: int
-    md5: str
+    def part(self, part: PartName) -> ObjectRef:
+        return self.object(f"{part.number:05}.{part.md5}")
 
 
 class Completion(NamedTuple):
@@ -65,17 +71,6 @@ class Completion(NamedTuple):
     def digest(self) -> str:
         """Identifies the list of parts."""
         return _md5(repr([tuple(part) for part in self.parts]).encode())
-
-
-class _Location(NamedTuple):
-    root: ObjectRef
-    upload_id: str
-
-    def object(self, name: str) -> ObjectRef:
-        return self.root.join(f"{UPLOADS}{self.upload_id}.{name}")
-
-    def part(self, part: PartName) -> ObjectRef:
-        return self.object(f"{part.number:05}.{part.md5}")
 
 
 class Uploads:
@@ -100,81 +95,79 @@ class Uploads:
         await self._writer.demand_place(dataset, key, headers)
         await self._sweep(dataset.root)
         upload_id = f"{int(self._clock()):08x}{secrets.token_hex(12)}"
-        location = _Location(dataset.root, upload_id)
-        await self._put_record(location.object("upload"), {"key": key, **headers._asdict()})
+        ref = Upload(dataset, key, upload_id).object("upload")
+        await self._put_record(ref, {"key": key, **headers._asdict()})
         return upload_id
 
     async def put_part(self, upload: Upload, number: int, body: bytes) -> ETag:
         """Store a part; the client chooses between parts of one number when it completes."""
-        location = await self._locate(upload)
-        await self._check_open(location, upload.key)
+        await self._verify(upload)
+        await self._begun(upload)
         if number * len(body) > self._max_nbytes:  # unless earlier parts are smaller
-            sizes = await self._sizes(location)
+            sizes = await self._sizes(upload)
             nbytes_of = {part.number: size for part, size in sizes.items()} | {number: len(body)}
             self._check_total(sum(nbytes_of.values()))
         md5 = await run_in_thread(_md5, body, is_long=len(body) > _IN_THREAD_NBYTES)
-        await self._store.put(location.part(PartName(number, md5)), [body], expected=None)
+        await self._store.put(upload.part(PartName(number, md5)), [body], expected=None)
         return ETag(f'"{md5}"')
 
     async def complete(
         self, upload: Upload, completion: Completion, held: ByteReservation
     ) -> ETag | None:
         """Write the key as `Writer.put` does; for an hour a repetition gets the same answer."""
-        location = await self._locate(upload)
+        await self._verify(upload)
         try:
-            record = await self._check_open(location, upload.key)
-            body = await self._join(location, completion.parts, held)
+            begun = await self._begun(upload)
+            body = await self._join(upload, completion.parts, held)
             await run_in_thread(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
-            metadata = tuple((name, value) for name, value in record.get("metadata", ()))
-            headers = ObjectHeaders(record["is_gzip"], record.get("content_type", ""), metadata)
+            metadata = tuple((name, value) for name, value in begun.get("metadata", ()))
+            headers = ObjectHeaders(begun["is_gzip"], begun.get("content_type", ""), metadata)
             write = KeyWrite(upload.key, body, headers, completion.demand)
             etag = await self._writer.put(upload.dataset, write)
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
-            done = await self._record(location.object("done"))
+            done = await self._record(upload.object("done"))
             if done is None or (done["key"], done["parts"]) != (upload.key, completion.digest):
                 raise
             return None if done["etag"] is None else ETag(done["etag"])
         with suppress(StorageError):  # the key is written, whatever objects are left behind
             done = {"key": upload.key, "parts": completion.digest, "etag": etag}
-            await self._put_record(location.object("done"), done)
-            await self._clear(location)
+            await self._put_record(upload.object("done"), done)
+            await self._clear(upload)
         return etag
 
     async def abort(self, upload: Upload) -> None:
         """Remove all parts. Raises: `UnknownUploadError`, `StorageError`."""
-        location = await self._locate(upload)
-        await self._check_open(location, upload.key)
-        await self._clear(location)
+        await self._verify(upload)
+        await self._begun(upload)
+        await self._clear(upload)
 
-    async def _locate(self, upload: Upload) -> _Location:
-        root = upload.dataset.root
-        await self._store.verify_conditional_writes(root)
+    async def _verify(self, upload: Upload) -> None:
+        await self._store.verify_conditional_writes(upload.dataset.root)
         if not _ID.fullmatch(upload.upload_id):
             raise UnknownUploadError("that is the id of no upload")
-        return _Location(root, upload.upload_id)
 
-    async def _check_open(self, location: _Location, key: VirtualKey) -> dict[str, Any]:
-        record = await self._record(location.object("upload"))
-        if record is None or record["key"] != key:
-            raise UnknownUploadError(f"there is no such upload of {key}, or no more")
-        return record
+    async def _begun(self, upload: Upload) -> dict[str, Any]:
+        begun = await self._record(upload.object("upload"))
+        if begun is None or begun["key"] != upload.key:
+            raise UnknownUploadError(f"there is no such upload of {upload.key}, or no more")
+        return begun
 
     def _check_total(self, nbytes: int) -> None:
         if nbytes > self._max_nbytes:
             raise TooLargeError(f"the parts are larger than {self._max_nbytes} bytes together")
 
     async def _join(
-        self, location: _Location, parts: Sequence[PartName], held: ByteReservation
+        self, upload: Upload, parts: Sequence[PartName], held: ByteReservation
     ) -> bytes:
         """Read *parts*, after checking that all exist and are not too large together."""
 
         async def read(part: PartName) -> bytes:
-            found = await self._store.get(location.part(part))
+            found = await self._store.get(upload.part(part))
             if not isinstance(found, Found):
                 raise _missing(part)
             return found.data
 
-        sizes = await self._sizes(location)
+        sizes = await self._sizes(upload)
         for part in parts:
             if part not in sizes:
                 raise _missing(part)
@@ -197,17 +190,17 @@ class Uploads:
         except ValueError as error:
             raise DamagedError(ref, "is no record of an upload") from error
 
-    async def _sizes(self, location: _Location) -> dict[PartName, int]:
-        prefix, sizes = location.object(""), {}
+    async def _sizes(self, upload: Upload) -> dict[PartName, int]:
+        prefix, sizes = upload.object(""), {}
         async for each in self._store.list(prefix):
             number, dot, md5 = each.ref.key.removeprefix(prefix.key).partition(".")
             if dot and number.isdigit() and each.size is not None:
                 sizes[PartName(int(number), md5)] = each.size
         return sizes
 
-    async def _clear(self, location: _Location) -> None:
-        await self._store.delete(location.object("upload"), expected=None)
-        await self._remove([location.part(part) for part in await self._sizes(location)])
+    async def _clear(self, upload: Upload) -> None:
+        await self._store.delete(upload.object("upload"), expected=None)
+        await self._remove([upload.part(part) for part in await self._sizes(upload)])
 
     async def _remove(self, refs: Sequence[ObjectRef]) -> None:
         await bounded_gather(lambda ref: self._store.delete(ref, expected=None), refs)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from cachetools import TTLCache
 
@@ -74,35 +74,40 @@ class LocalWriter:
                             raise
 
     def _put(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> ETag | Conflict:
-        with _place(ref, is_new=not isinstance(expected, str)) as place:
-            self._sweep(place.folder)
-            old = place.folder.status(place.name)
+        with _place(ref, is_new=not isinstance(expected, str)) as (folder, name):
+            self._sweep(folder)
+            old = folder.status(name)
             if not _is_as_expected(old, expected):
                 return CONFLICT
-            with NewFile.made(place.folder) as new:
-                if not _fill(ref, new.fd, pieces, place, expected):
+            with NewFile.made(folder) as new:
+                if not new.fill(ref, name, pieces, expected):
                     return CONFLICT
                 if old is not None:
                     os.fchmod(new.fd, stat.S_IMODE(old.st_mode))
                 new.set_time(old)
                 os.fsync(new.fd)
-                return place.swap(new, expected)
+                return new.swap(name, expected)
 
     def remove(self, ref: ObjectRef, expected: ETag | None) -> bool | Conflict:
         root = folder_of(ref.bucket)
         *folders, _ = _path(ref).removeprefix(root + b"/").split(b"/")
+        is_removed = False
         with translated_write(ref):
             try:
-                with _place(ref, is_new=False) as place:
-                    removed = place.remove(expected)
+                with _place(ref, is_new=False) as (folder, name):
+                    with folder.locked():
+                        old = folder.status(name)
+                        if not _is_as_expected(old, expected):
+                            return CONFLICT
+                        if is_removed := old is not None:
+                            os.unlink(name, dir_fd=folder.fd)
+                    folder.sync()
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 check_folder(ref)  # an unmounted disk is not absence
-                removed = False if expected is None else CONFLICT
-            if removed is True:
-                _remove_empty_folders(root, folders)
-            elif removed is False:  # another process may be about to make that durable
-                _sync_nearest(root, folders)
-        return CONFLICT if isinstance(removed, Conflict) else True
+                if expected is not None:
+                    return CONFLICT
+            _settle(root, folders, removes=is_removed)
+        return True
 
     def _sweep(self, folder: "Folder") -> None:
         with self._lock:
@@ -261,37 +266,42 @@ class NewFile:
     def rename(self, name: bytes) -> None:
         os.rename(self.name, name, src_dir_fd=self.folder.fd, dst_dir_fd=self.folder.fd)
 
+    def fill(
+        self, ref: ObjectRef, name: bytes, pieces: Sequence[Piece], expected: Expected
+    ) -> bool:
+        """Write *pieces*; return whether *name*, which ranges refer to, is as *expected*."""
+        with ExitStack() as stack:
+            target = stack.enter_context(open(self.fd, "wb", _COPY_NBYTES, closefd=False))
+            source = None
+            for piece in pieces:
+                if isinstance(piece, bytes):
+                    target.write(piece)
+                    continue
+                if source is None:
+                    try:
+                        source = stack.enter_context(self.folder.reading(name))
+                    except FileNotFoundError:
+                        return False
+                    if file_version(os.fstat(source)) != expected:
+                        return False
+                target.writelines(_read(ref, source, piece))
+        return True
 
-class _FilePlace(NamedTuple):
-    folder: Folder
-    name: bytes
-    is_linked: bool
-
-    def swap(self, new: NewFile, expected: Expected) -> ETag | Conflict:
+    def swap(self, name: bytes, expected: Expected) -> ETag | Conflict:
+        """Give the file the name *name*, durably, if the old one is still as *expected*."""
         with self.folder.locked():
-            old = self.folder.status(self.name)
+            old = self.folder.status(name)
             if not _is_as_expected(old, expected):
                 return CONFLICT
-            if old is not None and old.st_mtime_ns >= os.fstat(new.fd).st_mtime_ns:
-                new.set_time(old)
-                os.fsync(new.fd)
+            if old is not None and old.st_mtime_ns >= os.fstat(self.fd).st_mtime_ns:
+                self.set_time(old)
+                os.fsync(self.fd)
             if not isinstance(expected, Absent):
-                new.rename(self.name)
-            elif not new.link(self.name):
+                self.rename(name)
+            elif not self.link(name):
                 return CONFLICT
         self.folder.sync()
-        return file_version(os.fstat(new.fd))
-
-    def remove(self, expected: ETag | None) -> bool | Conflict:
-        with self.folder.locked():
-            old = self.folder.status(self.name)
-            if not _is_as_expected(old, expected):
-                return CONFLICT
-            if old is not None:
-                os.unlink(self.name, dir_fd=self.folder.fd)
-        if self.is_linked:
-            self.folder.sync()
-        return old is not None
+        return file_version(os.fstat(self.fd))
 
 
 def _path(ref: ObjectRef) -> bytes:
@@ -301,49 +311,21 @@ def _path(ref: ObjectRef) -> bytes:
 
 
 @contextmanager
-def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[_FilePlace]:
-    """Open the folder of the file of *ref*; create it if *is_new*."""
+def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[tuple[Folder, bytes]]:
+    """Open the folder of the file of *ref*, and return its name; create the folder if *is_new*."""
     path = wanted = _path(ref)
-    if is_linked := os.path.islink(wanted):  # noqa: PTH114  paths are bytes
+    if os.path.islink(wanted):  # noqa: PTH114  paths are bytes
         path = os.path.realpath(wanted)
-    above, _, last = path.rpartition(b"/")
-    with ExitStack() as stack:
-        try:
-            folder = stack.enter_context(Folder.opened(above))
-        except FileNotFoundError:
-            if not is_new:
-                raise
-            root = folder_of(ref.bucket)
-            _make_folders(root, wanted.removeprefix(root + b"/").split(b"/")[:-1])
-            folder = stack.enter_context(Folder.opened(above))
-        yield _FilePlace(folder, last, is_linked)
+    above, _, name = path.rpartition(b"/")
+    if is_new and not os.path.isdir(above):  # noqa: PTH112
+        root = folder_of(ref.bucket)
+        _make_folders(root, wanted.removeprefix(root + b"/").split(b"/")[:-1])
+    with Folder.opened(above) as folder:
+        yield folder, name
 
 
 def _is_as_expected(old: os.stat_result | None, expected: Expected) -> bool:
     return is_as_expected(None if old is None else file_version(old), expected)
-
-
-def _fill(
-    ref: ObjectRef, fd: int, pieces: Sequence[Piece], place: _FilePlace, expected: Expected
-) -> bool:
-    """Write *pieces*; return whether the file that ranges refer to is still in place."""
-    with ExitStack() as stack:
-        target = stack.enter_context(open(fd, "wb", _COPY_NBYTES, closefd=False))
-        source = None
-        for piece in pieces:
-            if isinstance(piece, bytes):
-                target.write(piece)
-                continue
-            if source is None:
-                try:
-                    source = stack.enter_context(place.folder.reading(place.name))
-                except FileNotFoundError:
-                    return False
-                if file_version(os.fstat(source)) != expected:
-                    return False
-            for data in _read(ref, source, piece):
-                target.write(data)
-    return True
 
 
 def _read(ref: ObjectRef, source: int, piece: ByteRange) -> Iterator[bytes]:
@@ -366,28 +348,27 @@ def _make_folders(folder: bytes, names: list[bytes]) -> None:
                 opened.sync()
 
 
-def _remove_empty_folders(folder: bytes, names: Sequence[bytes]) -> None:
-    """Remove the innermost of nested folders, and its parents that are then empty, durably."""
-    while names:
-        try:
-            os.rmdir(b"/".join((folder, *names)))  # noqa: PTH106
-        except FileNotFoundError:  # removed by another process
-            pass
-        except OSError:  # most often not empty
-            break
-        names = names[:-1]
-    _sync_nearest(folder, names)
+def _settle(folder: bytes, names: Sequence[bytes], *, removes: bool) -> None:
+    """Make a removal in nested folders durable, of another process too.
 
-
-def _sync_nearest(folder: bytes, names: Sequence[bytes]) -> None:
-    """Make a removal in nested folders durable; raise `FileNotFoundError` if *folder* is gone."""
+    Empty folders are removed if *removes*, the innermost first. Raises: `FileNotFoundError` if
+    *folder* is gone.
+    """
     while True:
+        path = b"/".join((folder, *names))
         try:
-            with Folder.opened(b"/".join((folder, *names))) as opened:
-                return opened.sync()
-        except (FileNotFoundError, NotADirectoryError):
+            if not (removes and names):
+                with Folder.opened(path) as opened:
+                    return opened.sync()
+            os.rmdir(path)  # noqa: PTH106
+        except (FileNotFoundError, NotADirectoryError):  # removed by another process
             if not names:
                 raise
+        except OSError:
+            if not removes:
+                raise
+            removes = False  # most often not empty
+            continue
         names = names[:-1]
 
 

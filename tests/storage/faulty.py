@@ -7,9 +7,7 @@ that tests of any kind, with or without an event loop, can use it.
 
 import hashlib
 import re
-import socket
 import ssl
-import struct
 import threading
 from collections.abc import Container, Generator
 from contextlib import contextmanager
@@ -17,10 +15,11 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.storage.listening import Handler, Listener
 
 
 class Fault(StrEnum):
@@ -155,16 +154,11 @@ class FaultyServer:
     @contextmanager
     def running(self) -> Generator["FaultyServer"]:
         """Answer requests until the context ends."""
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.stopping.set()
-            self._server.shutdown()
-            self._server.hang_up()
-            self._server.server_close()
-            thread.join()
+        with self._server.running():
+            try:
+                yield self
+            finally:
+                self.stopping.set()
 
 
 def etag(data: bytes) -> str:
@@ -172,63 +166,22 @@ def etag(data: bytes) -> str:
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = True
-    request_queue_size = 128
-
+class _Listener(Listener):
     def __init__(self, owner: FaultyServer, tls: ssl.SSLContext | None) -> None:
         self.owner = owner
-        self.open: set[socket.socket] = set()
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         if tls is not None:
             self.socket = tls.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
 
-    def hang_up(self) -> None:
-        """End idle connections, whose threads would wait for requests."""
-        for each in list(self.open):
-            try:
-                each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                self.open.discard(each)
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
-    disable_nagle_algorithm = True
+class _Handler(Handler):
+    methods = ("GET", "HEAD")
     server: _Listener
     faults: set[Fault]
 
-    def setup(self) -> None:
-        super().setup()
-        self.server.open.add(self.connection)
-
-    def finish(self) -> None:
-        self.server.open.discard(self.connection)
-        try:
-            super().finish()
-        except OSError:
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's name
-        """Keep the output of tests clean."""
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def handle_one_request(self) -> None:
-        try:
-            super().handle_one_request()
-        except OSError:
-            self.close_connection = True
-
-    def _answer(self) -> None:
+    def answer(self) -> None:
         owner = self.server.owner
         parts = urlsplit(self.path)
         seen = Seen(self.command, unquote(parts.path), parts.query, dict(self.headers.items()))
@@ -349,7 +302,7 @@ class _Handler(BaseHTTPRequestHandler):
         if Fault.STALL in self.faults:
             self.server.owner.stopping.wait()
         elif Fault.RESET in self.faults:
-            self._reset()
+            self.reset()
         elif Fault.GARBAGE in self.faults:
             self.wfile.write(b"what?\r\n\r\n")
         else:
@@ -366,11 +319,6 @@ class _Handler(BaseHTTPRequestHandler):
         if Fault.STALL_BODY in self.faults:
             self.server.owner.stopping.wait()
         elif Fault.RESET_BODY in self.faults:
-            self._reset()
+            self.reset()
         self.close_connection = True
         return True
-
-    def _reset(self) -> None:
-        """Close so that the other side sees ECONNRESET."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()

@@ -7,7 +7,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,17 +14,24 @@ from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.support.processes import free_ports
+from tests.support.processes import free_ports, store_process
 from tests.support.seaweedfs import SeaweedFS
 
 _REQUIREMENT: Final = "ministack==1.5.33"
-_START_S: Final = 60.0
 
 
 class MiniStack(SeaweedFS):
     """It is asked and filled as the other one; presigned URLs must be of a key that it knows."""
 
     access_key_id = secret_access_key = "test"
+
+    def is_ready(self) -> bool:
+        """Make the bucket; return whether it is there."""
+        try:
+            self.client.create_bucket(Bucket=self.bucket)
+        except (BotoCoreError, ClientError):
+            return False
+        return True
 
 
 class NotInstalledError(Exception):
@@ -51,7 +57,7 @@ def installed(folder: Path) -> Path:
 
 @contextmanager
 def running(python: Path, folder: Path) -> Generator[MiniStack]:
-    """Run it until the context ends, with what it says in *folder*."""
+    """Run it in *folder* until the context ends."""
     (port,) = free_ports(1)
     server = MiniStack(port, "test")
     address = ["-b", f"127.0.0.1:{port}", "--keep-alive", "75", "-w", "0"]
@@ -59,28 +65,7 @@ def running(python: Path, folder: Path) -> Generator[MiniStack]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     environ |= {"SERVICES": "s3", "GATEWAY_PORT": str(port)}
     with (
-        (folder / "output.txt").open("wb") as output,
         closing(server),
-        subprocess.Popen(command, stdout=output, stderr=output, env=environ, cwd=folder) as process,
+        store_process(command, server.is_ready, folder, environ),
     ):
-        try:
-            _wait_until_it_answers(server, process, folder / "output.txt")
-            yield server
-        finally:
-            process.kill()
-
-
-def _wait_until_it_answers(
-    server: MiniStack, process: subprocess.Popen[bytes], output: Path
-) -> None:
-    deadline = time.monotonic() + _START_S
-    while True:
-        try:
-            server.client.create_bucket(Bucket=server.bucket)
-        except (BotoCoreError, ClientError) as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = output.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"MiniStack does not start: {tail}") from error
-            time.sleep(0.1)
-        else:
-            return
+        yield server

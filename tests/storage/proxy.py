@@ -6,14 +6,14 @@ It passes requests on as they are, so that signatures stay right.
 import http.client
 import re
 import socket
-import struct
 import threading
 from collections.abc import Callable, Container, Generator
 from contextlib import closing, contextmanager, suppress
 from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 from urllib.parse import urlsplit
+
+from tests.storage.listening import Handler, Listener
 
 
 class Mishap(StrEnum):
@@ -146,42 +146,18 @@ class Proxy:
     @contextmanager
     def running(self) -> Generator["Proxy"]:
         """Pass requests on until the context ends."""
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
+        with self._server.running():
             yield self
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
 
 
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
+class _Listener(Listener):
     def __init__(self, owner: Proxy) -> None:
         self.owner = owner
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Passes requests on; that of any method is handled alike."""
-
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
-    disable_nagle_algorithm = True
+class _Handler(Handler):
     server: _Listener
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's name
-        """Keep the output of tests clean."""
-
-    def handle_one_request(self) -> None:
-        try:
-            super().handle_one_request()
-        except OSError:
-            self.close_connection = True
 
     def handle_expect_100(self) -> bool:
         """Ask for the body at once."""
@@ -189,12 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         return True
 
-    def __getattr__(self, name: str) -> Callable[[], None]:
-        if name.startswith("do_"):
-            return self._answer
-        raise AttributeError(name)
-
-    def _answer(self) -> None:
+    def answer(self) -> None:
         owner = self.server.owner
         condition = " if" if self._is_conditional() else ""
         mishap = owner.note(f"{self.command} {self.path}{condition}")
@@ -223,9 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         if mishap in _STATUS:
             self._refuse(*_STATUS[mishap])
             return
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
-        self.close_connection = True
+        self.reset()
 
     def _delay(self, body: bytes, what: Late) -> None:
         if what is Late.REQUEST:

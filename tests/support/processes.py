@@ -3,8 +3,9 @@
 import os
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -57,3 +58,24 @@ def listening(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def store_process(
+    command: Sequence[str], is_ready: Callable[[], bool], folder: Path, env: Mapping[str, str]
+) -> Generator[None]:
+    """Run *command* in *folder* until the context ends, as by a power cut."""
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=folder) as process,
+    ):
+        try:
+            deadline = time.monotonic() + 2 * _START_S
+            while not is_ready():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    output.seek(0)
+                    raise RuntimeError(f"{command[0]} does not start: {output.read()[-2000:]!r}")
+                time.sleep(0.1)
+            yield
+        finally:
+            process.kill()

@@ -1,8 +1,6 @@
 """A real S3 server for the tests: SeaweedFS in one process, on ports of its own."""
 
 import os
-import subprocess
-import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from itertools import batched
@@ -16,9 +14,8 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from app.settings import StoreSettings
-from tests.support.processes import free_ports
+from tests.support.processes import free_ports, store_process
 
-_START_S: Final = 60.0
 _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")
 
 
@@ -67,6 +64,15 @@ class SeaweedFS:
         """Settings of a named store that reaches the server."""
         names = ("endpoint_url", "region", "access_key_id", "secret_access_key")
         return StoreSettings.model_validate({name: getattr(self, name) for name in names})
+
+    def is_ready(self) -> bool:
+        """Return whether objects can be stored."""
+        try:
+            self.put("ready", b"ready")
+            self.delete("ready")
+        except (BotoCoreError, ClientError):
+            return False
+        return True
 
     def put(self, key: str, data: bytes) -> str:
         """Store *data* under *key* and return its ETag."""
@@ -130,19 +136,12 @@ def running(
         f"-bucket={server.bucket}",
         *listening,
     ]
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
-    with (
-        (folder / "output.txt").open("wb") as output,
-        closing(server),
-        subprocess.Popen(
-            command, stdout=output, stderr=output, env=environ | server.environ, cwd=folder
-        ) as process,
-    ):
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")} | server.environ
+    with closing(server):
         try:
-            _wait_until_it_stores(server, process, folder / "output.txt")
-            yield server
+            with store_process(command, server.is_ready, folder, environ):
+                yield server
         finally:
-            process.kill()  # the data is thrown away, and a polite stop takes it 10 s
             remove_sockets(listening)
 
 
@@ -160,20 +159,3 @@ def remove_sockets(listening: Sequence[str]) -> None:
     for argument in listening:
         name, _, port = argument.removeprefix("-").partition(".port.grpc=")
         Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
-
-
-def _wait_until_it_stores(
-    server: SeaweedFS, process: subprocess.Popen[bytes], output: Path
-) -> None:
-    deadline = time.monotonic() + _START_S
-    while True:
-        try:
-            server.put("ready", b"ready")
-        except (BotoCoreError, ClientError) as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = output.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"SeaweedFS does not start: {tail}") from error
-            time.sleep(0.1)
-        else:
-            server.delete("ready")
-            return

@@ -1,0 +1,73 @@
+"""What the servers and proxies that go wrong have in common."""
+
+import socket
+import struct
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Listener(ThreadingHTTPServer):
+    """Listens on a free port; what is still connected at the end is left to its threads."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, handler: type["Handler"]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Answer requests until the context ends."""
+        thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.shutdown()
+            self.server_close()
+            thread.join()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests of some methods alike, and survives what its clients do."""
+
+    methods: tuple[str, ...] = ("GET", "HEAD", "PUT", "POST", "DELETE")
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def answer(self) -> None:
+        """Answer one request."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("do_") and name.removeprefix("do_") in self.methods:
+            return self.answer
+        raise AttributeError(name)
+
+    def handle_one_request(self) -> None:
+        """Answer a request, or close the connection."""
+        try:
+            super().handle_one_request()
+        except OSError:
+            self.close_connection = True
+
+    def finish(self) -> None:
+        """Send what is left, if it can be sent."""
+        try:
+            super().finish()
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's name
+        """Keep the output of tests clean."""
+
+    def reset(self) -> None:
+        """Close so that the other side sees ECONNRESET."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True

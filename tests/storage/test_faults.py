@@ -290,15 +290,19 @@ async def test_a_plain_read_is_one_request(
     assert seen.headers["Accept-Encoding"] == "identity"
 
 
-async def test_nobody_there_is_unavailable(faulty: FaultyServer) -> None:
+async def test_nobody_there_is_unavailable() -> None:
     """A refused connection is told, and may be tried again."""
-    store = HttpStore(timeout_s=TIMEOUT_S)
-
-    with pytest.raises(StorageUnavailableError) as raised:
-        await store.get(ObjectRef("http://127.0.0.1:1", "key"))
-    await store.aclose()
-
-    assert not raised.value.lasting
+    settings = StoreSettings(endpoint_url="http://127.0.0.1:1", anonymous=True)
+    for store, bucket in (
+        (HttpStore(timeout_s=TIMEOUT_S), "http://127.0.0.1:1"),
+        (S3Store(settings, timeout_s=TIMEOUT_S), "s3://bucket"),
+        (CloudStore("gs", settings, timeout_s=TIMEOUT_S), "gs://bucket"),
+    ):
+        for ask in (store.get, store.check_reachable):
+            with pytest.raises(StorageUnavailableError) as raised:
+                await ask(ObjectRef(bucket, "key"))
+            assert not raised.value.lasting
+        await store.aclose()
 
 
 async def test_a_cancelled_read_leaves_no_connection(

@@ -5,27 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import RangeNotSatisfiedError
-from app.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
+from app.model import ByteRange, ObjectRef, SuffixRange
 from app.storage.contract import clamp
 from app.storage.http_headers import (
     is_derived,
     is_gzip,
     parse_content_range,
     parse_unsatisfied,
-    read_headers,
     version_of,
 )
 
 REF = ObjectRef("memory://bucket", "key")
-
-
-@pytest.mark.parametrize(
-    ("request_", "header"),
-    [(ByteRange(0, 1), "bytes=0-0"), (ByteRange(5, 9), "bytes=5-8"), (SuffixRange(3), "bytes=-3")],
-)
-def test_http_ranges_include_their_end(request_: ByteRequest, header: str) -> None:
-    """HTTP names the last byte, we the one after it."""
-    assert read_headers(request_, None, None) == f"Range: {header}\r\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -64,16 +54,9 @@ def test_a_clamped_range_is_what_slicing_gives(size: int, start: int, length: in
     else:
         assert data[found.start : found.stop] == data[start : start + length]
         assert found.stop <= size
-
-
-@given(st.integers(1, 50), st.integers(1, 60))
-def test_a_clamped_suffix_is_what_slicing_gives(size: int, length: int) -> None:
-    """A suffix agrees with Python's slices."""
-    data = bytes(range(size))
-
-    found = clamp(REF, SuffixRange(length), size, None)
-
-    assert data[found.start : found.stop] == data[-length:]
+    if size and length:
+        suffix = clamp(REF, SuffixRange(length), size, None)
+        assert data[suffix.start : suffix.stop] == data[-length:]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from app.errors import (
     ConflictError,
     StorageDeniedError,
     StorageUnavailableError,
-    VersionChangedError,
 )
 from app.model import ByteRange, ETag, ObjectRef
 from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict, Found
@@ -267,19 +266,6 @@ async def test_a_missing_root_is_not_made(store: LocalStore, folder: Path) -> No
     assert not (folder / "missing").exists()
 
 
-async def test_a_warm_file_sees_the_replacement(store: LocalStore, folder: Path) -> None:
-    """Also where the old file lives on under another name."""
-    first = await put(store, ref_of(folder), b"0123456789")
-    for _ in range(2):
-        await store.get(ref_of(folder), ByteRange(1, 3), if_match=first)
-    (folder / "backup").hardlink_to(folder / "key")
-    await store.put(ref_of(folder), [b"9876543210"], expected=first)
-
-    with pytest.raises(VersionChangedError):
-        await store.get(ref_of(folder), ByteRange(1, 3), if_match=first)
-    assert (folder / "backup").read_bytes() == b"0123456789"
-
-
 async def test_large_ranges_are_copied(store: LocalStore, folder: Path) -> None:
     """More than any buffer holds is copied, in whatever order; the mode of the file stays."""
     old = os.urandom(5_000_000)
@@ -364,25 +350,3 @@ async def test_files_are_made_where_links_are_impossible(
     assert await store.put(ref_of(folder), [b"2"], expected=ABSENT) is CONFLICT
     assert (folder / "key").read_bytes() == b"1"
     assert os.listdir(folder) == ["key"]  # noqa: PTH208
-
-
-async def test_many_at_once_are_all_made(tmp_path: Path) -> None:
-    """Each object of a batch gets its own bytes and version, and of two creations one wins."""
-    store = LocalStore()
-    refs = [ObjectRef(tmp_path.as_uri(), f"{number % 7}/{number}") for number in range(200)]
-
-    async def put(ref: ObjectRef, text: str) -> object:
-        return await store.put(ref, [ref.key.encode(), text.encode()], expected=ABSENT)
-
-    puts = [put(ref, text) for ref in refs for text in ("first", "second")]
-    told = await asyncio.gather(*puts)
-
-    for number, ref in enumerate(refs):
-        both = told[2 * number : 2 * number + 2]
-        assert both.count(CONFLICT) == 1
-        winner = ("first", "second")[both.index(CONFLICT) ^ 1]
-        assert (tmp_path / ref.key).read_text() == ref.key + winner
-        stat = await store.stat(ref)
-        assert stat is not None
-        assert stat.etag in both
-    await store.aclose()

@@ -30,17 +30,6 @@ async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
         yield opened
 
 
-async def test_a_server_that_is_not_there_is_unavailable() -> None:
-    """A refused connection may be accepted later."""
-    settings = StoreSettings(endpoint_url="http://127.0.0.1:1", anonymous=True)
-    store = CloudStore("gs", settings, timeout_s=1)
-
-    with pytest.raises(StorageUnavailableError) as raised:
-        await store.check_reachable(REF)
-
-    assert not raised.value.lasting
-
-
 @pytest.mark.parametrize("key", ["", "/key", "a//key", "a/", "a/../key", "./key"])
 async def test_a_name_that_would_be_changed_is_not_asked_for(
     faulty: FaultyServer, store: CloudStore, key: str

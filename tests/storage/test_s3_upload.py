@@ -63,26 +63,13 @@ def sent(parts: Sequence[Part]) -> int:
 
 @given(pieces)
 def test_parts_make_the_same_bytes(given: list[Piece]) -> None:
-    """Whatever the pieces are, the parts hold their bytes and no others."""
-    assert made(plan_parts(given, min_nbytes=MIN)) == made([*given])
-    assert made(plan_parts(given, copies=False)) == made([*given])
-
-
-@given(pieces)
-def test_parts_are_legal(given: list[Piece]) -> None:
-    """Every part but the last is long enough, and none is empty."""
+    """Whatever the pieces are; each part but the last is long enough, and little is sent again."""
     parts = plan_parts(given, min_nbytes=MIN)
 
+    assert made(parts) == made(plan_parts(given, copies=False)) == made([*given])
     assert all(nbytes(part) >= MIN for part in parts[:-1])
     assert all(nbytes(part) > 0 for part in parts)
-
-
-@given(pieces)
-def test_little_is_sent_again(given: list[Piece]) -> None:
-    """No more than a least part is sent for every piece, beside what is new."""
-    parts = plan_parts(given, min_nbytes=MIN)
     new = sum(len(piece) for piece in given if isinstance(piece, bytes))
-
     assert sent(parts) <= new + MIN * len(given)
 
 

@@ -1,7 +1,5 @@
 """Keys uploaded in parts, by any process, and what is left of them in the store."""
 
-import gzip
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +7,6 @@ from typing import Any
 import pytest
 
 from app.errors import (
-    BadBodyError,
-    BadPartError,
-    PreconditionFailedError,
     StorageUnavailableError,
     TooLargeError,
     UnknownUploadError,
@@ -120,68 +115,21 @@ async def left(store: MemoryStore) -> list[str]:
     return [key.removeprefix(ROOT.join(UPLOADS).key).partition(".")[2] for key in listed]
 
 
-async def test_processes_take_turns(one: Process, memory: MemoryStore, clock: Clock) -> None:
-    """Each step may run in another process; the coding of the whole is given at the beginning."""
-    two, data = process(memory, clock), gzip.compress(b"text")
-    upload = await one.create("notes/long", is_gzip=True)
-    second = await two.put("notes/long", upload, 2, data[9:])
-    first = await one.put("notes/long", upload, 1, data[:9])
-    etag = await two.complete("notes/long", upload, first, second)
-
-    assert await stored(memory, "notes/long") == data
-    assert await one.replica.read("notes/long") == b"text"
-    stat = await memory.stat(ROOT.join("notes/long"))
-    assert stat is not None
-    assert stat.etag == etag
-    assert await left(memory) == ["done"]
-
-
-async def test_the_client_chooses_among_parts_of_one_number(
-    one: Process, memory: MemoryStore
+@pytest.mark.parametrize("end", ["A", "/../x", ""])
+async def test_only_an_id_leads_to_objects(
+    one: Process, begun: tuple[str, PartName], memory: MemoryStore, end: str
 ) -> None:
-    """By ETag, which is the MD5 as in S3, the same if it is sent again; others are removed."""
-    upload = await one.create("notes/long")
-    wrong = await one.put("notes/long", upload, 1, b"??")
-    first = await one.put("notes/long", upload, 1, b"ab")
-    assert first.md5 == hashlib.md5(b"ab", usedforsecurity=False).hexdigest()
-    assert await one.put("notes/long", upload, 1, b"ab") == first
-    assert len(await left(memory)) == 3
-    await one.put("notes/long", upload, 3, b"no")
-
-    with pytest.raises(BadPartError):
-        await one.complete("notes/long", upload, PartName(2, wrong.md5))
-    await one.complete("notes/long", upload, first)
-
-    assert await stored(memory, "notes/long") == b"ab"
-    assert await left(memory) == ["done"]
-
-
-async def test_ids_are_of_one_key(
-    one: Process, begun: tuple[str, PartName], memory: MemoryStore
-) -> None:
-    """Others are unknown, and so is an upload that was given up, of which nothing is left."""
+    """Whatever else is asked for is unknown, and what is there stays."""
     upload, part = begun
-    for key, name in (
-        ("notes/other", upload),
-        ("notes/long", "0" * 32),
-        ("notes/long", upload.upper() + "A"),
-        ("notes/long", "../" + upload[3:]),
-        ("notes/long", ""),
+    name = upload + end if end else ""
+    for call in (
+        one.put("notes/long", name, 1, b"ab"),
+        one.complete("notes/long", name, part),
+        one.abort("notes/long", name),
     ):
         with pytest.raises(UnknownUploadError):
-            await one.put(key, name, 1, b"ab")
-        with pytest.raises(UnknownUploadError):
-            await one.complete(key, name, part)
-        with pytest.raises(UnknownUploadError):
-            await one.abort(key, name)
+            await call
     assert await left(memory) == [f"00001.{part.md5}", "upload"]
-    listed = [each.ref.key async for each in memory.list(ROOT.prefix)]
-    assert listed == ["data/a/zarr.json", "data/notes/one"]  # no uploads without their prefix
-
-    await one.abort("notes/long", upload)
-    assert await left(memory) == []
-    with pytest.raises(UnknownUploadError):
-        await one.complete("notes/long", upload, part)
 
 
 async def test_who_did_not_hear_of_it_asks_again(
@@ -222,47 +170,18 @@ async def test_two_who_complete_at_once_both_succeed(
     assert await two.complete("notes/long", upload, part) in etags
 
 
-async def test_demands_are_of_the_moment_of_completion(
-    one: Process, begun: tuple[str, PartName], memory: MemoryStore
-) -> None:
-    """After a failed one, or a refused whole, the parts remain for another attempt."""
-
-    def refuse(body: bytes) -> None:
-        raise BadBodyError(body.decode())
-
-    upload, part = begun
-    with pytest.raises(BadBodyError, match="ab"):
-        await one.complete("notes/long", upload, part, check=refuse)
-    assert await stored(memory, "notes/long") is None
-    await one.replica.put("notes/long", b"another's")
-
-    with pytest.raises(PreconditionFailedError):
-        await one.complete("notes/long", upload, part, demand=lambda names: not names)
-    assert await stored(memory, "notes/long") == b"another's"
-    await one.complete("notes/long", upload, part)
-
-    assert await stored(memory, "notes/long") == b"ab"
-
-
 async def test_parts_too_large_together_are_refused(one: Process, store: Between) -> None:
     """Before they are read, and a part if those before it are as large."""
     upload = await one.create("notes/long")
-    for number, byte in ((1, b"0"), (2, b"0"), (2, b"1")):
-        await one.put("notes/long", upload, number, byte * (MAX // 2))
+    sizes = {3: MAX // 3, 4: 1, 2: 2, 1: MAX - 1}
+    parts = [await one.put("notes/long", upload, n, bytes(size)) for n, size in sizes.items()]
     with pytest.raises(TooLargeError):
-        await one.put("notes/long", upload, 3, bytes(MAX // 2))
+        await one.put("notes/long", upload, 5, bytes(MAX // 2))
     await one.put("notes/long", upload, 10_000, b"")
 
-    upload = await one.create("notes/long")
-    parts = [
-        await one.put("notes/long", upload, 3, bytes(MAX // 3)),
-        await one.put("notes/long", upload, 4, b"1"),
-    ]
-    small = await one.put("notes/long", upload, 2, b"12")
-    large = await one.put("notes/long", upload, 1, bytes(MAX - 1))
     store.calls.clear()
     with pytest.raises(TooLargeError):
-        await one.complete("notes/long", upload, large, small, *parts)
+        await one.complete("notes/long", upload, *parts)
     assert not any("0000" in name for call, name in store.calls if call == "get")
 
 

@@ -75,23 +75,6 @@ async def test_an_object_that_came_as_gzip(memory: MemoryStore, *, keeps_headers
     assert await one.read("notes/new") == b"text"
 
 
-async def test_attributes_are_written_back_through_the_unsharded_view(memory: MemoryStore) -> None:
-    """The array keeps its shards, and this process sees the new document at once."""
-    one = replica(memory)
-    await one.put("a/c/3", b"chnk")
-    document = json.loads(await one.read("a/zarr.json") or b"")
-
-    await one.put("a/zarr.json", json.dumps({**document, "attributes": {"k": 1}}).encode())
-
-    kept = json.loads(await stored(memory, "a/zarr.json") or b"")
-    assert (kept["attributes"], kept["codecs"]) == (
-        {"k": 1},
-        json.loads(zarr_json())["codecs"],
-    )
-    assert json.loads(await one.read("a/zarr.json") or b"")["attributes"] == {"k": 1}
-    assert await one.read("a/c/3") == b"chnk"
-
-
 async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) -> None:
     """Conditions are checked against the ETag of the served document, those of a delete too."""
     one = replica(memory)

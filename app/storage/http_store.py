@@ -130,11 +130,10 @@ class WebGuard:
 
     def follow(self, target: Target) -> None:
         """Raise `ForbiddenAddressError` if a redirect to *target* leaves the prefix."""
-        if target.origin != self._root.origin:
-            scheme, host, port = target.origin
-            raise ForbiddenAddressError(f"redirected to another server, {scheme}://{host}:{port}")
         if not _is_below(target, self._root):
-            raise ForbiddenAddressError("redirected out of the allowed prefix")
+            scheme, host, port = target.origin
+            place = f"{scheme}://{host}:{port}"
+            raise ForbiddenAddressError(f"redirected out of the allowed prefix, to {place}")
 
 
 def _is_below(target: Target, prefix: Target) -> bool:

@@ -26,33 +26,23 @@ _IN_THE_WAY: Final = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST
 
 
 @contextmanager
-def translated(ref: ObjectRef) -> Iterator[None]:
-    """Raise `StorageError` in place of `OSError`."""
+def translated(ref: ObjectRef, *, is_write: bool = False) -> Iterator[None]:
+    """Raise `StorageError`, or an error of a write, in place of `OSError`."""
     try:
         yield
     except TimeoutError as error:
         raise StorageTimeoutError(ref, str(error) or "the disk is silent") from error
     except OSError as error:
         reason = error.strerror or type(error).__name__
+        if is_write and error.errno == errno.ENAMETOOLONG:
+            raise BadKeyError(f"{ref.key!r} is too long for a file name") from error
+        if is_write and error.errno in _IN_THE_WAY:
+            raise ConflictError(f"{ref}: a file or folder is in the way") from error
+        if is_write and error.errno == errno.EROFS:
+            raise UnwritableError(f"{ref}: {reason}") from error
         if error.errno in _DENIED:
             raise StorageDeniedError(ref, reason) from error
         raise StorageUnavailableError(ref, reason, lasting=True) from error
-
-
-@contextmanager
-def translated_write(ref: ObjectRef) -> Iterator[None]:
-    """Raise the error of a write in place of `OSError`."""
-    with translated(ref):
-        try:
-            yield
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                raise BadKeyError(f"{ref.key!r} is too long for a file name") from error
-            if error.errno in _IN_THE_WAY:
-                raise ConflictError(f"{ref}: a file or folder is in the way") from error
-            if error.errno == errno.EROFS:
-                raise UnwritableError(f"{ref}: {error.strerror}") from error
-            raise
 
 
 def check_folder(root: ObjectRef) -> None:

@@ -30,7 +30,7 @@ from app.storage.local_files import (
     file_version,
     folder_of,
     name_of,
-    translated_write,
+    translated,
 )
 
 _TRIES: Final = 32
@@ -57,7 +57,7 @@ class LocalWriter:
 
     def put(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> ETag | Conflict:
         tries = 0
-        with translated_write(ref):
+        with translated(ref, is_write=True):
             while True:
                 tries += 1
                 try:
@@ -92,7 +92,7 @@ class LocalWriter:
         root = folder_of(ref.bucket)
         *folders, _ = _path(ref).removeprefix(root + b"/").split(b"/")
         is_removed = False
-        with translated_write(ref):
+        with translated(ref, is_write=True):
             try:
                 with _place(ref, is_new=False) as (folder, name):
                     with folder.locked():
@@ -123,7 +123,7 @@ def verify_locks(root: ObjectRef) -> None:
     path = os.path.realpath(folder_of(root.bucket) + b"/" + (name_of(root.key.rstrip("/")) or b""))
     while not os.path.isdir(path):  # noqa: PTH112  paths are bytes
         path = os.path.dirname(path)  # noqa: PTH120
-    with translated_write(root), Folder.opened(path) as folder:
+    with translated(root, is_write=True), Folder.opened(path) as folder:
         try:
             with folder.locked(), Folder.opened(path) as other:
                 is_exclusive = not _try_lock(other.fd)

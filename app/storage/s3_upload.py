@@ -60,7 +60,7 @@ def plan_parts(
     pieces: Sequence[Piece], *, copies: bool = True, min_nbytes: int = MIN_NBYTES
 ) -> list[Part]:
     """Divide *pieces* into at most 10,000 parts; the server copies none unless *copies*."""
-    joined = list(_joined(pieces))
+    joined = _joined(pieces)
     while True:
         plan = _PartPlan(min_nbytes, copies=copies)
         for nth, piece in enumerate(joined, 1):
@@ -113,21 +113,15 @@ class _PartPlan:
             self.send()
 
 
-def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    last: ByteRange | None = None
-    for piece in pieces:
-        if not nbytes_of(piece):
-            continue
-        if isinstance(piece, ByteRange) and last is not None and last.stop == piece.start:
-            last = ByteRange(last.start, piece.stop)
-            continue
-        if last is not None:
-            yield last
-        last = piece if isinstance(piece, ByteRange) else None
-        if isinstance(piece, bytes):
-            yield piece
-    if last is not None:
-        yield last
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    joined: list[Piece] = []
+    for piece in filter(nbytes_of, pieces):
+        match joined[-1] if joined else None, piece:
+            case ByteRange() as last, ByteRange() if last.stop == piece.start:
+                joined[-1] = ByteRange(last.start, piece.stop)
+            case _:
+                joined.append(piece)
+    return joined
 
 
 def _split(whole: ByteRange, most: int) -> list[ByteRange]:

@@ -377,38 +377,26 @@ async def test_an_idle_connection_that_the_server_closes_is_forgotten(
 
 
 @pytest.mark.parametrize(
-    "data",
+    "steps",
     [
-        pytest.param(answer(headers=b"Connection: close\r\n"), id="close"),
-        pytest.param(answer().replace(b"1.1", b"1.0"), id="HTTP/1.0"),
-        pytest.param(answer() + b"surplus", id="surplus"),
-        pytest.param(answer() + answer(b"another"), id="two answers"),
+        pytest.param([answer(headers=b"Connection: close\r\n")], id="close"),
+        pytest.param([answer().replace(b"1.1", b"1.0")], id="HTTP/1.0"),
+        pytest.param([answer() + b"surplus"], id="surplus"),
+        pytest.param([answer() + answer(b"another")], id="two answers"),
+        pytest.param([answer(), 0.02, answer(b"poison")], id="unsolicited answer"),
+        pytest.param([answer(), 0.02, b"\0"], id="unsolicited byte"),
     ],
 )
 async def test_a_connection_that_may_not_be_used_again_is_closed(
-    serve: Serve, client: HttpClient, data: bytes
+    serve: Serve, client: HttpClient, steps: list[Step]
 ) -> None:
     """The answer is good, but the next request goes to a new connection."""
-    server = await serve([Do.READ, data], ANSWERED)
+    server = await serve([Do.READ, *steps], ANSWERED)
 
     assert await fetch(client, server.target()) == b"hello"
     await until(lambda: not server.open)
     assert await fetch(client, server.target()) == b"hello"
     assert server.connections == 2
-
-
-@pytest.mark.parametrize("data", [answer(b"poison"), b"\0"])
-async def test_unsolicited_bytes_close_an_idle_connection(
-    serve: Serve, client: HttpClient, data: bytes
-) -> None:
-    """What nobody asked for is not taken for the next answer."""
-    idle = asyncio.Event()
-    server = await serve([*ANSWERED, idle, data], ANSWERED)
-    await fetch(client, server.target())
-    idle.set()
-    await until(lambda: not server.open)
-
-    assert await fetch(client, server.target()) == b"hello"
 
 
 @pytest.mark.parametrize(("sent", "connections"), [([HEAD, b"he"], 2), ([answer()], 1)])

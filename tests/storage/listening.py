@@ -49,6 +49,12 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer
         raise AttributeError(name)
 
+    def handle_expect_100(self) -> bool:
+        """Ask for the body at once."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
     def handle_one_request(self) -> None:
         """Answer a request, or close the connection."""
         try:

@@ -159,12 +159,6 @@ class _Listener(Listener):
 class _Handler(Handler):
     server: _Listener
 
-    def handle_expect_100(self) -> bool:
-        """Ask for the body at once."""
-        super().handle_expect_100()
-        self.wfile.flush()
-        return True
-
     def answer(self) -> None:
         owner = self.server.owner
         condition = " if" if self._is_conditional() else ""

@@ -76,7 +76,10 @@ async def test_only_what_is_kept_under_a_checksum_is_read() -> None:
     with pytest.raises(VersionChangedError):
         await write_checksums(memory, REF, etag, [Checksummed([ByteRange(0, 5)], OUTER)])
 
-    mended = [Checksummed([Checksummed([b"new"], INNER)], OUTER), ByteRange(0, 5)]
+    mended: list[Piece | Checksummed] = [
+        Checksummed([Checksummed([b"new"], INNER)], OUTER),
+        ByteRange(0, 5),
+    ]
     store = Between(memory)
     assert await write_checksums(store, REF, etag, mended) == [
         b"new",

@@ -4,8 +4,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import pytest
 from app.errors import ShardgateError, StorageUnavailableError
 from app.model import EVERYTHING, ByteRange, Condition, ObjectRef, VirtualKey
 from app.resolve.bodies import Entity
-from app.storage.contract import Found, NotModified, Stat, stream_by_reads
+from app.storage.contract import Found, NotModified, Stat
 from app.storage.memory import MemoryStore
 from tests.formats.zarr.building import (
     EMPTY,
@@ -45,11 +45,21 @@ class _MoodyStore(MemoryStore):
         await self._pause(ref)
         return found
 
-    def stream(
+    @asynccontextmanager
+    async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Read piecewise, with pauses in between."""
-        return stream_by_reads(self, ref, byte_range, if_match, piece_nbytes=1000)
+
+        async def pieces(whole: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            async for data in whole:
+                for at in range(0, len(data), 1000):
+                    await self._pause(ref)
+                    yield data[at : at + 1000]
+
+        await self._pause(ref)
+        async with super().stream(ref, byte_range, if_match=if_match) as whole:
+            yield pieces(whole)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Ask, after a pause."""

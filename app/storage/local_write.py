@@ -288,7 +288,7 @@ class NewFile:
         return True
 
     def swap(self, name: bytes, expected: Expected) -> ETag | Conflict:
-        """Give the file the name *name*, durably, if the old one is still as *expected*."""
+        """Rename the file to *name*, durably, if the old one is still as *expected*."""
         with self.folder.locked():
             old = self.folder.status(name)
             if not _is_as_expected(old, expected):

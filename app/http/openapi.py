@@ -1,7 +1,6 @@
 """Routers of ``/api``, and the responses other than success that OpenAPI describes."""
 
 import json
-from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -11,20 +10,6 @@ from pydantic import BaseModel
 type Responses = dict[int | str, dict[str, Any]]
 
 _MEDIA_TYPE: Final = "application/problem+json"
-_DESCRIPTIONS: Final = {
-    HTTPStatus.BAD_REQUEST: "A parameter, a header or the body is invalid.",
-    HTTPStatus.UNAUTHORIZED: "Credentials are missing or invalid.",
-    HTTPStatus.FORBIDDEN: "The store or the configuration denies it.",
-    HTTPStatus.NOT_FOUND: "There is no such dataset, repository, ref, snapshot or session.",
-    HTTPStatus.METHOD_NOT_ALLOWED: "The dataset is not `writable`, or the repository is of a "
-    "version of the format that is only read.",
-    HTTPStatus.CONFLICT: "It conflicts with the current state.",
-    HTTPStatus.LENGTH_REQUIRED: "The body comes without its length.",
-    HTTPStatus.PRECONDITION_FAILED: "The branch is not where `If-Match` says.",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
-    HTTPStatus.LOCKED: "The repository is read-only or offline.",
-    HTTPStatus.SERVICE_UNAVAILABLE: "It may succeed later; see `Retry-After`.",
-}
 
 
 class RequestDocument(BaseModel, use_attribute_docstrings=True, extra="forbid", strict=True):
@@ -53,18 +38,16 @@ class CommitProblem(Problem):
     coordinates of the first of `count` chunks."""
 
 
-_OF_PROBLEM: Final = {"content": {_MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
 DEFAULT: Final[Responses] = {
     "default": {
-        "description": "A problem document (RFC 9457): the parameters are wrong, there is no such "
-        "thing, the store cannot be reached, or another reason that `detail` gives.",
-        **_OF_PROBLEM,
+        "description": "A problem document (RFC 9457): the parameters or the body are wrong (400), "
+        "there is no such thing (404), the dataset is not `writable` (405), it conflicts with the "
+        "current state (409, 412), the repository is locked (423), the store cannot be reached "
+        "(503), or another reason that `detail` gives.",
+        "content": {_MEDIA_TYPE: {"schema": Problem.model_json_schema()}},
     }
 }
 """Responses of every route."""
-_PROBLEMS: Final[Responses] = {
-    status.value: {"description": text, **_OF_PROBLEM} for status, text in _DESCRIPTIONS.items()
-}
 CONFLICTS: Final[Responses] = {
     409: {
         "description": "It conflicts with other commits.",
@@ -94,6 +77,6 @@ def new_router(prefix: str, tag: str) -> APIRouter:
     return APIRouter(
         prefix=prefix,
         tags=[tag],
-        responses=DEFAULT | _PROBLEMS,
+        responses=dict(DEFAULT),
         default_response_class=AsciiJson,
     )

@@ -10,7 +10,6 @@ from urllib.parse import quote
 import icechunk
 import pytest
 
-from app.settings import ServerSettings
 from tests.support.repositories import ROOT_ID, Written, array
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.writable_repositories import Api, Place, api, new_place
@@ -155,27 +154,6 @@ def test_a_locked_repository(served: Served) -> None:
         assert (answer.status_code, flag in answer.json()["detail"]) == (409, True)
         repo.set_feature_flag(flag, setting=None)
         opened.do(method, route, body)
-
-
-def test_pages_from_elsewhere_change_nothing(tmp_path: Path) -> None:
-    """Only origins in `server.cors_origins` may write."""
-    place, named = new_place(tmp_path), "https://a.example"
-    place.create()
-    given = {"name": "foreign", "snapshot_id": ROOT_ID}
-    with api(place, server=ServerSettings(cors_origins=(named,))) as opened:
-        for method, route in (("POST", "/branches"), ("DELETE", "/tags/t")):
-            answer = opened.send(method, route, given, origin="https://evil.example")
-
-            assert answer.status_code == 403
-            assert "server.cors_origins" in answer.json()["detail"]
-        foreign = {"origin": "https://evil.example"}
-        made = opened.client.post("/api/datasets", json={"name": "repo"}, headers=foreign)
-        assert made.status_code == 403
-        leave = opened.send(
-            "OPTIONS", "/branches/b", origin=named, access_control_request_method="PUT"
-        )
-        assert "PUT" in leave.headers["access-control-allow-methods"]
-        assert opened.send("POST", "/branches", given, origin=named).status_code == 201
 
 
 def test_repositories_that_may_not_be_written(tmp_path: Path) -> None:

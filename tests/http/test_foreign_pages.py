@@ -43,6 +43,8 @@ def test_other_pages_write_nothing(client: httpx.Client, origin: str) -> None:
         ("DELETE", "/any/k"),
         ("POST", "/any?delete"),
         ("POST", "/any/k?uploads"),
+        ("POST", "/api/datasets"),
+        ("DELETE", "/api/datasets/any/tags/t"),
     ):
         answer = client.request(method, path, content=DELETION, headers=headers)
 

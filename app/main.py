@@ -35,7 +35,6 @@ from app.observability.tracing import Tracing
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers
-from app.resolve.icechunk.chunk_files import ChunkFiles
 from app.resolve.icechunk.commit import Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.sessions import KeyHandlers, KeyRouter, Sessions
@@ -227,7 +226,6 @@ def _build_routes(
         datasets,
         resolver,
         bodies,
-        ChunkFiles(shared.stores),
         committer,
         max_chunk_nbytes=limits.max_chunk_bytes,
         decoded=ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s),

@@ -125,7 +125,7 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
 
     @router.get("/tags", response_model=TagPage)
     async def list_tags(opened: Opened, after: _After = None, limit: _Limit = 1000) -> Response:
-        """List the tags and their snapshots, and the names of deleted tags."""
+        """List the tags and their snapshots."""
         return await _answer(await read_tags(opened, after, limit))
 
     @router.get("/history", response_model=HistoryPage)

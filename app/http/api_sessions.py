@@ -3,9 +3,7 @@
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import partial
 from hashlib import blake2b
 from typing import Annotated, Any, Final, Literal
 
@@ -24,8 +22,8 @@ from app.http.auth.access import Datasets
 from app.http.body import RequestBodyReader
 from app.http.openapi import CONFLICTS, RequestDocument, new_router, reads
 from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.chunk_files import ChunkFiles
-from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer, commit_edits
+from app.resolve.icechunk.chunk_files import put_chunk
+from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.icechunk.session import Session
 from app.resolve.icechunk.session_commit import SessionCommit
@@ -193,7 +191,6 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
     datasets: Datasets,
     resolver: Resolver,
     bodies: RequestBodyReader,
-    files: ChunkFiles,
     committer: Committer,
     *,
     max_chunk_nbytes: int,
@@ -215,10 +212,10 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
         Garbage collection removes chunks that no commit refers to.
         """
         async with bodies.read_body(request, max_chunk_nbytes) as body:
-            chunk_id = await files.put(opened, body)
+            chunk_id = await put_chunk(committer.swaps.store, opened, body)
             return WrittenChunk(chunk_id=encode_id(chunk_id), length=len(body))
 
-    _add_commit(router, opening, bodies, decoded, partial(commit_edits, committer, files))
+    _add_commit(router, opening, bodies, decoded, committer)
     return router
 
 
@@ -227,7 +224,7 @@ def _add_commit(
     opening: Any,
     bodies: RequestBodyReader,
     decoded: ByteBudget,
-    commit_edits: Callable[..., Awaitable[CommitResult]],
+    committer: Committer,
 ) -> None:
     @router.post(
         "/commits",
@@ -257,7 +254,7 @@ def _add_commit(
                 write_id = WriteId(key, blake2b(body, digest_size=16).hexdigest())
             parent_id = document.parent_id or ""
             wanted = _commit_request(document, document.branch, parent_id, write_id)
-            return await commit_edits(opened, edits, wanted)
+            return await committer.commit_edits(opened, edits, wanted)
 
 
 def parse_commit(body: bytes) -> CommitBody:

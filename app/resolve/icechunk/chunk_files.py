@@ -1,7 +1,7 @@
 """Chunk files, written before the commit that refers to them; without one they are garbage."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -20,54 +20,51 @@ _LISTED_PER_CHUNK: Final = 100
 """Names listed per wanted chunk file before single requests become cheaper."""
 
 
-class ChunkFiles:
-    """Writes chunk files and looks up their lengths before a commit refers to them."""
+async def put_chunk(store: ObjectStore, opened: OpenedRepository, body: bytes) -> bytes:
+    """Write a chunk file, which must not be empty, and return its id of 12 bytes."""
+    if not body:
+        raise BadBodyError("a chunk must have at least one byte: the library refuses empty ones")
+    await opened.writable_info()
+    return await put_chunk_file(store, opened.repository, body)
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
 
-    async def put(self, opened: OpenedRepository, body: bytes) -> bytes:
-        """Write a chunk file, which must not be empty, and return its id of 12 bytes."""
-        if not body:
-            raise BadBodyError(
-                "a chunk must have at least one byte: the library refuses empty ones"
-            )
-        await opened.writable_info()
-        return await put_chunk_file(self._store, opened.repository, body)
+async def chunk_lengths(
+    store: ObjectStore, repository: Repository, wanted: Sequence[bytes]
+) -> dict[bytes, int]:
+    """Return the lengths in bytes of those chunk files of *wanted* that exist."""
+    if len(wanted) <= _MAX_STATS:
+        return await _stat(store, repository, wanted)
+    by_letter: dict[str, list[bytes]] = {}
+    for chunk_id in wanted:
+        by_letter.setdefault(encode_id(chunk_id)[0], []).append(chunk_id)
+    parts = await bounded_gather(partial(_list, store, repository), list(by_letter.values()))
+    return {chunk_id: length for part in parts for chunk_id, length in part.items()}
 
-    async def lengths(
-        self, opened: OpenedRepository, wanted: Sequence[bytes]
-    ) -> Mapping[bytes, int]:
-        """Return the lengths in bytes of those chunk files of *wanted* that exist."""
-        if len(wanted) <= _MAX_STATS:
-            return await self._stat(opened, wanted)
-        by_letter: dict[str, list[bytes]] = {}
-        for chunk_id in wanted:
-            by_letter.setdefault(encode_id(chunk_id)[0], []).append(chunk_id)
-        found: dict[bytes, int] = {}
-        for part in await bounded_gather(partial(self._list, opened), list(by_letter.values())):
-            found |= part
-        return found
 
-    async def _stat(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> dict[bytes, int]:
-        names = [opened.repository.file("chunks", chunk_id) for chunk_id in wanted]
-        stats = zip(wanted, await bounded_gather(self._store.stat, names), strict=True)
-        return {chunk_id: stat.size for chunk_id, stat in stats if stat is not None}
+async def _stat(
+    store: ObjectStore, repository: Repository, wanted: Sequence[bytes]
+) -> dict[bytes, int]:
+    names = [repository.file("chunks", chunk_id) for chunk_id in wanted]
+    stats = zip(wanted, await bounded_gather(store.stat, names), strict=True)
+    return {chunk_id: stat.size for chunk_id, stat in stats if stat is not None}
 
-    async def _list(self, opened: OpenedRepository, wanted: Sequence[bytes]) -> dict[bytes, int]:
-        """Find *wanted* of one first letter in a listing; after too many names ask one by one."""
-        listed = self._store.list(opened.directory.join(f"chunks/{encode_id(wanted[0])[0]}"))
-        found, left = dict[bytes, int](), set(wanted)
-        for _ in range(1 + _LISTED_PER_CHUNK * len(wanted) // _PAGE):
-            page = await take(listed, _PAGE)
-            for each in page:
-                chunk_id = decode_id(each.ref.key.rpartition("/")[2])
-                if chunk_id in left and each.size is not None:
-                    found[chunk_id] = each.size
-                    left.remove(chunk_id)
-            if len(page) < _PAGE:
-                return found
-        return {**found, **await self._stat(opened, sorted(left))}
+
+async def _list(
+    store: ObjectStore, repository: Repository, wanted: Sequence[bytes]
+) -> dict[bytes, int]:
+    """Find *wanted* of one first letter in a listing; after too many names ask one by one."""
+    listed = store.list(repository.directory.join(f"chunks/{encode_id(wanted[0])[0]}"))
+    found, left = dict[bytes, int](), set(wanted)
+    for _ in range(1 + _LISTED_PER_CHUNK * len(wanted) // _PAGE):
+        page = await take(listed, _PAGE)
+        for each in page:
+            chunk_id = decode_id(each.ref.key.rpartition("/")[2])
+            if chunk_id in left and each.size is not None:
+                found[chunk_id] = each.size
+                left.remove(chunk_id)
+        if len(page) < _PAGE:
+            return found
+    return {**found, **await _stat(store, repository, sorted(left))}
 
 
 async def put_chunk_file(store: ObjectStore, repository: Repository, data: bytes) -> bytes:

@@ -61,7 +61,7 @@ from app.formats.icechunk.transaction_log import (
 )
 from app.model import ObjectRef
 from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.chunk_files import ChunkFiles, new_object_id, put_new
+from app.resolve.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
 from app.resolve.icechunk.repository import (
     DOCUMENTED,
@@ -69,7 +69,7 @@ from app.resolve.icechunk.repository import (
     read_snapshot,
     require_unlocked,
 )
-from app.storage.contract import CONFLICT, Conflict
+from app.storage.contract import CONFLICT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 100
 _LOGS_AT_ONCE: Final = 8
@@ -123,7 +123,7 @@ class BranchTip(NamedTuple):
 class Committer:
     """Commits to branches; *on_commit* is called with ``made``, ``conflict`` or ``failed``."""
 
-    _swaps: RepoSwaps
+    swaps: RepoSwaps
     _budget: ByteBudget
     """For manifests that are rewritten."""
     _on_commit: Callable[[str], object] = lambda _: None
@@ -144,7 +144,7 @@ class Committer:
         def plan(info: RepoInfo) -> Planned[CommitResult | BranchTip]:
             return Planned(_find(request, info, opened))
 
-        return await self._swaps.update(opened, plan)
+        return await self.swaps.update(opened, plan)
 
     async def commit(
         self,
@@ -169,6 +169,33 @@ class Committer:
         self._on_commit("made")
         return committed
 
+    async def commit_edits(
+        self, opened: OpenedRepository, edits: Sequence[Edit], request: CommitRequest
+    ) -> CommitResult:
+        """Commit *edits* of the parent without a session; an empty parent id stands for the tip.
+
+        Every reference is checked before anything is written.
+
+        Raises: `BadBodyError` and `NotAllowedError` for references that cannot be followed,
+        `UnknownRefError`, and the errors of `commit`.
+        """
+        found = await self.find(opened, request)
+        if isinstance(found, CommitResult):
+            return found
+        info = found.info
+        parent_id = request.parent_id or found.snapshot_id
+        is_listed = await opened.decode_in_thread(
+            opened.repo, lambda: info.snapshot(parent_id) is not None
+        )
+        parent = is_listed and await read_snapshot(opened.repository, parent_id, opened.fetch)
+        if not parent:
+            raise UnknownRefError(f"there is no snapshot {parent_id}")
+        changes = await asyncio.to_thread(
+            edit, parent, edits, lambda: secrets.token_bytes(NODE_ID_NBYTES)
+        )
+        await _check_references(self.swaps.store, opened, info, changes)
+        return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
+
     async def _commit(
         self,
         opened: OpenedRepository,
@@ -177,8 +204,8 @@ class Committer:
         tip: BranchTip | None,
     ) -> CommitResult:
         check_metadata(request.metadata)
-        await self._swaps.store.verify_conditional_writes(opened.directory)
-        builder = CommitBuilder(opened, request, self._swaps, self._budget)
+        await self.swaps.store.verify_conditional_writes(opened.directory)
+        builder = CommitBuilder(opened, request, self.swaps, self._budget)
         found = tip or await self.find(opened, request)
 
         async def attempt() -> CommitResult | Conflict:
@@ -207,45 +234,12 @@ class Committer:
             return Planned(CommitResult.of(change.snapshot), change)
 
         try:
-            return await self._swaps.update(opened, plan)
+            return await self.swaps.update(opened, plan)
         except StorageError:
             with suppress(StorageError, DamagedError):
                 if isinstance(found := await self.find(opened, request), CommitResult):
                     return found
             raise
-
-
-async def commit_edits(
-    committer: Committer,
-    files: ChunkFiles,
-    opened: OpenedRepository,
-    edits: Sequence[Edit],
-    request: CommitRequest,
-) -> CommitResult:
-    """Commit *edits* of the parent without a session; an empty parent id stands for the tip.
-
-    Every reference is checked before anything is written.
-
-    Raises: `BadBodyError` and `NotAllowedError` for references that cannot be followed,
-    `UnknownRefError`, and the errors of `Committer.commit`.
-    """
-    found = await committer.find(opened, request)
-    if isinstance(found, CommitResult):
-        return found
-    info = found.info
-    parent_id = request.parent_id or found.snapshot_id
-    is_listed = await opened.decode_in_thread(
-        opened.repo, lambda: info.snapshot(parent_id) is not None
-    )
-    parent = await read_snapshot(opened.repository, parent_id, opened.fetch) if is_listed else None
-    if parent is None:
-        raise UnknownRefError(f"there is no snapshot {parent_id}")
-    changes = await asyncio.to_thread(
-        edit, parent, edits, lambda: secrets.token_bytes(NODE_ID_NBYTES)
-    )
-    await _check_references(files, opened, info, changes)
-    request = replace(request, parent_id=parent_id)
-    return await committer.commit(opened, changes, request, found)
 
 
 @dataclass(slots=True)
@@ -442,11 +436,11 @@ def _find(
 
 
 async def _check_references(
-    files: ChunkFiles, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
+    store: ObjectStore, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
 ) -> None:
     config, allowed = _config(opened, info), opened.repository.allowed
     wanted = await asyncio.to_thread(check_references, changes, config, allowed)
-    lengths = await files.lengths(opened, list(wanted))
+    lengths = await chunk_lengths(store, opened.repository, list(wanted))
     if any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items()):
         await asyncio.to_thread(check_natives, changes, lengths)
 

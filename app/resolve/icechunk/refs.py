@@ -17,15 +17,11 @@ from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.repo_info import NamedSnapshots, RepoInfo
 from app.formats.icechunk.repo_writer import RefChange
-from app.formats.icechunk.repository import unescape
 from app.model import ETag
 from app.resolve.bodies import Demand
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repository import DOCUMENTED, OpenedRepository
 
-_REFS: Final = "refs/"
-_TAG: Final = "refs/tag."
-_DELETED: Final = "/ref.json.deleted"
 _MAX_NAME_NBYTES: Final = 255
 _UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
 
@@ -64,8 +60,6 @@ class TagPage:
     __pydantic_config__ = DOCUMENTED
     tags: list[NamedRef]
     damaged: list[DamagedRef]
-    deleted: list[str]
-    """Names of deleted tags, which cannot be used again; every page has all of them."""
     next: str | None
     """`after` of the next page, if there is one."""
 
@@ -79,15 +73,9 @@ async def read_branches(opened: OpenedRepository, after: str | None, limit: int)
 
 async def read_tags(opened: OpenedRepository, after: str | None, limit: int) -> TagPage:
     """Read up to *limit* of the tags behind the name *after*."""
-    if (info := await opened.info()) is not None:
-        deleted = await opened.decode_in_thread(opened.repo, info.deleted_tags)
-    else:
-        names = [name async for name in opened.listing(_REFS) if name.endswith(_DELETED)]
-        stored = (name.removeprefix(_TAG).removesuffix(_DELETED) for name in names)
-        deleted = sorted(map(unescape, stored))
+    await opened.info()
     refs = await opened.repository.refs.tags(opened.fetch, opened.listing)
-    tags, damaged, last = _page(refs, after, limit)
-    return TagPage(tags, damaged, deleted, last)
+    return TagPage(*_page(refs, after, limit))
 
 
 def _page(

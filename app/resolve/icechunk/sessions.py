@@ -219,10 +219,7 @@ class Sessions:
             is_live = document is None or document.expires_at_s > self._clock()
             return document if is_live or document is None else _discarded(document)
 
-        document = await documents.read()
-        if document is not None and document.expires_at_s <= self._clock():
-            document = await documents.edit(discard_expired)
-        if document is None:
+        if (document := await documents.edit(discard_expired)) is None:
             return
         if isinstance(document.state, Discarded):
             await self._remove(location)

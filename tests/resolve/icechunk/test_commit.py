@@ -17,7 +17,7 @@ from app.formats.icechunk.changes import ChangeSet, NodeDocument
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_writer import WriteId
 from app.model import ETag, ObjectRef, Piece
-from app.resolve.icechunk.chunk_files import ChunkFiles
+from app.resolve.icechunk.chunk_files import chunk_lengths
 from app.resolve.icechunk.commit import CommitRequest, CommitResult
 from app.storage.contract import NO_HEADERS, Conflict, Expected, Listed, ObjectHeaders
 from app.storage.local import LocalStore
@@ -157,6 +157,6 @@ async def test_chunk_files_are_found_however_many_there_are(
         (place.folder / "chunks" / encode_id(chunk_id)).write_bytes(bytes(number))
 
     async with asyncio.timeout(20):
-        found = await ChunkFiles(store).lengths(opened, ids)
+        found = await chunk_lengths(store, opened.repository, ids)
 
     assert found == {chunk_id: number for number, chunk_id in enumerate(ids[1:], 1)}

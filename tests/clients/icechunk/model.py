@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.clients.icechunk.library import without_members
+from tests.formats.icechunk.trees import NAMES, Step, below, parent
 from tests.support.sessions import GROUP, array_document, listed_keys
 from tests.support.writable_repositories import Api
 
@@ -25,7 +26,6 @@ type Coords = tuple[int, ...]
 type Chunks = Mapping[Coords, bytes]
 type Tree = Mapping[str, Node]
 
-NAMES: Final = ("a", "a-", "b", "é")
 _CHUNK: Final = 2
 
 
@@ -117,16 +117,6 @@ class Move:
 type Edit = Put | Write | Move
 
 
-@dataclass(frozen=True)
-class Step:
-    """One thing to do; numbers choose where, and what cannot be is not done."""
-
-    what: str
-    where: int
-    to: int
-    value: int
-
-
 def steps(*what: str) -> st.SearchStrategy[Step]:
     """Return a strategy of steps of some kinds."""
     number = st.integers(0, 99)
@@ -181,7 +171,7 @@ class Draft:
     def _take_in(self, step: Step) -> None:
         path = sorted(self.tree)[step.where % len(self.tree)]
         node = self.tree[path]
-        group = path if node.shape is None else parent_of(path)
+        group = path if node.shape is None else parent(path)
         child = f"{group.rstrip('/')}/{NAMES[step.to % len(NAMES)]}"
         match step.what:
             case "group" | "array" | "table" if child not in self.tree:
@@ -233,16 +223,6 @@ class Draft:
         for path in below(self.tree, source):
             self.tree[target + path[len(source) :]] = self.tree.pop(path)
         self.edits.append(Move(source, target))
-
-
-def parent_of(path: str) -> str:
-    """Name the group that a node is in."""
-    return path[: path.rindex("/")] or "/"
-
-
-def below(tree: Iterable[str], path: str) -> list[str]:
-    """Name a node and all that is in it."""
-    return [at for at in tree if path in (at, "/") or at.startswith(f"{path}/")]
 
 
 def key_of(path: str, name: str) -> str:

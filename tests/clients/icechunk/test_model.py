@@ -30,7 +30,6 @@ from tests.clients.icechunk.model import (
     Draft,
     Edit,
     Replica,
-    Step,
     Touched,
     Tree,
     Write,
@@ -42,6 +41,7 @@ from tests.clients.icechunk.model import (
     edit_by_library,
     merge,
 )
+from tests.formats.icechunk.trees import Step
 from tests.support.serving import serving
 
 INLINE_NBYTES: Final = 8

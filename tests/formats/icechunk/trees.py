@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -63,7 +63,7 @@ def parent(path: str) -> str:
     return path[: path.rindex("/")] or "/"
 
 
-def below(tree: Tree, path: str) -> list[str]:
+def below(tree: Iterable[str], path: str) -> list[str]:
     """Name a node and all that is in it."""
     return [at for at in tree if path in (at, "/") or at.startswith(f"{path}/")]
 

@@ -235,28 +235,23 @@ def chunk_key(path: str, coords: Coords) -> str:
     return key_of(path, "/".join(("c", *map(str, coords))))
 
 
-type Touched = Mapping[int, Mapping[Coords, bytes | None]]
-
-
-def merge(
-    draft: Draft, touched: Touched, tip: Tree, their_chunks: Mapping[str, set[Coords]], policy: str
-) -> dict[str, Node]:
-    """Put *draft* on top of *tip*, node by node; there are no conflicts.
-
-    *their_chunks* changed since the parent, by path in *tip*.
-    """
+def merge(draft: Draft, tip: Tree) -> dict[str, Node]:
+    """Put *draft* on top of *tip*, node by node; there are no conflicts."""
     old, new, merged = by_uid(draft.before), by_uid(draft.after), by_uid(tip)
+    touched = draft.touched()
     merged = {uid: at for uid, at in merged.items() if uid in new or uid not in old}
     merged |= {uid: at for uid, at in new.items() if uid not in old}
     for uid in old.keys() & new.keys() & merged.keys():
         (path, node), mine = merged[uid], new[uid][1]
         if mine.document != old[uid][1].document:
             node = replace(node, label=mine.label, shape=mine.shape)
-        chunks: dict[Coords, bytes | None] = dict(node.chunks)
-        kept = their_chunks.get(path, set()) if policy == "theirs" else set()
-        chunks |= {at: data for at, data in touched.get(uid, {}).items() if at not in kept}
-        left = {at: data for at, data in chunks.items() if data is not None}
-        merged[uid] = path, replace(node, chunks=left)
+        chunks = dict(node.chunks)
+        for coords, data in touched.get(uid, {}).items():
+            if data is not None:
+                chunks[coords] = data
+            elif coords in old[uid][1].chunks:
+                chunks.pop(coords, None)
+        merged[uid] = path, replace(node, chunks=chunks)
     return {path: node.pruned() for path, node in merged.values()}
 
 

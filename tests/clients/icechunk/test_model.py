@@ -30,7 +30,6 @@ from tests.clients.icechunk.model import (
     Draft,
     Edit,
     Replica,
-    Touched,
     Tree,
     Write,
     by_library,
@@ -46,7 +45,6 @@ from tests.support.serving import serving
 
 INLINE_NBYTES: Final = 8
 NUMBER: Final = st.integers(0, 99)
-POLICIES: Final = st.sampled_from(["fail", "ours", "theirs"])
 SELDOM: Final = st.sampled_from([False, False, False, True])
 REPLICA: Final = st.integers(0, 1)
 BRANCHES: Final = ("main", "dev", "é/1")
@@ -70,20 +68,6 @@ class Begun:
     session: Any
     """Of the library, or the id of one of the service."""
     is_moving: bool = False
-
-    def touched(self, *, is_session: bool = False) -> Touched:
-        """Return the changed chunks; sessions forget chunks that were added and deleted."""
-        before = {node.uid: node for node in self.draft.before.values()}
-        return {
-            uid: {
-                at: data
-                for at, data in chunks.items()
-                if data is not None
-                or not is_session
-                or (uid in before and at in before[uid].chunks)
-            }
-            for uid, chunks in self.draft.touched().items()
-        }
 
 
 @dataclass(frozen=True)
@@ -156,15 +140,24 @@ class Repository(RuleBasedStateMachine):
     def _message(self) -> str:
         return f"number {next(self.uids)}"
 
-    @rule(where=NUMBER, back=st.sampled_from([0, 0, 0, 1, 2, 3]), steps=STEPS, by=REPLICA,
-          policy=POLICIES, amend=SELDOM)  # fmt: skip
+    @rule(
+        where=NUMBER,
+        back=st.sampled_from([0, 0, 0, 1, 2, 3]),
+        steps=STEPS,
+        by=REPLICA,
+        amend=SELDOM,
+    )
     def commit_at_once(
-        self, where: int, back: int, steps: list[Step], by: int, policy: str, *, amend: bool
+        self, where: int, back: int, steps: list[Step], by: int, *, amend: bool
     ) -> None:
         """Commit without a session, maybe against a parent that others have gone on from."""
         begun = self._begin(where, back)
         begun.draft.take(steps)
-        self._commit_at_once(begun, by, policy, amend=amend)
+        answer = self.replicas[by].commit(
+            _fitting(begun.draft), inline=INLINE_NBYTES, branch=begun.branch,
+            parent_id=begun.parent_id, message=self._message(), amend=amend, allow_empty=True,
+        )  # fmt: skip
+        self._settle(begun, answer, by, amend=amend)
 
     @rule(where=NUMBER, steps=STEPS, amend=SELDOM)
     def commit_by_library(self, where: int, steps: list[Step], *, amend: bool) -> None:
@@ -199,28 +192,21 @@ class Repository(RuleBasedStateMachine):
         self._edit_session(choose(self.begun, which), steps, by)
 
     @precondition(lambda self: self.begun)
-    @rule(which=NUMBER, by=REPLICA, policy=POLICIES, amend=SELDOM)
-    def commit_session(self, which: int, by: int, policy: str, *, amend: bool) -> None:
-        """Commit a session; one that does not go together with what others did stays open."""
+    @rule(which=NUMBER, by=REPLICA, amend=SELDOM)
+    def commit_session(self, which: int, by: int, *, amend: bool) -> None:
+        """Commit a session, and again; one that conflicts with other commits stays open."""
         begun = choose(self.begun, which)
-        if self._commit_session(begun, by, policy, amend=amend):
+        options = {"message": self._message(), "amend": amend, "allow_empty": True}
+        answer = self.replicas[by].commit_session(begun.session, **options)
+        if self._settle(begun, answer, by, amend=amend):
             self.begun.remove(begun)
+            again = self.replicas[1 - by].commit_session(begun.session, message="again")
+            assert again.json() == answer.json()
 
     def _take_by_library(self, begun: Begun, steps: list[Step]) -> None:
         begin = self.repo.rearrange_session if begun.is_moving else self.repo.writable_session
         begun.session = begin(begun.branch)
         edit_by_library(begun.session, begun.draft.take(steps))
-
-    def _commit_session(self, begun: Begun, by: int, policy: str, *, amend: bool) -> bool:
-        """Commit a session, and tell whether that was done; if so, ask again."""
-        merged = self._merge(begun, policy, begun.touched(is_session=True))
-        options = {"on_conflict": policy, "amend": amend, "allow_empty": True}
-        answer = self.replicas[by].commit_session(begun.session, message=self._message(), **options)
-        if not self._settle(begun, answer, merged, by, amend=amend):
-            return False
-        again = self.replicas[1 - by].commit_session(begun.session, message="again")
-        assert again.json() == answer.json()
-        return True
 
     def _edit_session(self, begun: Begun, steps: list[Step], by: int) -> None:
         self.replicas[by].edit_session(begun.session, begun.draft.take(steps))
@@ -229,25 +215,17 @@ class Repository(RuleBasedStateMachine):
             content = by_service(replica, f"@session.{begun.session}", tree)
             compare_tree(content, tree)
 
-    def _commit_at_once(self, begun: Begun, by: int, policy: str, *, amend: bool) -> None:
-        merged = self._merge(begun, policy, begun.touched())
-        answer = self.replicas[by].commit(
-            _fitting(begun.draft), inline=INLINE_NBYTES, branch=begun.branch,
-            parent_id=begun.parent_id, message=self._message(), on_conflict=policy, amend=amend,
-            allow_empty=True,
-        )  # fmt: skip
-        self._settle(begun, answer, merged, by, amend=amend)
-
-    def _settle(
-        self, begun: Begun, answer: httpx.Response, merged: Tree, by: int, *, amend: bool
-    ) -> bool:
+    def _settle(self, begun: Begun, answer: httpx.Response, by: int, *, amend: bool) -> bool:
         """Return whether it was committed; what others have changed since may be a conflict."""
+        tip = self.branches[begun.branch]
         if answer.status_code == 409:
-            assert amend or self.branches[begun.branch] != begun.parent_id
+            assert amend or tip != begun.parent_id
             return False
         assert answer.status_code == 201, answer.text
-        assert not amend or self.branches[begun.branch] == begun.parent_id
-        self._committed(begun, answer.json()["snapshot_id"], merged, amend=amend)
+        assert not amend or tip == begun.parent_id
+        assert begun.parent_id in self._ancestors(tip)
+        tree = merge(begun.draft, self.commits[tip].tree)
+        self._committed(begun, answer.json()["snapshot_id"], tree, amend=amend)
         assert answer.json()["parent_id"] == self.commits[self.branches[begun.branch]].parent_id
         self.wrote = by
         return True
@@ -261,15 +239,6 @@ class Repository(RuleBasedStateMachine):
             except icechunk.IcechunkError:  # the first commit, or one with moves
                 return
         self._committed(begun, made, begun.draft.after, amend=amend)
-
-    def _merge(self, begun: Begun, policy: str, touched: Touched) -> Tree:
-        """Return the tree of a commit, if there are no conflicts."""
-        tip = self.branches[begun.branch]
-        if tip == begun.parent_id or begun.parent_id not in self._ancestors(tip):
-            return begun.draft.after
-        told = self.repo.diff(from_snapshot_id=begun.parent_id, to_snapshot_id=tip).updated_chunks
-        theirs = {path: set(map(tuple, coords)) for path, coords in told.items()}
-        return merge(begun.draft, touched, self.commits[tip].tree, theirs, policy)
 
     def _committed(self, begun: Begun, made: str, tree: Tree, *, amend: bool) -> None:
         tip = self.branches[begun.branch]

@@ -1,39 +1,26 @@
 """A gateway ends, is stopped or is cut off at every step of a commit: it is made once, whole."""
 
-import time
 from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count, pairwise
-from typing import Any, Final
+from itertools import count
+from typing import Final
 
-import httpx
 import pytest
-import zarr
 
 from tests.faults.sites import (
-    DEADLINE_S,
-    NBYTES,
     PATIENT,
     Commit,
     RepositorySite,
     Session,
-    asked,
-    begun,
     killed,
     opened_repository,
-    put,
 )
 from tests.storage.proxy import Late, Mishap
 from tests.support.gateways import Start
 from tests.support.seaweedfs import SeaweedFS
-from tests.support.sessions import GROUP
 
 type Kind = type[Commit]
 
 NUMBERS: Final = count()
-RACE_STEPS: Final = 12
-HELD_S: Final = 0.2
-"""What is written meanwhile has reached the store by then, or waits for the commit."""
 USUAL: Final = {Commit: {Mishap.ANSWER_LOST, Mishap.CONFLICT}, Session: {Mishap.ANSWER_LOST}}
 """Those that commits are most likely to get wrong; the others take long to try."""
 soak = pytest.mark.soak
@@ -156,72 +143,3 @@ def test_a_store_that_fails_on_is_told_of(
             site.proxy.spoil([], Mishap.ERROR)
             assert answer.is_success or answer.is_server_error, answer.text
             work.demand(acknowledged=answer.json().get("snapshot_id"))
-
-
-def test_what_is_written_amid_a_commit_is_in_it_or_refused(site: RepositorySite) -> None:
-    """Keys are written at each step of it, through the gateway that commits and another one."""
-    statuses, nth, is_reached = set[int](), 0, True
-    with site.behind_proxy(PATIENT) as (_, client), ThreadPoolExecutor(6) as pool:
-        while is_reached:
-            session_id = begun(site.healthy)
-            for key, data in written(f"old{nth}", bytes([1 + nth])).items():
-                assert put(site.healthy, session_id, key, data).is_success
-            answers: dict[str, Future[httpx.Response]] = {}
-
-            def write(
-                nth: int = nth,
-                session_id: str = session_id,
-                answers: dict[str, Future[httpx.Response]] = answers,
-            ) -> None:
-                later = written(f"new{nth}", bytes([101 + nth]))
-                for number, (key, data) in enumerate(later.items()):
-                    by = (site.healthy, client)[(number + nth) % 2]
-                    answers[key] = pool.submit(put, by, session_id, key, data)
-                time.sleep(HELD_S)
-
-            site.proxy.between = write
-            site.proxy.spoil([nth], Late.REQUEST)
-            told = asked(client, session_id, message=f"{nth}")
-            site.proxy.spoil([], Late.REQUEST)
-            assert told.status_code == 201, told.text
-            is_reached = bool(answers)
-            found = read(site, told.json()["snapshot_id"], f"new{nth}")
-            for key, answer in answers.items():
-                got = answer.result(DEADLINE_S)
-                assert got.status_code in {200, 201, 204, 409, 503}, got.text
-                statuses.add(got.status_code)
-                assert found[key] == got.is_success, (nth, key, got.text)
-            nth += 1
-    site.proxy.between = lambda: None
-    assert nth > RACE_STEPS
-    assert 409 in statuses
-    assert statuses & {200, 201, 204}
-
-
-def written(group: str, value: bytes) -> dict[str, bytes]:
-    """Name what is put: a chunk that is kept inline, one with a file of its own, and a node."""
-    return {"a/c/1/1": value * 4, "b/c/1": value * NBYTES, f"{group}/zarr.json": GROUP}
-
-
-def read(site: RepositorySite, snapshot_id: str, group: str) -> dict[str, bool]:
-    """Find by the library which of the later writes are in a snapshot."""
-    store = site.place.open().readonly_session(snapshot_id=snapshot_id).store
-    root: Any = zarr.open_group(store, mode="r")
-    values = {"a/c/1/1": root["a"][3, 3], "b/c/1": root["b"][NBYTES]}
-    later = {key: bool(value > 100) for key, value in values.items()}
-    return later | {f"{group}/zarr.json": group in root}
-
-
-def test_the_library_sees_one_line_of_history(site: RepositorySite) -> None:
-    """After all this each commit has one parent and one child, and changed what it tells of."""
-    repo = site.place.open()
-    ancestors = list(repo.ancestry(branch="main"))
-    sessions = [each for each in pairwise(ancestors) if each[0].message.startswith("session")]
-
-    assert [each.parent_id for each in ancestors[:-1]] == [each.id for each in ancestors[1:]]
-    for each in ancestors[:3]:
-        assert repo.readonly_session(snapshot_id=each.id).store is not None
-    for child, parent in sessions[:10]:
-        diff = repo.diff(from_snapshot_id=parent.id, to_snapshot_id=child.id)
-        assert diff.new_groups == {f"/g{child.message.removeprefix('session ')}"}
-        assert set(diff.updated_chunks) == {"/a", "/b"}

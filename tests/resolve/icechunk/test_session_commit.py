@@ -1,8 +1,10 @@
 """Commits of sessions while others act, or the replica dies, at every step."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +14,9 @@ from zarr.core.buffer import default_buffer_prototype
 from app import errors
 from app.errors import ShardgateError
 from app.formats.icechunk.conflicts import Policy
-from app.model import ObjectRef
+from app.model import ETag, ObjectRef
 from app.resolve.icechunk.session_commit import SessionCommit
-from app.storage.contract import Found
+from app.storage.contract import Conflict, Found
 from app.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (
     ROOT,
@@ -47,21 +49,26 @@ class Late(Tapped):
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
-        self._order: tuple[str, str, Between, bool] | None = None
+        self._order: tuple[Callable[[str, ObjectRef], bool], Between, bool] | None = None
 
     def before(self, call: str, name: str, between: Between) -> None:
         """Do *between* before the next *call* of an object whose key has *name* in it."""
-        self._order = (call, name, between, False)
+        self._order = (lambda at, ref: at == call and name in ref.key), between, False
 
     def after(self, call: str, name: str, between: Between) -> None:
         """Do it once the call is done, before its answer."""
-        self._order = (call, name, between, True)
+        self._order = (lambda at, ref: at == call and name in ref.key), between, True
+
+    def before_call(self, nth: int, between: Between) -> None:
+        """Do *between* before the call *nth* from now, counted from 0."""
+        numbers = count()
+        self._order = (lambda *_: next(numbers) == nth), between, False
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
         """Do the call, and the other thing if this is the call."""
-        if self._order is None or self._order[0] != name or self._order[1] not in ref.key:
+        if self._order is None or not self._order[0](name, ref):
             return await call()
-        (*_, between, is_after), self._order = self._order, None
+        (_, between, is_after), self._order = self._order, None
         if not is_after:
             await between()
         answer = await call()
@@ -226,6 +233,50 @@ async def test_what_is_written_after_another_one_failed_is_committed(
 
     await scene.other.commit(session_id, policy=Policy.OURS)
     await scene.demand(tmp_path, 0, 1, 2, commits=2)
+
+
+AMID: Final = {"a/c/0": b"\x09" * 2, "a/c/2": b"\x09" * 600, "h/zarr.json": document(4)}
+
+
+async def test_what_is_written_amid_a_commit_is_in_it_or_refused(
+    files: Mapping[str, bytes], tmp_path: Path
+) -> None:
+    """At each call of it, through the replica that commits, or another one."""
+    nth, is_reached, kinds = 0, True, set[type]()
+    while is_reached:
+        store = Late(memory := stored(files))
+        late, other = await Replica.of(store), await Replica.of(memory)
+        session_id = await other.begin()
+        await (await other.enter(session_id)).put(ref("a/c/1"), [b"\x08\x08"], expected=None)
+        writes: list[asyncio.Task[ETag | Conflict]] = []
+
+        async def put(replica: Replica, key: str, session_id: str = session_id) -> ETag | Conflict:
+            return await (await replica.enter(session_id)).put(ref(key), [AMID[key]], expected=None)
+
+        async def begin(
+            writes: list[asyncio.Task[ETag | Conflict]] = writes,
+            replicas: tuple[Replica, ...] = (late, other),
+            nth: int = nth,
+        ) -> None:
+            writes += [
+                asyncio.create_task(put(replicas[(number + nth) % 2], key))
+                for number, key in enumerate(AMID)
+            ]
+            await asyncio.sleep(0.01)
+
+        store.before_call(nth, begin)
+        made = await late.commit(session_id)
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        repo = await opened_by_library(memory, tmp_path / str(nth))
+        committed = repo.readonly_session(snapshot_id=made.snapshot_id).store
+        for (key, data), outcome in zip(AMID.items(), outcomes, strict=False):
+            found = await committed.get(key, prototype=default_buffer_prototype())
+            is_in_it = found is not None and found.to_bytes() == data
+            assert is_in_it == isinstance(outcome, str), (nth, key, outcome)
+        kinds |= set(map(type, outcomes))
+        is_reached, nth = bool(writes), nth + 1
+    assert nth > 8
+    assert kinds == {str, errors.BusyError, errors.ConflictError}
 
 
 @moments

@@ -12,6 +12,7 @@ from .figures import Figure, Goal
 from .load import Contestant, Request, Sample, check, run_rounds
 from .servers import BUCKET, DATASET, Server, nginx_files, nginx_proxy, shardgate, uvicorn
 
+_YARDSTICK: Final = "tests.benchmarks.yardstick"
 _OBJECTS: Final = f"/{BUCKET}/em.zarr"
 
 _WARM: Final = "shardgate, chunk in the cache"
@@ -78,7 +79,6 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
     ranges = _range_requests(root / "morton", bodies)
     constant = [Request("/", {}, bytes(INNER_BYTES))]
     endpoint = f"http://127.0.0.1:{store.port}"
-    application, route = "tests.benchmarks.bare:app", "tests.benchmarks.yardstick:app"
     with ExitStack() as running:
         start = running.enter_context
         warm = start(shardgate(home / "warm", store, chunk_bytes=256 << 20))
@@ -86,8 +86,8 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
         static = start(nginx_files(home / "static", root.parent.parent))
         proxy = start(nginx_proxy(home / "proxy", store))
         roomy = start(nginx_proxy(home / "roomy", store, roomy=True))
-        bare = start(uvicorn(home / "bare", application))
-        fastapi = start(uvicorn(home / "fastapi", route, YARDSTICK_STORE=endpoint))
+        bare = start(uvicorn(home / "bare", f"{_YARDSTICK}:bare"))
+        fastapi = start(uvicorn(home / "fastapi", f"{_YARDSTICK}:app", YARDSTICK_STORE=endpoint))
         contestants = [
             Contestant(_WARM, "ac", warm, 200, ours),
             Contestant(_WARM_VOLUME, "a", warm, 200, volume),

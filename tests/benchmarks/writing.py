@@ -5,6 +5,7 @@ import json
 import random
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ import aiohttp
 import numpy as np
 import obstore
 from obstore.store import S3Store
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.gateways import gateway, of_dataset
 from tests.support.seaweedfs import SeaweedFS, running
@@ -77,7 +79,7 @@ async def _many(seaweedfs: SeaweedFS, url: str) -> list[Figure]:
 async def _one_of_many(seaweedfs: SeaweedFS, url: str) -> list[Figure]:
     """Replace one chunk of a shard of 1 GiB."""
     _put_metadata(seaweedfs, "big", _BIG_INNER_BYTES, 1, _BIG_PER_SHARD)
-    await _write_big(_store(seaweedfs), "bench/big/c/0")
+    await _write_big(seaweedfs.store(""), "bench/big/c/0")
     moved, seconds = [], []
     async with aiohttp.ClientSession() as session:
         for number in range(_ROUNDS):
@@ -118,7 +120,7 @@ async def _rewrite_all(seaweedfs: SeaweedFS, name: str) -> float:
 
     Only one at a time rewrites a shard, or chunks would be lost.
     """
-    store = _store(seaweedfs)
+    store = seaweedfs.store("")
     half = np.zeros(_PUTS // _SHARDS // 2 * _INNER_BYTES, "u1").tobytes()
     locks = [asyncio.Lock() for _ in range(_SHARDS)]
     keys = [f"bench/{name}/c/{shard}" for shard in range(_SHARDS)]
@@ -156,10 +158,8 @@ async def _write_big(store: S3Store, key: str) -> None:
     index = np.stack([offsets, np.full_like(offsets, _BIG_INNER_BYTES)], axis=1).tobytes()
     chunk = random.Random(2).randbytes(_BIG_INNER_BYTES)
 
-    def pieces() -> "list[bytes]":
-        return [chunk] * _BIG_PER_SHARD + [index]
-
-    await obstore.put_async(store, key, iter(pieces()), chunk_size=32 * _MIB)
+    pieces = iter([chunk] * _BIG_PER_SHARD + [index])
+    await obstore.put_async(store, key, pieces, chunk_size=32 * _MIB)
 
 
 def _put_metadata(
@@ -179,19 +179,13 @@ def _put_metadata(
     seaweedfs.put(f"bench/{name}/zarr.json", json.dumps(document).encode())
 
 
-def _store(seaweedfs: SeaweedFS) -> S3Store:
-    return seaweedfs.store("")
-
-
 async def _metrics(url: str) -> Metrics:
     """Read the counts of the service."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
-        text = await answer.text()
-    rows = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    totals: dict[str, float] = {}
-    for name, value in rows:
-        name = name.partition("{")[0]  # noqa: PLW2901  labels do not matter here
-        totals[name] = totals.get(name, 0) + float(value)
+        families = text_string_to_metric_families(await answer.text())
+    totals = defaultdict[str, float](float)
+    for sample in (sample for family in families for sample in family.samples):
+        totals[sample.name] += sample.value  # whatever the labels are
     return totals
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,20 +44,9 @@ class _Case:
         return [call.request for call in self.store.calls]
 
 
-_LONG_S = 60
-"""A moment that no test waits for."""
-
-
 async def _settle() -> None:
     """Wait until the window closes in which requests are collected."""
     await asyncio.sleep(0.01)
-
-
-async def _until(is_so: Callable[[], bool]) -> None:
-    """Wait for a condition, however busy the machine is."""
-    async with asyncio.timeout(_LONG_S / 4):
-        while not is_so():  # noqa: ASYNC110  no event tells of it
-            await asyncio.sleep(0)
 
 
 async def test_callers_join_a_read_that_is_under_way() -> None:
@@ -112,41 +100,6 @@ async def test_neighbours_are_merged(
     assert sorted(r for r in case.requests if isinstance(r, ByteRange)) == [
         ByteRange(*request) for request in requests
     ]
-
-
-async def test_what_touches_a_read_under_way_waits_for_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where neighbours are being read, one chunk is not read before others can join it."""
-    monkeypatch.setattr("app.resolve.chunks._WINDOW_S", 0.3)
-    case = _Case()
-    case.store.gate.clear()
-    first = asyncio.create_task(case.read((10, 20)))
-    await _until(lambda: len(case.requests) == 1)
-    second = asyncio.create_task(case.read((20, 30)))
-    await _settle()
-    third = asyncio.create_task(case.read((30, 40)))
-    await _until(lambda: len(case.requests) == 2)
-    case.store.gate.set()
-    await asyncio.gather(first, second, third)
-
-    assert case.requests == [ByteRange(10, 20), ByteRange(20, 40)]
-
-
-async def test_neighbours_elsewhere_make_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk that touches no read is asked for within some turns of the event loop."""
-    case = _Case()
-    case.store.gate.clear()
-    first = asyncio.create_task(case.read((10, 20)))
-    await _until(lambda: len(case.requests) == 1)
-    second = asyncio.create_task(case.read((20, 30)))
-    await _until(lambda: len(case.requests) == 2)
-    monkeypatch.setattr("app.resolve.chunks._WINDOW_S", _LONG_S)
-    others = [asyncio.create_task(case.read((start, start + 5))) for start in (500, 600, 700)]
-
-    await _until(lambda: len(case.requests) == 5)
-    case.store.gate.set()
-    await asyncio.gather(first, second, *others)
 
 
 @given(

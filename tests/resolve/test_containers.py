@@ -442,19 +442,3 @@ async def test_only_metadata_are_read(case: Case) -> None:
 
     assert fetch.kinds & {"metadata", "snapshot"}
     assert not {kind for kind in fetch.kinds if "index" in kind or "manifest" in kind}
-
-
-@pytest.mark.parametrize("case", REPOSITORIES, ids=str)
-async def test_only_shards_of_repositories_have_names(case: Case) -> None:
-    """The same in each ref, so that requests meet a cached index; unsharded chunks have none."""
-    fetch = Recorded(case.build(case.chunks))
-    named = [(key, await fetch.name(key)) for key in case.chunks]
-
-    expected: list[tuple[str, object]] = [(key, None) for key in case.chunks]
-    if "sharded" in case.name:
-        cells = [key.split("/")[-2:] for key in case.chunks]
-        shards = [(int(i) // 2, int(j) // 2) for i, j in cells]
-        expected = list(zip(case.chunks, shards, strict=True))
-    assert together(named) == together(expected)
-    for key, name in named:
-        assert await fetch.name(f"@branch.main/{key}") == name

@@ -178,23 +178,6 @@ async def test_an_object_whose_part_is_unknown_is_measured_first() -> None:
     assert await case.read("empty.bin") == b""
 
 
-async def test_an_absent_object_is_asked_for_once() -> None:
-    """Absence of an object is cached for `ttl_s`."""
-    case = _Case({})
-    assert [await case.read("a.bin"), await case.read("a.bin")] == [None, None]
-    assert [call.ref.key for call in case.store.calls] == [
-        "data/zarr.json",
-        "data/info",
-        "data/repo",
-        "data/refs/branch.main/ref.json",
-        "data/a.bin",
-    ]
-    case.write({"a.bin": b"bytes"})
-    case.clock.now += _TTL_S
-
-    assert await case.read("a.bin") == b"bytes"
-
-
 @pytest.mark.parametrize("reading", [EVERYTHING, None])
 async def test_a_large_object_streams(reading: ByteRequest | None) -> None:
     """More than the limit is streamed, an object or a range of a shard."""

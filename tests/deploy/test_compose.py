@@ -17,7 +17,7 @@ import yaml
 
 from tests.deploy.naming import Names, naming
 from tests.deploy.programs import NGINX_VERSION, ROOT, Stage, image, need, new_nginx, stages
-from tests.support.processes import environ, free_ports
+from tests.support.processes import environ, free_ports, listens
 from tests.support.seaweedfs import own_ports, remove_sockets
 
 FILE: Final = ROOT / "docker-compose.yml"
@@ -166,7 +166,10 @@ def _wait_until_healthy(
     check = own[1:] if own else _stage(told).command("HEALTHCHECK")
     command = _program(composed, [composed.here(word, name) for word in check])
     deadline = time.monotonic() + _LONGEST_S
-    while subprocess.run(command, capture_output=True, check=False).returncode != 0:
+    while (
+        not listens(composed.ports[name])
+        or subprocess.run(command, capture_output=True, check=False).returncode
+    ):
         if process.poll() is not None or time.monotonic() > deadline:
             said = (composed.root / f"{name}.txt").read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{name} does not start: {said}")

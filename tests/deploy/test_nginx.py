@@ -5,11 +5,11 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 import pytest
@@ -45,198 +45,197 @@ PATHS: Final = (
 )
 
 
+class Site(NamedTuple):
+    """nginx before two replicas that record what arrives."""
+
+    nginx: Balancer
+    replicas: Sequence[Recorder]
+
+    def send(self, method: str, target: str, **headers: str) -> int:
+        """Send *target* as it is, and give the status."""
+        context = self.nginx.tls()
+        with closing(http.client.HTTPSConnection(self.nginx.host, context=context)) as connection:
+            connection.putrequest(method, target, skip_accept_encoding=True)
+            for name, value in headers.items():
+                connection.putheader(name.replace("_", "-"), value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    @property
+    def received(self) -> list[Received]:
+        """What arrived."""
+        return [request for each in self.replicas for request in each.received]
+
+    @property
+    def asked(self) -> list[Received]:
+        """What arrived for names of shards."""
+        return [request for each in self.replicas for request in each.asked]
+
+    @property
+    def shares(self) -> list[int]:
+        """How many requests each has got, the least first."""
+        return sorted(len(each.received) for each in self.replicas)
+
+    def change(self, **values: bytes | bool | None) -> None:
+        """Let all replicas answer otherwise."""
+        for each in self.replicas:
+            vars(each).update(values)
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Balancer, list[Recorder]]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Site]:
     """Start nginx before two recorders."""
     with ExitStack() as stack:
-        recorders = [stack.enter_context(recording()) for _ in range(2)]
+        replicas = [stack.enter_context(recording()) for _ in range(2)]
+        urls = [each.url for each in replicas]
         folder = tmp_path_factory.mktemp("nginx")
-        urls = [recorder.url for recorder in recorders]
-        yield stack.enter_context(balancing(folder, urls)), recorders
+        yield Site(stack.enter_context(balancing(folder, urls)), replicas)
 
 
 @pytest.fixture
-def balancer(site: tuple[Balancer, list[Recorder]]) -> Balancer:
-    """Give nginx."""
-    return site[0]
+def site(running: Site) -> Generator[Site]:
+    """Give the site, whose replicas have got nothing as yet, and whose failures end with a test."""
+    for each in running.replicas:
+        each.received.clear()
+        each.asked.clear()
+    running.change(name=b"name", answers=True)
+    yield running
+    if not all(each.answers and each.name for each in running.replicas):
+        running.nginx.send_to([each.url for each in running.replicas])
 
 
-@pytest.fixture
-def recorders(site: tuple[Balancer, list[Recorder]]) -> Generator[list[Recorder]]:
-    """Give the replicas, which have got nothing as yet, and whose failures are forgotten then."""
-    balancer, recorders = site
-    for recorder in recorders:
-        recorder.received.clear()
-        recorder.asked.clear()
-        recorder.name, recorder.answers = b"name", True
-    yield recorders
-    if not all(recorder.answers and recorder.name for recorder in recorders):
-        balancer.send_to([recorder.url for recorder in recorders])
-
-
-def send(balancer: Balancer, method: str, target: str, **headers: str) -> int:
-    """Send *target* as it is, and give the status."""
-    port = int(balancer.host.partition(":")[2])
-    connection = http.client.HTTPSConnection("localhost", port, context=balancer.tls(), timeout=20)
-    connection.putrequest(method, target, skip_accept_encoding=True)
-    for name, value in headers.items():
-        connection.putheader(name.replace("_", "-"), value)
-    connection.endheaders()
-    answer = connection.getresponse()
-    answer.read()
-    connection.close()
-    return answer.status
-
-
-def only(received: list[list[Received]]) -> Received:
+def only(requests: list[Received]) -> Received:
     """Give the only request."""
-    [request] = [request for each in received for request in each]
+    [request] = requests
     return request
 
 
 @pytest.mark.parametrize("target", PATHS)
-def test_targets_arrive_as_they_were_sent(
-    balancer: Balancer, recorders: list[Recorder], target: str
-) -> None:
+def test_targets_arrive_as_they_were_sent(site: Site, target: str) -> None:
     """Keys are spelled in one way only, and clients of S3 sign what they have spelled."""
-    assert send(balancer, "GET", target) == 200
+    assert site.send("GET", target) == 200
 
-    assert only([each.received for each in recorders]).target == target
+    assert only(site.received).target == target
     path = target.partition("?")[0]
-    assert only([each.asked for each in recorders]).target == f"/_shard{path}"
+    assert only(site.asked).target == f"/_shard{path}"
 
 
-def test_targets_arrive_so_over_http_2_too(balancer: Balancer, recorders: list[Recorder]) -> None:
+def test_targets_arrive_so_over_http_2_too(site: Site) -> None:
     """As far as clients can say so."""
-    with balancer.client(http2=True) as client:
+    with site.nginx.client(http2=True) as client:
         client.get("/em//@tag.a%2Fb/%20?x=%2F").raise_for_status()
 
-    request = only([each.received for each in recorders])
+    request = only(site.received)
     assert request.target == "/em//@tag.a%2Fb/%20?x=%2F"
-    assert request.headers["host"] == balancer.host
+    assert request.headers["host"] == site.nginx.host
 
 
-def test_headers_arrive(balancer: Balancer, recorders: list[Recorder]) -> None:
+def test_headers_arrive(site: Site) -> None:
     """Host as it is signed, credentials of any size, and where the client is."""
     given = {"authorization": "Bearer " + "x" * 12_000, "range": "bytes=0-1"}
-    assert send(balancer, "GET", "/em/" + "%C3%A9" * 512, **given, x_forwarded_for="1.2.3.4") == 200
+    assert site.send("GET", "/em/" + "%C3%A9" * 512, **given, x_forwarded_for="1.2.3.4") == 200
 
-    headers = only([each.received for each in recorders]).headers
-    assert headers["host"] == balancer.host
+    headers = only(site.received).headers
+    assert headers["host"] == site.nginx.host
     assert {name: headers[name] for name in given} == given
     assert (headers["x-forwarded-for"], headers["x-forwarded-proto"]) == ("127.0.0.1", "https")
 
 
-def test_what_clients_of_s3_sign_arrives(balancer: Balancer, recorders: list[Recorder]) -> None:
+def test_what_clients_of_s3_sign_arrives(site: Site) -> None:
     """The target and each signed header, so that the signature holds."""
     sent: list[Any] = []
-    client = balancer.s3_client()
+    client = site.nginx.s3_client()
     client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request))
     client.get_object(Bucket="em", Key="a//b c+é/%2F~", Range="bytes=0-4")
 
-    [[request], received] = sent, only([each.received for each in recorders])
-    assert received.target == request.url.removeprefix(balancer.url)
+    [[request], received] = sent, only(site.received)
+    assert received.target == request.url.removeprefix(site.nginx.url)
     authorization = request.headers["authorization"].decode()
     assert received.headers["authorization"] == authorization
     signed = authorization.partition("SignedHeaders=")[2].partition(",")[0].split(";")
     expected = {name: request.headers[name].decode() for name in signed if name != "host"}
-    assert {name: received.headers[name] for name in signed} == expected | {"host": balancer.host}
+    assert {name: received.headers[name] for name in signed} == expected | {"host": site.nginx.host}
 
 
-def test_who_names_shards_gets_no_credentials(
-    balancer: Balancer, recorders: list[Recorder]
-) -> None:
+def test_who_names_shards_gets_no_credentials(site: Site) -> None:
     """It needs none."""
-    send(balancer, "GET", "/em/c/0?X-Amz-Signature=abc", authorization="Bearer x", cookie="y=z")
+    site.send("GET", "/em/c/0?X-Amz-Signature=abc", authorization="Bearer x", cookie="y=z")
 
-    asked = only([each.asked for each in recorders])
+    asked = only(site.asked)
     assert not asked.headers.keys() & {"authorization", "cookie"}
     assert "Signature" not in asked.target
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "POST", "OPTIONS"])
-def test_every_method_goes_by_shard(
-    balancer: Balancer, recorders: list[Recorder], method: str
-) -> None:
+def test_every_method_goes_by_shard(site: Site, method: str) -> None:
     """Who writes a shard has its index."""
     length = {} if method in ("GET", "HEAD") else {"content_length": "0"}
     for number in range(8):
-        assert send(balancer, method, f"/em/c/{number}", **length) == 200
+        assert site.send(method, f"/em/c/{number}", **length) == 200
 
-    assert sorted(len(each.received) for each in recorders) == [0, 8]
-    assert sum(len(each.asked) for each in recorders) == 8
+    assert site.shares == [0, 8]
+    assert len(site.asked) == 8
 
 
-def test_names_are_asked_for_again_only_when_they_are_old(
-    balancer: Balancer, recorders: list[Recorder]
-) -> None:
+def test_names_are_asked_for_again_only_when_they_are_old(site: Site) -> None:
     """With whatever token; a key that is asked for once takes no room."""
-    for recorder in recorders:
-        recorder.name = b"name\r\nCache-Control: max-age=2"
+    site.change(name=b"name\r\nCache-Control: max-age=2")
     for number in range(6):
-        assert send(balancer, "GET", f"/~{TOKEN}{number}/em/c/kept") == 200
-    assert send(balancer, "GET", "/em/c/once") == 200
+        assert site.send("GET", f"/~{TOKEN}{number}/em/c/kept") == 200
+    assert site.send("GET", "/em/c/once") == 200
 
-    assert sum(len(each.asked) for each in recorders) == 3
-    assert sorted(len(each.received) for each in recorders) == [0, 7]
-    files = [each for each in (balancer.folder / "shard-names").rglob("*") if each.is_file()]
+    assert len(site.asked) == 3
+    assert site.shares == [0, 7]
+    files = [each for each in (site.nginx.folder / "shard-names").rglob("*") if each.is_file()]
     assert not any(TOKEN.encode() in each.read_bytes() for each in files)
     assert not any(b"/em/c/once" in each.read_bytes() for each in files)
     assert sum(b"/em/c/kept" in each.read_bytes() for each in files) == 1
 
     time.sleep(3)
-    assert send(balancer, "GET", "/em/c/kept") == 200
-    assert sum(len(each.asked) for each in recorders) == 4
+    assert site.send("GET", "/em/c/kept") == 200
+    assert len(site.asked) == 4
 
 
-def test_what_has_no_name_goes_anywhere(balancer: Balancer, recorders: list[Recorder]) -> None:
+def test_what_has_no_name_goes_anywhere(site: Site) -> None:
     """Not all to the same."""
-    for recorder in recorders:
-        recorder.name = b""
+    site.change(name=b"")
     for _ in range(32):
-        assert send(balancer, "POST", "/em?delete", content_length="0") == 200
+        assert site.send("POST", "/em?delete", content_length="0") == 200
 
-    assert all(recorder.received for recorder in recorders)
+    assert min(site.shares)
 
 
-def test_requests_are_answered_where_no_names_are_told(
-    balancer: Balancer, recorders: list[Recorder]
-) -> None:
+def test_requests_are_answered_where_no_names_are_told(site: Site) -> None:
     """Names are of use, and not needed."""
-    for recorder in recorders:
-        recorder.name = None
-    assert [send(balancer, "GET", f"/em/c/{number}") for number in range(4)] == [200] * 4
+    site.change(name=None)
+    assert [site.send("GET", f"/em/c/{number}") for number in range(4)] == [200] * 4
 
 
-def test_reads_that_break_off_go_to_the_next_replica(
-    balancer: Balancer, recorders: list[Recorder]
-) -> None:
+def test_reads_that_break_off_go_to_the_next_replica(site: Site) -> None:
     """The client does not notice."""
-    recorders[0].answers = False
+    site.replicas[0].answers = False
     for number in range(16):
-        recorders[0].name = recorders[1].name = b"%d" % number
-        assert send(balancer, "GET", f"/em/c/{number}") == 200
+        site.change(name=b"%d" % number)
+        assert site.send("GET", f"/em/c/{number}") == 200
 
-    assert recorders[0].received
+    assert site.replicas[0].received
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "POST"])
-def test_no_write_is_sent_twice(balancer: Balancer, recorders: list[Recorder], method: str) -> None:
+def test_no_write_is_sent_twice(site: Site, method: str) -> None:
     """One that breaks off may have been done."""
-    for recorder in recorders:
-        recorder.answers = False
+    site.change(answers=False)
 
-    assert send(balancer, method, "/em/c/0", content_length="0") == 503
-    only([each.received for each in recorders])
+    assert site.send(method, "/em/c/0", content_length="0") == 503
+    only(site.received)
 
 
-def test_where_nobody_answers_clients_are_told_to_come_again(
-    balancer: Balancer, recorders: list[Recorder]
-) -> None:
+def test_where_nobody_answers_clients_are_told_to_come_again(site: Site) -> None:
     """Pages can read that, too."""
-    for recorder in recorders:
-        recorder.answers = False
-    with balancer.client() as client:
+    site.change(answers=False)
+    with site.nginx.client() as client:
         answer = client.get("/em/c/0")
 
     assert answer.status_code == 503
@@ -250,57 +249,50 @@ def test_where_nobody_answers_clients_are_told_to_come_again(
 @pytest.mark.parametrize("given", ["of.the-client", "two words", None])
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_answer_replica_and_log_have_one_id(
-    balancer: Balancer,
-    recorders: list[Recorder],
+    site: Site,
     *,
     is_answered: bool,
     given: str | None,
 ) -> None:
     """A client's is kept as gateways keep it; what nginx itself answers has one too."""
-    for recorder in recorders:
-        recorder.answers = is_answered
-    before = balancer.logged_so_far()
-    with balancer.client() as client:
+    site.change(answers=is_answered)
+    before = site.nginx.logged_so_far()
+    with site.nginx.client() as client:
         answer = client.get("/em/c/0", headers={"x-request-id": given} if given else {})
 
-    [*_, request] = [request for each in recorders for request in each.received]
-    passed = request.headers["x-request-id"]
+    passed = site.received[-1].headers["x-request-id"]
     assert re.fullmatch(given if given == "of.the-client" else "[0-9a-f]{32}", passed)
-    assert balancer.logged(before, 1)[0]["request_id"] == passed
+    assert site.nginx.logged(before, 1)[0]["request_id"] == passed
     assert answer.headers.get("x-request-id") == (None if is_answered else passed)
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_it_listens_on_ipv6(balancer: Balancer, recorders: list[Recorder]) -> None:
+def test_it_listens_on_ipv6(site: Site) -> None:
     """Beside IPv4."""
-    port = balancer.host.partition(":")[2]
-    with balancer.client() as client:
-        answer = client.get(f"https://[::1]:{port}/", extensions={"sni_hostname": "localhost"})
+    with site.nginx.client() as client:
+        answer = client.get(
+            f"https://[::1]:{site.nginx.port}/", extensions={"sni_hostname": "localhost"}
+        )
 
     assert answer.status_code == 200
-    assert only([each.received for each in recorders]).headers["x-forwarded-for"] == "::1"
+    assert only(site.received).headers["x-forwarded-for"] == "::1"
 
 
 @pytest.mark.parametrize(
     "target", ["/metrics", "/%6detrics", "/em/../metrics", "/readyz", "/_shard/em/c/0", "/_shard"]
 )
-def test_what_is_for_operators_stays_inside(
-    balancer: Balancer, recorders: list[Recorder], target: str
-) -> None:
+def test_what_is_for_operators_stays_inside(site: Site, target: str) -> None:
     """However it is spelled."""
-    assert send(balancer, "GET", target) == 404
+    assert site.send("GET", target) == 404
 
-    assert not [each for recorder in recorders for each in (*recorder.received, *recorder.asked)]
+    assert (site.received, site.asked) == ([], [])
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_no_log_has_a_token(
-    balancer: Balancer, recorders: list[Recorder], *, is_answered: bool
-) -> None:
+def test_no_log_has_a_token(site: Site, *, is_answered: bool) -> None:
     """Nor a signature, whatever goes wrong."""
-    for recorder in recorders:
-        recorder.answers = is_answered
-    before = balancer.logged_so_far()
+    site.change(answers=is_answered)
+    before = site.nginx.logged_so_far()
     targets = [
         f"/~{TOKEN}/em/c/0?x={TOKEN}",
         f"/%7e{TOKEN}/em/c/0",
@@ -309,26 +301,24 @@ def test_no_log_has_a_token(
         f"//~{TOKEN}/em",
     ]
     for target in targets:
-        send(balancer, "GET", target, referer=f"{balancer.url}/~{TOKEN}/", authorization=TOKEN)
+        site.send("GET", target, referer=f"{site.nginx.url}/~{TOKEN}/", authorization=TOKEN)
 
-    lines = balancer.logged(before, len(targets))
+    lines = site.nginx.logged(before, len(targets))
     assert [line["path"] for line in lines] == ["/~/em/c/0", "/~/em/c/0", "/em/c/0", "/~", "//~/em"]
-    assert TOKEN not in balancer.output
+    assert TOKEN not in site.nginx.output
 
 
 @pytest.mark.parametrize("http2", [False, True])
-def test_bodies_are_passed_on_as_they_arrive(
-    balancer: Balancer, recorders: list[Recorder], *, http2: bool
-) -> None:
+def test_bodies_are_passed_on_as_they_arrive(site: Site, *, http2: bool) -> None:
     """No file holds them meanwhile, not even a part."""
     body = os.urandom(8 * 2**20)
-    with balancer.client(http2=http2) as client:
+    with site.nginx.client(http2=http2) as client:
         client.put("/em/c/0", content=body).raise_for_status()
 
-    assert only([each.received for each in recorders]).body_nbytes == len(body)
-    written = [path for path in balancer.folder.rglob("nginx-*/**/*") if path.is_file()]
+    assert only(site.received).body_nbytes == len(body)
+    written = [path for path in site.nginx.folder.rglob("nginx-*/**/*") if path.is_file()]
     assert written == []
-    assert "buffered to a temporary file" not in balancer.output
+    assert "buffered to a temporary file" not in site.nginx.output
 
 
 CONFIGURATION: Final = ROOT / "deploy/nginx/nginx.conf"

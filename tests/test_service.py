@@ -1,6 +1,5 @@
 """The whole service over a real, and sometimes wicked, object server."""
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -135,7 +134,7 @@ class Service:
 
 
 def _settings(
-    store: FaultyServer, *, scheme: str, form: Literal["auto", "precomputed"], chunk_bytes: int = 0
+    store: FaultyServer, *, scheme: str, form: Literal["auto", "precomputed"]
 ) -> Settings:
     url = f"{store.url}/bucket/em" if scheme == "http" else "s3://bucket/em"
     lab = StoreSettings(
@@ -145,7 +144,7 @@ def _settings(
         secret_access_key=SecretStr("secret"),
     )
     return Settings(
-        cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
+        cache=CacheSettings(chunk_bytes=ByteSize(0)),
         limits=LimitSettings(timeout_s=2, deadline_s=5),
         stores={"lab": lab},
         datasets={
@@ -216,21 +215,6 @@ def test_head_304_and_404_of_a_known_index_take_no_read(service: Service) -> Non
     assert service.get(if_none_match=etag).status_code == 304
     assert service.get(service.container.absent).status_code == 404
     assert service.reads() == before
-
-
-async def test_a_hundred_callers_of_a_cold_chunk_share_two_reads(faulty: FaultyServer) -> None:
-    """The index is read once for all, and so is the chunk."""
-    for key, data in build(CHUNKS).items():
-        faulty.put("bucket", f"em/{key}", data)
-    limits = httpx.Limits(max_connections=100)
-    with serving(_settings(faulty, scheme="s3", form="auto", chunk_bytes=2**20)) as url:
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=20) as client:
-            await client.get("/em/zarr.json")
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(client.get(f"/em/{KEY}")) for _ in range(100)]
-
-    assert {task.result().content for task in tasks} == {CHUNKS[KEY]}
-    assert sum("/c/" in seen.path for seen in faulty.seen) == 2
 
 
 type Damage = Callable[[bytes], bytes]
@@ -446,14 +430,6 @@ def test_a_replaced_shard_is_read_anew(service: Service, step: str) -> None:
 
     assert service.get().content == new[service.container.key]
     assert service.get(range="bytes=1-3").content == new[service.container.key][1:4]
-
-
-def test_chunks_of_a_removed_shard_are_absent(service: Service) -> None:
-    """An index that was cached does not count."""
-    service.get()
-    service.remove(service.container.shard)
-
-    assert service.get().status_code == 404
 
 
 @at_each_step

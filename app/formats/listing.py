@@ -1,7 +1,7 @@
 """Listings of keys: the window that is wanted, the rules of a directory, and grids of chunks."""
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
@@ -86,14 +86,6 @@ class Item(NamedTuple):
     """`None` for folded keys; `Missing` for a key that was looked up in vain."""
 
 
-class Candidate(NamedTuple):
-    """A key that may name something: its layout locates it."""
-
-    key: str
-    where: Hashable
-    """Identifies the index to look in: one read serves all candidates with the same one."""
-
-
 type Wanted = Callable[[], Window]
 """Returns the window of the keys that are still wanted, which moves on while they are walked."""
 
@@ -128,8 +120,10 @@ class ListingIO(NamedTuple):
     bounded_gather: BoundedGather
 
 
-type Walk = Callable[[Wanted, ListingIO], AsyncIterator[Item | Candidate]]
-"""Yields keys in the order of their bytes: the wanted ones, and hardly any others."""
+type Walk = Callable[[Wanted, ListingIO], AsyncIterator[Item | str]]
+"""Yields keys in the order of their bytes, the wanted ones and hardly any others: as items, or as
+texts if their layout has to locate them.
+"""
 
 
 def _show_all(_: str) -> bool:
@@ -148,7 +142,6 @@ class ListingRules:
 
 
 PLAIN: Final = ListingRules(is_plain=True)
-NOTHING: Final = ListingRules(shows=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,38 +161,34 @@ class Steps:
         """Yield the places of the numbers whose texts are not before *after*."""
         if self.first < 0:
             for digit in range(1, 10):
-                yield from self._below(f"-{digit}", -digit, after)
+                yield from self._below(-1, digit, after)
         for digit in range(10):
-            yield from self._below(str(digit), digit, after)
+            yield from self._below(1, digit, after)
 
-    def _below(self, text: str, number: int, after: str) -> Iterator[int]:
-        """Yield the places of *number*, which *text* spells, and of numbers that begin with it."""
+    def _below(self, sign: int, number: int, after: str) -> Iterator[int]:
+        """Yield the places of *number* with *sign*, and of numbers whose texts begin with its."""
+        text = f"{'-' * (sign < 0)}{number}"
         if text < after and not after.startswith(text):
             return
-        if self._any(number, number + 1):
-            yield (number - self.first) // self.step
-        if number and self._any_longer(number):
+        if self._any(sign, number, number + 1):
+            yield (sign * number - self.first) // self.step
+        if number and self._any_longer(sign, number):
             for digit in range(10):
-                longer = number * 10 + (digit if number > 0 else -digit)
-                yield from self._below(f"{text}{digit}", longer, after)
+                yield from self._below(sign, 10 * number + digit, after)
 
-    def _any_longer(self, number: int) -> bool:
-        """Return whether the text of *number* begins that of another number."""
-        if number < 0:
-            low, high = number * 10 - 9, number * 10 + 1
-            while high > self.first:
-                if self._any(low, high):
-                    return True
-                low, high = low * 10 - 9, high * 10 - 9
-            return False
-        low, high = number * 10, number * 10 + 10
-        while low < self.first + self.step * self.stop:
-            if self._any(low, high):
+    def _any_longer(self, sign: int, number: int) -> bool:
+        low, high = 10 * number, 10 * number + 10
+        largest = max(-self.first, self.first + self.step * self.stop)
+        while low <= largest:
+            if self._any(sign, low, high):
                 return True
-            low, high = low * 10, high * 10
+            low, high = 10 * low, 10 * high
         return False
 
-    def _any(self, low: int, high: int) -> bool:
+    def _any(self, sign: int, low: int, high: int) -> bool:
+        """Return whether there is a number with *sign* and a magnitude from *low* to *high*."""
+        if sign < 0:
+            low, high = 1 - high, 1 - low
         start = max(0, -((self.first - low) // self.step))
         stop = min(self.stop, -((self.first - high) // self.step))
         if start >= stop:
@@ -242,19 +231,16 @@ class Grid:
         return cls(axes, spell, OrderedDict({(): rows} if len(rows) else {}))
 
     async def walk(
-        self,
-        wanted: Wanted,
-        read: Callable[[Cell], Awaitable[Rows]],
-        where: Callable[[Cell], Hashable],
-    ) -> AsyncIterator[Candidate]:
+        self, wanted: Wanted, read: Callable[[Cell], Awaitable[Rows]]
+    ) -> AsyncIterator[Cell]:
         """Yield the wanted cells, stored or not; *read* returns what is not in `levels`."""
         for cell in self._walk(wanted, (), _NO_ROWS):
-            if isinstance(cell, _Unread):
-                self.levels[cell.shard] = await read(cell.shard)
-                if len(self.levels) > _REMEMBERED:
-                    self.levels.popitem(last=False)
-            else:
-                yield Candidate(self.spell(cell), where(cell))
+            if not isinstance(cell, _Unread):
+                yield cell
+                continue
+            self.levels[cell.shard] = await read(cell.shard)
+            if len(self.levels) > _REMEMBERED:
+                self.levels.popitem(last=False)
 
     def cells(self, window: Window) -> Iterator[Cell]:
         """Iterate over cells whose shards are all in `levels`; shorter ones for folded keys."""

@@ -1,19 +1,17 @@
 """Walk the containers and keys below a root, and list keys in pages."""
 
-import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from app.concurrency import bounded_gather, run_in_thread, take
 from app.errors import DamagedError, OfflineError, StorageUnavailableError
 from app.formats.contract import Layout
 from app.formats.listing import (
     LAST,
-    Candidate,
     Item,
     ListingIO,
     ListingRules,
@@ -43,6 +41,8 @@ from app.storage.contract import Listed, ObjectReader
 _MAX_EXAMINED: Final = 10_000
 """Keys examined for a page beyond its limit: shards may hold few of the chunks they could."""
 _BATCH: Final = 500
+_LOCATED_AT_ONCE: Final = 64
+"""Neighbours share an index, which is read once for all that wait for it."""
 _MAX_KEY_NBYTES: Final = 1024
 _INVALID_KEY: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 
@@ -162,9 +162,10 @@ class FoundKey(NamedTuple):
     """A key that may name something, or a common prefix of several that do."""
 
     key: str
-    found: Location | Listed | Candidate | None
-    """Location, stored object, or candidate to look up; `None` for a common prefix."""
+    found: Location | Listed | None
+    """Location, or stored object; `None` for a common prefix and what is still to be located."""
     layout: Layout | None = None
+    """Locates the key, which it knows as *inside*, if set."""
     inside: VirtualKey = VirtualKey("")
 
 
@@ -226,7 +227,7 @@ class Tree:
             if isinstance(found, Item):
                 yield FoundKey(lead + found.key, found.location)
             else:
-                yield FoundKey(lead + found.key, found, layout, VirtualKey(found.key))
+                yield FoundKey(lead + found, None, layout, VirtualKey(found))
             if not self.window.meets(directory.path):
                 return
 
@@ -341,106 +342,70 @@ async def list_page(
         return Page([], None)
     if window.fold(window.after) == window.after:
         window = window._replace(after=window.after + LAST)
-    return await _PageBuilder(Tree(root, window), limit, modified_s).page()
+    entries: list[ListedKey] = []
+    tree, examined, last = Tree(root, window), 0, None
+    async with aclosing(_locate_all(tree, entries, limit)) as located:
+        async for found, place in located:
+            # Keys below a common prefix, and keys that come twice, are not wanted again.
+            window, key = tree.window, found.key
+            if not (window.meets(key) if place is None else window.admits(key)):
+                continue
+            if len(entries) == limit or examined == limit + _MAX_EXAMINED:
+                return Page(entries, last)
+            folded = key if place is None else window.fold(key)
+            examined, last, after = examined + 1, key, key
+            if folded is not None and not isinstance(place, Missing):
+                entries.append(ListedKey(folded, None, None))
+                last, after = folded, folded + LAST
+            elif place is not None and not isinstance(place, Missing):
+                entries.append(_entry(found, place, modified_s))
+            tree.window = window._replace(after=after)
+    return Page(entries, None)
 
 
-class _PageBuilder:
-    def __init__(
-        self, tree: Tree, limit: int, modified_s: Callable[[ObjectRef], int | None]
-    ) -> None:
-        self._modified_s = modified_s
-        self._tree = tree
-        self._limit = limit
-        self._entries: list[ListedKey] = []
-        self._examined = 0
-        self._last: str | None = None
+async def _locate_all(
+    tree: Tree, entries: Sequence[ListedKey], limit: int
+) -> AsyncGenerator[tuple[FoundKey, _Place]]:
+    """Locate the keys in *tree*; while a batch adds nothing to *entries*, the next is larger."""
 
-    async def page(self) -> Page:
-        size = self._min_batch
-        async with aclosing(self._tree.walk()) as walk:
-            while batch := await take(walk, size):
-                before = len(self._entries)
-                for found, place in zip(batch, await self._locate(batch), strict=True):
-                    # Keys below a common prefix, and keys that come twice, are not wanted again.
-                    window = self._tree.window
-                    is_wanted = window.meets if place is None else window.admits
-                    if not is_wanted(found.key):
-                        continue
-                    if self._is_full:
-                        return Page(self._entries, self._last)
-                    self._add(found, place)
-                is_vain = len(self._entries) == before
-                size = min(_BATCH, max(self._min_batch, 2 * size if is_vain else 0))
-                await asyncio.sleep(0)
-        return Page(self._entries, None)
+    async def locate(each: FoundKey) -> _Place:
+        _, found, layout, inside = each
+        if layout is None:
+            return found
+        place = await layout.locate(inside, tree.root.fetch)
+        if isinstance(place, Whole):  # served unchanged: it is as it was listed
+            return found if isinstance(found, Listed) else MISSING
+        return place
 
-    @property
-    def _min_batch(self) -> int:
-        """Fewest keys to look up at once: of folded keys the first may be enough."""
-        return 1 if self._tree.window.delimiter else self._limit - len(self._entries) + 1
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._entries) == self._limit or self._examined == self._limit + _MAX_EXAMINED
-
-    def _add(self, found: FoundKey, place: _Place) -> None:
-        key, window = found.key, self._tree.window
-        self._examined += 1
-        self._pass(key, key)
-        if isinstance(place, Missing):
-            return
-        folded = key if place is None else window.fold(key)
-        if folded is not None:
-            self._pass(folded, folded + LAST)
-            self._entries.append(ListedKey(folded, None, None))
-        elif place is not None:
-            self._entries.append(self._entry(found, place))
-
-    def _pass(self, last: str, after: str) -> None:
-        self._last = last
-        self._tree.window = self._tree.window._replace(after=after)
-
-    def _entry(self, found: FoundKey, place: Location | Listed) -> ListedKey:
-        listed = found.found if isinstance(found.found, Listed) else None
-        modified_s: float | None = None if listed is None else listed.modified_s
-        match place:
-            case Listed(_, size, etag):
-                return ListedKey(found.key, size, etag, modified_s)
-            case Referenced(Part(_, byte_range), modified_s=modified_s):
-                return ListedKey(found.key, byte_range.length, None, modified_s)
-            case Referenced((Stored() | Inline()) as source, by, is_lasting, modified_s):
-                entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
-            case (Stored(ref) as source) | Gzipped(Stored(ref) as source):
-                entity, modified_s = Entity.at(source), self._modified_s(ref)
-            case Inline() as source:
-                entity = Entity.at(source)
-            case _:
-                return ListedKey(found.key, None, None, modified_s)
-        return ListedKey(found.key, entity.length, entity.etag, modified_s)
-
-    async def _locate(self, batch: Sequence[FoundKey]) -> list[_Place]:
-        """Locate all keys: first one of each index, which the others then find in the cache."""
-        places: dict[int, _Place] = {}
-        leading: dict[Hashable, int] = {}
-        following: list[int] = []
-        for at, each in enumerate(batch):
-            if each.layout is None:
-                places[at] = cast("_Place", each.found)
-            elif not isinstance(each.found, Candidate):
-                leading[each.key] = at
-            elif leading.setdefault((id(each.layout), each.found.where), at) != at:
-                following.append(at)
-        for wave in (list(leading.values()), following):
-            found = await bounded_gather(lambda at: _locate(batch[at], self._tree.root.fetch), wave)
-            places.update(zip(wave, found, strict=True))
-        return [places[at] for at in range(len(batch))]
+    size = 0
+    async with aclosing(tree.walk()) as walk:
+        while True:
+            # Of folded keys the first may be enough.
+            fewest = 1 if tree.window.delimiter else limit - len(entries) + 1
+            if not (batch := await take(walk, min(_BATCH, max(fewest, size)))):
+                return
+            before = len(entries)
+            places = await bounded_gather(locate, batch, limit=_LOCATED_AT_ONCE)
+            for each in zip(batch, places, strict=True):
+                yield each
+            size = 2 * len(batch) if len(entries) == before else 0
 
 
-async def _locate(found: FoundKey, fetch: Fetch) -> _Place:
-    """Locate *found*; an object that is served unchanged is as it was listed."""
-    if found.layout is None:
-        return MISSING
-    place = await found.layout.locate(found.inside, fetch)
-    if isinstance(place, Whole):
-        return found.found if isinstance(found.found, Listed) else MISSING
-    return place
+def _entry(
+    found: FoundKey, place: Location | Listed, object_modified_s: Callable[[ObjectRef], int | None]
+) -> ListedKey:
+    modified_s = found.found.modified_s if isinstance(found.found, Listed) else None
+    match place:
+        case Listed(_, size, etag, modified_s):
+            return ListedKey(found.key, size, etag, modified_s)
+        case Referenced(Part(_, byte_range), modified_s=modified_s):
+            return ListedKey(found.key, byte_range.length, None, modified_s)
+        case Referenced((Stored() | Inline()) as source, by, is_lasting, modified_s):
+            entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
+        case (Stored(ref) as source) | Gzipped(Stored(ref) as source):
+            entity, modified_s = Entity.at(source), object_modified_s(ref)
+        case Inline() as source:
+            entity = Entity.at(source)
+        case _:
+            return ListedKey(found.key, None, None, modified_s)
+    return ListedKey(found.key, entity.length, entity.etag, modified_s)

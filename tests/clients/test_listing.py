@@ -360,31 +360,6 @@ def test_a_ref_is_listed_by_its_name(s3: Any) -> None:
         assert _list(s3, prefix) == []
 
 
-@pytest.mark.parametrize(
-    ("page", "operation"),
-    [
-        (1000, "list_objects_v2"),
-        (1, "list_objects_v2"),
-        (2, "list_objects"),
-        (7, "list_objects_v2"),
-    ],
-)
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "", "a/", "a/image/", "a/image/c/", "numb", "numbers/c/", "numbers/c/1", _TAG + "a",
-        _TAG + "a/",
-    ],
-)  # fmt: skip
-def test_pages_make_up_the_whole(s3: Any, prefix: str, page: int, operation: str) -> None:
-    """However small they are, each key is listed once, or folded at a slash behind the prefix."""
-    every = _list(s3, prefix)
-
-    assert _list(s3, prefix, page, operation) == every
-    folded = sorted(_names(every, prefix), key=str.encode)
-    assert _list(s3, prefix, page, operation, Delimiter="/") == folded
-
-
 def test_a_listing_begins_where_it_is_told(s3: Any) -> None:
     """Behind any key, there or not; of a ref before it all is listed, behind it nothing."""
     every, tagged = _list(s3), _list(s3, _TAG)
@@ -394,16 +369,6 @@ def test_a_listing_begins_where_it_is_told(s3: Any) -> None:
         assert _list(s3, operation="list_objects", Marker=start) == expected
     for start in ("", "0", "@", "@tag", "@tag.v 1", _TAG, "@tag.v 2/", "a"):
         assert _list(s3, _TAG, StartAfter=start) == [key for key in tagged if key > start]
-
-
-def test_sizes_and_tags_are_those_of_the_entities(url: str, s3: Any) -> None:
-    """What a listing tells of a key is what HEAD tells of it."""
-    listed = s3.list_objects_v2(Bucket="repository")["Contents"]
-    for entry in listed:
-        if entry["Key"] == "away/c/1":
-            continue
-        head = s3.head_object(Bucket="repository", Key=entry["Key"])
-        assert (entry["Size"], entry["ETag"]) == (head["ContentLength"], head["ETag"])
 
 
 def test_what_may_not_be_followed_is_listed(s3: Any) -> None:
@@ -433,20 +398,6 @@ def test_tensorstore_is_told_the_path_by_itself(url: str) -> None:
     array = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True).result()
 
     assert array[24, 6].read().result() == 4
-
-
-def test_obstore_lists_and_reads(url: str) -> None:
-    """Obstore's client finds the keys, and zarr-python the nodes of the group with it."""
-    store = open_obstore(url, "repository")
-    found = [entry["path"] for batch in obstore.list(store, _TAG) for entry in batch]
-    group = zarr.open_group(
-        ObjectStore(store, read_only=True), path=_TAG.rstrip("/"), mode="r", use_consolidated=False
-    )
-    names = sorted(name for name, _ in group.members(max_depth=None))
-
-    assert len(found) == len(set(found)) > 30
-    assert names == ["0", "a", "a-b", "a/image", "a/nothing", "a/scalar", "away", "numbers"]
-    assert np.asarray(group["a/image"])[24, 6] == 4
 
 
 def test_clients_that_do_not_sign_list_by_parameters(url: str, s3: Any) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import shutil
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -30,10 +29,7 @@ from tests.clients.services import (
 )
 from tests.clients.test_reading import BEYOND
 from tests.clients.writing import (
-    GZIP,
-    LITTLE,
     Case,
-    Json,
     Values,
     by_tensorstore,
     counted,
@@ -41,10 +37,7 @@ from tests.clients.writing import (
     read_tensorstore,
     read_zarr,
     same,
-    sharding,
-    v2_keys,
 )
-from tests.formats.zarr import draft
 from tests.support.gateways import forked, of_dataset
 from tests.support.labs import Lab, requested_lab
 from tests.support.seaweedfs import SeaweedFS
@@ -352,13 +345,13 @@ ON_SEAWEEDFS: Final = (
     "after/crc_after_both", "inside/zstd_crc_tensorstore", "keys/v2_dot", "fill/nan_zarr",
     "shape/0d_default_zarr", "plain/v2",
 )  # fmt: skip
-LESS: Final = (
-    "dtype/", "fill/", "inside/", "index/tensorstore_", "transpose/outer_", "nested/three",
-    "nested/transpose",
-)  # fmt: skip
-FURTHER: Final = [name for name in TABLE if name.endswith("_tensorstore") or name.startswith(LESS)]
-"""Cases that differ in ways that shards know nothing of, or that plans alone are tested in:
-see `tests/formats/zarr/test_rewrite.py`."""
+FURTHER: Final = [
+    name
+    for name in TABLE
+    if name.startswith(("dtype/", "fill/", "inside/"))
+    or (name.endswith("_tensorstore") and not name.startswith("nested/"))
+]
+"""Cases that differ in ways that shards know nothing of, or by a writer only."""
 STORED: Final = [
     pytest.param(store, name, marks=pytest.mark.soak if is_soak else (), id=f"{store}-{name}")
     for name in TABLE
@@ -447,81 +440,44 @@ def test_shards_hold_what_was_put(
     write_through(BY_NAME[name], bucket, request.getfixturevalue(store), tmp_path / "twin")
 
 
-DRAFT_SHAPE, SHARD, CHUNK = (9, 14), (4, 6), (2, 3)
-DRAFT_VALUES = counted(DRAFT_SHAPE, "u4")
+RESIZED: Final = [
+    (client, name)
+    for name, case in BY_NAME.items()
+    if not name.startswith("plain/")
+    for client in ("zarr", "tensorstore")
+    if client == "zarr" or (case.values.ndim and not name.startswith(ONLY_ZARR))
+]
 
 
-def _create(path: Path, chunks: tuple[int, ...], codecs: list[Json]) -> Any:
-    return zarr.create(
-        store=path,
-        shape=DRAFT_SHAPE,
-        dtype="u4",
-        chunks=chunks,
-        codecs=codecs,
-        chunk_key_encoding=v2_keys("/"),  # type: ignore[arg-type]  # takes JSON as well
-        fill_value=0,
-        zarr_format=3,
-    )
+def resize(client: str, url: str, name: str) -> None:
+    """Make an array longer along each dimension; TensorStore leaves out what has a default."""
+    if client == "tensorstore":
+        spec = {"driver": "zarr3", "kvstore": s3_kvstore(url, f"{name}/")}
+        array: Any = tensorstore.open(spec).result()
+        array.resize(exclusive_max=[n + 9 for n in array.shape]).result()
+        return
+    with quiet():
+        array = zarr.open_array(over_obstore(url, name), mode="r+")
+        array.attrs.update({"of": "zarr"})
+        array.resize(tuple(n + 9 for n in array.shape))
 
 
-def _as_draft(folder: Path) -> dict[str, bytes]:
-    """Call what is stored in *folder* as the draft does."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "zarr.json"]
-    return {f"data/root/a/c{f.relative_to(folder).as_posix()}": f.read_bytes() for f in files}
-
-
-def _chunks(path: Path, codecs: list[Json], values: Values) -> dict[str, bytes]:
-    _create(path, CHUNK, codecs)[...] = values
-    return _as_draft(path)
-
-
-def _read_shards(taker: Taker, template: Path) -> Values:
-    """Read the shards of the draft as those of the array of today at *template*."""
-    for old in template.iterdir():
-        if old.is_dir():
-            shutil.rmtree(old)
-    begin = "data/root/a/c"
-    stored = {key.removeprefix(begin) for key in taker.stored("draft") if key.startswith(begin)}
-    for key in stored:
-        (template / key).parent.mkdir(exist_ok=True)
-        shutil.copy(taker.folder / f"draft/{begin}{key}", template / key)
-    return np.asarray(zarr.open_array(template, mode="r")[...])
-
-
-@pytest.mark.parametrize("codecs", [[LITTLE], [LITTLE, GZIP]])
-def test_shards_of_the_draft_hold_what_was_put(
-    taker: Taker, tmp_path: Path, codecs: list[Json]
+@pytest.mark.parametrize(("client", "name"), RESIZED)
+def test_an_array_that_was_resized_keeps_its_shards(
+    folder: Taker, bucket: Path, client: str, name: str
 ) -> None:
-    """A third of the chunks is kept, replaced and deleted each; then all are put, then deleted."""
-    template = tmp_path / "template"
-    _create(template, SHARD, [sharding(CHUNK, codecs, index=[LITTLE])])[...] = DRAFT_VALUES
-    metadata = draft.array_metadata(
-        list(DRAFT_SHAPE), list(CHUNK), [draft.sharding([2, 2])], separator="/", data_type="<u4"
+    """Its attributes and its shape are the new ones, and all else is as it was."""
+    path = f"resized-{client}/{name}"
+    folder.place(bucket / name, path)
+    resize(client, folder.url, path)
+    before, after = (
+        json.loads((root / "zarr.json").read_bytes())
+        for root in (bucket / name, folder.folder / path)
     )
-    if GZIP in codecs:
-        metadata["compressor"] = draft.ANY_LENGTH["compressor"]
-    objects = _as_draft(template) | {
-        "zarr.json": json.dumps(draft.ENTRY_POINT).encode(),
-        "meta/root/a.array.json": draft.encode(metadata),
-    }
-    lay_out(tmp_path / "source", {}, objects)
-    taker.place(tmp_path / "source", "draft")
-    before = _chunks(tmp_path / "before", codecs, DRAFT_VALUES)
-    after = _chunks(tmp_path / "after", codecs, DRAFT_VALUES[::-1])
-    some = mixed(before, after)
 
-    taker.push("draft", before, some)
-    same(_read_shards(taker, template), _read_chunks(tmp_path / "after", some))
-    taker.push("draft", some, after)
-    same(_read_shards(taker, template), DRAFT_VALUES[::-1])
-    taker.push("draft", after, {})
-    assert not [key for key in taker.stored("draft") if key.startswith("data/")]
-
-
-def _read_chunks(folder: Path, chunks: dict[str, bytes]) -> Values:
-    """Read *chunks* as those of an array of today without shards, in *folder*."""
-    begin = "data/root/a/c"
-    now = {key.removeprefix(begin): data for key, data in chunks.items()}
-    there = {key.removeprefix(begin): data for key, data in _as_draft(folder).items()}
-    lay_out(folder, there, now)
-    return np.asarray(zarr.open_array(folder, mode="r")[...])
+    assert after["shape"] == [n + 9 for n in before["shape"]]
+    assert client == "tensorstore" or after["attributes"]["of"] == "zarr"
+    for document in (before, after):
+        for member in ("shape", "storage_transformers", "attributes", "chunk_key_encoding"):
+            document.pop(member, None)
+    assert after == before

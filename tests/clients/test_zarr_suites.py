@@ -1,4 +1,4 @@
-"""The tests that zarr-python has for stores, run against the service over two clients of S3."""
+"""The tests that zarr-python has for stores, run against the service over obstore's S3 client."""
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from functools import partial
@@ -9,20 +9,17 @@ from uuid import uuid4
 import httpx
 import icechunk
 import pytest
-import pytest_asyncio
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
-from s3fs import S3FileSystem
 from zarr.core.buffer import Buffer, cpu
-from zarr.core.sync import sync
-from zarr.storage import FsspecStore, ObjectStore
+from zarr.storage import ObjectStore
 from zarr.testing import strategies
 from zarr.testing.store import StoreTests
 
 from app.settings import DatasetSettings, Settings
 from app.storage.contract import TEMPORARY
-from tests.clients.filling import CLIENTS, over_obstore, s3fs_options
+from tests.clients.filling import over_obstore
 from tests.clients.writing import quiet
 from tests.support.serving import serving
 
@@ -56,17 +53,6 @@ for_each_length = pytest.mark.parametrize(
     "length",
     [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.soak)],
 )
-over_each_client = pytest.mark.parametrize(
-    "client", ["obstore", pytest.param("s3fs", marks=pytest.mark.soak)]
-)
-
-
-class ClearedStore(FsspecStore):
-    """A store that `clear` clears: that of zarr-python 3.4 stops at folders, in any S3."""
-
-    async def clear(self) -> None:
-        """Delete all keys."""
-        await self.delete_dir("")
 
 
 class LazyStore(ObjectStore[Any]):
@@ -79,20 +65,9 @@ class LazyStore(ObjectStore[Any]):
 
 
 class KeysMachine(ZarrStoreStateMachine):
-    """Reads no ranges: those of no bytes, which it draws, neither client can ask S3 for."""
+    """Reads no ranges: those of no bytes, which it draws, no client can ask S3 for."""
 
     get_partial_values: Any = None
-
-
-class S3fsKeysMachine(KeysMachine):
-    """Adds up no sizes, and asks for no key that may be a folder.
-
-    S3fs takes ``a/`` for the key ``a`` where nothing lies below it, and finds ``a`` where
-    something does.
-    """
-
-    getsize_prefix: Any = None
-    exists: Any = None
 
 
 class SeaweedMachine(ZarrHierarchyStateMachine):
@@ -101,33 +76,9 @@ class SeaweedMachine(ZarrHierarchyStateMachine):
     check_list_dir: Any = None
 
 
-def open_store(client: str, url: str, path: str) -> Any:
+def open_store(url: str, path: str) -> Any:
     """Open *path* of the dataset ``data``."""
-    store = CLIENTS[client](url, path)
-    if client == "s3fs":
-        return ClearedStore(store.fs, path=store.path)
-    return LazyStore(store.store)
-
-
-def forget_filesystems() -> None:
-    """Drop the file systems that s3fs caches by URL: another server may get the port.
-
-    It does not close the connections of those that zarr-python uses.
-    """
-
-    async def close_all() -> None:
-        for filesystem in S3FileSystem._cache.values():
-            if (client := filesystem._s3) is not None:
-                await client.close()
-
-    sync(close_all())
-    S3FileSystem.clear_instance_cache()
-
-
-def _demand_no_folders(root: DatasetSettings, client: str) -> None:
-    """Skip s3fs over SeaweedFS: it takes the folders for keys."""
-    if root.store and client == "s3fs":
-        pytest.skip("SeaweedFS lists folders whose last key was deleted")
+    return LazyStore(over_obstore(url, path).store)
 
 
 def run(machine: Callable[[Any], RuleBasedStateMachine], store: Any, length: settings) -> None:
@@ -158,23 +109,12 @@ def url(request: pytest.FixtureRequest, root: DatasetSettings) -> Generator[str]
     datasets = {"data": root, "raw": root.model_copy(update={"view": "raw"})}
     with serving(Settings(stores=stores, datasets=datasets)) as base:
         yield base
-    forget_filesystems()
 
 
 @pytest.fixture
 def prefix() -> str:
     """Name a place where nothing is."""
     return uuid4().hex
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def s3fs(url: str) -> AsyncGenerator[S3FileSystem]:
-    """Connect s3fs, which does not notice by itself what the tests write past it."""
-    # By its own options, else others would get this one, which is of another event loop.
-    filesystem = S3FileSystem(asynchronous=True, default_cache_type="none", **s3fs_options(url))
-    session = await filesystem.set_session()
-    yield filesystem
-    await session.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -214,7 +154,6 @@ class Suite(StoreTests[Any, cpu.Buffer]):
         assert store.supports_listing
 
 
-@pytest.mark.soak
 @in_each_store
 class TestOverObstore(Suite):
     """The tests of stores, over obstore."""
@@ -227,51 +166,29 @@ class TestOverObstore(Suite):
         return {"store": over_obstore(url, prefix, "raw").store}
 
 
-@in_each_store
-class TestOverS3fs(Suite):
-    """The tests of stores, over s3fs."""
-
-    store_cls = FsspecStore
-
-    @pytest.fixture
-    def store_kwargs(self, s3fs: S3FileSystem, prefix: str) -> dict[str, Any]:
-        """Return the connection of s3fs."""
-        return {"fs": s3fs, "path": f"raw/{prefix}"}
-
-
 @pytest.mark.soak
 @in_each_store
-@over_each_client
-def test_keys_are_those_of_a_model(
-    root: DatasetSettings, url: str, prefix: str, client: str
-) -> None:
+def test_keys_are_those_of_a_model(root: DatasetSettings, url: str, prefix: str) -> None:
     """Whatever is written, deleted and cleared, the store holds what a dictionary would."""
-    _demand_no_folders(root, client)
-    machine = S3fsKeysMachine if client == "s3fs" else KeysMachine
-    run(machine, open_store(client, url, prefix), LONG)
+    run(KeysMachine, open_store(url, prefix), LONG)
 
 
 @in_each_store
-@over_each_client
 @for_each_length
 def test_hierarchy_is_that_of_a_model(
-    root: DatasetSettings, url: str, prefix: str, client: str, length: settings
+    root: DatasetSettings, url: str, prefix: str, length: settings
 ) -> None:
     """Whatever becomes of groups and arrays, they read and list as in zarr's memory."""
-    _demand_no_folders(root, client)
     machine = SeaweedMachine if root.store else ZarrHierarchyStateMachine
-    run(machine, open_store(client, url, prefix), length)
+    run(machine, open_store(url, prefix), length)
 
 
-@over_each_client
 @for_each_length
-def test_hierarchy_of_a_session_is_that_of_a_model(
-    tmp_path: Path, client: str, length: settings
-) -> None:
+def test_hierarchy_of_a_session_is_that_of_a_model(tmp_path: Path, length: settings) -> None:
     """So they do in a session of Icechunk."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
     root = DatasetSettings(url=str(tmp_path), writable=True)
     with serving(Settings(datasets={"data": root})) as url:
         answer = httpx.post(f"{url}/api/datasets/data/sessions", json={}).raise_for_status()
-        store = open_store(client, url, f"@session.{answer.json()['session_id']}")
+        store = open_store(url, f"@session.{answer.json()['session_id']}")
         run(ZarrHierarchyStateMachine, store, length)

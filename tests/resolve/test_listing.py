@@ -1,178 +1,28 @@
 """Pages of keys, the requests that they cost, and listings of trees of all formats."""
 
-import importlib
 import itertools
 import json
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageUnavailableError
-from app.formats.contract import Format
-from app.formats.listing import Item, ListingIO, ListingRules, Wanted, Window
-from app.formats.reading import Fetch
-from app.model import (
-    MISSING,
-    ByteRange,
-    ETag,
-    Fixed,
-    Gzipped,
-    Inline,
-    Location,
-    ObjectRef,
-    Part,
-    Referenced,
-    Stored,
-    VirtualKey,
-)
-from app.resolve.bodies import Coding, Entity
-from app.resolve.containers import Containers
-from app.resolve.listing import ListedKey, Page, Root, list_page
-from app.resolve.metadata_cache import MetadataCache, ReadCache
+from app.formats.listing import Window
+from app.model import ObjectRef, VirtualKey
+from app.resolve.bodies import Coding
+from app.resolve.listing import ListedKey, Page
 from app.storage.memory import MemoryStore
 from app.storage.wrappers import Call, TracedStore
-from tests.formats.case import Case
-from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.icechunk import case as icechunk_case
+from tests.formats.neuroglancer_precomputed import case as precomputed_case
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
-from tests.formats.zarr.building import (
-    LITTLE,
-    array_metadata,
-    encode_shard,
-    sharding,
-)
+from tests.formats.zarr import case as zarr_case
+from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard, sharding
 from tests.resolve.stores import Unlisted
 from tests.support.resolving import ROOT, All, Reading, reading
-
-REF = ObjectRef("memory://bucket", "data/chunk")
-PLACE = Inline(b"1", ETag('"1"'))
-EVERYTHING = Window("")
-
-
-@dataclass(frozen=True)
-class Known:
-    """A format and layout with fixed keys."""
-
-    locations: dict[str, Location | None]
-    at: ObjectRef
-    name: str = "known"
-
-    def claim(self, _: VirtualKey) -> None:
-        """Claim nothing."""
-
-    async def open(self, directory: ObjectRef, _: Fetch) -> "Known | None":
-        """Be in one directory."""
-        return self if directory == self.at else None
-
-    def encloses(self, _: VirtualKey) -> bool:
-        """Have nothing else below."""
-        return True
-
-    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
-        """Give the keys that are wanted."""
-
-        async def walk(wanted: Wanted, _: ListingIO) -> AsyncGenerator[Item]:
-            window = wanted()
-            for key in sorted(self.locations):
-                if window.admits(key):
-                    yield Item(key, self.locations[key])
-
-        return ListingRules(None, (walk,))
-
-
-async def _page(
-    locations: Iterable[str] | dict[str, Location | None],
-    window: Window = EVERYTHING,
-    limit: int = 1000,
-    container: str = "",
-) -> Page:
-    given: dict[str, Location | None] = dict.fromkeys(locations, PLACE)
-    given |= locations if isinstance(locations, dict) else {}
-    known = cast("Format", Known(given, ROOT.join(container.rstrip("/"))))
-    store = MemoryStore()
-    store.place(ROOT.join(f"{container}object"), b"")
-    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
-    return await list_page(
-        Root(ROOT, store, Containers([known]), fetch), window, limit, lambda _: None
-    )
-
-
-def _keys(page: Page) -> list[str]:
-    return [entry.key for entry in page.entries]
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
-async def test_pages_follow_one_another(limit: int) -> None:
-    """A page says where the next begins, unless it is the last, or of no keys."""
-    page = await _page("abcd", limit=limit)
-    found, pages = _keys(page), 1
-    while page.after is not None:
-        page = await _page("abcd", Window("", page.after), limit)
-        found += _keys(page)
-        pages += 1
-
-    assert found == list("abcd")
-    assert pages == -(-4 // limit)
-    assert await _page("abcd", limit=0) == Page([], None)
-
-
-async def test_what_is_missing_is_passed_over_but_not_for_ever() -> None:
-    """A page ends after too many missing keys, and says where to continue."""
-    gaps: dict[str, Location | None] = {f"{n:06}": MISSING for n in range(25_000)}
-    first = await _page({**gaps, "x": PLACE}, limit=5)
-    second = await _page({**gaps, "x": PLACE}, Window("", first.after or ""), limit=5)
-
-    assert (first.entries, first.after) == ([], f"{10_004:06}")
-    assert second.entries == []
-    assert _keys(await _page({**gaps, "x": PLACE}, Window("", "024000"))) == ["x"]
-
-
-@pytest.mark.parametrize(
-    ("after", "expected"),
-    [("lab", ["lab/a"]), ("kab/z", ["lab/a"]), ("lab/", ["lab/a"]), ("lac", []), ("z", [])],
-)
-async def test_a_listing_may_begin_outside_of_the_container(
-    after: str, expected: list[str]
-) -> None:
-    """A start before it lists all, one behind it nothing; all keys begin with its path."""
-    page = await _page("a", Window("lab/", after), container="lab/")
-    assert _keys(page) == expected
-    page = await _page("abc", Window("lab/", "lab/a"), 1, container="lab/")
-    assert (_keys(page), page.after) == (["lab/b"], "lab/b")
-
-
-async def test_entries_are_told_like_entities() -> None:
-    """Length and version are those that a GET tells; of a part only the length is known.
-
-    Of what is stored as gzip it is the length of that.
-    """
-    stored = Stored(REF, ByteRange(3, 9), Fixed(ETag('"id"')))
-    inline = Inline(b"four", ETag('"four"'))
-    page = await _page(
-        {
-            "a": stored,
-            "b": Referenced(stored, "by", is_lasting=True),
-            "c": Referenced(inline, "", is_lasting=False),
-            "d": Referenced(Part(REF, ByteRange(0, 8)), "by", is_lasting=False),
-            "e": Gzipped(stored),
-            "f/": None,
-        }
-    )
-    entity = Entity.at(stored)
-
-    assert [(entry.nbytes, entry.etag) for entry in page.entries] == [
-        (6, entity.etag),
-        (6, entity.referenced("by", is_lasting=True).etag),
-        (4, '"four"'),
-        (8, None),
-        (6, entity.etag),
-        (None, None),
-    ]
-
 
 _SHARDS = 10
 _INNER = 4
@@ -258,6 +108,19 @@ async def test_a_sparse_array_of_any_size_is_listed_at_once() -> None:
     assert len(traced.calls) < 20
 
 
+async def test_what_is_missing_is_passed_over_but_not_for_ever() -> None:
+    """A page ends after too many missing keys, and says where to continue."""
+    store = MemoryStore()
+    metadata = array_metadata([12_000], [12_000], [sharding([1])])
+    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    store.place(ROOT.join("c/0"), encode_shard([None] * 9 + [b"x"] + [None] * 11_990))
+    data = reading(store)
+    pages = await _pages(data, Window("c/"), 5)
+
+    assert [[entry.key for entry in page] for page in pages] == [[], ["c/9"]]
+    assert await data.resolver.page(data.dataset, Window("c/"), 0) == Page([], None)
+
+
 async def test_a_damaged_shard_fails_the_page() -> None:
     """A page without its chunks would say that they are absent; a replaced array is listed anew."""
     store = _cube()
@@ -293,17 +156,8 @@ async def test_the_page_of_links_of_an_array_names_its_chunks() -> None:
 
 BUCKET = ObjectRef("memory://bucket", "")
 NAMES = st.sampled_from(["a", "a-b", "a.b", "a0", "c", "0", "10", "2", "é", "info.d"])
-_FOLDERS = ("neuroglancer_precomputed", "zarr")
-_CASES: list[Case] = [
-    case
-    for folder in _FOLDERS
-    for case in importlib.import_module(f"tests.formats.{folder}.case").CASES
-]
-_REPOSITORIES: list[Case] = [
-    case
-    for case in importlib.import_module("tests.formats.icechunk.case").CASES
-    if "sharded" not in case.name
-]
+_CASES = [*precomputed_case.CASES, *zarr_case.CASES]
+_REPOSITORIES = [case for case in icechunk_case.CASES if "sharded" not in case.name]
 
 type Tree = tuple[dict[str, bytes], set[str]]
 """What is stored, and the keys that can be asked for."""
@@ -386,7 +240,9 @@ def volumes(draw: st.DrawFn) -> Tree:
     cells = list(itertools.product(*map(range, shape)))
     chosen = set(cells if draw(st.booleans()) else draw(st.lists(st.sampled_from(cells))))
     size = [n * each for n, each in zip(shape, step, strict=True)]
-    info = volume_info(chosen_sharding, size=size, voxel_offset=offset, chunk_sizes=[step])
+    info = precomputed_case.volume_info(
+        chosen_sharding, size=size, voxel_offset=offset, chunk_sizes=[step]
+    )
     chunks = {morton(cell, shape): b"1" for cell in chosen}
     shards = build_shards(chunks, chosen_sharding)
     objects = {"info": json.dumps(info).encode()}

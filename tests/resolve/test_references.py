@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import DamagedError, ReadOnlyError
 from app.formats.contract import Format, Layout
-from app.formats.listing import NOTHING, ListingRules, Name
+from app.formats.listing import ListingRules, Name
 from app.formats.reading import Fetch
 from app.model import (
     EVERYTHING,
@@ -76,7 +76,7 @@ class Pointers(Layout):
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Hide everything."""
-        return NOTHING
+        return ListingRules(shows=None)
 
     async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
         """Name the keys."""

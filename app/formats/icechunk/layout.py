@@ -364,7 +364,7 @@ class ArrayReader:
         manifest, referenced = found
         place: Shard = referenced.place
         if array is not None and origin is not None:
-            for level in array.unsharded.levels:
+            for level in array.levels:
                 shard = ShardReader(level.index, self.fetch, self.whole_index_nbytes)
                 try:
                     place = await shard.locate(place, level.entry(origin))

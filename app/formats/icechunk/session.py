@@ -258,7 +258,7 @@ def _view_stored(path: str, stored: StoredNode) -> ViewedNode:
     try:
         keys = chunk_keys(json.loads(stored.document).get("chunk_key_encoding"), len(shape))
     except (UnshardableError, ValueError, AttributeError, RecursionError):
-        keys = ChunkKeys("c", "/", len(shape))  # the library uses one encoding
+        keys = ChunkKeys("c/", "/", len(shape))  # the library uses one encoding
     chunks = Chunks(keys, shape, stored.array.manifests)
     return ViewedNode(stored.node_id, path, stored.document, chunks)
 

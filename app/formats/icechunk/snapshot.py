@@ -442,7 +442,7 @@ def _parse_node(
     try:
         keys = chunk_keys(document.get("chunk_key_encoding"), ndim)
     except UnshardableError:  # the library uses one encoding, and ignores the document
-        keys = ChunkKeys("c", "/", ndim)
+        keys = ChunkKeys("c/", "/", ndim)
     return replace(node, chunks=Chunks(keys, array.grid, array.manifests))
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import batched
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from app.formats.documents import Json, show
 from app.formats.listing import (
     PLAIN,
     Axis,
-    Candidate,
     Cell,
     Grid,
     Item,
@@ -200,7 +199,7 @@ class VolumeWalk:
     names: VoxelBounds
     shards: PrecomputedShards
 
-    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | Candidate]:
+    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str]:
         names, lead = self.names, self.shards.prefix
         if not wanted().meets(lead):
             return
@@ -211,9 +210,10 @@ class VolumeWalk:
 
         axes = tuple(map(Axis, names.grid.shape, self._box, names.voxel_offset, names.chunk_size))
         grid = Grid(axes, lambda cell: lead + names.beginning(cell))
-        async for candidate in grid.walk(wanted, boxes, self._address):
-            number, _ = cast("tuple[int, int]", candidate.where)
-            yield candidate if number in stored else Item(candidate.key, MISSING)
+        async for cell in grid.walk(wanted, boxes):
+            number, _ = self.shards.part.sharding.address(names.grid.encode(cell))
+            key = grid.spell(cell)
+            yield key if number in stored else Item(key, MISSING)
 
     @property
     def _low_bits(self) -> int | None:
@@ -233,9 +233,6 @@ class VolumeWalk:
         cells = {grid.decode(number << bits) if bits is not None else (0,) * 3 for number in stored}
         rows = np.array(sorted(cells), np.uint64).reshape(-1, len(box))
         return np.unique(rows // np.array(box, np.uint64), axis=0)
-
-    def _address(self, cell: Cell) -> tuple[int, int]:
-        return self.shards.part.sharding.address(self.names.grid.encode(cell))
 
 
 class _IdPage(NamedTuple):
@@ -257,7 +254,7 @@ class IdWalk:
     shards: PrecomputedShards
     fetch: Fetch
 
-    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | Candidate]:
+    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str]:
         lead = self.shards.prefix
         rest = wanted().rest(lead).encode()
         if not wanted().meets(lead) or rest[:1] >= _AFTER_DIGITS:
@@ -278,10 +275,10 @@ class IdWalk:
                 return
             low, is_after = bytes(page.texts[-1]), True
 
-    def _items(self, lead: str, text: str, place: Stored) -> Iterator[Item | Candidate]:
+    def _items(self, lead: str, text: str, place: Stored) -> Iterator[Item | str]:
         part = self.part
         if part.kind is Kind.MANIFESTS and self._owner(text) is Kind.FRAGMENTS:
-            yield Candidate(lead + text, text)
+            yield lead + text
         name = text + part.names.suffix if isinstance(part.names, IdNames) else text
         if self._owner(name) is part.kind:
             yield Item(lead + name, Gzipped(place) if part.sharding.is_data_gzip else place)

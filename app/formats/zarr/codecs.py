@@ -7,6 +7,7 @@ makes that codec count in other axes; it only permutes the strides of the index.
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,9 +30,6 @@ _ITEM_NBYTES: Final = {
 }
 _BY_BITS: Final = re.compile("(?:u?int|float|r)(8|[1-9][0-9]{1,5})")
 """Data types that are named after their bits; any whole number of bytes is a data type ``r*``."""
-_BY_LENGTH: Final = {"null_terminated_bytes", "raw_bytes", "fixed_length_utf32"}
-"""Data types that have ``length_bytes`` in their configuration."""
-_RECORDS: Final = {"struct", "structured"}
 
 
 class UnshardableError(Exception):
@@ -91,38 +89,20 @@ class ShardingLevel:
         return sum([at // chunk % count * stride for at, chunk, count, stride in axes])
 
 
-@dataclass(frozen=True, slots=True)
-class Unsharded:
-    """The same array with its innermost chunks as chunks."""
-
-    levels: tuple[ShardingLevel, ...]
-    """The sharding codecs, at least one, outermost first."""
-    codecs: tuple[Json, ...]
-
-    @property
-    def inner_chunk_shape(self) -> tuple[int, ...]:
-        """Shape of the innermost chunks in array elements."""
-        return self.levels[-1].inner_chunk_shape
-
-    @property
-    def indexes(self) -> tuple[IndexCodec, ...]:
-        return tuple(level.index for level in self.levels)
-
-    def entry(self, origin: tuple[int, ...]) -> tuple[int, ...]:
-        """Return, for each level, the index entry that holds the array element *origin*."""
-        return tuple(level.entry(origin) for level in self.levels)
+type Flat = tuple[tuple[ShardingLevel, ...], tuple[Json, ...]]
+"""Sharding codecs, at least one, outermost first, and the codecs of the innermost chunks."""
 
 
-def unshard(codecs: Json, shard_shape: tuple[int, ...]) -> Unsharded:
+def unshard(codecs: Json, shard_shape: tuple[int, ...]) -> Flat:
     """Flatten *codecs*, which encode chunks of *shard_shape* and contain a sharding codec. An inner
     chain that cannot be flattened further stays as the codecs of its chunks. Raises:
     `UnshardableError` where the outermost shards cannot be read by range, `DecodeError`.
     """
-    flat = _flatten(codecs, shard_shape, tuple(range(len(shard_shape))))
-    return Unsharded(flat.levels, _merge_transposes(flat.codecs, len(shard_shape)))
+    levels, flat = _flatten(codecs, shard_shape, tuple(range(len(shard_shape))))
+    return levels, _merge_transposes(flat, len(shard_shape))
 
 
-def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Unsharded:
+def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Flat:
     """Flatten a chain whose arrays have *shape*; *axes* are the array axes in their order."""
     names = [codec_name(codec) for codec in codecs]
     at = names.index("sharding_indexed")
@@ -141,15 +121,12 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Uns
     inner_codecs = sharding.get("codecs")
     if not isinstance(inner_codecs, list) or not inner_codecs:
         raise DecodeError("sharding_indexed has no list of codecs")
-    before = tuple(codecs[:at])
+    inner: Flat = (), tuple(map(_current_spelling, inner_codecs))
     if has_sharding(inner_codecs):
-        try:
+        with suppress(UnshardableError):
             inner = _flatten(inner_codecs, chunk_shape, axes)
-        except UnshardableError:
-            pass
-        else:
-            return Unsharded((level, *inner.levels), (*before, *inner.codecs))
-    return Unsharded((level,), (*before, *map(_current_spelling, inner_codecs)))
+    levels, flat = inner
+    return (level, *levels), (*codecs[:at], *flat)
 
 
 def _level(
@@ -207,15 +184,16 @@ def _transpose_order(codec: Json, ndim: int) -> tuple[int, ...]:
 
 
 def _merge_transposes(codecs: tuple[Json, ...], ndim: int) -> tuple[Json, ...]:
-    """Compose neighbouring transposes into one: zarrita applies only one of them, silently."""
+    """Spell transposes by their axes, and compose neighbours: zarrita silently applies one only."""
     merged: list[Json] = []
     for codec in codecs:
-        if merged and codec_name(codec) == codec_name(merged[-1]) == "transpose":
-            outer = _transpose_order(merged.pop(), ndim)
-            order = list(_permute(outer, _transpose_order(codec, ndim)))
-            merged.append({"name": "transpose", "configuration": {"order": order}})
-        else:
+        if codec_name(codec) != "transpose":
             merged.append(codec)
+            continue
+        order = _transpose_order(codec, ndim)
+        if merged and codec_name(merged[-1]) == "transpose":
+            order = _permute(_transpose_order(merged.pop(), ndim), order)
+        merged.append({"name": "transpose", "configuration": {"order": list(order)}})
     return tuple(merged)
 
 
@@ -276,25 +254,4 @@ def item_nbytes(data_type: Json) -> int | None:
     if (bits := _BY_BITS.fullmatch(name)) is not None:
         nbytes, rest = divmod(int(bits[1]), 8)
         return None if rest else nbytes
-    members = data_type.get("configuration") if isinstance(data_type, dict) else None
-    if isinstance(members, dict) and name in _BY_LENGTH:
-        length = members.get("length_bytes")
-        return length if type(length) is int and length > 0 else None
-    if isinstance(members, dict) and name in _RECORDS:
-        return _record_nbytes(members.get("fields"))
     return _ITEM_NBYTES.get(name)
-
-
-def _record_nbytes(fields: Json) -> int | None:
-    """Sum up fields: pairs of a name and a data type, or objects with these members."""
-    total = 0
-    for field in fields if isinstance(fields, list) and fields else [None]:
-        match field:
-            case [_, data_type] | {"data_type": data_type}:
-                nbytes = item_nbytes(data_type)
-            case _:
-                nbytes = None
-        if nbytes is None:
-            return None
-        total += nbytes
-    return total

@@ -11,119 +11,58 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import mul
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from app.errors import ConflictError, DamagedError, StorageUnavailableError
+from app.errors import ConflictError, DamagedError
 from app.formats.contract import Document, Layout, Target
 from app.formats.documents import DocumentDecoder, show
 from app.formats.listing import PLAIN, ListingRules
 from app.formats.reading import DecodeError, Fetch, Read, Versioned
 from app.formats.surveying import Collection, Description, Listing, Shards
-from app.formats.zarr.codecs import ChunkForm, ShardingLevel, UnshardableError, Unsharded, shape_of
-from app.formats.zarr.index import IndexCodec, IndexLocation
-from app.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
-from app.formats.zarr.metadata import (
-    HIDDEN,
-    MISREAD,
-    ArraySpec,
-    Restorer,
-    encode_document,
-    parse_sent,
-    parse_stored,
+from app.formats.zarr.codecs import (
+    ChunkForm,
+    ShardingLevel,
+    UnshardableError,
+    item_nbytes,
+    shape_of,
 )
+from app.formats.zarr.index import IndexCodec, IndexLocation
+from app.formats.zarr.keys import ChunkKeys
+from app.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
+from app.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored
 from app.formats.zarr.survey import ChunkWalk, ZarrShards
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 
 type Json = Any
 
-CONSOLIDATED: Final = VirtualKey("meta/root/consolidated/.zmetadata")
+_CONSOLIDATED: Final = VirtualKey("meta/root/consolidated/.zmetadata")
 """Consolidated metadata of zarr-python 2, which no draft specifies."""
-_META: Final = "meta/root"
-_DATA: Final = "data/root"
-_NUMBER: Final = re.compile("0|[1-9][0-9]{0,18}")
-_IDENTIFIER: Final = re.compile("c(?:[0-9]+(?:[/.][0-9]+)*)?")
+_CHUNK: Final = "c(?:[0-9]+(?:[/.][0-9]+)*)?"
+_CHUNK_NAME: Final = re.compile(f"(?!c/){_CHUNK}/?")
+_DATA_KEY: Final = re.compile(f"data/root/((?:[^/]+/)*){_CHUNK}")
+"""A key of a chunk: it begins at the last segment with a ``c`` in front, behind the array."""
 _CORE: Final = re.compile(r"https?://purl\.org/zarr/spec/(?:protocol/)?core/3(?:\.[0-9]+)?/?")
 """The protocol: ``protocol/core/3.0``, from May 2022 on ``core/3.0``; minor versions add only."""
 _SHARDING: Final = re.compile(
     r"https?://purl\.org/zarr/spec/storage[_-]transformers/sharding/1(?:\.[0-9]+)?/?"
 )
 """The draft's example and its heading do not agree on the underscore."""
-_DATA_TYPE: Final = re.compile("[<>|]?[iufc](1|2|4|8|16)|r([1-9][0-9]{0,5})")
-"""Core data types except ``bool``: by their bytes, or ``r*`` by its bits."""
+_BY_BYTES: Final = re.compile("[<>|]?[iufc](1|2|4|8|16)")
+"""Core data types but ``bool`` and ``r*``."""
 _CODEC: Final = re.compile("https?://.*/codecs?/(.+)")
 _TRANSFORMERS: Final = "storage_transformers"
-_FIXED: Final = ("chunk_grid", "chunk_memory_layout", "compressor", "data_type", "fill_value")
-"""Members of a sharded array that cannot change."""
-_OVERHEAD: Final = 4096
+_READ_ONLY: Final = (
+    "metadata of sharded arrays of the draft of 2022 are read-only here: write this in the store, "
+    'or through a dataset with view = "raw"'
+)
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataKeys:
-    """Keys of the metadata of arrays ("Storage keys")."""
-
-    suffix: str
-
-    def format(self, path: str) -> VirtualKey:
-        """Return the metadata key of the array at *path*, which is empty for the root."""
-        return VirtualKey(f"{_META}/{path}".rstrip("/") + f".array{self.suffix}")
-
-    def parse(self, key: str) -> str | None:
-        """Return the path of the array whose metadata key is *key*."""
-        stem = key.removesuffix(f".array{self.suffix}")
-        path = stem.removeprefix(_META).removeprefix("/")
-        return path if stem != key and key == self.format(path) else None
-
-
-class DataKey(NamedTuple):
-    """A key of chunk data: the path of an array, empty for the root, and a chunk identifier."""
-
-    path: str
-    identifier: str
-
-    @classmethod
-    def parse(cls, key: str) -> "DataKey | None":
-        """Split *key* at its last segment with a ``c`` in front; `None` if it is no key of chunk
-        data.
-        """
-        node, _, rest = key.rpartition("/c")
-        identifier = f"c{rest}"
-        if not f"{node}/".startswith(f"{_DATA}/") or "//" in key:
-            return None
-        if not _IDENTIFIER.fullmatch(identifier):
-            return None
-        return cls(node[len(_DATA) + 1 :], identifier)
-
-    def format(self) -> VirtualKey:
-        return VirtualKey("/".join(filter(None, (_DATA, *self))))
-
-
-@dataclass(frozen=True, slots=True)
-class DraftKeys:
-    """Keys of the chunks, or shards, of the array at *path*: ``c1/23/45``, ``c`` without
-    dimensions.
+def array_of(key: str) -> str | None:
+    """Return the path, empty or with a final slash, of the array that a key of a chunk belongs to;
+    `None` for other keys.
     """
-
-    path: str
-    separator: str
-    ndim: int
-
-    def parse(self, key: str) -> tuple[int, ...] | None:
-        found = DataKey.parse(key)
-        if found is None or found.path != self.path:
-            return None
-        numbers = found.identifier[1:].split(self.separator) if found.identifier != "c" else []
-        if len(numbers) != self.ndim or not all(map(_NUMBER.fullmatch, numbers)):
-            return None
-        return tuple(map(int, numbers))
-
-    def format(self, coords: tuple[int, ...]) -> str:
-        return DataKey(self.path, "c" + self.separator.join(map(str, coords))).format()
-
-    def beginning(self, coords: tuple[int, ...] = ()) -> str:
-        return self.format(coords) + (self.separator if 0 < len(coords) < self.ndim else "")
-
-    def owns(self, key: str) -> bool:
-        return (found := DataKey.parse(key)) is not None and found.path == self.path
+    found = _DATA_KEY.fullmatch(key)
+    return None if found is None else found[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +74,17 @@ class Hierarchy:
 
     @property
     def nbytes(self) -> int:
-        return _OVERHEAD
+        return len(self.metadata_key_suffix)
 
+    def metadata_key(self, path: str) -> VirtualKey:
+        """Return the metadata key of the array at *path* ("Storage keys")."""
+        return VirtualKey(f"meta/root/{path}"[:-1] + f".array{self.metadata_key_suffix}")
 
-@dataclass(frozen=True, slots=True)
-class ArrayDocument:
-    """Metadata of an array, or of many."""
-
-    served: bytes
-    is_rewritten: bool
-    array: ArraySpec | None = None
-    """Set for an array that is served unsharded; its elements are chunks."""
-    why_sharded: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.served) + _OVERHEAD
+    def described(self, key: str) -> str | None:
+        """Return the path of the array whose metadata key is *key*."""
+        suffix = re.escape(f".array{self.metadata_key_suffix}")
+        found = re.fullmatch(f"meta/root((?:/[^/]+)*){suffix}", key)
+        return None if found is None else f"{found[1]}/"[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,42 +93,42 @@ class ArrayParser:
 
     path: str
 
-    def __call__(self, document: Json, data: bytes) -> ArrayDocument:
+    def __call__(self, document: Json, data: bytes) -> Node:
         if not isinstance(document, dict):
             raise DecodeError("the metadata of an array are no object")
         if not document.get(_TRANSFORMERS):
-            return ArrayDocument(data, is_rewritten=False)
+            return Node("array", data, is_rewritten=False)
         try:
-            array = parse_array(document, self.path)
+            array = parse_draft_array(document, self.path)
         except UnshardableError as reason:
-            return ArrayDocument(data, is_rewritten=False, why_sharded=str(reason))
+            return Node("array", data, is_rewritten=False, why_sharded=str(reason))
         served = json.dumps(without_transformer(document)).encode()
-        return ArrayDocument(served, is_rewritten=True, array=array)
+        return Node("array", served, is_rewritten=True, array=array)
 
 
-def parse_consolidated(document: Json, data: bytes) -> ArrayDocument:
+def parse_consolidated(document: Json, data: bytes) -> Node:
     """Rewrite the arrays in consolidated metadata; damaged ones are unchanged."""
     nodes = document.get("metadata") if isinstance(document, dict) else None
     if not isinstance(nodes, dict):
-        return ArrayDocument(data, is_rewritten=False)
+        return Node("group", data, is_rewritten=False)
     rewritten = {key: _unsharded(node) for key, node in nodes.items()}
     if all(rewritten[key] is node for key, node in nodes.items()):
-        return ArrayDocument(data, is_rewritten=False)
+        return Node("group", data, is_rewritten=False)
     served = json.dumps({**document, "metadata": rewritten}).encode()
-    return ArrayDocument(served, is_rewritten=True)
+    return Node("group", served, is_rewritten=True)
 
 
 def _unsharded(node: Json) -> Json:
     try:
         if isinstance(node, dict) and node.get(_TRANSFORMERS):
-            parse_array(node)
+            parse_draft_array(node)
             return without_transformer(node)
     except (UnshardableError, DecodeError):
         pass
     return node
 
 
-def parse_array(document: dict[str, Json], path: str = "") -> ArraySpec:
+def parse_draft_array(document: dict[str, Json], path: str = "") -> ArraySpec:
     """Read the metadata of an array with transformers. Raises: `UnshardableError`."""
     sharding = _sharding(document[_TRANSFORMERS])
     if why := _unknown_extension(document.get("extensions")):
@@ -217,8 +151,9 @@ def parse_array(document: dict[str, Json], path: str = "") -> ArraySpec:
     return ArraySpec(
         shape=counts,
         shard_shape=per_shard,
-        keys=DraftKeys(path, separator, len(counts)),
-        unsharded=Unsharded((level,), ("bytes",)),
+        keys=ChunkKeys(f"data/root/{path}c", separator, len(counts)),
+        levels=(level,),
+        codecs=("bytes",),
         chunk=_chunk_form(document, chunk_shape),
     )
 
@@ -262,13 +197,9 @@ def _chunk_form(document: dict[str, Json], chunk_shape: Sequence[int]) -> ChunkF
     data_type = document.get("data_type")
     if document.get("compressor") or filters or not isinstance(data_type, str):
         return ChunkForm()
-    if data_type == "bool":
-        return ChunkForm(prod(chunk_shape))
-    if (found := _DATA_TYPE.fullmatch(data_type)) is None:
-        return ChunkForm()
-    nbytes, bits = (int(number or 0) for number in found.groups())
-    item_nbytes, rest = (nbytes, 0) if nbytes else divmod(bits, 8)
-    return ChunkForm(None if rest else prod(chunk_shape) * item_nbytes)
+    found = _BY_BYTES.fullmatch(data_type)
+    nbytes = int(found[1]) if found else item_nbytes(data_type)
+    return ChunkForm(None if nbytes is None else prod(chunk_shape) * nbytes)
 
 
 def without_transformer(document: dict[str, Json]) -> dict[str, Json]:
@@ -288,66 +219,21 @@ def _matches(known: re.Pattern[str], uri: Json) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayTranslator:
-    """Translates the metadata of an array."""
+class ReadOnlyTranslator:
+    """Refuses to change the metadata of arrays with transformers, or of all arrays."""
+
+    is_of_all: bool
 
     async def translate(self, sent: bytes, stored: bytes | None, _: Fetch) -> bytes:
-        """Return *sent* with the transformer of the *stored* array."""
-        document = parse_sent(sent)
-        restored = restore(document, parse_stored(stored))
-        return sent if restored is document else encode_document(restored)
-
-
-@dataclass(frozen=True, slots=True)
-class ConsolidatedTranslator:
-    """Translates the consolidated metadata of zarr-python 2."""
-
-    restorer: Restorer
-    keys: MetadataKeys
-
-    async def translate(self, sent: bytes, _: bytes | None, fetch: Fetch) -> bytes:
-        """Return *sent* with the transformers of the stored arrays."""
-        document = parse_sent(sent)
-        nodes = document.get("metadata")
-        if not isinstance(nodes, dict):
-            return sent
-        restored = dict(nodes)
-        for key, node in nodes.items():
-            if isinstance(node, dict) and self.keys.parse(key) is not None:
-                restored[key] = await self.restorer.node(node, key, key, fetch)
-        if all(restored[key] is node for key, node in nodes.items()):
-            return sent
-        return encode_document({**document, "metadata": restored})
-
-
-def restore(sent: dict[str, Json], stored: Json) -> dict[str, Json]:
-    """Return the metadata to store for an array. Raises: `ConflictError` for misread shards."""
-    kept = stored.get(_TRANSFORMERS) if isinstance(stored, dict) else None
-    if sent.get(_TRANSFORMERS) and sent[_TRANSFORMERS] != kept:
-        raise ConflictError(HIDDEN)
-    if not kept:
+        """Return *sent*, the metadata of an array. Raises: `ConflictError`."""
+        for document in (parse_sent(sent), parse_stored(stored)):
+            is_sharded = isinstance(document, dict) and bool(document.get(_TRANSFORMERS))
+            if is_sharded or self.is_of_all:
+                raise ConflictError(_READ_ONLY)
         return sent
-    try:
-        parse_array(stored)
-    except (UnshardableError, DecodeError):  # not served unsharded
-        return sent
-    shape = sent.get("shape")
-    if not isinstance(shape, list) or len(shape) != len(stored["shape"]):
-        raise ConflictError(f"the number of dimensions cannot change: {MISREAD}")
-    for member in _FIXED:
-        if _with_default(sent, member) != _with_default(stored, member):
-            raise ConflictError(f"{member} cannot change: {MISREAD}")
-    return {**sent, _TRANSFORMERS: kept}
 
 
-def _with_default(array: dict[str, Json], member: str) -> Json:
-    found = array.get(member)
-    if member == "chunk_grid" and isinstance(found, dict):
-        return {"separator": "/", **found}
-    return found
-
-
-def describe(path: str, document: ArrayDocument) -> Description:
+def describe(path: str, document: Node) -> Description:
     """Describe the array at *path*. Raises: `DecodeError`."""
     served: dict[str, Json] = json.loads(document.served)
     grid, data_type = served.get("chunk_grid"), served.get("data_type")
@@ -360,7 +246,7 @@ def describe(path: str, document: ArrayDocument) -> Description:
     uri = compressor.get("codec") if isinstance(compressor, dict) else None
     per_shard = document.array.shard_shape if document.array else None
     return Description(
-        path=path,
+        path=path.removesuffix("/"),
         format="zarr",
         kind="array",
         shape=shape_of(served.get("shape"), "shape", least=0),
@@ -424,11 +310,8 @@ class HierarchyLayout(Layout):
         ref = self.directory.join(key)
         if self.hierarchy.why_sharded:
             return Whole(ref)
-        if key == CONSOLIDATED:
-            restorer = Restorer(self.directory, self.limits.limit_bytes, restore)
-            return Document(ref, ConsolidatedTranslator(restorer, self._metadata_keys))
-        if self._metadata_keys.parse(key) is not None:
-            return Document(ref, ArrayTranslator())
+        if self._read(key) is not None:
+            return Document(ref, ReadOnlyTranslator(key == _CONSOLIDATED))
         if (array := await self._array_of(key, fetch)) is None:
             return Whole(ref)
         return chunk_slot(self.directory, array, key, self.limits)
@@ -439,14 +322,14 @@ class HierarchyLayout(Layout):
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         if self.hierarchy.why_sharded:
             return PLAIN
-        if not directory.startswith(f"{_DATA}/"):
+        if not directory.startswith("data/root/"):
             return ListingRules()
-        found = await fetch(self._read_array(directory[len(_DATA) + 1 : -1]))
+        found = await fetch(self._read_array(directory.removeprefix("data/root/")))
         if found is None:
             return ListingRules()
         if (array := found.value.array) is None:
             return PLAIN
-        return ListingRules(lambda name: not _is_chunk_name(name), (ChunkWalk(array),))
+        return ListingRules(lambda name: not _CHUNK_NAME.fullmatch(name), (ChunkWalk(array),))
 
     async def collections(
         self, fetch: Fetch, listing: Listing
@@ -454,69 +337,39 @@ class HierarchyLayout(Layout):
         """Describe every array, or say why no array can be unsharded."""
         if why := self.hierarchy.why_sharded:
             return (Collection(Description("", "zarr", "hierarchy", why_sharded=why), None),)
-        try:
-            paths = await self._array_paths(fetch, listing)
-        except DamagedError as damaged:
-            return (damaged,)
-        return [await self._collection(path, fetch) for path in paths]
+        paths = [self.hierarchy.described(key) async for key in listing("meta/")]
+        found = sorted(path for path in paths if path is not None)
+        return [await self._collection(path, fetch) for path in found]
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        if self.hierarchy.why_sharded or (data_key := DataKey.parse(key)) is None:
+        if self.hierarchy.why_sharded:
             return None
-        return self._shards(data_key.path, await self._array_of(key, fetch))
+        return self._shards(array_of(key) or "", await self._array_of(key, fetch))
 
-    @property
-    def _metadata_keys(self) -> MetadataKeys:
-        return MetadataKeys(self.hierarchy.metadata_key_suffix)
-
-    def _read(self, key: VirtualKey) -> Read[ArrayDocument] | None:
-        if key == CONSOLIDATED:
+    def _read(self, key: VirtualKey) -> Read[Node] | None:
+        if key == _CONSOLIDATED:
             return self._describe_read(key, parse_consolidated)
-        path = self._metadata_keys.parse(key)
+        path = self.hierarchy.described(key)
         return None if path is None else self._read_array(path)
 
-    def _read_array(self, path: str) -> Read[ArrayDocument]:
-        return self._describe_read(self._metadata_keys.format(path), ArrayParser(path))
+    def _read_array(self, path: str) -> Read[Node]:
+        return self._describe_read(self.hierarchy.metadata_key(path), ArrayParser(path))
 
-    def _describe_read(
-        self, key: VirtualKey, parse: Callable[[Json, bytes], ArrayDocument]
-    ) -> Read[ArrayDocument]:
+    def _describe_read(self, key: VirtualKey, parse: Callable[[Json, bytes], Node]) -> Read[Node]:
         limit = self.limits.limit_bytes
         decode, request = DocumentDecoder(parse, limit), ByteRange(0, limit + 1)
         return Read("metadata", self.directory.join(key), request, decode)
 
     async def _array_of(self, key: str, fetch: Fetch) -> ArraySpec | None:
-        if (data_key := DataKey.parse(key)) is None:
-            return None
-        found = await fetch(self._read_array(data_key.path))
+        path = array_of(key)
+        found = None if path is None else await fetch(self._read_array(path))
         return None if found is None else found.value.array
-
-    async def _array_paths(self, fetch: Fetch, listing: Listing) -> Sequence[str]:
-        """List the arrays; where the store cannot list, use consolidated metadata or an array at
-        the root.
-        """
-        keys = self._metadata_keys
-        try:
-            found = [keys.parse(key) async for key in listing("meta/")]
-        except StorageUnavailableError as error:
-            if not error.lasting:
-                raise
-            read = self._describe_read(CONSOLIDATED, parse_consolidated)
-            if (consolidated := await fetch(read)) is not None:
-                document = json.loads(consolidated.value.served)
-                nodes = document.get("metadata") if isinstance(document, dict) else None
-                found = list(map(keys.parse, nodes if isinstance(nodes, dict) else ()))
-            elif await fetch(self._read_array("")) is not None:
-                found = [""]
-            else:
-                raise
-        return sorted(path for path in found if path is not None)
 
     async def _collection(self, path: str, fetch: Fetch) -> Collection | DamagedError:
         read = self._read_array(path)
         try:
             if (found := await fetch(read)) is None:
-                return DamagedError(read.ref, "does not exist, though other metadata name it")
+                return DamagedError(read.ref, "does not exist")
             description = describe(path, found.value)
         except DamagedError as damaged:
             return damaged
@@ -525,9 +378,5 @@ class HierarchyLayout(Layout):
         return Collection(description, self._shards(path, found.value.array))
 
     def _shards(self, path: str, array: ArraySpec | None) -> ZarrShards | None:
-        prefix = f"{DataKey(path, '').format()}/"
+        prefix = f"data/root/{path}"
         return None if array is None else ZarrShards(self.directory, array, prefix)
-
-
-def _is_chunk_name(name: str) -> bool:
-    return _IDENTIFIER.fullmatch(name.removesuffix("/")) is not None and name != "c/"

@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import DamagedError
-from app.formats.reading import DecodeError, Read
-from app.model import ByteRange, Part, Stored, SuffixRange
+from app.formats.reading import DecodeError, Read, Versioned
+from app.model import ByteRange, Part, Stored, SuffixRange, Whole
 
 ENTRY_NBYTES: Final = 16
 CHECKSUM_NBYTES: Final = 4
@@ -88,11 +88,6 @@ class IndexCodec:
             request = ByteRange(0, nbytes)
         object.__setattr__(self, "request", request)
 
-    @property
-    def entry(self) -> "IndexCodec":
-        """The codec of a single entry, without the checksum, as an index of length one."""
-        return IndexCodec(1, self.location, self.big_endian, has_checksum=False)
-
     def place(self, shard_nbytes: int) -> ByteRange:
         """Return the range of the index in a shard of *shard_nbytes*, if it is long enough."""
         stop = shard_nbytes - self.trailer_nbytes
@@ -134,10 +129,19 @@ class IndexCodec:
         except DecodeError as error:
             raise DamagedError(shard.ref, str(error)) from error
 
-    def read(self, shard: Stored | Part) -> Read[ShardIndex]:
+    def read(self, shard: Whole | Stored | Part) -> Read[ShardIndex]:
         """Describe the read of the index of *shard*. Raises: `DamagedError` for a truncated one."""
+        if isinstance(shard, Whole):
+            return Read("shard-index", shard.ref, self.request, self)
         place = shard.byte_range.narrow(self.place_in(shard))
         return Read("shard-index", shard.ref, place, self, shard.version)
+
+    def read_entry(self, shard: Stored | Part, entry: int) -> Read[ShardIndex]:
+        """Describe the read of one *entry*, without the checksum, as an index of length one."""
+        place = shard.byte_range.narrow(self.place_in(shard))
+        place = place.narrow(ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES))
+        decode = IndexCodec(1, self.location, self.big_endian, has_checksum=False)
+        return Read("index-entry", shard.ref, place, decode, shard.version)
 
     def encode(self, index: ShardIndex) -> bytes:
         """Encode *index*, which has `entry_count` entries in the byte order of this codec."""
@@ -154,3 +158,19 @@ class IndexCodec:
         if self.has_checksum and crc32c.crc32c(entries) != int.from_bytes(checksum, "little"):
             raise DecodeError("the checksum of the shard index does not match")
         return ShardIndex(entries, self.big_endian)
+
+
+def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stored | None:
+    """Return *shard* in the version that was *found* when a part of it was read; `None` for an
+    object that does not exist. Raises: `DamagedError` for a reference to more than there is.
+    """
+    match shard:
+        case Whole(ref):
+            return found and Stored(ref, ByteRange(0, found.size), found.etag)
+        case Stored(ref, place) | Part(ref, place):
+            if found is None:
+                raise DamagedError(ref, "does not exist, though it is referred to")
+            if found.size < place.stop:
+                reason = f"{place} is referred to, and it has {found.size} bytes"
+                raise DamagedError(ref, reason)
+            return shard if isinstance(shard, Stored) else Stored(ref, place, found.etag)

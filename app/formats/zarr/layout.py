@@ -10,13 +10,12 @@ from app.formats.documents import Json, show
 from app.formats.listing import PLAIN, ListingRules
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection, Listing
-from app.formats.zarr.index import ENTRY_NBYTES, IndexCodec, ShardIndex
+from app.formats.zarr.index import IndexCodec, ShardIndex, shard_of
 from app.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
 from app.formats.zarr.rewrite import WRITTEN_NBYTES, ZarrRewriter, demand_small
 from app.formats.zarr.survey import ChunkWalk, ZarrShards, array_names, describe
 from app.model import (
     MISSING,
-    ByteRange,
     ETag,
     Inline,
     Location,
@@ -133,7 +132,7 @@ async def locate_chunk(
 ) -> Chunk:
     """Locate the inner chunk that begins at the array element *origin*, level by level."""
     location: Chunk = Whole(directory.join(array.shard_key(origin)))
-    for level in array.unsharded.levels:
+    for level in array.levels:
         shard = ShardReader(level.index, fetch, limits.whole_index_nbytes)
         location = await shard.locate(location, level.entry(origin))
     return location
@@ -144,9 +143,9 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
     coords = array.keys.parse(key)
     if coords is None or (origin := array.origin(coords)) is None:
         raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}")
-    ref, indexes = directory.join(array.shard_key(origin)), array.unsharded.indexes
+    ref, indexes = directory.join(array.shard_key(origin)), array.indexes
     demand_small(ref, indexes, limits.written_nbytes)
-    return Slot(ZarrRewriter(ref, indexes, array.chunk), array.unsharded.entry(origin))
+    return Slot(ZarrRewriter(ref, indexes, array.chunk), array.entry(origin))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,48 +162,24 @@ class ShardReader:
         """Locate inner chunk *entry* of *shard*. Raises: `DamagedError` where the index contradicts
         a stored shard, `DecodeError` where it contradicts an inline one.
         """
-        match shard:
-            case Missing():
-                return MISSING
-            case Inline():
-                return self._locate_inline(shard, entry)
-            case Whole(ref):
-                return await self._locate_in_object(ref, entry)
-            case Stored() | Part():
-                return await self._locate_in_range(shard, entry)
-
-    async def _locate_in_object(self, ref: ObjectRef, entry: int) -> Chunk:
-        if self.index.nbytes > self.whole_index_nbytes:
-            # Only the store knows where the shard ends; its last byte comes with size and ETag.
-            end = await self.fetch(Read("shard-end", ref, SuffixRange(1), Opaque))
-            if end is None:
-                return MISSING
-            return await self._locate_in_range(Stored(ref, ByteRange(0, end.size), end.etag), entry)
-        index = await self.fetch(Read("shard-index", ref, self.index.request, self.index))
-        if index is None:
+        if isinstance(shard, Missing):
             return MISSING
-        return self._narrow(Stored(ref, ByteRange(0, index.size), index.etag), index.value, entry)
-
-    async def _locate_in_range(self, shard: Stored | Part, entry: int) -> Chunk:
-        try:
-            place = shard.byte_range.narrow(self.index.place(shard.byte_range.length))
-        except DecodeError as error:
-            raise DamagedError(shard.ref, str(error)) from error
+        if isinstance(shard, Inline):
+            return self._locate_inline(shard, entry)
         if self.index.nbytes > self.whole_index_nbytes:
-            at = entry * ENTRY_NBYTES
-            place = place.narrow(ByteRange(at, at + ENTRY_NBYTES))
-            read = Read("index-entry", shard.ref, place, self.index.entry, shard.version)
-            entry = 0
+            if isinstance(shard, Whole):
+                # Only the store knows where the shard ends; its last byte comes with size and ETag.
+                end = await self.fetch(Read("shard-end", shard.ref, SuffixRange(1), Opaque))
+                if (stored := shard_of(shard, end)) is None:
+                    return MISSING
+                shard = stored
+            read, entry = self.index.read_entry(shard, entry), 0
         else:
-            read = Read("shard-index", shard.ref, place, self.index, shard.version)
+            read = self.index.read(shard)
         index = await self.fetch(read)
-        if index is None:
-            raise DamagedError(shard.ref, "does not exist, though it is referred to")
-        if index.size < shard.byte_range.stop:
-            reason = f"{shard.byte_range} is referred to, and it has {index.size} bytes"
-            raise DamagedError(shard.ref, reason)
-        pinned = shard.version if isinstance(shard, Stored) else index.etag
-        return self._narrow(Stored(shard.ref, shard.byte_range, pinned), index.value, entry)
+        if (stored := shard_of(shard, index)) is None or index is None:
+            return MISSING
+        return self._narrow(stored, index.value, entry)
 
     def _narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Chunk:
         try:

@@ -5,7 +5,7 @@ out by its own size, see `LARGE_NBYTES`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,13 +17,12 @@ from app.errors import (
     DamagedError,
     ReadOnlyError,
     UnknownCodingError,
-    VersionChangedError,
 )
 from app.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
-from app.formats.reading import DecodeError, Fetch, Read
+from app.formats.reading import DecodeError, Fetch
 from app.formats.zarr.codecs import ChunkForm
-from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation, ShardIndex
-from app.model import ByteRange, ETag, ObjectRef, Piece, Stored
+from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation, ShardIndex, shard_of
+from app.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
 
 WRITTEN_NBYTES: Final = 64 * 1024**2
 """Largest index of a shard that is written: a rewrite has it in memory several times."""
@@ -45,15 +44,17 @@ def demand_small(ref: ObjectRef, codecs: tuple[IndexCodec, ...], most_nbytes: in
 class OpenZarrShard:
     """The index of a shard, and the indexes of those inside of it that are to be changed."""
 
-    ref: ObjectRef
+    place: Stored
+    """The shard: an object, or a range of one."""
     etag: ETag
-    size: int
-    place: ByteRange
-    """The range of the shard in the object."""
     codec: IndexCodec
     index: ShardIndex
     inner: Mapping[int, "OpenZarrShard"]
     """Shards inside, by their entries in the index."""
+
+    @property
+    def size(self) -> int:
+        return self.place.byte_range.stop
 
     def lookup(self, entry: Entry) -> ByteRange | None:
         number, *deeper = entry
@@ -62,41 +63,42 @@ class OpenZarrShard:
 
     def find(self, number: int) -> ByteRange | None:
         """Return the range in the object of entry *number* of the index, if it is not empty."""
+        ref, place, _ = self.place
         try:
-            found = self.codec.find(self.index, number, self.place.length)
+            found = self.codec.find(self.index, number, place.length)
         except DecodeError as error:
-            raise DamagedError(self.ref, str(error)) from error
-        return None if found is None else self.place.narrow(found)
+            raise DamagedError(ref, str(error)) from error
+        return None if found is None else place.narrow(found)
 
     def columns(self) -> tuple[Numbers, Numbers]:
         """Return for each entry its start in the object and its size; both -1 if it is empty."""
-        try:
-            columns = self.codec.columns(self.index, self.place.length)
-        except DecodeError as error:
-            raise DamagedError(self.ref, str(error)) from error
+        place = self.place.byte_range
+        self.codec.place_in(self.place)
+        columns = self.codec.columns(self.index, place.length)
         if columns.is_damaged.any():
             self.find(int(columns.is_damaged.argmax()))
-        starts = columns.offsets.astype(np.int64) + self.place.start
+        starts = columns.offsets.astype(np.int64) + place.start
         nbytes = columns.nbytes.astype(np.int64)
         is_empty = columns.is_empty
         return np.where(is_empty, _ABSENT, starts), np.where(is_empty, _ABSENT, nbytes)
 
-    async def with_inner(
-        self, codecs: tuple[IndexCodec, ...], entries: Iterable[Entry], fetch: Fetch
-    ) -> "OpenZarrShard":
-        """Read the indexes of the shards inside that hold *entries*; *codecs* are theirs."""
-        if not codecs:
-            return self
-        inner = {}
-        for number, below in _grouped(entries).items():
-            if (place := self.find(number)) is None:
-                continue
-            found = await fetch(codecs[0].read(Stored(self.ref, place, self.etag)))
-            if found is None:
-                raise VersionChangedError(self.ref)
-            opened = replace(self, place=place, codec=codecs[0], index=found.value, inner={})
-            inner[number] = await opened.with_inner(codecs[1:], below, fetch)
-        return replace(self, inner=inner)
+
+async def _open(
+    shard: Whole | Stored, codecs: tuple[IndexCodec, ...], entries: Iterable[Entry], fetch: Fetch
+) -> OpenZarrShard | None:
+    """Read the index of *shard*, and those of the shards inside that hold *entries*."""
+    codec, *deeper = codecs
+    found = await fetch(codec.read(shard))
+    if (place := shard_of(shard, found)) is None or found is None:
+        return None
+    inner: dict[int, OpenZarrShard] = {}
+    opened = OpenZarrShard(place, found.etag, codec, found.value, inner)
+    for number, below in _grouped(entries).items() if deeper else ():
+        if (inside := opened.find(number)) is not None:
+            part = place._replace(byte_range=inside)
+            if (each := await _open(part, tuple(deeper), below, fetch)) is not None:
+                inner[number] = each
+    return opened
 
 
 def _grouped(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
@@ -123,13 +125,7 @@ class ZarrRewriter:
         return body
 
     async def open(self, entries: Collection[Entry], fetch: Fetch) -> OpenZarrShard | None:
-        codec = self.codecs[0]
-        found = await fetch(Read("shard-index", self.ref, codec.request, codec))
-        if found is None:
-            return None
-        whole = ByteRange(0, found.size)
-        shard = OpenZarrShard(self.ref, found.etag, found.size, whole, codec, found.value, {})
-        return await shard.with_inner(self.codecs[1:], entries, fetch)
+        return await _open(Whole(self.ref), self.codecs, entries, fetch)
 
     def plan(
         self, old: OpenZarrShard | None, changes: Mapping[Entry, bytes | None]
@@ -140,36 +136,31 @@ class ZarrRewriter:
     def plan_empty(self) -> NewShard:
         return self._new_shard(_arrange(self.codecs[0], None, {}))
 
-    def _new_shard(self, shard: "_PlannedShard") -> NewShard:
-        codec = self.codecs[0]
-        read = Read("shard-index", self.ref, codec.request, codec)
-        return NewShard(shard.content.pieces, shard.content.places, ((read, shard.index),))
+    def _new_shard(self, shard: "_Content") -> NewShard:
+        read = self.codecs[0].read(Whole(self.ref))
+        return NewShard(shard.pieces, shard.places, ((read, shard.index),))
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """New content of an entry: an encoded chunk, or a shard inside."""
+    """New content of an entry: an encoded chunk, or a shard inside; or a new object."""
 
     pieces: Sequence[Piece | Checksummed]
     nbytes: int
     places: Mapping[Entry, ByteRange]
     """Ranges of the written chunks, counted from the beginning of the content."""
+    index: ShardIndex | None = None
+    """Of a shard."""
+    chunk_count: int = 1
 
     @classmethod
     def of_chunk(cls, body: bytes) -> "_Content":
         return cls((body,), len(body), {(): ByteRange(0, len(body))})
 
 
-@dataclass(frozen=True, slots=True)
-class _PlannedShard:
-    index: ShardIndex
-    content: _Content
-    chunk_count: int
-
-
 def _rewrite(
     codecs: tuple[IndexCodec, ...], old: OpenZarrShard | None, changes: Mapping[Entry, bytes | None]
-) -> _PlannedShard:
+) -> _Content:
     contents: dict[int, _Content | None] = {}
     for number, below in _grouped(changes).items():
         if len(codecs) == 1:
@@ -178,13 +169,13 @@ def _rewrite(
         else:
             inner = None if old is None else old.inner.get(number)
             new = _rewrite(codecs[1:], inner, {entry: changes[(number, *entry)] for entry in below})
-            contents[number] = new.content if new.chunk_count else None
+            contents[number] = new if new.chunk_count else None
     return _arrange(codecs[0], old, contents)
 
 
 def _arrange(
     codec: IndexCodec, old: OpenZarrShard | None, contents: Mapping[int, _Content | None]
-) -> _PlannedShard:
+) -> _Content:
     starts, nbytes = _columns(codec, old, contents)
     present = np.flatnonzero(nbytes != _ABSENT)
     total = int(nbytes[present].sum()) + codec.nbytes + codec.trailer_nbytes
@@ -195,11 +186,16 @@ def _arrange(
     table = np.stack([offsets, nbytes], axis=1)
     packed: NDArray[np.generic] = table.astype(">i8" if codec.big_endian else "<i8")
     index = ShardIndex(packed.tobytes(), codec.big_endian)
-    pieces = list(_joined(_runs(order, starts, nbytes), contents))
+    pieces: list[Piece | Checksummed] = []
+    for run in _runs(order, starts, nbytes):
+        if isinstance(run, ByteRange):
+            pieces.append(run)
+        elif (content := contents[run]) is not None:
+            pieces += content.pieces
     pieces.insert(0 if is_first else len(pieces), codec.encode(index))
+    whole = None if old is None else old.place.byte_range
     for behind in range(codec.trailer_nbytes - CHECKSUM_NBYTES, -1, -CHECKSUM_NBYTES):
-        replaced = None if old is None else ByteRange(old.place.start, old.place.stop - behind)
-        pieces = [Checksummed(pieces, replaced)]
+        pieces = [Checksummed(pieces, whole and ByteRange(whole.start, whole.stop - behind))]
     places = {
         (number, *entry): ByteRange(place.start + at, place.stop + at)
         for number, content in contents.items()
@@ -207,7 +203,7 @@ def _arrange(
         for at in (int(offsets[number]),)
         for entry, place in content.places.items()
     }
-    return _PlannedShard(index, _Content(pieces, total, places), len(present))
+    return _Content(pieces, total, places, index, len(present))
 
 
 def _columns(
@@ -223,10 +219,10 @@ def _columns(
     nbytes[numbers] = _ABSENT
     if old is not None:
         kept = float(nbytes.sum(where=nbytes != _ABSENT, dtype=np.float64))
-        if kept > max(LARGE_NBYTES, _MOST_GROWTH * old.place.length):
+        if kept > max(LARGE_NBYTES, _MOST_GROWTH * old.place.byte_range.length):
             raise ConflictError(
-                f"{old.ref}: its chunks share bytes, and would take {kept:.3g} bytes each by"
-                f" itself instead of {old.place.length}"
+                f"{old.place.ref}: its chunks share bytes, and would take {kept:.3g} bytes each by"
+                f" itself instead of {old.place.byte_range.length}"
             )
     nbytes[numbers] = [_ABSENT if each is None else each.nbytes for each in contents.values()]
     return starts, nbytes
@@ -250,23 +246,3 @@ def _runs(order: Numbers, starts: Numbers, nbytes: Numbers) -> Iterator[int | By
     columns = order[first], is_kept[first], start[first], stop[last]
     for number, kept, begin, end in zip(*(column.tolist() for column in columns), strict=True):
         yield ByteRange(begin, end) if kept else number
-
-
-def _joined(
-    runs: Iterator[int | ByteRange], contents: Mapping[int, _Content | None]
-) -> Iterator[Piece | Checksummed]:
-    """Yield pieces; where a new shard inside begins or ends with a kept range, that is joined."""
-    before: Piece | Checksummed | None = None
-    for run in runs:
-        content = None if isinstance(run, ByteRange) else contents[run]
-        pieces = (run,) if isinstance(run, ByteRange) else content.pieces if content else ()
-        for piece in pieces:
-            match before, piece:
-                case ByteRange(), ByteRange() if before.stop == piece.start:
-                    before = ByteRange(before.start, piece.stop)
-                case _:
-                    if before is not None:
-                        yield before
-                    before = piece
-    if before is not None:
-        yield before

@@ -12,9 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.errors import DamagedError
 from app.formats.listing import (
-    Candidate,
     Cell,
     Grid,
     ListingIO,
@@ -22,12 +20,12 @@ from app.formats.listing import (
     Rows,
     Wanted,
 )
-from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
+from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.formats.surveying import Description, Entry, EntryTable, Fault, Ranges, Survey
 from app.formats.zarr.codecs import ShardingLevel, codec_name, configuration, shape_of
-from app.formats.zarr.index import CHECKSUM_NBYTES
-from app.formats.zarr.metadata import ArraySpec, Node
-from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
+from app.formats.zarr.index import CHECKSUM_NBYTES, shard_of
+from app.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
+from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
 
 type Json = Any
 
@@ -46,7 +44,7 @@ def describe(node: Node) -> Description:
     is_list = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
     if names is not None and not is_list:
         raise DecodeError(f"dimension_names is no list of names: {str(names)[:80]}")
-    indexes = spec.unsharded.indexes if spec else ()
+    indexes = spec.indexes if spec else ()
     return Description(
         path="",
         format="zarr",
@@ -72,9 +70,7 @@ def _chunk_shape(grid: Json) -> tuple[int, ...]:
 
 def array_names(node: Node) -> Sequence[str] | None:
     """Return the paths of the arrays in a group's consolidated metadata, if it has these."""
-    consolidated = json.loads(node.served).get("consolidated_metadata")
-    nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    if not isinstance(nodes, dict):
+    if (nodes := consolidated_nodes(json.loads(node.served))) is None:
         return None
     return [
         name
@@ -89,21 +85,12 @@ class ChunkWalk:
 
     array: ArraySpec
 
-    def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Candidate]:
-        spec = self.array
-        levels = spec.unsharded.levels
-        innermost = levels[-2].inner_chunk_shape if len(levels) > 1 else spec.shard_shape
-        chunks_per_index = tuple(map(floordiv, innermost, spec.inner_chunk_shape))
+    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[str]:
+        grid = Grid(self.array.axes, self.array.keys.beginning)
+        async for cell in grid.walk(wanted, partial(self._stored, io.list_names)):
+            yield grid.spell(cell)
 
-        async def read(shard: Cell) -> Rows:
-            return await self._stored(shard, io.list_names)
-
-        def index(cell: Cell) -> Cell:
-            return tuple(map(floordiv, cell, chunks_per_index))
-
-        return Grid(spec.axes, spec.keys.beginning).walk(wanted, read, index)
-
-    async def _stored(self, shard: Cell, list_names: ListNames) -> Rows:
+    async def _stored(self, list_names: ListNames, shard: Cell) -> Rows:
         keys, ndim = self.array.keys, len(self.array.shape)
         start = keys.beginning(shard)
         is_last = len(shard) + 1 == ndim or not keys.beginning((*shard, 0)).endswith("/")
@@ -169,21 +156,16 @@ class ZarrShard:
     @property
     def level(self) -> ShardingLevel:
         """The sharding codec that wrote it."""
-        return self.array.unsharded.levels[self.depth]
+        return self.array.levels[self.depth]
 
     async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the index; the indexes of shards inside are left to their own surveys."""
-        codec = self.level.index
-        request, version = codec.request, None if self.inside is None else self.inside.version
-        if self.inside is not None:
-            request = self.inside.byte_range.narrow(codec.place_in(self.inside))
-        found = await fetch(Read("shard-index", self.ref, request, Opaque, version))
-        if found is None and self.inside is not None:
-            raise DamagedError(self.ref, "does not exist, though it is referred to")
-        if found is None:
+        codec, shard = self.level.index, self.inside or Whole(self.ref)
+        read = codec.read(shard)
+        found = await fetch(Read(read.kind, read.ref, read.request, Opaque, read.version))
+        if (whole := shard_of(shard, found)) is None or found is None:
             return None
-        whole = self._whole(found)
-        is_innermost = self.depth + 1 == len(self.array.unsharded.levels)
+        is_innermost = self.depth + 1 == len(self.array.levels)
         length = whole.byte_range.length
         return Survey(
             whole=whole,
@@ -198,15 +180,6 @@ class ZarrShard:
             ],
             inner=None if is_innermost else partial(self._inner, whole),
         )
-
-    def _whole(self, found: Versioned[Opaque]) -> Stored:
-        place = ByteRange(0, found.size) if self.inside is None else self.inside.byte_range
-        if found.size < place.stop:
-            reason = f"{place} is referred to, and it has {found.size} bytes"
-            raise DamagedError(self.ref, reason)
-        if isinstance(self.inside, Stored):
-            return self.inside
-        return Stored(self.ref, place, found.etag)
 
     def _table(self, encoded: bytes, shard_nbytes: int) -> EntryTable:
         codec = self.level.index

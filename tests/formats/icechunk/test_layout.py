@@ -313,7 +313,8 @@ def grids(draw: st.DrawFn) -> tuple[Grid, list[str]]:
     each = tuple(draw(st.integers(1, 4)) for _ in range(ndim))
     cells = st.tuples(*(st.integers(0, (n - 1) // k) for n, k in zip(shape, each, strict=True)))
     stored = sorted(draw(st.sets(cells, max_size=30)))
-    keys = ChunkKeys("c", draw(SEPARATORS), ndim)
+    separator = draw(SEPARATORS)
+    keys = ChunkKeys(f"c{separator}", separator, ndim)
     rows = np.array(stored, np.uint32).reshape(len(stored), ndim)
     inside = [
         coords

@@ -4,20 +4,21 @@ import itertools
 import json
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import google_crc32c
 
-from app.formats.contract import NewShard, Slot
+from app.formats.contract import Layout, NewShard, Slot, Target
 from app.formats.zarr.index import ShardIndex
-from app.formats.zarr.layout import ZarrLayout
 from app.formats.zarr.metadata import parse_array
 from app.formats.zarr.rewrite import OpenZarrShard
-from app.model import ByteRange, ETag, VirtualKey
-from app.resolve.perform import DirectFetch
-from tests.formats.case import filled, render
+from app.model import ByteRange, ETag, Location, Stored, VirtualKey
+from app.resolve.metadata_cache import MetadataCache, ReadCache
+from tests.formats.case import render
+from tests.resolve.stores import Clock, WatchedStore
 from tests.support.resolving import ROOT, known_formats
 
 EMPTY = (2**64 - 1, 2**64 - 1)
@@ -210,8 +211,67 @@ def _transposed(shape: tuple[int, ...], order: Any) -> tuple[int, ...]:
     return tuple(shape[axis] for axis in axes)
 
 
+LIMIT = 2**16
+"""Of metadata documents, in bytes."""
+
+
+class Container:
+    """What is stored at the root, in a watched store."""
+
+    def __init__(self, objects: Mapping[str, bytes], whole_index_nbytes: int = 2**20) -> None:
+        self.store, self.clock = WatchedStore(), Clock()
+        self.etags = {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
+        self.format, *_ = known_formats(
+            metadata_nbytes=LIMIT, whole_index_nbytes=whole_index_nbytes
+        )
+        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60, clock=self.clock)
+
+    async def open(self) -> Layout:
+        """Open the container, and forget the reads of that."""
+        layout = await self.format.open(ROOT, self.fetch)
+        assert layout is not None
+        self.store.calls.clear()
+        return layout
+
+    async def locate(self, key: str) -> Location:
+        """Open the container and locate *key*."""
+        return await (await self.open()).locate(VirtualKey(key), self.fetch)
+
+    async def target(self, key: str) -> Target:
+        """Open the container and find where *key* is written."""
+        return await (await self.open()).target(VirtualKey(key), self.fetch)
+
+    async def slot(self, key: str) -> Slot:
+        """Find where a chunk is written."""
+        slot = await self.target(key)
+        assert isinstance(slot, Slot)
+        return slot
+
+
 type Coords = tuple[int, ...]
-type Changes = Mapping[Coords, bytes | None]
+type Bodies[K] = Mapping[K, bytes | None]
+
+
+async def write_chunks(
+    objects: dict[str, bytes], chunks: Bodies[str]
+) -> dict[str, tuple[NewShard | None, Bodies[Coords]]]:
+    """Write chunks by their keys; give plans and changed entries by the keys of the shards."""
+    container, shards = Container(objects), defaultdict[Any, dict[Any, Any]](dict)
+    plans: dict[str, tuple[NewShard | None, Bodies[Coords]]] = {}
+    for key, body in chunks.items():
+        shard, entry = await container.slot(key)
+        shards[shard][entry] = body
+    for shard, changes in shards.items():
+        key = shard.ref.key.removeprefix(f"{ROOT.key}/")
+        old = await shard.open(list(changes), container.fetch)
+        assert (old is None) is (key not in objects)
+        plan = shard.plan(old, changes)
+        plans[key] = plan, changes
+        if plan is None:
+            objects.pop(key, None)
+        else:
+            objects[key] = render(plan.pieces, objects.get(key, b""))
+    return plans
 
 
 @dataclass
@@ -220,54 +280,39 @@ class WrittenArray:
 
     document: dict[str, Any]
     objects: dict[str, bytes] = field(default_factory=dict)
+    """The shards."""
 
     @property
-    def shard_shape(self) -> tuple[int, ...]:
-        """The chunks of the stored array."""
-        return tuple(self.document["chunk_grid"]["configuration"]["chunk_shape"])
-
-    def fetch(self) -> DirectFetch:
-        """Read what is there now."""
-        objects = {**self.objects, "zarr.json": json.dumps(self.document).encode()}
-        return DirectFetch(filled(objects))
+    def stored(self) -> dict[str, bytes]:
+        """All objects."""
+        return {**self.objects, "zarr.json": json.dumps(self.document).encode()}
 
     async def slot(self, key: str) -> Slot:
         """Find where a chunk is written."""
-        fetch = self.fetch()
-        layout = await known_formats()[0].open(ROOT, fetch)
-        assert isinstance(layout, ZarrLayout)
-        slot = await layout.target(VirtualKey(key), fetch)
-        assert isinstance(slot, Slot)
-        return slot
+        return await Container(self.stored).slot(key)
 
     async def open(self, key: str, *entries: Coords) -> OpenZarrShard:
         """Open the shard of a chunk to change *entries*."""
-        opened = await (await self.slot(key)).shard.open(entries, self.fetch())
+        container = Container(self.stored)
+        opened = await (await container.slot(key)).shard.open(entries, container.fetch)
         assert isinstance(opened, OpenZarrShard)
         return opened
 
-    async def write(self, chunks: Changes) -> dict[str, NewShard | None]:
-        """Write chunks, those of a shard at once; give the plans by the keys of their shards."""
-        shards: dict[Any, dict[Any, bytes | None]] = {}
-        for coords, body in chunks.items():
-            shard, entry = await self.slot("/".join(["c", *map(str, coords)]))
-            shards.setdefault(shard, {})[entry] = body
-        plans = {}
-        for shard, changes in shards.items():
-            key = shard.ref.key.removeprefix(f"{ROOT.key}/")
-            old = await shard.open(list(changes), self.fetch())
-            assert (old is None) is (key not in self.objects)
-            plan = plans[key] = shard.plan(old, changes)
-            if plan is None:
-                self.objects.pop(key, None)
-            else:
-                self.objects[key] = render(plan.pieces, self.objects.get(key, b""))
+    async def write(self, chunks: Bodies[Coords]) -> dict[str, NewShard | None]:
+        """Write chunks; give the plans by the keys of their shards."""
+        objects = self.stored
+        keys = {"/".join(["c", *map(str, coords)]): body for coords, body in chunks.items()}
+        plans = await write_chunks(objects, keys)
+        self.objects = {key: data for key, data in objects.items() if key != "zarr.json"}
+        for key, (plan, changes) in plans.items():
+            if plan is not None:
                 _demand_true(plan, self.decode(key), changes)
-        return plans
+        return {key: plan for key, (plan, _) in plans.items()}
 
     def decode(self, key: str) -> Decoded:
         """Take a shard apart."""
-        return decode(self.objects[key], self.shard_shape, self.document["codecs"])
+        shape = self.document["chunk_grid"]["configuration"]["chunk_shape"]
+        return decode(self.objects[key], tuple(shape), self.document["codecs"])
 
 
 def _demand_true(plan: NewShard, shard: Decoded, changes: Mapping[Any, bytes | None]) -> None:
@@ -300,7 +345,8 @@ def opened(
     array: WrittenArray, entries: list[tuple[int, int]], size: int, place: ByteRange | None = None
 ) -> OpenZarrShard:
     """Open a shard of *size* that is not there: a plan reads no chunks."""
-    codec = parse_array(array.document).unsharded.indexes[0]
+    codec = parse_array(array.document).indexes[0]
     index = ShardIndex(encode_index(entries, crc=False), big_endian=False)
     whole = place or ByteRange(0, size)
-    return OpenZarrShard(ROOT.join("c/0"), ETag('"1"'), size, whole, codec, index, {})
+    shard = Stored(ROOT.join("c/0"), whole, ETag('"1"'))
+    return OpenZarrShard(shard, ETag('"1"'), codec, index, {})

@@ -173,22 +173,19 @@ def _grid(stem: str, separator: str) -> tuple[list[str], list[str]]:
 
 CASES = (
     _case("nested-node", partial(build, path="/foo/bar"), *_grid("/foo/bar", "/")),
-    _case("root", build, *_grid("", "/")),
-    _case("dots", partial(build, path="/dot", separator="."), *_grid("/dot", ".")),
     _case("node-named-like-a-chunk", partial(build, path="/c0/1"), *_grid("/c0/1", "/")),
     _case(
-        "suffix",
-        partial(build, entry_point={**ENTRY_POINT, "metadata_key_suffix": ".meta"}, suffix=".meta"),
-        *_grid("", "/"),
+        "dots-and-suffix",
+        partial(
+            build,
+            separator=".",
+            entry_point={**ENTRY_POINT, "metadata_key_suffix": ".meta"},
+            suffix=".meta",
+        ),
+        *_grid("", "."),
         metadata=".meta",
     ),
     _case("zarr-python-padded", build_padded, *_grid("", "/")),
-    _case(
-        "one-dimension",
-        partial(build, shape=(13,), per_shard=(3,), path="/line"),
-        [f"data/root/line/c{n}" for n in (0, 2, 3, 6)],
-        [f"data/root/line/c{n}" for n in ("1", "4", "5", "7", "8", "03", "0/0", "")],
-    ),
     _case(
         "three-dimensions",
         partial(build, shape=(4, 8, 6), per_shard=(1, 3, 2), path="/cube"),

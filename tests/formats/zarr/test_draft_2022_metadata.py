@@ -7,27 +7,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import BadBodyError, ConflictError
 from app.formats.documents import DocumentDecoder, MarkerDecoder
 from app.formats.reading import DecodeError
 from app.formats.zarr.draft_2022 import (
-    ArrayDocument,
     ArrayParser,
-    ArrayTranslator,
-    ConsolidatedTranslator,
-    DataKey,
-    DraftKeys,
     Hierarchy,
-    MetadataKeys,
     Zarr2022,
+    array_of,
     describe,
     parse_consolidated,
-    restore,
 )
+from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.layout import Zarr3
-from app.formats.zarr.metadata import ArraySpec, Restorer
-from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from app.formats.zarr.metadata import ArraySpec, Node
 from tests.formats.mutating import members, mutations
 from tests.formats.zarr.draft import (
     BY_ZARR_PYTHON,
@@ -38,7 +30,6 @@ from tests.formats.zarr.draft import (
     encode,
     sharding,
 )
-from tests.support.resolving import ROOT
 
 type Json = dict[str, Any]
 
@@ -49,48 +40,28 @@ _OTHER = {"extension": "https://example.org/mirror/1.0", "type": "mirror", "conf
 _MUST = {"extension": "https://example.org/warp/1.0", "must_understand": True}
 _MAY = {"extension": "https://example.org/hint/1.0", "must_understand": False}
 
-_numbers = st.integers(0, 10**19 - 1)
-_pieces = st.sampled_from(["c", "/", ".", "0", "1", "10", "07", "-1", "+1", "1_0", " ", "\n", "c1"])
-_texts = st.one_of(
-    st.text(),
-    st.text("c/.0123456789"),
-    st.lists(_pieces | st.characters(categories=["Nd"])).map("".join),
-)
 _names = st.text("abc01.-_", min_size=1).filter(lambda name: name.strip("."))
-_paths = st.lists(_names, max_size=4).map("/".join)
-_keys = st.builds(DraftKeys, _paths, st.sampled_from(["/", "."]), st.integers(0, 4))
+_paths = st.lists(_names.map("{}/".format), max_size=4).map("".join)
 
 
-@given(_keys, st.data())
-def test_keys_that_are_formatted_parse(keys: DraftKeys, data: st.DataObject) -> None:
-    """Whatever nodes are called, one array owns a data key, with the coordinates in it."""
-    coords = data.draw(st.tuples(*[_numbers] * keys.ndim))
-    key = keys.format(coords)
+@given(_paths, st.sampled_from("/."), st.lists(st.integers(0, 10**19 - 1), max_size=4).map(tuple))
+def test_one_array_owns_a_data_key(path: str, separator: str, coords: tuple[int, ...]) -> None:
+    """Whatever its nodes are called; the metadata of each array have one key."""
+    hierarchy = Hierarchy(".json")
 
-    assert keys.parse(key) == coords
-    assert keys.owns(key)
-    assert DraftKeys(f"{keys.path}x", keys.separator, keys.ndim).parse(key) is None
-
-
-@given(_keys, _texts)
-def test_keys_that_parse_are_canonical(keys: DraftKeys, text: str) -> None:
-    """Each chunk has one key, and each data key one reading."""
-    for key in (text, f"data/root/{text}", f"data/root/c{text}", f"data/root/{text}/c0"):
-        coords, split = keys.parse(key), DataKey.parse(key)
-
-        assert coords is None or keys.format(coords) == key
-        assert split is None or split.format() == key
+    assert array_of(ChunkKeys(f"data/root/{path}c", separator, len(coords)).format(coords)) == path
+    assert hierarchy.described(hierarchy.metadata_key(path)) == path
 
 
 @pytest.mark.parametrize(
-    ("key", "split"),
+    ("key", "path"),
     [
-        ("data/root/foo/baz/c96/18", DataKey("foo/baz", "c96/18")),
-        ("data/root/c0.0", DataKey("", "c0.0")),
-        ("data/root/c", DataKey("", "c")),
-        ("data/root/foo/c", DataKey("foo", "c")),
-        ("data/root/c0/c1/2", DataKey("c0", "c1/2")),
-        ("data/root/c0/5/c1", DataKey("c0/5", "c1")),
+        ("data/root/foo/baz/c96/18", "foo/baz/"),
+        ("data/root/c0.0", ""),
+        ("data/root/c", ""),
+        ("data/root/foo/c", "foo/"),
+        ("data/root/c0/c1/2", "c0/"),
+        ("data/root/c0/5/c1", "c0/5/"),
         *dict.fromkeys(
             ["", "zarr.json", "data/root", "data/root/foo", "data/root/foo/checksums",
              "data/root/foo/c0x", "data/root/foo/c0/", "data/root/foo/c0//1", "data/root/foo/c/0",
@@ -99,36 +70,29 @@ def test_keys_that_parse_are_canonical(keys: DraftKeys, text: str) -> None:
         ).items(),
     ],
 )  # fmt: skip
-def test_data_keys(key: str, split: DataKey | None) -> None:
+def test_data_keys(key: str, path: str | None) -> None:
     """The identifier begins at the last ``c``; keys that are not below ``data/root`` have none."""
-    assert DataKey.parse(key) == split
+    assert array_of(key) == path
 
 
 @pytest.mark.parametrize(
-    ("path", "suffix", "key"),
+    ("suffix", "key", "path"),
     [
-        ("", ".json", "meta/root.array.json"),
-        ("foo/bar", ".json", "meta/root/foo/bar.array.json"),
-        ("foo/bar", "", "meta/root/foo/bar.array"),
-        ("a.array.json", ".json", "meta/root/a.array.json.array.json"),
+        (".json", "meta/root.array.json", ""),
+        (".json", "meta/root/foo/bar.array.json", "foo/bar/"),
+        ("", "meta/root/foo/bar.array", "foo/bar/"),
+        (".json", "meta/root/a.array.json.array.json", "a.array.json/"),
+        *((".json", key, None) for key in (
+            "", "zarr.json", "meta/root.group.json", "meta/root/foo.group.json", ".array.json",
+            "meta/root/foo.array.yaml", "meta/root/foo.array", "meta/root/.array.json",
+            "foo.array.json", "meta/root/foo/.array.json", "meta/rootfoo.array.json",
+            "data/root/foo.array.json", "x/meta/root/foo.array.json",
+        )),
     ],
-)
-@given(_paths, st.sampled_from([".json", "", ".yaml"]))
-def test_metadata_keys(path: str, suffix: str, key: str, any_path: str, other: str) -> None:
-    """The path, ``.array`` and the suffix of the entry point; each key has one path."""
-    assert (MetadataKeys(suffix).format(path), MetadataKeys(suffix).parse(key)) == (key, path)
-    assert MetadataKeys(other).parse(MetadataKeys(other).format(any_path)) == any_path
-
-
-def test_other_keys_are_no_metadata_of_arrays() -> None:
-    """Groups, other suffixes and other spellings."""
-    for key in (
-        "", "zarr.json", "meta/root.group.json", "meta/root/foo.group.json", ".array.json",
-        "meta/root/foo.array.yaml", "meta/root/foo.array", "meta/root/.array.json",
-        "foo.array.json", "meta/root/foo/.array.json", "meta/rootfoo.array.json",
-        "data/root/foo.array.json", "x/meta/root/foo.array.json",
-    ):  # fmt: skip
-        assert MetadataKeys(".json").parse(key) is None, key
+)  # fmt: skip
+def test_metadata_keys(suffix: str, key: str, path: str | None) -> None:
+    """The path, ``.array`` and the suffix of the entry point; nothing else is metadata."""
+    assert Hierarchy(suffix).described(key) == path
 
 
 def _open(document: Any) -> Any:
@@ -137,11 +101,11 @@ def _open(document: Any) -> Any:
     return MarkerDecoder(dialects, _LIMIT)(encode(document)).spec
 
 
-def _read(data: bytes) -> ArrayDocument:
-    return DocumentDecoder(ArrayParser("a"), _LIMIT)(data)
+def _read(data: bytes) -> Node:
+    return DocumentDecoder(ArrayParser("a/"), _LIMIT)(data)
 
 
-def _decode(document: Any) -> ArrayDocument:
+def _decode(document: Any) -> Node:
     return _read(encode(document))
 
 
@@ -297,7 +261,7 @@ def test_last_dimensions_that_are_left_out_are_not_sharded(
     assert example is not None
     for coords in ((96, 18), (96, 19), (97, 18), (127, 19)):
         assert example.shard_key(coords) == "data/root/a/c3/9"
-    assert example.unsharded.indexes[0].nbytes == 1024
+    assert example.indexes[0].nbytes == 1024
 
 
 @pytest.mark.parametrize(
@@ -341,7 +305,7 @@ def test_wrong_metadata_are_refused_or_understood(document: Any) -> None:
     json.loads(decoded.served)
     if (array := decoded.array) is not None:
         coords = (0,) * len(array.shape)
-        assert array.unsharded.entry(coords) == (0,)
+        assert array.entry(coords) == (0,)
         assert array.keys.parse(array.keys.format(coords)) == coords
 
 
@@ -377,120 +341,29 @@ def test_consolidated_arrays_are_rewritten(other: Any) -> None:
 )
 def test_other_consolidated_metadata_are_unchanged(document: Any) -> None:
     """The bytes are those that are stored."""
-    assert parse_consolidated(document, b"stored") == ArrayDocument(b"stored", is_rewritten=False)
+    found = parse_consolidated(document, b"stored")
 
-
-def _served(stored: Json) -> Json:
-    document: Json = json.loads(_decode(stored).served)
-    return document
-
-
-async def _translated(given: Json, stored: Json | None) -> Json:
-    """Translate the metadata of an array."""
-    old = None if stored is None else encode(stored)
-    made = await ArrayTranslator().translate(encode(given), old, DirectFetch(MemoryStore()))
-    document: Json = json.loads(made)
-    return document
-
-
-@pytest.mark.parametrize("stored", [_SHARDED, BY_ZARR_PYTHON])
-async def test_an_array_keeps_its_transformer(stored: Json) -> None:
-    """Shape and attributes may change, and the separator be left out when it is the default."""
-    changes = {"shape": [80, 60], "attributes": {"units": "nm"}}
-    grid = {"chunk_grid": {"type": "regular", "chunk_shape": [2, 2]}}
-
-    assert await _translated({**_served(stored), **changes}, stored) == {**stored, **changes}
-    assert await _translated({**stored, **changes}, stored) == {**stored, **changes}
-    assert await _translated({**_SERVED, **grid}, _SHARDED) == {**_SHARDED, **grid}
+    assert (found.served, found.is_rewritten) == (b"stored", False)
 
 
 @pytest.mark.parametrize(
-    ("member", "value"),
+    ("document", "expected"),
     [
-        ("chunk_grid", {"type": "regular", "chunk_shape": [2, 3], "separator": "/"}),
-        ("chunk_grid", {"type": "regular", "chunk_shape": [2, 2], "separator": "."}),
-        ("chunk_memory_layout", "F"),
-        ("compressor", {"codec": "https://purl.org/zarr/spec/codec/gzip/1.0"}),
-        ("data_type", "i1"),
-        ("fill_value", 1),
-        ("shape", [8]),
-        ("shape", 8),
-    ],
-)
-async def test_shards_cannot_be_misread_after_a_change(member: str, value: object) -> None:
-    """The reason names the member, and the way out."""
-    named = "the number of dimensions" if member == "shape" else member
-
-    with pytest.raises(ConflictError, match=rf"^{named} cannot change: .* delete it with"):
-        await _translated({**_SERVED, member: value}, _SHARDED)
-
-
-async def test_no_array_becomes_sharded() -> None:
-    """Nor do the shards of one change."""
-    other = {**_SHARDED, "storage_transformers": [sharding([2, 1])]}
-    for document, stored in ((_SHARDED, None), (_SHARDED, _SERVED), (other, _SHARDED)):
-        with pytest.raises(ConflictError, match="arrays are served without shards here"):
-            await _translated(document, stored)
-
-
-@pytest.mark.parametrize("stored", [None, _SERVED, {**_SHARDED, "storage_transformers": [_OTHER]}])
-async def test_an_array_without_a_known_transformer_may_be_replaced(stored: Json | None) -> None:
-    """Whatever the new one is."""
-    assert await _translated({**_SERVED, "data_type": "i1"}, stored) == {
-        **_SERVED,
-        "data_type": "i1",
-    }
-
-
-_RESTORER = Restorer(ROOT, _LIMIT, restore)
-
-
-@pytest.mark.parametrize("given", [b"", b"7", b"{", b"[" * 100_000], ids=lambda data: data[:9])
-async def test_what_is_no_object_is_refused(given: bytes) -> None:
-    """Before it takes the place of metadata."""
-    consolidated = ConsolidatedTranslator(_RESTORER, MetadataKeys(".json"))
-    for translator in (ArrayTranslator(), consolidated):
-        with pytest.raises(BadBodyError):
-            await translator.translate(given, None, DirectFetch(MemoryStore()))
-
-
-async def _consolidate(nodes: Any, stored: Json) -> Any:
-    store = MemoryStore()
-    store.place(ROOT.join("meta/root/a.array.json"), encode(stored))
-    translator = ConsolidatedTranslator(_RESTORER, MetadataKeys(".json"))
-    made = await translator.translate(encode({"metadata": nodes}), None, DirectFetch(store))
-    return json.loads(made)["metadata"]
-
-
-async def test_consolidated_metadata_keep_transformers() -> None:
-    """Those of the arrays that are stored with one; errors name the key."""
-    key = "meta/root/a.array.json"
-    nodes = {
-        key: _SERVED,
-        "meta/root/b.array.json": _SERVED,
-        "meta/root/a.group.json": {"attributes": {}},
-        "zarr.json": 7,
-    }
-
-    assert await _consolidate(nodes, _SHARDED) == {**nodes, key: _SHARDED}
-    assert await _consolidate(nodes, _SERVED) == nodes
-    assert await _consolidate([], _SERVED) == []
-    with pytest.raises(ConflictError, match=r"^meta/root/a\.array\.json: data_type cannot"):
-        await _consolidate({key: {**_SERVED, "data_type": "i1"}}, _SHARDED)
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, ("u1", (2, 2), (), (4, 4), (2, 2), ("end",))),
+        (_SHARDED, ("u1", (2, 2), (), (4, 4), (2, 2), ("end",))),
         (BY_ZARR_PYTHON, ("<i4", (2, 2), ("blosc/1.0",), (4, 6), (2, 3), ("end",))),
-        ({"storage_transformers": [_OTHER]}, ("u1", (2, 2), (), None, None, ())),
-        ({"storage_transformers": []}, ("u1", (2, 2), (), None, None, ())),
+        (_SERVED, ("u1", (2, 2), (), None, None, ())),
+        ({**_SERVED, "data_type": {"extension": "x", "type": "<M8[s]"}, "compressor": None},
+         ("<M8[s]", (2, 2), (), None, None, ())),
+        ({**_SERVED, "data_type": 7, "chunk_grid": {"type": "rectilinear"}},
+         (None, (), (), None, None, ())),
+        ({**_SERVED, "compressor": {"codec": "lz4"}}, ("u1", (2, 2), ("lz4",), None, None, ())),
+        ({**_SERVED, "compressor": {"codec": f"{_URI}codecs/gzip"}},
+         ("u1", (2, 2), ("gzip",), None, None, ())),
     ],
-)
-def test_a_description_names_chunks_and_shards(changed: Json, expected: Any) -> None:
-    """Shapes are in elements; an array that stays sharded says why."""
-    found = describe("foo", _decode({**_SHARDED, **changed}))
+)  # fmt: skip
+def test_a_description_names_chunks_and_shards(document: Json, expected: Any) -> None:
+    """Shapes are in elements, extensions are named; what is not sharded need not be understood."""
+    found = describe("foo/", _decode(document))
 
     assert (found.path, found.format, found.kind, found.shape) == ("foo", "zarr", "array", (5, 7))
     assert expected == (
@@ -501,30 +374,13 @@ def test_a_description_names_chunks_and_shards(changed: Json, expected: Any) -> 
         found.chunks_per_shard,
         found.index_location,
     )
-    assert ("example.org/mirror" in found.why_sharded) is (
-        changed.get("storage_transformers") == [_OTHER]
-    )
 
 
-@pytest.mark.parametrize(
-    ("changed", "data_type", "chunk_shape", "codecs"),
-    [
-        ({"data_type": {"extension": "x", "type": "<M8[s]"}}, "<M8[s]", (2,), ()),
-        ({"data_type": 7}, None, (2,), ()),
-        ({"chunk_grid": {"type": "rectilinear"}}, "u1", (), ()),
-        ({"compressor": {"codec": "lz4"}}, "u1", (2,), ("lz4",)),
-        ({"compressor": {"codec": f"{_URI}codecs/gzip"}}, "u1", (2,), ("gzip",)),
-        ({"compressor": None}, "u1", (2,), ()),
-    ],
-)
-def test_extensions_are_described_by_their_names(
-    changed: Json, data_type: str | None, chunk_shape: tuple[int, ...], codecs: tuple[str, ...]
-) -> None:
-    """An array that is not sharded need not be understood, but for what is described."""
-    described = describe("", _decode(array_metadata([5], [2]) | changed))
+def test_what_describes_an_array_has_to_be_valid() -> None:
+    """An array that stays sharded says why."""
+    mirrored = describe("", _decode({**_SHARDED, "storage_transformers": [_OTHER]}))
 
-    assert described.data_type == data_type
-    assert (described.inner_chunk_shape, described.codecs) == (chunk_shape, codecs)
+    assert "example.org/mirror" in mirrored.why_sharded
     for invalid in ({"shape": 8}, {"chunk_grid": {"type": "regular", "chunk_shape": "x"}}):
         with pytest.raises(DecodeError):
-            describe("", _decode(array_metadata([5], [2]) | invalid))
+            describe("", _decode(_SERVED | invalid))

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from app.formats.zarr.keys import ChunkKeys
 
 _encodings = st.builds(
-    ChunkKeys, st.sampled_from(["c", ""]), st.sampled_from(["/", "."]), st.integers(0, 4)
+    ChunkKeys,
+    st.sampled_from(["c/", "c.", "", "data/root/a/c"]),
+    st.sampled_from(["/", "."]),
+    st.integers(0, 4),
 )
 _numbers = st.integers(0, 10**19 - 1)
 _pieces = st.sampled_from(["c", "/", ".", "0", "1", "7", "10", "07", "-1", "+1", "1_0", " ", "\n"])
@@ -46,10 +49,10 @@ def test_a_key_with_something_added_is_none(keys: ChunkKeys, data: st.DataObject
 
 @pytest.mark.parametrize(
     ("prefix", "separator", "coords", "key"),
-    [("c", "/", (7, 3, 1), "c/7/3/1"), ("c", ".", (7, 3, 1), "c.7.3.1"),
-     ("", "/", (7, 3, 1), "7/3/1"), ("", ".", (7, 3, 1), "7.3.1"), ("c", "/", (), "c"),
-     ("c", ".", (), "c"), ("", "/", (), "0"), ("", ".", (), "0"), ("c", "/", (0,), "c/0"),
-     ("", ".", (0,), "0")],
+    [("c/", "/", (7, 3, 1), "c/7/3/1"), ("c.", ".", (7, 3, 1), "c.7.3.1"),
+     ("", "/", (7, 3, 1), "7/3/1"), ("", ".", (7, 3, 1), "7.3.1"), ("c/", "/", (), "c"),
+     ("c.", ".", (), "c"), ("", "/", (), "0"), ("", ".", (), "0"), ("c/", "/", (0,), "c/0"),
+     ("", ".", (0,), "0"), ("data/c", "/", (1, 2), "data/c1/2"), ("data/c", ".", (), "data/c")],
 )  # fmt: skip
 def test_keys_are_spelled_as_the_specification_says(
     prefix: str, separator: str, coords: tuple[int, ...], key: str
@@ -71,14 +74,14 @@ def test_keys_are_spelled_as_the_specification_says(
 )  # fmt: skip
 def test_another_spelling_is_no_key(key: str) -> None:
     """Signs, zeros, other digits, other separators and wrong counts name nothing."""
-    assert ChunkKeys("c", "/", 2).parse(key) is None
+    assert ChunkKeys("c/", "/", 2).parse(key) is None
 
 
 @pytest.mark.parametrize(
     ("prefix", "separator", "key", "is_owned"),
-    [("c", "/", "c", True), ("c", "/", "c/", True), ("c", "/", "c/0/", True),
-     ("c", "/", "c/x", True), ("c", "/", "cat.jpg", False), ("c", "/", "zarr.json", False),
-     ("c", ".", "c.0.0", True), ("c", ".", "zarr.json", False), ("", "/", "0/", True),
+    [("c/", "/", "c", True), ("c/", "/", "c/", True), ("c/", "/", "c/0/", True),
+     ("c/", "/", "c/x", True), ("c/", "/", "cat.jpg", False), ("c/", "/", "zarr.json", False),
+     ("c.", ".", "c.0.0", True), ("c.", ".", "zarr.json", False), ("", "/", "0/", True),
      ("", "/", "0/1", True), ("", "/", "zarr.json", False), ("", ".", "0.1", True),
      ("", ".", "notes/", False)],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from app.errors import (
 from app.formats.contract import Document
 from app.formats.reading import DecodeError
 from app.formats.zarr.index import IndexCodec, IndexLocation
-from app.formats.zarr.layout import ShardReader, ZarrLayout
+from app.formats.zarr.layout import ShardReader
 from app.model import (
     MISSING,
     ByteRange,
@@ -25,7 +25,6 @@ from app.model import (
     ETag,
     Fixed,
     Inline,
-    Location,
     ObjectRef,
     Part,
     Stored,
@@ -39,7 +38,9 @@ from tests.formats.case import filled
 from tests.formats.zarr.building import (
     CRC,
     EMPTY,
+    LIMIT,
     LITTLE,
+    Container,
     WrittenArray,
     array_metadata,
     build,
@@ -53,33 +54,9 @@ from tests.formats.zarr.building import (
 )
 from tests.formats.zarr.nesting import Nesting, nestings
 from tests.resolve.stores import WatchedStore
-from tests.support.resolving import ROOT, known_formats, reading
+from tests.support.resolving import ROOT, reading
 
 _CHUNKS = {"c/0/0": b"first", "c/0/1": b"second", "c/2/3": b"third"}
-_LIMIT = 2**16
-
-
-class _Case:
-    """A container in a watched store."""
-
-    def __init__(self, objects: dict[str, bytes], whole_index_nbytes: int = 2**20) -> None:
-        self.store = WatchedStore()
-        self.etags = {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
-        self.format, *_ = known_formats(
-            metadata_nbytes=_LIMIT, whole_index_nbytes=whole_index_nbytes
-        )
-        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
-
-    async def open(self) -> ZarrLayout:
-        """Open the container, and forget the reads of that."""
-        layout = await self.format.open(ROOT, self.fetch)
-        assert isinstance(layout, ZarrLayout)
-        self.store.calls.clear()
-        return layout
-
-    async def locate(self, key: str) -> Location:
-        """Open the container and find *key*."""
-        return await (await self.open()).locate(VirtualKey(key), self.fetch)
 
 
 @settings(max_examples=60)
@@ -102,16 +79,16 @@ def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObj
 
 async def test_no_more_metadata_is_read_than_is_allowed() -> None:
     """One byte above the limit is asked for, which tells that it is too large."""
-    case = _Case({"zarr.json": b" " * (10 * _LIMIT)})
+    case = Container({"zarr.json": b" " * (10 * LIMIT)})
     with pytest.raises(DamagedError, match=r"data/zarr\.json: metadata of more than 65536 bytes"):
         await case.format.open(ROOT, case.fetch)
 
-    assert [call.request for call in case.store.calls] == [ByteRange(0, _LIMIT + 1)]
+    assert [call.request for call in case.store.calls] == [ByteRange(0, LIMIT + 1)]
 
 
 async def test_nested_indexes_are_read_of_one_version() -> None:
     """The inner index is read with the ETag that came with the outer one."""
-    case = _Case(build_nested({"c/1": b"one"}))
+    case = Container(build_nested({"c/1": b"one"}))
     await case.locate("c/1")
 
     assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
@@ -119,7 +96,7 @@ async def test_nested_indexes_are_read_of_one_version() -> None:
 
 async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
     """What is served is not what is stored, and its ETag says so."""
-    case = _Case(build(_CHUNKS))
+    case = Container(build(_CHUNKS))
     location = await case.locate("zarr.json")
 
     assert isinstance(location, Inline)
@@ -131,8 +108,8 @@ async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])
 async def test_off_the_grid_nothing_is_read(key: str) -> None:
     """A key past the edge is proved absent by the metadata; what is not sharded is an object."""
-    case = _Case(build(_CHUNKS))
-    plain = _Case({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
+    case = Container(build(_CHUNKS))
+    plain = Container({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
 
     assert await case.locate(key) == MISSING
     assert await plain.locate("c/0") == Whole(ROOT.join("c/0"))
@@ -142,12 +119,12 @@ async def test_off_the_grid_nothing_is_read(key: str) -> None:
 @pytest.mark.parametrize("key", ["notes.txt", "c/00/0", "c/0/0/0", "c", "sub/zarr.json"])
 async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
     """Other keys name objects below the container."""
-    assert await _Case(build(_CHUNKS)).locate(key) == Whole(ROOT.join(key))
+    assert await Container(build(_CHUNKS)).locate(key) == Whole(ROOT.join(key))
 
 
 async def test_an_array_encloses_and_hides_its_shards() -> None:
     """Only below a group there can be containers; names of shards now mean inner chunks."""
-    case = _Case(build(_CHUNKS))
+    case = Container(build(_CHUNKS))
     layout = await case.open()
     rules = await layout.listing_rules(VirtualKey(""), case.fetch)
     names = {"zarr.json": True, "notes.txt": True, "a/": True, "c/": False}
@@ -156,7 +133,7 @@ async def test_an_array_encloses_and_hides_its_shards() -> None:
     assert {name: rules.shows(name) for name in names} == names
     for kind, encloses in (("array", True), ("group", False)):
         data = json.dumps({"zarr_format": 3, "node_type": kind, "codecs": []}).encode()
-        assert (await _Case({"zarr.json": data}).open()).encloses(VirtualKey("x")) is encloses
+        assert (await Container({"zarr.json": data}).open()).encloses(VirtualKey("x")) is encloses
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
@@ -166,7 +143,7 @@ async def test_a_large_index_is_read_entry_by_entry(location: str) -> None:
     Above the limit the last byte tells the size, and one entry of that version is read.
     """
     objects = build(_CHUNKS, location=location)
-    case, large = _Case(objects), _Case(objects, whole_index_nbytes=67)
+    case, large = Container(objects), Container(objects, whole_index_nbytes=67)
     await case.locate("c/0/1")
     await large.locate("c/0/1")
     start = 16 if location == "start" else len(objects["c/0/0"]) - 68 + 16
@@ -203,7 +180,7 @@ def _shard(first: tuple[int, int], second: tuple[int, int] = EMPTY) -> bytes:
 )  # fmt: skip
 async def test_a_damaged_shard_is_named(shard: bytes, reason: str, whole_index_nbytes: int) -> None:
     """An index that contradicts its shard is damage, never absence."""
-    case = _Case(_array_of_two(shard), whole_index_nbytes)
+    case = Container(_array_of_two(shard), whole_index_nbytes)
     with pytest.raises(DamagedError, match=reason) as caught:
         await case.locate("c/0")
 
@@ -215,9 +192,9 @@ async def test_a_shard_without_its_trailing_checksum_is_truncated() -> None:
     index = encode_index([EMPTY, EMPTY])
     whole = index + checksum(index)
 
-    assert await _Case(_array_of_two(whole, trailer=True)).locate("c/0") == MISSING
+    assert await Container(_array_of_two(whole, trailer=True)).locate("c/0") == MISSING
     with pytest.raises(DamagedError, match="truncated"):
-        await _Case(_array_of_two(index, trailer=True)).locate("c/0")
+        await Container(_array_of_two(index, trailer=True)).locate("c/0")
 
 
 async def test_damage_inside_of_a_nested_shard_names_the_object() -> None:
@@ -226,7 +203,7 @@ async def test_damage_inside_of_a_nested_shard_names_the_object() -> None:
     wrong = b"ab" + encode_index([(0, 1), (1, 100)])
     codec = sharding([4], [sharding([2])])
     document = json.dumps(array_metadata([8], [8], [codec])).encode()
-    case = _Case({"zarr.json": document, "c/0": encode_shard([wrong, inner])})
+    case = Container({"zarr.json": document, "c/0": encode_shard([wrong, inner])})
 
     assert isinstance(await case.locate("c/2"), Stored)
     with pytest.raises(DamagedError, match=r"data/c/0: inner chunk 1 .* ends past 38 bytes"):
@@ -235,7 +212,7 @@ async def test_damage_inside_of_a_nested_shard_names_the_object() -> None:
 
 async def test_a_shard_that_vanishes_between_its_reads_has_changed() -> None:
     """Once its end was seen, an entry that cannot be read is no absence."""
-    case = _Case(build(_CHUNKS), whole_index_nbytes=0)
+    case = Container(build(_CHUNKS), whole_index_nbytes=0)
     layout = await case.open()
     await layout.locate(VirtualKey("c/0/0"), case.fetch)
     case.store.remove(ROOT.join("c/0/0"))
@@ -369,11 +346,7 @@ async def test_what_is_no_chunk_of_the_grid_is_refused(key: str) -> None:
 )
 async def test_other_keys_are_objects(array: WrittenArray, key: str) -> None:
     """Beside the chunks of the array, or chunks that are not sharded or served with the shards."""
-    fetch = array.fetch()
-    layout = await known_formats()[0].open(ROOT, fetch)
-    assert layout is not None
-
-    target = await layout.target(VirtualKey(key), fetch)
+    target = await Container(array.stored).target(key)
 
     assert isinstance(target, Whole if key == "c/0" else Whole | Document)
     assert target.ref == ROOT.join(key)

@@ -1,47 +1,26 @@
 """Shards and documents written anew, taken apart by code that shares nothing with the plan."""
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tensorstore
-import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import ConflictError, DamagedError
-from app.formats.contract import Entry, ShardRewriter, Slot
+from app.formats.contract import Slot
 from app.formats.zarr.index import ShardIndex
-from app.formats.zarr.layout import ZarrLayout
-from app.formats.zarr.metadata import NodeTranslator, parse_node
 from app.model import ByteRange, VirtualKey
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
-from tests.clients.arrays import BY_NAME, INNER, SHARDS, VALUES, WRITERS
-from tests.clients.writing import (
-    GZIP,
-    Case,
-    Json,
-    Values,
-    quiet,
-    read_tensorstore,
-    read_zarr,
-    same,
-    write,
-)
-from tests.formats.case import filled, render
+from tests.formats.case import render
 from tests.formats.zarr.building import (
     BIG,
     CRC,
     EMPTY,
     GIB,
     LITTLE,
+    Container,
     Coords,
     WrittenArray,
     array_metadata,
@@ -53,8 +32,6 @@ from tests.formats.zarr.building import (
     two_levels,
 )
 from tests.formats.zarr.nesting import Nesting, nestings
-from tests.resolve.stores import WatchedStore
-from tests.support.resolving import ROOT, known_formats
 
 
 def _contents(nesting: Nesting, array: WrittenArray) -> dict[Coords, bytes]:
@@ -153,18 +130,6 @@ async def test_what_is_kept_is_one_range_where_it_lies_together() -> None:
     assert plan.pieces == [ByteRange(0, 20), b"new", ByteRange(30, 50), index]
 
 
-async def test_what_is_kept_goes_on_into_a_shard_inside() -> None:
-    """A range that ends where one of a changed shard inside begins is one range."""
-    array = two_levels(4, 2)
-    await array.write({(n,): bytes([n]) * 10 for n in range(4)})
-
-    plan = (await array.write({(3,): b"new"}))["c/0"]
-
-    assert plan is not None
-    assert plan.pieces[0] == ByteRange(0, 20 + 36 + 10)
-    assert [len(p) for p in plan.pieces[1:] if isinstance(p, bytes)] == [3, 36, 36]
-
-
 async def test_chunks_that_share_bytes_become_two() -> None:
     """Whoever wrote it so; both are as they were."""
     array = one_dimension(3)
@@ -202,20 +167,6 @@ async def test_a_large_shard_whose_chunks_all_share_bytes_does_not_grow_beyond_m
 
     with pytest.raises(ConflictError, match=r"c/0: its chunks share bytes, and would take 1\.07e"):
         rewriter.plan(old, {(0,): b"new"})
-
-
-async def test_one_change_among_very_many_chunks_is_three_pieces() -> None:
-    """However many are kept."""
-    array = one_dimension(50_000)
-    old = opened(array, [(8 * n, 8) for n in range(50_000)], 400_000 + 800_004)
-    rewriter = (await array.slot("c/0")).shard
-
-    plan = rewriter.plan(old, {(33_333,): b"new"})
-
-    assert plan is not None
-    before, new, behind, _ = plan.pieces
-    assert (before, new) == (ByteRange(0, 266_664), b"new")
-    assert behind == ByteRange(266_672, 400_000)
 
 
 _EMPTY = 2**64 - 1
@@ -299,209 +250,19 @@ async def test_only_what_is_to_be_changed_is_read() -> None:
     """The index of the object, which a reader has brought into the cache, and one inside."""
     array = two_levels(9, 3)
     await array.write({(n,): b"x" for n in range(9)})
-    store = WatchedStore()
-    filled({**array.objects, "zarr.json": json.dumps(array.document).encode()}, store)
-    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
-    layout = await known_formats()[0].open(ROOT, fetch)
-    assert layout is not None
+    container = Container(array.stored)
+    layout, fetch, calls = await container.open(), container.fetch, container.store.calls
     await layout.locate(VirtualKey("c/4"), fetch)
-    store.calls.clear()
-    slot = await layout.target(VirtualKey("c/4"), fetch)
-    other = await layout.target(VirtualKey("c/8"), fetch)
+    calls.clear()
+    slot, other = [await layout.target(VirtualKey(key), fetch) for key in ("c/4", "c/8")]
     assert isinstance(slot, Slot)
     assert isinstance(other, Slot)
 
     old = await slot.shard.open([slot.entry], fetch)
-    assert store.calls == []
+    assert calls == []
     await slot.shard.open([slot.entry, other.entry], fetch)
 
     assert old is not None
-    assert [call.request for call in store.calls] == [ByteRange(113, 165)]
-    assert [call.if_match for call in store.calls] == [old.etag]
+    assert [call.request for call in calls] == [ByteRange(113, 165)]
+    assert [call.if_match for call in calls] == [old.etag]
     assert slot.shard == other.shard
-
-
-_ONLY_ZARR = ("after/", "dtype/string", "dtype/fixed", "dtype/time")
-_CASES = [case for case in BY_NAME.values() if not case.name.startswith("plain/")]
-
-
-def _copy(folder: Path) -> MemoryStore:
-    store = MemoryStore()
-    for file in folder.rglob("*"):
-        if file.is_file():
-            store.place(ROOT.join(file.relative_to(folder).as_posix()), file.read_bytes())
-    return store
-
-
-def _copy_of_what_is_seen(folder: Path, copy: Path) -> None:
-    """Write the documents that clients see of the nodes in *folder*."""
-    for file in folder.rglob("zarr.json"):
-        data = file.read_bytes()
-        seen = copy / file.relative_to(folder)
-        seen.parent.mkdir(parents=True, exist_ok=True)
-        seen.write_bytes(parse_node(json.loads(data), data).served)
-
-
-def _write_back(copy: Path, folder: Path) -> None:
-    """Store each document of *copy* as the service does."""
-    store = _copy(folder)
-    for file in copy.rglob("zarr.json"):
-        path = file.relative_to(copy)
-        directory = ROOT.join(path.parent.as_posix()) if len(path.parts) > 1 else ROOT
-        translator = NodeTranslator(directory, 2**20)
-        stored = folder / path
-        given = translator.translate(file.read_bytes(), stored.read_bytes(), DirectFetch(store))
-        stored.write_bytes(asyncio.run(given))
-
-
-def _resize_by_zarr(folder: Path) -> None:
-    with quiet():
-        array: Any = zarr.open_array(folder, mode="r+")
-        array.attrs.update({"of": "zarr"})
-        array.resize(tuple(n + 9 for n in array.shape))
-
-
-def _resize_by_tensorstore(folder: Path) -> None:
-    """Resize with TensorStore, which leaves out what has a default."""
-    array = tensorstore.open({"driver": "zarr3", "kvstore": f"file://{folder}/"}).result()
-    array.resize(exclusive_max=[n + 9 for n in array.shape]).result()
-
-
-@pytest.mark.parametrize(
-    ("resize", "case"),
-    [
-        *((_resize_by_zarr, case) for case in _CASES),
-        *(
-            (_resize_by_tensorstore, case)
-            for case in _CASES
-            if not case.name.startswith(_ONLY_ZARR) and case.values.ndim
-        ),
-    ],
-    ids=lambda value: value.name if isinstance(value, Case) else "",
-)
-def test_an_array_that_was_resized_keeps_its_shards(
-    case: Case, resize: Callable[[Path], None], tmp_path: Path
-) -> None:
-    """Its attributes and its shape are the new ones, and all else is as it was."""
-    write(case, tmp_path / "stored")
-    before = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
-    _copy_of_what_is_seen(tmp_path / "stored", tmp_path / "seen")
-    resize(tmp_path / "seen")
-
-    _write_back(tmp_path / "seen", tmp_path / "stored")
-
-    after = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
-    assert after["shape"] == [n + 9 for n in before["shape"]]
-    assert resize is not _resize_by_zarr or after["attributes"]["of"] == "zarr"
-    for document in (before, after):
-        for member in ("shape", "storage_transformers", "attributes", "chunk_key_encoding"):
-            document.pop(member, None)
-    assert after == before
-
-
-_ONLY_TENSORSTORE = ("transpose/outer", "transpose/both", "nested/transposes")
-"""Arrays that zarr-python cannot read."""
-
-
-def _is_written(case: Case) -> bool:
-    return (
-        not case.name.startswith(("plain/", "document/"))
-        and "zstd" not in case.name.removeprefix("inside/")
-        and not case.name.startswith("after/gzip")
-        and "zero_length" not in case.name
-    )
-
-
-_WRITTEN = [case for case in BY_NAME.values() if _is_written(case)]
-
-
-async def _layout(folder: Path) -> tuple[ZarrLayout, DirectFetch]:
-    fetch = DirectFetch(_copy(folder))
-    layout = await known_formats()[0].open(ROOT, fetch)
-    assert isinstance(layout, ZarrLayout)
-    return layout, fetch
-
-
-async def _write_through(case: Case, folder: Path, twin: Path, values: Values) -> None:
-    """Write *values* into the shards in *folder* as a client would that sees no shards.
-
-    What such a client writes is what lies in *twin* once the case's writer has written there.
-    """
-    layout, fetch = await _layout(folder)
-    document = json.loads(layout.node.value.served)
-    shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
-    with quiet():
-        plain = replace(case, shards=shape, codecs=document["codecs"], values=values, edit=None)
-        case.write(plain, twin)
-    assert layout.node.value.array is not None
-    shards: dict[ShardRewriter[Any], dict[Entry, bytes | None]] = {}
-    for coords in _differing(case.values, values, shape):
-        key = layout.node.value.array.keys.format(coords)
-        target = await layout.target(VirtualKey(key), fetch)
-        assert isinstance(target, Slot)
-        file = twin / key
-        body = file.read_bytes() if file.is_file() else None
-        if body is not None:
-            body = target.shard.encode(target.entry, body, is_gzip=False)
-        shards.setdefault(target.shard, {})[target.entry] = body
-    for shard, changes in shards.items():
-        file = folder / shard.ref.key.removeprefix(f"{ROOT.key}/")
-        plan = shard.plan(await shard.open(list(changes), fetch), changes)
-        if plan is None:
-            file.unlink(missing_ok=True)
-        else:
-            old = file.read_bytes() if file.is_file() else b""
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(render(plan.pieces, old))
-
-
-def _differing(old: Values, new: Values, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Find the chunks of *shape* that are not the same in both."""
-    for coords in np.ndindex(*(-(-n // size) for n, size in zip(old.shape, shape, strict=True))):
-        box = tuple(slice(at * n, at * n + n) for at, n in zip(coords, shape, strict=True))
-        if not np.array_equal(old[box], new[box]):
-            yield coords
-
-
-def _read_by_all(case: Case, folder: Path, expected: Values) -> None:
-    readers = {"zarr": read_zarr, "tensorstore": read_tensorstore}
-    if case.name.startswith(_ONLY_TENSORSTORE):
-        del readers["zarr"]
-    if case.name.startswith(_ONLY_ZARR):
-        del readers["tensorstore"]
-    for read in readers.values():
-        with quiet():
-            same(read(folder), expected)
-
-
-@pytest.mark.parametrize("case", _WRITTEN, ids=lambda case: case.name)
-async def test_readers_find_what_was_written(case: Case, tmp_path: Path) -> None:
-    """Every chunk is replaced, in the form that the inner codecs give it."""
-    write(case, tmp_path / "shards")
-    values = np.flip(case.values).copy()
-
-    await _write_through(case, tmp_path / "shards", tmp_path / "twin", values)
-
-    _read_by_all(case, tmp_path / "shards", values)
-
-
-@pytest.mark.parametrize(("writer", "after"), [("zarr", []), ("tensorstore", []), ("zarr", [CRC])])
-@pytest.mark.parametrize("location", ["start", "end"])
-@pytest.mark.parametrize("nested", [False, True])
-async def test_readers_find_what_was_kept(
-    writer: str, location: str, after: list[Json], tmp_path: Path, *, nested: bool
-) -> None:
-    """One chunk in the middle is replaced by one of another length, and one is taken away."""
-    inner = [LITTLE, GZIP]
-    if nested:
-        inner = [sharding([1, 3, 2], inner, index_location=location)]
-    codecs = [sharding(list(INNER), inner, index_location=location), *after]
-    case = Case("after/" if after else writer, WRITERS[writer], VALUES, SHARDS, codecs)
-    write(case, tmp_path / "shards")
-    values = VALUES.copy()
-    values[2:4, 0:3, 0:4] = 7
-    values[0:2, 3:5, 4:8] = 0
-
-    await _write_through(case, tmp_path / "shards", tmp_path / "twin", values)
-
-    _read_by_all(case, tmp_path / "shards", values)

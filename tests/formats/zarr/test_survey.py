@@ -17,12 +17,10 @@ from app.model import ByteRange, VirtualKey
 from app.resolve.perform import DirectFetch
 from tests.formats.case import chunks_of, filled
 from tests.formats.zarr.building import (
-    ANY_LENGTH,
     CRC,
     LITTLE,
     array_metadata,
     build,
-    checksum,
     sharding,
 )
 from tests.formats.zarr.nesting import Nesting, nestings
@@ -106,30 +104,6 @@ async def test_what_cannot_be_right_is_a_fault() -> None:
     assert unread.faults == [Fault(VirtualKey("c/0/2"), reason)]
     with pytest.raises(DamagedError, match="3 bytes are too few for a shard"):
         await _survey(build({}) | {"c/0/0": b"abc"}, "c/0/0")
-
-
-@pytest.mark.parametrize(
-    ("codecs", "data", "is_sound"),
-    [
-        ([LITTLE, CRC], b"data" + checksum(b"data"), True),
-        ([LITTLE, CRC], checksum(b""), True),
-        ([LITTLE, CRC], b"data" + checksum(b"date"), False),
-        ([LITTLE, CRC], b"abc", False),
-        ([LITTLE, CRC], b"", False),
-        ([LITTLE], b"anything", True),
-        ([LITTLE, "crc32c"], b"data" + checksum(b"data"), True),
-        ([LITTLE, "crc32c"], b"data" + checksum(b"date"), False),
-    ],
-)
-def test_a_chunk_is_checked_by_its_own_checksum(
-    codecs: list[object], data: bytes, *, is_sound: bool
-) -> None:
-    """Only where it has one at its end."""
-    array = parse_array(array_metadata([4], [4], [sharding([2], codecs)], **ANY_LENGTH))
-
-    reason = array.chunk.fault(data)
-
-    assert (reason is None) is is_sound
 
 
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}

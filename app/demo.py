@@ -126,31 +126,16 @@ def _put_image(path: Path) -> None:
         zarr.consolidate_metadata(str(path))
 
 
-def _put_index_at_start(path: Path) -> None:
-    _put_sharded(path, {"index_location": "start"})
-
-
 def _put_nested(path: Path) -> None:
-    _put_sharded(path, {}, {})
-
-
-def _put_sharded(path: Path, *levels: dict[str, Any]) -> None:
-    """Write an array with a sharding codec of each of *levels*' options, outermost first."""
+    """Write an array of shards in shards; the index of the outer ones is at their start."""
     import zarr  # noqa: PLC0415 - an extra
     from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec  # noqa: PLC0415 - an extra
 
-    codecs: list[Any] = [BytesCodec(), ZstdCodec()]
-    for depth, options in reversed(list(enumerate(levels, start=1))):
-        chunk_shape = tuple(size >> depth for size in SMALL_SHARD)
-        codecs = [ShardingCodec(chunk_shape=chunk_shape, codecs=codecs, **options)]
-    _create(
-        zarr.create_group(str(path)),
-        "a",
-        _gyroid(2),
-        chunks=SMALL_SHARD,
-        serializer=codecs[0],
-        compressors=None,  # after the sharding codec one would hide the inner chunks
-    )
+    inner = ShardingCodec(chunk_shape=(16, 16, 16), codecs=[BytesCodec(), ZstdCodec()])
+    outer = ShardingCodec(chunk_shape=(32, 32, 32), codecs=[inner], index_location="start")
+    layout: dict[str, Any] = {"chunks": SMALL_SHARD, "serializer": outer}
+    # A compressor after the sharding codec would hide the inner chunks.
+    _create(zarr.create_group(str(path)), "a", _gyroid(2), compressors=None, **layout)
 
 
 def _put_cells(path: Path) -> None:
@@ -206,7 +191,6 @@ def _put_history(path: Path) -> None:
 
 EXAMPLES: Final[Mapping[str, Callable[[Path], None]]] = {
     "image.zarr": _put_image,
-    "index-at-start.zarr": _put_index_at_start,
     "nested.zarr": _put_nested,
     "cells.precomputed": _put_cells,
     "history.icechunk": _put_history,

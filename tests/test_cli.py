@@ -262,7 +262,6 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
         "image.zarr/s0",
         "image.zarr/s1",
         "image.zarr/s2",
-        "index-at-start.zarr/a",
         "nested.zarr/a",
     ]
     assert arrays["image.zarr/s0"] == {
@@ -280,8 +279,7 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
         "sharding": None,
         "why_sharded": "",
     }
-    assert arrays["index-at-start.zarr/a"]["index_location"] == ["start"]
-    assert arrays["nested.zarr/a"]["index_location"] == ["end", "end"]
+    assert arrays["nested.zarr/a"]["index_location"] == ["start", "end"]
     cells = arrays["cells.precomputed/4000_4000_8000"]
     assert (cells["format"], cells["kind"], cells["shape"]) == (
         "precomputed",

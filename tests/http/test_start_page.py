@@ -215,7 +215,7 @@ def _luminance(colour: str) -> float:
 
 SNIPPETS: Final = {
     **dict.fromkeys(
-        ("image", "history", "index-at-start", "nested"),
+        ("image", "history", "nested"),
         frozenset({"curl", "zarr-python", "xarray", "TensorStore"}),
     ),
     "cells": frozenset({"curl", "TensorStore, precomputed"}),

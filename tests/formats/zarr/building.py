@@ -341,12 +341,9 @@ def two_levels(count: int, inner: int) -> WrittenArray:
 GIB = 2**30
 
 
-def opened(
-    array: WrittenArray, entries: list[tuple[int, int]], size: int, place: ByteRange | None = None
-) -> OpenZarrShard:
+def opened(array: WrittenArray, entries: list[tuple[int, int]], size: int) -> OpenZarrShard:
     """Open a shard of *size* that is not there: a plan reads no chunks."""
     codec = parse_array(array.document).indexes[0]
     index = ShardIndex(encode_index(entries, crc=False), big_endian=False)
-    whole = place or ByteRange(0, size)
-    shard = Stored(ROOT.join("c/0"), whole, ETag('"1"'))
+    shard = Stored(ROOT.join("c/0"), ByteRange(0, size), ETag('"1"'))
     return OpenZarrShard(shard, ETag('"1"'), codec, index, {})

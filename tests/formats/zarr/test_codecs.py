@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
 
 from app.formats.reading import DecodeError
 from app.formats.zarr.codecs import (
@@ -16,9 +14,7 @@ from app.formats.zarr.codecs import (
     unshard,
 )
 from app.formats.zarr.index import IndexLocation
-from app.formats.zarr.metadata import parse_array
 from tests.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
-from tests.formats.zarr.nesting import Nesting, nestings
 
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}
 
@@ -31,37 +27,6 @@ def _configured(**members: Any) -> Any:
     """Write a sharding codec with other members in its configuration."""
     codec = sharding([2])
     return {**codec, "configuration": {**codec["configuration"], **members}}
-
-
-@given(nestings())
-def test_what_encodes_a_chunk_permutes_as_the_shards_did(nesting: Nesting) -> None:
-    """The transposes that are served give a chunk the axes that the nested ones gave it.
-
-    They are one: some readers apply one of two neighbours only.
-    """
-    codecs = parse_array(nesting.document).codecs
-    names = [codec["name"] for codec in codecs]
-    chunk = np.empty([n + 10 * i for i, n in enumerate(nesting.inner_chunk_shape)])
-    served = _transposed(chunk, list(codecs))
-    stored = chunk
-    chain: list[Any] | None = nesting.codecs
-    while chain is not None:
-        stored = _transposed(stored, chain)
-        inner = [c["configuration"]["codecs"] for c in chain if c["name"] == "sharding_indexed"]
-        chain = inner[0] if inner else None
-
-    assert served.shape == stored.shape
-    assert served.strides == stored.strides
-    assert names.count("transpose") <= 1
-    assert "sharding_indexed" not in names
-
-
-def _transposed(chunk: Any, codecs: list[Any]) -> Any:
-    for codec in codecs:
-        if codec["name"] == "transpose":
-            order = codec["configuration"]["order"]
-            chunk = chunk if order == "C" else chunk.transpose(None if order == "F" else order)
-    return chunk
 
 
 def test_codecs_of_a_chunk_are_those_before_and_those_inside() -> None:
@@ -176,10 +141,6 @@ def test_other_codecs_do_not_shard(codecs: Any) -> None:
     assert not has_sharding(codecs)
 
 
-_GZIP = {"name": "gzip"}
-_TRANSPOSE = {"name": "transpose", "configuration": {"order": [1, 0]}}
-
-
 @pytest.mark.parametrize(
     ("data_type", "nbytes"),
     [("bool", 1), ("int8", 1), ("uint16", 2), ("int32", 4), ("uint64", 8), ("float16", 2),
@@ -209,7 +170,7 @@ def test_chunks_of_other_types_are_of_any_length(data_type: object) -> None:
     [
         ([LITTLE], ChunkForm(12)),
         (["bytes"], ChunkForm(12)),
-        ([_TRANSPOSE, BIG], ChunkForm(12)),
+        ([_transpose(1, 0), BIG], ChunkForm(12)),
         ([LITTLE, CRC], ChunkForm(16, has_checksum=True)),
         ([LITTLE, "crc32c", CRC], ChunkForm(20, has_checksum=True)),
         ([LITTLE, _GZIP], ChunkForm()),

@@ -116,3 +116,29 @@ def test_a_chunk_lies_inside_its_shard_and_off_its_index(
     else:
         assert found == ByteRange(offset, offset + nbytes)
         assert is_right
+
+
+_edges = st.sampled_from([0, 1, 9, 10, 11, 61, 62, 63, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1])
+
+
+@given(_codecs, st.integers(0, 100), st.data())
+def test_all_entries_are_judged_as_each_is(
+    codec: IndexCodec, spare: int, data: st.DataObject
+) -> None:
+    """The columns of an index tell what its entries do, one after the other."""
+    size, count = codec.nbytes + codec.trailer_nbytes + spare, codec.entry_count
+    near = _edges | st.integers(0, size + 2)
+    pairs = data.draw(st.lists(st.tuples(near, near), min_size=count, max_size=count))
+    encoded = encode_index(pairs, endian=_endian(codec), crc=False)
+    index = ShardIndex(encoded, codec.big_endian)
+    columns = codec.columns(index, size)
+    for entry, found in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        offset, nbytes, is_empty, is_damaged = found
+        try:
+            expected = codec.find(index, entry, size)
+        except DecodeError:
+            assert is_damaged
+        else:
+            assert not is_damaged
+            place = None if is_empty else ByteRange(offset, offset + nbytes)
+            assert place == expected

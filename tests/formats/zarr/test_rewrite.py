@@ -1,8 +1,7 @@
 """Shards and documents written anew, taken apart by code that shares nothing with the plan."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,11 +14,9 @@ from app.formats.zarr.index import ShardIndex
 from app.model import ByteRange, VirtualKey
 from tests.formats.case import render
 from tests.formats.zarr.building import (
-    BIG,
     CRC,
     EMPTY,
     GIB,
-    LITTLE,
     Container,
     Coords,
     WrittenArray,
@@ -206,44 +203,6 @@ async def test_nothing_is_written_into_a_damaged_shard_inside() -> None:
         await array.write({(2,): b"new"})
     with pytest.raises(DamagedError, match=r"data/c/0: inner chunk 1 at .* overlaps the shard"):
         (await array.open("c/2", (1, 1))).lookup((1, 1))
-
-
-_EDGES = st.sampled_from([0, 1, 9, 10, 11, 61, 62, 63, 2**63 - 1, 2**63, _EMPTY - 1, _EMPTY])
-
-
-@given(
-    st.lists(st.tuples(_EDGES, _EDGES), min_size=3, max_size=3),
-    st.sampled_from(["start", "end"]),
-    st.sampled_from("<>"),
-    st.sampled_from([0, 7, 2**40]),
-)
-def test_all_entries_are_judged_as_each_is(
-    entries: list[tuple[int, int]], location: str, endian: str, start: int
-) -> None:
-    """The table of a shard tells what its entries do, one after the other."""
-    codecs = [BIG if endian == ">" else LITTLE, CRC]
-    array = one_dimension(3, index_location=location, index_codecs=codecs)
-    encoded = encode_index(entries, endian=endian, crc=False)
-    shard = replace(
-        opened(array, entries, start + 62, ByteRange(start, start + 62)),
-        index=ShardIndex(encoded, endian == ">"),
-    )
-
-    def one_by_one() -> list[ByteRange | None]:
-        return [shard.find(number) for number in range(3)]
-
-    def at_once() -> list[ByteRange | None]:
-        pairs = zip(*(numbers.tolist() for numbers in shard.columns()), strict=True)
-        return [None if nbytes == -1 else ByteRange(at, at + nbytes) for at, nbytes in pairs]
-
-    assert _outcome(at_once) == _outcome(one_by_one)
-
-
-def _outcome(call: Callable[[], object]) -> object:
-    try:
-        return call()
-    except DamagedError as error:
-        return str(error)
 
 
 async def test_only_what_is_to_be_changed_is_read() -> None:

@@ -288,7 +288,7 @@ def read_chunks(document: bytes) -> Chunks | None:
         keys = chunk_keys(node.get("chunk_key_encoding"), len(shape))
     except UnshardableError as error:
         raise DecodeError(str(error)) from None
-    if (keys.prefix, keys.separator) != ("c", "/"):
+    if (keys.prefix, keys.separator) != ("c/", "/"):
         raise DecodeError("the chunk key encoding is not default with the separator /")
     counts = tuple(-(-length // chunk) for length, chunk in zip(shape, each, strict=True))
     if any(count > MAX_CHUNKS for count in counts):

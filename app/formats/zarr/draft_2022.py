@@ -80,7 +80,7 @@ class Hierarchy:
         """Return the metadata key of the array at *path* ("Storage keys")."""
         return VirtualKey(f"meta/root/{path}"[:-1] + f".array{self.metadata_key_suffix}")
 
-    def described(self, key: str) -> str | None:
+    def array_path(self, key: str) -> str | None:
         """Return the path of the array whose metadata key is *key*."""
         suffix = re.escape(f".array{self.metadata_key_suffix}")
         found = re.fullmatch(f"meta/root((?:/[^/]+)*){suffix}", key)
@@ -337,7 +337,7 @@ class HierarchyLayout(Layout):
         """Describe every array, or say why no array can be unsharded."""
         if why := self.hierarchy.why_sharded:
             return (Collection(Description("", "zarr", "hierarchy", why_sharded=why), None),)
-        paths = [self.hierarchy.described(key) async for key in listing("meta/")]
+        paths = [self.hierarchy.array_path(key) async for key in listing("meta/")]
         found = sorted(path for path in paths if path is not None)
         return [await self._collection(path, fetch) for path in found]
 
@@ -349,7 +349,7 @@ class HierarchyLayout(Layout):
     def _read(self, key: VirtualKey) -> Read[Node] | None:
         if key == _CONSOLIDATED:
             return self._describe_read(key, parse_consolidated)
-        path = self.hierarchy.described(key)
+        path = self.hierarchy.array_path(key)
         return None if path is None else self._read_array(path)
 
     def _read_array(self, path: str) -> Read[Node]:

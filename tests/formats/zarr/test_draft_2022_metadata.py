@@ -50,7 +50,7 @@ def test_one_array_owns_a_data_key(path: str, separator: str, coords: tuple[int,
     hierarchy = Hierarchy(".json")
 
     assert array_of(ChunkKeys(f"data/root/{path}c", separator, len(coords)).format(coords)) == path
-    assert hierarchy.described(hierarchy.metadata_key(path)) == path
+    assert hierarchy.array_path(hierarchy.metadata_key(path)) == path
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_data_keys(key: str, path: str | None) -> None:
 )  # fmt: skip
 def test_metadata_keys(suffix: str, key: str, path: str | None) -> None:
     """The path, ``.array`` and the suffix of the entry point; nothing else is metadata."""
-    assert Hierarchy(suffix).described(key) == path
+    assert Hierarchy(suffix).array_path(key) == path
 
 
 def _open(document: Any) -> Any:

@@ -295,16 +295,13 @@ class HierarchyLayout(Layout):
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate a chunk, or metadata without the transformer; serve other objects whole."""
-        if not self.hierarchy.why_sharded:
-            if (document := self._read(key)) is not None:
-                found = await fetch(document)
-                return MISSING if found is None else show(found)
-            array = await self._array_of(key, fetch)
-            if array is not None and (coords := array.keys.parse(key)) is not None:
-                if (origin := array.origin(coords)) is None:
-                    return MISSING
-                return await locate_chunk(self.directory, array, origin, fetch, self.limits)
-        return Whole(self.directory.join(key))
+        if self.hierarchy.why_sharded:
+            return Whole(self.directory.join(key))
+        if (document := self._read(key)) is not None:
+            found = await fetch(document)
+            return MISSING if found is None else show(found)
+        array = await self._array_of(key, fetch)
+        return await locate_chunk(self.directory, array, key, fetch, self.limits)
 
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
         ref = self.directory.join(key)

@@ -112,6 +112,15 @@ class IndexCodec:
             raise DecodeError(f"inner chunk {entry} at {found} overlaps the shard index")
         return found
 
+    def narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Stored | None:
+        """Return inner chunk *entry* of *shard*, if it is stored. Raises: `DamagedError`."""
+        ref, place, version = shard
+        try:
+            found = self.find(index, entry, place.length)
+        except DecodeError as error:
+            raise DamagedError(ref, str(error)) from error
+        return None if found is None else Stored(ref, place.narrow(found), version)
+
     def columns(self, index: ShardIndex, shard_nbytes: int) -> IndexColumns:
         """Check all entries of a shard of *shard_nbytes*, as `find` checks one."""
         packed = np.frombuffer(index.entries, ">u8" if index.big_endian else "<u8")

@@ -10,7 +10,7 @@ from app.formats.documents import Json, show
 from app.formats.listing import PLAIN, ListingRules
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection, Listing
-from app.formats.zarr.index import IndexCodec, ShardIndex, shard_of
+from app.formats.zarr.index import IndexCodec, shard_of
 from app.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
 from app.formats.zarr.rewrite import WRITTEN_NBYTES, ZarrRewriter, demand_small
 from app.formats.zarr.survey import ChunkWalk, ZarrShards, array_names, describe
@@ -69,14 +69,9 @@ class ZarrLayout(Layout):
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate an inner chunk by its key in the unsharded array; serve other objects whole."""
-        array = self.node.value.array
         if key == MARKER:
             return show(self.node)
-        if array is None or (coords := array.keys.parse(key)) is None:
-            return Whole(self.directory.join(key))
-        if (origin := array.origin(coords)) is None:
-            return MISSING
-        return await locate_chunk(self.directory, array, origin, fetch, self.limits)
+        return await locate_chunk(self.directory, self.node.value.array, key, fetch, self.limits)
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
         array = self.node.value.array
@@ -124,13 +119,13 @@ class ZarrLayout(Layout):
 
 
 async def locate_chunk(
-    directory: ObjectRef,
-    array: ArraySpec,
-    origin: tuple[int, ...],
-    fetch: Fetch,
-    limits: ZarrLimits,
+    directory: ObjectRef, array: ArraySpec | None, key: str, fetch: Fetch, limits: ZarrLimits
 ) -> Chunk:
-    """Locate the inner chunk that begins at the array element *origin*, level by level."""
+    """Locate the inner chunk *key*, level by level; a key of another spelling names an object."""
+    if array is None or (coords := array.keys.parse(key)) is None:
+        return Whole(directory.join(key))
+    if (origin := array.origin(coords)) is None:
+        return MISSING
     location: Chunk = Whole(directory.join(array.shard_key(origin)))
     for level in array.levels:
         shard = ShardReader(level.index, fetch, limits.whole_index_nbytes)
@@ -179,16 +174,7 @@ class ShardReader:
         index = await self.fetch(read)
         if (stored := shard_of(shard, index)) is None or index is None:
             return MISSING
-        return self._narrow(stored, index.value, entry)
-
-    def _narrow(self, shard: Stored, index: ShardIndex, entry: int) -> Chunk:
-        try:
-            found = self.index.find(index, entry, shard.byte_range.length)
-        except DecodeError as error:
-            raise DamagedError(shard.ref, str(error)) from error
-        if found is None:
-            return MISSING
-        return Stored(shard.ref, shard.byte_range.narrow(found), shard.version)
+        return self.index.narrow(stored, index.value, entry) or MISSING
 
     def _locate_inline(self, shard: Inline, entry: int) -> Chunk:
         place = self.index.place(len(shard.data))

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from app.errors import (
     BadBodyError,
     ConflictError,
-    DamagedError,
     ReadOnlyError,
     UnknownCodingError,
 )
 from app.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
-from app.formats.reading import DecodeError, Fetch
+from app.formats.reading import Fetch
 from app.formats.zarr.codecs import ChunkForm
 from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation, ShardIndex, shard_of
 from app.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
@@ -63,12 +62,8 @@ class OpenZarrShard:
 
     def find(self, number: int) -> ByteRange | None:
         """Return the range in the object of entry *number* of the index, if it is not empty."""
-        ref, place, _ = self.place
-        try:
-            found = self.codec.find(self.index, number, place.length)
-        except DecodeError as error:
-            raise DamagedError(ref, str(error)) from error
-        return None if found is None else place.narrow(found)
+        found = self.codec.narrow(self.place, self.index, number)
+        return None if found is None else found.byte_range
 
     def columns(self) -> tuple[Numbers, Numbers]:
         """Return for each entry its start in the object and its size; both -1 if it is empty."""
@@ -91,14 +86,12 @@ async def _open(
     found = await fetch(codec.read(shard))
     if (place := shard_of(shard, found)) is None or found is None:
         return None
-    inner: dict[int, OpenZarrShard] = {}
-    opened = OpenZarrShard(place, found.etag, codec, found.value, inner)
+    inner = {}
     for number, below in _grouped(entries).items() if deeper else ():
-        if (inside := opened.find(number)) is not None:
-            part = place._replace(byte_range=inside)
-            if (each := await _open(part, tuple(deeper), below, fetch)) is not None:
-                inner[number] = each
-    return opened
+        part = codec.narrow(place, found.value, number)
+        if part and (each := await _open(part, tuple(deeper), below, fetch)):
+            inner[number] = each
+    return OpenZarrShard(place, found.etag, codec, found.value, inner)
 
 
 def _grouped(entries: Iterable[Entry]) -> dict[int, list[Entry]]:

@@ -16,7 +16,7 @@ import pytest
 
 from app.http.body import ClientGoneError, UntilDisconnect
 from app.http.limits import client_of, peer_of
-from app.model import ByteRequest, Condition, ETag, ObjectRef
+from app.model import ObjectRef
 from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from app.storage.contract import Found, Listed, NotModified
 from app.storage.memory import MemoryStore
@@ -36,26 +36,17 @@ class Gated(MemoryStore):
         for name in ("slow", "fast"):
             self.place(ObjectRef("memory://any", name), name.encode())
 
-    async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        *,
-        if_match: Condition | None = None,
-        if_none_match: ETag | None = None,
-    ) -> Found | NotModified | None:
+    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
         """Read."""
         if ref.key.startswith("slow"):
             self.asked.release()
             await self._opened()
-        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        return await super().get(ref, *args, **kwargs)
 
-    async def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    async def list(self, prefix: ObjectRef, **kwargs: str) -> AsyncIterator[Listed]:
         """List."""
         await self._opened()
-        async for each in super().list(prefix, delimiter=delimiter, after=after):
+        async for each in super().list(prefix, **kwargs):
             yield each
 
     async def _opened(self) -> None:

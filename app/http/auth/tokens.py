@@ -2,8 +2,7 @@
 
 import hmac
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final, Self
 
@@ -27,13 +26,14 @@ _DEFAULT_S: Final = 3600
 _MOST_DATASETS: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class SignedToken:
-    """A new token."""
+class Token(BaseModel, use_attribute_docstrings=True):
+    """A token that lets its bearer read."""
 
-    token: str = field(repr=False)
-    expires_at_s: int
-    """In seconds since 1970."""
+    token: Annotated[str, Field(repr=False)]
+    """For `Authorization: Bearer`, or a path."""
+    expires_at: datetime
+    paths: Annotated[dict[str, str], Field(repr=False)]
+    """Path of each dataset for clients that can send no header."""
 
 
 class TokenSigner:
@@ -45,17 +45,21 @@ class TokenSigner:
         self._now = now
         self.longest_s = settings.longest_s
 
-    def sign(self, caller_name: str, dataset_names: Iterable[str], lifetime_s: int) -> SignedToken:
+    def sign(self, caller_name: str, dataset_names: Sequence[str], lifetime_s: int) -> Token:
         """Return a token by which *caller_name* lets others read."""
         expires_at_s = int(self._now()) + lifetime_s
         claims = {
             "iss": _ISSUER,
             "sub": caller_name,
             "exp": expires_at_s,
-            "datasets": list(dataset_names),
+            "datasets": dataset_names,
         }
         token = jwt.encode(claims, self._key, _ALGORITHM, {"typ": _TYPE})
-        return SignedToken(token, expires_at_s)
+        return Token(
+            token=token,
+            expires_at=datetime.fromtimestamp(expires_at_s, UTC),
+            paths={name: f"/~{token}/{name}/" for name in dataset_names},
+        )
 
     async def identify(self, token: str) -> Identity | None:
         """Return the signer and grants; `None` for other types. Raises: `UnauthenticatedError`."""
@@ -107,16 +111,6 @@ class TokenOptions(RequestDocument):
         return list(dict.fromkeys(self.datasets or filter(None, [self.dataset])))
 
 
-class Token(BaseModel, use_attribute_docstrings=True):
-    """A token that lets its bearer read."""
-
-    token: Annotated[str, Field(repr=False)]
-    """For `Authorization: Bearer`, or a path."""
-    expires_at: datetime
-    paths: Annotated[dict[str, str], Field(repr=False)]
-    """Path of each dataset for clients that can send no header."""
-
-
 def build_tokens(datasets: Datasets, signer: TokenSigner, bodies: RequestBodyReader) -> APIRouter:
     """Build the route of tokens."""
     router = new_router("/api/tokens", "Tokens")
@@ -138,12 +132,7 @@ def build_tokens(datasets: Datasets, signer: TokenSigner, bodies: RequestBodyRea
         lifetime_s = options.expires_in_s or min(_DEFAULT_S, signer.longest_s)
         if lifetime_s > signer.longest_s:
             raise BadBodyError(f"expires_in_s: tokens live {signer.longest_s} s at most")
-        signed = signer.sign(caller.name, options.names, lifetime_s)
         response.headers["Cache-Control"] = "no-store"
-        return Token(
-            token=signed.token,
-            expires_at=datetime.fromtimestamp(signed.expires_at_s, UTC),
-            paths={name: f"/~{signed.token}/{name}/" for name in options.names},
-        )
+        return signer.sign(caller.name, options.names, lifetime_s)
 
     return router

@@ -56,7 +56,7 @@ async def test_a_token_lets_read_what_it_was_minted_for(name: str) -> None:
     assert known is not None
     assert known.caller.name == name
     assert known.caller.grants == {"public", read_grant("em"), read_grant("lm")}
-    assert known.until_s == minted.expires_at_s == 1_000_060
+    assert known.until_s == minted.expires_at.timestamp() == 1_000_060
     assert await minter(now=1_000_059.9).identify(minted.token) is not None
     assert "expired" in await refusal(minter(now=1_000_060), minted.token)
 

@@ -1,7 +1,7 @@
 """Stores that are reached directly by one gateway, and by others through a proxy that spoils."""
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -89,7 +89,6 @@ NOWHERE: Final = "0" * 20
 NBYTES: Final = 600
 """Of a chunk that is too large to be kept in a manifest."""
 IMPATIENT: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "3", "SHARDGATE_LIMITS__DEADLINE_S": "3"}
-PATIENT: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "30", "SHARDGATE_LIMITS__DEADLINE_S": "30"}
 
 
 class RepositorySite:
@@ -109,14 +108,12 @@ class RepositorySite:
         assert asked(healthy, session_id, message="b").is_success
 
     @contextmanager
-    def behind_proxy(
-        self, limits: Mapping[str, str] = IMPATIENT
-    ) -> Generator[tuple[Gateway, Client]]:
+    def behind_proxy(self) -> Generator[tuple[Gateway, Client]]:
         """Run a gateway that has found out already what the store can do."""
         self.proxy.spoil([], Mishap.ERROR)
         environ = configured(self.place, self.proxy.url)
         with (
-            closing(self._start(environ | dict(limits))) as made,
+            closing(self._start(environ | IMPATIENT)) as made,
             client_of(made, self.place) as client,
         ):
             tried = client.api.send("POST", "/tags", {"name": "t", "snapshot_id": NOWHERE})

@@ -7,14 +7,13 @@ from typing import Final
 import pytest
 
 from tests.faults.sites import (
-    PATIENT,
     Commit,
     RepositorySite,
     Session,
     killed,
     opened_repository,
 )
-from tests.storage.proxy import Late, Mishap
+from tests.storage.proxy import Mishap
 from tests.support.gateways import Start
 from tests.support.seaweedfs import SeaweedFS
 
@@ -64,45 +63,6 @@ def test_who_is_killed_at_any_step_has_committed_once_or_not(
         nth += 1
     assert nth >= kind.steps
     assert len(set(site.healthy.messages())) == len(site.healthy.messages())
-
-
-@pytest.mark.parametrize(
-    ("kind", "moment", "stride"),
-    [
-        (Commit, Late.REQUEST, 1),
-        (Commit, Late.ANSWER, 1),
-        (Session, Late.REQUEST, 2),
-        pytest.param(Session, Late.REQUEST, 1, marks=soak),
-        pytest.param(Session, Late.ANSWER, 1, marks=soak),
-    ],
-)
-def test_who_is_stopped_at_any_step_has_committed_once_when_he_wakes_up(
-    site: RepositorySite, kind: Kind, moment: Late, stride: int
-) -> None:
-    """Another one has made the commit meanwhile: he is told so or, of a session, to ask again."""
-    nth, is_stopped = 0, True
-    with site.behind_proxy(PATIENT) as (sleeper, client):
-        while is_stopped:
-            work = kind(site, next(NUMBERS))
-            made: list[str] = []
-
-            def overtake(work: Commit = work, made: list[str] = made) -> None:
-                sleeper.stop()
-                made.append(work.commit(site.healthy))
-                sleeper.go_on()
-
-            site.proxy.between = overtake
-            site.proxy.spoil([nth], moment)
-            told = work.ask(client)
-            site.proxy.spoil([], moment)
-            is_stopped = bool(made)
-            is_refusable = is_stopped and kind is Session
-            assert told.status_code in ({201, 503} if is_refusable else {201}), told.text
-            work.demand(acknowledged=told.json().get("snapshot_id"))
-            assert made in ([], [work.commit(site.healthy)])
-            nth += stride
-    site.proxy.between = lambda: None
-    assert nth > kind.steps
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import ConfigDict
 
@@ -255,15 +255,6 @@ async def read_tips(opened: OpenedRepository, states: Iterable[State]) -> list[R
 
 
 @dataclass(frozen=True, slots=True)
-class SetStatus:
-    """Status that an operation has set."""
-
-    availability: str
-    set_at: datetime
-    limited_availability_reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Operation:
     """Operation on a repository."""
 
@@ -273,7 +264,7 @@ class Operation:
     backup: str | None
     """File in `overwritten/` with the state after it; none for the last operation, and for those
     before a migration."""
-    fields: dict[str, str | int | bool | SetStatus | None]
+    fields: dict[str, Any]
     """Fields of this kind of operation, by their names in the specification."""
 
 
@@ -347,9 +338,13 @@ def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int
     return _FilePage(operations, is_all=True, oldest=newer)
 
 
-def _field(value: Value) -> str | int | bool | SetStatus | None:
+def _field(value: Value) -> object:
     if isinstance(value, Status):
-        return SetStatus(value.availability.name.lower(), value.set_at, value.reason)
+        return {
+            "availability": value.availability.name.lower(),
+            "set_at": value.set_at,
+            "limited_availability_reason": value.reason,
+        }
     return encode_id(value) if isinstance(value, bytes) else value
 
 

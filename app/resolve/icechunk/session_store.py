@@ -69,10 +69,6 @@ _LISTED_AT_ONCE: Final = 256
 type _Journaled = dict[tuple[int, ...], ListedEntry]
 
 
-class _VersionError(Exception):
-    """A node is not in the expected version."""
-
-
 @dataclass(eq=False)
 class SessionStore:
     """Object store of one session; *root* is the bucket of its keys among `SessionStores`."""
@@ -190,17 +186,16 @@ class SessionStore:
         return count
 
     async def _change(self, path: str, expected: Expected, change: Change) -> bool:
-        def checked(view: SessionView) -> SessionDocument:
-            node = view.node(path)
-            if not is_as_expected(None if node is None else node.etag, expected):
-                raise _VersionError
-            return change(view)
+        is_expected = False
 
-        try:
-            await self.session.change(checked)
-        except _VersionError:
-            return False
-        return True
+        def checked(view: SessionView) -> SessionDocument:
+            nonlocal is_expected
+            node = view.node(path)
+            is_expected = is_as_expected(None if node is None else node.etag, expected)
+            return change(view) if is_expected else view.session
+
+        await self.session.change(checked)
+        return is_expected
 
     async def _find(self, key: str) -> Entity | None:
         view = await self.session.view()

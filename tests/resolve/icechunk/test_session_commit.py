@@ -13,8 +13,11 @@ from zarr.core.buffer import default_buffer_prototype
 
 from app import errors
 from app.errors import ShardgateError
+from app.formats.icechunk.changes import ChangeSet, NodeDocument
 from app.formats.icechunk.conflicts import Policy
+from app.formats.icechunk.repo_writer import WriteId
 from app.model import ETag, ObjectRef
+from app.resolve.icechunk.commit import CommitRequest, CommitResult
 from app.resolve.icechunk.session_commit import SessionCommit
 from app.storage.contract import Conflict, Found
 from app.storage.memory import MemoryStore
@@ -29,6 +32,7 @@ from tests.resolve.icechunk.replicas import (
     stored,
 )
 from tests.resolve.stores import CallOn, Clock, Tapped
+from tests.support.sessions import GROUP
 
 DAY_S: Final = 24 * 3600
 
@@ -233,6 +237,47 @@ async def test_what_is_written_after_another_one_failed_is_committed(
 
     await scene.other.commit(session_id, policy=Policy.OURS)
     await scene.demand(tmp_path, 0, 1, 2, commits=2)
+
+
+@pytest.mark.parametrize("is_in_session", [False, True])
+async def test_who_is_overtaken_at_any_call_finds_the_commit(
+    files: Mapping[str, bytes], tmp_path: Path, *, is_in_session: bool
+) -> None:
+    """Another replica has made it meanwhile, for the same session or the same request."""
+    nth, is_reached = 0, True
+    while is_reached:
+        store = Late(memory := stored(files))
+        late, other = await Replica.of(store), await Replica.of(memory)
+        session_id, made = await other.begin(), list[CommitResult]()
+        session = await other.enter(session_id)
+        await session.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
+        changes = ChangeSet(new={b"new node": NodeDocument("/new", GROUP)})
+        parent_id = (await session.session.read()).parent_id
+
+        async def commit(
+            replica: Replica,
+            session_id: str = session_id,
+            changes: ChangeSet = changes,
+            parent_id: str = parent_id,
+        ) -> CommitResult:
+            if is_in_session:
+                return await replica.commit(session_id)
+            request = CommitRequest("main", parent_id, "at once", WriteId("key"))
+            return await replica.committer.commit(replica.opened, changes, request)
+
+        async def overtake(made: list[CommitResult] = made, other: Replica = other) -> None:
+            made.append(await commit(other))
+
+        store.before_call(nth, overtake)
+        found = await commit(late)
+        repo = await opened_by_library(memory, tmp_path / str(nth))
+        assert [each.id for each in repo.ancestry(branch="main")][:2] == [
+            found.snapshot_id,
+            parent_id,
+        ]
+        is_reached, nth = bool(made), nth + 1
+        assert made in ([], [found])
+    assert nth > 5
 
 
 AMID: Final = {"a/c/0": b"\x09" * 2, "a/c/2": b"\x09" * 600, "h/zarr.json": document(4)}

@@ -66,13 +66,6 @@ class Twist(StrEnum):
     STALE = "it is the first answer to the same GET or HEAD"
 
 
-class Late(StrEnum):
-    """What takes long; `Proxy.between` says how long."""
-
-    REQUEST = "it is done late"
-    ANSWER = "it is done, and its answer comes late"
-
-
 _STATUS: Final = {
     Mishap.DONE_AND_500: (500, "InternalError"),
     Mishap.ERROR: (500, "InternalError"),
@@ -102,7 +95,7 @@ _LIES: Final = {
     Lie.EMPTY_416: (416, b""),
     Lie.PAGE_502: (502, _PAGE),
 }
-type Fault = Mishap | Late | Lie | Twist
+type Fault = Mishap | Lie | Twist
 type Answer = tuple[int, list[tuple[str, str]], bytes]
 _DONE: Final = {Mishap.ANSWER_LOST, Mishap.DONE_AND_500}
 _HOP: Final = {"transfer-encoding", "connection", "content-length"}
@@ -171,9 +164,6 @@ class _Handler(Handler):
         if mishap is None or (mishap is Mishap.CONFLICT and not condition):
             self._send(*self._passed_on(body))
             return
-        if isinstance(mishap, Late):
-            self._delay(body, mishap)
-            return
         if isinstance(mishap, Lie):
             self._lie(mishap, body)
             return
@@ -189,14 +179,6 @@ class _Handler(Handler):
             self._refuse(*_STATUS[mishap])
             return
         self.reset()
-
-    def _delay(self, body: bytes, what: Late) -> None:
-        if what is Late.REQUEST:
-            self.server.owner.between()
-        answer = self._passed_on(body)
-        if what is Late.ANSWER:
-            self.server.owner.between()
-        self._send(*answer)
 
     def _lie(self, lie: Lie, body: bytes) -> None:
         if self.server.owner.passes_on:

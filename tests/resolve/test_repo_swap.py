@@ -1,8 +1,9 @@
 """`repo` replaced while others write, clocks differ and stores fail."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -12,54 +13,47 @@ from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.repo_writer import RefChange
 from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
-from app.model import ETag, ObjectRef, Piece
+from app.model import ObjectRef
 from app.resolve.icechunk.refs import RefChanges
 from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.storage.contract import NO_HEADERS, Conflict, Expected, ObjectHeaders
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk.building_repo import FIRST, NOON, Repo, update
+from tests.resolve.stores import CallOn, Clock, Tapped
 
 ROOT = ObjectRef("memory://bucket", "data")
 LATER_S = NOON / 1e6 + 60
 
 
-class RacedStore(MemoryStore):
-    """Lets others put another file there, or fails, before so many swaps."""
+class Raced(Tapped):
+    """Store in which others put another file, or that fails, before so many swaps."""
 
-    def __init__(self, *before: Callable[[], object]) -> None:
-        super().__init__(clock=lambda: self.now)
-        self.now = LATER_S
-        self.before = list(before)
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.before: list[Callable[[], object]] = []
 
-    async def put(
-        self,
-        ref: ObjectRef,
-        pieces: Sequence[Piece],
-        *,
-        expected: Expected,
-        headers: ObjectHeaders = NO_HEADERS,
-    ) -> ETag | Conflict:
-        """Write, after what is to happen before."""
-        if ref == ROOT.join("repo") and self.before:
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Do what is to happen before."""
+        if name == "put" and ref == ROOT.join("repo") and self.before:
             self.before.pop(0)()
-        return await super().put(ref, pieces, expected=expected, headers=headers)
+        return await call()
 
 
 @dataclass
 class Swapping:
     """A repository in a store, and how it is changed."""
 
-    store: RacedStore = field(default_factory=RacedStore)
+    clock: Clock = field(default_factory=lambda: Clock(LATER_S))
 
     def __post_init__(self) -> None:
+        self.store: Any = Raced(MemoryStore(self.clock))
         self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
         self.swaps = RepoSwaps(
             self.store,
             self.fetch,
-            clock=lambda: self.store.now,
+            clock=self.clock,
             backoff=Backoff(0, 0),
         )
         repository = Repository(ROOT, RepoRefs(ROOT, 2**20), 2**20, ())
@@ -155,14 +149,14 @@ async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
 
 async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
     """Both times are told; one that is a little behind tells a microsecond after the newest."""
-    swapping.store.now = NOON / 1e6 - 10.5
+    swapping.clock.now = NOON / 1e6 - 10.5
     with pytest.raises(errors.ClockSkewError) as raised:
         await swapping.changes.create("tag", "t", encode_id(FIRST))
     assert "2023-11-14T22:13:20.000Z" in str(raised.value)
     assert "2023-11-14T22:13:09.500Z" in str(raised.value)
     assert "t" not in (await swapping.info()).tags
 
-    swapping.store.now += 1
+    swapping.clock.now += 1
     for name in ("a", "b"):
         await swapping.changes.create("tag", name, encode_id(FIRST))
     times = [each.updated_at.timestamp() for each in (await swapping.info()).updates()]

@@ -3,8 +3,9 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,6 +87,42 @@ class Dying(Tapped):
         if self.left == -1 and self._is_done:
             await call()
         raise StorageUnavailableError(ref, "out of reach", lasting=True)
+
+
+type Between = Callable[[], Awaitable[object]]
+
+
+class Late(Tapped):
+    """Store that lets something happen before, or right after, one call."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self._order: tuple[Callable[[str, ObjectRef], bool], Between, bool] | None = None
+
+    def before(self, call: str, name: str, between: Between) -> None:
+        """Do *between* before the next *call* of an object whose key has *name* in it."""
+        self._order = (lambda at, ref: at == call and name in ref.key), between, False
+
+    def after(self, call: str, name: str, between: Between) -> None:
+        """Do it once the call is done, before its answer."""
+        self._order = (lambda at, ref: at == call and name in ref.key), between, True
+
+    def before_call(self, nth: int, between: Between) -> None:
+        """Do *between* before the call *nth* from now, counted from 0."""
+        numbers = count()
+        self._order = (lambda *_: next(numbers) == nth), between, False
+
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Do the call, and the other thing if this is the call."""
+        if self._order is None or not self._order[0](name, ref):
+            return await call()
+        (_, between, is_after), self._order = self._order, None
+        if not is_after:
+            await between()
+        answer = await call()
+        if is_after:
+            await between()
+        return answer
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -16,35 +16,16 @@ from app.errors import ClockSkewError, CommitConflictError
 from app.formats.icechunk.changes import ChangeSet, NodeDocument
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_writer import WriteId
-from app.model import ETag, ObjectRef, Piece
+from app.model import ObjectRef
 from app.resolve.icechunk.chunk_files import chunk_lengths
 from app.resolve.icechunk.commit import CommitRequest, CommitResult
-from app.storage.contract import NO_HEADERS, Conflict, Expected, Listed, ObjectHeaders
+from app.storage.contract import Listed
 from app.storage.local import LocalStore
-from tests.resolve.icechunk.replicas import Replica
+from tests.resolve.icechunk.replicas import Late, Replica
 from tests.support.writable_repositories import Place, new_place
 
 ROOT: Final = "1CECHNKREP0F1RSTCMT0"
 GROUP: Final = b'{"zarr_format":3,"node_type":"group"}'
-
-
-class HookedStore(LocalStore):
-    """Does something right before the log of a commit is written."""
-
-    before_logs: Callable[[], object] = staticmethod(lambda: None)
-
-    async def put(
-        self,
-        ref: ObjectRef,
-        pieces: Sequence[Piece],
-        *,
-        expected: Expected,
-        headers: ObjectHeaders = NO_HEADERS,
-    ) -> ETag | Conflict:
-        """Write."""
-        if ref.key.startswith("transactions/"):
-            self.before_logs()
-        return await super().put(ref, pieces, expected=expected, headers=headers)
 
 
 class Committing:
@@ -52,7 +33,7 @@ class Committing:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.store = HookedStore()
+        self.store = Late(LocalStore())
         self.ahead_s = 0.0
         place.create()
 
@@ -89,9 +70,11 @@ async def test_what_comes_before_an_amended_commit_may_expire_meanwhile(
     """The parent is the one that the amended commit has by then."""
     for name in ("root", "a", "b"):
         last = (await committing.add(name, committing.tip)).snapshot_id
-    expire = committing.place.open().expire_snapshots
-    committing.store.before_logs = lambda: expire(datetime.now(UTC))
 
+    async def expire() -> None:
+        committing.place.open().expire_snapshots(datetime.now(UTC))
+
+    committing.store.before("put", "transactions/", expire)
     await committing.add("c", last, amend=True)
 
     assert committing.messages() == ["c"]

@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from app.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (
     ROOT,
     Dying,
+    Late,
     Replica,
     contents,
     document,
@@ -31,7 +31,7 @@ from tests.resolve.icechunk.replicas import (
     ref,
     stored,
 )
-from tests.resolve.stores import CallOn, Clock, Tapped
+from tests.resolve.stores import Clock
 from tests.support.sessions import GROUP
 
 DAY_S: Final = 24 * 3600
@@ -44,41 +44,6 @@ CHANGES: Final[dict[str, tuple[str, bytes | None]]] = {
     "group-gone": ("g/zarr.json", None),
 }
 moments = pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-
-type Between = Callable[[], Awaitable[object]]
-
-
-class Late(Tapped):
-    """Store that lets something happen before, or right after, one call."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self._order: tuple[Callable[[str, ObjectRef], bool], Between, bool] | None = None
-
-    def before(self, call: str, name: str, between: Between) -> None:
-        """Do *between* before the next *call* of an object whose key has *name* in it."""
-        self._order = (lambda at, ref: at == call and name in ref.key), between, False
-
-    def after(self, call: str, name: str, between: Between) -> None:
-        """Do it once the call is done, before its answer."""
-        self._order = (lambda at, ref: at == call and name in ref.key), between, True
-
-    def before_call(self, nth: int, between: Between) -> None:
-        """Do *between* before the call *nth* from now, counted from 0."""
-        numbers = count()
-        self._order = (lambda *_: next(numbers) == nth), between, False
-
-    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Do the call, and the other thing if this is the call."""
-        if self._order is None or not self._order[0](name, ref):
-            return await call()
-        (_, between, is_after), self._order = self._order, None
-        if not is_after:
-            await between()
-        answer = await call()
-        if is_after:
-            await between()
-        return answer
 
 
 class Scene:

@@ -41,11 +41,6 @@ def find_ref(key: VirtualKey) -> int | None:
     return None if found is None else found.end()
 
 
-def names_session(key: str) -> bool:
-    """Return `True` if the first ref that *key* names is a session."""
-    return SESSION in key and session_prefix(key) is not None
-
-
 def session_prefix(key: str) -> str | None:
     """Return *key* up to and with the session, if that is the first ref that it names."""
     start = find_ref(VirtualKey(key)) if SESSION in key else None

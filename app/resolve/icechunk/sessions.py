@@ -26,7 +26,7 @@ from app.errors import (
     UnknownSessionError,
 )
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.keys import SESSION, Branch, names_session, session_prefix
+from app.formats.icechunk.keys import SESSION, Branch, session_prefix
 from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.session import (
@@ -343,18 +343,20 @@ class KeyRouter:
     async def _find(self, dataset: Dataset, key: str) -> _Routed:
         """Open the session that *key* belongs to; other keys belong to *dataset* itself."""
         plain = _Routed(self.plain, dataset)
-        if not names_session(key):
+        if (prefix := session_prefix(key)) is None:
             return plain
         claimed = await dataset.containers.claimed(dataset.root, VirtualKey(key), self.fetch)
-        if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
+        if claimed is None or not claimed.rest.startswith(SESSION):
             return plain
-        rest = claimed.rest
-        segment = rest.partition("/")[0]
-        lead = f"{key[: len(key) - len(rest)]}{segment}/"
-        session_id = segment.removeprefix(SESSION)
+        if not isinstance(layout := claimed.layout, RepositoryLayout):
+            return plain
+        session_id = claimed.rest.partition("/")[0].removeprefix(SESSION)
         store = await self.sessions.open(layout.repository, session_id, self.fetch)
-        name = f"{dataset.name}/{lead.rstrip('/')}"
         inner = replace(
-            dataset, name=name, root=store.root, containers=self.containers, cache_control=_NO_STORE
+            dataset,
+            name=f"{dataset.name}/{prefix}",
+            root=store.root,
+            containers=self.containers,
+            cache_control=_NO_STORE,
         )
-        return _Routed(self.of_sessions, inner, lead, store)
+        return _Routed(self.of_sessions, inner, f"{prefix}/", store)

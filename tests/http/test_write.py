@@ -32,7 +32,16 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 
 @pytest.mark.parametrize("path", ["/em/c/0/1", "/any/a/b"])
 def test_put_and_delete(client: httpx.Client, path: str) -> None:
-    """A body is there as soon as it is taken, under the ETag of the answer; and gone again."""
+    """A body is there as soon as it is taken, under the ETag of the answer; and gone again.
+
+    What is read again and again is sent from memory, with the same headers, but never after that.
+    """
+    client.put(path, content=NEW[::-1])
+    read = [client.get(path) for _ in range(4)]
+    assert {answer.content for answer in read} == {NEW[::-1]}
+    for answer in read:
+        del answer.headers["date"], answer.headers["x-request-id"]
+    assert len({frozenset(answer.headers.items()) for answer in read}) == 1
     put = client.put(path, content=NEW)
     got = client.get(path)
 

@@ -29,8 +29,15 @@ from app.storage.contract import (
     plan_spans,
 )
 from app.storage.http_reader import HttpReader, Refusal
-from app.storage.s3_client import NOT_IMPLEMENTED, S3Answer, S3Client, bucket_of, is_refused
-from app.storage.s3_swap import ObjectWrite, Swapper
+from app.storage.s3_client import (
+    NOT_IMPLEMENTED,
+    ObjectWrite,
+    S3Answer,
+    S3Client,
+    Swapper,
+    bucket_of,
+    is_refused,
+)
 from app.storage.wrappers import RetryPolicy
 
 MIN_NBYTES: Final = 5 * 1024**2

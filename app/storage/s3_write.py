@@ -38,14 +38,17 @@ from app.storage.contract import (
 )
 from app.storage.http_headers import is_derived
 from app.storage.http_reader import HttpReader, Refusal
-from app.storage.s3_client import S3Answer, S3Client, bucket_of, is_refused
-from app.storage.s3_swap import (
+from app.storage.s3_client import (
     ObjectState,
     ObjectWrite,
+    S3Answer,
+    S3Client,
     Swapper,
     WriteIds,
+    bucket_of,
     etag_of,
     ids_metadata,
+    is_refused,
     next_ids,
 )
 from app.storage.s3_upload import (

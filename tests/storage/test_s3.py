@@ -202,23 +202,19 @@ async def test_a_wrong_secret_is_denied(seaweedfs: SeaweedFS) -> None:
                 await ask(ObjectRef(f"s3://{seaweedfs.bucket}", "key"))
 
 
-@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("options", ENDPOINTS, ids=["path", "host", "token"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_urls_are_those_of_botocore(
-    method: HttpMethod, options: dict[str, Any], key: str
-) -> None:
+async def test_urls_are_those_of_botocore(method: HttpMethod, options: dict[str, Any]) -> None:
     """To the letter, if they are made in the same second."""
     async with _client(**options) as client:
         signer = await Presigner.of(client, method, "my-bucket")
         assert signer is not None
-        for _ in range(3):
-            theirs = await presign(client, method, "my-bucket", key)
-            ours = signer.sign(key, _credentials(options))
-            if _moment(ours) == _moment(theirs):
-                break
-
-    assert ours == theirs
+        for key in KEYS:
+            ours = theirs = ""
+            while not ours or _moment(ours) != _moment(theirs):
+                theirs = await presign(client, method, "my-bucket", key)
+                ours = signer.sign(key, _credentials(options))
+            assert ours == theirs
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from app.errors import (
     TruncatedReadError,
     VersionChangedError,
 )
-from app.model import ByteRange, ETag, ObjectRef, SuffixRange, UnmodifiedSince
+from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
 from app.settings import StoreSettings
 from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
 from app.storage.http_store import HttpStore
@@ -182,8 +182,13 @@ async def test_a_peculiar_server_is_read_right(
 ) -> None:
     """What servers do differently changes no byte of the answer, and pinning still works."""
     faulty.fail(fault)
-    asked = {ByteRange(5, 9): DATA[5:9], SuffixRange(7): DATA[-7:], SuffixRange(10**7): DATA}
-    for request, data in (*asked.items(), (None, DATA)):
+    asked: dict[ByteRequest | None, bytes] = {
+        ByteRange(5, 9): DATA[5:9],
+        SuffixRange(7): DATA[-7:],
+        SuffixRange(10**7): DATA,
+        None: DATA,
+    }
+    for request, data in asked.items():
         found = await store.get(ref, request)
         assert isinstance(found, Found)
         assert (found.data, found.size) == (data, len(DATA))

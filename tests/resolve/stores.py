@@ -1,7 +1,7 @@
 """Stores and clocks that the tests of the resolver watch and hold up."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from app.resolve.bodies import Entity
 from app.resolve.budget import ByteBudget
 from app.storage.contract import Found, Listed, NotModified, Stat
 from app.storage.memory import MemoryStore
-from tests.support.resolving import All, Reading, gather
+from tests.support.resolving import ROOT, All, Reading, gather, reading
 
 REF = ObjectRef("memory://bucket", "data/object")
 
@@ -178,3 +178,41 @@ async def look_up(data: Reading, key: str) -> Entity | None:
     async with data.resolver.open(data.dataset, VirtualKey(key), lambda _: All(None)) as opened:
         assert opened is None or opened.body == b""
         return None if opened is None else opened.entity
+
+
+class Watching:
+    """The resolver over a watched store, with a clock that is set by hand."""
+
+    def __init__(self, objects: Mapping[str, bytes], **options: Any) -> None:
+        self.store, self.clock = WatchedStore(), Clock()
+        self.write(objects)
+        self.data = reading(self.store, clock=self.clock, **options)
+
+    def write(self, objects: Mapping[str, bytes]) -> None:
+        """Store objects below the root."""
+        for key, data in objects.items():
+            self.store.place(ROOT.join(key), data)
+
+    async def read(
+        self,
+        key: str,
+        part: tuple[int, int] | None = None,
+        asked: ByteRequest | None = EVERYTHING,
+    ) -> bytes | None:
+        """Read *part* of *key*, or all of it as it is stored."""
+        return await read_key(self.data, key, part, asked)
+
+    async def stat(self, key: str) -> Entity | None:
+        """Look *key* up without reading it, as HEAD does."""
+        return await look_up(self.data, key)
+
+    async def warm(self, *keys: str) -> None:
+        """Look *keys* up, and reset the recorded calls."""
+        for key in keys:
+            await self.stat(key)
+        self.store.calls.clear()
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that were read or measured."""
+        return [call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls]

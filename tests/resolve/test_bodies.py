@@ -13,8 +13,8 @@ from app.model import ByteRange, VirtualKey
 from app.resolve.bodies import Coding, Entity
 from app.resolve.budget import ByteBudget
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
-from tests.resolve.stores import WatchedStore, holding, settle
-from tests.support.resolving import ROOT, All, Reading, reading
+from tests.resolve.stores import Watching, holding, settle
+from tests.support.resolving import ROOT, All
 from tests.support.zipped import zipped
 
 _KEY, _NEIGHBOUR, *_ = IDS
@@ -31,25 +31,8 @@ def _with(stored: bytes) -> dict[str, bytes]:
     return {**raw, "info": _OBJECTS["info"]}
 
 
-def _put(store: WatchedStore, objects: dict[str, bytes]) -> WatchedStore:
-    for key, data in objects.items():
-        store.place(ROOT.join(key), data)
-    return store
-
-
-def _reading(store: WatchedStore, in_flight_bytes: int = 2**26) -> Reading:
-    return reading(store, decoded_bytes=_LIMIT, in_flight_bytes=in_flight_bytes)
-
-
-async def _read_stored(data: Reading) -> None:
-    """Read the gzip without inflating it, so that all of it is cached."""
-
-    def everything(entity: Entity) -> All:
-        assert entity.coding is Coding.GZIP
-        return All(ByteRange(0, entity.length))
-
-    async with data.resolver.open(data.dataset, VirtualKey(_KEY), everything):
-        pass
+def _case(objects: dict[str, bytes], in_flight_bytes: int = 2**26) -> Watching:
+    return Watching(objects, decoded_bytes=_LIMIT, in_flight_bytes=in_flight_bytes)
 
 
 _BAD = {
@@ -60,42 +43,43 @@ _BAD = {
 }
 
 
+async def _known(stored: bytes, **options: int) -> Watching:
+    """Read the gzip without inflating it, so that all of it is cached."""
+    case = _case(_with(stored), **options)
+    await case.read(_KEY)
+    case.store.calls.clear()
+    return case
+
+
 @pytest.mark.parametrize("name", _BAD)
 async def test_damage_is_confirmed_by_one_look(name: str) -> None:
     """A cached chunk is checked against the object, which may be mended, or gone, since."""
-    store = _put(WatchedStore(), _with(_BAD[name]))
-    data = _reading(store)
-    await _read_stored(data)
-    store.calls.clear()
+    case = await _known(_BAD[name])
     with pytest.raises(DamagedError, match=r"s0/0\.shard"):
-        await data.read(_KEY)
-    assert store.methods == ["stat"]
+        await case.data.read(_KEY)
+    assert case.store.methods == ["stat"]
 
-    for change, expected in ((_put, _CHUNK), (lambda store, _: store.remove(_SHARD), None)):
-        store = _put(WatchedStore(), _with(_BAD[name]))
-        data = _reading(store)
-        await _read_stored(data)
-        change(store, _OBJECTS)
-        assert await data.read(_KEY) == expected
+    case = await _known(_BAD[name])
+    case.write(_OBJECTS)
+    assert await case.data.read(_KEY) == _CHUNK
+    case = await _known(_BAD[name])
+    case.store.remove(_SHARD)
+    assert await case.data.read(_KEY) is None
 
 
 async def test_damage_that_cannot_be_confirmed_is_not_told() -> None:
     """If the store refuses the stat, that is the error."""
-    store = _put(WatchedStore(), _with(b""))
-    data = _reading(store)
-    await _read_stored(data)
-    store.failure = StorageDeniedError(_SHARD, "for the test")
+    case = await _known(b"")
+    case.store.failure = StorageDeniedError(_SHARD, "for the test")
     with pytest.raises(StorageDeniedError):
-        await data.read(_KEY)
+        await case.data.read(_KEY)
 
 
 async def test_room_is_made_before_anything_is_inflated() -> None:
     """The gzip and the size announced in its trailer are reserved before inflating."""
     damaged = bytearray(_STORED)
     damaged[-8] ^= 1
-    store = _put(WatchedStore(), _with(bytes(damaged)))
-    data = _reading(store, in_flight_bytes=len(_CHUNK))
-    await _read_stored(data)
+    data = (await _known(bytes(damaged), in_flight_bytes=len(_CHUNK))).data
     async with holding(data.budget, 1):
         with pytest.raises(BusyError):
             await data.read(_KEY)
@@ -108,8 +92,7 @@ async def test_room_is_made_before_anything_is_inflated() -> None:
 async def test_many_at_once_are_inflated_one_after_the_other() -> None:
     """All hold their gzip, and the budget has room to inflate only one."""
     chunks = {str(segment): randbytes(1000) for segment in range(50)}
-    store = _put(WatchedStore(), build_skeletons(chunks, sharding=GZIP_DATA))
-    data = _reading(store, in_flight_bytes=20_000)
+    data = _case(build_skeletons(chunks, sharding=GZIP_DATA), in_flight_bytes=20_000).data
 
     assert await asyncio.gather(*map(data.read, chunks)) == list(chunks.values())
     assert data.budget.held_bytes == 0
@@ -117,7 +100,7 @@ async def test_many_at_once_are_inflated_one_after_the_other() -> None:
 
 async def test_gzip_and_what_it_holds_are_held_together() -> None:
     """Both stay reserved until the client has the body; the ETag of the gzip is another one."""
-    data = _reading(_put(WatchedStore(), _OBJECTS))
+    data = _case(_OBJECTS).data
     seen: list[Entity] = []
 
     def inflated(entity: Entity) -> All | None:
@@ -140,7 +123,7 @@ async def test_a_size_that_lies_changes_nothing(told: int) -> None:
     """The trailer gives the size of the last member only; the output is counted."""
     more = zipped(b"")
     stored = _STORED + more if told == 0 else _STORED[:-4] + told.to_bytes(4, "little")
-    data = _reading(_put(WatchedStore(), _with(stored)))
+    data = _case(_with(stored)).data
     if told == 0:
         assert await data.read(_KEY) == _CHUNK
     else:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import batched
 from pathlib import Path
-from time import perf_counter
+from timeit import repeat
 from typing import Final
 from urllib.request import urlopen
 
@@ -83,7 +83,7 @@ def measure_minishard() -> list[Figure]:
         for chunk_id in ids:
             index.lookup(chunk_id)
 
-    per_lookup = [seconds / _LOOKUPS * 1e6 for seconds in _time(look_up)]
+    per_lookup = [seconds / _LOOKUPS * 1e6 for seconds in repeat(look_up, number=1, repeat=_ROUNDS)]
     return [
         _decoding("100,000 ids decoded", lambda: decode(raw, is_gzip=False)),
         _decoding("100,000 ids decoded, gzip", lambda: decode(encoded, is_gzip=True)),
@@ -93,17 +93,13 @@ def measure_minishard() -> list[Figure]:
 
 
 def _decoding(what: str, call: Callable[[], None]) -> Figure:
-    return Figure.over("f", what, "ms", [s * 1e3 for s in _time(call)], Goal("at most", 5.0))
-
-
-def _time(call: Callable[[], None]) -> list[float]:
-    """Time *call* some times, in seconds."""
-    times = []
-    for _ in range(_ROUNDS):
-        began = perf_counter()
-        call()
-        times.append(perf_counter() - began)
-    return times
+    return Figure.over(
+        "f",
+        what,
+        "ms",
+        [s * 1e3 for s in repeat(call, number=1, repeat=_ROUNDS)],
+        Goal("at most", 5.0),
+    )
 
 
 _STARTS: Final = 5

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 from tests.deploy.balancer import balancing
 from tests.viewers.conftest import launched
-from tests.viewers.viewing import LOADED, RESTORE, paging
+from tests.viewers.viewing import LOADED, RESTORE, listen, paging
 
 from .data import write_cube
 from .delays import proxying
@@ -72,27 +72,14 @@ def _look(browser: Browser, page_url: str, url: str) -> float:
     ) as context:
         page = context.new_page()
         page.set_default_timeout(_LOAD_MS)
-        failed = _listen(page, url)
+        asked, failed = listen(page, page_url)
         page.goto(page_url)
         page.wait_for_function("window.viewer")
         took_ms: float = page.evaluate(_TIME, _state(url))
+    failed += [str(each) for each in asked if each.status not in {200, 204, 206, 404}]
     if failed:
         raise RuntimeError(f"{url}: {failed}")
     return took_ms / 1000
-
-
-def _listen(page: Page, url: str) -> list[str]:
-    failed: list[str] = []
-    page.on("console", lambda said: failed.append(said.text) if "CORS" in said.text else None)
-    page.on(
-        "response",
-        lambda answer: (
-            failed.append(f"{answer.url}: {answer.status}")
-            if answer.url.startswith(url) and answer.status not in {200, 204, 206, 404}
-            else None
-        ),
-    )
-    return failed
 
 
 def _state(url: str) -> dict[str, Any]:

@@ -198,8 +198,12 @@ def test_secrets_come_from_secrets(everything: Rendered) -> None:
 
 
 def test_no_pod_may_more_than_it_has_to(rendered: Rendered) -> None:
-    """All fit the restricted standard of Kubernetes, and have read-only root file systems."""
+    """All fit the restricted standard of Kubernetes, and have read-only root file systems.
+
+    None gets variables such as SHARDGATE_PORT of a Service, which would stop its start.
+    """
     for pod in rendered.pods().values():
+        assert pod["enableServiceLinks"] is False
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not pod["automountServiceAccountToken"]
@@ -209,11 +213,6 @@ def test_no_pod_may_more_than_it_has_to(rendered: Rendered) -> None:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
-
-
-def test_a_service_of_the_same_name_is_no_setting(rendered: Rendered) -> None:
-    """Kubernetes gives no pod variables such as SHARDGATE_PORT, which would stop its start."""
-    assert all(pod["enableServiceLinks"] is False for pod in rendered.pods().values())
 
 
 def test_answers_under_way_are_finished(rendered: Rendered) -> None:

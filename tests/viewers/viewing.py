@@ -146,7 +146,7 @@ class Neuroglancer:
         file = self.pictures / f"{name}.png"
         with self.browser.new_context(viewport=_SIZE) as context:
             page = context.new_page()
-            asked, faults = self._listen(page)
+            asked, faults = listen(page, self.page_url)
             page.goto(self.page_url)
             page.wait_for_function("window.viewer")
             page.evaluate(RESTORE, state)
@@ -161,24 +161,25 @@ class Neuroglancer:
         file.write_bytes(picture)
         return View(asked, faults, values, _decode(picture))
 
-    def _listen(self, page: Page) -> tuple[list[Asked], list[str]]:
-        """Give lists that grow with what *page* asks for, and with what CORS forbids it."""
-        asked: list[Asked] = []
-        faults: list[str] = []
-        own = self.page_url.partition("/v/")[0]
 
-        def note(request: Request, status: int | None) -> None:
-            if not request.url.startswith(f"{own}/"):
-                asked.append(Asked(request.url, request.headers.get("range"), status))
+def listen(page: Page, page_url: str) -> tuple[list[Asked], list[str]]:
+    """Give lists that grow with what *page* asks of others, and with what CORS forbids it."""
+    asked: list[Asked] = []
+    faults: list[str] = []
+    own = page_url.partition("/v/")[0]
 
-        def note_failed(request: Request) -> None:
-            if request.failure != "net::ERR_ABORTED":  # the page itself no longer wanted it
-                note(request, None)
+    def note(request: Request, status: int | None) -> None:
+        if not request.url.startswith(f"{own}/"):
+            asked.append(Asked(request.url, request.headers.get("range"), status))
 
-        page.on("response", lambda response: note(response.request, response.status))
-        page.on("requestfailed", note_failed)
-        page.on("console", lambda said: faults.append(said.text) if "CORS" in said.text else None)
-        return asked, faults
+    def note_failed(request: Request) -> None:
+        if request.failure != "net::ERR_ABORTED":  # the page itself no longer wanted it
+            note(request, None)
+
+    page.on("response", lambda response: note(response.request, response.status))
+    page.on("requestfailed", note_failed)
+    page.on("console", lambda said: faults.append(said.text) if "CORS" in said.text else None)
+    return asked, faults
 
 
 def picture_when_still(page: Page, layers: int) -> bytes:

@@ -193,13 +193,11 @@ class Sessions:
             location = SessionLocation(opened.directory, session_id)
             if self._sweep_at.get(location, 0.0) > self._clock():
                 continue
-            self._sweep_at[location] = self._clock() + _SWEEP_AGAIN_S
-            try:
-                with suppress(ShardgateError):
-                    await self._tidy(location, self._documents(opened.repository, session_id))
-            except asyncio.CancelledError:
-                self._sweep_at.pop(location, None)
-                raise
+            again_s = self._clock() + _SWEEP_AGAIN_S
+            with suppress(ShardgateError):
+                documents = self._documents(opened.repository, session_id)
+                again_s = max(again_s, await self._tidy(location, documents))
+            self._sweep_at[location] = again_s
             count += 1
             if count == _MAX_SWEPT:
                 return
@@ -208,8 +206,9 @@ class Sessions:
         name = SessionLocation(repository.directory, session_id).document
         return SessionDocumentStore(self._store, name, repository.limit_nbytes)
 
-    async def _tidy(self, location: SessionLocation, documents: SessionDocumentStore) -> None:
-        """Remove one session if it has ended, or its journal if it is committed.
+    async def _tidy(self, location: SessionLocation, documents: SessionDocumentStore) -> float:
+        """Remove one session if it has ended, or its journal if it is committed, and return until
+        when nothing more is to be done.
 
         The document is marked before anything is removed: a write or commit at the same time
         either postpones the end before, or sees the mark.
@@ -220,12 +219,13 @@ class Sessions:
             return document if is_live or document is None else _discarded(document)
 
         if (document := await documents.edit(discard_expired)) is None:
-            return
+            return 0
         if isinstance(document.state, Discarded):
             await self._remove(location)
         elif isinstance(document.state, Committed):
             await SessionJournal(self._store, location, self._entries).clear()
-            self._sweep_at[location] = document.expires_at_s
+            return document.expires_at_s
+        return 0
 
     async def _remove(self, location: SessionLocation) -> None:
         """Remove the journal, and the document last: a sweep finds the journal by it."""

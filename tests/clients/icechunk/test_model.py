@@ -93,21 +93,16 @@ class Repository(RuleBasedStateMachine):
         self.begun: list[Begun] = []
         self.kinds = ["repo_initialized"]
 
-    @initialize(
-        split=st.sampled_from([None, 1, 2]), updates=st.sampled_from([3, 1000]), steps=FIRST
-    )
-    def create(self, split: int | None, updates: int, steps: list[Step]) -> None:
+    @initialize(split=st.sampled_from([1, 2, 99]), updates=st.sampled_from([3, 1000]), steps=FIRST)
+    def create(self, split: int, updates: int, steps: list[Step]) -> None:
         """Create and fill the repository by the library."""
-        manifest = icechunk.ManifestConfig()
-        if split is not None:
-            axis: Any = {icechunk.ManifestSplitDimCondition.Axis(0): split}
-            every = {icechunk.ManifestSplitCondition.AnyArray(): axis}
-            splitting = icechunk.ManifestSplittingConfig.from_dict(every)
-            manifest = icechunk.ManifestConfig(splitting=splitting)
+        axis: Any = {icechunk.ManifestSplitDimCondition.Axis(0): split}
+        every = {icechunk.ManifestSplitCondition.AnyArray(): axis}
+        splitting = icechunk.ManifestSplittingConfig.from_dict(every)
         config = icechunk.RepositoryConfig(
             inline_chunk_threshold_bytes=INLINE_NBYTES,
             num_updates_per_repo_info_file=updates,
-            manifest=manifest,
+            manifest=icechunk.ManifestConfig(splitting=splitting),
         )
         storage = icechunk.local_filesystem_storage(str(self.folder))
         self.repo = icechunk.Repository.create(storage, config=config)

@@ -2,12 +2,11 @@
 
 import itertools
 import json
-import math
 import struct
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import google_crc32c
 
@@ -15,7 +14,7 @@ from app.formats.contract import Layout, NewShard, Slot, Target
 from app.formats.zarr.index import ShardIndex
 from app.formats.zarr.metadata import parse_array
 from app.formats.zarr.rewrite import OpenZarrShard
-from app.model import ByteRange, ETag, Location, Stored, VirtualKey
+from app.model import ByteRange, ETag, Location, Stored, SuffixRange, VirtualKey
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from tests.formats.case import render
 from tests.resolve.stores import Clock, WatchedStore
@@ -41,9 +40,14 @@ def encode_index(entries: list[tuple[int, int]], *, endian: str = "<", crc: bool
 
 
 def encode_shard(
-    chunks: list[bytes | None], *, location: str = "end", endian: str = "<", crc: bool = True
+    chunks: list[bytes | None],
+    *,
+    location: str = "end",
+    endian: str = "<",
+    crc: bool = True,
+    gap: bytes = b"gap",
 ) -> bytes:
-    """Write inner chunks one after the other, three bytes apart, and their index."""
+    """Write inner chunks one after the other, each followed by *gap*, and their index."""
     size = 16 * len(chunks) + 4 * crc
     at = size if location == "start" else 0
     entries, body = [], b""
@@ -52,7 +56,7 @@ def encode_shard(
             entries.append(EMPTY)
             continue
         entries.append((at + len(body), len(chunk)))
-        body += chunk + b"gap"
+        body += chunk + gap
     index = encode_index(entries, endian=endian, crc=crc)
     return index + body if location == "start" else body + index
 
@@ -136,79 +140,6 @@ def build_nested(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
 def chunk_bytes(number: int) -> bytes:
     """Bytes unlike those of any other chunk."""
     return bytes((number * 7 + i) % 251 for i in range(5 + number % 3))
-
-
-type Path = tuple[int, ...]
-
-
-class Decoded(NamedTuple):
-    """The inner chunks of a shard."""
-
-    chunks: dict[Path, bytes]
-    """By their entries in the nested indexes."""
-    places: dict[Path, tuple[int, int]]
-    """Where in the object each begins and ends."""
-    has_holes: bool
-    """True if any byte belongs to no chunk, index or checksum, or to two."""
-
-
-def decode(data: bytes, shape: tuple[int, ...], codecs: list[Any], start: int = 0) -> Decoded:
-    """Decode a shard of *shape*, which *codecs* encoded, that lies at *start* in its object."""
-    whole = len(data)
-    names = [codec["name"] for codec in codecs]
-    at = names.index("sharding_indexed")
-    for _ in names[at + 1 :]:
-        assert data[-4:] == checksum(data[:-4])
-        data = data[:-4]
-    configuration = codecs[at]["configuration"]
-    for codec in codecs[:at]:
-        shape = _transposed(shape, codec["configuration"]["order"])
-    inner_shape = tuple(configuration["chunk_shape"])
-    entries = _entries(data, math.prod(shape) // math.prod(inner_shape), configuration)
-    chunks: dict[Path, bytes] = {}
-    places: dict[Path, tuple[int, int]] = {}
-    has_holes = False
-    for number, (offset, nbytes) in enumerate(entries):
-        if (offset, nbytes) == EMPTY:
-            continue
-        chunk = data[offset : offset + nbytes]
-        assert len(chunk) == nbytes
-        if any(codec["name"] == "sharding_indexed" for codec in configuration["codecs"]):
-            inner = decode(chunk, inner_shape, configuration["codecs"], start + offset)
-            chunks |= {(number, *path): found for path, found in inner.chunks.items()}
-            places |= {(number, *path): place for path, place in inner.places.items()}
-            has_holes |= inner.has_holes
-        else:
-            chunks[(number,)] = chunk
-            places[(number,)] = (start + offset, start + offset + nbytes)
-    return Decoded(chunks, places, has_holes or not _fills(entries, data, configuration, whole))
-
-
-def _entries(data: bytes, count: int, configuration: dict[str, Any]) -> list[tuple[int, int]]:
-    big, *checks = configuration["index_codecs"]
-    size = 16 * count + 4 * (CRC in checks)
-    index = data[:size] if configuration["index_location"] == "start" else data[-size:]
-    assert CRC not in checks or checksum(index[:-4]) == index[-4:]
-    numbers = struct.unpack(f"{'>' if big == BIG else '<'}{2 * count}Q", index[: 16 * count])
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
-
-
-def _fills(
-    entries: list[tuple[int, int]], data: bytes, configuration: dict[str, Any], whole: int
-) -> bool:
-    """Return whether chunks and index lie one behind the other."""
-    size = 16 * len(entries) + 4 * (CRC in configuration["index_codecs"])
-    at = size if configuration["index_location"] == "start" else 0
-    for offset, nbytes in sorted(entry for entry in entries if entry != EMPTY):
-        if offset != at:
-            return False
-        at += nbytes
-    return at == (len(data) if configuration["index_location"] == "start" else len(data) - size)
-
-
-def _transposed(shape: tuple[int, ...], order: Any) -> tuple[int, ...]:
-    axes = {"C": range(len(shape)), "F": range(len(shape))[::-1]}.get(str(order), order)
-    return tuple(shape[axis] for axis in axes)
 
 
 LIMIT = 2**16
@@ -306,24 +237,20 @@ class WrittenArray:
         self.objects = {key: data for key, data in objects.items() if key != "zarr.json"}
         for key, (plan, changes) in plans.items():
             if plan is not None:
-                _demand_true(plan, self.decode(key), changes)
+                _demand_true(plan, objects[key], changes)
         return {key: plan for key, (plan, _) in plans.items()}
 
-    def decode(self, key: str) -> Decoded:
-        """Take a shard apart."""
-        shape = self.document["chunk_grid"]["configuration"]["chunk_shape"]
-        return decode(self.objects[key], tuple(shape), self.document["codecs"])
 
-
-def _demand_true(plan: NewShard, shard: Decoded, changes: Mapping[Any, bytes | None]) -> None:
+def _demand_true(plan: NewShard, shard: bytes, changes: Bodies[Coords]) -> None:
     """Compare what the plan tells with what came of it."""
-    written = {entry for entry, body in changes.items() if body is not None}
-    assert plan.places == {entry: ByteRange(*shard.places[entry]) for entry in written}
+    written = {entry: body for entry, body in changes.items() if body is not None}
+    assert {entry: shard[slice(*place)] for entry, place in plan.places.items()} == written
     ((read, index),) = plan.indexes
-    assert isinstance(index, ShardIndex)
-    outer = {number for number in range(len(index)) if index.lookup(number) is not None}
-    assert outer == {path[0] for path in shard.chunks}
-    assert read.kind == "shard-index"
+    match read.request:
+        case SuffixRange(length):
+            assert read.decode(shard[-length:]) == index
+        case ByteRange() as place:
+            assert read.decode(shard[slice(*place)]) == index
 
 
 def one_dimension(count: int, **members: Any) -> WrittenArray:

@@ -73,16 +73,11 @@ class Nesting:
         for coords in itertools.product(*map(range, grid)):
             yield coords, numbers[_box(coords, self.shard_shape)]
 
-    def shard_paths(self) -> Iterator[tuple[tuple[int, ...], dict[tuple[int, ...], int]]]:
-        """Return the coordinates of every shard, and the number of each chunk by its entries."""
-        for coords, numbers in self.shards():
-            yield coords, {path: number for number, path in paths(numbers, self.codecs)}
-
-    def build(self, chunks: Mapping[int, bytes]) -> dict[str, bytes]:
-        """Write the array with these inner chunks, and no others."""
+    def build(self, chunks: Mapping[int, bytes], gap: bytes = b"gap") -> dict[str, bytes]:
+        """Write the array with these inner chunks, and no others; *gap* follows each."""
         objects = {"zarr.json": json.dumps(self.document).encode()}
         for coords, numbers in self.shards():
-            data = _encode(numbers, self.codecs, chunks)
+            data = _encode(numbers, self.codecs, chunks, gap)
             if data is not None:
                 objects["/".join(["c", *map(str, coords)])] = data
         return objects
@@ -92,7 +87,7 @@ def _box(coords: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[slice, 
     return tuple(slice(i * n, (i + 1) * n) for i, n in zip(coords, chunk_shape, strict=True))
 
 
-def split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
+def _split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
     """Apply *codecs* up to a sharding codec and split by it; `None` where there is none."""
     for codec in codecs:
         if codec["name"] == "transpose":
@@ -107,32 +102,22 @@ def split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
     return None
 
 
-def paths(numbers: Numbers, codecs: list[Any]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield of each inner chunk its number and its entries in the nested indexes."""
-    parts = split(numbers, codecs)
-    if parts is None:
-        yield _only(numbers), ()
-        return
-    inner = next(c for c in codecs if c["name"] == "sharding_indexed")["configuration"]["codecs"]
-    for entry, part in enumerate(parts):
-        for number, path in paths(part, inner):
-            yield number, (entry, *path)
-
-
 def _only(numbers: Numbers) -> int:
     """Return the number that all elements have."""
     (number,) = {int(n) for n in numbers.flat}
     return number
 
 
-def _encode(numbers: Numbers, codecs: list[Any], chunks: Mapping[int, bytes]) -> bytes | None:
-    parts = split(numbers, codecs)
+def _encode(
+    numbers: Numbers, codecs: list[Any], chunks: Mapping[int, bytes], gap: bytes
+) -> bytes | None:
+    parts = _split(numbers, codecs)
     if parts is None:
         return chunks.get(_only(numbers))
     names = [codec["name"] for codec in codecs]
     at = names.index("sharding_indexed")
     configuration = codecs[at]["configuration"]
-    inner = [_encode(part, configuration["codecs"], chunks) for part in parts]
+    inner = [_encode(part, configuration["codecs"], chunks, gap) for part in parts]
     if all(data is None for data in inner):
         return None
     data = encode_shard(
@@ -140,6 +125,7 @@ def _encode(numbers: Numbers, codecs: list[Any], chunks: Mapping[int, bytes]) ->
         location=configuration["index_location"],
         endian=">" if configuration["index_codecs"][0] == BIG else "<",
         crc=CRC in configuration["index_codecs"],
+        gap=gap,
     )
     for _ in names[at + 1 :]:
         data += checksum(data)

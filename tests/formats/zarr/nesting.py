@@ -22,6 +22,7 @@ from tests.formats.zarr.building import (
 )
 
 type Numbers = NDArray[np.int64]
+type Coords = tuple[int, ...]
 
 _MAX_ELEMENTS = 4096
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}
@@ -49,35 +50,33 @@ class Nesting:
         """Return the coordinates of every inner chunk that has a part in the array, in C order."""
         return itertools.product(*map(range, self._grid(self.inner_chunk_shape)))
 
-    def number(self, coords: tuple[int, ...]) -> int:
-        """Return the number of an inner chunk, counted in C order to the end of the last shards."""
-        number = 0
-        for at, size, inner, grid in zip(
-            coords,
-            self.shard_shape,
-            self.inner_chunk_shape,
-            self._grid(self.shard_shape),
-            strict=True,
-        ):
-            number = number * (size // inner * grid) + at
-        return number
-
-    def shards(self) -> Iterator[tuple[tuple[int, ...], Numbers]]:
+    def _shards(self) -> Iterator[tuple[Coords, Numbers]]:
         """Return the coordinates of every shard, and for each element the number of its chunk."""
         grid = self._grid(self.shard_shape)
-        whole = tuple(n * size for n, size in zip(grid, self.shard_shape, strict=True))
-        per_axis = [n // inner for n, inner in zip(whole, self.inner_chunk_shape, strict=True)]
-        numbers = np.arange(math.prod(per_axis), dtype=np.int64).reshape(per_axis)
+        numbers = np.arange(math.prod(self._chunk_counts), dtype=np.int64)
+        numbers = numbers.reshape(self._chunk_counts)
         for axis, inner in enumerate(self.inner_chunk_shape):
             numbers = np.repeat(numbers, inner, axis=axis)
         for coords in itertools.product(*map(range, grid)):
             yield coords, numbers[_box(coords, self.shard_shape)]
 
-    def build(self, chunks: Mapping[int, bytes], gap: bytes = b"gap") -> dict[str, bytes]:
+    @property
+    def _chunk_counts(self) -> Coords:
+        """Inner chunks along each dimension, to the end of the last shards."""
+        axes = zip(
+            self._grid(self.shard_shape), self.shard_shape, self.inner_chunk_shape, strict=True
+        )
+        return tuple(n * shard // inner for n, shard, inner in axes)
+
+    def build(self, chunks: Mapping[Coords, bytes], gap: bytes = b"gap") -> dict[str, bytes]:
         """Write the array with these inner chunks, and no others; *gap* follows each."""
         objects = {"zarr.json": json.dumps(self.document).encode()}
-        for coords, numbers in self.shards():
-            data = _encode(numbers, self.codecs, chunks, gap)
+        by_number = {}
+        for coords, body in chunks.items():
+            number = np.ravel_multi_index(coords, self._chunk_counts) if coords else 0
+            by_number[int(number)] = body
+        for coords, numbers in self._shards():
+            data = _encode(numbers, self.codecs, by_number, gap)
             if data is not None:
                 objects["/".join(["c", *map(str, coords)])] = data
         return objects

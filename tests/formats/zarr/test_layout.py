@@ -67,7 +67,7 @@ def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObj
     written = data.draw(st.sets(st.sampled_from(coords), max_size=8))
     chunks = {c: chunk_bytes(number) for number, c in enumerate(sorted(written))}
     store = WatchedStore()
-    filled(nesting.build({nesting.number(c): b for c, b in chunks.items()}), store)
+    filled(nesting.build(chunks), store)
 
     async def read(limit: int) -> dict[tuple[int, ...], bytes | None]:
         resolver = reading(store, whole_index_nbytes=limit)

@@ -57,8 +57,7 @@ async def test_any_nesting_names_what_is_in_it(nesting: Nesting, data: st.DataOb
     """Whatever the axes and levels, the indexes together name the chunks that were written."""
     coords = list(nesting.coords())
     written = data.draw(st.sets(st.sampled_from(coords))) if coords else set()
-    chunks = {nesting.number(at): f"{at}".encode() for at in written}
-    objects = nesting.build(chunks)
+    objects = nesting.build({at: f"{at}".encode() for at in written})
     shards, fetch = _shards(objects)
 
     named: dict[str, bytes] = {}

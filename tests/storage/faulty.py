@@ -13,7 +13,7 @@ from collections.abc import Container, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
+from enum import Enum
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -22,18 +22,18 @@ from xml.sax.saxutils import escape
 from tests.storage.listening import Handler, Listener
 
 
-class Fault(StrEnum):
-    """What can go wrong with one request."""
+class Fault(Enum):
+    """What can go wrong with one request; status, code and message of a refusal."""
 
-    DENY = "403 AccessDenied"
-    EXPIRED = "403, the signature is too old"
-    EXPIRED_TOKEN = "400 ExpiredToken"
-    NO_BUCKET = "404 NoSuchBucket"
-    SLOW_DOWN = "503 SlowDown"
-    TOO_MANY = "429"
-    ERROR = "500"
-    BAD_GATEWAY = "502"
-    TEAPOT = "418, a refusal nobody expects"
+    DENY = 403, "AccessDenied", "Access Denied"
+    EXPIRED = 403, "AccessDenied", "Request has expired"
+    EXPIRED_TOKEN = 400, "ExpiredToken", "The provided token has expired."
+    NO_BUCKET = 404, "NoSuchBucket", ""
+    SLOW_DOWN = 503, "SlowDown", "Please reduce your request rate."
+    TOO_MANY = 429, "", ""
+    ERROR = 500, "InternalError", ""
+    BAD_GATEWAY = 502, "", ""
+    TEAPOT = 418, "", ""
     STALL = "never answers"
     STALL_BODY = "stops in the middle of the body, connection open"
     RESET = "resets the connection before the headers"
@@ -57,17 +57,6 @@ class Fault(StrEnum):
     REPLACE = "replaces the object just before it answers"
 
 
-_STATUS: Final = {
-    Fault.DENY: (403, "AccessDenied", "Access Denied"),
-    Fault.EXPIRED: (403, "AccessDenied", "Request has expired"),
-    Fault.EXPIRED_TOKEN: (400, "ExpiredToken", "The provided token has expired."),
-    Fault.NO_BUCKET: (404, "NoSuchBucket", ""),
-    Fault.SLOW_DOWN: (503, "SlowDown", "Please reduce your request rate."),
-    Fault.TOO_MANY: (429, "", ""),
-    Fault.ERROR: (500, "InternalError", ""),
-    Fault.BAD_GATEWAY: (502, "", ""),
-    Fault.TEAPOT: (418, "", ""),
-}
 _DATES: Final = ("Mon, 06 Jul 2026 10:00:00 GMT", "Tue, 07 Jul 2026 10:00:00 GMT")
 
 
@@ -190,9 +179,10 @@ class _Handler(Handler):
         bucket, _, key = seen.path.lstrip("/").partition("/")
         if self._breaks_off():
             return
-        for fault in self.faults & _STATUS.keys():
-            self._refuse(*_STATUS[fault])
-            return
+        for fault in self.faults:
+            if isinstance(fault.value, tuple):
+                self._refuse(*fault.value)
+                return
         if Fault.REPLACE in self.faults and seen.path in owner.objects:
             owner.put(bucket, key, owner.objects[seen.path][::-1] + b"!")
         if (location := owner.redirects.get(seen.path)) is not None:

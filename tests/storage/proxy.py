@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Container, Generator
 from contextlib import closing, contextmanager, suppress
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -28,28 +28,32 @@ class Mishap(StrEnum):
     CONFLICT = "409 ConditionalRequestConflict, if it is a conditional write"
 
 
-class Lie(StrEnum):
+_PAGE: Final = b"<html><body><h1>Sorry</h1></body></html>\n"
+_XML: Final = b"<Error><Code>%b</Code></Error>"
+
+
+class Lie(Enum):
     """Answers of something that is not the server, in place of the server's own."""
 
-    PAGE_404 = "404 with HTML"
-    EMPTY_404 = "404 without a body"
-    UPLOAD_404 = "404 NoSuchUpload"
-    BUCKET_404 = "404 NoSuchBucket"
-    QUOTED_404 = "404 with HTML that contains the code"
-    PAGE_410 = "410 with HTML"
-    KEY_410 = "410 NoSuchKey"
-    PAGE_403 = "403 with HTML"
-    PAGE_400 = "400 with HTML"
-    EMPTY_204 = "204"
-    EMPTY_200 = "200 without a body"
-    PAGE_200 = "200 with HTML"
-    XHTML_200 = "200 with XML that is no answer of S3"
-    REDIRECT = "302 to another path"
-    MOVED = "301 to another path"
-    EMPTY_304 = "304"
-    EMPTY_412 = "412 without a body"
-    EMPTY_416 = "416 without a body"
-    PAGE_502 = "502 with HTML"
+    PAGE_404 = 404, _PAGE
+    EMPTY_404 = 404, b""
+    UPLOAD_404 = 404, _XML % b"NoSuchUpload"
+    BUCKET_404 = 404, _XML % b"NoSuchBucket"
+    QUOTED_404 = 404, b"<html><body><Code>NoSuchKey</Code></body></html>"
+    PAGE_410 = 410, _PAGE
+    KEY_410 = 410, _XML % b"NoSuchKey"
+    PAGE_403 = 403, _PAGE
+    PAGE_400 = 400, _PAGE
+    EMPTY_204 = 204, b""
+    EMPTY_200 = 200, b""
+    PAGE_200 = 200, b"<!doctype html><p>Sorry<br>\n"
+    XHTML_200 = 200, _PAGE
+    REDIRECT = 302, _PAGE
+    MOVED = 301, _PAGE
+    EMPTY_304 = 304, b""
+    EMPTY_412 = 412, b""
+    EMPTY_416 = 416, b""
+    PAGE_502 = 502, _PAGE
 
 
 class Twist(StrEnum):
@@ -71,29 +75,6 @@ _STATUS: Final = {
     Mishap.ERROR: (500, "InternalError"),
     Mishap.SLOW_DOWN: (503, "SlowDown"),
     Mishap.CONFLICT: (409, "ConditionalRequestConflict"),
-}
-_PAGE: Final = b"<html><body><h1>Sorry</h1></body></html>\n"
-_XML: Final = b"<Error><Code>%b</Code></Error>"
-_LIES: Final = {
-    Lie.PAGE_404: (404, _PAGE),
-    Lie.EMPTY_404: (404, b""),
-    Lie.UPLOAD_404: (404, _XML % b"NoSuchUpload"),
-    Lie.BUCKET_404: (404, _XML % b"NoSuchBucket"),
-    Lie.QUOTED_404: (404, b"<html><body><Code>NoSuchKey</Code></body></html>"),
-    Lie.PAGE_410: (410, _PAGE),
-    Lie.KEY_410: (410, _XML % b"NoSuchKey"),
-    Lie.PAGE_403: (403, _PAGE),
-    Lie.PAGE_400: (400, _PAGE),
-    Lie.EMPTY_204: (204, b""),
-    Lie.EMPTY_200: (200, b""),
-    Lie.PAGE_200: (200, b"<!doctype html><p>Sorry<br>\n"),
-    Lie.XHTML_200: (200, _PAGE),
-    Lie.REDIRECT: (302, _PAGE),
-    Lie.MOVED: (301, _PAGE),
-    Lie.EMPTY_304: (304, b""),
-    Lie.EMPTY_412: (412, b""),
-    Lie.EMPTY_416: (416, b""),
-    Lie.PAGE_502: (502, _PAGE),
 }
 type Fault = Mishap | Lie | Twist
 type Answer = tuple[int, list[tuple[str, str]], bytes]
@@ -183,7 +164,7 @@ class _Handler(Handler):
     def _lie(self, lie: Lie, body: bytes) -> None:
         if self.server.owner.passes_on:
             self._passed_on(body)
-        status, text = _LIES[lie]
+        status, text = lie.value
         headers = [("Content-Type", "text/html" if text[1:5] != b"Erro" else "application/xml")]
         if lie in (Lie.REDIRECT, Lie.MOVED):
             headers.append(("Location", "/elsewhere/login"))

@@ -79,7 +79,7 @@ async def test_a_put_is_done_whatever_is_lost(
     assert await rewrite_spoilt(lossy, proxy, fault, old, [b"new", ByteRange(0, 9)]) >= 3
 
 
-@pytest.mark.parametrize("fault", [*Mishap, *sorted({*FAKED} - {Lie.EMPTY_204})])
+@pytest.mark.parametrize("fault", [*Mishap, *(lie for lie in FAKED if lie is not Lie.EMPTY_204)])
 async def test_a_removal_is_done_whatever_is_lost(
     lossy: Written, proxy: Proxy, fault: Fault
 ) -> None:

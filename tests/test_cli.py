@@ -22,7 +22,7 @@ import tensorstore
 from app import demo
 from app.cli import main
 from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.small import Small
+from tests.formats.icechunk.repositories import lab as repository
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft as transformer
@@ -418,7 +418,7 @@ def lab(tmp_path: Path) -> tuple[str, Path]:
     beside = tmp_path / "beside"
     write({"x": b"...xy"}, beside)
     reference = Ref(index=[0], location=f"{beside.as_uri()}/x", offset=3, length=2)
-    write(Small(references=[reference]).objects(), tmp_path / "lab.icechunk")
+    write(repository(reference).build(), tmp_path / "lab.icechunk")
     return str(tmp_path / "lab.icechunk"), beside / "x"
 
 
@@ -431,7 +431,7 @@ def test_verify_follows_virtual_references_where_that_is_allowed(lab: tuple[str,
     assert (refused.returncode, followed.returncode) == (0, 0)
     assert "virtual_chunk_prefixes" in str(json.loads(refused.stdout)["not_checked"])
     assert json.loads(followed.stdout)["not_checked"] == {}
-    assert json.loads(followed.stdout)["counts"]["references"] == 3
+    assert json.loads(followed.stdout)["counts"]["references"] == 4
 
 
 def test_verify_finds_what_a_reference_leads_to_no_more(lab: tuple[str, Path]) -> None:

@@ -186,10 +186,11 @@ def snapshot_of(more: dict[int, Any]) -> bytes:
 
 
 ITEMS: Final = {0: "name", 1: b"\0\4\1"}
+NODE: Final = {0: Struct(bytes(8)), 1: "/", 2: b"{}", 3: U8(2)}
 CROWDS: Final[dict[str, Callable[[], bytes]]] = {
     "repo": lambda: Repo(more={6: [ITEMS] * MANY}).payload(),
     "snapshots": lambda: Repo(snapshots=[snapshot(FIRST)] * MANY).payload(),
-    "snapshot": lambda: snapshot_of({7: [{0: Struct(FIRST)}] * MANY}),
+    "snapshot": lambda: snapshot_of({2: [NODE] * MANY}),
     "stored": lambda: snapshot_of({7: [{0: Struct(FIRST)}] * MANY}),
     "header": lambda: snapshot_of({5: [ITEMS] * MANY}),
     "manifest": lambda: payload(

@@ -247,21 +247,18 @@ def test_paths_and_places_that_are_none(bucket: Api, route: str, query: dict[str
 
 
 def test_a_damaged_repository(tmp_path: Path) -> None:
-    """502 with the name of the file; the dataset is described. A damaged branch is one of them."""
+    """502 with the name of the file, also for a branch at no snapshot; the dataset is described."""
     create(tmp_path)
     (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
     with serve(tmp_path) as api:
         answer = api.answer("/history")
         described = api.tell("")
         (tmp_path / "repo").write_bytes(Repo(branches=(ref("bad", 9), ref("main", 0))).file())
-        told = api.tell("/branches")
-        history = api.answer("/history", ref="bad")
+        branches = api.answer("/branches")
 
     assert (answer.status_code, "/repo" in answer.json()["detail"]) == (502, True)
     assert len(described["damaged"]) == 1
-    assert [each["name"] for each in told["branches"]] == ["main"]
-    assert [each["name"] for each in told["damaged"]] == ["bad"]
-    assert history.status_code == 502
+    assert branches.status_code == 502
 
 
 AWAY = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})

@@ -114,17 +114,15 @@ def decode_config(config: Json) -> Config:
 
 
 def _container(document: Json) -> VirtualContainer:
-    members = _members(document, "a container")
-    name, url_prefix, store = (members.get(key) for key in ("name", "url_prefix", "store"))
-    if isinstance(store, dict) and len(store) == 1:
-        (store,) = store
-    if not isinstance(name, str | None):
-        raise DecodeError("the name of a container is not a string")
-    if not isinstance(url_prefix, str):
-        raise DecodeError("the url_prefix of a container is not a string")
-    if not isinstance(store, str):
-        raise DecodeError("the store of a container has no kind")
-    return VirtualContainer(name, url_prefix, store)
+    match document:
+        case {"url_prefix": str(url_prefix), "store": store, **others}:
+            kind = next(iter(store)) if isinstance(store, dict) and len(store) == 1 else store
+            name = others.get("name")
+            if isinstance(kind, str) and isinstance(name, str | None):
+                return VirtualContainer(name, url_prefix, kind)
+    raise DecodeError(
+        "a container has a name that is no string, no url_prefix, or no kind of store"
+    )
 
 
 def _members(document: Json, name: str) -> dict[str, Json]:

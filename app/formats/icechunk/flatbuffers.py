@@ -156,10 +156,6 @@ class FlatBufferReader:
         offsets = struct.unpack_from(f"<{count}I", self.data, start)
         return list(map(add, range(start, start + U32.size * count, U32.size), offsets))
 
-    def follow(self, at: int) -> int:
-        """Return the target of the offset at *at*."""
-        return at + self._number(U32, at)
-
     def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
         """Return the position of the first item of the vector at *at*, and the number of items."""
         count, start = self._number(U32, at), at + U32.size

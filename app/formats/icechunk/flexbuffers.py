@@ -47,15 +47,12 @@ class _FlexKind(IntEnum):
 
 _K: Final = _FlexKind
 _NUMBERS: Final = (_K.INT, _K.UINT, _K.FLOAT)
-_VECTORS: Final[Mapping[tuple[int, int | None], int]] = {
-    (_K.BOOL, None): 36,
-    **{(item, None): 10 + item for item in (*_NUMBERS, _K.KEY, _K.STRING)},
-    **{(item, count): 9 + item + 3 * count for item in _NUMBERS for count in (2, 3, 4)},
+_ITEMS: Final[Mapping[int, tuple[int, int | None]]] = {
+    36: (_K.BOOL, None),
+    **{10 + item: (item, None) for item in (*_NUMBERS, _K.KEY, _K.STRING)},
+    **{9 + item + 3 * count: (item, count) for item in _NUMBERS for count in (2, 3, 4)},
 }
-"""Kinds of vectors by the kind of all items, and by their number where it is not stored."""
-_ITEMS: Final = {kind: item_and_count for item_and_count, kind in _VECTORS.items()}
-_TYPED: Final = frozenset({*_NUMBERS, _K.BOOL})
-"""Kinds of items whose vectors are written with one type."""
+"""Kind of all items by the kind of the vector, and their number where it is not stored."""
 
 
 def decode_flexbuffer(data: bytes) -> Json:
@@ -212,14 +209,13 @@ class _FlexSlot(NamedTuple):
 
 
 def encode_flexbuffer(value: Json) -> bytes:
-    """Encode *value* with the kinds of vectors that the library chooses. Raises: `ValueError` for
-    values that JSON or 64 bits lack, NUL in a key, and deep nesting.
+    """Encode *value*; no vector is typed. Raises: `ValueError` for values that JSON or 64 bits
+    lack, NUL in a key, and deep nesting.
     """
     writer = _FlexWriter()
     root = writer.value(value, 0)
     width = root.width_at(len(writer.data), 0)
-    writer.pad(width)
-    writer.put(root, width)
+    writer.put((root,), width)
     return bytes(writer.data) + bytes((root.packed(width), width))
 
 
@@ -228,7 +224,6 @@ class _FlexWriter:
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self._keys: dict[bytes, _FlexSlot] = {}
 
     def value(self, value: Json, depth: int) -> _FlexSlot:
         match value:
@@ -240,72 +235,47 @@ class _FlexWriter:
             raise ValueError(f"it nests deeper than {MAX_DEPTH}")
         if isinstance(value, Mapping):
             return self._map(value, depth + 1)
-        return self._list([self.value(item, depth + 1) for item in value])
+        return self._vector([self.value(item, depth + 1) for item in value])
 
-    def pad(self, width: int) -> None:
+    def put(self, slots: Sequence[_FlexSlot], width: int) -> None:
+        """Write *slots* of *width* bytes, aligned to that."""
         self.data += bytes(-len(self.data) % width)
-
-    def put(self, slot: _FlexSlot, width: int) -> None:
-        if slot.is_offset:
-            self.data += (len(self.data) - int(slot.number)).to_bytes(width, "little")
-        elif slot.kind == _K.FLOAT:
-            self.data += struct.pack("<f" if width == _WIDTHS[2] else "<d", slot.number)
-        else:
-            self.data += int(slot.number).to_bytes(width, "little", signed=slot.kind == _K.INT)
+        for slot in slots:
+            if slot.kind == _K.FLOAT:
+                self.data += struct.pack("<d", slot.number)
+            else:
+                number = len(self.data) - slot.number if slot.is_offset else slot.number
+                self.data += int(number).to_bytes(width, "little", signed=slot.kind == _K.INT)
 
     def _string(self, data: bytes) -> _FlexSlot:
-        width = _uint_width(len(data))
-        self.pad(width)
-        self.data += len(data).to_bytes(width, "little")
+        count = _uint_slot(len(data))
+        self.put((count,), count.width)
         start = len(self.data)
         self.data += data + b"\0"
-        return _FlexSlot(_K.STRING, start, width, is_offset=True)
+        return _FlexSlot(_K.STRING, start, count.width, is_offset=True)
 
     def _key(self, text: str) -> _FlexSlot:
-        data = text.encode()
+        data, start = text.encode(), len(self.data)
         if b"\0" in data:
             raise ValueError("a key has NUL in it")
-        if data not in self._keys:
-            self._keys[data] = _FlexSlot(_K.KEY, len(self.data), 1, is_offset=True)
-            self.data += data + b"\0"
-        return self._keys[data]
+        self.data += data + b"\0"
+        return _FlexSlot(_K.KEY, start, 1, is_offset=True)
 
     def _map(self, members: Mapping[str, Json], depth: int) -> _FlexSlot:
         names = sorted(members, key=str.encode)
         pairs = [(self._key(name), self.value(members[name], depth)) for name in names]
         keys = self._vector([key for key, _ in pairs])
-        width = _FlexSlot(_K.UINT, keys.width, 1)
-        return self._vector([item for _, item in pairs], (keys, width))._replace(kind=_K.MAP)
+        items = [item for _, item in pairs]
+        return self._vector(items, (keys, _uint_slot(keys.width)))._replace(kind=_K.MAP)
 
-    def _list(self, items: Sequence[_FlexSlot]) -> _FlexSlot:
-        kinds = {item.kind for item in items}
-        kind = kinds.pop() if len(kinds) == 1 else _K.NULL
-        if kind not in _TYPED:
-            return self._vector(items)
-        fixed = _VECTORS.get((kind, len(items)))
-        if fixed is not None:
-            return self._vector(items, has_count=False)._replace(kind=fixed)
-        return self._vector(items)._replace(kind=_VECTORS[kind, None])
-
-    def _vector(
-        self,
-        items: Sequence[_FlexSlot],
-        before: Sequence[_FlexSlot] = (),
-        *,
-        has_count: bool = True,
-    ) -> _FlexSlot:
-        """Write *before*, the count and *items*; packed types only where they may differ."""
-        count = (_FlexSlot(_K.UINT, len(items), _uint_width(len(items))),) if has_count else ()
-        slots = (*before, *count, *items)
+    def _vector(self, items: Sequence[_FlexSlot], before: Sequence[_FlexSlot] = ()) -> _FlexSlot:
+        """Write *before*, the number of *items*, these, and their packed types."""
+        slots = (*before, _uint_slot(len(items)), *items)
         end = len(self.data)
-        width = max((slot.width_at(end, at) for at, slot in enumerate(slots)), default=1)
-        self.pad(width)
-        start = len(self.data) + width * (len(slots) - len(items))
-        for slot in slots:
-            self.put(slot, width)
-        kinds = {item.kind for item in items}
-        if not (len(kinds) == 1 and kinds <= {*_TYPED, _K.KEY} and not before):
-            self.data += bytes(item.packed(width) for item in items)
+        width = max(slot.width_at(end, at) for at, slot in enumerate(slots))
+        self.put(slots, width)
+        start = len(self.data) - width * len(items)
+        self.data += bytes(item.packed(width) for item in items)
         return _FlexSlot(_K.VECTOR, start, width, is_offset=True)
 
 
@@ -318,20 +288,13 @@ def _number_slot(value: float | None) -> _FlexSlot:
         case int() if not _INT_START <= value < _UINT_STOP:
             raise ValueError("an integer has more than 64 bits")
         case int() if value >= 0:
-            return _FlexSlot(_K.UINT, value, _uint_width(value))
+            return _uint_slot(value)
         case int():
             return _FlexSlot(_K.INT, value, next(w for w in _WIDTHS if value >= -1 << 8 * w - 1))
     if not isfinite(value):
         raise ValueError("a number is not finite, and JSON has none such")
-    return _FlexSlot(_K.FLOAT, value, 4 if _fits_float32(value) else 8)
+    return _FlexSlot(_K.FLOAT, value, 8)
 
 
-def _uint_width(value: int) -> int:
-    return next(width for width in _WIDTHS if value < 1 << 8 * width)
-
-
-def _fits_float32(value: float) -> bool:
-    try:
-        return bool(struct.unpack("<f", struct.pack("<f", value))[0] == value)
-    except OverflowError:
-        return False
+def _uint_slot(value: int) -> _FlexSlot:
+    return _FlexSlot(_K.UINT, value, next(w for w in _WIDTHS if value < 1 << 8 * w))

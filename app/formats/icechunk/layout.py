@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from operator import attrgetter, floordiv, lt
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -72,6 +72,17 @@ class KeyBlock[N](NamedTuple):
     chunks: Chunks | None
 
 
+class _FoundNode(NamedTuple):
+    """The node at or above a key, and the rest of the key."""
+
+    ref: Ref
+    snapshot: Snapshot
+    modified_s: int
+    path: str
+    node: SnapshotNode
+    rest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Icechunk:
     """Format of directories with ``repo``, or with the branch ``main`` below ``refs``."""
@@ -120,13 +131,10 @@ class RepositoryLayout(Layout):
         return True
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        if (found := await self._find(key, fetch)) is None:
+        if (found := await self._find(key, fetch)) is None or found.node.document.array is None:
             return None
-        _, _, path, node, rest = found
-        if node.chunks is None or node.document.array is None:
-            return None
-        coords = self._array(node, node.chunks, fetch).shard(rest)
-        return None if coords is None else f"{self.repository.directory}/{path}/{coords}"
+        address = found.node.parse(found.rest)
+        return address and f"{self.repository.directory}/{found.path}/{address.coords}"
 
     async def target(self, _: VirtualKey, __: Fetch) -> NoReturn:
         """Refuse writes: refs change by commits only."""
@@ -155,10 +163,9 @@ class RepositoryLayout(Layout):
             names.append(Name(DOCUMENT))
         if prefix:
             return names
-        refs = self.repository.refs
-        named: list[Ref] = [Branch(name) for name in await refs.branches(fetch)]
-        named += [Tag(name) for name in await refs.tags(fetch)]
-        return [*(Name(f"{spell_ref(each)}/") for each in named), *names]
+        named = self.repository.refs.named
+        refs = [kind(name) for kind in (Branch, Tag) for name in await named(kind, fetch)]
+        return [*(Name(f"{spell_ref(each)}/") for each in refs), *names]
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate *key*: a ref, by default ``main``, then a path in its Zarr hierarchy.
@@ -170,14 +177,11 @@ class RepositoryLayout(Layout):
         """
         if (found := await self._find(key, fetch)) is None:
             return MISSING
-        ref, (snapshot, modified_s), node_path, node, rest = found
-        is_lasting = not isinstance(ref, Branch)
-        if rest == DOCUMENT:
-            place = _show(snapshot, node_path, node)
+        is_lasting, modified_s = not isinstance(found.ref, Branch), found.modified_s
+        if found.rest == DOCUMENT:
+            place = _show(found.snapshot, found.path, found.node)
             return Referenced(place, "", is_lasting, modified_s)
-        if node.chunks is None:
-            return MISSING
-        chunk = await self._array(node, node.chunks, fetch).locate(rest)
+        chunk = await self._locate_chunk(found.node, found.rest, fetch)
         if not isinstance(chunk, Referenced):
             return chunk
         return chunk._replace(is_lasting=is_lasting and chunk.is_lasting, modified_s=modified_s)
@@ -198,9 +202,8 @@ class RepositoryLayout(Layout):
             if (start := within.fold(block.start)) is None:
                 async for key, location in self._items(snapshot, block, within, fetch, run):
                     if isinstance(location, Referenced):
-                        yield Item(lead + key, location._replace(modified_s=modified_s))
-                    else:
-                        yield Item(lead + key, location)
+                        location = location._replace(modified_s=modified_s)  # noqa: PLW2901
+                    yield Item(lead + key, location)
             elif start != folded and within.opens(start):
                 folded = start
                 yield Item(lead + start, None)
@@ -217,34 +220,34 @@ class RepositoryLayout(Layout):
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
         """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""
-        if (found := await self._refer(key, fetch)) is None:
+        found = await self._find(key, fetch)
+        if found is None or found.node.document.array is None:
             return None
-        node, coords, _, _ = found
-        if node.document.array is None or node.chunks is None:
+        if found.node.chunks is None or (address := found.node.parse(found.rest)) is None:
             return None
-        referred = await self.repository.find(node.node_id, node.chunks, coords, fetch)
+        node, coords = found.node, address.coords
+        referred = await self.repository.find(node.node_id, found.node.chunks, coords, fetch)
         if referred is None or isinstance(place := referred[1].place, Inline):
             return None
         return OnlyShard(enclose(node, coords, place))
 
     async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
         """Return branches and tags; only ``main`` where the store cannot list files of refs."""
-        refs = self.repository.refs
+        named = self.repository.refs.named
         try:
-            branches, tags = await refs.branches(fetch, listing), await refs.tags(fetch, listing)
+            found = [(kind, await named(kind, fetch, listing)) for kind in (Branch, Tag)]
         except StorageUnavailableError as error:
             if not error.lasting:
                 raise
-            branches, tags = await refs.branches(fetch), await refs.tags(fetch)
-        return [
-            *(State(spell_ref(Branch(name)), at) for name, at in branches.items()),
-            *(State(spell_ref(Tag(name)), at) for name, at in tags.items()),
-        ]
+            found = [(kind, await named(kind, fetch)) for kind in (Branch, Tag)]
+        return [State(spell_ref(kind(name)), at) for kind, ids in found for name, at in ids.items()]
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:
-        if (found := await self._refer(key, fetch)) is None:
+        if (found := await self._find(key, fetch)) is None:
             return None
-        _, _, manifest, reference = found
+        if (referred := await self._lookup(found.node, found.rest, fetch)) is None:
+            return None
+        manifest, reference = referred
         name = self.repository.file("manifests", manifest.object_id)
         match reference:
             case Native(chunk_id, _):
@@ -265,25 +268,78 @@ class RepositoryLayout(Layout):
         fetch: Fetch,
         run: RunInThread,
     ) -> AsyncGenerator[Item]:
-        if block.chunks is not None:
-            array = self._array(block.node, block.chunks, fetch)
-            async for item in array.items(block.folder, window, run):
-                yield item
-        elif window.admits(block.start):
-            document = _show(snapshot, block.folder.rstrip("/"), block.node)
-            yield Item(block.start, Referenced(document, "", is_lasting=False))
+        """Yield the document of a node, or the chunks that its references allow for."""
+        node, chunks, folder = block.node, block.chunks, block.folder
+        if chunks is None:
+            if window.admits(block.start):
+                document = _show(snapshot, folder.rstrip("/"), node)
+                yield Item(block.start, Referenced(document, "", is_lasting=False))
+            return
+        manifests = [
+            await self.repository.manifest(object_id, fetch) for object_id, _ in chunks.manifests
+        ]
+        grid = await run(make_grid, node, chunks, manifests, folder)
+        walk = grid.cells(window)
+        while batch := await run(lambda: list(islice(walk, _BATCH))):
+            for coords in batch:
+                key = grid.spell(coords)
+                if (folded := window.fold(key)) is not None:
+                    if window.opens(folded):
+                        yield Item(folded, None)
+                elif window.admits(key):
+                    rest = key.removeprefix(folder)
+                    yield Item(key, await self._locate_listed(node, rest, fetch))
 
-    def _array(self, node: SnapshotNode, chunks: Chunks, fetch: Fetch) -> "ArrayReader":
-        return ArrayReader(self.repository, node, chunks, self.whole_index_nbytes, fetch)
+    async def _locate_listed(
+        self, node: SnapshotNode, key: str, fetch: Fetch
+    ) -> Referenced | Missing:
+        """Locate the chunk *key*; of a virtual chunk that is not allowed, return the length."""
+        try:
+            return await self._locate_chunk(node, key, fetch)
+        except NotAllowedError:
+            found = await self._lookup(node, key, fetch)
+            if found is None or node.document.array or not isinstance(found[1], Virtual):
+                raise
+            return Referenced(Part(_NOWHERE, found[1].byte_range), "", is_lasting=False)
 
-    async def _find(
-        self, key: VirtualKey, fetch: Fetch
-    ) -> tuple[Ref, tuple[Snapshot, int], str, SnapshotNode, str] | None:
-        """Return ref, snapshot, path and node at or above *key*, and the rest of *key*."""
+    async def _locate_chunk(
+        self, node: SnapshotNode, key: str, fetch: Fetch
+    ) -> Referenced | Missing:
+        """Locate the chunk *key* of an array: an inner chunk, where the array is sharded.
+        Raises: `DamagedError`, `NotAllowedError`.
+        """
+        if node.chunks is None or (address := node.parse(key)) is None:
+            return MISSING
+        coords, origin = address
+        found = await self.repository.find(node.node_id, node.chunks, coords, fetch)
+        if found is None:
+            return MISSING
+        manifest, referenced = found
+        place: Shard = referenced.place
+        if (array := node.document.array) is not None and origin is not None:
+            for level in array.levels:
+                shard = ShardReader(level.index, fetch, self.whole_index_nbytes)
+                try:
+                    place = await shard.locate(place, level.entry(origin))
+                except DecodeError as error:
+                    raise DamagedError(manifest, f"{key}: {error}") from error
+        if not isinstance(place, Stored | Part | Inline):
+            return MISSING
+        return referenced._replace(place=place)
+
+    async def _lookup(
+        self, node: SnapshotNode, key: str, fetch: Fetch
+    ) -> tuple[Manifest, Reference] | None:
+        """Return the reference of the chunk *key*, or of its shard."""
+        if node.chunks is None or (address := node.parse(key)) is None:
+            return None
+        return await self.repository.lookup(node.node_id, node.chunks, address.coords, fetch)
+
+    async def _find(self, key: VirtualKey, fetch: Fetch) -> _FoundNode | None:
         ref, path = split_ref(key)
         if ref is None or (dated := await self.repository.dated_snapshot(ref, fetch)) is None:
             return None
-        snapshot, _ = dated
+        snapshot, modified_s = dated
         if (found := snapshot.find(path)) is None:
             return None
         node_path, rest = found
@@ -291,16 +347,7 @@ class RepositoryLayout(Layout):
         if isinstance(node, DecodeError):
             name = self.repository.file("snapshots", snapshot.object_id)
             raise DamagedError(name, f"/{node_path}: {node}")
-        return ref, dated, node_path, node, rest
-
-    async def _refer(
-        self, key: VirtualKey, fetch: Fetch
-    ) -> tuple[SnapshotNode, tuple[int, ...], Manifest, Reference] | None:
-        found = await self._find(key, fetch)
-        if found is None or (chunks := found[3].chunks) is None:
-            return None
-        referred = await self._array(found[3], chunks, fetch).refer(found[4])
-        return None if referred is None else (found[3], *referred)
+        return _FoundNode(ref, snapshot, modified_s, node_path, node, rest)
 
 
 def sound_nodes(snapshot: Snapshot) -> Iterator[tuple[str, SnapshotNode, Chunks | None]]:
@@ -340,93 +387,6 @@ def _describe(
     except DecodeError as error:
         return DamagedError(snapshot, f"/{path}: {error}")
     return Collection(description, None)
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayReader:
-    """Locates and lists chunks: inner chunks, where the array is sharded."""
-
-    repository: Repository
-    node: SnapshotNode
-    chunks: Chunks
-    whole_index_nbytes: int
-    fetch: Fetch
-
-    async def locate(self, key: str) -> Referenced | Missing:
-        """Locate the chunk *key* of the array. Raises: `DamagedError`, `NotAllowedError`."""
-        if (address := self._parse(key)) is None:
-            return MISSING
-        coords, origin = address
-        array = self.node.document.array
-        found = await self.repository.find(self.node.node_id, self.chunks, coords, self.fetch)
-        if found is None:
-            return MISSING
-        manifest, referenced = found
-        place: Shard = referenced.place
-        if array is not None and origin is not None:
-            for level in array.levels:
-                shard = ShardReader(level.index, self.fetch, self.whole_index_nbytes)
-                try:
-                    place = await shard.locate(place, level.entry(origin))
-                except DecodeError as error:
-                    raise DamagedError(manifest, f"{key}: {error}") from error
-        if not isinstance(place, Stored | Part | Inline):
-            return MISSING
-        return referenced._replace(place=place)
-
-    async def refer(self, key: str) -> tuple[tuple[int, ...], Manifest, Reference] | None:
-        """Return the coordinates and the reference of the chunk *key*, or of its shard."""
-        if (address := self._parse(key)) is None:
-            return None
-        coords, _ = address
-        node_id = self.node.node_id
-        found = await self.repository.lookup(node_id, self.chunks, coords, self.fetch)
-        return None if found is None else (coords, *found)
-
-    def shard(self, key: str) -> tuple[int, ...] | None:
-        """Return the coordinates of the chunk *key*, or of its shard."""
-        address = self._parse(key)
-        return address and address[0]
-
-    def _parse(self, key: str) -> tuple[tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the coordinates of the stored chunk, and the origin of an inner chunk."""
-        coords, array = self.chunks.keys.parse(key), self.node.document.array
-        origin = None if array is None or coords is None else array.origin(coords)
-        if array is not None:
-            coords = origin and tuple(map(floordiv, origin, array.shard_shape))
-        if coords is None or not all(map(lt, coords, self.chunks.grid)):
-            return None
-        return coords, origin
-
-    async def items(self, folder: str, window: Window, run: RunInThread) -> AsyncGenerator[Item]:
-        """Yield the chunks that references allow for; *folder* is the prefix of their keys."""
-        manifests = [
-            await self.repository.manifest(object_id, self.fetch)
-            for object_id, _ in self.chunks.manifests
-        ]
-        grid = await run(make_grid, self.node, self.chunks, manifests, folder)
-        walk = grid.cells(window)
-        while batch := await run(lambda: list(islice(walk, _BATCH))):
-            for coords in batch:
-                key = grid.spell(coords)
-                if (folded := window.fold(key)) is not None:
-                    if window.opens(folded):
-                        yield Item(folded, None)
-                elif window.admits(key):
-                    yield Item(key, await self._show(key.removeprefix(folder)))
-
-    async def _show(self, key: str) -> Referenced | Missing:
-        """Locate the chunk *key*; of a virtual chunk that is not allowed, return the length."""
-        try:
-            return await self.locate(key)
-        except NotAllowedError:
-            found = await self.refer(key)
-            if found is None or self.node.document.array is not None:
-                raise
-            _, _, reference = found
-            if not isinstance(reference, Virtual):
-                raise
-            return Referenced(Part(_NOWHERE, reference.byte_range), "", is_lasting=False)
 
 
 def make_grid(

@@ -365,44 +365,21 @@ RepoField = IntEnum(
 """Fields of the file, by slots."""
 
 
-class NamedSnapshots(Mapping[str, str]):
-    """Ids of snapshots by the names of branches, or of tags. A damaged ref is not listed; looking
-    it up raises `DecodeError`, not `KeyError`.
-    """
-
-    __slots__ = ("_ids", "faults")
-
-    def __init__(self, ids: Mapping[str, str], faults: Mapping[str, str] | None = None) -> None:
-        self._ids = ids
-        self.faults = faults or {}
-
-    def __getitem__(self, name: str) -> str:
-        if (fault := self.faults.get(name)) is not None:
-            raise DecodeError(f"the ref {name!r} is damaged: {fault}")
-        return self._ids[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-
 class _SnapshotList:
     """Snapshots in the payload, each decoded when it is asked for; a parent is an index."""
 
     def __init__(self, reader: FlatBufferReader, at: int | None) -> None:
         self._reader = reader
-        self._start, self._count = reader.vector(required(at, "snapshots"), U32.size)
+        self._positions = reader.targets(required(at, "snapshots"))
 
     def id_at(self, index: int) -> bytes:
-        (object_id,) = self._reader.table(_SNAPSHOT_ID, self._position(index))
+        (object_id,) = self._row(_SNAPSHOT_ID, index)
         found: bytes = required(object_id, "id")
         return found
 
     def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
-        for _ in range(self._count):
-            row = self._reader.table(_SNAPSHOT, self._position(index))
+        for _ in self._positions:
+            row = self._row(_SNAPSHOT, index)
             index = row[1]
             parent = None if index == _NO_PARENT else self.id_at(index)
             yield _snapshot(row, parent, self._reader.version)
@@ -411,19 +388,15 @@ class _SnapshotList:
         raise DecodeError("a snapshot is its own ancestor")
 
     def find(self, object_id: bytes) -> int | None:
-        """Find a snapshot by bisection, or one by one where the list is not sorted."""
-        indexes = range(self._count)
-        low = bisect_left(indexes, object_id, key=self.id_at)
-        if low < self._count and self.id_at(low) == object_id:
-            return low
-        if object_id not in self._reader.data:
-            return None
-        return next((index for index in indexes if self.id_at(index) == object_id), None)
+        """Find a snapshot in the list, which is sorted by id."""
+        count = len(self._positions)
+        index = bisect_left(range(count), object_id, key=self.id_at)
+        return index if index < count and self.id_at(index) == object_id else None
 
-    def _position(self, index: int) -> int:
-        if not 0 <= index < self._count:
-            raise DecodeError(f"there is no snapshot {index}, only {self._count} are listed")
-        return self._reader.follow(self._start + U32.size * index)
+    def _row(self, kind: TableType, index: int) -> list[Any]:
+        if not 0 <= index < len(self._positions):
+            raise DecodeError(f"there is no snapshot {index}, only {len(self._positions)}")
+        return self._reader.table(kind, self._positions[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,8 +409,9 @@ class RepoInfo:
     """Version of the specification that the file follows."""
     spec_version: int
     """Version of the specification that the repository follows."""
-    branches: NamedSnapshots
-    tags: NamedSnapshots
+    branches: Mapping[str, str]
+    """Ids of snapshots by name."""
+    tags: Mapping[str, str]
     status: Status
     repo_before_updates: str | None
     """File in ``overwritten/`` that has the updates before those of this file."""
@@ -518,17 +492,12 @@ class RepoInfoDecoder:
         )
 
 
-def _read_refs(reader: FlatBufferReader, at: int, snapshots: _SnapshotList) -> NamedSnapshots:
+def _read_refs(reader: FlatBufferReader, at: int, snapshots: _SnapshotList) -> dict[str, str]:
+    """Read the snapshots of branches, or of tags, by name; the first of a name counts."""
     ids: dict[str, str] = {}
-    faults: dict[str, str] = {}
     for name, index in reader.tables(_REF, at):
-        if required(name, "name of a ref") in ids or name in faults:
-            continue
-        try:
-            ids[name] = encode_id(snapshots.id_at(index))
-        except DecodeError as error:
-            faults[name] = str(error)
-    return NamedSnapshots(ids, faults)
+        ids.setdefault(required(name, "name of a ref"), encode_id(snapshots.id_at(index)))
+    return ids
 
 
 def _read_config(reader: FlatBufferReader, at: int | None) -> Config | DecodeError:

@@ -18,7 +18,6 @@ from app.formats.icechunk.repo_info import (
     LAST_US,
     REPO,
     Availability,
-    NamedSnapshots,
     RepoField,
     RepoInfo,
     SnapshotInfo,
@@ -173,9 +172,7 @@ def _write(draft: _Draft, row: list[object]) -> bytearray:
     return FlatBufferWriter().finish(REPO, row)
 
 
-def _raw(refs: NamedSnapshots) -> dict[str, bytes]:
-    if refs.faults:
-        raise DecodeError(f"the ref {next(iter(refs.faults))!r} is damaged")
+def _raw(refs: Mapping[str, str]) -> dict[str, bytes]:
     return {name: required(decode_id(text), "id") for name, text in refs.items()}
 
 

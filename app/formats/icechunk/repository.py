@@ -4,7 +4,7 @@ snapshots, manifests, and the chunks that these refer to.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,12 +24,12 @@ from app.formats.icechunk.manifest import (
     Reference,
     Virtual,
 )
-from app.formats.icechunk.repo_info import Availability, NamedSnapshots, RepoInfo, RepoInfoDecoder
+from app.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder
 from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotDecoder
 from app.formats.icechunk.virtual import Allowed, resolve
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Weighable
 from app.formats.surveying import Listing
-from app.model import ByteRange, Condition, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
+from app.model import ByteRange, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
 
 REPO: Final = "repo"
 _REF_NBYTES: Final = 64 * 1024
@@ -134,31 +134,25 @@ class RepoRefs:
             return None
         if isinstance(ref, SnapshotId):
             return RefTarget(ref.text)
-        try:
-            found = (info.branches if isinstance(ref, Branch) else info.tags).get(ref.name)
-        except DecodeError as error:
-            raise self._damage(error) from error
+        found = (info.branches if isinstance(ref, Branch) else info.tags).get(ref.name)
         if found is None:
             return None
         return RefTarget(found, modified_s if isinstance(ref, Branch) else None)
 
-    def _damage(self, error: DecodeError) -> DamagedError:
-        return DamagedError(self.directory.join(REPO), str(error))
-
-    async def branches(self, fetch: Fetch, _: Listing | None = None) -> NamedSnapshots:
-        info = await self.info(fetch)
-        return NamedSnapshots({}) if info is None else info.branches
-
-    async def tags(self, fetch: Fetch, _: Listing | None = None) -> NamedSnapshots:
-        info = await self.info(fetch)
-        return NamedSnapshots({}) if info is None else info.tags
+    async def named(
+        self, kind: type[Branch | Tag], fetch: Fetch, _: Listing | None = None
+    ) -> Mapping[str, str]:
+        """Return the ids of snapshots by the names of branches, or of tags."""
+        if (info := await self.info(fetch)) is None:
+            return {}
+        return info.branches if kind is Branch else info.tags
 
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
         info = await self.info(fetch, ever=True)
         if info is None:
             return ()
         if isinstance(info.config, DecodeError):
-            raise self._damage(info.config) from info.config
+            raise DamagedError(self.directory.join(REPO), str(info.config)) from info.config
         return info.config.containers
 
 
@@ -181,8 +175,7 @@ class FileRefs:
 
     def read(self, ref: Branch | Tag) -> Read[RefFile]:
         """Return the read of the file of *ref*."""
-        kind = "branch" if isinstance(ref, Branch) else "tag"
-        name = self.directory.join(f"refs/{kind}.{ref.name}/ref.json")
+        name = self.directory.join(f"refs/{type(ref).__name__.lower()}.{ref.name}/ref.json")
         read = Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
         # The file of the branch main marks a repository, as the file repo does.
         return read._replace(kind=REPO) if ref == MAIN else read
@@ -214,16 +207,21 @@ class FileRefs:
         modified_s = found.modified_s if isinstance(ref, Branch) else None
         return RefTarget(found.value.snapshot_id, modified_s)
 
-    async def branches(self, fetch: Fetch, listing: Listing | None = None) -> NamedSnapshots:
-        if listing is not None:
-            return await self._every(Branch, "refs/branch.", fetch, listing)
-        found = await self.resolve(MAIN, fetch)
-        return NamedSnapshots({} if found is None else {MAIN.name: found.snapshot_id})
-
-    async def tags(self, fetch: Fetch, listing: Listing | None = None) -> NamedSnapshots:
+    async def named(
+        self, kind: type[Branch | Tag], fetch: Fetch, listing: Listing | None = None
+    ) -> Mapping[str, str]:
+        """Return the ids of snapshots by the names of refs; without a *listing* only ``main``."""
         if listing is None:
-            return NamedSnapshots({})
-        return await self._every(Tag, "refs/tag.", fetch, listing)
+            main = await self.resolve(MAIN, fetch) if kind is Branch else None
+            return {} if main is None else {MAIN.name: main.snapshot_id}
+        start, found = f"refs/{kind.__name__.lower()}.", {}
+        async for key in listing("refs/"):
+            if key.startswith(start) and key.endswith("/ref.json"):
+                stored = key.removeprefix(start).removesuffix("/ref.json")
+                target = None if "/" in stored else await self._resolve(kind(stored), fetch)
+                if target is not None:
+                    found[unescape(stored)] = target.snapshot_id
+        return found
 
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
         """Read ``config.yaml``, if there is one."""
@@ -231,18 +229,6 @@ class FileRefs:
         decode = YamlConfigDecoder(MAX_NBYTES)
         found = await fetch(Read("config", name, ByteRange(0, MAX_NBYTES + 1), decode))
         return () if found is None else found.value.containers
-
-    async def _every(
-        self, kind: type[Branch | Tag], start: str, fetch: Fetch, listing: Listing
-    ) -> NamedSnapshots:
-        found = {}
-        async for key in listing("refs/"):
-            if key.startswith(start) and key.endswith("/ref.json"):
-                stored = key.removeprefix(start).removesuffix("/ref.json")
-                target = None if "/" in stored else await self._resolve(kind(stored), fetch)
-                if target is not None:
-                    found[unescape(stored)] = target.snapshot_id
-        return NamedSnapshots(found)
 
 
 type Refs = RepoRefs | FileRefs
@@ -315,9 +301,16 @@ class Repository:
         manifest, reference = found
         name = self.file("manifests", manifest.object_id)
         try:
-            return name, await self.refer(manifest, reference, fetch)
+            with suppress(NotAllowedError):
+                return name, self.refer(manifest, reference)
+            return name, self.refer(manifest, reference, await self.containers(fetch))
         except DecodeError as error:
             raise self._damage(manifest.object_id, node_id, coords, error) from error
+
+    async def containers(self, fetch: Fetch) -> dict[str, str]:
+        """Return the prefixes of the virtual chunk containers that have a name."""
+        containers = await self.refs.containers(fetch)
+        return {each.name: each.url_prefix for each in containers if each.name is not None}
 
     async def lookup(
         self, node_id: bytes, chunks: Chunks, coords: tuple[int, ...], fetch: Fetch
@@ -333,8 +326,15 @@ class Repository:
                 return manifest, reference
         return None
 
-    async def refer(self, manifest: Manifest, reference: Reference, fetch: Fetch) -> Referenced:
-        """Return the location of *reference*. Raises: `DecodeError`, `NotAllowedError`."""
+    def refer(
+        self,
+        manifest: Manifest,
+        reference: Reference,
+        containers: Mapping[str, str] | None = None,
+    ) -> Referenced:
+        """Return the location of *reference*; of a virtual one only an ETag pins the version.
+        Raises: `DecodeError`, `NotAllowedError`, also where *containers* are needed and absent.
+        """
         match reference:
             case Native(chunk_id, byte_range):
                 place = Stored(self.file("chunks", chunk_id), byte_range, named_by(chunk_id))
@@ -343,10 +343,12 @@ class Repository:
                 etag = ETag(f'"{encode_id(manifest.object_id)}-{place.start:x}-{place.length:x}"')
                 return Referenced(Inline(manifest.read(place), etag), "", is_lasting=True)
             case Virtual(location, byte_range, checksum):
-                ref = await self._resolve(location, fetch)
+                ref = resolve(location, self.allowed, containers)
                 by = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
-                foreign = foreign_place(ref, byte_range, checksum)
-                return Referenced(foreign, by, is_lasting=isinstance(foreign, Stored))
+                if isinstance(checksum, str):
+                    pinned = Stored(ref, byte_range, Fixed(checksum, checksum))
+                    return Referenced(pinned, by, is_lasting=True)
+                return Referenced(Part(ref, byte_range, checksum), by, is_lasting=False)
 
     def _damage(
         self, manifest_id: bytes, node_id: bytes, coords: tuple[int, ...], error: DecodeError
@@ -354,24 +356,7 @@ class Repository:
         reason = f"chunk {list(coords)} of node {encode_id(node_id)}: {error}"
         return DamagedError(self.file("manifests", manifest_id), reason)
 
-    async def _resolve(self, location: str, fetch: Fetch) -> ObjectRef:
-        """Find the object at *location*; the configuration is read only if that needs it."""
-        with suppress(NotAllowedError):
-            return resolve(location, self.allowed)
-        containers = await self.refs.containers(fetch)
-        prefixes = {each.name: each.url_prefix for each in containers if each.name is not None}
-        return resolve(location, self.allowed, prefixes)
-
 
 def named_by(object_id: bytes) -> Fixed:
     """Return the version of the immutable file *object_id*."""
     return Fixed(ETag(f'"{encode_id(object_id)}"'))
-
-
-def foreign_place(
-    ref: ObjectRef, byte_range: ByteRange, checksum: Condition | None
-) -> Stored | Part:
-    """Return the location of a virtual reference; only an ETag pins the version of *ref*."""
-    if isinstance(checksum, str):
-        return Stored(ref, byte_range, Fixed(checksum, checksum))
-    return Part(ref, byte_range, checksum)

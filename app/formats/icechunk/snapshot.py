@@ -9,7 +9,7 @@ written.
 import json
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
-from operator import lt
+from operator import floordiv, lt
 from struct import pack
 from typing import Any, Final, NamedTuple
 
@@ -38,7 +38,6 @@ from app.formats.icechunk.flatbuffers import (
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES
 from app.formats.icechunk.repo_info import (
     METADATA,
-    VERSION,
     Metadata,
     SnapshotInfo,
     checked_us,
@@ -79,7 +78,6 @@ _, _PARENT_ID, _NODES, _FLUSHED_AT, _MESSAGE, _METADATA = range(6)
 _MANIFEST_FILES_V1, _MANIFEST_FILES, _EXTRA = range(6, 9)
 _NO_DATA: Final[tuple[TableType, tuple[Any, ...]]] = (TableType(), ())
 
-_PATH: Final = 1
 _NODE_NBYTES: Final = 1024
 _ITEM_NBYTES: Final = 256
 
@@ -165,8 +163,7 @@ class StoredSnapshotDecoder(FileDecoder):
         reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         nodes: dict[str, StoredNode] = {}
         nbytes = 0
-        for at in reader.targets(required(root[_NODES], "nodes")):
-            node = _read_stored_node(reader, at)
+        for node in _read_nodes(reader, root):
             nodes.setdefault(node.path, node)
             weight = _weigh_stored(node)
             reader.spend(weight)
@@ -184,17 +181,18 @@ class StoredSnapshotDecoder(FileDecoder):
         )
 
 
-def _read_stored_node(reader: FlatBufferReader, at: int) -> StoredNode:
-    node_id, path, document, kind, array, extra = reader.table(_NODE, at)
-    if kind not in (ARRAY, GROUP):
-        raise DecodeError(f"node {path} is of unknown type {kind}")
-    return StoredNode(
-        required(node_id, "node id"),
-        required(path, "path"),
-        required(document, "user_data"),
-        _read_array(reader, required(array, "node_data")) if kind == ARRAY else None,
-        extra,
-    )
+def _read_nodes(reader: FlatBufferReader, root: list[Any]) -> Iterator[StoredNode]:
+    for at in reader.targets(required(root[_NODES], "nodes")):
+        node_id, path, document, kind, array, extra = reader.table(_NODE, at)
+        if kind not in (ARRAY, GROUP):
+            raise DecodeError(f"node {path} is of unknown type {kind}")
+        yield StoredNode(
+            required(node_id, "node id"),
+            required(path, "path"),
+            required(document, "user_data"),
+            _read_array(reader, required(array, "node_data")) if kind == ARRAY else None,
+            extra,
+        )
 
 
 def _read_array(reader: FlatBufferReader, at: int) -> StoredArray:
@@ -247,8 +245,6 @@ def _weigh_stored(node: StoredNode) -> int:
 def write_snapshot(snapshot: StoredSnapshot) -> bytes:
     """Write a whole file, with nodes in the order of the bytes of their paths."""
     metadata = snapshot.metadata
-    if metadata.items and metadata.version != VERSION:
-        raise ValueError("metadata of version 1 cannot be in a file of version 2")
     nodes = sorted(snapshot.nodes.values(), key=lambda node: node.path.encode())
     row = (
         snapshot.object_id,
@@ -303,6 +299,15 @@ class Chunks:
         return len(coords) == len(self.grid) and all(map(lt, coords, self.grid))
 
 
+class ParsedKey(NamedTuple):
+    """A chunk of a served array."""
+
+    coords: tuple[int, ...]
+    """Of the chunk that is stored: the shard, where the array is sharded."""
+    origin: tuple[int, ...] | None
+    """First array element of the inner chunk."""
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotNode:
     """An array or a group as it is served."""
@@ -311,6 +316,18 @@ class SnapshotNode:
     """The same in all snapshots, also after the node moved."""
     document: ZarrNode
     chunks: Chunks | None = None
+
+    def parse(self, key: str) -> ParsedKey | None:
+        """Parse the key of a chunk below the node; `None` for any other key."""
+        if self.chunks is None:
+            return None
+        coords, array = self.chunks.keys.parse(key), self.document.array
+        origin = None if array is None or coords is None else array.origin(coords)
+        if array is not None:
+            coords = origin and tuple(map(floordiv, origin, array.shard_shape))
+        if coords is None or not self.chunks.has(coords):
+            return None
+        return ParsedKey(coords, origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +339,6 @@ class Snapshot:
     """By path, empty for the root, in the order of bytes; an error for a damaged node."""
     root_document: bytes
     """The ``zarr.json`` of the root with those of all nodes consolidated; empty without a root."""
-    manifests: frozenset[bytes]
     faults: tuple[tuple[str, str], ...]
     """Paths of misplaced nodes, and the reasons."""
     orphans: Container[str]
@@ -363,14 +379,13 @@ class SnapshotDecoder(FileDecoder):
         reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         nodes: dict[str, SnapshotNode | DecodeError] = {}
         faults: list[tuple[str, str]] = []
-        for at in () if root[_NODES] is None else reader.targets(root[_NODES]):
-            table = reader.table(_NODE.lazy, at)
-            path = required(reader.read(TEXT, table[_PATH]), "path")
+        for stored in _read_nodes(reader, root):
+            path = stored.path
             if not is_node_path(path) or path[1:] in nodes:
                 reason = "another node has the same path"
                 faults.append((path, reason if is_node_path(path) else "no path of a node"))
                 continue
-            node = nodes[path[1:]] = _read_node(reader, table)
+            node = nodes[path[1:]] = _serve_node(reader, stored)
             reader.spend(_weigh(node))
         nodes = {path: nodes[path] for path in sorted(nodes, key=str.encode)}
         orphans = _find_orphans(nodes)
@@ -380,7 +395,6 @@ class SnapshotDecoder(FileDecoder):
             self.object_id,
             nodes,
             root_document,
-            frozenset(file.object_id for file in _read_manifest_files(reader, root)),
             tuple(faults),
             orphans,
             len(root_document) + sum(map(_weigh, nodes.values())),
@@ -408,42 +422,32 @@ def _find_orphans(nodes: Mapping[str, SnapshotNode | DecodeError]) -> Mapping[st
     return found
 
 
-def _read_node(reader: FlatBufferReader, table: list[Any]) -> SnapshotNode | DecodeError:
-    """Decode a node, or return an error that holds no reference to the payload."""
+def _serve_node(reader: FlatBufferReader, stored: StoredNode) -> SnapshotNode | DecodeError:
+    """Return the node as it is served, or an error that holds no reference to the payload."""
     try:
-        return _parse_node(reader, *table)
+        reader.check(json_memory_nbytes(stored.document))
+        return _parse_node(stored, json.loads(stored.document.decode()))
     except DecodeError as error:
         return DecodeError(str(error))
     except (ValueError, RecursionError) as error:
         return DecodeError(f"its zarr.json is not JSON: {error}")
 
 
-def _parse_node(
-    reader: FlatBufferReader,
-    node_id: bytes | None,
-    _: int,
-    user_data: int | None,
-    kind: int,
-    array_at: int | None,
-    __: int | None,
-) -> SnapshotNode:
-    data = required(reader.read(DATA, user_data), "user_data")
-    reader.check(json_memory_nbytes(data))
-    document = json.loads(data.decode())
-    node = SnapshotNode(required(node_id, "node id"), parse_node(document, data))
-    if (node.document.kind == "array") != (kind == ARRAY):
+def _parse_node(stored: StoredNode, document: Any) -> SnapshotNode:
+    node = SnapshotNode(stored.node_id, parse_node(document, stored.document))
+    if (node.document.kind == "array") != (stored.array is not None):
         raise DecodeError("snapshot and zarr.json disagree on whether it is an array")
-    if node.document.kind == "group":
+    if stored.array is None:
         return node
-    array = _read_array(reader, required(array_at, "node_data"))
+    grid = stored.array.grid
     ndim = len(shape_of(document.get("shape"), "shape", least=0))
-    if len(array.grid) != ndim:
-        raise DecodeError(f"the snapshot has {len(array.grid)} dimensions and zarr.json {ndim}")
+    if len(grid) != ndim:
+        raise DecodeError(f"the snapshot has {len(grid)} dimensions and zarr.json {ndim}")
     try:
         keys = chunk_keys(document.get("chunk_key_encoding"), ndim)
     except UnshardableError:  # the library uses one encoding, and ignores the document
         keys = ChunkKeys("c/", "/", ndim)
-    return replace(node, chunks=Chunks(keys, array.grid, array.manifests))
+    return replace(node, chunks=Chunks(keys, grid, stored.array.manifests))
 
 
 def _consolidate(nodes: Mapping[str, SnapshotNode | DecodeError], orphans: Container[str]) -> bytes:

@@ -1,16 +1,16 @@
 """The references of one ref, and the shards and chunks behind them, for `inspect` and `verify`."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass, field
-from operator import mul
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter, mul
 
 from app.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
 from app.formats.icechunk.coords import inside
 from app.formats.icechunk.keys import parse_ref
-from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
-from app.formats.icechunk.repository import Repository, foreign_place, named_by
+from app.formats.icechunk.manifest import Manifest
+from app.formats.icechunk.repository import Repository
 from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from app.formats.icechunk.virtual import resolve
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.formats.surveying import (
     ARRAYS,
@@ -28,11 +28,7 @@ from app.formats.surveying import (
 )
 from app.formats.zarr.codecs import has_intact_checksum
 from app.formats.zarr.survey import ZarrShard, describe
-from app.model import ByteRange, Condition, Fixed, ObjectRef, Part, Stored, VirtualKey
-
-type Follow = Callable[[str], ObjectRef]
-"""Returns the object of a virtual reference; raises `DecodeError`, `NotAllowedError`."""
-type _Version = tuple[ObjectRef, Condition | Fixed | None]
+from app.model import ByteRange, Inline, ObjectRef, Part, Stored, VirtualKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ async def survey_ref(
     file = repository.file("snapshots", snapshot.object_id)
     for path, reason in snapshot.faults:
         yield Flaw(file, f"{spelled}{path}", reason)
-    arrays: dict[bytes, list[_SurveyedArray]] = {each: [] for each in sorted(snapshot.manifests)}
+    arrays: defaultdict[bytes, list[_SurveyedArray]] = defaultdict(list)
     for path, node in snapshot.nodes.items():
         key = f"{spelled}/{path}".rstrip("/")
         try:
@@ -74,24 +70,18 @@ async def survey_ref(
         if array is not None:
             yield Counted(ARRAYS, 1)
             for object_id, _ in array.chunks.manifests:
-                arrays.setdefault(object_id, []).append(array)
-    follow = await _follower(repository, fetch)
-    for object_id, some in arrays.items():
+                arrays[object_id].append(array)
+    containers = await repository.containers(fetch)
+    for object_id, some in sorted(arrays.items(), key=itemgetter(0)):
         try:
             manifest = await repository.manifest(object_id, fetch)
         except (DamagedError, StorageError) as error:
-            yield Flaw(error.ref, some[0].key if some else spelled, error.reason)
+            yield Flaw(error.ref, some[0].key, error.reason)
             continue
         yield Counted("manifests", 1)
         for array in some:
-            for finding in _References(repository, manifest, array, follow).findings():
+            for finding in _follow_references(repository, manifest, array, containers):
                 yield finding
-
-
-async def _follower(repository: Repository, fetch: Fetch) -> Follow:
-    containers = await repository.refs.containers(fetch)
-    prefixes = {each.name: each.url_prefix for each in containers if each.name is not None}
-    return lambda location: resolve(location, repository.allowed, prefixes)
 
 
 async def _snapshot(repository: Repository, ref: str, fetch: Fetch) -> tuple[Snapshot, str]:
@@ -113,77 +103,53 @@ def _survey_array(
     return _SurveyedArray(key, node, node.chunks, node.document.array is not None or is_checked)
 
 
-@dataclass(frozen=True, slots=True)
-class _References:
-    """The references of one array in one manifest."""
+def _find_misplaced(file: ObjectRef, manifest: Manifest, array: _SurveyedArray) -> Iterator[Flaw]:
+    node_id, grid = array.node.node_id, array.chunks.grid
+    for found, ndim in manifest.arrays:
+        # Old writers give the chunk of an array without dimensions one coordinate.
+        if found == node_id and ndim not in {len(grid), len(grid) or 1}:
+            reason = f"references with {ndim} coordinates to an array of {len(grid)} dimensions"
+            yield Flaw(file, array.key, reason)
+    coords = manifest.coords(node_id, len(grid))
+    for each in coords[~inside(coords, grid)].tolist():
+        reason = f"it is out of the chunk grid {list(grid)}"
+        yield Flaw(file, array.chunk_key(tuple(each)), reason)
 
-    _repository: Repository
-    _manifest: Manifest
-    _array: _SurveyedArray
-    _follow: Follow
-    _needed: dict[_Version, NeededObject] = field(default_factory=dict)
-    """Of each object the reference that ends last."""
-    _refused: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def _file(self) -> ObjectRef:
-        return self._repository.file("manifests", self._manifest.object_id)
-
-    def findings(self) -> Iterator[Finding]:
-        node_id, grid = self._array.node.node_id, self._array.chunks.grid
-        yield from self._misplaced(node_id, len(grid))
-        coords = self._manifest.coords(node_id, len(grid))
-        yield Counted("references", len(coords))
-        within = inside(coords, grid)
-        for each in coords[~within].tolist():
-            yield Flaw(self._file, self._key(each), f"it is out of the chunk grid {list(grid)}")
-        for each in coords[within].tolist():
-            yield from self._follow_reference(tuple(each))
-        yield from self._needed.values()
-        for reason, count in self._refused.items():
-            yield Unchecked(self._array.key, f"{count} of its chunks: {reason}")
-
-    def _misplaced(self, node_id: bytes, ndim: int) -> Iterator[Flaw]:
-        for found, other in self._manifest.arrays:
-            # Old writers give the chunk of an array without dimensions one coordinate.
-            if found == node_id and other not in {ndim, ndim or 1}:
-                reason = f"references with {other} coordinates to an array of {ndim} dimensions"
-                yield Flaw(self._file, self._array.key, reason)
-
-    def _follow_reference(self, coords: tuple[int, ...]) -> Iterator[Finding]:
+def _follow_references(
+    repository: Repository, manifest: Manifest, array: _SurveyedArray, containers: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Follow the references of one array in one manifest."""
+    file = repository.file("manifests", manifest.object_id)
+    node_id, grid = array.node.node_id, array.chunks.grid
+    yield from _find_misplaced(file, manifest, array)
+    every = manifest.coords(node_id, len(grid))
+    yield Counted("references", len(every))
+    last: dict[tuple[ObjectRef, object], NeededObject] = {}
+    refused: Counter[str] = Counter()
+    for coords in map(tuple, every[inside(every, grid)].tolist()):
         try:
-            reference = self._manifest.lookup(self._array.node.node_id, coords)
-            if reference is None:
-                return
-            place, data = self._place(reference)
+            if (reference := manifest.lookup(node_id, coords)) is None:
+                continue
+            found = repository.refer(manifest, reference, containers).place
         except DecodeError as error:
-            yield Flaw(self._file, self._key(coords), str(error))
-            return
+            yield Flaw(file, array.chunk_key(coords), str(error))
+            continue
         except NotAllowedError as error:
-            reason = str(error)
-            self._refused[reason] = self._refused.get(reason, 0) + 1
-            return
-        if self._array.reads_chunks:
-            yield Enclosed(self._array.key, enclose(self._array.node, coords, place), data)
+            refused[str(error)] += 1
+            continue
+        data = found.data if isinstance(found, Inline) else None
+        place = Part(file, ByteRange(0, len(found.data))) if isinstance(found, Inline) else found
+        if array.reads_chunks:
+            yield Enclosed(array.key, enclose(array.node, coords, place), data)
         elif data is None:
-            known = self._needed.get((place.ref, place.version))
+            known = last.get((place.ref, place.version))
             if known is None or known.place.byte_range.stop < place.byte_range.stop:
-                expected = NeededObject(self._key(coords), place)
-                self._needed[place.ref, place.version] = expected
-
-    def _place(self, reference: Reference) -> tuple[Stored | Part, bytes | None]:
-        match reference:
-            case Native(chunk_id, byte_range):
-                name = self._repository.file("chunks", chunk_id)
-                return Stored(name, byte_range, named_by(chunk_id)), None
-            case Inlined(place):
-                data = self._manifest.read(place)
-                return Part(self._file, ByteRange(0, len(data))), data
-            case Virtual(location, byte_range, checksum):
-                return foreign_place(self._follow(location), byte_range, checksum), None
-
-    def _key(self, coords: tuple[int, ...]) -> str:
-        return self._array.chunk_key(tuple(coords))
+                needed = NeededObject(array.chunk_key(coords), place)
+                last[place.ref, place.version] = needed
+    yield from last.values()
+    for reason, count in refused.items():
+        yield Unchecked(array.key, f"{count} of its chunks: {reason}")
 
 
 def enclose(node: SnapshotNode, coords: tuple[int, ...], place: Stored | Part) -> Shard:

@@ -1,7 +1,7 @@
 """Branches and tags of a repository, listed and changed."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -14,8 +14,8 @@ from app.errors import (
     UnknownRefError,
 )
 from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.keys import MAIN
-from app.formats.icechunk.repo_info import NamedSnapshots, RepoInfo
+from app.formats.icechunk.keys import MAIN, Branch, Tag
+from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.repo_writer import RefChange
 from app.model import ETag
 from app.resolve.bodies import Demand
@@ -35,20 +35,11 @@ class NamedRef:
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedRef:
-    """Branch or tag that cannot be decoded, and the reason."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class BranchPage:
     """Page of branches, by name."""
 
     __pydantic_config__ = DOCUMENTED
     branches: list[NamedRef]
-    damaged: list[DamagedRef]
     next: str | None
     """`after` of the next page, if there is one."""
 
@@ -59,7 +50,6 @@ class TagPage:
 
     __pydantic_config__ = DOCUMENTED
     tags: list[NamedRef]
-    damaged: list[DamagedRef]
     next: str | None
     """`after` of the next page, if there is one."""
 
@@ -67,24 +57,23 @@ class TagPage:
 async def read_branches(opened: OpenedRepository, after: str | None, limit: int) -> BranchPage:
     """Read up to *limit* of the branches behind the name *after*."""
     await opened.info()
-    refs = await opened.repository.refs.branches(opened.fetch, opened.listing)
+    refs = await opened.repository.refs.named(Branch, opened.fetch, opened.listing)
     return BranchPage(*_page(refs, after, limit))
 
 
 async def read_tags(opened: OpenedRepository, after: str | None, limit: int) -> TagPage:
     """Read up to *limit* of the tags behind the name *after*."""
     await opened.info()
-    refs = await opened.repository.refs.tags(opened.fetch, opened.listing)
+    refs = await opened.repository.refs.named(Tag, opened.fetch, opened.listing)
     return TagPage(*_page(refs, after, limit))
 
 
 def _page(
-    refs: NamedSnapshots, after: str | None, limit: int
-) -> tuple[list[NamedRef], list[DamagedRef], str | None]:
+    refs: Mapping[str, str], after: str | None, limit: int
+) -> tuple[list[NamedRef], str | None]:
     names = sorted(name for name in refs if after is None or name > after)
     page = [NamedRef(name, refs[name]) for name in names[:limit]]
-    damaged = [DamagedRef(*fault) for fault in refs.faults.items()]
-    return page, damaged, names[limit - 1] if len(names) > limit else None
+    return page, names[limit - 1] if len(names) > limit else None
 
 
 class Feature(IntEnum):
@@ -108,7 +97,7 @@ class RefChanges:
             if kind == "tag":
                 _check_feature(info, Feature.CREATE_TAG)
             refs = info.tags if kind == "tag" else info.branches
-            if name in refs or name in refs.faults:
+            if name in refs:
                 raise ConflictError(f"there is a {kind} {name!r} already")
             if kind == "tag" and name in info.deleted_tags():
                 raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from tests.formats.icechunk import building_repo
@@ -18,6 +19,7 @@ from tests.formats.icechunk.building import (
     manifest,
     snapshot,
 )
+from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard, sharding
 
 GROUP: dict[str, Any] = {"zarr_format": 3, "node_type": "group"}
 _CROCKFORD = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEFGHJKMNPQRSTVWXYZ")
@@ -125,6 +127,36 @@ def repo(snapshot_id: bytes, **more: Any) -> bytes:
         "snapshots": [building_repo.snapshot(snapshot_id)],
     }
     return building_repo.Repo(**fields | more).file()
+
+
+def lab(*refs: Ref, document: Mapping[str, Any] | bytes | None = None) -> Builder:
+    """Make an array ``a`` of three chunks, *refs* and a native one, and ``s`` of two shards."""
+    builder = Builder()
+    builder.group("/")
+    line = array_metadata([6], [2], [LITTLE]) if document is None else document
+    builder.array("/a", line, [3], [*refs, builder.native([1], b"xy", b".")])
+    shard = encode_shard([b"a", b"b", b"c", b"d"])
+    shards = [Ref(index=[0], inline=shard), builder.native([1], shard, b"..")]
+    builder.array("/s", array_metadata([8], [4], [sharding([1])]), [2], shards)
+    return builder
+
+
+def write_files(objects: Mapping[str, bytes | None], folder: Path) -> None:
+    """Write files, but those that are `None`."""
+    for key, data in objects.items():
+        if data is not None:
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (folder / key).write_bytes(data)
+
+
+def group() -> bytes:
+    """Write the metadata of a group."""
+    return json.dumps(GROUP).encode()
+
+
+def array(shape: Sequence[int], chunk: Sequence[int], codecs: Sequence[Any] = (LITTLE,)) -> bytes:
+    """Write the metadata of an array."""
+    return json.dumps(array_metadata(list(shape), list(chunk), list(codecs))).encode()
 
 
 def node_id(path: str) -> bytes:

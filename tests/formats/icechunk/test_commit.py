@@ -25,7 +25,7 @@ from app.formats.icechunk.snapshot import Dimension, ManifestRef, StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.peer import LIMIT, change_set, logged, open_array, open_root, stored
-from tests.formats.icechunk.small import array, group
+from tests.formats.icechunk.repositories import array, group
 from tests.formats.icechunk.trees import EMPTY, STEPS, Node, Tree, TreeStore, difference, run
 
 A, B, C, D = (b"%08d" % number for number in range(4))

@@ -20,7 +20,7 @@ from app.formats.icechunk.payloads import Inlaid, Payloads
 from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.peer import change_set, logged, open_array, open_root, stored
-from tests.formats.icechunk.small import array, group
+from tests.formats.icechunk.repositories import array, group
 from tests.formats.icechunk.trees import (
     EMPTY,
     STEPS,

@@ -1,6 +1,5 @@
 """A repository by virtual key: refs, nodes and chunks, listings, and the reads for these."""
 
-import json
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
@@ -11,26 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError
-from app.formats.icechunk.layout import Icechunk, RepositoryLayout, key_blocks, sound_nodes
+from app.formats.icechunk.layout import Icechunk, key_blocks, sound_nodes
 from app.formats.icechunk.snapshot import SnapshotDecoder
 from app.formats.listing import Axis, Grid, Window
 from app.formats.surveying import Collection
 from app.formats.zarr.keys import ChunkKeys
-from app.model import MISSING, ByteRange, ETag, Fixed, Inline, Referenced, Stored, VirtualKey
+from app.model import MISSING, ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
 from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
 from tests.formats.case import filled
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import SNAPSHOT, Node, Ref, envelope, snapshot
 from tests.formats.icechunk.case import SHARDED
-from tests.formats.icechunk.repositories import GROUP, Builder, digest, repo, spell
-from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
-from tests.resolve.stores import Clock, WatchedStore
-from tests.support.resolving import ROOT, Reading, reading
+from tests.formats.icechunk.repositories import Builder, digest, group, repo, spell
+from tests.formats.icechunk.served import LINE, TTL_S, Served
+from tests.formats.zarr.building import encode_shard
+from tests.support.resolving import ROOT
 
 LIMIT = 2**20
-TTL_S = 60.0
-LINE = array_metadata([8], [2], [LITTLE])
 SHARD = encode_shard([b"one", None, b"three", b"four"])
 
 
@@ -43,46 +40,18 @@ def _builder(data: bytes = b"native", version: int = 2) -> Builder:
     return builder
 
 
-class _Case:
-    """A repository in a watched store, and a clock that is moved by hand."""
+class _Case(Served):
+    """The repository of a builder, and the id of its snapshot."""
 
     def __init__(self, builder: Builder | None = None, **more: Any) -> None:
         self.builder = builder or _builder()
-        self.store = WatchedStore()
-        self.clock = Clock()
-        filled(self.builder.build(**more), self.store)
-        formats = (Icechunk(LIMIT, LIMIT),)
-        self.data: Reading = reading(
-            self.store, formats=formats, clock=self.clock, ttl_s=TTL_S, chunk_bytes=0
-        )
+        super().__init__(self.builder.build(**more))
         self.id = spell(digest(self.builder.nodes))
-
-    async def layout(self) -> RepositoryLayout:
-        """Open it."""
-        found = await Icechunk(LIMIT, LIMIT).open(ROOT, self.fetch)
-        assert isinstance(found, RepositoryLayout)
-        return found
-
-    async def locate(self, key: str) -> Any:
-        """Locate *key*."""
-        return await (await self.layout()).locate(VirtualKey(key), self.fetch)
 
     async def names(self, prefix: str) -> list[str]:
         """List what is below *prefix*."""
         found = await (await self.layout()).names(VirtualKey(prefix), self.fetch)
         return [each.name for each in found]
-
-    @property
-    def fetch(self) -> DirectFetch:
-        """Read without a cache."""
-        return DirectFetch(self.store)
-
-    @property
-    def folders(self) -> list[str]:
-        """Return which files were read by their folders, but for markers of other kinds."""
-        keys = (call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls)
-        others = {"zarr.json", "info", "refs"}
-        return [folder for key in keys if (folder := key.partition("/")[0]) not in others]
 
 
 async def test_what_has_no_marker_is_no_repository() -> None:
@@ -106,10 +75,7 @@ async def test_what_has_no_marker_is_no_repository() -> None:
 async def test_what_is_not_in_a_branch_lasts(ref: str, lasts: bool, key: str) -> None:  # noqa: FBT001
     """A branch can be at another snapshot tomorrow; a tag and an id cannot."""
     case = _Case()
-    location = await case.locate(ref.format(id=case.id) + key)
-
-    assert isinstance(location, Referenced)
-    assert location.is_lasting is lasts
+    assert (await case.locate(ref.format(id=case.id) + key)).is_lasting is lasts
 
 
 async def test_a_native_chunk_is_a_part_of_its_file() -> None:
@@ -131,9 +97,10 @@ async def test_inline_chunks_and_documents_have_versions_of_their_own() -> None:
     builder = _builder()
     refs = [Ref(index=[at], inline=b"same") for at in range(3)]
     builder.array("/i", LINE, [4], refs)
-    places = [(await _Case(builder).locate(f"i/c/{at}")).place for at in range(3)]
+    places: list[Any] = [(await _Case(builder).locate(f"i/c/{at}")).place for at in range(3)]
     cases = (_Case(), _Case(_builder(b"other")))
-    one, other = [(await case.locate("g/zarr.json")).place for case in cases]
+    documents: list[Any] = [(await case.locate("g/zarr.json")).place for case in cases]
+    one, other = documents
 
     assert all(isinstance(place, Inline) and place.data == b"same" for place in places)
     assert len({place.etag for place in places}) == 3
@@ -144,14 +111,14 @@ async def test_inline_chunks_and_documents_have_versions_of_their_own() -> None:
 async def test_cold_it_takes_four_reads_and_warm_one() -> None:
     """Of ``repo``, snapshot, manifest, chunk, without a listing; then of the chunk."""
     case = _Case()
-    assert await case.data.read("g/a/c/0") == b"native"
+    assert await case.read("g/a/c/0") == b"native"
     assert case.folders == ["repo", "snapshots", "manifests", "chunks"]
     assert {call.method for call in case.store.calls} == {"get"}
     case.store.calls.clear()
     for key in ("g/a/zarr.json", "zarr.json", "g/a/c/1", "g/a/c/2", "g/x", "@tag.v1/g/zarr.json"):
-        await case.data.read(key)
+        await case.read(key)
     assert case.folders == []
-    await case.data.read("g/a/c/0")
+    await case.read("g/a/c/0")
 
     assert case.folders == ["chunks"]
 
@@ -159,11 +126,11 @@ async def test_cold_it_takes_four_reads_and_warm_one() -> None:
 async def test_what_is_reached_by_id_is_never_looked_at_again() -> None:
     """However long ago it was read."""
     case = _Case()
-    await case.data.read(f"@{case.id}/g/a/c/0")
+    await case.read(f"@{case.id}/g/a/c/0")
     case.store.calls.clear()
     case.clock.now += 1000 * TTL_S
-    assert await case.data.read(f"@{case.id}/g/a/c/0") == b"native"
-    assert await case.data.read(f"@{case.id}/g/zarr.json") is not None
+    assert await case.read(f"@{case.id}/g/a/c/0") == b"native"
+    assert await case.read(f"@{case.id}/g/zarr.json") is not None
 
     assert case.folders == ["chunks"]
 
@@ -171,10 +138,10 @@ async def test_what_is_reached_by_id_is_never_looked_at_again() -> None:
 async def test_a_branch_is_looked_at_again_after_its_time() -> None:
     """One conditional read; where it is at the same snapshot that is all."""
     case = _Case()
-    await case.data.read("g/a/c/0")
+    await case.read("g/a/c/0")
     case.store.calls.clear()
     case.clock.now += TTL_S
-    await case.data.read("g/a/c/0")
+    await case.read("g/a/c/0")
 
     assert case.folders == ["repo", "chunks"]
     assert case.store.calls[0].if_none_match is not None
@@ -183,31 +150,31 @@ async def test_a_branch_is_looked_at_again_after_its_time() -> None:
 async def test_a_commit_is_seen_after_a_while() -> None:
     """The new snapshot takes its place as a whole; by its id the old one stays."""
     case = _Case()
-    await case.data.read("g/a/c/0")
+    await case.read("g/a/c/0")
     filled(_builder(b"newer").build(), case.store)
-    assert await case.data.read("g/a/c/0") == b"native"
+    assert await case.read("g/a/c/0") == b"native"
     case.clock.now += TTL_S
 
-    assert await case.data.read("g/a/c/0") == b"newer"
-    assert await case.data.read(f"@{case.id}/g/a/c/0") == b"native"
+    assert await case.read("g/a/c/0") == b"newer"
+    assert await case.read(f"@{case.id}/g/a/c/0") == b"native"
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
 async def test_a_branch_is_looked_at_again_where_a_chunk_was_deleted(*, is_committed: bool) -> None:
     """Collection of garbage may come before its time; a chunk that is gone for good is damage."""
     case = _Case()
-    await case.data.read("g/a/c/0")
+    await case.read("g/a/c/0")
     for key in case.builder.build():
         if key.startswith("chunks/"):
             case.store.remove(ROOT.join(key))
     case.clock.now += 2
     if is_committed:
         filled(_builder(b"newer").build(), case.store)
-        assert await case.data.read("g/a/c/0") == b"newer"
+        assert await case.read("g/a/c/0") == b"newer"
         return
     for _ in range(2):
         with pytest.raises(DamagedError):
-            await case.data.read("g/a/c/0")
+            await case.read("g/a/c/0")
 
 
 @pytest.mark.parametrize("before", [{}, {"repo": b"# A notebook"}])
@@ -218,11 +185,11 @@ async def test_a_repository_that_appears_is_found(before: Mapping[str, bytes]) -
     for key in objects:
         case.store.remove(ROOT.join(key))
     filled(before, case.store)
-    assert await case.data.read("g/a/c/0") is None
+    assert await case.read("g/a/c/0") is None
     filled(objects, case.store)
     case.clock.now += TTL_S
 
-    assert await case.data.read("g/a/c/0") == b"native"
+    assert await case.read("g/a/c/0") == b"native"
 
 
 @pytest.mark.parametrize("later_s", [TTL_S, 2])
@@ -233,14 +200,14 @@ async def test_a_repository_that_is_upgraded_is_read_on(later_s: float) -> None:
     """
     builder = _builder(version=1)
     case = _Case(builder)
-    assert await case.data.read("g/a/c/0") == b"native"
+    assert await case.read("g/a/c/0") == b"native"
     case.clock.now += later_s
     case.store.place(ROOT.join("repo"), repo(digest(builder.nodes)))
     for ref in ("branch.main", "tag.v1"):
         case.store.remove(ROOT.join(f"refs/{ref}/ref.json"))
 
-    assert await case.data.read("@tag.v1/g/a/c/1") == b"inline"
-    assert await case.data.read("g/a/c/0") == b"native"
+    assert await case.read("@tag.v1/g/a/c/1") == b"inline"
+    assert await case.read("g/a/c/0") == b"native"
 
 
 async def test_the_root_is_listed_with_the_refs() -> None:
@@ -257,7 +224,7 @@ async def test_the_root_is_listed_with_the_refs() -> None:
         "s/",
         "zarr.json",
     ]
-    assert await case.data.read("@branch.a%2Fb/g/a/c/0") == b"native"
+    assert await case.read("@branch.a%2Fb/g/a/c/0") == b"native"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +245,8 @@ async def test_what_is_below_a_group_is_listed(prefix: str, expected: list[str])
 )  # fmt: skip
 async def test_what_is_neither_document_nor_chunk_is_nothing(key: str) -> None:
     """The files of the repository are not served under their names."""
-    assert await _Case().locate(key) == MISSING
+    case = _Case()
+    assert await (await case.layout()).locate(VirtualKey(key), case.fetch) == MISSING
 
 
 async def test_the_arrays_of_main_are_described() -> None:
@@ -373,9 +341,8 @@ def test_a_key_is_folded_behind_the_prefix() -> None:
 
 def test_nodes_in_no_group_are_not_listed() -> None:
     """Nor what is in them; of two nodes with one path the first is."""
-    group = json.dumps(GROUP).encode()
     paths = ["/", "/a", "/a", "/a/b", "/lone/g", "/lone/g/x"]
-    nodes = [Node(node_id=b"thegroup", path=path, user_data=group) for path in paths]
+    nodes = [Node(node_id=b"thegroup", path=path, user_data=group()) for path in paths]
     data = envelope(snapshot(b"the snapshot", nodes), SNAPSHOT)
     decoded = SnapshotDecoder(b"the snapshot", 2**20)(data)
 

@@ -27,7 +27,7 @@ from app.formats.icechunk.repo_writer import (
     rewrite_repo,
 )
 from app.formats.reading import DecodeError
-from tests.formats.icechunk.building import REPO_INFO, Numbers, Structs, envelope
+from tests.formats.icechunk.building import Numbers, Structs
 from tests.formats.icechunk.building_repo import (
     FIRST,
     NOON,
@@ -237,23 +237,6 @@ def test_many_snapshots_are_carried_through() -> None:
     assert added is not None
     assert added == new
     assert [each for each in found if each != added] == list(info.snapshots())
-
-
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.soak)])
-def test_damage_is_an_error_or_is_carried_on(tmp_path: Path, step: int) -> None:
-    """Whatever byte is wrong, the file is refused, or what is written can be read."""
-    BUILDERS["expired"](tmp_path)
-    info = decode((tmp_path / "repo").read_bytes())
-    change = RefChange("tag_deleted", "t")
-    for at in range(8, len(info.payload), step):
-        damaged = bytearray(info.payload)
-        damaged[at] ^= (1, 0x80, 0xFF)[at % 3]
-        try:
-            other = decode(envelope(bytes(damaged), REPO_INFO))
-            written = rewrite_repo(other, change, NOON, "repo.1.A")
-        except DecodeError:
-            continue
-        decode(written)
 
 
 def test_a_snapshot_tells_who_asked_for_it() -> None:

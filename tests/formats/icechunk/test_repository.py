@@ -9,21 +9,16 @@ import pytest
 from flatbuffers import flexbuffers
 
 from app.errors import DamagedError, NotAllowedError
-from app.formats.icechunk.config import VirtualContainer
 from app.formats.icechunk.keys import Branch, SnapshotId, Tag
 from app.formats.icechunk.keys import Ref as AnyRef
-from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.repository import (
     FileRefs,
     RefFile,
     Refs,
     RefTarget,
-    RepoMarker,
-    RepoMarkerDecoder,
     RepoRefs,
     read_ref_file,
 )
-from app.formats.icechunk.virtual import Allowed, parse_prefix
 from app.formats.reading import DecodeError
 from app.model import (
     EVERYTHING,
@@ -32,10 +27,8 @@ from app.model import (
     Fixed,
     ObjectRef,
     Part,
-    Referenced,
     Stored,
     UnmodifiedSince,
-    VirtualKey,
 )
 from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
@@ -46,58 +39,26 @@ from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
 from tests.formats.icechunk.case import SHARDED
 from tests.formats.icechunk.repositories import Builder, node_id, spell
+from tests.formats.icechunk.served import ARCHIVE, DATA, Served
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
-from tests.resolve.stores import Clock, WatchedStore
-from tests.support.resolving import ROOT, Reading, reading
+from tests.support.resolving import ROOT
 
-LINE = array_metadata([16], [2], [LITTLE])
-ARCHIVE = ObjectRef("memory://archive", "era5")
-DATA = b"0123456789"
-ALLOWED = (
-    Allowed(parse_prefix("s3://archive/era5/"), ARCHIVE),
-    Allowed(parse_prefix("s3://archive/era5/inner/"), ObjectRef("memory://inner", "")),
-)
 ERA = {"name": "era", "url_prefix": "s3://archive/era5/", "store": "s3"}
 SECRET = {"name": "secret", "url_prefix": "s3://secret/", "store": "s3"}
 
 
-class _Case:
-    """An array ``a`` of virtual chunks; more than ``repo`` tells of containers is in *config*."""
-
-    def __init__(
-        self, *refs: Ref, config: bytes | None = None, version: int = 2, **more: Any
-    ) -> None:
-        builder = Builder(version)
-        builder.group("/")
-        builder.manifest([])
-        manifest_id = builder.manifest([(node_id("/a"), refs)], **more)
-        builder.array("/a", LINE, [8], manifests=[(manifest_id, [(0, 8)])])
-        self.store = WatchedStore()
-        repo: dict[str, Any] = {}
-        if config is not None and version != 1:
-            repo["more"] = {9: config}
-        filled(builder.build(**repo), self.store)
-        if config is not None and version == 1:
-            self.store.place(ROOT.join("config.yaml"), config)
-        self.etag = self.store.place(ARCHIVE.join("a.nc"), DATA, modified_s=1000)
-        self.store.place(ObjectRef("memory://inner", "b.nc"), DATA[::-1])
-        self.clock = Clock()
-        formats = (Icechunk(2**20, 2**20, ALLOWED),)
-        self.data: Reading = reading(
-            self.store, formats=formats, chunk_bytes=0, clock=self.clock, ttl_s=60
-        )
-
-    async def locate(self, at: int = 0) -> Referenced:
-        """Locate a chunk."""
-        layout = await Icechunk(2**20, 2**20, ALLOWED).open(ROOT, self.data.fetch)
-        assert layout is not None
-        found = await layout.locate(VirtualKey(f"a/c/{at}"), self.data.fetch)
-        assert isinstance(found, Referenced)
-        return found
-
-    async def read(self, at: int = 0) -> bytes | None:
-        """Read a chunk."""
-        return await self.data.read(f"a/c/{at}")
+def _served(*refs: Ref, config: bytes | None = None, version: int = 2) -> Served:
+    """Serve an array ``a`` of virtual chunks; *config* is in ``repo``, or in version 1 a file."""
+    builder = Builder(version)
+    builder.group("/")
+    manifest_id = builder.manifest([(node_id("/a"), refs)])
+    line = array_metadata([16], [2], [LITTLE])
+    builder.array("/a", line, [8], manifests=[(manifest_id, [(0, 8)])])
+    if config is None:
+        return Served(builder.build())
+    if version == 1:
+        return Served({**builder.build(), "config.yaml": config})
+    return Served(builder.build(more={9: config}))
 
 
 def _virtual(at: int = 0, location: str = "s3://archive/era5/a.nc", **fields: Any) -> Ref:
@@ -123,7 +84,7 @@ async def test_a_checksum_is_a_condition_of_the_object(
     fields: dict[str, Any], condition: ETag | UnmodifiedSince | None
 ) -> None:
     """A tag, which counts more, fixes it; several versions may be as old as a time."""
-    place, by, is_lasting, _ = await _Case(_virtual(**fields)).locate()
+    place, by, is_lasting, _ = await _served(_virtual(**fields)).locate("a/c/0")
     ref, byte_range = ARCHIVE.join("a.nc"), ByteRange(2, 5)
 
     if isinstance(condition, str):
@@ -135,7 +96,7 @@ async def test_a_checksum_is_a_condition_of_the_object(
 
 async def test_a_checksum_that_holds_is_read_through() -> None:
     """By the ETag of the store, or its time; the rest of the array does not wait for it."""
-    etag = WatchedStore().place(ROOT, DATA)
+    etag = MemoryStore().place(ROOT, DATA)
     refs = [
         _virtual(0, checksum_etag=etag),
         _virtual(1, checksum_etag=etag.strip('"')),
@@ -143,12 +104,12 @@ async def test_a_checksum_that_holds_is_read_through() -> None:
         _virtual(3, checksum_last_modified=999),
         _virtual(4, checksum_etag="another"),
     ]
-    case = _Case(*refs)
+    case = _served(*refs)
 
-    assert [await case.read(at) for at in range(3)] == [b"234"] * 3
+    assert [await case.read(f"a/c/{at}") for at in range(3)] == [b"234"] * 3
     for at in (3, 4):
         with pytest.raises(DamagedError, match=r"a\.nc: is missing, or not as it was"):
-            await case.read(at)
+            await case.read(f"a/c/{at}")
 
 
 async def test_references_of_one_version_to_two_objects_are_told_apart() -> None:
@@ -158,8 +119,8 @@ async def test_references_of_one_version_to_two_objects_are_told_apart() -> None
         _virtual(1, "s3://archive/era5/b.nc", checksum_last_modified=7),
         _virtual(2, "s3://archive/era5/%61.nc", checksum_last_modified=7),
     ]
-    case = _Case(*refs)
-    one, two, three = [(await case.locate(at)).by for at in range(3)]
+    case = _served(*refs)
+    one, two, three = [(await case.locate(f"a/c/{at}")).by for at in range(3)]
 
     assert one != two
     assert one == three
@@ -167,8 +128,8 @@ async def test_references_of_one_version_to_two_objects_are_told_apart() -> None
 
 async def test_a_container_is_looked_up_in_repo() -> None:
     """Which was read already."""
-    case = _Case(_virtual(0, "vcc://era/a.nc"), config=_config(ERA))
-    assert await case.read() == b"234"
+    case = _served(_virtual(0, "vcc://era/a.nc"), config=_config(ERA))
+    assert await case.read("a/c/0") == b"234"
 
     keys = [call.ref.key.removeprefix(f"{ROOT.key}/") for call in case.store.calls]
     assert [key.partition("/")[0] for key in keys][:1] == ["repo"]
@@ -179,10 +140,10 @@ async def test_in_version_1_a_container_is_looked_up_in_a_file() -> None:
     """Which is read once, and only if a reference names a container."""
     config = json.dumps({"virtual_chunk_containers": {"era": ERA}}).encode()
     refs = [_virtual(0), *(_virtual(at, "vcc://era/a.nc") for at in (1, 2))]
-    case = _Case(*refs, config=config, version=1)
+    case = _served(*refs, config=config, version=1)
     counts = []
     for at in range(3):
-        assert await case.read(at) == b"234"
+        assert await case.read(f"a/c/{at}") == b"234"
         counts.append([call.ref.key for call in case.store.calls].count("data/config.yaml"))
 
     assert counts == [0, 1, 1]
@@ -200,18 +161,18 @@ async def test_a_container_that_the_repository_does_not_name_is_damage(
     config: bytes | None, reason: str
 ) -> None:
     """The file and the container are named; damage hurts only who needs the container."""
-    case = _Case(_virtual(0, "vcc://nobody/a.nc"), _virtual(1), config=config)
+    case = _served(_virtual(0, "vcc://nobody/a.nc"), _virtual(1), config=config)
     with pytest.raises(DamagedError, match=reason):
-        await case.read(0)
-    assert await case.read(1) == b"234"
+        await case.read("a/c/0")
+    assert await case.read("a/c/1") == b"234"
 
 
 @pytest.mark.parametrize("location", ["vcc://secret/x/a.nc", "s3://secret/x/a.nc"])
 async def test_a_refusal_names_the_container(location: str) -> None:
     """That is what the operator would have to allow; whoever writes a repository cannot."""
-    case = _Case(_virtual(0, location), config=_config(ERA, SECRET))
+    case = _served(_virtual(0, location), config=_config(ERA, SECRET))
     with pytest.raises(NotAllowedError, match="below s3://secret/ are not allowed"):
-        await case.read()
+        await case.read("a/c/0")
 
 
 @pytest.mark.parametrize(
@@ -225,16 +186,16 @@ async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
     location = "s3://archive/era5/shard"
     ref = Ref(index=[0, 1], location=location, offset=4, length=len(shard), **fields)
     builder.array("/s", SHARDED, [2, 2], [ref])
-    case = _Case()
+    case = _served()
     filled(builder.build(), case.store)
     case.store.place(ARCHIVE.join("shard"), b"more" + shard + b"more", modified_s=1000)
     if fields.get("checksum_last_modified") == 999:
         with pytest.raises(DamagedError, match="era5/shard: "):
-            await case.data.read("s/c/0/2")
+            await case.read("s/c/0/2")
         return
 
-    assert await case.data.read("s/c/0/2") == b"one"
-    assert await case.data.read("s/c/1/3") is None
+    assert await case.read("s/c/0/2") == b"one"
+    assert await case.read("s/c/1/3") is None
     assert {call.if_match for call in case.store.calls if call.ref == ARCHIVE.join("shard")} <= {
         UnmodifiedSince(1000),
         None,
@@ -244,9 +205,9 @@ async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
 
 async def test_a_virtual_chunk_is_one_read_when_warm() -> None:
     """Of its range, and nothing is asked of the object before; a replaced one is read anew."""
-    case = _Case(_virtual(0), _virtual(1, offset=5), _virtual(2, checksum_last_modified=1000))
-    await case.data.read("a/zarr.json")
-    await case.read(7)
+    case = _served(_virtual(0), _virtual(1, offset=5), _virtual(2, checksum_last_modified=1000))
+    await case.read("a/zarr.json")
+    await case.read("a/c/7")
     case.store.calls.clear()
     for at in range(3):
         await case.data.read(f"a/c/{at}", EVERYTHING)
@@ -257,7 +218,7 @@ async def test_a_virtual_chunk_is_one_read_when_warm() -> None:
         ("get", ByteRange(2, 5)),
     ]
     case.store.place(ARCHIVE.join("a.nc"), b"abcdefgh")
-    assert await case.read() == b"cde"
+    assert await case.read("a/c/0") == b"cde"
 
 
 LIMIT = 2**20
@@ -316,37 +277,9 @@ async def test_a_repository_that_was_removed_has_no_refs() -> None:
 
     assert await refs.resolve(Branch("main"), fetch) is None
     assert await refs.resolve(SnapshotId(spell(FIRST)), fetch) is None
-    assert not await refs.branches(fetch)
-    assert not await refs.tags(fetch)
+    assert not await refs.named(Branch, fetch)
+    assert not await refs.named(Tag, fetch)
     assert await refs.containers(fetch) == ()
-
-
-async def test_both_versions_hold_containers() -> None:
-    """Read when asked for; damaged ones hurt nothing else, and a file need not be there."""
-    url, text = "s3://archive/", b"{a: {name: a, url_prefix: s3://archive/, store: !s3 {}}}"
-    config = {"virtual_chunk_containers": {url: {"name": "a", "url_prefix": url, "store": "s3"}}}
-    store = _repo(more={9: b"\xff\xff\xff"})
-    refs, expected = RepoRefs(ROOT, LIMIT), (VirtualContainer("a", url, "s3"),)
-    file = filled({"config.yaml": b"virtual_chunk_containers: " + text})
-
-    found = await refs.containers(DirectFetch(_repo(more={9: bytes(flexbuffers.Dumps(config))})))
-    assert found == await FileRefs(ROOT).containers(DirectFetch(file)) == expected
-    assert await FileRefs(ROOT).containers(DirectFetch(MemoryStore())) == ()
-    assert await _resolve(store, Branch("main")) == spell(FIRST)
-    with pytest.raises(DamagedError, match=f"{ROOT}/repo"):
-        await refs.containers(DirectFetch(store))
-
-
-@pytest.mark.parametrize("data", [b"# A notebook", b"ICE", b"I am", b"\xff"])
-def test_a_file_may_be_called_repo_by_chance(data: bytes) -> None:
-    """What does not begin like one is none, but the beginning of one is one that is damaged."""
-    decode = RepoMarkerDecoder(LIMIT)
-    if b"ICE" in data:
-        with pytest.raises(DecodeError):
-            decode(data)
-    else:
-        assert decode(data) == RepoMarker(None)
-        assert decode(data).nbytes == 0
 
 
 @pytest.mark.parametrize(
@@ -394,10 +327,10 @@ async def test_refs_in_files_are_listed() -> None:
     store = filled({**FILES, "refs/branch.x/other": b"", "refs/branch.y/z/ref.json": _file(FIRST)})
     refs, fetch = FileRefs(ROOT), DirectFetch(store)
 
-    assert await refs.branches(fetch) == {"main": spell(FIRST)}
-    assert await refs.tags(fetch) == {}
-    branches = await refs.branches(fetch, lambda prefix: list_names(store, ROOT, prefix))
-    tags = await refs.tags(fetch, lambda prefix: list_names(store, ROOT, prefix))
+    assert await refs.named(Branch, fetch) == {"main": spell(FIRST)}
+    assert await refs.named(Tag, fetch) == {}
+    branches = await refs.named(Branch, fetch, lambda prefix: list_names(store, ROOT, prefix))
+    tags = await refs.named(Tag, fetch, lambda prefix: list_names(store, ROOT, prefix))
     assert branches == {"main": spell(FIRST), "dev": spell(SECOND)}
     assert tags == {"v1": spell(FIRST)}
 

@@ -1,8 +1,6 @@
 """Findings of `verify` in one ref of a repository."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,10 @@ from typer.testing import CliRunner
 from app.cli import app
 from app.errors import UnknownRefError
 from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.building_repo import FIRST, ref
-from tests.formats.icechunk.small import SHARD, C, D, M, N, Small, name, repo
+from tests.formats.icechunk.building_repo import ref, snapshot
+from tests.formats.icechunk.repositories import Builder, digest, lab, spell, write_files
 
-SOUND = Small(references=Small().references[:2])
+INLINE = Ref(index=[0], inline=b"xy")
 
 
 def verify(folder: Path, *options: str) -> tuple[int, Any]:
@@ -28,81 +26,77 @@ def verify(folder: Path, *options: str) -> tuple[int, Any]:
     return done.exit_code, json.loads(done.stdout)
 
 
-def write(objects: Mapping[str, bytes], folder: Path) -> None:
-    """Write files."""
-    for key, data in objects.items():
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(data)
-
-
-def found(small: Small, folder: Path) -> list[tuple[str, str, str]]:
-    """Verify a repository; give file, key and reason of each damage."""
-    write(small.objects(), folder)
-    _, report = verify(folder, "--chunks")
-    start = f"{folder.as_uri()}/"
-    return [
-        (each["object"].removeprefix(start), each["key"], each["reason"])
-        for each in report["damages"]
-    ]
-
-
 def test_a_sound_repository_has_no_damage(tmp_path: Path) -> None:
     """All references are followed, those of the manifest's own bytes too."""
-    assert found(SOUND, tmp_path) == []
-    code, report = verify(tmp_path)
-    assert code == 0
+    write_files(lab(INLINE).build(), tmp_path)
+    code, report = verify(tmp_path, "--chunks")
+
+    assert (code, report["damages"]) == (0, [])
     assert report["counts"] == {"manifests": 2, "references": 4}
     assert (report["arrays"], report["shards"]) == (2, 2)
 
 
 @pytest.mark.parametrize(
-    ("small", "file", "key", "reason"),
+    ("builder", "file", "key", "reason"),
     [
-        (replace(SOUND, more={name("chunks", C): None}), name("chunks", C), "/a/c/1",
-         "does not exist, though it is referred to"),
-        (replace(SOUND, more={name("chunks", C): b".x"}), name("chunks", C), "/a/c/1",
+        (lab(INLINE), ("chunks/0", None), "/a/c/1", "does not exist, though it is referred to"),
+        (lab(INLINE), ("chunks/0", b".x"), "/a/c/1",
          "has 2 bytes, and bytes up to 3 are referred to"),
-        (replace(SOUND, more={name("chunks", D): b".." + SHARD[:-1] + b"!"}), name("chunks", D),
-         "/s/c/4", "checksum"),
-        (replace(SOUND, more={name("manifests", M): None}), name("manifests", M), "/a",
-         "does not exist, but a snapshot refers to it"),
-        (replace(SOUND, more={name("manifests", N): b"?"}), name("manifests", N), "/s", "Icechunk"),
-        (replace(SOUND, references=[Ref(index=[3], inline=b"xy")]), name("manifests", M),
-         "/a/c/3", "it is out of the chunk grid [3]"),
-        (replace(SOUND, references=[Ref(index=[0, 1], inline=b"xy")]), name("manifests", M), "/a",
+        (lab(INLINE), ("chunks/1", b"x" * 999), "/s/c/4", "checksum"),
+        (lab(INLINE), ("manifests/0", None), "/a", "does not exist, but a snapshot refers to it"),
+        (lab(INLINE), ("manifests/1", b"?"), "/s", "Icechunk"),
+        (lab(Ref(index=[3], inline=b"xy")), ("manifests/0", b""), "/a/c/3",
+         "it is out of the chunk grid [3]"),
+        (lab(Ref(index=[0, 1], inline=b"xy")), ("manifests/0", b""), "/a",
          "references with 2 coordinates to an array of 1 dimensions"),
-        (replace(SOUND, document=b"?"), "snapshots/", "/a", ""),
+        (lab(INLINE, document=b"?"), ("snapshots/0", b""), "/a", ""),
     ],
 )  # fmt: skip
 def test_damage_names_the_file_the_key_and_the_reason(
-    tmp_path: Path, small: Small, file: str, key: str, reason: str
+    tmp_path: Path, builder: Builder, file: tuple[str, bytes | None], key: str, reason: str
 ) -> None:
-    """Once, whatever else is sound."""
-    ((damaged, at, why),) = found(small, tmp_path)
+    """Once, whatever else is sound; *file* is numbered in its folder, and may be changed."""
+    objects: dict[str, bytes | None] = {**builder.build()}
+    (folder, number), change = file[0].split("/"), file[1]
+    name = [name for name in objects if name.startswith(folder)][int(number)]
+    objects[name] = objects[name] if change == b"" else change
+    write_files(objects, tmp_path)
+    _, report = verify(tmp_path, "--chunks")
+    (damage,) = report["damages"]
 
-    assert damaged.startswith(file)
-    assert at == f"@branch.main{key}"
-    assert reason in why
+    assert damage["object"] == f"{tmp_path.as_uri()}/{name}"
+    assert damage["key"] == f"@branch.main{key}"
+    assert reason in damage["reason"]
 
 
 def test_other_refs_are_not_looked_at(tmp_path: Path) -> None:
     """Each has to be named: a branch, a tag, or a snapshot."""
-    branches = [ref("main", 0), ref("dev", 1)]
-    small = replace(SOUND, repo=repo(branches=branches), more={name("chunks", C): None})
-    write(small.objects(), tmp_path)
+    empty, builder = Builder(), lab(INLINE)
+    empty.group("/")
+    first, second = empty.snapshot(), builder.snapshot()
+    objects: dict[str, bytes | None] = {
+        **empty.objects,
+        **builder.build(
+            branches=[ref("main", 0), ref("dev", 1)],
+            tags=[ref("v 1", 1)],
+            snapshots=[snapshot(first), snapshot(second, 0)],
+        ),
+        f"chunks/{spell(digest(b'.xy'))}": None,
+    }
+    write_files(objects, tmp_path)
 
     assert verify(tmp_path) == (0, verify(tmp_path, "--ref", "main")[1])
     for spelled in ("dev", "@branch.dev", "@tag.v 1"):
         assert verify(tmp_path, "--ref", spelled)[0] == 1
-    first = name("snapshots", FIRST).removeprefix("snapshots/")
-    assert verify(tmp_path, "--ref", first)[0] == 0
+    assert verify(tmp_path, "--ref", spell(first))[0] == 0
     with pytest.raises(UnknownRefError, match="there is no ref none"):
         verify(tmp_path, "--ref", "none")
 
 
 def test_references_that_may_not_be_followed_are_reported(tmp_path: Path) -> None:
     """They are no damage."""
-    write(Small().objects(), tmp_path)
+    reference = Ref(index=[2], location="s3://elsewhere/x", offset=3, length=2)
+    write_files(lab(reference).build(), tmp_path)
     code, report = verify(tmp_path)
 
     assert code == 0
@@ -112,16 +106,9 @@ def test_references_that_may_not_be_followed_are_reported(tmp_path: Path) -> Non
 def test_damage_in_what_the_library_wrote_is_found(tmp_path: Path) -> None:
     """Wherever a byte of a shard's index flips."""
     storage = icechunk.local_filesystem_storage(str(tmp_path))
-    repository = icechunk.Repository.create(storage)
-    session = repository.writable_session("main")
+    session = icechunk.Repository.create(storage).writable_session("main")
     array = zarr.create_array(
-        session.store,
-        name="a",
-        shape=(640,),
-        shards=(640,),
-        chunks=(8,),
-        dtype="u4",
-        compressors=None,
+        session.store, name="a", shape=(640,), shards=(640,), chunks=(8,), dtype="u4"
     )
     array[:] = 1
     session.commit("one")
@@ -130,7 +117,6 @@ def test_damage_in_what_the_library_wrote_is_found(tmp_path: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[-9] ^= 1
     shard.write_bytes(data)
-
     code, report = verify(tmp_path)
 
     assert code == 1

@@ -18,7 +18,7 @@ import zstandard
 from pydantic import ByteSize
 
 from app.formats.icechunk.manifest import ManifestDecoder
-from app.formats.icechunk.repo_info import RepoInfoDecoder
+from app.formats.icechunk.repo_info import REPO, RepoInfoDecoder
 from app.formats.icechunk.session import decode_session
 from app.formats.icechunk.snapshot import (
     SnapshotDecoder,
@@ -160,7 +160,7 @@ LIMIT: Final = 2**20
 MANY: Final = 200_000
 """Offsets to one and the same table fill a file of that limit."""
 DECODERS: Final[dict[str, tuple[int, Callable[[bytes], object]]]] = {
-    "repo": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).metadata()),
+    "repo": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).reader().root(REPO)),
     "snapshots": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).snapshots()),
     "snapshot": (SNAPSHOT, SnapshotDecoder(FIRST, LIMIT)),
     "stored": (SNAPSHOT, StoredSnapshotDecoder(FIRST, LIMIT)),

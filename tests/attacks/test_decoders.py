@@ -181,7 +181,7 @@ def read_repo(_: str, data: bytes) -> None:
         for snapshot in info.snapshots():
             snapshot.metadata.decode()
             list(info.ancestry(snapshot.snapshot_id) or ())
-    for read in (info.updates, info.deleted_tags, info.disabled_feature_flags, info.metadata):
+    for read in (info.updates, info.deleted_tags, info.disabled_feature_flags):
         with suppress(DecodeError):
             list(read())
     rewrite_repo(info, RefChange("tag_deleted", "t"), 2**52, "repo.1.A")

@@ -57,7 +57,7 @@ _MAX_VALUE_NBYTES: Final = 8 * 1024**2
 _NO_PARENT: Final = -1
 _SPEC_VERSIONS: Final = (1, 2)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _REF_NBYTES: Final = 256
 _ITEM_NBYTES: Final = 1024
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
@@ -221,7 +221,7 @@ def moment(count_us: int) -> datetime:
 
 def checked_us(count: int) -> int:
     """Return *count*, microseconds since 1970, UTC, unless that is after the year 9999."""
-    if count > LAST_US:
+    if count > _LAST_US:
         raise DecodeError(f"{count} microseconds after 1970 there is no time")
     return count
 
@@ -449,11 +449,6 @@ class RepoInfo:
     def updates(self) -> list[Update]:
         """Decode the operations that the file lists, newest first."""
         return self._read(RepoField.LATEST_UPDATES) or []
-
-    def metadata(self) -> dict[str, Json]:
-        """Decode the metadata of the repository."""
-        metadata: Metadata | None = self._read(RepoField.METADATA)
-        return {} if metadata is None else metadata.decode()
 
     def reader(self, *, is_strict: bool = False) -> FlatBufferReader:
         """Begin to read the payload, counting the memory that it takes from 0."""

@@ -15,7 +15,6 @@ from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.repo_info import (
-    LAST_US,
     REPO,
     Availability,
     RepoField,
@@ -74,16 +73,10 @@ def moment_after(newest_us: int, now_us: int) -> int:
     if newest_us > now_us + _MOST_AHEAD_US:
         ahead_s = (newest_us - now_us) // 1_000_000
         raise FutureError(
-            f"it was written at {_spell(newest_us)}, and it is {_spell(now_us)} here: "
-            f"{ahead_s} s earlier, so one of the clocks is wrong"
+            f"it was written {ahead_s} s ahead of {moment(now_us)}, the time here: one of the "
+            "clocks is wrong"
         )
     return max(now_us, newest_us + 1)
-
-
-def _spell(moment_us: int) -> str:
-    if moment_us > LAST_US:
-        return f"{moment_us} µs after 1970"
-    return moment(moment_us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(slots=True)

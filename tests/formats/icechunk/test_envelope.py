@@ -1,6 +1,5 @@
 """The frame of every metadata file."""
 
-import random
 import struct
 import tracemalloc
 
@@ -125,7 +124,7 @@ def test_damaged_zstd_is_told(body: bytes) -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_payload_may_have_just_the_limit(*, told: bool) -> None:
-    """And no byte more, in one frame or in many."""
+    """And no byte more, in one frame or in many, or uncompressed."""
     half = _frame(_PAYLOAD[:9], told=told)
     body = half + _frame(_PAYLOAD[9:], told=told)
 
@@ -133,31 +132,18 @@ def test_a_payload_may_have_just_the_limit(*, told: bool) -> None:
     for refused in (body, _frame(_PAYLOAD, told=told)):
         with pytest.raises(DecodeError, match="more than"):
             _open(refused, len(_PAYLOAD) - 1)
-
-
-def test_what_does_not_shrink_may_have_the_limit_too() -> None:
-    """The file is then larger than its payload; an uncompressed payload has a limit as well."""
-    payload = random.Random(1).randbytes(5000)
-    data = envelope(b"12345", SNAPSHOT, compression=0)
-
-    assert _open(_frame(payload), 5000) == payload
     with pytest.raises(DecodeError, match="more than 4 bytes"):
-        open_envelope(data, FileType.SNAPSHOT, 4)
+        open_envelope(envelope(b"12345", SNAPSHOT, compression=0), FileType.SNAPSHOT, 4)
 
 
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        (_frame(bytes(2**26)), "more than"),
-        (_frame(bytes(2**26), told=False), "more than"),
-        (_frame(bytes(2**19)) * 200, "more than"),
-        (_empty_frame(told=2**62), "more than"),
         (_empty_frame(told=2**20), "more than"),
         (_empty_frame(told=0, blocks=10**5), "more blocks"),
-        (_empty_frame(told=0) * 10**5, "more frames"),
         (_skippable(b"") * 10**5, "more frames"),
     ],
-    ids=["sized", "unsized", "frames", "vast", "untrue", "blocks", "empty frames", "skipped"],
+    ids=["untrue", "blocks", "skipped"],
 )
 def test_a_bomb_does_not_go_off(body: bytes, fault: str) -> None:
     """No more memory is taken than the limit, whatever a few bytes promise."""

@@ -183,17 +183,6 @@ def test_what_cannot_be_spelled_is_refused(value: Any) -> None:
         encode_flexbuffer(value)
 
 
-MESSAGES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=40,
-)
-
-
 def _read(fields: Fields, version: int) -> Metadata:
     reader = FlatBufferReader(payload(fields), version=version)
     return read_metadata(reader, *reader.root(TableType(POSITION)))
@@ -216,7 +205,7 @@ def test_the_version_of_the_file_tells_the_encoding(version: int, encode: Any) -
             _read({0: [fields]}, version)
 
 
-@given(MESSAGES)
+@given(VALUES)
 def test_messagepack_of_json_comes_back(value: Any) -> None:
     """All shapes of JSON, and numbers up to 2^64."""
     assert decode_messagepack(msgpack.packb(value)) == value

@@ -75,14 +75,3 @@ def test_an_id_has_one_spelling(text: str) -> None:
     for nbytes in (NODE_ID_NBYTES, OBJECT_ID_NBYTES):
         data = decode_id(text, nbytes)
         assert data is None or encode_id(data) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", FIRST.lower(), FIRST[:-1], FIRST + "0",
-     FIRST[:-1] + "1", FIRST.replace("0", "O"),
-     FIRST.replace("1", "\u0661")],
-)  # fmt: skip
-def test_what_is_no_id_is_none(text: str) -> None:
-    """A wrong length, case, letter, digit, or padding."""
-    assert decode_id(text) is None

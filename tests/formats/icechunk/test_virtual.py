@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import NotAllowedError
-from app.formats.icechunk.virtual import Allowed, parse_place, parse_prefix, resolve
+from app.formats.icechunk.virtual import Allowed, parse_prefix, resolve
 from app.formats.reading import DecodeError
 from app.model import ObjectRef
 
@@ -180,17 +180,6 @@ def test_whatever_is_found_lies_below_an_allowed_root(location: str) -> None:
     assert not rest.endswith("/")
     assert {".", ".."}.isdisjoint(rest.split("/"))
     assert not any(letter < " " for letter in rest)
-
-
-@given(LOCATIONS)
-def test_what_is_read_is_spelled_alike(location: str) -> None:
-    """A place that has nothing to decode reads as itself again."""
-    try:
-        place = parse_place(location)
-    except DecodeError:
-        return
-    if not set("%?#") & set(place.key):
-        assert parse_place(str(place)) == place
 
 
 @pytest.mark.parametrize(

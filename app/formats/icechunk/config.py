@@ -36,13 +36,11 @@ WHOLE: Final = 2**32 - 1
 type _Matches[T] = Callable[[T], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualContainer:
+class VirtualContainer(NamedTuple):
     """Virtual chunk container: a prefix of the locations of virtual references."""
 
     name: str | None
     url_prefix: str
-    store: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +112,11 @@ def decode_config(config: Json) -> Config:
 
 
 def _container(document: Json) -> VirtualContainer:
-    match document:
-        case {"url_prefix": str(url_prefix), "store": store, **others}:
-            kind = next(iter(store)) if isinstance(store, dict) and len(store) == 1 else store
-            name = others.get("name")
-            if isinstance(kind, str) and isinstance(name, str | None):
-                return VirtualContainer(name, url_prefix, kind)
-    raise DecodeError(
-        "a container has a name that is no string, no url_prefix, or no kind of store"
-    )
+    members = _members(document, "a container")
+    name, url_prefix = members.get("name"), members.get("url_prefix")
+    if not isinstance(name, str | None) or not isinstance(url_prefix, str):
+        raise DecodeError("the name or the url_prefix of a container is not a string")
+    return VirtualContainer(name, url_prefix)
 
 
 def _members(document: Json, name: str) -> dict[str, Json]:
@@ -152,19 +146,16 @@ class _Loader(yaml.SafeLoader):
 
 
 def _plain(node: Node | None) -> Json:
-    """Convert mappings to objects, scalars to strings, local tags to objects of one member."""
-    value: Json = None
+    """Convert mappings to objects, and scalars to strings, whatever their tags."""
     match node:
         case MappingNode():
             if not all(isinstance(key, ScalarNode) for key, _ in node.value):
                 raise DecodeError("unsupported YAML: a key is not a string")
-            value = {key.value: _plain(item) for key, item in node.value}
+            return {key.value: _plain(item) for key, item in node.value}
         case ScalarNode() if node.tag != _NULL:
-            value = node.value
-            value.encode()
-    if node is not None and node.tag.startswith("!"):
-        return {node.tag[1:]: value}
-    return value
+            node.value.encode()
+            return node.value
+    return None
 
 
 class _ArrayAxis(NamedTuple):

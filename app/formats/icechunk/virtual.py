@@ -119,17 +119,17 @@ def _suggested(place: VirtualUrl, containers: Mapping[str, str]) -> str:
     for prefix in sorted(containers.values(), key=len, reverse=True):
         try:
             if parse_prefix(prefix).contains(place):
-                return without_secrets(prefix)
+                return _without_secrets(prefix)
         except DecodeError:
             continue
     folder = place.key.rpartition("/")[0] if place.scheme == "file" else ""
     return str(place._replace(key=f"{folder}/".lstrip("/")))
 
 
-def without_secrets(url: str) -> str:
+def _without_secrets(url: str) -> str:
     """Remove the user, and the query, which may be a signature."""
     return _USER.sub(r"\1", url.partition("?")[0].partition("#")[0])
 
 
 def _shown(url: str) -> str:
-    return repr(without_secrets(url)[:200])
+    return repr(_without_secrets(url)[:200])

@@ -247,8 +247,8 @@ def test_it_weighs_what_it_holds() -> None:
 
 WRITTEN_LIMIT = 1 << 24
 CONTAINERS = {
-    VirtualContainer("lab", "s3://lab/", "s3"),
-    VirtualContainer(None, "file:///data/", "local_file_system"),
+    VirtualContainer("lab", "s3://lab/"),
+    VirtualContainer(None, "file:///data/"),
 }
 NAMES = [name for name in BUILDERS if "1" not in name]
 """Repositories of version 2."""

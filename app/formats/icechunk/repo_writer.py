@@ -87,7 +87,6 @@ class _Draft:
     tags: dict[str, bytes]
     deleted_tags: set[str]
     snapshots: list[SnapshotInfo]
-    status: Status
 
     def apply(self, change: RepoChange, at_us: int) -> Update:
         fields: dict[str, Value]
@@ -121,7 +120,6 @@ def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) ->
         _raw(info.tags),
         set(row[RepoField.DELETED_TAGS]),
         row[RepoField.SNAPSHOTS],
-        row[RepoField.STATUS],
     )
     update = draft.apply(change, at_us)
     config = info.config if isinstance(info.config, Config) else Config()
@@ -146,11 +144,11 @@ def create_repo(flushed_at_us: int, at_us: int) -> bytes:
     """Write the file of a new repository; times are microseconds since 1970, UTC."""
     metadata = encode_metadata(ROOT_METADATA)
     first = SnapshotInfo(ROOT_ID, None, flushed_at_us, ROOT_MESSAGE, metadata)
-    status = Status(Availability.ONLINE, moment(at_us), None)
     row: list[object] = [None] * len(RepoField)
     row[RepoField.SPEC_VERSION] = _VERSION
+    row[RepoField.STATUS] = Status(Availability.ONLINE, moment(at_us), None)
     row[RepoField.LATEST_UPDATES] = [Update("repo_initialized", at_us, None, {})]
-    draft = _Draft({MAIN.name: ROOT_ID}, {}, set(), [first], status)
+    draft = _Draft({MAIN.name: ROOT_ID}, {}, set(), [first])
     return seal_envelope(FileType.REPO_INFO, _write(draft, row))
 
 
@@ -161,7 +159,6 @@ def _write(draft: _Draft, row: list[object]) -> bytearray:
         row[slot] = [(name, indexes[refs[name]]) for name in sorted(refs, key=str.encode)]
     row[RepoField.DELETED_TAGS] = sorted(draft.deleted_tags, key=str.encode)
     row[RepoField.SNAPSHOTS] = snapshots
-    row[RepoField.STATUS] = draft.status
     return FlatBufferWriter().finish(REPO, row)
 
 

@@ -171,7 +171,6 @@ def test_what_would_be_lost_is_refused() -> None:
         (Repo(updates=(update(5, {0: "t", 1: U8(1)}),)), ""),
         (Repo(snapshots=(snapshot(FIRST, more={6: b"new"}),)), ""),
         (Repo(status={0: U8(0), 1: U64(NOON), 3: b"new"}), ""),
-        (Repo(branches=(ref("main", 7),)), ""),
         (Repo(snapshots=(snapshot(FIRST, parent=3),)), ""),
         (Repo(version=1), ""),
         (Repo(snapshots=shared), "for its size"),

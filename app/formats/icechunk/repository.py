@@ -161,7 +161,7 @@ def _escape(name: str) -> str:
     return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
 
 
-def unescape(stored: str) -> str:
+def _unescape(stored: str) -> str:
     """Return the name of a ref by that of its file, escaped or not."""
     name = unquote(stored)
     return name if _escape(name) == stored else stored
@@ -220,7 +220,7 @@ class FileRefs:
                 stored = key.removeprefix(start).removesuffix("/ref.json")
                 target = None if "/" in stored else await self._resolve(kind(stored), fetch)
                 if target is not None:
-                    found[unescape(stored)] = target.snapshot_id
+                    found[_unescape(stored)] = target.snapshot_id
         return found
 
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:

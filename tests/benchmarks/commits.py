@@ -14,12 +14,12 @@ from typing import Any, Final
 import aiohttp
 import icechunk
 import numpy as np
-import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.support.gateways import gateway, of_dataset
 
 from .blocking import Ask
+from .data import add_array
 from .figures import Figure, Goal
 from .manifest import run
 from .repositories import ARRAY, CHUNK_NBYTES, create_repository, write_history, write_native
@@ -149,14 +149,8 @@ def _create_long_arrays(home: Path, name: str, prefix: str) -> None:
     config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
     session = create_repository(home / name, config)
     for number in range(_ROUNDS):
-        zarr.create_array(
-            session.store,
-            name=f"a{number}",
-            shape=(_REFERENCES * CHUNK_NBYTES,),
-            chunks=(CHUNK_NBYTES,),
-            dtype="uint8",
-            compressors=None,
-        )
+        shape = (_REFERENCES * CHUNK_NBYTES,)
+        add_array(session.store, f"a{number}", shape, (CHUNK_NBYTES,))
     session.commit("Create arrays")
 
 
@@ -186,15 +180,8 @@ async def _request_commit(url: str, body: bytes) -> float:
 
 async def _put_all(root: Path) -> list[Figure]:
     """Put chunks into a session of a repository in a local folder; count what was written."""
-    session = create_repository(root, icechunk.RepositoryConfig())
-    zarr.create_array(
-        session.store,
-        name=ARRAY,
-        shape=(_PUTS * _PUT_NBYTES,),
-        chunks=(_PUT_NBYTES,),
-        dtype="uint8",
-        compressors=None,
-    )
+    session = create_repository(root)
+    add_array(session.store, ARRAY, (_PUTS * _PUT_NBYTES,), (_PUT_NBYTES,))
     session.commit("Create an array")
     body = random.Random(0).randbytes(_PUT_NBYTES)
     rates, bare, writes = [], [], []

@@ -36,12 +36,9 @@ type Coords = tuple[int, ...]
 def write_arrays(root: Path) -> None:
     """Write the same random bytes sharded in Morton order, in C order, as a volume, unsharded."""
     data = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
-    group = zarr.create_group(root)
+    zarr.create_group(root)
     for name, shards in ("morton", SHARD_SHAPE), ("plain", None):
-        array = group.create_array(
-            name, shape=SHAPE, chunks=INNER, shards=shards, dtype="uint8", compressors=None
-        )
-        array[...] = data
+        add_array(root, name, SHAPE, INNER, shards)[...] = data
     _write_with_tensorstore(
         root / "corder", json.loads((root / "morton/zarr.json").read_text()), data
     )
@@ -54,11 +51,17 @@ def write_cube(path: Path, *, edge: int, per_shard: int, inner: Coords = INNER) 
     data = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
     shards = tuple(per_shard * size for size in inner)
     for name, shard_shape in (path.name, shards), (f"{path.name}-plain", None):
-        array = zarr.create_array(
-            path.with_name(name), shape=shape, chunks=inner, shards=shard_shape, dtype="uint8",
-            compressors=None,
-        )  # fmt: skip
-        array[...] = data
+        add_array(path.parent, name, shape, inner, shard_shape)[...] = data
+
+
+def add_array(
+    store: Any, name: str, shape: Coords, chunks: Coords, shards: Coords | None = None
+) -> Any:
+    """Add an array of bytes, none of whose chunks is there."""
+    layout: dict[str, Any] = {"shape": shape, "chunks": chunks, "shards": shards}
+    return zarr.create_array(
+        store, name=name, **layout, dtype="uint8", compressors=None, fill_value=0
+    )
 
 
 def _write_with_tensorstore(path: Path, metadata: object, data: NDArray[np.uint8]) -> None:

@@ -6,7 +6,7 @@ Such a manifest takes the place of one that the library wrote, laid out as it la
 import random
 import struct
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import icechunk
 import numpy as np
@@ -17,7 +17,7 @@ from app.formats.icechunk.ids import decode_id, encode_id
 from tests.formats.icechunk.building import Struct
 from tests.formats.icechunk.building_repo import Repo, ref, snapshot, update
 
-from .data import INNER, REPOSITORY, SHAPE, SHARD_SHAPE
+from .data import INNER, REPOSITORY, SHAPE, SHARD_SHAPE, add_array
 
 GRID: Final = (1000, 1000)
 COUNT: Final = 1_000_000
@@ -25,6 +25,9 @@ PLACE: Final = (500, 300)
 """The chunk that is read."""
 CHUNK_NBYTES: Final = 1024
 ARRAY: Final = "a"
+
+_LAYOUT: Final = ((GRID[0], GRID[1] * CHUNK_NBYTES), (1, CHUNK_NBYTES))
+"""A million chunks: the shape, and theirs."""
 
 _UPDATES: Final = 1000
 """So many operations a file lists at most."""
@@ -56,7 +59,7 @@ def write_virtual(root: Path) -> bytes:
     config = icechunk.RepositoryConfig()
     config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
     session = create_repository(root / "repository", config)
-    _add_array(session)
+    add_array(session.store, ARRAY, *_LAYOUT)
     columns = np.arange(COUNT, dtype=np.uint64) % GRID[1]
     session.store.set_virtual_refs_arr(
         ARRAY,
@@ -75,7 +78,7 @@ def write_native(root: Path) -> bytes:
     session = create_repository(
         repository, icechunk.RepositoryConfig(inline_chunk_threshold_bytes=0)
     )
-    array = _add_array(session)
+    array = add_array(session.store, ARRAY, *_LAYOUT)
     for corner in (0, 0), (GRID[0] - 1, GRID[1] - 1):  # the extents of the manifest
         array.blocks[corner] = 1
     snapshot_id = session.commit("Write two corners")
@@ -89,26 +92,17 @@ def write_native(root: Path) -> bytes:
 
 def write_same(root: Path) -> None:
     """Write the arrays below *root* to a repository beside them, sharded and not."""
-    session = create_repository(root / REPOSITORY, icechunk.RepositoryConfig())
+    session = create_repository(root / REPOSITORY)
     data = zarr.open_array(root / "plain", mode="r")[...]
     for name, shards in ("morton", SHARD_SHAPE), ("plain", None):
-        array = zarr.create_array(
-            session.store,
-            name=name,
-            shape=SHAPE,
-            chunks=INNER,
-            shards=shards,
-            dtype="uint8",
-            compressors=None,
-        )
-        array[...] = data
+        add_array(session.store, name, SHAPE, INNER, shards)[...] = data
     session.commit("Write what the other arrays have")
 
 
 def write_history(root: Path, count: int) -> None:
     """Write a repository of one array that lists *count* snapshots, of which the last is there."""
-    session = create_repository(root, icechunk.RepositoryConfig())
-    zarr.create_array(session.store, name=ARRAY, shape=(count,), chunks=(1,), dtype="uint8")
+    session = create_repository(root)
+    add_array(session.store, ARRAY, (count,), (1,))
     tip = decode_id(session.commit("Create an array"))
     assert tip is not None
     rng = random.Random(0)
@@ -125,24 +119,13 @@ def write_history(root: Path, count: int) -> None:
     (root / "repo").write_bytes(repo.file())
 
 
-def create_repository(path: Path, config: icechunk.RepositoryConfig) -> icechunk.Session:
+def create_repository(
+    path: Path, config: icechunk.RepositoryConfig | None = None
+) -> icechunk.Session:
     """Create a repository in a folder, and open a session."""
     icechunk.set_logs_filter("error")  # it warns that several may write to a folder
     storage = icechunk.local_filesystem_storage(str(path))
     return icechunk.Repository.create(storage, config=config).writable_session("main")
-
-
-def _add_array(session: icechunk.Session) -> zarr.Array[Any]:
-    """Add an array of a million chunks, none of which is there."""
-    return zarr.create_array(
-        session.store,
-        name=ARRAY,
-        shape=(GRID[0], GRID[1] * CHUNK_NBYTES),
-        chunks=(1, CHUNK_NBYTES),
-        dtype="uint8",
-        compressors=None,
-        fill_value=0,
-    )
 
 
 def _replace_manifest(repository: Path, snapshot_id: str, ids: bytes) -> None:

@@ -16,6 +16,7 @@ import obstore
 from obstore.store import S3Store
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.concurrency import bounded_gather
 from tests.support.gateways import gateway, of_dataset
 from tests.support.seaweedfs import SeaweedFS, running
 from tests.support.sessions import array_document
@@ -139,16 +140,8 @@ async def _rewrite_all(seaweedfs: SeaweedFS, name: str) -> float:
 
 
 async def _rate(call: Callable[[int], Awaitable[None]], numbers: Sequence[int]) -> float:
-    gate = asyncio.Semaphore(_IN_FLIGHT)
-
-    async def gated(number: int) -> None:
-        async with gate:
-            await call(number)
-
     began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for number in numbers:
-            group.create_task(gated(number))
+    await bounded_gather(call, numbers, limit=_IN_FLIGHT)
     return len(numbers) / (time.perf_counter() - began)
 
 

@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import pytest
-import zstandard
 
+from app.formats.icechunk.session import ChangedNode, decode_session, encode_session
 from app.settings import DatasetSettings, Settings
 from tests.attacks.mutating import peak_growth
 from tests.formats.icechunk.building_repo import Repo, ref
@@ -208,8 +209,9 @@ def test_a_node_that_is_damaged_is_told(tmp_path: Path) -> None:
         client.post("/api/datasets", json={"name": "data"})
         damaged, whole = begin(client), begin(client)
     (stored,) = tmp_path.glob(f"sessions/{damaged}.session")
-    document = zstandard.decompress(stored.read_bytes())
-    stored.write_bytes(zstandard.compress(document.replace(b"zarr_format", b"zarr-format")))
+    session = decode_session(stored.read_bytes(), MOST_BYTES)
+    nodes = {**session.nodes, "a": ChangedNode(bytes(8), b'{"zarr_format": 4}')}
+    stored.write_bytes(encode_session(replace(session, nodes=nodes)))
     with (
         serving(Settings(datasets={"data": data})) as url,
         httpx.Client(base_url=url, timeout=20) as client,

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import (
-    BadBodyError,
     BadKeyError,
     DamagedError,
-    UnknownCodingError,
     VersionChangedError,
 )
 from app.formats.contract import Document
@@ -38,7 +36,6 @@ from tests.formats.case import filled
 from tests.formats.zarr.building import (
     CRC,
     EMPTY,
-    LIMIT,
     LITTLE,
     Container,
     WrittenArray,
@@ -77,32 +74,12 @@ def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObj
         assert asyncio.run(read(limit)) == {c: chunks.get(c) for c in coords[:200]}
 
 
-async def test_no_more_metadata_is_read_than_is_allowed() -> None:
-    """One byte above the limit is asked for, which tells that it is too large."""
-    case = Container({"zarr.json": b" " * (10 * LIMIT)})
-    with pytest.raises(DamagedError, match=r"data/zarr\.json: metadata of more than 65536 bytes"):
-        await case.format.open(ROOT, case.fetch)
-
-    assert [call.request for call in case.store.calls] == [ByteRange(0, LIMIT + 1)]
-
-
 async def test_nested_indexes_are_read_of_one_version() -> None:
     """The inner index is read with the ETag that came with the outer one."""
     case = Container(build_nested({"c/1": b"one"}))
     await case.locate("c/1")
 
     assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
-
-
-async def test_rewritten_metadata_has_a_version_of_its_own() -> None:
-    """What is served is not what is stored, and its ETag says so."""
-    case = Container(build(_CHUNKS))
-    location = await case.locate("zarr.json")
-
-    assert isinstance(location, Inline)
-    assert location.etag not in case.etags.values()
-    assert location.etag.startswith(case.etags["zarr.json"][:-1])
-    assert json.loads(location.data)["codecs"] == [LITTLE]
 
 
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])
@@ -350,15 +327,3 @@ async def test_other_keys_are_objects(array: WrittenArray, key: str) -> None:
 
     assert isinstance(target, Whole if key == "c/0" else Whole | Document)
     assert target.ref == ROOT.join(key)
-
-
-async def test_a_body_that_is_no_chunk_is_refused() -> None:
-    """An array of bytes tells how long each is; its codecs tell how chunks are compressed."""
-    slot = await one_dimension(3).slot("c/0")
-    sized = await WrittenArray(array_metadata([4], [4], [sharding([2])])).slot("c/1")
-
-    assert slot.shard.encode(slot.entry, b"any", is_gzip=False) == b"any"
-    with pytest.raises(UnknownCodingError):
-        slot.shard.encode(slot.entry, b"any", is_gzip=True)
-    with pytest.raises(BadBodyError, match="3 bytes instead of 2"):
-        sized.shard.encode(sized.entry, b"abc", is_gzip=False)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from threading import Thread
+from threading import Event, Thread
 
 
 class Proxy:
@@ -26,11 +26,13 @@ class Proxy:
         gaps = (after - before for before, after in pairwise(self.arrivals))
         return 1 + sum(gap > self._delay_s / 2 for gap in gaps)
 
-    async def listen(self) -> asyncio.Server:
-        """Begin to serve on a free port."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        return server
+    async def run(self, is_ready: Event, is_over: asyncio.Event) -> None:
+        """Serve on a free port."""
+        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            self.loop = asyncio.get_running_loop()
+            is_ready.set()
+            await is_over.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection."""
@@ -56,16 +58,13 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @contextmanager
 def proxying(upstream_port: int, delay_s: float) -> Generator[Proxy]:
-    """Run a proxy in a thread of its own."""
-    proxy = Proxy(upstream_port, delay_s)
-    with asyncio.Runner() as runner:
-        server = runner.run(proxy.listen())
-        loop = runner.get_loop()
-        thread = Thread(target=loop.run_forever)
-        thread.start()
-        try:
-            yield proxy
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            server.close()
+    """Run a proxy in a thread of its own: clients of browsers run a loop in this one."""
+    proxy, is_ready, is_over = Proxy(upstream_port, delay_s), Event(), asyncio.Event()
+    thread = Thread(target=lambda: asyncio.run(proxy.run(is_ready, is_over)))
+    thread.start()
+    is_ready.wait()
+    try:
+        yield proxy
+    finally:
+        proxy.loop.call_soon_threadsafe(is_over.set)
+        thread.join()

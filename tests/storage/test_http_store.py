@@ -260,12 +260,11 @@ async def test_only_what_was_looked_at_is_connected_to(faulty: FaultyServer) -> 
     assert faulty.seen[0].headers["Host"] == f"no-such-host.invalid:{port}"
 
 
-@pytest.mark.parametrize("key", ["../secret", "a/../../secret", ".", "a/./b", "..\\secret"])
-async def test_a_key_that_climbs_is_never_sent(
-    faulty: FaultyServer, stores: Stores, key: str
-) -> None:
+async def test_a_key_that_climbs_is_never_sent(faulty: FaultyServer, stores: Stores) -> None:
     """Servers resolve dots."""
-    await denied(stores, stores.open_prefix(f"{faulty.url}/data").join(key))
+    root = stores.open_prefix(f"{faulty.url}/data")
+    for key in ("../secret", "a/../../secret", ".", "a/./b", "..\\secret"):
+        await denied(stores, root.join(key))
 
     assert not faulty.seen
 

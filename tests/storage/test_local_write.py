@@ -151,16 +151,12 @@ async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
     assert (folder / "far" / "target").read_bytes() == b"3"
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["", "a/", "../a", "a//b", "/a", ".", "a/..", "a\0", "\udc80", "n" * 256, "n" * 256 + "/a"],
-)
-async def test_a_key_that_names_no_file_is_refused(
-    store: LocalStore, folder: Path, key: str
-) -> None:
+async def test_a_key_that_names_no_file_is_refused(store: LocalStore, folder: Path) -> None:
     """The error is one of the request."""
-    with pytest.raises(BadKeyError):
-        await store.put(ref_of(folder, key), [b"1"], expected=None)
+    long = "n" * 256
+    for key in ("", "a/", "../a", "a//b", "/a", ".", "a/..", "a\0", "\udc80", long, f"{long}/a"):
+        with pytest.raises(BadKeyError):
+            await store.put(ref_of(folder, key), [b"1"], expected=None)
     assert os.listdir(folder) == []  # noqa: PTH208
 
 

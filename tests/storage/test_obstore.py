@@ -30,13 +30,13 @@ async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
         yield opened
 
 
-@pytest.mark.parametrize("key", ["", "/key", "a//key", "a/", "a/../key", "./key"])
 async def test_a_name_that_would_be_changed_is_not_asked_for(
-    faulty: FaultyServer, store: CloudStore, key: str
+    faulty: FaultyServer, store: CloudStore
 ) -> None:
     """Obstore strips slashes: another object would answer."""
-    with pytest.raises(StorageUnavailableError):
-        await store.get(ObjectRef("gs://bucket", key))
+    for key in ("", "/key", "a//key", "a/", "a/../key", "./key"):
+        with pytest.raises(StorageUnavailableError):
+            await store.get(ObjectRef("gs://bucket", key))
 
     assert not faulty.seen
 

@@ -7,20 +7,21 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.markup import escape
+from rich.console import Console, Group
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from app import demo as examples
 from app import server
 from app.datasets import open_root, with_root
-from app.errors import BadKeyError, ConfigurationError, DamagedError, ShardgateError, StorageError
+from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.formats.surveying import Description
 from app.model import VirtualKey
 from app.resolve.inspect import (
@@ -121,25 +122,29 @@ def inspect(
     The exit code is 1 if anything shown is damaged.
     """
 
-    async def arrays(root: Root) -> None:
-        found, refs = await inspect_root(root), await inspect_refs(root)
-        document = {"arrays": list(map(asdict, found)), "refs": list(map(asdict, refs))}
-        _show(_draw_arrays(found, refs), document, as_json=as_json)
-        if any(isinstance(each, DamageReport) for each in (*found, *refs)):
-            raise typer.Exit(1)
+    async def describe(root: Root) -> tuple[list[Any], list[Any]]:
+        return await inspect_root(root), await inspect_refs(root)
 
-    async def chunk(root: Root) -> None:
-        found = await inspect_key(root, VirtualKey(key or ""))
-        _show(_draw_chunk(found), asdict(found), as_json=as_json)
+    async def locate(root: Root) -> ChunkReport | IndexReport:
+        return await (inspect_shard if as_shard else inspect_key)(root, VirtualKey(key or ""))
 
-    async def shard(root: Root) -> None:
-        found = await inspect_shard(root, VirtualKey(key or ""))
-        if found is None:
-            raise BadKeyError(f"{key}: there is no such shard")
-        _show(_draw_shard(found), asdict(found), as_json=as_json)
-
-    call = arrays if key is None else shard if as_shard else chunk
-    asyncio.run(with_root(url, call, allow_virtual))
+    document: dict[str, Any]
+    is_damaged = False
+    if key is None:
+        arrays, refs = asyncio.run(with_root(url, describe, allow_virtual))
+        document = {"arrays": list(map(asdict, arrays)), "refs": list(map(asdict, refs))}
+        drawn = Group(_draw_table(arrays), *([_draw_table(refs)] if refs else []))
+        is_damaged = any(isinstance(each, DamageReport) for each in (*arrays, *refs))
+    else:
+        document = asdict(asyncio.run(with_root(url, locate, allow_virtual)))
+        drawn = Group(_draw_facts(document))
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        # Piped output is not wrapped: a program or a pager reads it.
+        Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(drawn)
+    if is_damaged:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -240,77 +245,30 @@ def _progress(text: str) -> Progress:
     )
 
 
-def _show(table: RenderableType, document: Any, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(document, indent=2))
-    else:
-        # Piped output is not wrapped: a program or a pager reads it.
-        Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(table)
-
-
 def _announce(settings: Settings, base: str) -> None:
     for name, dataset in settings.datasets.items():
         typer.echo(f"{base}/{name}/  serves  {dataset.url}")
 
 
-def _draw_arrays(
-    reports: Iterable[Description | DamageReport], refs: Sequence[RefReport | DamageReport] = ()
-) -> RenderableType:
-    """Draw one row for each array or other sharded collection, and for each ref."""
-    table = _draw_table(list(_cells(Description("", "", ""))), reports)
-    return Group(table, _draw_table(("path", "ref", "snapshot"), refs)) if refs else table
-
-
-def _draw_table(
-    columns: Sequence[str], reports: Iterable[Description | RefReport | DamageReport]
-) -> Table:
+def _draw_table(reports: Iterable[Description | RefReport | DamageReport]) -> Table:
+    rows = list(map(_cells, reports))
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
+    for name in names:
         table.add_column(name, overflow="fold")
-    for report in reports:
-        match report:
-            case DamageReport(path=path, object=name, reason=reason):
-                text = escape(f"damaged: {name}: {reason}")
-                table.add_row(escape(path or "."), f"[red]{text}[/red]")
-            case RefReport(path=path, ref=ref, snapshot_id=snapshot_id):
-                table.add_row(*map(escape, (path or ".", ref, snapshot_id)))
-            case Description():
-                table.add_row(*map(escape, _cells(report).values()))
+    for row in rows:
+        table.add_row(*(Text(row.get(name, "")) for name in names))
     return table
 
 
-def _draw_chunk(report: ChunkReport) -> RenderableType:
-    """Draw the location of the bytes of a key, and the index of their shard."""
-    rows = {"key": report.key, "state": report.state}
-    if report.object is not None:
-        rows["object"] = report.object
-    if report.start is not None and report.stop is not None:
-        rows["bytes"] = f"[{report.start}, {report.stop}): {report.stop - report.start:,}"
-    if report.etag is not None:
-        rows["version"] = report.etag
-    for name in "reference", "manifest", "location", "reason":
-        if (text := getattr(report, name)) is not None:
-            rows[name] = text
-    facts = _facts(rows)
-    return facts if report.shard is None else Group(facts, "", _draw_shard(report.shard))
-
-
-def _draw_shard(report: IndexReport) -> RenderableType:
-    return _facts(
-        {
-            "shard": f"{report.shard}: {report.nbytes:,} bytes",
-            "index": f"{report.index_nbytes:,} bytes at the {report.index_location}",
-            "entries": f"{report.entries:,}, {report.empty:,} of them empty",
-            "used": f"{report.used_nbytes:,} bytes",
-            "gaps": f"{report.gaps:,}, {report.gap_nbytes:,} bytes in all",
-        }
-    )
-
-
-def _facts(rows: Mapping[str, str]) -> Table:
+def _draw_facts(document: Mapping[str, Any]) -> Table:
+    """Draw a line for each member that is known; an object has a table of its own."""
     table = Table.grid(padding=(0, 2))
-    for name, value in rows.items():
-        table.add_row(name, escape(value))
+    for name, value in document.items():
+        if isinstance(value, dict):
+            table.add_row(name, _draw_facts(value))
+        elif value is not None:
+            table.add_row(name, Text(f"{value:,}" if isinstance(value, int) else value))
     return table
 
 
@@ -327,14 +285,20 @@ def _draw_report(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _cells(report: Description) -> dict[str, str]:
+def _cells(report: Description | RefReport | DamageReport) -> dict[str, str]:
+    match report:
+        case DamageReport(path, name, reason):
+            return {"path": path or ".", "kind": f"damaged: {name}: {reason}"}
+        case RefReport(path, ref, snapshot_id):
+            return {"path": path or ".", "ref": ref, "snapshot": snapshot_id}
+    shards = _by(report.shard_shape) or report.sharding or report.why_sharded or "not sharded"
     return {
         "path": report.path or ".",
         "kind": f"{report.format} {report.kind}",
         "shape": "" if report.shape is None else _axes(report.shape, report.dimension_names),
         "type": report.data_type or "",
         "inner chunk": _by(report.inner_chunk_shape),
-        "shard": _by(report.shard_shape) or report.sharding or report.why_sharded or "not sharded",
+        "shard": shards,
         "per shard": _by(report.chunks_per_shard),
         "index": ", ".join(report.index_location),
         "codecs": " ".join(report.codecs),

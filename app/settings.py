@@ -48,10 +48,7 @@ PUBLIC: Final = "public"
 """Rule that every caller fulfils."""
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+")
-_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _SHORTEST_SECRET: Final = 32
-_PLAIN_HOSTS: Final = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
 
 type TextCheck = Callable[[str], str]
 """Returns a text, or raises `ValueError`."""
@@ -73,6 +70,17 @@ dataset_name: Final = matches(_NAME, "is not a name for a dataset", reserved=RES
 caller_name: Final = matches(_NAME, "is not a name for a caller or an issuer", reserved={PUBLIC})
 server_url: Final = matches(
     r"https?://[^/@?#\s]+(/[^?#\s]*)?", "is not the http(s):// URL of a server"
+)
+issuer_url: Final = matches(
+    r"(https://[^/@?#\s]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?)(/[^?#\s]*)?",
+    "is not the https:// URL of a server, nor that of one on this machine",
+)
+"""Check of the URL of an issuer, which must be encrypted or local."""
+origin: Final = matches(
+    r"\*|null|[a-z][a-z0-9+.-]*://[^/@\s]+", "is no origin such as https://viewer.example"
+)
+host_name: Final = matches(
+    r"\*|[A-Za-z0-9_][A-Za-z0-9._-]*", "is no host name such as chunks.example"
 )
 header_value: Final = matches(r"[\x20-\x7e]+", "is not a header value")
 digest: Final = matches("[0-9A-Fa-f]{64}", "is not a SHA-256 digest of 64 hexadecimal characters")
@@ -113,33 +121,9 @@ def table_of_url(value: object) -> object:
     return {"url": value} if isinstance(value, str) else value
 
 
-def origins(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check values of `Origin`."""
-    for name in names:
-        if name not in {"*", "null"} and not _ORIGIN.fullmatch(name):
-            raise ValueError(f"{name!r} is no origin such as https://viewer.example")
-    return names
-
-
-def host_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check and normalize the names of hosts, which have no port."""
-    for name in names:
-        if name != "*" and not _HOST_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no host name such as chunks.example")
-    return tuple(name.lower().removesuffix(".") for name in names)
-
-
-def issuer_url(url: str) -> str:
-    """Check the URL of an issuer, which must be encrypted or local."""
-    if not (url.startswith("https://") or _PLAIN_HOSTS.match(url)):
-        raise ValueError("is not https://, nor a server on this machine")
-    return server_url(url)
-
-
-def _long_enough(secret: SecretStr) -> SecretStr:
-    if len(secret.get_secret_value()) < _SHORTEST_SECRET:
-        raise ValueError(f"is shorter than {_SHORTEST_SECRET} characters")
-    return secret
+def normal_host(name: str) -> str:
+    """Check and normalize the name of a host, which has no port."""
+    return host_name(name).lower().removesuffix(".")
 
 
 type _List[T] = Annotated[tuple[T, ...], BeforeValidator(list_from_text)]
@@ -164,11 +148,11 @@ class ServerSettings(Section):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
-    hosts: Annotated[_Names, AfterValidator(host_names)] = ()
+    hosts: _List[Annotated[str, AfterValidator(normal_host)]] = ()
     """Host names of the service besides `host`, `localhost`, IP addresses; `*` for any."""
     workers: PositiveInt = 1
     """Number of processes; each has its own caches."""
-    cors_origins: Annotated[_Names, AfterValidator(origins)] = ("*",)
+    cors_origins: _List[Annotated[str, AfterValidator(origin)]] = ("*",)
     """Origins whose pages may read answers (CORS); `*` allows all."""
     metrics: _Names | None = None
     """Who may read `/metrics`, as in `datasets.NAME.read`; default: everybody, if all is public."""
@@ -286,8 +270,9 @@ class IssuerSettings(Section):
 class TokenSettings(Section):
     """Short-lived tokens for the paths of viewers."""
 
-    secret: Annotated[SecretStr, AfterValidator(_long_enough)] = Field(
-        default_factory=lambda: SecretStr(secrets.token_hex(_SHORTEST_SECRET))
+    secret: SecretStr = Field(
+        default_factory=lambda: SecretStr(secrets.token_hex(_SHORTEST_SECRET)),
+        min_length=_SHORTEST_SECRET,
     )
     """Key that signs tokens, 32 characters or more, equal on all replicas; default: random."""
     longest_s: PositiveInt = 12 * 3600
@@ -333,34 +318,24 @@ class DatasetSettings(Section):
         return PUBLIC in {*self.read, *(self.write or ())}
 
     @model_validator(mode="after")
-    def _says_who_writes(self) -> Self:
-        if self.writable and self.write is None and not self.is_public:
-            raise ValueError("write says who may, where not everybody may read")
-        if self.write is not None and not self.writable:
-            raise ValueError("write goes with writable = true")
-        return self
-
-    @model_validator(mode="after")
-    def _is_not_shared_by_caches(self) -> Self:
+    def _agrees_with_itself(self) -> Self:
+        scheme = self.url.partition("://")[0]
         directives = {each.strip().lower() for each in (self.cache_control or "private").split(",")}
-        is_kept_apart = (
-            not directives.isdisjoint({"private", "no-store"}) and "public" not in directives
-        )
-        if not self.is_public and not is_kept_apart:
-            raise ValueError("cache_control says private or no-store where not everybody may read")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_redirected(self) -> Self:
-        if self.redirects and not self.url.startswith(("http://", "https://")):
-            raise ValueError("redirects goes with an http(s):// url only")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_written(self) -> Self:
-        if self.writable and self.url.partition("://")[0] not in WRITABLE_SCHEMES:
-            names = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)
-            raise ValueError(f"writable goes with one of {names} only")
+        is_kept_apart = bool(directives & {"private", "no-store"}) and "public" not in directives
+        schemes = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)
+        for is_wrong, complaint in (
+            (self.writable and self.write is None and not self.is_public,
+             "write says who may, where not everybody may read"),
+            (self.write is not None and not self.writable, "write goes with writable = true"),
+            (not self.is_public and not is_kept_apart,
+             "cache_control says private or no-store where not everybody may read"),
+            (self.redirects and scheme not in {"http", "https"},
+             "redirects goes with an http(s):// url only"),
+            (self.writable and scheme not in WRITABLE_SCHEMES,
+             f"writable goes with one of {schemes} only"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise ValueError(complaint)
         return self
 
 

@@ -343,24 +343,10 @@ def test_inspect_finds_a_chunk_through_both_indexes(examples: Path) -> None:
     assert (found["start"], found["stop"]) == (begins[at], begins[at] + nbytes[at])
     assert found["shard"] == json.loads(by_shard.stdout)
     assert (found["shard"]["nbytes"], found["shard"]["gaps"]) == (len(data), 0)
-
-
-def test_inspect_finds_a_chunk_where_the_index_says(examples: Path) -> None:
-    """Object and byte range are those in the shard's own index, decoded here by `struct`."""
-    shard = examples / "image.zarr/s0/c/0/0/0"
-    entry = 1 * 16 + 2 * 4 + 3
-    index = shard.read_bytes()[-(64 * 16 + 4) :]
-    offset, nbytes = struct.unpack_from("<QQ", index, entry * 16)
-
-    found = json.loads(run("inspect", str(examples), "image.zarr/s0/c/1/2/3", "--json").stdout)
-    by_shard = run("inspect", str(examples), "image.zarr/s0/c/0/0/0", "--shard", "--json")
-
-    assert (found["state"], found["object"]) == ("stored", shard.as_uri())
-    assert (found["start"], found["stop"]) == (offset, offset + nbytes)
-    assert found["shard"] == json.loads(by_shard.stdout)
-    assert found["shard"]["entries"] == 64
-    assert found["shard"]["nbytes"] == shard.stat().st_size
-    assert "[" in run("inspect", str(examples), "image.zarr/s0/c/1/2/3").stdout
+    lines = run("inspect", str(examples), key).stdout.splitlines()
+    assert [" ".join(line.split()) for line in lines[:3]] == [
+        f"key {key}", "state stored", f"object {shard.as_uri()}",
+    ]  # fmt: skip
 
 
 def test_verify_finds_nothing_wrong_with_the_examples(examples: Path) -> None:

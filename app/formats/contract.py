@@ -63,8 +63,6 @@ class NewShard:
     """Ranges in the new object of the chunks that were written."""
     indexes: Sequence[tuple[Read[Any], Any]]
     """Reads of the new object, of any version, with their results."""
-    indexes_of_version: Sequence[tuple[Read[Any], Any]] = ()
-    """Further reads, with results, that readers make of the version that they have found."""
 
 
 class ShardRewriter[O: OpenShard](Protocol):

@@ -175,14 +175,16 @@ async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey)
             return ChunkReport(key, "stored", str(ref), 0, stat.size, stat.etag)
 
 
-async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport | None:
-    """Describe the shard in *key*, `None` if absent; raise `BadKeyError` if it is no shard's."""
+async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport:
+    """Describe the shard in *key*. Raises: `BadKeyError` if it is no shard's, or absent."""
     layout, rest = await root.containers.find(root.ref, key, root.fetch)
     shards = await layout.shards_at(rest, root.fetch)
     shard = shards.named(rest) if shards is not None else None
     if shard is None:
         raise BadKeyError(f"{key}: is no key of a shard")
-    return await _inspect(root, shard)
+    if (report := await _inspect(root, shard)) is None:
+        raise BadKeyError(f"{key}: there is no such shard")
+    return report
 
 
 async def _inspect(root: Root, shard: Shard) -> IndexReport | None:

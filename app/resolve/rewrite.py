@@ -288,9 +288,6 @@ class Rewrites:
         modified_s = int(time.time())
         for read, value in plan.indexes:
             self._fetch.put(read, Versioned(value, etag, size, modified_s))
-        for read, value in plan.indexes_of_version:
-            known = Versioned(value, etag, size, modified_s)
-            self._fetch.put(read._replace(version=etag), known)
         return {entry: Stored(shard.ref, place, etag) for entry, place in plan.places.items()}
 
 

@@ -247,9 +247,9 @@ async def _size_of(store: ObjectReader, place: Stored | Part) -> int | None:
 async def _check_shard(store: ObjectReader, path: str, shard: Shard, *, chunks: bool) -> Report:
     """Check *shard* of the container at *path*, again if it is replaced during the check."""
     for attempt in range(1, _ATTEMPTS + 1):
-        check = _ShardCheck(store, path, shard, chunks=chunks)
+        check = _ShardCheck(store, path, chunks=chunks)
         try:
-            await check.run()
+            await check.run(shard)
         except (StorageError, DamagedError) as error:
             if isinstance(error, VersionChangedError) and attempt < _ATTEMPTS:
                 continue
@@ -259,33 +259,28 @@ async def _check_shard(store: ObjectReader, path: str, shard: Shard, *, chunks: 
 
 
 class _ShardCheck:
-    """Check of one version of *shard*, which is in the container at the path *container*."""
+    """Check of one version of a shard, which is in the container at the path *container*."""
 
-    def __init__(self, store: ObjectReader, container: str, shard: Shard, *, chunks: bool) -> None:
+    def __init__(self, store: ObjectReader, container: str, *, chunks: bool) -> None:
         self.report = Report()
         self._store = store
         self._fetch = DirectFetch(store)
         self._container = container
-        self._shard = shard
         self._chunks = chunks
-
-    async def run(self) -> None:
-        await self._check(self._shard)
 
     def damage(self, ref: ObjectRef, key: VirtualKey, reason: str) -> None:
         self.report.add_damage(ref, f"{self._container}/{key}".lstrip("/"), reason)
 
-    async def _check(self, shard: Shard) -> None:
-        is_outermost = shard is self._shard
+    async def run(self, shard: Shard) -> None:
         try:
             survey = await shard.survey(self._fetch)
         except DamagedError as damaged:
-            self.report.shards += is_outermost
+            self.report.shards = 1
             self.damage(damaged.ref, shard.key, damaged.reason)
             return
         if survey is None:
             return
-        self.report.shards += is_outermost
+        self.report.shards = 1  # those inside are parts of it
         table, nbytes, faults = await asyncio.to_thread(_check_table, survey)
         for fault in faults:
             self.damage(survey.whole.ref, fault.key, fault.reason)
@@ -293,7 +288,7 @@ class _ShardCheck:
             await self._check_checksums(shard, survey)
         if survey.inner is not None:
             for entry in table:
-                await self._check(survey.inner(entry))
+                await self.run(survey.inner(entry))
             return
         self.report.chunks += len(table)
         self.report.nbytes += nbytes

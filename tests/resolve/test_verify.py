@@ -256,7 +256,6 @@ async def test_inspect_counts_what_an_index_leaves_over(checksums: int) -> None:
     root = root_of({"zarr.json": array(codecs), "c/0": data})
     found = await inspect_shard(root, VirtualKey("c/0"))
 
-    assert found is not None
     assert found == (await inspect_key(root, VirtualKey("c/2"))).shard
     assert (found.entries, found.empty, found.used_nbytes) == (4, 1, 7)
     assert (found.gaps, found.gap_nbytes) == (1, 1)
@@ -266,13 +265,13 @@ async def test_inspect_counts_what_an_index_leaves_over(checksums: int) -> None:
 
 
 async def test_only_a_shard_is_inspected_as_one() -> None:
-    """Another key is the caller's mistake, an absent shard is `None`, and damage is raised."""
+    """Another key, or an absent shard, is the caller's mistake; damage is raised."""
     damaged = shard((0, 99), EMPTY, EMPTY, EMPTY)
     root = root_of({"zarr.json": PLAIN, "c/0": damaged})
 
-    with pytest.raises(BadKeyError):
-        await inspect_shard(root, VirtualKey("c/0/0"))
-    assert await inspect_shard(root, VirtualKey("c/1")) is None
+    for key, reason in (("c/0/0", "is no key of a shard"), ("c/1", "there is no such shard")):
+        with pytest.raises(BadKeyError, match=reason):
+            await inspect_shard(root, VirtualKey(key))
     with pytest.raises(DamagedError, match="ends past"):
         await inspect_shard(root, VirtualKey("c/0"))
 

@@ -1,10 +1,6 @@
 """Neuroglancer shows precomputed volumes, meshes, skeletons and annotations out of shards."""
 
-import socket
-import threading
-import time
 from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,14 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-import uvicorn
 from neuroglancer import CoordinateSpace
 from neuroglancer.write_annotations import AnnotationWriter
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
 
 from tests.clients.precomputed.segments import (
     BOUND,
@@ -277,26 +267,6 @@ def test_annotations_look_the_same(
     np.testing.assert_array_equal(annotated.pixels, other.pixels)
 
 
-@contextmanager
-def serving_files(folder: Path) -> Generator[str]:
-    """Serve *folder*, and give the URL."""
-    leave = Middleware(CORSMiddleware, allow_origins=["*"], expose_headers=["*"])
-    app = Starlette(routes=[Mount("/", StaticFiles(directory=folder))], middleware=[leave])
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.005)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
 NAME: Final = "segments"
 MIRRORED: Final = labels()[::-1, ::-1].copy()
 
@@ -343,12 +313,13 @@ def test_shows_what_was_put(rewritten: View) -> None:
     assert all(count(colour, rewritten.pixels[SPACE]) > 100 for colour in (RED, GREEN))
 
 
-def test_plain_files_look_the_same(
+def test_shards_that_were_rewritten_look_the_same(
     neuroglancer: Neuroglancer, taker: Taker, rewritten: View
 ) -> None:
-    """No pixel differs where a plain web server gives the page the shards that were rewritten."""
-    with serving_files(taker.folder) as url:
-        other = neuroglancer.look(state_of_rewritten(url), "rewritten-files", {NAME: SECTIONS})
+    """No pixel differs where the page reads the shards itself."""
+    with from_folder(taker.folder) as url:
+        shown = state_of_rewritten(f"{url}/raw")
+        other = neuroglancer.look(shown, "rewritten-raw", {NAME: SECTIONS})
 
     assert any(each.url.endswith(".shard") for each in other.asked)
     assert other.values == rewritten.values

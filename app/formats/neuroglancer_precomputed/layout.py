@@ -1,13 +1,12 @@
 """From the name of a chunk to the place of its bytes; listings of the names."""
 
-import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import batched
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.errors import BadKeyError, ConflictError, DamagedError, ReadOnlyError
 from app.formats.contract import Layout, Slot, Target, Translator
@@ -41,7 +40,7 @@ from app.formats.neuroglancer_precomputed.survey import (
     PrecomputedShards,
 )
 from app.formats.reading import DecodeError, Fetch, Versioned
-from app.formats.surveying import Collection, Listing, Ranges, Survey
+from app.formats.surveying import Collection, Listing, Survey
 from app.model import MISSING, ByteRange, Gzipped, Location, ObjectRef, Stored, VirtualKey, Whole
 
 MARKER: Final = VirtualKey("info")
@@ -49,10 +48,10 @@ _PAGE: Final = 1001
 """One more than any page has."""
 _CONCURRENT_SHARDS: Final = 8
 """So many shards' indexes are held encoded."""
-_ID: Final = re.compile(rb"[0-9]*")
-_AFTER_DIGITS: Final = b":"
-
-type Texts = NDArray[np.bytes_]
+_IN_NAMES: Final = "0123456789_"
+_LAST_DIGIT: Final = "9"
+_AFTER_NAME: Final = "!"
+"""Sorts before all characters of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class PrecomputedLayout(Layout):
             return MISSING
         if part.kind is Kind.FRAGMENTS:
             return await reader.locate_fragments(minishard, chunk)
-        return Gzipped(chunk) if part.sharding.is_data_gzip else chunk
+        return Gzipped(chunk) if part.sharding.data_encoding == "gzip" else chunk
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
         """Find where *key* is written; shards themselves cannot be, as chunks would be lost."""
@@ -200,46 +199,27 @@ class VolumeWalk:
     shards: PrecomputedShards
 
     async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str]:
-        names, lead = self.names, self.shards.prefix
-        if not wanted().meets(lead):
+        names, lead, sharding = self.names, self.shards.prefix, self.shards.part.sharding
+        if not wanted().meets(lead) or not (stored := await self.shards.stored(io.list_names)):
             return
-        stored = await self.shards.stored(io.list_names)
+        size: Cell = tuple(max(1, count) for count in names.grid.shape)
+        first_cells = {(0,) * len(size)}
+        low_bits = sharding.preshift_bits + sharding.minishard_bits
+        is_enough = low_bits + sharding.shard_bits >= names.grid.bit_count
+        if is_enough and sharding.hash == "identity":
+            size = names.grid.box(low_bits)
+            first_cells = {names.grid.decode(number << low_bits) for number in stored}
+        boxes = np.array(sorted(first_cells), np.uint64) // np.array(size, np.uint64)
+        axes = tuple(map(Axis, names.grid.shape, size, names.voxel_offset, names.chunk_size))
 
-        async def boxes(_: Cell) -> Rows:
-            return self._boxes(stored)
+        async def read(_: Cell) -> Rows:
+            return np.unique(boxes, axis=0)
 
-        axes = tuple(map(Axis, names.grid.shape, self._box, names.voxel_offset, names.chunk_size))
         grid = Grid(axes, lambda cell: lead + names.beginning(cell))
-        async for cell in grid.walk(wanted, boxes):
-            number, _ = self.shards.part.sharding.address(names.grid.encode(cell))
+        async for cell in grid.walk(wanted, read):
+            number, _ = sharding.address(names.grid.encode(cell))
             key = grid.spell(cell)
             yield key if number in stored else Item(key, MISSING)
-
-    @property
-    def _low_bits(self) -> int | None:
-        """Number of low bits of an id that do not select its shard, if there are such."""
-        sharding = self.shards.part.sharding
-        below = sharding.preshift_bits + sharding.minishard_bits
-        is_enough = below + sharding.shard_bits >= self.names.grid.bit_count
-        return below if is_enough and not sharding.is_hashed else None
-
-    @property
-    def _box(self) -> Cell:
-        bits, grid = self._low_bits, self.names.grid
-        return tuple(max(1, count) for count in grid.shape) if bits is None else grid.box(bits)
-
-    def _boxes(self, stored: frozenset[int]) -> Rows:
-        bits, grid, box = self._low_bits, self.names.grid, self._box
-        cells = {grid.decode(number << bits) if bits is not None else (0,) * 3 for number in stored}
-        rows = np.array(sorted(cells), np.uint64).reshape(-1, len(box))
-        return np.unique(rows // np.array(box, np.uint64), axis=0)
-
-
-class _IdPage(NamedTuple):
-    texts: Texts
-    places: Ranges
-    """In the objects."""
-    owners: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,24 +236,22 @@ class IdWalk:
 
     async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str]:
         lead = self.shards.prefix
-        rest = wanted().rest(lead).encode()
-        if not wanted().meets(lead) or rest[:1] >= _AFTER_DIGITS:
+        rest = wanted().rest(lead)
+        if not wanted().meets(lead) or rest[:1] > _LAST_DIGIT:
             return
         numbers = sorted(await self.shards.stored(io.list_names))
         shards = [self.shards.numbered(number) for number in numbers]
-        low, is_after = self._low(rest), False
-        while True:
-            page, wholes = await self._first(shards, low, io, is_after=is_after)
-            columns = (page.texts, *page.places, page.owners)
-            for text, start, stop, owner in zip(*(each.tolist() for each in columns), strict=True):
-                place = wholes[owner]._replace(byte_range=ByteRange(start, stop))
-                for item in self._items(lead, text.decode(), place):
-                    yield item
-                if not wanted().meets(lead):
+        low, is_last = rest[: len(rest) - len(rest.lstrip(_IN_NAMES))], False
+        while not is_last:
+            page = await self._page(shards, low.encode(), io)
+            is_last = len(page) < _PAGE
+            for name, place in page:
+                low = name.decode()
+                if wanted().is_past(lead + low) or not wanted().meets(lead):
                     return
-            if len(page.texts) < _PAGE:
-                return
-            low, is_after = bytes(page.texts[-1]), True
+                for item in self._items(lead, low, place):
+                    yield item
+            low += _AFTER_NAME
 
     def _items(self, lead: str, text: str, place: Stored) -> Iterator[Item | str]:
         part = self.part
@@ -281,7 +259,9 @@ class IdWalk:
             yield lead + text
         name = text + part.names.suffix if isinstance(part.names, IdNames) else text
         if self._owner(name) is part.kind:
-            yield Item(lead + name, Gzipped(place) if part.sharding.is_data_gzip else place)
+            yield Item(
+                lead + name, Gzipped(place) if part.sharding.data_encoding == "gzip" else place
+            )
 
     def _owner(self, name: str) -> Kind | None:
         for part in self.parts:
@@ -289,20 +269,11 @@ class IdWalk:
                 return part.kind if part.member is self.part.member else None
         return None
 
-    def _low(self, rest: bytes) -> bytes:
-        """Return the least text of an id whose keys may be *rest* or sort after it."""
-        if not isinstance(self.part.names, IdNames):
-            return rest
-        found = _ID.match(rest)
-        digits = found[0] if found else b""
-        return digits + _AFTER_DIGITS if rest[len(digits) :][:1] >= _AFTER_DIGITS else digits
-
-    async def _first(
-        self, shards: Sequence[PrecomputedShard], low: bytes, io: ListingIO, *, is_after: bool
-    ) -> tuple[_IdPage, list[Stored]]:
-        """Read all indexes, and keep the first chunks from *low* on, or after it."""
-        page = _IdPage(np.empty(0, "S1"), Ranges.of(), np.empty(0, np.int64))
-        wholes: list[Stored] = []
+    async def _page(
+        self, shards: Sequence[PrecomputedShard], low: bytes, io: ListingIO
+    ) -> list[tuple[bytes, Stored]]:
+        """Read all indexes, and keep the first chunks from *low* on by their names."""
+        page: list[tuple[bytes, Stored]] = []
 
         async def read(shard: PrecomputedShard) -> Survey | None:
             return await shard.survey(self.fetch)
@@ -310,29 +281,20 @@ class IdWalk:
         for some in batched(shards, _CONCURRENT_SHARDS):
             for survey in await io.bounded_gather(read, some):
                 if survey is not None:
-                    owner = len(wholes)
-                    page = await io.run_in_thread(self._add, page, survey, owner, low, is_after)
-                    wholes.append(survey.whole)
-        return page, wholes
+                    page += await io.run_in_thread(self._first, survey, low)
+                    page = sorted(page, key=itemgetter(0))[:_PAGE]
+        return page
 
-    def _add(
-        self,
-        page: _IdPage,
-        survey: Survey,
-        owner: int,
-        low: bytes,
-        is_after: bool,  # noqa: FBT001  called in a thread
-    ) -> _IdPage:
+    def _first(self, survey: Survey, low: bytes) -> list[tuple[bytes, Stored]]:
         ids, (starts, stops) = survey.table().sound(survey.whole.ref)
         if isinstance(self.part.names, IdNames):
-            texts: Texts = ids.astype("S20")
+            names = ids.astype("S20")
         else:
-            spelled = [self.part.names.format(each).encode() for each in ids.tolist()]
-            texts = np.array(spelled, "S") if spelled else np.empty(0, "S1")
-        wanted = texts > low if is_after else texts >= low
-        texts = np.concatenate([page.texts, texts[wanted]])
-        owners = np.concatenate([page.owners, np.full(wanted.sum(), owner, np.int64)])
-        order = np.argsort(texts, kind="stable")[:_PAGE]
-        starts = np.concatenate([page.places.starts, starts[wanted]])
-        stops = np.concatenate([page.places.stops, stops[wanted]])
-        return _IdPage(texts[order], Ranges(starts[order], stops[order]), owners[order])
+            names = np.array([self.part.names.format(each).encode() for each in ids.tolist()], "S")
+        at = np.flatnonzero(names >= low)
+        at = at[np.argsort(names[at], kind="stable")][:_PAGE]
+        columns = (column[at].tolist() for column in (names, starts, stops))
+        return [
+            (name, survey.whole._replace(byte_range=ByteRange(start, stop)))
+            for name, start, stop in zip(*columns, strict=True)
+        ]

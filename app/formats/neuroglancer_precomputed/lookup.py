@@ -1,6 +1,6 @@
 """The objects of a shard, the two levels of index, and the manifests of meshes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from app.formats.neuroglancer_precomputed.index import (
     ShardIndexDecoder,
     Sharding,
 )
-from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
+from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
 
 MAX_WHOLE_INDEX_NBYTES: Final = 64 * 1024
@@ -35,31 +35,23 @@ _MAX_LODS: Final = 1024
 """Each takes time, and halves the resolution: a few dozen are possible."""
 
 
-type ReadIndex = Callable[[ObjectRef, ETag | None], Awaitable[Versioned[MinishardPlaces] | None]]
-"""Reads the shard index at the start of an object, anew for each version of separate data."""
+type IndexRead = Callable[[ObjectRef, ETag | None], Read[MinishardPlaces]]
+"""Describes the read of a shard index, or of an entry; for separate data also their version."""
 
 
-def read_index(ref: ObjectRef, nbytes: int, data_etag: ETag | None = None) -> Read[MinishardPlaces]:
+def read_index(nbytes: int, ref: ObjectRef, data_etag: ETag | None = None) -> Read[MinishardPlaces]:
     """Describe the read of a whole shard index."""
     decode = ShardIndexDecoder(nbytes, data_etag=data_etag)
     return Read("shard-index", ref, ByteRange(0, nbytes), decode)
 
 
 def read_entry(
-    ref: ObjectRef, minishard: int, data_etag: ETag | None = None
+    minishard: int, ref: ObjectRef, data_etag: ETag | None = None
 ) -> Read[MinishardPlaces]:
     """Describe the read of a single entry of a shard index."""
     start = minishard * ENTRY_NBYTES
     decode = ShardIndexDecoder(ENTRY_NBYTES, minishard, data_etag)
     return Read("index-entry", ref, ByteRange(start, start + ENTRY_NBYTES), decode)
-
-
-def read_minishard(
-    ref: ObjectRef, place: ByteRange, sharding: Sharding, most_nbytes: int
-) -> Read[MinishardIndex]:
-    """Describe the read of a minishard index at *place* in the object, of any version."""
-    decode = MinishardIndexDecoder(sharding.is_minishard_index_gzip, most_nbytes)
-    return Read("minishard-index", ref, place, decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +63,23 @@ class ShardObject:
     region: Stored
     """The shard behind its shard index, which offsets count in."""
 
+    def find(self, minishard: int, most_nbytes: int) -> ByteRange | None:
+        """Return the range in *region* of the index of *minishard*, `None` if it is empty."""
+        try:
+            place = self.index.lookup(minishard)
+        except DecodeError as error:
+            raise DamagedError(self.index_ref, str(error)) from error
+        if place is None:
+            return None
+        length = self.region.byte_range.length
+        if place.stop > length:
+            reason = f"minishard index {minishard} at {place} ends past {length} bytes"
+            raise DamagedError(self.region.ref, reason)
+        if place.length > most_nbytes:
+            reason = f"minishard index {minishard} at {place} has over {most_nbytes} bytes"
+            raise DamagedError(self.index_ref, reason)
+        return place
+
     async def confirm(self, fetch: Fetch) -> None:
         """Check that separate data still have the version of the index."""
         ref, _, etag = self.region
@@ -79,7 +88,7 @@ class ShardObject:
 
 
 async def open_shard(
-    name: ObjectRef, index_nbytes: int, read_index: ReadIndex, fetch: Fetch
+    name: ObjectRef, index_nbytes: int, read: IndexRead, fetch: Fetch
 ) -> ShardObject | None:
     """Open the shard *name*, which lacks its ending; `None` if there is none.
 
@@ -96,17 +105,17 @@ async def open_shard(
     one, alone, data_ref = (
         name._replace(key=f"{name.key}.{ending}") for ending in ("shard", "index", "data")
     )
-    if (index := await read_index(one, None)) is not None:
+    if (index := await fetch(read(one, None))) is not None:
         if index.size < index_nbytes:
             raise DamagedError(one, f"{index.size} bytes are too few for its shard index")
         place = ByteRange(index_nbytes, index.size)
         return ShardObject(index.value, one, Stored(one, place, index.etag))
-    if await read_index(alone, None) is None:
+    if await fetch(read(alone, None)) is None:
         return None
     data = await fetch(Read("shard-end", data_ref, SuffixRange(1), Opaque))
     if data is None:
         raise DamagedError(data_ref, "does not exist, though its index does")
-    if (index := await read_index(alone, data.etag)) is None:
+    if (index := await fetch(read(alone, data.etag))) is None:
         raise VersionChangedError(alone)
     return ShardObject(index.value, alone, Stored(data_ref, ByteRange(0, data.size), data.etag))
 
@@ -150,9 +159,10 @@ class MinishardReader:
         """Open the minishard of *chunk_id*; `None` if the shard is absent or it is empty."""
         number, minishard = self.sharding.address(chunk_id)
         name = self.directory.join(self.sharding.shard_name(number))
-        read_index = partial(self._shard_index, minishard)
-        shard = await open_shard(name, self.sharding.index_nbytes, read_index, self.fetch)
-        if shard is None:
+        index_nbytes = self.sharding.index_nbytes
+        is_small = index_nbytes <= min(self.whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES)
+        read = partial(read_index, index_nbytes) if is_small else partial(read_entry, minishard)
+        if (shard := await open_shard(name, index_nbytes, read, self.fetch)) is None:
             return None
         try:
             return await self._open(shard, minishard)
@@ -160,32 +170,16 @@ class MinishardReader:
             await shard.confirm(self.fetch)
             raise
 
-    async def _shard_index(
-        self, minishard: int, ref: ObjectRef, data_etag: ETag | None
-    ) -> Versioned[MinishardPlaces] | None:
-        nbytes = self.sharding.index_nbytes
-        if nbytes <= min(self.whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES):
-            return await self.fetch(read_index(ref, nbytes, data_etag))
-        return await self.fetch(read_entry(ref, minishard, data_etag))
-
     async def _open(self, shard: ShardObject, minishard: int) -> Minishard | None:
-        index_ref, region = shard.index_ref, shard.region
-        try:
-            place = shard.index.lookup(minishard)
-        except DecodeError as error:
-            raise DamagedError(index_ref, str(error)) from error
-        if place is None:
+        region, most_nbytes = shard.region, self.decoded_nbytes
+        if (place := shard.find(minishard, most_nbytes)) is None:
             return None
-        named, length = f"minishard index {minishard} at {place}", region.byte_range.length
-        most_nbytes = self.decoded_nbytes
-        if place.stop > length:
-            raise DamagedError(region.ref, f"{named} ends past {length} bytes")
-        if place.length > most_nbytes:
-            raise DamagedError(index_ref, f"{named} has over {most_nbytes} bytes")
+        decode = MinishardIndexDecoder(
+            self.sharding.minishard_index_encoding == "gzip", most_nbytes
+        )
         at = region.byte_range.narrow(place)
-        read = read_minishard(region.ref, at, self.sharding, most_nbytes)
-        found = await self.fetch(read._replace(version=region.version))
-        if found is None:
+        read = Read("minishard-index", region.ref, at, decode, region.version)
+        if (found := await self.fetch(read)) is None:
             raise VersionChangedError(region.ref)
         return Minishard(place, found.value, region)
 
@@ -196,7 +190,7 @@ class MinishardReader:
             raise DamagedError(
                 ref, f"the manifest at {place} is longer than {self.decoded_nbytes} bytes"
             )
-        decode = MeshManifestDecoder(self.sharding.is_data_gzip, self.decoded_nbytes)
+        decode = MeshManifestDecoder(self.sharding.data_encoding == "gzip", self.decoded_nbytes)
         found = await self.fetch(Read("mesh-manifest", ref, place, decode, version))
         if found is None:
             raise VersionChangedError(ref)

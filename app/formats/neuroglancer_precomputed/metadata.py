@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from posixpath import normpath
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import pydantic.dataclasses
+from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import BadBodyError, ConflictError
 from app.formats.documents import begins_like_json
-from app.formats.neuroglancer_precomputed.index import Sharding
+from app.formats.neuroglancer_precomputed.index import Integer, Sharding, as_integer
 from app.formats.neuroglancer_precomputed.keys import (
     CellNames,
     IdNames,
@@ -33,8 +36,6 @@ _VOLUME: Final = "neuroglancer_multiscale_volume"
 MESHES: Final = "neuroglancer_multilod_draco"
 SKELETONS: Final = "neuroglancer_skeletons"
 _ANNOTATIONS: Final = "neuroglancer_annotations_v1"
-_HASHES: Final = ("identity", "murmurhash3_x86_128")
-_ENCODINGS: Final = ("raw", "gzip")
 _DIRECTORIES: Final = ("mesh", "skeletons", "segment_properties")
 _DATA_TYPES: Final = {f"{kind}int{8 * n}": n for kind in ("", "u") for n in (1, 2, 4, 8)} | {
     "float32": 4
@@ -45,7 +46,7 @@ _MAX_PARTS: Final = 64
 """In one directory: a name of a chunk is compared with those of each part."""
 SHARDED: Final = "neuroglancer_uint64_sharded_v1"
 _KINDS: Final = {MESHES: "meshes", SKELETONS: "skeletons"}
-_SCALE: Final = ("size", "chunk_sizes", "encoding", "compressed_segmentation_block_size")
+_VOXELS: Final = ("size", "chunk_sizes", "encoding", "compressed_segmentation_block_size")
 
 
 class Kind(StrEnum):
@@ -69,6 +70,41 @@ class ShardedPart:
     names: Names
     sharding: Sharding
     member: Json = field(repr=False, compare=False)
+
+
+_Offset = Annotated[Integer, Field(gt=-(2**63), lt=2**63)]
+_Size = Annotated[Integer, Field(ge=0, lt=2**63)]
+_Step = Annotated[Integer, Field(ge=1, lt=2**63)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, slots=True)
+class _Scale:
+    size: tuple[_Size, _Size, _Size]
+    chunk_sizes: Annotated[
+        list[tuple[_Step, _Step, _Step]], Field(min_length=1, max_length=_MAX_PARTS)
+    ]
+    voxel_offset: tuple[_Offset, _Offset, _Offset] = (0, 0, 0)
+
+
+@pydantic.dataclasses.dataclass(frozen=True, slots=True)
+class _Level:
+    grid_shape: Annotated[tuple[_Step, ...], Field(max_length=_MAX_AXES)]
+
+
+_SHARDING: Final = TypeAdapter(Sharding)
+_SCALE: Final = TypeAdapter(_Scale)
+_LEVEL: Final = TypeAdapter(_Level)
+
+
+def _parse[T](members: TypeAdapter[T], document: Json) -> T:
+    """Check the members of *document* that are relied on. Raises: `DecodeError`."""
+    try:
+        return members.validate_python(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        reason = f"{name}: {first['msg']}: {str(first['input'])[:80]}"
+        raise DecodeError(reason.removeprefix(": ")) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +227,7 @@ def _without_sharding(document: Json, losing: list[Json]) -> Json:
 
 
 def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
-    path, sharding = path_of(member) or "", parse_sharding(member["sharding"])
+    path, sharding = path_of(member) or "", _parse(_SHARDING, member["sharding"])
     if name == "scales":
         for names in voxel_bounds(member):
             _check_bits(names.grid)
@@ -202,93 +238,36 @@ def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
     elif name == SKELETONS:
         yield ShardedPart(Kind.SKELETONS, path, IdNames(), sharding, member)
     elif name == "spatial":
-        grid = MortonGrid(_integers(member.get("grid_shape"), "grid_shape", least=1))
+        grid = MortonGrid(_parse(_LEVEL, member).grid_shape)
         _check_bits(grid)
         yield ShardedPart(Kind.ANNOTATIONS, path, CellNames(grid), sharding, member)
     else:
         yield ShardedPart(Kind.ANNOTATIONS, path, IdNames(), sharding, member)
 
 
-def voxel_bounds(scale: Json) -> Iterator[VoxelBounds]:
+def voxel_bounds(scale: Json) -> list[VoxelBounds]:
     """Read the grid of each chunk size of a scale. Raises: `DecodeError`."""
-    size = _integers(scale.get("size"), "size", 3, least=0)
-    voxel_offset = _integers(scale.get("voxel_offset", [0, 0, 0]), "voxel_offset", 3)
-    chunk_sizes = scale.get("chunk_sizes")
-    if not isinstance(chunk_sizes, list) or not chunk_sizes:
-        raise DecodeError("a scale has no list of chunk_sizes")
-    for chunk_size in chunk_sizes:
-        yield VoxelBounds(voxel_offset, size, _integers(chunk_size, "chunk_sizes", 3, least=1))
+    found = _parse(_SCALE, scale)
+    return [VoxelBounds(found.voxel_offset, found.size, each) for each in found.chunk_sizes]
 
 
 def voxel_nbytes(document: Json, scale: Json) -> int | None:
     """Return the bytes of a voxel, all channels, in raw chunks of *scale*; `None` for others."""
     nbytes = _DATA_TYPES.get(str(document.get("data_type")).lower())
-    channels = integer(document.get("num_channels"))
+    channels = _channels(document)
     if scale.get("encoding") != "raw" or nbytes is None or channels is None:
         return None
     return nbytes * channels
 
 
-def _integers(
-    value: Json, name: str, count: int | None = None, least: int = -(2**63)
-) -> tuple[int, ...]:
-    numbers = [integer(n) for n in value] if isinstance(value, list) else [None]
-    found = tuple(n for n in numbers if n is not None and n >= least)
-    if len(found) < len(numbers):
-        raise DecodeError(f"{name} is no list of such numbers: {str(value)[:80]}")
-    if count is not None and len(found) != count:
-        raise DecodeError(f"{name} has {len(found)} numbers instead of {count}")
-    if len(found) > _MAX_AXES or any(abs(n) >= 2**63 for n in found):
-        raise DecodeError(f"{name} has too many or too large numbers: {str(value)[:80]}")
-    return found
-
-
-def integer(value: Json) -> int | None:
-    """Return an integer, which JSON may spell ``4.0``; `None` for anything else."""
-    if type(value) is float and value.is_integer():
-        return int(value)
-    return value if type(value) is int else None
+def _channels(document: Json) -> int | None:
+    found = as_integer(document.get("num_channels"))
+    return found if type(found) is int else None
 
 
 def _check_bits(grid: MortonGrid) -> None:
     if (bits := grid.bit_count) > _ID_BITS:
         raise DecodeError(f"a grid of {list(grid.shape)} takes ids of {bits} bits, more than 64")
-
-
-def parse_sharding(document: Json) -> Sharding:
-    """Read the sharding parameters (``PrecomputedSharding``). Raises: `DecodeError`."""
-    preshift, minishard, shard = (
-        _bits(document, name) for name in ("preshift_bits", "minishard_bits", "shard_bits")
-    )
-    if minishard + shard > _ID_BITS:
-        raise DecodeError(f"minishard_bits and shard_bits are {minishard + shard} in all, over 64")
-    return Sharding(
-        preshift_bits=preshift,
-        is_hashed=_one_of(document, "hash", _HASHES) != "identity",
-        minishard_bits=minishard,
-        shard_bits=shard,
-        is_minishard_index_gzip=_is_gzip(document, "minishard_index_encoding"),
-        is_data_gzip=_is_gzip(document, "data_encoding"),
-    )
-
-
-def _bits(sharding: Json, name: str) -> int:
-    found = integer(sharding.get(name))
-    if found is None or not 0 <= found <= _ID_BITS:
-        said = str(sharding.get(name))[:80]
-        raise DecodeError(f"{name} is no number of bits from 0 to 64: {said}")
-    return found
-
-
-def _one_of(sharding: Json, name: str, known: tuple[str, ...], default: str | None = None) -> str:
-    found = sharding.get(name, default)
-    if found not in known:
-        raise DecodeError(f"{name} is neither {' nor '.join(known)}: {str(found)[:80]}")
-    return str(found)
-
-
-def _is_gzip(sharding: Json, name: str) -> bool:
-    return _one_of(sharding, name, _ENCODINGS, default="raw") == "gzip"
 
 
 class MemberDescription(NamedTuple):
@@ -338,7 +317,7 @@ def _describe(
     if name != "scales":
         yield MemberDescription(description, parts[0] if parts else None)
         return
-    count = integer(info.document.get("num_channels"))
+    count = _channels(info.document)
     channels = (count,) if count is not None and count > 1 else ()
     for number, bounds in enumerate(voxel_bounds(member)):
         array = replace(
@@ -354,14 +333,10 @@ def _describe(
 
 
 def _spell(sharding: Sharding) -> str:
-    index, data = (
-        "gzip" if is_gzip else "raw"
-        for is_gzip in (sharding.is_minishard_index_gzip, sharding.is_data_gzip)
-    )
     return (
-        f"{'murmurhash3_x86_128' if sharding.is_hashed else 'identity'}, "
-        f"preshift {sharding.preshift_bits}, minishard {sharding.minishard_bits}, "
-        f"shard {sharding.shard_bits} bits, index {index}, data {data}"
+        f"{sharding.hash}, preshift {sharding.preshift_bits}, minishard {sharding.minishard_bits}, "
+        f"shard {sharding.shard_bits} bits, index {sharding.minishard_index_encoding}, "
+        f"data {sharding.data_encoding}"
     )
 
 
@@ -390,11 +365,11 @@ class InfoTranslator:
         old = None if stored is None else _parse_stored(stored)
         if old is None and not begins_like_json(sent):
             return sent
-        document, new = _parse(sent)
+        document, new = _parse_sent(sent)
         if old is None or not _restore(old, document, new):
             return sent
         translated = json.dumps(document).encode()
-        _parse(translated)
+        _parse_sent(translated)
         return translated
 
 
@@ -405,7 +380,7 @@ def _parse_stored(stored: bytes) -> Info | None:
         return None
 
 
-def _parse(sent: bytes) -> tuple[Json, Info | None]:
+def _parse_sent(sent: bytes) -> tuple[Json, Info | None]:
     try:
         document = json.loads(sent)
         return document, parse_info(document, sent)
@@ -449,8 +424,8 @@ def _check(name: str, old: tuple[Json, Json], new: tuple[Json, Json]) -> None:
 
 def _is_same_sharding(old: Json, new: Json) -> bool:
     try:
-        return old["@type"] == new["@type"] and parse_sharding(old) == parse_sharding(new)
-    except (DecodeError, AttributeError, KeyError, TypeError):
+        return old["@type"] == new["@type"] and _parse(_SHARDING, old) == _parse(_SHARDING, new)
+    except (DecodeError, KeyError, TypeError):
         return False
 
 
@@ -461,7 +436,7 @@ def _meaning(name: str, document: Json, member: Json) -> Mapping[str, Json]:
             "data_type": str(document.get("data_type")).lower(),
             "num_channels": document.get("num_channels"),
             "voxel_offset": member.get("voxel_offset", [0, 0, 0]),
-            **{each: member.get(each) for each in _SCALE},
+            **{each: member.get(each) for each in _VOXELS},
         }
     if name == MESHES:
         return {"vertex_quantization_bits": document.get("vertex_quantization_bits")}

@@ -244,3 +244,14 @@ CASES: Final[tuple[Volume, ...]] = (
 )
 
 BY_NAME: Final = {case.name: case for case in CASES}
+LESS: Final = (
+    "bits/", "dtype/", "cloudvolume/", "grid/one_axis", "plain/", "shards/murmurhash3",
+)  # fmt: skip
+FURTHER: Final = [
+    name
+    for name in BY_NAME
+    if (name.startswith(LESS) and name != "cloudvolume/identity_index_raw_data_raw")
+    or name.endswith(("_data_gzip", "_1_raw"))
+    or (name.startswith("encoding/") and name.endswith("_gzip"))
+]
+"""Cases that differ from others only in ways that shards do not depend on, or that take long."""

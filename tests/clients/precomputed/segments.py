@@ -23,13 +23,13 @@ from tests.clients.precomputed.volumes import (
     Scale,
     Volume,
     by_cloudvolume,
-    compressed_morton_code,
     document,
     run,
     sharding,
     write_shards,
 )
 from tests.clients.writing import Json, Values
+from tests.formats.neuroglancer_precomputed.shards import morton
 from tests.support.zipped import zipped
 
 EDGE: Final = 40
@@ -254,7 +254,7 @@ def _by_chunk_id(folder: Path, grid: Sequence[int] | None) -> Mapping[int, bytes
     if grid is None:
         return {int(name): value for name, value in values.items()}
     return {
-        compressed_morton_code(tuple(map(int, name.split("_"))), grid): value
+        morton(tuple(map(int, name.split("_"))), tuple(grid)): value
         for name, value in values.items()
     }
 

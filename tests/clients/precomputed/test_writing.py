@@ -3,7 +3,7 @@
 import json
 import shutil
 import struct
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +19,19 @@ from cloudvolume.datasource.precomputed.sharding import (
     synthesize_shard_files,
 )
 from cloudvolume.exceptions import EmptyFileException
-from neuroglancer.read_precomputed_annotations import AnnotationReader
 
 from app.formats.contract import LARGE_NBYTES
 from tests.clients.filling import KEYS
-from tests.clients.precomputed.cases import BY_NAME, pyramid
+from tests.clients.precomputed.cases import BY_NAME, FURTHER, pyramid
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import COLLECTIONS, IDS, LARGE_IDS, skeleton_bytes
-from tests.clients.precomputed.test_reading import BEYOND, OWN_WAY, SKELETONS, opened, said
+from tests.clients.precomputed.test_reading import (
+    BEYOND,
+    OWN_WAY,
+    SKELETONS,
+    opened,
+    read_annotations,
+)
 from tests.clients.precomputed.volumes import (
     IDENTITY,
     LOSSY,
@@ -52,17 +57,6 @@ BY_CLOUDVOLUME: Final = [
     and name not in (*BEYOND, *OWN_WAY, "holes/everything")
 ]
 """What cloud-volume reads, too; it is slow at it."""
-LESS: Final = (
-    "bits/", "dtype/", "cloudvolume/", "grid/one_axis", "plain/", "shards/murmurhash3",
-)  # fmt: skip
-FURTHER: Final = [
-    name
-    for name in TABLE
-    if (name.startswith(LESS) and name != "cloudvolume/identity_index_raw_data_raw")
-    or name.endswith(("_data_gzip", "_1_raw"))
-    or (name.startswith("encoding/") and name.endswith("_gzip"))
-]
-"""Cases that differ from others only in ways that shards do not depend on, or that take long."""
 
 
 def other_values(values: Values) -> Values:
@@ -154,31 +148,11 @@ def test_annotations(written: Written, taker: Taker, tmp_path: Path, name: str) 
     taker.push(path, before, after)
 
     assert len(before) > len(after) > 10
-    found = read(taker.folder / path, before)
+    found = read_annotations(f"file://{taker.folder / path}/", before)
     assert {key for key, value in found.items() if value is not None} == set(after)
-    assert found == read(twin, before)
+    assert found == read_annotations(f"file://{twin}/", before)
     taker.push(path, after, {})
     assert taker.stored(path) == set()
-
-
-def read(path: Path, keys: Iterable[str]) -> Mapping[str, Sequence[str] | None]:
-    """Read what the files *keys* hold of the annotations at *path*, `None` for what is absent."""
-    reader = AnnotationReader(f"file://{path}/")
-    found: dict[str, Sequence[str] | None] = {}
-    for key in keys:
-        folder, name = key.split("/")
-        try:
-            if folder == "by_id":
-                found[key] = [said(reader.by_id[int(name)])]
-            elif folder.startswith("spatial"):
-                level = reader.spatial[int(folder.removeprefix("spatial"))]
-                found[key] = [said(each) for each in level[tuple(map(int, name.split("_")))]]
-            else:
-                related = reader.relationships[folder.removeprefix("rel_")]
-                found[key] = [said(each) for each in related[int(name)]]
-        except KeyError:
-            found[key] = None
-    return found
 
 
 def exchanged(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -346,15 +320,6 @@ ONE_SHARD: Final = [
 ]
 
 
-def one_shard(taker: Taker, name: str, how: Any) -> bytes:
-    """Put all values, and read the shard that they come to."""
-    path = taker.folder / name
-    path.mkdir(exist_ok=True)
-    (path / "info").write_text(json.dumps(SKELETONS_INFO | {"sharding": how}))
-    taker.push(name, {}, named(VALUES))
-    return (path / "0.shard").read_bytes()
-
-
 @pytest.mark.parametrize("how", ONE_SHARD)
 def test_shards_are_those_of_cloudvolume(taker: Taker, name: str, how: Any) -> None:
     """To the byte, but for gzip, which it compresses otherwise: then all but that is the same.
@@ -364,36 +329,17 @@ def test_shards_are_those_of_cloudvolume(taker: Taker, name: str, how: Any) -> N
     spec = ShardingSpecification.from_dict(how)
     ids = sorted(VALUES, key=lambda n: (int(spec.compute_shard_location(n).minishard_number), n))
     (expected,) = synthesize_shard_files(spec, {n: VALUES[n] for n in ids}).values()
-    found = one_shard(taker, name, how)
+    path = taker.folder / name
+    (path / "info").write_text(json.dumps(SKELETONS_INFO | {"sharding": how}))
+    taker.push(name, {}, named(VALUES))
+    found = (path / "0.shard").read_bytes()
 
     if how["minishard_index_encoding"] == "raw":
         assert found == expected
     assert decoded(found, how) == decoded(expected, how)
+    assert chunks_of(found, how) == VALUES
     end = max(stop for each in decoded(found, how) for _, stop in each.values())
     assert found[64:end] == expected[64:end]
-
-
-@pytest.mark.parametrize("how", ONE_SHARD)
-def test_shards_hold_what_those_of_tensorstore_do(
-    taker: Taker, name: str, tmp_path: Path, how: Any
-) -> None:
-    """It puts each minishard index right behind its chunks, and here they all come at the end."""
-    write_shards(tmp_path, how, VALUES)
-    expected = (tmp_path / "0.shard").read_bytes()
-    found = one_shard(taker, name, how)
-
-    assert chunks_of(found, how) == chunks_of(expected, how) == VALUES
-    assert [list(each) for each in decoded(found, how)] == [
-        list(each) for each in decoded(expected, how)
-    ]
-    if how["minishard_index_encoding"] == "raw":
-        assert len(found) == len(expected)
-    if how["hash"] == IDENTITY:
-        single = {**how, "minishard_bits": 0}
-        write_shards(tmp_path / "one", single, VALUES)
-        theirs = (tmp_path / "one/0.shard").read_bytes()
-        ours = one_shard(taker, f"{name}-one", single)
-        assert (ours == theirs) == (how["minishard_index_encoding"] == "raw")
 
 
 def served(taker: Taker, source: Path, name: str, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Precomputed volumes as their real writers leave them: what a case is, and how it is written."""
 
 import json
-import re
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,22 +151,6 @@ def write_shards(path: Path, how: Json, values: Mapping[int, bytes]) -> None:
     for key, value in values.items():
         store[struct.pack(">Q", key)] = value
     transaction.commit_sync()
-
-
-def compressed_morton_code(cell: Sequence[int], grid: Sequence[int]) -> int:
-    """Interleave the bits of *cell*, of each axis no more than its part of *grid* can use."""
-    needed = [(size - 1).bit_length() for size in grid]
-    used = [(bit, axis) for axis, bits in enumerate(needed) for bit in range(bits)]
-    places = enumerate(sorted(used))
-    return sum((cell[axis] >> bit & 1) << place for place, (bit, axis) in places)
-
-
-def chunk_id(scale: Scale, name: str) -> int:
-    """Return the id of the chunk *name*: its place in the scale's grid as a Morton code."""
-    starts = [int(start) for start in re.findall(r"(-?\d+)-", name)]
-    cell = [(a - o) // c for a, o, c in zip(starts, scale.offset, scale.chunk, strict=True)]
-    grid = [-(-n // c) for n, c in zip(scale.shape, scale.chunk, strict=True)]
-    return compressed_morton_code(cell, grid)
 
 
 def document(path: Path) -> Json:

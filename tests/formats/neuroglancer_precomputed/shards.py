@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import mmh3
+
 from app.formats.contract import NewShard, ShardRewriter, Slot, Target
 from app.formats.neuroglancer_precomputed.layout import Precomputed, PrecomputedLayout
 from app.formats.neuroglancer_precomputed.metadata import parse_info
@@ -35,35 +37,8 @@ SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits":
 
 
 def murmur(number: int) -> int:
-    """Hash 8 bytes by MurmurHash3_x86_128 with seed 0; the low half of the result.
-
-    Such a short input is all tail: its halves enter two of the four states.
-    """
-    c1, c2, c3 = 0x239B961B, 0xAB0E9789, 0x38B34AE5
-    h1 = _times(_left(_times(number, c1), 15), c2) ^ 8
-    h2 = _times(_left(_times(number >> 32, c2), 16), c3) ^ 8
-    states = _spread([h1, h2, 8, 8])
-    low, second, *_ = _spread([_finish(state) for state in states])
-    return second << 32 | low
-
-
-def _spread(states: list[int]) -> list[int]:
-    first = sum(states) % 2**32
-    return [first, *((state + first) % 2**32 for state in states[1:])]
-
-
-def _finish(state: int) -> int:
-    state = _times(state ^ state >> 16, 0x85EBCA6B)
-    state = _times(state ^ state >> 13, 0xC2B2AE35)
-    return state ^ state >> 16
-
-
-def _left(number: int, bits: int) -> int:
-    return (number << bits | number >> 32 - bits) % 2**32
-
-
-def _times(number: int, factor: int) -> int:
-    return number % 2**32 * factor % 2**32
+    """Hash 8 bytes by MurmurHash3_x86_128 with seed 0; the low half of the result."""
+    return mmh3.hash64(number.to_bytes(8, "little"), 0, x64arch=False, signed=False)[0]
 
 
 def morton(cell: tuple[int, ...], shape: tuple[int, ...]) -> int:
@@ -228,7 +203,7 @@ async def rewritten(
     if planned is None:
         return None, None
     new = render(planned.pieces, old or b"")
-    for read, value in (*planned.indexes, *planned.indexes_of_version):
+    for read, value in planned.indexes:
         assert read.ref == shard.ref
         assert isinstance(read.request, ByteRange)
         assert read.decode(new[slice(*read.request)]) == value

@@ -43,14 +43,8 @@ def _shardings(draw: st.DrawFn) -> shards.Sharding:
 
 
 def _sharding(document: shards.Sharding) -> Sharding:
-    return Sharding(
-        preshift_bits=document["preshift_bits"],
-        is_hashed=document["hash"] != "identity",
-        minishard_bits=document["minishard_bits"],
-        shard_bits=document["shard_bits"],
-        is_minishard_index_gzip=False,
-        is_data_gzip=False,
-    )
+    members = ("preshift_bits", "minishard_bits", "shard_bits", "hash")
+    return Sharding(**{name: document[name] for name in members})
 
 
 def _decode(data: bytes, *, is_gzip: bool = False) -> MinishardIndex:

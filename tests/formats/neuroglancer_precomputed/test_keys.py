@@ -1,5 +1,8 @@
 """Names of chunks, and their ids."""
 
+from itertools import product
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +57,15 @@ def test_a_code_is_the_bits_of_its_cell_in_turn(grid: MortonGrid, data: st.DataO
     cell = _cell(data, grid)
 
     assert grid.encode(cell) == morton(cell, grid.shape)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.lists(st.integers(0, 2**12)))
+def test_only_codes_of_cells_are_covered(shape: list[int], ids: list[int]) -> None:
+    """Every other id, within the bits of the codes or not, is of no chunk."""
+    codes = {morton(cell, tuple(shape)) for cell in product(*map(range, shape))}
+    found = MortonGrid(tuple(shape)).covers(np.array(ids, np.uint64))
+
+    assert found.tolist() == [each in codes for each in ids]
 
 
 @given(_names, st.data())

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from app.errors import BadBodyError, BadKeyError, ConflictError, DamagedError, ReadOnlyError
 from app.formats.contract import Document, Entry
-from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter, OldShard
+from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
+from app.formats.neuroglancer_precomputed.survey import ShardTables
 from app.model import ByteRange, VirtualKey, Whole
 from app.resolve.containers import Containers
 from app.resolve.perform import DirectFetch
@@ -45,7 +46,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     slot,
     target,
 )
-from tests.resolve.writers import Between, replica
+from tests.resolve.writers import replica
 from tests.support.resolving import ROOT, known_formats
 from tests.support.zipped import zipped
 
@@ -77,7 +78,7 @@ async def _at(sharding: Sharding, chunk_id: int) -> tuple[ChunkRewriter, Entry]:
     return shard, entry
 
 
-async def _opened(sharding: Sharding, stored: bytes) -> OldShard:
+async def _opened(sharding: Sharding, stored: bytes) -> ShardTables:
     shard, entry = await _at(sharding, 4)
     store = MemoryStore()
     store.place(shard.ref, stored)
@@ -90,21 +91,15 @@ async def _changed(
     sharding: Sharding,
     objects: Mapping[str, bytes],
     changes: Mapping[int, bytes | None],
-    *,
-    is_large: bool = False,
 ) -> dict[str, bytes]:
-    """Make *changes* of the shards *objects*, all of one shard in one rewrite.
-
-    They are as small as they are, or taken for large ones.
-    """
+    """Make *changes* of the shards *objects*, all of one shard in one rewrite."""
     found = dict(objects)
     by_shard: dict[Any, dict[tuple[int, ...], bytes | None]] = {}
     for chunk_id, data in changes.items():
         shard, entry = await _at(sharding, chunk_id)
         by_shard.setdefault(shard, {})[entry] = data
-    for found_shard, entries in by_shard.items():
-        name = found_shard.ref.key.rpartition("/")[2]
-        shard = replace(found_shard, large_nbytes=0) if is_large else found_shard
+    for shard, entries in by_shard.items():
+        name = shard.ref.key.rpartition("/")[2]
         new, planned = await rewritten(shard, found.pop(name, None), entries)
         if new is not None and planned is not None:
             found[name] = new
@@ -123,15 +118,15 @@ def _all_of(objects: Mapping[str, bytes], sharding: Sharding) -> dict[int, bytes
     return found
 
 
-@given(sharding=shardings(), history=st.lists(_changes, max_size=5), is_large=st.booleans())
+@given(sharding=shardings(), history=st.lists(_changes, max_size=5))
 async def test_any_history_leaves_what_was_put(
-    sharding: Sharding, history: list[dict[int, bytes | None]], *, is_large: bool
+    sharding: Sharding, history: list[dict[int, bytes | None]]
 ) -> None:
     """After each rewrite each shard holds what a dictionary would, and nothing else."""
     model: dict[int, bytes] = {}
     objects: dict[str, bytes] = {}
     for changes in history:
-        objects = await _changed(sharding, objects, changes, is_large=is_large)
+        objects = await _changed(sharding, objects, changes)
         for chunk_id, data in changes.items():
             model.pop(chunk_id, None)
             if data is not None:
@@ -198,9 +193,10 @@ def _single(*rows: tuple[int, int, int], body: bytes = b"chunks", entry: bytes =
         (_single((4, 0, 6), entry=struct.pack("<2Q", 6, 29)), "no multiple of 24"),
         (_single((4, 0, 99)), "ends past 30 bytes"),
         (_single((4, 2**64 - 1, 6)), "ends past 2"),
-        (_single((4, 0, 7)), "overlaps a minishard index"),
-        (_single((4, 0, 2), (4, 2, 4)), "is twice in its minishard index"),
-        (_single((5, 0, 6)), "in minishard 0 and not in minishard 1"),
+        (_single((4, 0, 7)), "its chunks overlap one another, or an index"),
+        (_single((4, 0, 4), (8, 3, 3)), "its chunks overlap one another, or an index"),
+        (_single((4, 0, 2), (4, 2, 4)), "is twice in the minishard indexes"),
+        (_single((5, 0, 6)), "chunk 5 is not in the minishard where readers look for it"),
         (struct.pack("<4Q", 6, 30, 6, 30) + bytes(32) + _single((4, 0, 6))[64:], "overlaps"),
     ],
 )
@@ -219,7 +215,7 @@ async def test_a_cell_off_the_grid_is_damage() -> None:
     index = encode_minishard([(0, 0, 3), (7, 3, 3)])
     stored = struct.pack("<2Q", 6, 6 + len(index)) + b"chunks" + index
 
-    with pytest.raises(DamagedError, match="id 7 is of no chunk"):
+    with pytest.raises(DamagedError, match="chunk 7 is not on the grid"):
         await rewritten(shard, stored, {entry: bytes(9)})
 
 
@@ -259,36 +255,6 @@ async def test_an_empty_shard_can_be_written_on() -> None:
     assert filled is not None
     assert chunks_of(filled, _SPREAD) == {4: b"chunk"}
     assert (await rewritten(shard, None, {entry: b"chunk"}))[0] == filled
-
-
-@pytest.mark.parametrize("large_nbytes", [0, 2**20])
-async def test_chunks_that_share_bytes_go_on_to_share_them(large_nbytes: int) -> None:
-    """A shard does not grow by what was stored once."""
-    found, entry = await _at(_SPREAD, 8)
-    stored = _single((4, 0, 6), (12, 0, 6), (16, 2, 3), (20, 6, 0))
-    shard = replace(found, large_nbytes=large_nbytes)
-    new, planned = await rewritten(shard, stored, {entry: b"new"})
-
-    assert new is not None
-    assert planned is not None
-    expected = {4: b"chunks", 12: b"chunks", 16: b"unk", 20: b"", 8: b"new"}
-    assert chunks_of(new, _SPREAD) == expected
-    assert len(new) == 64 + 9 + 5 * 24
-
-
-async def test_a_large_shard_keeps_few_ranges() -> None:
-    """What is kept stays in its order, whatever order the ids have."""
-    body = bytes(range(100))
-    rows = [(4 * (9 - at), 10 * at, 10) for at in range(10)]
-    found, entry = await _at(_SPREAD, 16)
-    shard = replace(found, large_nbytes=0)
-    new, planned = await rewritten(shard, _single(*rows, body=body), {entry: b"new"})
-
-    assert planned is not None
-    ranges = [piece for piece in planned.pieces if isinstance(piece, ByteRange)]
-    assert ranges == [ByteRange(64, 114), ByteRange(124, 164)]
-    assert new is not None
-    assert new[64:157] == body[:50] + body[60:] + b"new"
 
 
 KEY, NEIGHBOUR, OTHER_MINISHARD, NARROW, OTHER_SHARD = IDS
@@ -425,20 +391,6 @@ async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
 def spelled(info: object) -> dict[str, bytes]:
     """Return a container without any chunk."""
     return {"info": json.dumps(info).encode()}
-
-
-async def test_indexes_that_were_written_are_not_read_back() -> None:
-    """Neither by whoever reads the chunk, nor for the next rewrite."""
-    store = Between(filled(spelled(volume_info(RAW_SHARDING))))
-    one = replica(store)
-    await one.put(KEY, bytes(9))
-    await one.put(NEIGHBOUR, bytes(9))
-    store.calls.clear()
-
-    await one.put(KEY, b"123456789")
-    assert [call for call in store.calls if "shard" in call[1]] == [("put", "s0/0.shard")]
-    assert await one.read(KEY) == b"123456789"
-    assert [call for call in store.calls if "shard" in call[1]][1:] == [("get", "s0/0.shard")]
 
 
 @pytest.mark.parametrize("body", [b"eight", None])

@@ -138,22 +138,29 @@ def parse_info(document: Json, data: bytes) -> Info | None:
     kind = document.get("@type", _VOLUME if "scales" in document else None)
     if not isinstance(kind, str) or not kind.startswith("neuroglancer_"):
         return None
-    named = list(_members(kind, document))
-    members = [member for _, member in named]
-    parts = (part for name, member in named if is_sharded(member) for part in _parts(name, member))
-    losing = [
-        member for member in members if is_sharded(member) or member.get("sharding", 0) is None
-    ]
-    served = _without_sharding(document, losing) if losing else document
+    members = tuple(_members(kind, document))
+    is_rewritten = any(_loses_sharding(member) for _, member in members)
     return Info(
-        served=json.dumps(served).encode() if losing else data,
-        is_rewritten=bool(losing),
+        served=_without_sharding(kind, data) if is_rewritten else data,
+        is_rewritten=is_rewritten,
         document=document,
-        parts_at=_by_path(parts),
-        members=tuple(named),
-        paths=frozenset(path for member in members if (path := path_of(member))),
+        parts_at=_by_path(part for name, member in members for part in _parts(name, member)),
+        members=members,
+        paths=frozenset(path for _, member in members if (path := path_of(member))),
         below=tuple(_below(document)),
     )
+
+
+def _loses_sharding(member: Json) -> bool:
+    return is_sharded(member) or member.get("sharding", 0) is None
+
+
+def _without_sharding(kind: str, data: bytes) -> bytes:
+    document = json.loads(data)
+    for _, member in _members(kind, document):
+        if _loses_sharding(member):
+            del member["sharding"]
+    return json.dumps(document).encode()
 
 
 def _by_path(parts: Iterable[ShardedPart]) -> Mapping[str, Sequence[ShardedPart]]:
@@ -213,20 +220,10 @@ def is_sharded(member: Json) -> bool:
     return is_known and path_of(member) is not None
 
 
-def _without_sharding(document: Json, losing: list[Json]) -> Json:
-    ids = {id(each) for each in losing}
-
-    def strip(value: Json) -> Json:
-        if isinstance(value, list):
-            return [strip(each) for each in value]
-        if id(value) in ids:
-            return {name: kept for name, kept in value.items() if name != "sharding"}
-        return value
-
-    return {name: strip(value) for name, value in strip(document).items()}
-
-
 def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
+    """Yield the parts of *member*, none of one that is not sharded."""
+    if not is_sharded(member):
+        return
     path, sharding = path_of(member) or "", _parse(_SHARDING, member["sharding"])
     if name == "scales":
         for names in voxel_bounds(member):
@@ -279,13 +276,10 @@ class MemberDescription(NamedTuple):
 
 def describe(info: Info) -> Iterator[MemberDescription | DecodeError]:
     """Describe all members, each scale by each chunk size; ``#2`` tells equal paths apart."""
-    parts: defaultdict[int, list[ShardedPart]] = defaultdict(list)
-    for part in info.parts:
-        parts[id(part.member)].append(part)
     last: dict[str, int] = {}
     for name, member in info.members:
         try:
-            for description, sharded in _describe(info, name, member, tuple(parts[id(member)])):
+            for description, sharded in _describe(info, name, member):
                 path = _unique(description.path, last)
                 yield MemberDescription(replace(description, path=path), sharded)
         except DecodeError as error:
@@ -303,10 +297,8 @@ def _unique(path: str, last: dict[str, int]) -> str:
     return name
 
 
-def _describe(
-    info: Info, name: str, member: Json, parts: tuple[ShardedPart, ...]
-) -> Iterator[MemberDescription]:
-    path = path_of(member)
+def _describe(info: Info, name: str, member: Json) -> Iterator[MemberDescription]:
+    path, parts = path_of(member), list(_parts(name, member))
     description = Description(
         path=member["key"] if path is None else path,
         format="precomputed",

@@ -157,7 +157,7 @@ class PrecomputedShard:
 
 def _find_indexes(shard: ShardObject, most_nbytes: int) -> tuple[Ids, Ranges]:
     """Return the numbers and places of all minishard indexes, by their places, in *region*."""
-    entries = np.frombuffer(shard.index.entries, np.uint64).reshape(-1, 2)
+    entries = np.frombuffer(shard.index.entries, "<u8").reshape(-1, 2)
     filled = np.flatnonzero(entries[:, 0] != entries[:, 1])
     numbers = filled[np.argsort(entries[filled, 0], kind="stable")]
     starts, stops = entries[numbers].T
@@ -165,7 +165,7 @@ def _find_indexes(shard: ShardObject, most_nbytes: int) -> tuple[Ids, Ranges]:
     is_wrong = (starts > stops) | (stops > length) | (stops - starts > np.uint64(most_nbytes))
     is_wrong[1:] |= stops[:-1] > starts[1:]
     for number in numbers[is_wrong].tolist():
-        place = shard.find(number, most_nbytes)
+        place = shard.find(number, most_nbytes)  # raises where it is not only the place
         raise DamagedError(shard.index_ref, f"minishard index {number} at {place} overlaps another")
     return numbers.astype(np.uint64), Ranges(starts, stops)
 
@@ -235,7 +235,7 @@ class ShardTables:
         for at in np.flatnonzero(self.numbers == np.uint64(number)).tolist():
             place = ByteRange(*(int(column[at]) for column in self.places))
             try:
-                index = self._decoder(self._encoded(slice(at, at + 1))[0])
+                index = self._decoder(next(self._encoded(slice(at, at + 1))))
             except DecodeError as error:
                 raise DamagedError(self.region.ref, f"minishard index {number}: {error}") from error
             return Minishard(place, index, self.region)
@@ -247,12 +247,11 @@ class ShardTables:
         is_gzip = shard.part.sharding.minishard_index_encoding == "gzip"
         return MinishardIndexDecoder(is_gzip, shard.most_nbytes)
 
-    def _encoded(self, rows: slice) -> list[bytes]:
-        starts, stops = self.places
-        ends = np.cumsum(stops - starts)
-        begins = ends - (stops - starts)
-        edges = zip(begins[rows].tolist(), ends[rows].tolist(), strict=True)
-        return [self.data[begin:end] for begin, end in edges]
+    def _encoded(self, rows: slice) -> Iterator[bytes]:
+        nbytes = self.places.stops - self.places.starts
+        ends = np.cumsum(nbytes)
+        edges = zip((ends - nbytes)[rows].tolist(), ends[rows].tolist(), strict=True)
+        return (self.data[begin:end] for begin, end in edges)
 
     def decode(self) -> EntryTable:
         """Decode and check all indexes; places count from the start of the object."""

@@ -1,18 +1,13 @@
 """From names to places, and the reads for that; TensorStore agrees on the places."""
 
-import itertools
 import json
 import random
-import struct
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorstore as ts
 
 from app.errors import VersionChangedError
-from app.formats.neuroglancer_precomputed.keys import MortonGrid
 from app.model import Gzipped, Inline, Stored, VirtualKey, Whole
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
@@ -26,14 +21,10 @@ from tests.formats.neuroglancer_precomputed.case import (
 )
 from tests.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
-    SINGLE,
-    Sharding,
     Watched,
     address,
     build_shards,
-    chunks_of,
     decoded,
-    encode_minishard,
     part,
 )
 from tests.support.resolving import ROOT
@@ -250,13 +241,6 @@ async def test_an_index_that_vanishes_has_changed() -> None:
         await layout.locate(rest, case.data.fetch)
 
 
-def _opened(document: Sharding, base: Any, context: Any) -> Any:
-    return ts.KvStore.open(
-        {"driver": "neuroglancer_uint64_sharded", "base": base, "metadata": document},
-        context=context,
-    ).result()
-
-
 @pytest.mark.parametrize("hash_name", ["identity", "murmurhash3_x86_128"])
 @pytest.mark.parametrize(
     ("preshift_bits", "minishard_bits", "shard_bits"),
@@ -276,8 +260,10 @@ def test_ids_are_in_the_shards_that_the_builder_says(
     numbers = random.Random(minishard_bits)
     ids = {0, 1, 2**64 - 1, *(numbers.getrandbits(numbers.randint(1, 64)) for _ in range(20))}
     base = ts.KvStore.open("memory://", context=(context := ts.Context())).result()
+    spec = {"driver": "neuroglancer_uint64_sharded", "base": "memory://", "metadata": document}
+    sharded = ts.KvStore.open(spec, context=context).result()
     with ts.Transaction() as transaction:
-        kvstore = _opened(document, "memory://", context).with_transaction(transaction)
+        kvstore = sharded.with_transaction(transaction)
         for chunk_id in ids:
             kvstore[chunk_id.to_bytes(8, "big")] = b"%d" % chunk_id
 
@@ -288,43 +274,3 @@ def test_ids_are_in_the_shards_that_the_builder_says(
                 assert base[key][start:stop] == b"%d" % chunk_id
                 found[chunk_id] = (key.decode().removesuffix(".shard"), minishard)
     assert found == {chunk_id: address(chunk_id, document) for chunk_id in ids}
-
-
-@pytest.mark.parametrize("grid", [(3, 2, 1), (2, 5, 3), (1, 1, 6), (4, 4, 4)])
-def test_chunks_of_a_volume_are_under_the_codes_of_their_cells(
-    tmp_path: Path, grid: tuple[int, ...]
-) -> None:
-    """The compressed Morton code of grids with few and many bits an axis."""
-    volume = ts.open(
-        {
-            "driver": "neuroglancer_precomputed",
-            "kvstore": tmp_path.as_uri(),
-            "multiscale_metadata": {"type": "image", "data_type": "uint16", "num_channels": 1},
-            "scale_metadata": {
-                "key": "s0",
-                "size": list(grid),
-                "chunk_size": [1, 1, 1],
-                "resolution": [1, 1, 1],
-                "encoding": "raw",
-                "sharding": SINGLE,
-            },
-            "create": True,
-        }
-    ).result()
-    cells = list(itertools.product(*map(range, grid)))
-    values = np.arange(1, len(cells) + 1, dtype="<u2").reshape(*grid, 1)
-    volume.write(values).result()
-    chunks = chunks_of((tmp_path / "s0" / "0.shard").read_bytes(), SINGLE)
-
-    assert chunks == {MortonGrid(grid).encode(cell): values[cell].tobytes() for cell in cells}
-
-
-def test_ids_that_do_not_rise_are_read() -> None:
-    """Chunks are found in whichever order a minishard index lists them."""
-    body = b"aabbcc"
-    index = encode_minishard([(5, 0, 2), (3, 2, 2), (9, 4, 2)])
-    base = ts.KvStore.open("memory://", context=(context := ts.Context())).result()
-    base["0.shard"] = struct.pack("<2Q", len(body), len(body) + len(index)) + body + index
-    kvstore = _opened(SINGLE, "memory://", context)
-
-    assert [kvstore[each.to_bytes(8, "big")] for each in (3, 5, 9)] == [b"bb", b"aa", b"cc"]

@@ -451,9 +451,7 @@ async def _stored(given: Document, stored: Document) -> Document:
 
 
 def _served(stored: Document) -> Document:
-    parsed = parse_info(stored, b"")
-    assert parsed is not None
-    return json.loads(parsed.served)
+    return json.loads(_parse(stored).served)
 
 
 @EVERY

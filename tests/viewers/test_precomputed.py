@@ -184,11 +184,14 @@ def test_looks_the_same(neuroglancer: Neuroglancer, service: str, view: View) ->
     np.testing.assert_array_equal(view.pixels, other.pixels)
 
 
-def state_of_annotations(source: str, rank: int) -> dict[str, Any]:
+BOXES: Final = COLLECTIONS["boxes"]
+
+
+def state_of_annotations(source: str) -> dict[str, Any]:
     """Show all annotations, those of the finest level, too."""
     return {
-        "dimensions": {axis: [1e-9, "m"] for axis in "xyz"[:rank]},
-        "position": [BOUND / 2] * rank,
+        "dimensions": {axis: [1e-9, "m"] for axis in "xyz"},
+        "position": [BOUND / 2] * 3,
         "crossSectionScale": 0.25,
         "projectionScale": 2 * BOUND,
         "showSlices": False,
@@ -207,10 +210,9 @@ def state_of_annotations(source: str, rank: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write each collection into shards, and without any beside them."""
+    """Write boxes into shards, and without any beside them."""
     root = tmp_path_factory.mktemp("bucket")
-    for name, collection in COLLECTIONS.items():
-        write_annotations(collection, root / "sharded" / name, root / "plain" / name)
+    write_annotations(BOXES, root / "sharded", root / "plain")
     return root
 
 
@@ -221,33 +223,26 @@ def annotations(bucket: Path) -> Generator[str]:
         yield url
 
 
-@pytest.fixture(scope="module", params=list(COLLECTIONS))
-def name(request: pytest.FixtureRequest) -> str:
-    """Give each collection."""
-    found: str = request.param
-    return found
-
-
 @pytest.fixture(scope="module")
-def annotated(neuroglancer: Neuroglancer, annotations: str, name: str) -> View:
-    """Look at a collection in shards."""
-    shown = state_of_annotations(f"{annotations}/bucket/sharded/{name}", COLLECTIONS[name].rank)
-    return neuroglancer.look(shown, f"annotations-{name}-sharded")
+def annotated(neuroglancer: Neuroglancer, annotations: str) -> View:
+    """Look at the boxes in shards."""
+    shown = state_of_annotations(f"{annotations}/bucket/sharded")
+    return neuroglancer.look(shown, "annotations-sharded")
 
 
-def test_every_cell_is_answered(annotated: View, annotations: str, bucket: Path, name: str) -> None:
+def test_every_cell_is_answered(annotated: View, annotations: str, bucket: Path) -> None:
     """The page may read all answers, and 404 are the cells without annotations."""
-    root = f"{annotations}/bucket/sharded/{name}/"
+    root = f"{annotations}/bucket/sharded/"
     asked = {(each.url.removeprefix(root), each.status) for each in annotated.asked}
     cells = {
         f"spatial{level}/{'_'.join(map(str, cell))}"
-        for level, grid in enumerate(COLLECTIONS[name].grids)
+        for level, grid in enumerate(BOXES.grids)
         for cell in product(*map(range, grid))
     }
 
     assert not annotated.faults
     assert asked == {("info", 200)} | {
-        (cell, 200 if (bucket / "plain" / name / cell).exists() else 404) for cell in cells
+        (cell, 200 if (bucket / "plain" / cell).exists() else 404) for cell in cells
     }
 
 
@@ -258,11 +253,11 @@ def test_draws_annotations_in_3d(annotated: View) -> None:
 
 @pytest.mark.parametrize("twin", ["bucket/plain", "raw/sharded"])
 def test_annotations_look_the_same(
-    neuroglancer: Neuroglancer, annotations: str, annotated: View, name: str, twin: str
+    neuroglancer: Neuroglancer, annotations: str, annotated: View, twin: str
 ) -> None:
     """No pixel differs from annotations that are not sharded, or read by the page from shards."""
-    shown = state_of_annotations(f"{annotations}/{twin}/{name}", COLLECTIONS[name].rank)
-    other = neuroglancer.look(shown, f"annotations-{name}-{twin.replace('/', '-')}")
+    shown = state_of_annotations(f"{annotations}/{twin}")
+    other = neuroglancer.look(shown, f"annotations-{twin.replace('/', '-')}")
 
     np.testing.assert_array_equal(annotated.pixels, other.pixels)
 

@@ -1,10 +1,8 @@
 """The table of options: every way to write a sharded volume that the service shall undo."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +18,6 @@ from tests.clients.precomputed.volumes import (
     by_cloudvolume,
     by_igneous,
     by_tensorstore,
-    document,
     sharding,
 )
 from tests.clients.writing import Json, Values, counted
@@ -160,50 +157,11 @@ def _scales() -> Iterator[Volume]:
     yield Volume("scales/cloudvolume", by_cloudvolume, pyramid()[:1] + pyramid()[2:3])
     plain = [replace(scale, sharding=None) for scale in pyramid()]
     yield Volume("scales/not_sharded", by_tensorstore, plain)
-    stranger = Scale(VALUES, sharding(SOME))
-    yield Volume("scales/unknown_members", by_tensorstore, [stranger], edit=_add_unknown_members)
-
-
-def _add_unknown_members(path: Path) -> None:
-    info = document(path)
-    info["x_lab"] = {"note": ["kept", None, 1.5], "µ": "größer"}
-    info["scales"][0]["x_hidden"] = True
-    (path / "info").write_text(json.dumps(info, ensure_ascii=False, indent=1))
-
-
-def _older() -> Iterator[Volume]:
-    for data in ENCODINGS:
-        scale = Scale(VALUES, sharding((1, 2, 2), data=data))
-        yield Volume(f"older/pairs_{data}", by_tensorstore, [scale], edit=_split_shards)
-
-
-def _split_shards(path: Path) -> None:
-    """Cut each shard behind its index, as the format was before 2020."""
-    for scale in document(path)["scales"]:
-        length = 16 * 2 ** scale["sharding"]["minishard_bits"]
-        for shard in list((path / scale["key"]).glob("*.shard")):
-            data = shard.read_bytes()
-            shard.with_suffix(".index").write_bytes(data[:length])
-            shard.with_suffix(".data").write_bytes(data[length:])
-            shard.unlink()
-
-
-def _in_two_chunk_sizes(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001
-    """Write with TensorStore, twice: into chunks as described, and into others beside them."""
-    by_tensorstore(volume, path, sharded)
-    info = document(path)
-    info["scales"][0]["chunk_sizes"].append([5, 10, 3])
-    (path / "info").write_text(json.dumps(info))
-    by_tensorstore(
-        replace(volume, scales=[replace(scale, chunk=(5, 10, 3)) for scale in volume.scales]),
-        path,
-        sharded,
-    )
 
 
 def _not_sharded() -> Iterator[Volume]:
-    for writer in (by_tensorstore, by_cloudvolume, _in_two_chunk_sizes):
-        name = writer.__name__.strip("_").removeprefix("by_")
+    for writer in (by_tensorstore, by_cloudvolume):
+        name = writer.__name__.removeprefix("by_")
         yield Volume(f"plain/{name}", writer, [Scale(VALUES, None, offset=(-2, 0, 9))])
 
 
@@ -238,7 +196,6 @@ CASES: Final[tuple[Volume, ...]] = (
     *_grids(),
     *_holes(),
     *_scales(),
-    *_older(),
     *_not_sharded(),
     *_by_clouds(),
 )

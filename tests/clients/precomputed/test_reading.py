@@ -13,7 +13,7 @@ from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException, SkeletonDecodeError
 from neuroglancer.read_precomputed_annotations import AnnotationReader
 
-from tests.clients.precomputed.cases import BY_NAME, FURTHER, SHAPE, VALUES, pyramid
+from tests.clients.precomputed.cases import BY_NAME, FURTHER, SHAPE, VALUES
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import (
     ABSENT,
@@ -170,26 +170,6 @@ def test_finds_the_format_by_itself(service: str) -> None:
     array = tensorstore.open(f"{service}/bucket/bits/identity_1_2_3/").result()
 
     same(array.read().result(), VALUES)
-
-
-def test_scale_is_found_by_its_resolution(service: str) -> None:
-    """A scale that was sharded, and one that was not, are named by what they show."""
-    for scale in pyramid():
-        array = open_volume(
-            f"{service}/bucket/scales/all",
-            scale_metadata={"resolution": scale.resolution},
-        )
-        same(array.read().result(), scale.values)
-
-
-def test_other_chunk_size_of_a_scale_reads(service: str) -> None:
-    """Where a scale is stored in chunks of two sizes, each of them reads."""
-    for size in ([4, 4, 4], [5, 10, 3]):
-        url = f"{service}/bucket/plain/in_two_chunk_sizes"
-        array = open_volume(url, scale_metadata={"chunk_size": size})
-
-        assert list(array.chunk_layout.read_chunk.shape or ())[:3] == size
-        same(array.read().result(), VALUES)
 
 
 def test_reads_again_after_revalidation(service: str) -> None:

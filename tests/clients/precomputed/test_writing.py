@@ -48,11 +48,9 @@ from tests.clients.services import Files, Taker, chunks_in, lay_out, mixed, s3_k
 from tests.clients.writing import Values, same
 from tests.formats.neuroglancer_precomputed.shards import chunks_of, decoded
 
-TABLE: Final = [name for name in BY_NAME if not name.startswith("older/")]
-"""Shards in two objects are not rewritten."""
 BY_CLOUDVOLUME: Final = [
     name
-    for name in TABLE
+    for name in BY_NAME
     if name.startswith(("shards/", "encoding/", "cloudvolume/", "holes/"))
     and name not in (*BEYOND, *OWN_WAY, "holes/everything")
 ]
@@ -101,7 +99,7 @@ def write_through(name: str, written: Written, taker: Taker, twin: Path) -> None
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.soak if n in FURTHER else ()) for n in TABLE],
+    [pytest.param(n, marks=pytest.mark.soak if n in FURTHER else ()) for n in BY_NAME],
 )
 def test_shards_hold_what_was_put(
     name: str, written: Written, taker: Taker, tmp_path: Path

@@ -83,8 +83,6 @@ class Volume:
     write: "Writer"
     scales: Sequence[Scale]
     kind: str = "image"
-    edit: Callable[[Path], None] | None = None
-    """Changes the sharded volume afterwards, where no living writer writes this any more."""
 
 
 type Writer = Callable[[Volume, Path, bool], None]
@@ -100,8 +98,6 @@ def write(volume: Volume, path: Path, twin: Path) -> None:
     if volume.write is by_tensorstore:
         expected = [scale.sharding for scale in volume.scales]
         assert [scale.get("sharding") for scale in document(path)["scales"]] == expected
-    if volume.edit:
-        volume.edit(path)
 
 
 def by_tensorstore(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001  # a Writer

@@ -114,10 +114,10 @@ async def test_no_container_is_looked_for_in_a_scale(key: str) -> None:
 async def test_a_key_below_any_of_many_scales_is_enclosed() -> None:
     """Whole names of directories count, not how they begin."""
     case = Watched(
-        {"info": json.dumps({"scales": [{"key": f"{n}"} for n in range(50_000)]}).encode()}
+        {"info": json.dumps({"scales": [{"key": f"{n}"} for n in range(1000)]}).encode()}
     )
     layout, _ = await case.data.dataset.containers.find(ROOT, VirtualKey("x"), case.data.fetch)
-    keys = ["7/x", "7/", "49999/x/y", "7", "/7/", "50000/x", "x/7/", ""]
+    keys = ["7/x", "7/", "999/x/y", "7", "/7/", "1000/x", "x/7/", ""]
 
     assert [key for key in keys if layout.encloses(VirtualKey(key))] == keys[:3]
 

@@ -12,7 +12,6 @@ from app.formats.neuroglancer_precomputed.lookup import MeshManifestDecoder
 from app.formats.reading import DecodeError
 from tests.formats.neuroglancer_precomputed.case import (
     build,
-    build_meshes,
     encode_manifest,
     mesh_info,
     skeleton_info,
@@ -246,36 +245,6 @@ async def test_damage_of_the_older_form(
         await case.read("s0/-1-2_5-8_0-1")
 
     assert caught.value.ref == ROOT.join(f"s0/0.{name}")
-
-
-@pytest.mark.parametrize("key", ["info", "s0/-1-2_5-8_0-1", "other", "deep/down/7"])
-@pytest.mark.parametrize("data", [b"", b" \n", b"{no JSON", b'{"@type": ', b'{"a":' * 10**5])
-async def test_what_is_left_of_an_info_is_damage(data: bytes, key: str) -> None:
-    """Nobody can tell what is below: all of it, whether it is there or not, is an error."""
-    case = Watched({"info": data, "other": b"data"})
-    with pytest.raises(DamagedError, match=r"no JSON|0 bytes are too few") as caught:
-        await case.read(key)
-
-    assert caught.value.ref == ROOT.join("info")
-
-
-@pytest.mark.parametrize("data", [b"read me", b"\xff", b"[" * 10**5, bytes(2**20 + 2)])
-async def test_what_has_the_name_of_an_info_by_chance_is_an_object(data: bytes) -> None:
-    """It marks nothing, and what lies beside it and below passes through."""
-    case = Watched({"info": data, "deep/other": b"data"})
-
-    assert [await case.read(key) for key in ("info", "deep/other", "7")] == [data, b"data", None]
-
-
-async def test_damage_is_not_kept() -> None:
-    """Once the object is mended it is read."""
-    objects = build_meshes({"7": b"fragments"}, sharding=SINGLE)
-    case = Watched({**objects, "0.shard": objects["0.shard"][:-1]})
-    with pytest.raises(DamagedError):
-        await case.read("7")
-    case.store.place(ROOT.join("0.shard"), objects["0.shard"])
-
-    assert await case.read("7") == b"fragments"
 
 
 _decode_manifest = MeshManifestDecoder(is_gzip=False, most_nbytes=2**16)

@@ -279,13 +279,6 @@ def test_the_limits_themselves_are_read() -> None:
     assert _names(_level_with(grid_shape=[]))[2] == ("spatial0", CellNames(MortonGrid(())))
 
 
-def test_a_long_document_loses_all_its_sharding() -> None:
-    """A hundred thousand scales would be work of minutes if each were held against all."""
-    document = json.loads(json.dumps({"scales": [{"sharding": None}] * 100_000}))
-
-    assert json.loads(_parse(document).served) == {"scales": [{}] * 100_000}
-
-
 def test_parts_weigh_something() -> None:
     """More than the text that tells of them."""
     scales = volume_info(RAW_SHARDING, key="a")["scales"] + volume_info(RAW_SHARDING)["scales"]
@@ -339,9 +332,15 @@ _PATHS = ("s0", "s0#2", "s0#2#2", "s0#2#3", "s0#3", "s0#4")
         (annotation_info(GZIP_DATA),
          [{"path": path, "kind": "annotations"}
           for path in ("by_id", "by_segment", "spatial0", "spatial1")]),
+        (mesh_info(RAW_SHARDING), [{"path": "", "kind": "meshes", "sharding": _RAW}]),
+        (mesh_info(None), [{"path": "", "kind": "meshes", "sharding": None}]),
+        (skeleton_info({**MURMUR, "minishard_index_encoding": "gzip"}),
+         [{"path": "", "kind": "skeletons", "sharding": "murmurhash3_x86_128, preshift 0, "
+           "minishard 1, shard 1 bits, index gzip, data raw"}]),
     ],
     ids=["channels are a dimension", "what nothing depends on may be missing",
-         "each chunk size has a path of its own", "annotations are a collection by each index"],
+         "each chunk size has a path of its own", "annotations are a collection by each index",
+         "manifests and fragments share their shards", "what is not sharded", "skeletons"],
 )  # fmt: skip
 def test_descriptions(document: dict[str, Any], expected: list[dict[str, Any]]) -> None:
     """Each array and collection is described by itself."""
@@ -351,25 +350,6 @@ def test_descriptions(document: dict[str, Any], expected: list[dict[str, Any]]) 
         {name: getattr(each, name) for name in wanted}
         for each, wanted in zip(found, expected, strict=True)
     ] == expected
-
-
-@pytest.mark.parametrize(
-    ("document", "kind", "sharding"),
-    [
-        (mesh_info(RAW_SHARDING), "meshes", _RAW),
-        (mesh_info(None), "meshes", None),
-        (
-            skeleton_info({**MURMUR, "minishard_index_encoding": "gzip"}),
-            "skeletons",
-            "murmurhash3_x86_128, preshift 0, minishard 1, shard 1 bits, index gzip, data raw",
-        ),
-    ],
-)
-def test_meshes_and_skeletons_are_one_collection(
-    document: dict[str, Any], kind: str, sharding: str | None
-) -> None:
-    """They lie in the directory itself; manifests and fragments share their shards."""
-    assert list(_described(document)) == [Description("", "precomputed", kind, sharding=sharding)]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +17,6 @@ from app.formats.neuroglancer_precomputed.survey import ShardTables
 from app.model import ByteRange, VirtualKey, Whole
 from app.resolve.containers import Containers
 from app.resolve.perform import DirectFetch
-from app.resolve.write import KeyWrite
 from app.storage.memory import MemoryStore
 from tests.formats.case import filled
 from tests.formats.neuroglancer_precomputed.case import (
@@ -26,8 +24,6 @@ from tests.formats.neuroglancer_precomputed.case import (
     IDS,
     MURMUR,
     annotation_info,
-    build,
-    build_meshes,
     mesh_info,
     skeleton_info,
     volume_info,
@@ -46,7 +42,6 @@ from tests.formats.neuroglancer_precomputed.shards import (
     slot,
     target,
 )
-from tests.resolve.writers import replica
 from tests.support.resolving import ROOT, known_formats
 from tests.support.zipped import zipped
 
@@ -291,6 +286,8 @@ def _scales(*scales: Mapping[str, Any]) -> dict[str, Any]:
         (_scales({}, {"key": "./s0"}), KEY, ReadOnlyError, "s0"),
         (skeleton_info({**RAW_SHARDING, "minishard_bits": 20}), "7", ReadOnlyError,
          str(16 * 2**20)),
+        *((MESHES, key, ReadOnlyError, "multi-resolution meshes can only be read")
+          for key in ("8", "8.index")),
     ],
 )  # fmt: skip
 async def test_what_nobody_would_read_is_not_written(
@@ -391,28 +388,3 @@ async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
 def spelled(info: object) -> dict[str, bytes]:
     """Return a container without any chunk."""
     return {"info": json.dumps(info).encode()}
-
-
-@pytest.mark.parametrize("body", [b"eight", None])
-@pytest.mark.parametrize("key", ["8", "8.index"])
-async def test_sharded_meshes_are_read_only(key: str, body: bytes | None) -> None:
-    """A mesh is two keys that have to fit together, and no client writes them one by one."""
-    store = filled(build_meshes({"8": b"eight"}, sharding=RAW_SHARDING))
-    one = replica(store)
-    with pytest.raises(ReadOnlyError, match="multi-resolution meshes can only be read"):
-        await one.put(key, body)
-
-    assert await one.read("8") == b"eight"
-
-
-async def test_a_shard_can_be_written_as_it_is_through_the_raw_view() -> None:
-    """By programs that make whole ones; its chunks are seen at once."""
-    objects = build({KEY: b"chunk"})
-    one = replica(filled({"info": objects["info"]}))
-    raw = replace(one.reading.dataset, containers=Containers([]))
-    assert await one.read(KEY) is None
-    with pytest.raises(ConflictError, match="is a shard"):
-        await one.put("s0/0.shard", objects["s0/0.shard"])
-
-    await one.writer.put(raw, KeyWrite(VirtualKey("s0/0.shard"), objects["s0/0.shard"]))
-    assert await one.read(KEY) == b"chunk"

@@ -164,22 +164,20 @@ class MinishardReader:
         read = partial(read_index, index_nbytes) if is_small else partial(read_entry, minishard)
         if (shard := await open_shard(name, index_nbytes, read, self.fetch)) is None:
             return None
+        region, most_nbytes = shard.region, self.decoded_nbytes
         try:
-            return await self._open(shard, minishard)
+            if (place := shard.find(minishard, most_nbytes)) is None:
+                return None
+            is_gzip = self.sharding.minishard_index_encoding == "gzip"
+            decode = MinishardIndexDecoder(is_gzip, most_nbytes)
+            at = region.byte_range.narrow(place)
+            found = await self.fetch(
+                Read("minishard-index", region.ref, at, decode, region.version)
+            )
         except DamagedError:
             await shard.confirm(self.fetch)
             raise
-
-    async def _open(self, shard: ShardObject, minishard: int) -> Minishard | None:
-        region, most_nbytes = shard.region, self.decoded_nbytes
-        if (place := shard.find(minishard, most_nbytes)) is None:
-            return None
-        decode = MinishardIndexDecoder(
-            self.sharding.minishard_index_encoding == "gzip", most_nbytes
-        )
-        at = region.byte_range.narrow(place)
-        read = Read("minishard-index", region.ref, at, decode, region.version)
-        if (found := await self.fetch(read)) is None:
+        if found is None:
             raise VersionChangedError(region.ref)
         return Minishard(place, found.value, region)
 

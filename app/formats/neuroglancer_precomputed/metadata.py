@@ -88,7 +88,7 @@ class _Scale:
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True)
 class _Level:
-    grid_shape: Annotated[tuple[_Step, ...], Field(max_length=_MAX_AXES)]
+    grid_shape: Annotated[list[_Step], Field(max_length=_MAX_AXES)]  # unlike a tuple's, cheap
 
 
 _SHARDING: Final = TypeAdapter(Sharding)
@@ -235,7 +235,7 @@ def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
     elif name == SKELETONS:
         yield ShardedPart(Kind.SKELETONS, path, IdNames(), sharding, member)
     elif name == "spatial":
-        grid = MortonGrid(_parse(_LEVEL, member).grid_shape)
+        grid = MortonGrid(tuple(_parse(_LEVEL, member).grid_shape))
         _check_bits(grid)
         yield ShardedPart(Kind.ANNOTATIONS, path, CellNames(grid), sharding, member)
     else:

@@ -252,6 +252,7 @@ def _bad_grids() -> Iterator[tuple[dict[str, Any], str]]:
         yield from ((volume_info(RAW_SHARDING, **{name: value}), reason) for value in values)
     yield _level_with(), "grid_shape: Field required"
     yield from ((_level_with(grid_shape=value), r"^grid_shape[.0-9]*: ") for value in _NO_SHAPES)
+    yield _level_with(grid_shape=[0] * 65), "at most 64"  # looked at before what they are
     for name in ("scales", "relationships", "spatial"):
         document = volume_info(None) if name == "scales" else annotation_info(RAW_SHARDING)
         reason = f"{name} is no list of objects"

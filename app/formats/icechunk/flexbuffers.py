@@ -102,35 +102,29 @@ class _FlexReader:
 
     def _container(self, kind: int, at: int, width: int, depth: int) -> Json:
         self._spend(_CONTAINER_NBYTES)
-        if kind == _K.MAP:
-            keys, values = self._keys(at, width), self._vector(at, width, depth)
-            if len(keys) != len(values):
-                raise DecodeError("damaged FlexBuffer: a map has more keys than values, or fewer")
-            return dict(zip(keys, values, strict=True))
-        if kind == _K.VECTOR:
-            return self._vector(at, width, depth)
         if kind in _ITEMS:
             item, fixed = _ITEMS[kind]
             count = self._count(at, width) if fixed is None else fixed
             return self._typed(item, at, width, count, depth)
-        raise DecodeError(f"damaged FlexBuffer: a value of unknown kind {kind}")
-
-    def _vector(self, at: int, width: int, depth: int) -> list[Json]:
+        if kind not in (_K.MAP, _K.VECTOR):
+            raise DecodeError(f"damaged FlexBuffer: a value of unknown kind {kind}")
         count = self._count(at, width)
         types = self._slice(at + count * width, count)
-        return [self._value(at + i * width, width, types[i], depth) for i in range(count)]
+        values = [self._value(at + i * width, width, types[i], depth) for i in range(count)]
+        if kind == _K.VECTOR:
+            return values
+        # The vector of the keys, and its width, precede the number of values.
+        start, key_width = self._follow(at - 3 * width, width), self._uint(at - 2 * width, width)
+        if self._count(start, _check_width(key_width)) != count:
+            raise DecodeError("damaged FlexBuffer: a map has more keys than values, or fewer")
+        slots = range(start, start + count * key_width, key_width)
+        keys = [self._key(self._follow(slot, key_width)) for slot in slots]
+        return dict(zip(keys, values, strict=True))
 
     def _typed(self, kind: int, at: int, width: int, count: int, depth: int) -> list[Json]:
         """Read *count* values of one *kind*; the length of strings takes one byte."""
         self._slice(at, count * width)
         return [self._value(at + i * width, width, kind << 2, depth) for i in range(count)]
-
-    def _keys(self, at: int, width: int) -> list[str]:
-        """Read the keys of the map at *at*; their vector and its width precede its length."""
-        keys = self._follow(at - 3 * width, width)
-        key_width = _check_width(self._uint(at - 2 * width, width))
-        stop = keys + self._count(keys, key_width) * key_width
-        return [self._key(self._follow(key, key_width)) for key in range(keys, stop, key_width)]
 
     def _key(self, at: int) -> str:
         stop = self._data.find(0, at) if at >= 0 else -1

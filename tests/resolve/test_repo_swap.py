@@ -148,12 +148,11 @@ async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
 
 
 async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
-    """Both times are told; one that is a little behind tells a microsecond after the newest."""
+    """The error says how far; one that is a little behind tells a microsecond after the newest."""
     swapping.clock.now = NOON / 1e6 - 10.5
     with pytest.raises(errors.ClockSkewError) as raised:
         await swapping.changes.create("tag", "t", encode_id(FIRST))
-    assert "2023-11-14T22:13:20.000Z" in str(raised.value)
-    assert "2023-11-14T22:13:09.500Z" in str(raised.value)
+    assert "10 s ahead of 2023-11-14 22:13:09.5" in str(raised.value)
     assert "t" not in (await swapping.info()).tags
 
     swapping.clock.now += 1

@@ -264,9 +264,7 @@ def parse_commit(body: bytes) -> CommitBody:
     except orjson.JSONDecodeError as error:
         raise BadBodyError(f"the body is not JSON: {error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the body"
-        raise BadBodyError(f"{where}: {first['msg']}") from None
+        raise BadBodyError.of(error) from None
 
 
 def parse_key(key: str | None) -> str | None:

@@ -383,9 +383,7 @@ class RequestBodyReader:
             async with self.read_body(request, _DOCUMENT_NBYTES) as body:
                 return model.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the body"
-            raise BadBodyError(f"{where}: {first['msg']}") from None
+            raise BadBodyError.of(error) from None
 
 
 class ClientGoneError(Exception):

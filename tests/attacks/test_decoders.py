@@ -28,7 +28,7 @@ from app.formats.icechunk.flatbuffers import HEADER_NBYTES
 from app.formats.icechunk.flexbuffers import decode_flexbuffer
 from app.formats.icechunk.ids import decode_id
 from app.formats.icechunk.manifest import ManifestDecoder, Native
-from app.formats.icechunk.manifest_writer import batch_references
+from app.formats.icechunk.manifest_writer import copy_payloads
 from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
 from app.formats.icechunk.repo_writer import RefChange, rewrite_repo
@@ -196,8 +196,8 @@ def read_manifest(name: str, data: bytes) -> None:
             with suppress(DecodeError):
                 manifest.lookup(node_id, tuple(coords))
         positions = manifest.positions(node_id, ndim).astype(np.int64)
-        codec = manifest.references.locations
-        batch_references(manifest.references.data, positions, codec.decode)
+        with suppress(DecodeError):
+            list(copy_payloads(manifest.references, positions))
 
 
 FILES: Final[dict[str, Callable[[str, bytes], object]]] = {

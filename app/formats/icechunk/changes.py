@@ -7,23 +7,25 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import orjson
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
 from app.errors import BadBodyError, NotAllowedError
 from app.formats.icechunk.config import Config, VirtualContainer
 from app.formats.icechunk.coords import Coords, last_of_each
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.manifest import Native
-from app.formats.icechunk.payloads import PayloadKind, Payloads, read_coords, read_payloads
+from app.formats.icechunk.manifest import Native, PayloadKind
+from app.formats.icechunk.payloads import ChunkColumns, Payloads, read_coords
 from app.formats.icechunk.snapshot import StoredSnapshot, is_node_path
 from app.formats.icechunk.virtual import Allowed, resolve
 from app.formats.reading import DecodeError
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 _COLUMNS: Final = {
+    "coords": "coords",
     "chunk_id": "chunk_ids",
     "offset": "offsets",
     "length": "lengths",
@@ -98,104 +100,100 @@ type Edit = PutNode | DeleteNode | SetChunks
 type NewId = Callable[[], bytes]
 
 
-def read_edits(items: object) -> list[Edit]:
+def read_edits(items: list[Any]) -> list[Edit]:
     """Read the list ``changes`` of a request. Raises: `BadBodyError`, with its position."""
     edits: list[Edit] = []
-    for number, item in enumerate(_expect(items, list, "changes is a list of objects")):
-        where = f"changes[{number}]"
-        members = dict(_expect(item, dict, f"{where} is an object"))
-        op = members.pop("op", None)
-        if (read := _OPS.get(op) if isinstance(op, str) else None) is None:
-            raise BadBodyError(f"{where}.op is one of {', '.join(_OPS)}")
-        edits.append(read(where, members))
+    for number, item in enumerate(items):
+        try:
+            edits.append(_CHANGE.validate_python(item).edit())
+        except ValidationError as error:
+            raise BadBodyError(f"changes[{number}]: {BadBodyError.of(error)}") from None
+        except BadBodyError as error:
+            raise BadBodyError(f"changes[{number}]: {error}") from None
     return edits
 
 
-def _read_put_node(where: str, members: dict[str, Any]) -> PutNode:
-    path, document = _take(where, members, "path", "metadata")
-    node_type = _expect(document, dict, f"{where}.metadata is an object").get("node_type")
-    if node_type not in ("array", "group"):
-        raise BadBodyError(f"{where}.metadata.node_type is array or group")
-    try:
-        encoded = orjson.dumps(document)
-    except orjson.JSONEncodeError:
-        raise BadBodyError(f"{where}.metadata nests too deep") from None
-    return PutNode(_path(where, path), encoded, node_type == "array")
+def _check_path(path: str) -> str:
+    if not is_node_path(path) or "\0" in path:
+        raise BadBodyError(f"{path[:80]!r} is no path of a node, such as /a/b")
+    return path
 
 
-def _read_delete_node(where: str, members: dict[str, Any]) -> DeleteNode:
-    (path,) = _take(where, members, "path")
-    return DeleteNode(_path(where, path))
+type _NodePath = Annotated[str, AfterValidator(_check_path)]
 
 
-def _read_put_chunks(where: str, members: dict[str, Any]) -> SetChunks:
-    """Read chunks that are listed as objects in ``chunks``, or as columns."""
-    path = _path(where, members.pop("path", None))
-    if "chunks" not in members:
-        coords = read_coords(where, members.pop("coords", None))
-        return SetChunks(path, coords, read_payloads(where, members, len(coords)))
-    (chunks,) = _take(where, members, "chunks")
-    where = f"{where}.chunks"
-    entries = _expect(chunks, list, f"{where} is a list of objects")
-    shapes = _entry_shapes(where, entries)
-    by_kind = {kind: [entry for entry in entries if kind in entry] for kind in _KINDS}
-    coords = read_coords(where, [entry["coords"] for some in by_kind.values() for entry in some])
-    payloads: list[Payloads] = []
-    for kind, some in by_kind.items():
-        names = {name for shape in shapes if kind in shape for name in shape if name in _COLUMNS}
-        columns = {_COLUMNS[name]: [entry.get(name) for entry in some] for name in names}
-        if some:
-            payloads.append(read_payloads(where, columns, len(some)))
-    return SetChunks(path, coords, Payloads.joined(payloads))
+class _PutNode(BaseModel, extra="forbid", strict=True):
+    op: Literal["put_node"]
+    path: _NodePath
+    metadata: dict[str, Any]
+
+    def edit(self) -> PutNode:
+        node_type = self.metadata.get("node_type")
+        if node_type not in ("array", "group"):
+            raise BadBodyError("metadata.node_type is array or group")
+        try:
+            return PutNode(self.path, orjson.dumps(self.metadata), node_type == "array")
+        except orjson.JSONEncodeError:
+            raise BadBodyError("metadata nests too deep") from None
 
 
-def _read_delete_chunks(where: str, members: dict[str, Any]) -> SetChunks:
-    path, coords = _take(where, members, "path", "coords")
-    found = read_coords(where, coords)
-    return SetChunks(_path(where, path), found, Payloads.gone(len(found)))
+class _DeleteNode(BaseModel, extra="forbid", strict=True):
+    op: Literal["delete_node"]
+    path: _NodePath
+
+    def edit(self) -> DeleteNode:
+        return DeleteNode(self.path)
 
 
-def _entry_shapes(where: str, entries: list[Any]) -> set[tuple[str, ...]]:
-    for number, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            raise BadBodyError(f"{where}[{number}] is an object")
+class _PutChunks(ChunkColumns):
+    op: Literal["put_chunks"]
+    path: _NodePath
+    coords: list[Any] = Field([])
+    chunks: list[Any] | None = None
+    """Chunks as objects, instead of columns."""
+
+    def edit(self) -> SetChunks:
+        if self.chunks is None:
+            coords = read_coords(self.coords)
+            return SetChunks(self.path, coords, self.payloads(len(coords)))
+        if self.model_fields_set != {"op", "path", "chunks"}:
+            raise BadBodyError("put_chunks has either chunks or columns")
+        return SetChunks(self.path, *_read_entries(self.chunks))
+
+
+class _DeleteChunks(BaseModel, extra="forbid", strict=True):
+    op: Literal["delete_chunks"]
+    path: _NodePath
+    coords: list[Any]
+
+    def edit(self) -> SetChunks:
+        coords = read_coords(self.coords)
+        return SetChunks(self.path, coords, Payloads.gone(len(coords)))
+
+
+_CHANGE: Final[TypeAdapter[_PutNode | _DeleteNode | _PutChunks | _DeleteChunks]] = TypeAdapter(
+    Annotated[_PutNode | _DeleteNode | _PutChunks | _DeleteChunks, Field(discriminator="op")]
+)
+
+
+def _read_entries(entries: list[Any]) -> tuple[Coords, Payloads]:
+    """Read chunks that are objects; those of one kind follow one another."""
+    if not {dict}.issuperset(map(type, entries)):
+        raise BadBodyError("chunks is a list of objects")
     shapes = set(map(tuple, entries))
     for shape in shapes:
-        what = None
-        if not {"coords"} <= set(shape) <= {"coords", *_COLUMNS}:
-            what = f"is an object of coords, {', '.join(_COLUMNS)}"
-        elif sum(kind in shape for kind in _KINDS) != 1:
-            what = f"has one of {', '.join(_KINDS)}"
-        if what is not None:
-            number = next(i for i, entry in enumerate(entries) if tuple(entry) == shape)
-            raise BadBodyError(f"{where}[{number}] {what}")
-    return shapes
-
-
-_OPS: Final[Mapping[str, Callable[[str, dict[str, Any]], Edit]]] = {
-    "put_node": _read_put_node,
-    "delete_node": _read_delete_node,
-    "put_chunks": _read_put_chunks,
-    "delete_chunks": _read_delete_chunks,
-}
-
-
-def _take(where: str, members: dict[str, Any], *names: str) -> list[Any]:
-    if members.keys() != set(names):
-        raise BadBodyError(f"{where} has op, {', '.join(names)}, and nothing else")
-    return [members[name] for name in names]
-
-
-def _expect[T](value: object, kind: type[T], what: str) -> T:
-    if not isinstance(value, kind):
-        raise BadBodyError(what)
-    return value
-
-
-def _path(where: str, path: object) -> str:
-    if isinstance(path, str) and is_node_path(path) and "\0" not in path:
-        return path
-    raise BadBodyError(f"{where}: {str(path)[:80]!r} is no path of a node, such as /a/b")
+        if not {"coords"} <= set(shape) <= _COLUMNS.keys() or sum(map(shape.count, _KINDS)) != 1:
+            raise BadBodyError(f"a chunk has coords and one of {', '.join(_KINDS)}")
+    coords: list[Any] = []
+    payloads: list[Payloads] = []
+    for kind in _KINDS:
+        some = [entry for entry in entries if kind in entry]
+        coords += [entry["coords"] for entry in some]
+        names = {name for shape in shapes if kind in shape for name in shape} - {"coords"}
+        columns = {_COLUMNS[name]: [entry.get(name) for entry in some] for name in names}
+        if some:
+            payloads.append(ChunkColumns.model_validate(columns).payloads(len(some)))
+    return read_coords(coords), Payloads.joined(payloads)
 
 
 def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> ChangeSet:
@@ -314,19 +312,17 @@ def check_references(
     most_nbytes = config.inline_chunk_threshold_bytes
     for changed in changes.chunks.values():
         payloads = changed.payloads
-        for data in payloads.values_of(PayloadKind.INLAID):
+        for data in payloads.values_of(PayloadKind.INLINE):
             if len(data) > most_nbytes:
                 raise BadBodyError(
                     f"an inline chunk has {len(data)} bytes, and the repository allows "
                     f"{most_nbytes}: POST it to /chunks"
                 )
-        locations.update(payloads.values_of(PayloadKind.VIRTUAL))
-        rows = payloads.rows[payloads.of_kind(PayloadKind.NATIVE)]
-        stops = np.zeros(len(payloads.values), np.int64)
-        np.maximum.at(stops, rows["value"], rows["stop"])
-        for number in np.flatnonzero(stops).tolist():
-            chunk_id = payloads.values[number]
-            wanted[chunk_id] = max(wanted.get(chunk_id, 0), int(stops[number]))
+        locations.update(payloads.values_of(PayloadKind.LOCATION))
+        natives = payloads.of_kind(PayloadKind.NATIVE)
+        stops = natives["start"] + natives["length"]
+        for chunk_id, stop in zip(natives["chunk_id"].tolist(), stops.tolist(), strict=True):
+            wanted[chunk_id] = max(wanted.get(chunk_id, 0), stop)
     _check_virtual(sorted(map(bytes.decode, locations)), allowed, config.containers)
     return wanted
 

@@ -5,7 +5,8 @@ coordinates, and both are listed in tables of arrays: node id, then a vector of 
 """
 
 from collections.abc import Buffer as Bytes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from app.errors import ConflictError
 from app.formats.icechunk.coords import Coords, Places, U32s
 from app.formats.icechunk.flatbuffers import (
-    DATA,
     NODE_ID,
     POSITION,
+    U32,
     FlatBufferReader,
     TableType,
     required,
@@ -27,17 +28,19 @@ BLOCK: Final = 2**14
 """Tables read at a time: few enough that malloc reuses the memory of temporary arrays."""
 MAX_NBYTES: Final = 2**31 - 1
 """Limit of a FlatBuffer that the library reads."""
-ARRAY_CHUNKS: Final = TableType(NODE_ID, POSITION, DATA)
-"""Table of an array: its chunks, and in manifests what other writers add."""
-NUMBER_FIELDS: Final[Mapping[int, str]] = {2: "<u8", 3: "<u8", 4: "V12", 7: "<u4"}
-"""Fields of `ChunkRef` stored in the table itself: offset, length, chunk id, last modified."""
+ARRAY_CHUNKS: Final = TableType(NODE_ID, POSITION)
+"""Table of an array and its chunks."""
 
 _VTABLE_NBYTES: Final = 6
 """Size of the least vtable that has the first field."""
 _MEMORY_PER_TABLE: Final = 64
 _MEMORY_PER_COORDINATE: Final = 16
 _ALIGN: Final = 8
-_OFFSET: Final = "<u4"
+_WORD: Final = U32.size
+_COPIED: Final = 2**18
+"""Words of vectors copied at a time."""
+_END_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
+"""Bytes of the last word of a vector that belong to it, by its length modulo 4."""
 
 
 class ChunkTables(NamedTuple):
@@ -57,7 +60,7 @@ def locate_chunk_tables(reader: FlatBufferReader, at: int, vector: str) -> Chunk
     twice. Their memory is counted before it is allocated.
     """
     parts: dict[bytes, list[tuple[int, int]]] = {}
-    for array_id, chunks, _ in reader.tables(ARRAY_CHUNKS.lazy, at):
+    for array_id, chunks in reader.tables(ARRAY_CHUNKS.lazy, at):
         node_id = required(array_id, "node_id")
         start, count = reader.vector(required(chunks, vector), 4)
         if start % 4:
@@ -150,69 +153,105 @@ def gather_numbers(data: bytes, places: Places, dtype: str) -> NDArray[Any]:
     return np.ndarray((len(data) - nbytes + 1,), dtype, data, strides=(1,))[places]
 
 
-class TableBatch(NamedTuple):
-    """Tables to write that have the same fields."""
+class Vectors:
+    """Texts and inline chunks, to be written as vectors behind the tables that lead to them. At
+    least one 0 follows each of them, which ends a text.
+    """
 
-    rows: Places
-    """Their numbers among all tables that are written together."""
-    columns: Mapping[int, NDArray[Any]]
-    """By field: the numbers, or the positions of vectors among those written behind."""
+    def __init__(self) -> None:
+        self._places: dict[bytes, int] = {}
+        self._pieces = [bytes(_WORD)]
+        self._nbytes = _WORD
+
+    def add(self, data: bytes) -> int:
+        """Write *data* once, and return its position, which is never 0."""
+        if (place := self._places.get(data)) is None:
+            padding = bytes(_WORD - len(data) % _WORD)
+            place = self._places[data] = self._append(U32.pack(len(data)) + data + padding)
+        return place
+
+    def copy(self, data: bytes, starts: Places) -> Places:
+        """Write the vectors at *starts* of *data*, each once, and return their positions."""
+        distinct, inverse = np.unique(starts, return_inverse=True)
+        counts = gather_numbers(data, distinct, "<u4").astype(np.int64)
+        if (distinct % _WORD).any() or (distinct + counts + _WORD > len(data)).any():
+            raise DecodeError("damaged FlatBuffer: a vector reaches out of it, or is not aligned")
+        lengths = counts // _WORD + 2
+        stops = np.cumsum(lengths)
+        check_nbytes(self._nbytes + _WORD * int(lengths.sum()))
+        words = _copy_words(data, distinct // _WORD, lengths, stops)
+        words[stops - 1] &= _END_MASKS[counts % _WORD]
+        places: Places = self._append(words.tobytes()) + _WORD * (stops - lengths)[inverse]
+        return places
+
+    def joined(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def _append(self, data: bytes) -> int:
+        place = self._nbytes
+        self._nbytes += len(data)
+        check_nbytes(self._nbytes)
+        self._pieces.append(data)
+        return place
 
 
-class WrittenTables(NamedTuple):
-    """Bytes of tables and of all that they lead to; valid at any multiple of 8."""
-
-    pieces: Sequence[Bytes]
-    places: Places
-    """Position of each table, counted from the first of *pieces*."""
-    nbytes: int
-
-
-class _TableRun(NamedTuple):
-    start: int
-    batch: TableBatch
-    vtable: bytes
-    dtype: np.dtype[Any]
-
-    @property
-    def places(self) -> Places:
-        return self.start + self.dtype.itemsize * np.arange(len(self.batch.rows))
+def _copy_words(data: bytes, starts: Places, lengths: Places, stops: Places) -> U32s:
+    """Copy *lengths* words from *starts*, a block of vectors at a time, to where *stops* end."""
+    words = np.frombuffer(data + bytes(-len(data) % _WORD), "<u4")
+    copied = np.empty(int(lengths.sum()), np.uint32)
+    turns = np.searchsorted(stops, np.arange(_COPIED, len(copied), _COPIED))
+    edges = np.unique([0, *turns.tolist(), len(stops)])
+    for first, last in pairwise(edges.tolist()):
+        begin, end = int(stops[first] - lengths[first]), int(stops[last - 1])
+        shifts = starts[first:last] - (stops[first:last] - lengths[first:last])
+        at = np.repeat(shifts, lengths[first:last]) + np.arange(begin, end)
+        copied[begin:end] = words.take(at, mode="clip")
+    return copied
 
 
-def write_tables(batches: Sequence[TableBatch], vectors: U32s, coords: Coords) -> WrittenTables:
-    """Write tables with the *coords* of their rows, and *vectors* behind them."""
-    runs: list[_TableRun] = []
-    stop = 0
-    for batch in batches:
-        vtable, dtype = _lay_out(tuple(batch.columns), coords.shape[1])
-        start = stop + len(vtable)
-        runs.append(_TableRun(start, batch, vtable, dtype))
-        stop = start + dtype.itemsize * len(batch.rows)
-    check_nbytes(stop + vectors.nbytes)
-    pieces: list[Bytes] = []
-    places = np.empty(len(coords), np.int64)
-    for run in runs:
-        places[run.batch.rows] = run.places
-        pieces += run.vtable, _fill(run, coords, stop)
-    padding = bytes(-vectors.nbytes % _ALIGN)
-    pieces += vectors, padding
-    return WrittenTables(pieces, places, stop + vectors.nbytes + len(padding))
+def vector_at(data: bytes, at: int) -> bytes:
+    """Return the bytes of the vector at *at* in *data*."""
+    if 0 <= at <= len(data) - _WORD:
+        start = at + _WORD
+        stop = start + U32.unpack_from(data, at)[0]
+        if stop <= len(data):
+            return data[start:stop]
+    raise DecodeError("damaged FlatBuffer: a vector reaches out of it")
+
+
+def new_tables(coords: Coords, fields: Sequence[tuple[str, str]] = ()) -> NDArray[Any]:
+    """Allocate tables with *coords* behind each, and more *fields*, which are 0."""
+    ndim = coords.shape[1]
+    table = [("vtable", "<i4"), ("index", "<u4"), *fields]
+    end = [("ndim", "<u4"), ("coords", "<u4", (ndim,))]
+    unpadded = np.dtype([*table, *end]).itemsize
+    tables = np.zeros(len(coords), [*table, *end, ("padding", f"V{-unpadded % _ALIGN}")])
+    tables["index"] = np.dtype(table).itemsize - _WORD
+    tables["ndim"] = ndim
+    tables["coords"] = coords
+    return tables
 
 
 def write_table_vector(
-    count: int, parts: Sequence[tuple[Places, WrittenTables]]
-) -> Sequence[Bytes]:
-    """Write a vector of *count* tables, each of *parts* with the numbers of its tables in it."""
-    head = np.zeros(1 + count + (1 + count) % 2, _OFFSET)
+    batches: Sequence[tuple[bytes, NDArray[Any]]], vectors: bytes = b""
+) -> list[Bytes]:
+    """Write a vector of tables, and *vectors* behind them. Each of *batches* has vtables, and
+    tables that have the position of their vtable among these.
+    """
+    count = sum(len(tables) for _, tables in batches)
+    head = np.zeros(1 + count + (1 + count) % 2, "<u4")
     head[0] = count
-    stop = head.nbytes
-    check_nbytes(stop + sum(tables.nbytes for _, tables in parts))
     pieces: list[Bytes] = [head]
-    for rows, tables in parts:
-        head[1 + rows] = stop + tables.places - 4 * (1 + rows)
-        pieces += tables.pieces
-        stop += tables.nbytes
-    return pieces
+    row, at = 1, head.nbytes
+    for vtables, tables in batches:
+        places = at + len(vtables) + tables.itemsize * np.arange(len(tables))
+        rows = np.arange(row, row + len(tables))
+        tables["vtable"] = places - at - tables["vtable"]
+        head[rows] = places - _WORD * rows
+        pieces += vtables, tables
+        row, at = row + len(tables), at + len(vtables) + tables.nbytes
+    check_nbytes(at + len(vectors))
+    return [*pieces, vectors]
 
 
 def check_nbytes(nbytes: int) -> None:
@@ -221,42 +260,3 @@ def check_nbytes(nbytes: int) -> None:
         raise ConflictError(
             f"a manifest would exceed {MAX_NBYTES} bytes, the limit of the library: split manifests"
         )
-
-
-def _lay_out(slots: tuple[int, ...], ndim: int) -> tuple[bytes, np.dtype[Any]]:
-    """Return the padded vtable and the layout of a table with the fields *slots*, widest first."""
-    types = {slot: np.dtype(NUMBER_FIELDS.get(slot, _OFFSET)) for slot in slots}
-    fields: dict[str, tuple[str | tuple[str, tuple[int]], int]] = {"vtable": ("<i4", 0)}
-    vtable = np.zeros(2 + 1 + max(slots, default=0), "<u2")
-    fields["index"], vtable[2], at = (_OFFSET, 4), 4, 8
-    for slot in sorted(slots, key=lambda slot: types[slot].itemsize != _ALIGN):
-        fields[str(slot)], vtable[2 + slot] = (types[slot].str, at), at
-        at += types[slot].itemsize
-    vtable[:2] = vtable.nbytes, at
-    fields["ndim"], fields["coords"] = (_OFFSET, at), ((_OFFSET, (ndim,)), at + 4)
-    at += 4 + 4 * ndim
-    layout = {
-        "names": list(fields),
-        "formats": [kind for kind, _ in fields.values()],
-        "offsets": [place for _, place in fields.values()],
-        "itemsize": at + -at % _ALIGN,
-    }
-    data = vtable.tobytes()
-    return data + bytes(-len(data) % _ALIGN), np.dtype(layout)  # type: ignore[call-overload]
-
-
-def _fill(run: _TableRun, coords: Coords, vectors_at: int) -> NDArray[Any]:
-    dtype = run.dtype
-    offsets: Mapping[str, Any] = {name: field[1] for name, field in (dtype.fields or {}).items()}
-    tables = np.zeros(len(run.batch.rows), dtype)
-    tables["vtable"] = run.places - (run.start - len(run.vtable))
-    tables["index"] = offsets["ndim"] - offsets["index"]
-    tables["ndim"] = coords.shape[1]
-    tables["coords"] = coords[run.batch.rows]
-    for slot, column in run.batch.columns.items():
-        name = str(slot)
-        if slot in NUMBER_FIELDS:
-            tables[name] = column
-        else:
-            tables[name] = vectors_at + column - run.places - offsets[name]
-    return tables

@@ -8,6 +8,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -47,13 +48,10 @@ _CELLS_PER_REFERENCE: Final = 3
 """Up to so many, a table of all cells is no larger than a sorted list, and faster."""
 _WIDE_NBYTES: Final = 800
 
-MANIFEST: Final = TableType(
-    OBJECT_ID, tables_of(ARRAY_CHUNKS), DATA, UINT8._replace(absent=1), DATA
-)
-"""Id, arrays, dictionary and algorithm of compressed locations, and what other writers add."""
-_KINDS: Final = ("inline", "chunk_id", "location", "compressed_location")
+MANIFEST: Final = TableType(OBJECT_ID, tables_of(ARRAY_CHUNKS), DATA, UINT8._replace(absent=1))
+"""Id, arrays, dictionary and algorithm of compressed locations."""
 _FIELD_NBYTES: Final = (4, 8, 8, OBJECT_ID_NBYTES, 4, 4, 4, 4)
-"""Size of each field of `ChunkRef` in its table, as in `_RefLayout`."""
+"""Size of each field of `ChunkRef` in its table, as in `RefLayout`."""
 _ZSTD: Final = 1
 MAX_LOCATION_NBYTES: Final = 1024
 _MAX_WINDOW_NBYTES: Final = 2**23
@@ -66,6 +64,17 @@ _KEPT_LOCATION_NBYTES: Final = 256
 STRONG_ETAG: Final = re.compile(r"[\x21\x23-\x7e\x80-\xff]*")
 _END: Final = 2**63 - 1
 _OUTSIDE: Final = "it reaches out of the manifest"
+
+
+class PayloadKind(IntEnum):
+    """Kind of a reference: the slot of the field of `ChunkRef` that says where the chunk is."""
+
+    GONE = 0
+    """Deleted, which is no reference."""
+    INLINE = 1
+    NATIVE = 4
+    LOCATION = 5
+    COMPRESSED = 8
 
 
 class Native(NamedTuple):
@@ -246,7 +255,7 @@ class ManifestDecoder(FileDecoder):
 
     def __call__(self, data: bytes) -> Manifest:
         reader, root = self.open(data, FileType.MANIFEST, MANIFEST.lazy, MAX_NBYTES)
-        _, at, dictionary, algorithm, _ = root
+        _, at, dictionary, algorithm = root
         payload = reader.data
         locations = LocationCodec(algorithm, reader.read(DATA, dictionary), len(payload))
         references = ReferenceReader(payload, locations)
@@ -278,7 +287,7 @@ def _rows_by_ndim(ndims: U32s) -> list[slice] | list["np.ndarray[tuple[int], np.
     return np.split(order, np.flatnonzero(np.diff(ndims[order])) + 1)
 
 
-class _RefLayout(NamedTuple):
+class RefLayout(NamedTuple):
     """Offsets of the fields of `ChunkRef` after the index, for one vtable; 0 if absent."""
 
     inline: int
@@ -295,13 +304,17 @@ class _RefLayout(NamedTuple):
         return max(at + nbytes for at, nbytes in zip(self, _FIELD_NBYTES, strict=True) if at)
 
     @property
-    def fault(self) -> str | None:
-        found = [name for name in _KINDS if getattr(self, name)]
+    def kind(self) -> PayloadKind:
+        """Return the kind of the references. Raises: `DecodeError` for none, or more than one."""
+        found = [kind for kind in PayloadKind if kind and self[kind - 1]]
+        if found == [PayloadKind.LOCATION, PayloadKind.COMPRESSED]:
+            return PayloadKind.COMPRESSED
         if not found:
-            return "it has neither inline nor chunk_id nor location"
-        if len(found) == 1 or found == ["location", "compressed_location"]:
-            return None
-        return f"it has both {' and '.join(found)}"
+            raise DecodeError("it has neither inline nor chunk_id nor location")
+        if len(found) > 1:
+            names = " and ".join(self._fields[kind - 1] for kind in found)
+            raise DecodeError(f"it has both {names}")
+        return found[0]
 
 
 class LocationCodec:
@@ -353,7 +366,7 @@ class ReferenceReader:
     def __init__(self, data: bytes, locations: LocationCodec) -> None:
         self.data = data
         self.locations = locations
-        self._layouts: dict[int, tuple[int, _RefLayout]] = {}
+        self._layouts: dict[int, tuple[int, RefLayout]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -378,20 +391,23 @@ class ReferenceReader:
             return Native(data[at : at + OBJECT_ID_NBYTES], ByteRange(start, stop))
         return self._read_virtual(table, layout, ByteRange(start, stop))
 
-    def _lay_out(self, vtable: int) -> tuple[int, _RefLayout]:
+    def layout(self, vtable: int) -> "RefLayout":
+        """Return the layout of the tables that have the vtable at *vtable*."""
+        return (self._layouts.get(vtable) or self._lay_out(vtable))[1]
+
+    def _lay_out(self, vtable: int) -> tuple[int, RefLayout]:
         stop = vtable + U16.unpack_from(self.data, vtable)[0]
         slots = range(vtable + 6, vtable + 6 + 2 * len(_FIELD_NBYTES), 2)
-        layout = _RefLayout(
+        layout = RefLayout(
             *(U16.unpack_from(self.data, at)[0] if at + 2 <= stop else 0 for at in slots)
         )
-        if layout.fault:
-            raise DecodeError(layout.fault)
+        layout.kind  # noqa: B018  raises
         if len(self._layouts) == _MAX_LAYOUTS:
             self._layouts = {}
         found = self._layouts[vtable] = len(self.data) - layout.nbytes, layout
         return found
 
-    def _read_virtual(self, table: int, layout: _RefLayout, byte_range: ByteRange) -> Virtual:
+    def _read_virtual(self, table: int, layout: RefLayout, byte_range: ByteRange) -> Virtual:
         if at := layout.compressed_location:
             location = self.locations.decode(self._text(table + at))
         else:

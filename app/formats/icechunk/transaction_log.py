@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Buffer as Bytes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from struct import pack
 from typing import Final
 
 import numpy as np
@@ -11,11 +12,10 @@ import numpy as np
 from app.errors import ConflictError
 from app.formats.icechunk.chunk_tables import (
     ARRAY_CHUNKS,
-    TableBatch,
     locate_chunk_tables,
+    new_tables,
     words_of,
     write_table_vector,
-    write_tables,
 )
 from app.formats.icechunk.coords import Coords, union
 from app.formats.icechunk.flatbuffers import (
@@ -43,7 +43,8 @@ _NODE_NBYTES: Final = 128
 _PATH_NBYTES: Final = 256
 _MEMORY_PER_COORDINATE: Final = 16
 """Memory to copy a coordinate, in addition to that of locating it."""
-_NO_VECTORS: Final = np.empty(0, np.uint32)
+_VTABLE: Final = pack("<3H2x", 6, 8, 4)
+"""Of tables that have the first field only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +125,7 @@ def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
 
 
 def _chunk_vector(batches: Sequence[Coords]) -> Sequence[Bytes]:
-    parts, count = [], 0
-    for coords in union(*batches):
-        rows = np.arange(len(coords))
-        tables = write_tables([TableBatch(rows, {})], _NO_VECTORS, coords)
-        parts.append((count + rows, tables))
-        count += len(coords)
-    return write_table_vector(count, parts)
+    return write_table_vector([(_VTABLE, new_tables(coords)) for coords in union(*batches)])
 
 
 def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:

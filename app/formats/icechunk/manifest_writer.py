@@ -317,7 +317,8 @@ def write_references(coords: Coords, rows: NDArray[Any], vectors: Vectors) -> li
 
     def offsets_to(column: str, field: str, chosen: Places) -> NDArray[np.uint32]:
         fields_at = tables.itemsize * chosen + offsets[field]
-        return (tables.nbytes - fields_at + rows[column][chosen]).astype(np.uint32)
+        found: NDArray[np.uint32] = tables.nbytes - fields_at + rows[column][chosen]
+        return found.astype(np.uint32)
 
     tables["start"], tables["length"] = rows["start"], rows["length"]
     tables["value"] = rows["chunk_id"]

@@ -20,20 +20,14 @@ from app.errors import BadBodyError, ConflictError, DamagedError
 from app.formats.compression import decompress_zstd
 from app.formats.documents import json_memory_nbytes
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import MAX_CHUNKS, read_document
+from app.formats.icechunk.commit import read_document, read_grid
 from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
 from app.formats.icechunk.keys import DOCUMENT
 from app.formats.icechunk.manifest import Native
 from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
 from app.formats.reading import DecodeError
-from app.formats.zarr.codecs import (
-    UnshardableError,
-    codec_name,
-    configuration,
-    has_sharding,
-    shape_of,
-)
+from app.formats.zarr.codecs import UnshardableError, codec_name, has_sharding
 from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.metadata import chunk_keys
 from app.model import ByteRange, ETag, ObjectRef
@@ -276,24 +270,18 @@ def read_chunks(document: bytes) -> Chunks | None:
     """Read the chunk grid of an array's ``zarr.json``; `None` for a group. Raises: `DecodeError`.
     The chunks have no manifests.
     """
-    node = read_document(document)
-    if node["node_type"] == "group":
+    if (grid := read_grid(document)) is None:
         return None
-    shape = shape_of(node.get("shape"), "shape", least=0)
-    grid = node.get("chunk_grid")
-    if codec_name(grid) != "regular":
-        raise DecodeError(f"the chunk grid is {codec_name(grid):.80}, and only regular is written")
-    each = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape))
+    node = read_document(document)
+    if (name := codec_name(node["chunk_grid"])) != "regular":
+        raise DecodeError(f"the chunk grid is {name:.80}, and only regular is written")
     try:
-        keys = chunk_keys(node.get("chunk_key_encoding"), len(shape))
+        keys = chunk_keys(node.get("chunk_key_encoding"), len(grid.chunks))
     except UnshardableError as error:
         raise DecodeError(str(error)) from None
     if (keys.prefix, keys.separator) != ("c/", "/"):
         raise DecodeError("the chunk key encoding is not default with the separator /")
-    counts = tuple(-(-length // chunk) for length, chunk in zip(shape, each, strict=True))
-    if any(count > MAX_CHUNKS for count in counts):
-        raise DecodeError(f"more than {MAX_CHUNKS} chunks along one dimension")
-    return Chunks(keys, counts)
+    return Chunks(keys, grid.array.grid)
 
 
 def put_node(view: SessionView, path: str, document: bytes, new_id: bytes) -> SessionDocument:

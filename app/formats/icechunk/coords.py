@@ -130,18 +130,6 @@ def last_of_each(coords: Coords) -> Places:
     return order[is_last]
 
 
-def number_rows(coords: Coords) -> tuple[list[tuple[int, ...]], Places]:
-    """Return the distinct rows of *coords* in C order, and for each row its number among them."""
-    if not len(coords):
-        return [], np.empty(0, np.int64)
-    if not any(column.min() < column.max() for column in coords.T):
-        return [tuple(coords[0].tolist())], np.zeros(len(coords), np.int64)
-    order, first = sort_columns(np.ascontiguousarray(coords.T))
-    numbers = np.empty(len(coords), np.int64)
-    numbers[order] = np.cumsum(first) - 1
-    return list(map(tuple, coords[order[first]].tolist())), numbers
-
-
 def union(*batches: Coords) -> tuple[Coords, ...]:
     """Return the coordinates in *batches*, each once and in C order, a batch for each ndim."""
     by_ndim: dict[int, list[Coords]] = {}

@@ -55,7 +55,7 @@ _ROW: Final = np.dtype(
         ("etag", "<i8"),
         ("modified", "<u4"),
         ("chunk_id", f"V{OBJECT_ID_NBYTES}"),
-        ("kind", "<u8"),
+        ("kind", "<i8"),
     ]
 )
 

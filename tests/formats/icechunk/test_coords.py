@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.coords import Coords, inside, last_of_each, number_rows, rows_in, union
+from app.formats.icechunk.coords import Coords, inside, last_of_each, rows_in, union
 
 type Rows = list[tuple[int, ...]]
 
@@ -26,16 +26,13 @@ def _tuples(coords: Coords) -> Rows:
 
 
 @given(ROWS)
-def test_rows_are_sorted_numbered_and_found(drawn: tuple[int, Rows, Rows]) -> None:
+def test_rows_are_sorted_and_found(drawn: tuple[int, Rows, Rows]) -> None:
     """Also rows of no numbers, and far corners of a box."""
     ndim, some, others = drawn
     coords = _coords(some, ndim)
     distinct = sorted(set(some))
 
     assert [row for each in union(coords) for row in _tuples(each)] == distinct
-    rows, numbers = number_rows(coords)
-    assert rows == distinct
-    assert [rows[number] for number in numbers] == some
     last = last_of_each(coords)
     assert [some[at] for at in last] == distinct
     assert all(some[at] not in some[at + 1 :] for at in last)

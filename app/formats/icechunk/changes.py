@@ -105,7 +105,7 @@ def read_edits(items: list[Any]) -> list[Edit]:
     edits: list[Edit] = []
     for number, item in enumerate(items):
         try:
-            edits.append(_CHANGE.validate_python(item).edit())
+            edits.append(_ITEM.validate_python(item).edit())
         except ValidationError as error:
             raise BadBodyError(f"changes[{number}]: {BadBodyError.of(error)}") from None
         except BadBodyError as error:
@@ -122,7 +122,7 @@ def _check_path(path: str) -> str:
 type _NodePath = Annotated[str, AfterValidator(_check_path)]
 
 
-class _PutNode(BaseModel, extra="forbid", strict=True):
+class _PutNodeItem(BaseModel, extra="forbid", strict=True):
     op: Literal["put_node"]
     path: _NodePath
     metadata: dict[str, Any]
@@ -137,7 +137,7 @@ class _PutNode(BaseModel, extra="forbid", strict=True):
             raise BadBodyError("metadata nests too deep") from None
 
 
-class _DeleteNode(BaseModel, extra="forbid", strict=True):
+class _DeleteNodeItem(BaseModel, extra="forbid", strict=True):
     op: Literal["delete_node"]
     path: _NodePath
 
@@ -145,7 +145,7 @@ class _DeleteNode(BaseModel, extra="forbid", strict=True):
         return DeleteNode(self.path)
 
 
-class _PutChunks(ChunkColumns):
+class _PutChunksItem(ChunkColumns):
     op: Literal["put_chunks"]
     path: _NodePath
     coords: list[Any] = Field([])
@@ -161,7 +161,7 @@ class _PutChunks(ChunkColumns):
         return SetChunks(self.path, *_read_entries(self.chunks))
 
 
-class _DeleteChunks(BaseModel, extra="forbid", strict=True):
+class _DeleteChunksItem(BaseModel, extra="forbid", strict=True):
     op: Literal["delete_chunks"]
     path: _NodePath
     coords: list[Any]
@@ -171,9 +171,9 @@ class _DeleteChunks(BaseModel, extra="forbid", strict=True):
         return SetChunks(self.path, coords, Payloads.gone(len(coords)))
 
 
-_CHANGE: Final[TypeAdapter[_PutNode | _DeleteNode | _PutChunks | _DeleteChunks]] = TypeAdapter(
-    Annotated[_PutNode | _DeleteNode | _PutChunks | _DeleteChunks, Field(discriminator="op")]
-)
+type _Item = _PutNodeItem | _DeleteNodeItem | _PutChunksItem | _DeleteChunksItem
+
+_ITEM: Final[TypeAdapter[_Item]] = TypeAdapter(Annotated[_Item, Field(discriminator="op")])
 
 
 def _read_entries(entries: list[Any]) -> tuple[Coords, Payloads]:

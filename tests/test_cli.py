@@ -22,6 +22,7 @@ import tensorstore
 from app import demo
 from app.cli import main
 from tests.formats.icechunk.building import Ref
+from tests.formats.icechunk.building_repo import ref
 from tests.formats.icechunk.repositories import lab as repository
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
@@ -404,7 +405,7 @@ def lab(tmp_path: Path) -> tuple[str, Path]:
     beside = tmp_path / "beside"
     write({"x": b"...xy"}, beside)
     reference = Ref(index=[0], location=f"{beside.as_uri()}/x", offset=3, length=2)
-    write(repository(reference).build(), tmp_path / "lab.icechunk")
+    write(repository(reference).build(tags=[ref("v 1", 0)]), tmp_path / "lab.icechunk")
     return str(tmp_path / "lab.icechunk"), beside / "x"
 
 

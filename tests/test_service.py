@@ -1,6 +1,5 @@
 """The whole service over a real, and sometimes wicked, object server."""
 
-import json
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -16,14 +15,10 @@ from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import (
-    CRC,
     EMPTY,
-    LITTLE,
-    array_metadata,
     build,
     chunk_bytes,
     encode_index,
-    sharding,
 )
 from tests.storage.faulty import Fault, FaultyServer
 from tests.support.serving import serving
@@ -259,98 +254,6 @@ def test_damage_of_one_chunk_is_not_that_of_others(service: Service) -> None:
 
     assert service.get("c/0/0").content == CHUNKS["c/0/0"]
     assert service.get(KEY).status_code == 502
-
-
-SERVED_AS_IT_IS = {
-    "compressor after sharding": [sharding([2]), {"name": "gzip", "configuration": {"level": 1}}],
-    "unknown codec before sharding": [{"name": "from.the.future"}, sharding([2])],
-    "compressed index": [sharding([2], index_codecs=[LITTLE, {"name": "gzip"}])],
-    "not sharded": [LITTLE, CRC],
-}
-
-
-@over("s3")
-@pytest.mark.parametrize("name", SERVED_AS_IT_IS)
-def test_array_that_cannot_be_unsharded(service: Service, name: str) -> None:
-    """Its metadata and its shards are served as they are stored."""
-    stored = json.dumps(array_metadata([8], [4], SERVED_AS_IT_IS[name])).encode()
-    service.put({"zarr.json": stored, "c/1": b"a shard"})
-
-    assert service.get("zarr.json").content == stored
-    assert service.get("c/1").content == b"a shard"
-    assert service.get("c/2").status_code == 404
-
-
-KEYS = [
-    ("c/2/2", 404),
-    ("c/3/0", 404),
-    ("c/99999999999999999999/0", 404),
-    ("c/00/1", 404),
-    ("c/%D9%A3/0", 404),
-    ("c/+0/1", 404),
-    ("c/-0/1", 404),
-    ("c/0", 404),
-    ("c/0%2F1", 200),
-    ("%2e%2e/em/zarr.json", 400),
-    ("..%2f..%2fetc%2fpasswd", 400),
-    ("%2E%2E%2Fetc", 400),
-    ("c/%00/1", 400),
-    ("c//0", 400),
-    ("%ff", 400),
-    ("x" * 60_000, 400),
-]
-IDS = [
-    ("s0/5-8_5-8_0-1", 404),
-    ("s0/-4--1_5-8_0-1", 404),
-    ("s0/%2D1-2_5-8_0-1", 200),
-    ("s0%2F-1-2_5-8_0-1", 200),
-    ("s0/-1-2_5-8_0-01", 404),
-    ("s0/\u0661-2_5-8_0-1", 404),
-    ("s0/" + "9" * 500 + "-2_5-8_0-1", 404),
-    ("s0/0.shard", 200),
-    ("s0", 404),
-    ("s0//-1-2_5-8_0-1", 400),
-    ("s0/../s0/-1-2_5-8_0-1%00", 400),
-]
-
-
-@pytest.mark.parametrize(
-    ("service", "keys"),
-    [("s3", KEYS), ("http", KEYS), ("precomputed", IDS)],
-    indirect=["service"],
-)
-def test_only_the_canonical_spelling_is_a_key(
-    service: Service, keys: list[tuple[str, int]]
-) -> None:
-    """Other spellings are absent or refused, and neither reads the store."""
-    service.get()
-    for key, status in keys:
-        before = service.reads(of="c/")
-
-        assert service.get(key).status_code == status, key
-        assert service.reads(of="..") == 0
-        assert service.reads(of="c/") - before <= 1, key
-
-
-@over("s3")
-def test_what_a_dataset_that_is_only_read_does_not_allow(service: Service) -> None:
-    """``Allow`` lists the methods of a dataset; other datasets are absent."""
-    for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE"):
-        answer = service.client.request(method, f"/em/{KEY}")
-
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
-    assert service.client.get("/nothing/c/0").status_code == 404
-
-
-@over("s3")
-def test_a_range_outside_the_chunk_is_416_and_a_malformed_one_400(service: Service) -> None:
-    """A 416 has the size of the chunk."""
-    answer = service.get(range="bytes=1000-")
-
-    assert answer.status_code == 416
-    assert answer.headers["content-range"] == f"bytes */{len(CHUNKS[KEY])}"
-    for malformed in ("bytes=5-2", "bytes=x-", "bytes"):
-        assert service.get(range=malformed).status_code == 400
 
 
 LASTING = {

@@ -1,7 +1,7 @@
 """Stores and clocks that the tests of the resolver watch and hold up."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +51,8 @@ class WatchedStore(MemoryStore):
         self.gate.set()
         self.failure: Exception | None = None
         """Raised, once, by the next read."""
+        self.spoil: Callable[[Found], Found] = lambda found: found
+        """Applied to what is read."""
 
     @property
     def methods(self) -> list[str]:
@@ -68,7 +70,8 @@ class WatchedStore(MemoryStore):
         """Note, wait, read."""
         self.calls.append(Call("get", ref, request, if_match, if_none_match))
         await self._pass()
-        return await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        return self.spoil(found) if isinstance(found, Found) else found
 
     @asynccontextmanager
     async def stream(

@@ -3,8 +3,7 @@
 import json
 import re
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import pytest
 
 from app.errors import BadKeyError, DamagedError, MetadataMissingError, StorageDeniedError
 from app.formats.listing import Window
-from app.formats.reading import Read, Versioned, Weighable
+from app.formats.reading import Read, Weighable
 from app.formats.zarr.layout import ZarrLayout
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
@@ -20,6 +19,7 @@ from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
 from tests.formats.case import Case
+from tests.formats.case import filled as put_together
 from tests.formats.icechunk.case import CASES as REPOSITORIES
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.building import array_metadata, sharding
@@ -375,70 +375,37 @@ def test_names_of_chunks(key: str, *, is_like_a_chunk: bool) -> None:
         assert bool(LIKE_A_CHUNK.search(name)) is is_like_a_chunk
 
 
-CONTAINERS = Containers(known_formats(whole_index_nbytes=0))
-
-
-class Recorded:
-    """Performs reads, and records their kinds."""
-
-    def __init__(self, objects: Mapping[str, bytes]) -> None:
-        store = MemoryStore()
-        for key, data in objects.items():
-            store.place(ROOT.join(key), data)
-        self._fetch = DirectFetch(store)
-        self.kinds: set[str] = set()
-
-    async def __call__[T: Weighable](
-        self, read: Read[T], /, *, ever: bool = False
-    ) -> Versioned[T] | None:
-        """Perform *read*."""
-        self.kinds.add(read.kind)
-        return await self._fetch(read, ever=ever)
-
-    async def name(self, key: str) -> str | None:
-        """Name the shard of *key*."""
-        layout, rest = await CONTAINERS.find(ROOT, VirtualKey(key), self)
-        return await layout.shard(rest, self)
-
-    async def stored_in(self, key: str) -> ObjectRef:
-        """Return the object of the chunk *key*, from its index."""
-        layout, rest = await CONTAINERS.find(ROOT, VirtualKey(key), self)
-        shards = await layout.shards_at(rest, self)
-        shard = None if shards is None else shards.holding(rest)
-        survey = None if shard is None else await shard.survey(self)
-        assert survey is not None
-        return survey.whole.ref
-
-
-def together[T](names: Iterable[tuple[str, T]]) -> set[frozenset[str]]:
-    """Group keys by name."""
-    groups: defaultdict[T, set[str]] = defaultdict(set)
-    for key, name in names:
-        groups[name].add(key)
-    return set(map(frozenset, groups.values()))
-
-
-@pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED], ids=str)
-async def test_keys_of_one_object_have_one_name(case: Case) -> None:
-    """Chunks have the same name exactly if they are in the same object; documents have none."""
-    objects = case.build(case.chunks)
-    fetch = Recorded(objects)
-
-    named = [(key, await fetch.name(key)) for key in case.chunks]
-
-    assert None not in dict(named).values()
-    documents = [key for key in objects if key.endswith(("zarr.json", "info"))]
-    assert documents
-    assert [await fetch.name(key) for key in documents] == [None] * len(documents)
-    assert together(named) == together([(key, await fetch.stored_in(key)) for key in case.chunks])
-
-
 @pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED, *REPOSITORIES], ids=str)
-async def test_only_metadata_are_read(case: Case) -> None:
-    """No shard index and no manifest is read."""
-    fetch = Recorded(case.build(case.chunks))
-    for key in (*case.chunks, *case.absent):
-        await fetch.name(key)
+async def test_keys_of_one_object_have_one_name(case: Case) -> None:
+    """Chunks have the same name exactly if they are in the same object; documents have none.
 
-    assert fetch.kinds & {"metadata", "snapshot"}
-    assert not {kind for kind in fetch.kinds if "index" in kind or "manifest" in kind}
+    Metadata alone tell it: no shard index and no manifest is read.
+    """
+    objects = case.build(case.chunks)
+    fetch, kinds = DirectFetch(put_together(objects)), set[str]()
+
+    async def watched[T: Weighable](read: Read[T], /, *, ever: bool = False) -> Any:
+        kinds.add(read.kind)
+        return await fetch(read, ever=ever)
+
+    async def find(key: str) -> tuple[Any, VirtualKey]:
+        layout, rest = await containers.find(ROOT, VirtualKey(key), watched)
+        return layout, rest
+
+    containers = Containers(known_formats(whole_index_nbytes=0))
+    names = {}
+    for key in (*case.chunks, *case.absent, *filter(case.is_metadata, objects)):
+        layout, rest = await find(key)
+        names[key] = await layout.shard(rest, watched)
+    assert kinds & {"metadata", "snapshot"}
+    assert not {kind for kind in kinds if "index" in kind or "manifest" in kind}
+    if case in REPOSITORIES:
+        return
+    assert {names[key] for key in objects if key.endswith(("zarr.json", "info"))} == {None}
+    together = set[tuple[str, ObjectRef]]()
+    for key in case.chunks:
+        layout, rest = await find(key)
+        shard = (await layout.shards_at(rest, watched)).holding(rest)
+        together.add((names[key], (await shard.survey(watched)).whole.ref))
+    assert None not in dict(together)
+    assert len(together) == len(dict(together)) == len({ref for _, ref in together})

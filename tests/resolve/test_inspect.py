@@ -1,7 +1,7 @@
 """`app.resolve.inspect`: summary of a dataset in a moment."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -18,19 +18,12 @@ from app.resolve.inspect import (
     summarize_group,
 )
 from app.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.zarr.building import LITTLE, array_metadata
 from tests.resolve.stores import Unlisted, WatchedStore, settle
 from tests.support.resolving import ROOT, reading
 
-ARRAY: dict[str, Any] = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "shape": [4, 6],
-    "data_type": "uint8",
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}},
-    "chunk_key_encoding": {"name": "default"},
-    "fill_value": 0,
-    "codecs": [{"name": "bytes"}],
-}
+ARRAY: Final = array_metadata([4, 6], [2, 3], [LITTLE])
 IMAGE: dict[str, Any] = {
     "zarr_format": 3,
     "node_type": "group",
@@ -109,18 +102,11 @@ async def test_a_store_that_hangs_is_left() -> None:
 
 async def test_of_a_precomputed_volume_only_the_container_counts() -> None:
     """Its scales are not Zarr nodes."""
-    scale = {"key": "8", "size": [4, 4, 4], "chunk_sizes": [[2, 2, 2]], "encoding": "raw"}
-    info = {
-        "@type": "neuroglancer_multiscale_volume",
-        "data_type": "uint8",
-        "num_channels": 1,
-        "scales": [scale | {"resolution": [8, 8, 8]}],
-    }
     store = MemoryStore()
-    store.place(ROOT.join("v/info"), json.dumps(info).encode())
+    store.place(ROOT.join("v/info"), json.dumps(volume_info(None)).encode())
     (only,) = (await look(store)).collections
 
-    assert (only.path, only.container, only.node) == ("v/8", "v", None)
+    assert (only.path, only.container, only.node) == ("v/s0", "v", None)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 import asyncio
 import threading
-import time
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from app.model import ByteRange, ETag, Fixed, ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
 from app.resolve.perform import DirectFetch, perform
-from app.storage.contract import Found, NotModified, Stat
+from app.storage.contract import Found, Stat
 from tests.formats.icechunk.building import REPO_INFO, envelope
 from tests.resolve.stores import REF, Clock, WatchedStore, settle
 
@@ -309,58 +307,45 @@ async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
 async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -> None:
     """Parts of two versions are never joined."""
 
-    class Replacing(WatchedStore):
-        async def get(self, *args: Any, **conditions: Any) -> Found | NotModified | None:
-            found = await super().get(*args, **conditions)
-            self.place(REF, _LARGE + b"!")
-            return found
+    def replace(found: Found) -> Found:
+        store.place(REF, _LARGE + b"!")
+        return found
 
-    store = Replacing()
+    store = WatchedStore()
     store.place(REF, _LARGE)
+    store.spoil = replace
     with pytest.raises(VersionChangedError):
         await DirectFetch(store)(Read("all", REF, ByteRange(0, 2**40), Opaque))
 
 
-async def test_what_takes_much_memory_waits_for_room() -> None:
-    """A large object is read once others have released memory."""
-    store = WatchedStore()
-    store.place(REF, _LARGE)
-    budget = ByteBudget(2**26, wait_s=20)
-    await budget.acquire(2**26)
-    read = Read("all", REF, ByteRange(0, 2**40), Opaque)
-    waiting = asyncio.create_task(perform(store, read, decoding=budget))
-    await asyncio.sleep(0.01)
+_FILE = envelope(bytes(2**20), REPO_INFO)
 
-    assert (len(store.calls), waiting.done()) == (0, False)
-    budget.release(2**26)
+
+@pytest.mark.parametrize(
+    ("data", "read"),
+    [
+        (_LARGE, Read("all", REF, ByteRange(0, 2**40), Opaque)),
+        (_FILE, Read("n", REF, ByteRange(0, 2**22), Opaque, memory_nbytes=memory_nbytes)),
+    ],
+)
+async def test_what_takes_much_memory_waits_for_room(data: bytes, read: Read[Opaque]) -> None:
+    """Of large objects, and of files of repositories however small they are, few are decoded.
+
+    The others are read once those have released memory.
+    """
+    store = WatchedStore()
+    store.place(REF, data)
+    held, max_nbytes = (2**26, 2**26) if data is _LARGE else (1, memory_nbytes(_FILE, 2**22))
+    budget = ByteBudget(max_nbytes, wait_s=20)
+    await budget.acquire(held)
+    waiting = asyncio.create_task(perform(store, read, decoding=budget))
+    await settle()
+
+    assert not waiting.done()
+    assert store.calls == [] or data is _FILE
+    budget.release(held)
     found = await waiting
     assert budget.held_bytes == 0
     assert isinstance(found, Versioned)
-    assert found.value.nbytes == len(_LARGE)
-
-
-async def test_all_decodes_of_repository_files_together_are_bounded() -> None:
-    """Each reserves its decoded size, however small the file is."""
-    store, counting = WatchedStore(), threading.Lock()
-    at_once: list[int] = [0]
-    running = 0
-
-    def decode(data: bytes) -> Opaque:
-        nonlocal running
-        with counting:
-            running += 1
-            at_once.append(running)
-        time.sleep(0.01)
-        with counting:
-            running -= 1
-        return Opaque(data)
-
-    file = envelope(bytes(2**20), REPO_INFO)
-    store.place(REF, file)
-    budget = ByteBudget(2 * memory_nbytes(file, 2**22), wait_s=20)
-    request = ByteRange(0, 2**22)
-    reads = [Read(f"{n}", REF, request, decode, memory_nbytes=memory_nbytes) for n in range(8)]
-    await asyncio.gather(*(perform(store, read, decoding=budget) for read in reads))
-
-    assert max(at_once) == 2
-    assert len(file) < 1000
+    assert found.value.nbytes == len(data)
+    assert len(_FILE) < 1000 < 2**20 <= memory_nbytes(_FILE, 2**22)

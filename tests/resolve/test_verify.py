@@ -4,7 +4,6 @@ import json
 import struct
 from typing import Any
 
-import crc32c
 import pytest
 
 from app.errors import BadKeyError, DamagedError, StorageUnavailableError
@@ -18,34 +17,25 @@ from app.resolve.verify import Report, verify
 from app.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.formats.zarr.building import (
+    ANY_LENGTH,
+    CRC,
+    EMPTY,
+    LITTLE,
+    array_metadata,
+    checksum,
+    encode_index,
+    sharding,
+)
 from tests.resolve.stores import Unlisted
 from tests.support.resolving import known_formats
 
 BUCKET = "memory://t"
-EMPTY = (2**64 - 1, 2**64 - 1)
-CRC: dict[str, Any] = {"name": "crc32c"}
-BYTES: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
-
-
-def sharding(chunk: int, codecs: list[Any]) -> dict[str, Any]:
-    """Spell a sharding codec for one dimension."""
-    configuration = {"chunk_shape": [chunk], "codecs": codecs, "index_codecs": [BYTES, CRC]}
-    return {"name": "sharding_indexed", "configuration": configuration}
 
 
 def array(codecs: list[Any], shape: int = 8, shard: int = 4) -> bytes:
     """Write the metadata of an array of one dimension, whose chunks may be of any length."""
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [shape],
-        "data_type": "string",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard]}},
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": codecs,
-    }
-    return json.dumps(document).encode()
+    return json.dumps(array_metadata([shape], [shard], codecs, **ANY_LENGTH)).encode()
 
 
 def group(**nodes: bytes) -> bytes:
@@ -58,15 +48,15 @@ def group(**nodes: bytes) -> bytes:
 
 def checked(data: bytes) -> bytes:
     """Append the checksum of *data*."""
-    return data + struct.pack("<I", crc32c.crc32c(data))
+    return data + checksum(data)
 
 
-def shard(*entries: tuple[int, int], body: bytes = b"", pack: str = "<QQ") -> bytes:
+def shard(*entries: tuple[int, int], body: bytes = b"") -> bytes:
     """Build a shard of *body* and an index of *entries* at its end."""
-    return body + checked(b"".join(struct.pack(pack, *entry) for entry in entries))
+    return body + encode_index(list(entries))
 
 
-PLAIN = array([sharding(1, [BYTES])])
+PLAIN = array([sharding([1])])
 """Of shards of four chunks, without checksums."""
 
 
@@ -130,7 +120,7 @@ async def test_a_damaged_index_is_told_with_object_and_key(
     ("codecs", "data", "keys", "reason"),
     [
         (
-            [sharding(1, [BYTES, CRC])],
+            [sharding([1], [LITTLE, CRC])],
             shard(
                 *((0, 7), (7, 7), (14, 2), EMPTY),
                 body=checked(b"one") + checked(b"two")[:-1] + b"?" + b"xx",
@@ -139,7 +129,7 @@ async def test_a_damaged_index_is_told_with_object_and_key(
             "the checksum of the inner chunk does not match",
         ),
         (
-            [sharding(1, [BYTES]), CRC],
+            [sharding([1]), CRC],
             checked(SOUND)[:4] + b"!" + checked(SOUND)[5:],
             ["c/4"],
             "the checksum behind the shard does not match",
@@ -165,7 +155,7 @@ async def test_shards_inside_of_shards_are_checked() -> None:
     inner = shard((0, 1), (1, 1), body=b"ab")
     broken = inner[:-1] + b"?"
     outer = shard((0, len(inner)), (len(inner), len(broken)), body=inner + broken)
-    codecs = [sharding(2, [sharding(1, [BYTES])])]
+    codecs = [sharding([2], [sharding([1])])]
 
     report = await report_of({"zarr.json": array(codecs), "c/1": outer})
     assert report.chunks == 2
@@ -180,7 +170,7 @@ async def test_shards_inside_of_shards_are_checked() -> None:
 
 async def test_without_a_listing_the_grid_is_walked() -> None:
     """Consolidated metadata names arrays, or nothing is claimed; absent shards are no damage."""
-    node = array([sharding(1, [BYTES])], shape=16)
+    node = array([sharding([1])], shape=16)
     root = root_of(
         {"zarr.json": group(a=node), "a/zarr.json": node, "a/c/0": SOUND, "a/c/3": SOUND[:-1]},
         Unlisted(),
@@ -197,7 +187,7 @@ async def test_without_a_listing_the_grid_is_walked() -> None:
 
 async def test_without_a_listing_only_names_below_the_root_are_followed() -> None:
     """None that lead elsewhere, or are no node; with one, no directory of chunks holds arrays."""
-    node = array([BYTES])
+    node = array([LITTLE])
     names = ["a", "gone", ".", "..", "../data", "a//b"]
     objects = {"zarr.json": group(**dict.fromkeys(names, node)), "a/zarr.json": node}
 
@@ -223,8 +213,8 @@ async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
     gzip = {"name": "gzip", "configuration": {"level": 1}}
     report = await report_of(
         {
-            "hidden/zarr.json": array([sharding(1, [BYTES]), gzip]),
-            "plain/zarr.json": array([BYTES]),
+            "hidden/zarr.json": array([sharding([1]), gzip]),
+            "plain/zarr.json": array([LITTLE]),
             "broken/zarr.json": b"{",
         }
     )
@@ -240,8 +230,7 @@ async def test_overlaps_are_found_whatever_the_order() -> None:
     report = await report_of({"zarr.json": PLAIN, "c/0": data})
     assert [damage.key for damage in report.damages] == ["c/0", "c/2"]
 
-    codec = sharding(1, [BYTES])
-    codec["configuration"]["index_location"] = "start"
+    codec = sharding([1], index_location="start")
     data = shard((0, 2), (67, 2), (68, 2), EMPTY) + b"aabb"
     report = await report_of({"zarr.json": array([codec]), "c/0": data})
     assert [damage.key for damage in report.damages] == ["c/0", "c/1"]
@@ -252,7 +241,7 @@ async def test_overlaps_are_found_whatever_the_order() -> None:
 async def test_inspect_counts_what_an_index_leaves_over(checksums: int) -> None:
     """Empty entries, used bytes, and gaps are counted; checksums behind the shard are no gap."""
     data = checked(checked(SOUND)) if checksums else SOUND
-    codecs = [sharding(1, [BYTES])] + [CRC] * checksums
+    codecs = [sharding([1])] + [CRC] * checksums
     root = root_of({"zarr.json": array(codecs), "c/0": data})
     found = await inspect_shard(root, VirtualKey("c/0"))
 
@@ -276,10 +265,10 @@ async def test_only_a_shard_is_inspected_as_one() -> None:
         await inspect_shard(root, VirtualKey("c/0"))
 
 
-@pytest.mark.parametrize("damaged", [b"[]", array([BYTES]).replace(b"[8]", b"8")])
+@pytest.mark.parametrize("damaged", [b"[]", array([LITTLE]).replace(b"[8]", b"8")])
 async def test_inspect_reports_damaged_metadata_beside_sound_arrays(damaged: bytes) -> None:
     """One broken node does not hide the others, in whatever array it is."""
-    reports = await inspect_root(root_of({"a/zarr.json": damaged, "b/zarr.json": array([BYTES])}))
+    reports = await inspect_root(root_of({"a/zarr.json": damaged, "b/zarr.json": array([LITTLE])}))
 
     assert [(type(report), report.path) for report in reports] == [
         (DamageReport, "a"),
@@ -295,7 +284,7 @@ async def test_a_large_shard_is_checked_to_its_last_chunk() -> None:
     entries = [(8 * n, 8) for n in range(count)]
     entries[5] = entries[4]
     data = shard(*entries, body=b"".join(chunks))
-    objects = {"zarr.json": array([sharding(1, [BYTES, CRC])], count, count), "c/0": data}
+    objects = {"zarr.json": array([sharding([1], [LITTLE, CRC])], count, count), "c/0": data}
 
     report = await report_of(objects, chunks=True)
 

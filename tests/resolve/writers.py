@@ -14,36 +14,19 @@ from app.resolve.rewrite import Rewrites
 from app.resolve.write import Eraser, KeyWrite, PassthroughWriter, Writer
 from app.storage.contract import Found, ObjectHeaders
 from app.storage.memory import MemoryStore
+from tests.formats.zarr.building import EMPTY, LITTLE, array_metadata, sharding
 from tests.resolve.stores import CallOn, Tapped
 from tests.support.resolving import ROOT, Reading, reading
 
 PER_SHARD: Final = 8
 CHUNK_NBYTES: Final = 4
-_EMPTY: Final = (2**64 - 1, 2**64 - 1)
 
 
 def zarr_json(**changes: Any) -> bytes:
     """Describe an array of bytes: 32 chunks of 4, 8 of them in a shard, no checksums."""
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
-    sharding = {
-        "chunk_shape": [CHUNK_NBYTES],
-        "codecs": [{"name": "bytes"}],
-        "index_codecs": [little],
-        "index_location": "end",
-    }
-    grid = {"chunk_shape": [CHUNK_NBYTES * PER_SHARD]}
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [CHUNK_NBYTES * PER_SHARD * 4],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": grid},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        "attributes": {},
-    }
-    return json.dumps(document | changes).encode()
+    shard = CHUNK_NBYTES * PER_SHARD
+    codec = sharding([CHUNK_NBYTES], [{"name": "bytes"}], index_codecs=[LITTLE])
+    return json.dumps(array_metadata([4 * shard], [shard], [codec]) | changes).encode()
 
 
 def filled() -> MemoryStore:
@@ -66,7 +49,7 @@ def chunks_of(shard: bytes) -> dict[int, bytes]:
     return {
         number: shard[entry[0] : entry[0] + entry[1]]
         for number, entry in enumerate(entries)
-        if entry != _EMPTY
+        if entry != EMPTY
     }
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import obstore
 import pytest
 import zarr
 from boto3.s3.transfer import TransferConfig
@@ -157,17 +156,6 @@ def part_of(s3: Any, upload: dict[str, str], etag: str) -> None:
     """Complete with one part."""
     parts = [{"PartNumber": 1, "ETag": etag}]
     s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
-
-
-def test_obstore_puts_what_is_large(lab: Uploads) -> None:
-    """In parts, as it does without being told; the other gateway has it under the same ETag."""
-    stores, before = [lab.obstore(0), lab.obstore(1)], lab.completed()
-
-    told = obstore.put(stores[0], "large/obstore", DATA)
-
-    assert bytes(obstore.get(stores[1], "large/obstore").bytes()) == DATA
-    assert obstore.head(stores[1], "large/obstore")["e_tag"] == told["e_tag"]
-    assert (lab.completed() - before, lab.parts()) == (1, [])
 
 
 def test_zarr_python_writes_large_chunks(lab: Uploads) -> None:

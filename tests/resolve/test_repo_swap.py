@@ -21,24 +21,11 @@ from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.storage.memory import MemoryStore
 from tests.formats.icechunk.building_repo import FIRST, NOON, Repo, update
-from tests.resolve.stores import CallOn, Clock, Tapped
+from tests.resolve.stores import Clock
+from tests.resolve.writers import Between
 
 ROOT = ObjectRef("memory://bucket", "data")
 LATER_S = NOON / 1e6 + 60
-
-
-class Raced(Tapped):
-    """Store in which others put another file, or that fails, before so many swaps."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self.before: list[Callable[[], object]] = []
-
-    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Do what is to happen before."""
-        if name == "put" and ref == ROOT.join("repo") and self.before:
-            self.before.pop(0)()
-        return await call()
 
 
 @dataclass
@@ -46,9 +33,11 @@ class Swapping:
     """A repository in a store, and how it is changed."""
 
     clock: Clock = field(default_factory=lambda: Clock(LATER_S))
+    before: list[Callable[[], object]] = field(default_factory=list)
+    """Others put another file, or the store fails, before so many swaps."""
 
     def __post_init__(self) -> None:
-        self.store: Any = Raced(MemoryStore(self.clock))
+        self.store: Any = Between(MemoryStore(self.clock), self._overtake)
         self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
         self.swaps = RepoSwaps(
             self.store,
@@ -61,6 +50,10 @@ class Swapping:
             repository, self.fetch, partial(list_names, self.store, ROOT)
         )
         self.changes = RefChanges(self.swaps, self.opened)
+
+    def _overtake(self, name: str, ref: ObjectRef) -> None:
+        if name == "put" and ref == ROOT.join("repo") and self.before:
+            self.before.pop(0)()
 
     def place(self, repo: Repo) -> None:
         """Put a file there."""
@@ -113,11 +106,11 @@ async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
 
 async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
     """The tag of another is still there, and where it is of the same name ours is refused."""
-    swapping.store.before = [lambda: swapping.place(tagged("theirs"))]
+    swapping.before = [lambda: swapping.place(tagged("theirs"))]
     await swapping.changes.create("tag", "ours", encode_id(FIRST))
     assert set((await swapping.info()).tags) == {"theirs", "ours"}
 
-    swapping.store.before = [lambda: swapping.place(tagged("same"))]
+    swapping.before = [lambda: swapping.place(tagged("same"))]
     with pytest.raises(errors.ConflictError):
         await swapping.changes.create("tag", "same", encode_id(FIRST))
 
@@ -125,11 +118,11 @@ async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
 async def test_patience_has_an_end(swapping: Swapping) -> None:
     """There are a hundred attempts."""
     races = (lambda n=n: swapping.place(tagged(f"{n}")) for n in range(101))
-    swapping.store.before = list(races)
+    swapping.before = list(races)
     with pytest.raises(errors.BusyError):
         await swapping.changes.create("tag", "t", encode_id(FIRST))
 
-    assert len(swapping.store.before) == 1
+    assert len(swapping.before) == 1
 
 
 async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
@@ -140,7 +133,7 @@ async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
         raise errors.StorageTimeoutError(ROOT.join("repo"), "no answer")
 
     await swapping.info()
-    swapping.store.before = [fail]
+    swapping.before = [fail]
     with pytest.raises(errors.StorageTimeoutError):
         await swapping.changes.create("tag", "t", encode_id(FIRST))
 

@@ -28,6 +28,7 @@ from app.storage.contract import Found
 from app.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (
     ROOT,
+    Late,
     Replica,
     contents,
     document,
@@ -148,19 +149,6 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     assert [name for name in names if kept in name]
 
 
-class Stuck(Tapped):
-    """Store whose next deletion does not end."""
-
-    is_stuck = True
-
-    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Wait for ever, once."""
-        if name == "delete" and self.is_stuck:
-            self.is_stuck = False
-            await asyncio.Event().wait()
-        return await call()
-
-
 async def test_a_long_sweep_is_broken_off_and_resumed(files: Mapping[str, bytes]) -> None:
     """The client that begins a session does not wait for it; the next one goes on."""
     memory = stored(files)
@@ -169,7 +157,9 @@ async def test_a_long_sweep_is_broken_off_and_resumed(files: Mapping[str, bytes]
     await store.put(ref("a/c/0"), [b"99"], expected=None)
     await replica.commit(session_id)
     entries = ROOT.join(f"sessions/{session_id}/")
-    slow = await Replica.of(Stuck(memory))
+    stuck = Late(memory)
+    stuck.before("delete", "", asyncio.Event().wait)
+    slow = await Replica.of(stuck)
 
     async with asyncio.timeout(10):
         await slow.begin()

@@ -6,10 +6,13 @@ from pathlib import Path
 import icechunk
 import obstore.store
 import pytest
+import zarr
 
 from app.settings import DatasetSettings, Settings, VirtualPrefix
+from tests.clients.arrays import BY_NAME
 from tests.clients.icechunk.repositories import (
     DATA,
+    HISTORIES,
     SHARDED,
     VERSIONS,
     Elsewhere,
@@ -18,18 +21,21 @@ from tests.clients.icechunk.repositories import (
     in_web,
     write_dataset,
     write_eventful,
-    write_expired,
     write_placed,
     write_sources,
     write_split,
     write_virtual,
 )
+from tests.clients.precomputed.cases import BY_NAME as VOLUMES
+from tests.clients.precomputed.volumes import write as write_volume
 from tests.clients.services import served_fixtures
+from tests.clients.writing import quiet, write
 from tests.storage.faulty import FaultyServer, etag
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
 
-KINDS = ("eventful", "placed", "split", "expired")
+KINDS = ("eventful", "placed", "split", "history")
+ZARR, VOLUME = "index/zarr_end_little_crc", "bits/identity_1_2_3"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,14 +52,24 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write every repository once: a bucket of many, ``eventful/v2`` and so on."""
-    root, cases = (tmp_path_factory.mktemp(name) for name in ("repositories", "cases"))
+    """Write every repository once: a bucket of many, ``eventful/v2`` and so on.
+
+    Beside them are containers of other formats, and files that look like parts of a repository.
+    """
+    root, cases, twin = (tmp_path_factory.mktemp(name) for name in ("bucket", "cases", "twin"))
     for version in VERSIONS:
         write_eventful(root / "eventful" / version, version, cases)
         write_placed(root / "placed" / version, version, cases, SHARDED)
         write_split(root / "split" / version, version)
-        write_expired(root / "expired" / version, version)
+        HISTORIES[version](root / "history" / version)
     write_dataset(root / "dataset")
+    write(BY_NAME[ZARR], root / "lab1/array")
+    with quiet():
+        zarr.create_group(root / "lab1")
+    write_volume(VOLUMES[VOLUME], root / "lab1x/volume", twin)
+    (root / "git/refs").mkdir(parents=True)
+    (root / "git/repo").write_text("not a repository\n")
+    (root / "git/refs/note").write_text("nor is this\n")
     return root
 
 

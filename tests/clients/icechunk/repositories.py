@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from tests.clients.arrays import BY_NAME
 from tests.clients.writing import Case, by_zarr_v2, counted, quiet, write
+from tests.support.repositories import BUILDERS
 from tests.support.seaweedfs import SeaweedFS
 
 VERSIONS: Final = ("v1", "v2", "migrated")
@@ -29,8 +30,6 @@ ODD_TAGS: Final = (
     "it works!", "a/b", "é", "%2F", "a%2Fb", "..", ".", "", " ", "a\n", "@tag.x", "+",
 )  # fmt: skip
 """Names that tags may have since version 2."""
-FILE_TAGS: Final = ("it works!", "é", "%2F", "@tag.x", "+")
-"""Names that tags could have when each had a file."""
 SHARDED: Final = (
     "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "transpose/both",
     "transpose/outer_120", "nested/three_zarr", "nested/transposes_everywhere",
@@ -177,40 +176,23 @@ def write_kinds(store: Any) -> None:
 
 
 def write_eventful(folder: Path, version: str, cases: Path) -> None:
-    """Write a repository to which happens everything that can."""
+    """Write a repository with nodes of all kinds, which change."""
     repo = create(folder, version)
     first = commit(repo, "begin", _begin)
     commit(repo, "sharded", lambda store: put_cases(store, cases, SHARDED[:5]))
     repo.create_tag("first", first)
-    repo.create_branch("gone", first)
-    repo.create_branch("side", first)
-    repo.create_tag("deleted", first)
-    repo.delete_tag("deleted")
     repo = migrate(repo, version)
     changed = commit(repo, "change", _change)
-    repo.delete_branch("gone")
-    commit(repo, "aside", _change, on="side")
-    for name in FILE_TAGS if version == "v1" else ODD_TAGS:
-        repo.create_tag(name, changed)
-    again = commit(repo, "again", _again)
-    if version == "v1":
-        repo.create_branch("reset", again)
-        repo.reset_branch("reset", changed)
-        return
-    repo.create_branch("a/b", again)
-    repo.create_branch("reset", first)
+    repo.create_branch("reset", commit(repo, "again", _again))
     repo.reset_branch("reset", changed)
-    repo.delete_tag(ODD_TAGS[-1])
-    session = repo.writable_session("main")
-    zarr.open_array(session.store, path="native")[6, 4] = -2
-    session.amend("amended")
-    moving = repo.rearrange_session("main")
-    moving.move("/moved", "/group/moved")
-    moving.move("/group/below", "/a-below")
-    moving.commit("moved")
-    detached = repo.writable_session("main")
-    zarr.open_array(detached.store, path="native")[6, 4] = -3
-    detached.flush("on no branch")
+
+
+HISTORIES: Final = {
+    "v1": BUILDERS["version-1-expired"],
+    "v2": BUILDERS["expired"],
+    "migrated": BUILDERS["migrated"],
+}
+"""Write repositories to which happens everything that can."""
 
 
 def put_cases(store: Any, folder: Path, names: tuple[str, ...] = SHARDED) -> None:
@@ -271,27 +253,6 @@ def write_split(folder: Path, version: str) -> None:
     commit(repo, "split", fill)
     repo = migrate(repo, version)
     commit(repo, "change", change)
-
-
-def write_expired(folder: Path, version: str) -> None:
-    """Write a repository whose history was expired and collected."""
-    repo = create(folder, version)
-    commit(repo, "begin", _begin)
-    commit(repo, "change", _change)
-    repo.create_branch("old", repo.lookup_branch("main"))
-    repo = migrate(repo, version)
-    for value in range(3):
-        commit(repo, f"{value}", lambda store, n=value: _set_all(store, n))  # type: ignore[misc]
-    repo.create_tag("late", repo.lookup_branch("main"))
-    now = datetime.now(UTC) + timedelta(seconds=1)
-    repo.expire_snapshots(now, delete_expired_branches=True)
-    repo.garbage_collect(now)
-
-
-def _set_all(store: Any, value: int) -> None:
-    root: Any = zarr.open_group(store)
-    root["native"][...] = value
-    root["inline"][...] = value
 
 
 def write_dataset(folder: Path) -> None:

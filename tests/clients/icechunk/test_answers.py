@@ -201,18 +201,6 @@ def test_branch_is_asked_for_anew(hasty: Counted, version: str) -> None:
     assert hasty.reads(NEIGHBOUR) == [*refs_read(version), "chunks"]
 
 
-def test_migration_is_seen(faulty: FaultyServer, tmp_path: Path) -> None:
-    """A repository that is migrated while it is served goes on to be served."""
-    with serving_copy(faulty, tmp_path / "repo", "v1", AT_ONCE_S) as hasty:
-        before = hasty.ask(NEIGHBOUR).content
-        hasty.repo = migrate(hasty.repo, "migrated")
-        faulty.objects.clear()
-        hasty.change()
-
-        assert hasty.ask(f"@tag.v%201/{NEIGHBOUR}").content == before
-        assert hasty.ask(NEIGHBOUR).content[-1] == 251
-
-
 @pytest.mark.parametrize("ref", ["", "@"])
 def test_markers_are_looked_for_once(faulty: FaultyServer, tmp_path: Path, ref: str) -> None:
     """With the format `auto` three more are read, but for a key that begins with a ref."""

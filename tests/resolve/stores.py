@@ -71,6 +71,7 @@ class WatchedStore(MemoryStore):
         self.calls.append(Call("get", ref, request, if_match, if_none_match))
         await self._pass()
         found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
+        await self.pause()
         return self.spoil(found) if isinstance(found, Found) else found
 
     @asynccontextmanager
@@ -83,7 +84,7 @@ class WatchedStore(MemoryStore):
         found = await super().get(ref, byte_range, if_match=if_match)
         if not isinstance(found, Found) or found.byte_range != byte_range:
             raise VersionChangedError(ref)
-        yield _pieces(found.data)
+        yield self._pieces(found.data)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         """Note, wait, measure."""
@@ -91,7 +92,16 @@ class WatchedStore(MemoryStore):
         await self._pass()
         return await super().stat(ref)
 
+    async def pause(self) -> None:
+        """Do something before and after each answer, and before each piece of it."""
+
+    async def _pieces(self, data: bytes) -> AsyncIterator[bytes]:
+        for at in range(0, len(data), 1000):
+            await self.pause()
+            yield data[at : at + 1000]
+
     async def _pass(self) -> None:
+        await self.pause()
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -139,11 +149,6 @@ class Unlisted(MemoryStore):
         for listed in nothing:
             yield listed
         raise StorageUnavailableError(prefix, "cannot be listed", lasting=True)
-
-
-async def _pieces(data: bytes) -> AsyncIterator[bytes]:
-    for at in range(0, len(data), 1000):
-        yield data[at : at + 1000]
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import randbytes
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.errors import BusyError, DamagedError, StorageDeniedError
@@ -168,22 +168,6 @@ async def test_waiting_ends_with_busy() -> None:
         budget.release(6)
 
 
-async def test_a_cancelled_waiter_gives_nothing_away() -> None:
-    """Bytes granted at the moment of the cancellation are returned."""
-    budget = ByteBudget(_MAX, wait_s=60)
-    first, second = _Holder(budget, 6), _Holder(budget, 6)
-    await settle()
-    first.release.set()
-    await asyncio.sleep(0)  # the first leaves and lets the second in, which has not woken yet
-    assert budget.held_bytes == 6
-    assert not second.is_inside
-    second.task.cancel()
-    await settle()
-
-    assert second.task.cancelled()
-    assert budget.held_bytes == 0
-
-
 async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
     """They grow one after another, though all bytes are held by waiting holders."""
     budget, inside = ByteBudget(_MAX, wait_s=60), list[int]()
@@ -245,7 +229,14 @@ class _Play:
 _verbs = st.sampled_from(["come", "come", "turn", "settle", "release", "cancel"])
 
 
+_CANCELLED_WHEN_LET_IN = [
+    *(("come", 6), ("come", 6), ("settle", 0), ("release", 0)),
+    *(("turn", 0), ("cancel", 1), ("settle", 0)),
+]
+
+
 @given(st.lists(st.tuples(_verbs, st.integers(0, 14)), max_size=60))
+@example(_CANCELLED_WHEN_LET_IN)
 def test_random_comings_and_goings_are_counted(steps: list[tuple[str, int]]) -> None:
     """Bytes are never negative nor over the limit, waiters are served in order, none is lost."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageThrottledError, TruncatedReadError, VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored, coalesce
+from app.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader, StoreCost
 from app.storage.contract import Found, NotModified
@@ -105,19 +105,32 @@ async def test_neighbours_are_merged(
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 1000), st.integers(0, 120)).map(
+        st.tuples(st.integers(0, 1000), st.integers(0, 220)).map(
             lambda r: (r[0], min(1000, r[0] + r[1]))
         ),
         max_size=20,
     )
 )
 def test_whatever_is_merged_is_cut_exactly(ranges: list[tuple[int, int]]) -> None:
-    """Each caller gets the bytes of its own range, and gaps are held no longer than read."""
+    """Each caller gets the bytes of its own range, and gaps are held no longer than read.
+
+    A read begins and ends with ranges, bridges no wider gap, and is longer only by one range.
+    """
 
     async def run() -> None:
         case = _Case()
         assert await case.read(*ranges) == [_DATA[start:stop] for start, stop in ranges]
         assert case.budget.held_bytes == 0
+        wanted = {at for start, stop in ranges for at in range(start, stop)}
+        for span in case.requests:
+            assert isinstance(span, ByteRange)
+            assert span.start in {start for start, _ in ranges}
+            assert span.stop in {stop for _, stop in ranges}
+            assert span.length <= _SPAN or span in ranges
+            unwanted = 0
+            for at in range(*span):
+                unwanted = 0 if at in wanted else unwanted + 1
+                assert unwanted <= _GAP
 
     asyncio.run(run())
 
@@ -233,37 +246,6 @@ async def test_chunks_of_other_versions_or_objects_are_not_merged() -> None:
         *((REF, each) for each in (None, case.etag, case.etag)),
         (other, etag),
     ]
-
-
-_ranges = st.lists(
-    st.tuples(st.integers(0, 200), st.integers(0, 30)).map(lambda r: ByteRange(r[0], r[0] + r[1])),
-    max_size=12,
-)
-_gaps, _limits = st.integers(0, 20), st.integers(1, 80)
-
-
-def _holds(span: ByteRange, wanted: ByteRange) -> bool:
-    return span.start <= wanted.start and wanted.stop <= span.stop
-
-
-@given(_ranges, _gaps, _limits)
-def test_spans_hold_all_ranges_and_little_else(
-    ranges: list[ByteRange], gap: int, limit: int
-) -> None:
-    """A span begins and ends with ranges, bridges no wider gap, and is longer only by one range."""
-    spans = coalesce(ranges, max_gap_nbytes=gap, max_span_nbytes=limit)
-    wanted = {at for each in ranges for at in range(each.start, each.stop)}
-    empty = {each.start for each in ranges if not each.length}
-
-    assert all(any(_holds(span, each) for span in spans) for each in ranges)
-    assert {span.start for span in spans} <= {each.start for each in ranges}
-    assert {span.stop for span in spans} <= {each.stop for each in ranges}
-    assert all(span.length <= limit or span in ranges for span in spans)
-    for span in spans:
-        run = 0
-        for at in range(span.start, span.stop):
-            run = 0 if at in wanted or at in empty else run + 1
-            assert run <= gap
 
 
 class _LateStore(WatchedStore):

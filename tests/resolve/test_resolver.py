@@ -101,14 +101,8 @@ async def test_an_index_proves_absence() -> None:
     assert await case.read("c/0/0") is None
 
 
-async def test_a_large_index_is_read_by_entry() -> None:
-    """Of an index over the limit one entry is read; a shard in a shard still ends in one read."""
-    case = _array(whole_index_nbytes=10)
-    await case.warm("zarr.json")
-    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
-    requests = [call.request for call in case.store.calls]
-    assert [getattr(request, "length", 0) for request in requests] == [1, 16, 5]
-
+async def test_a_chunk_of_a_shard_in_a_shard_is_one_read() -> None:
+    """If both indexes are known."""
     case = _case(build_nested({"c/0": b"zero", "c/1": b"one"}))
     await case.warm("c/0")
     assert await case.read("c/1") == b"one"

@@ -4,24 +4,21 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from app.errors import ShardgateError, StorageUnavailableError
-from app.model import EVERYTHING, ByteRange, Condition, ObjectRef, VirtualKey
+from app.model import EVERYTHING, ByteRange, VirtualKey
 from app.resolve.bodies import Entity
-from app.storage.contract import Found, NotModified, Stat
-from app.storage.memory import MemoryStore
 from tests.formats.zarr.building import (
     EMPTY,
     array_metadata,
     encode_index,
     sharding,
 )
+from tests.resolve.stores import WatchedStore
 from tests.support.resolving import ROOT, All, Reading, gather, reading
 
 _CHUNKS: Final = 16
@@ -31,47 +28,20 @@ _SLACK_S: Final = 0.2
 """How late a busy machine may note a new version."""
 
 
-class _MoodyStore(MemoryStore):
+class _MoodyStore(WatchedStore):
     """Takes its time, and sometimes fails."""
 
     def __init__(self, moods: random.Random) -> None:
         super().__init__()
         self._moods = moods
 
-    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
-        """Read, with pauses around it."""
-        await self._pause(ref)
-        found = await super().get(ref, *args, **kwargs)
-        await self._pause(ref)
-        return found
-
-    @asynccontextmanager
-    async def stream(
-        self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
-    ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Read piecewise, with pauses in between."""
-
-        async def pieces(whole: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-            async for data in whole:
-                for at in range(0, len(data), 1000):
-                    await self._pause(ref)
-                    yield data[at : at + 1000]
-
-        await self._pause(ref)
-        async with super().stream(ref, byte_range, if_match=if_match) as whole:
-            yield pieces(whole)
-
-    async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Ask, after a pause."""
-        await self._pause(ref)
-        return await super().stat(ref)
-
-    async def _pause(self, ref: ObjectRef) -> None:
+    async def pause(self) -> None:
+        """Wait, fail, or do neither."""
         mood = self._moods.random()
         if mood < 0.5:
             await asyncio.sleep(self._moods.random() * 0.003)
         elif mood < 0.52:
-            raise StorageUnavailableError(ref, "a mood", lasting=True)
+            raise StorageUnavailableError(ROOT, "a mood", lasting=True)
 
 
 @dataclass

@@ -354,13 +354,16 @@ def test_no_token_is_logged_wherever_it_is_sent(
     assert len(text.splitlines()) > 200
 
 
-def test_the_extra_is_not_imported_unless_asked_for() -> None:
-    """FastAPI imports the API of OpenTelemetry by itself, but neither SDK nor exporter."""
+def test_extras_are_not_imported_unless_asked_for() -> None:
+    """FastAPI imports the API of OpenTelemetry by itself, but neither SDK nor exporter.
+
+    The package of the viewer would bring a web server and much more into memory, and never is.
+    """
     code = (
         "import sys; from app.server import make_app; from app.settings import Settings; "
         "make_app(Settings()); "
         "sys.exit(any(name in sys.modules for name in "
-        "('opentelemetry.sdk', 'opentelemetry.exporter')))"
+        "('opentelemetry.sdk', 'opentelemetry.exporter', 'neuroglancer', 'tornado')))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environ(), cwd=ROOT, check=False)
 

@@ -156,6 +156,7 @@ async def test_responses_from_memory_are_counted_and_logged(status: int, outcome
     app.get()
 
     assert app.counted == [("em", "GET", outcome, 1)]
+    assert app.value("request_seconds_count", method="GET", outcome=outcome) is None
     (record,) = app.log.records
     assert record[1:] == (b"id-1", "GET", "em", status, outcome, 4, b"::1", "ana", None, "", "")
 

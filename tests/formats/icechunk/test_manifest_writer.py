@@ -2,23 +2,22 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import flatbuffers.flexbuffers
 import icechunk
 import numpy as np
 import pytest
 import zarr
 import zstandard
-from flatbuffers.number_types import Uint8Flags
-from flatbuffers.table import Table as PeerTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.formats.icechunk.changes import ChunkChanges
-from app.formats.icechunk.config import WHOLE, parse_splitting
+from app.formats.icechunk.config import WHOLE, Config, parse_splitting
+from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.manifest import Inlined, Manifest, ManifestDecoder, Native, Virtual
 from app.formats.icechunk.manifest_writer import (
     ArrayRewrite,
@@ -27,24 +26,22 @@ from app.formats.icechunk.manifest_writer import (
     rewrite_manifests,
 )
 from app.formats.icechunk.payloads import Inlaid, Payload, Payloads
-from app.formats.icechunk.snapshot import ManifestRef
+from app.formats.icechunk.repo_info import RepoInfoDecoder
+from app.formats.icechunk.snapshot import ManifestRef, StoredArray
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, UnmodifiedSince
 from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
-from tests.formats.icechunk.peer import ARCHIVE, Peer, array, delete, read, read_id, write
-from tests.formats.icechunk.repositories import spell
+from tests.formats.icechunk.peer import ARCHIVE, LIMIT, Peer, array, delete, read, write
 
 NODE, OTHER = b"arraynod", b"othernod"
 OLD = b"old manifest"
-LIMIT = 2**26
 
 type Coords = tuple[int, ...]
 
 
-def new_ids() -> Callable[[], bytes]:
-    """Return ids one after the other."""
-    numbers = itertools.count()
-    return lambda: b"new%09d" % next(numbers)
+def new_id() -> bytes:
+    """Make an id."""
+    return os.urandom(12)
 
 
 def changes(changed: Mapping[Coords, Payload | None], ndim: int) -> ChunkChanges:
@@ -81,16 +78,11 @@ def decoded(new: RewrittenManifests) -> dict[bytes, Manifest]:
 
 
 def old_manifest(
-    refs: Sequence[Ref | Table], object_id: bytes = OLD, node: bytes = NODE, **more: object
+    refs: Sequence[Ref | Table], object_id: bytes = OLD, other: Sequence[Ref] = (), **more: Any
 ) -> Manifest:
-    """Write a manifest by other means, and decode it."""
-    payload = manifest(object_id, [(node, refs)], **more)  # type: ignore[arg-type]
+    """Write a manifest by other means, *other* references those of another array; decode it."""
+    payload = manifest(object_id, [(OTHER, other), (NODE, refs)], **more)
     return ManifestDecoder(object_id, LIMIT)(envelope(payload, MANIFEST))
-
-
-def ref_to(extents: Sequence[tuple[int, int]], object_id: bytes = OLD) -> ManifestRef:
-    """Refer to a manifest."""
-    return ManifestRef(object_id, tuple(extents))
 
 
 RANGES = st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)).map(
@@ -155,6 +147,7 @@ def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
         manifests[object_id] = old_manifest(
             [*alien, *items],
             object_id,
+            [Ref(index=(1,) * ndim, inline=b"other")] * draw(st.integers(0, 1)),
             dictionary=dictionary,
             algorithm=0 if dictionary is None else 1,
         )
@@ -172,7 +165,8 @@ def test_changes_and_old_references_are_found_afterwards(
 ) -> None:
     """All that was found before and lies in the grid, but what changed; from few manifests.
 
-    Their extents are as narrow as can be and in one box each; references are counted.
+    They have nothing of other arrays. Their extents are as narrow as can be and in one box each;
+    references are counted.
     """
     rewrite, manifests = case
     ndim = len(rewrite.grid)
@@ -186,13 +180,14 @@ def test_changes_and_old_references_are_found_afterwards(
         if payload is not None and all(i < n for i, n in zip(at, rewrite.grid, strict=True))
     }
     needed = {each: manifests[each] for each in needed_manifests(rewrite)}
-    found = rewrite_manifests(rewrite, needed, new_ids())
+    found = rewrite_manifests(rewrite, needed, new_id)
     new = decoded(found)
 
     assert contents(found.refs, manifests | new, ndim) == expected
     old = set(rewrite.manifests)
     assert [ref for ref in found.refs if ref not in old] == [each.ref for each in found.new]
     for each in found.new:
+        assert list(new[each.ref.object_id].arrays) == [(NODE, ndim)]
         coords = new[each.ref.object_id].coords(NODE, ndim)
         low, high = coords.min(axis=0).tolist(), coords.max(axis=0).tolist()
         assert each.ref.extents == tuple((a, b + 1) for a, b in zip(low, high, strict=True))
@@ -219,19 +214,6 @@ def peer(tmp_path: Path) -> Peer:
     return made
 
 
-def refs_of(node: Mapping[str, Any]) -> tuple[ManifestRef, ...]:
-    """Return the manifests of a node as the library tells of them."""
-    return tuple(
-        ManifestRef(read_id(each["id"]), tuple((a, b) for a, b in each["extents"]))
-        for each in node["manifest_refs"]
-    )
-
-
-def grid_of(node: Mapping[str, Any]) -> Coords:
-    """Return the shape of the chunk grid of a node."""
-    return tuple(d["num_chunks"] for d in node["shape"])
-
-
 def _rewritten(
     peer: Peer,
     path: str,
@@ -239,24 +221,19 @@ def _rewritten(
     splits: tuple[int, ...] | None = None,
 ) -> RewrittenManifests:
     """Put changes into the manifests of an array, and them into the repository."""
-    node = peer.node(path)
-    grid = grid_of(node)
-    manifests = {
-        read_id(text): ManifestDecoder(read_id(text), LIMIT)(peer.manifest(text))
-        for text in peer.manifest_ids(path)
-    }
-    node_id = read_id(node["id"])[:8]
-    rewrite = ArrayRewrite(node_id, grid, refs_of(node), changes(changed, len(grid)), splits)
-    found = rewrite_manifests(rewrite, manifests, lambda: os.urandom(12))
+    node, array = peer.node(path), peer.array(path)
+    manifests = {ref.object_id: peer.manifest(ref.object_id) for ref in array.manifests}
+    made = changes(changed, len(array.grid))
+    rewrite = ArrayRewrite(node.node_id, array.grid, array.manifests, made, splits)
+    found = rewrite_manifests(rewrite, manifests, new_id)
     peer.put(path, found.refs, {each.ref.object_id: each.data for each in found.new})
     return found
 
 
 def test_the_library_reads_and_continues_what_is_written(peer: Peer) -> None:
     """References that stayed or changed places, of any length; its own commits keep ours."""
-    (text,) = peer.manifest_ids("/native")
-    old = ManifestDecoder(read_id(text), LIMIT)(peer.manifest(text))
-    first = old.lookup(read_id(peer.node("/native")["id"])[:8], (0, 0))
+    (ref,) = peer.array("/native").manifests
+    first = peer.manifest(ref.object_id).lookup(peer.node("/native").node_id, (0, 0))
     assert isinstance(first, Native)
     part = Native(first.chunk_id, ByteRange(7, 17))
     _rewritten(peer, "/native", {(0, 1): None, (1, 1): part})
@@ -270,7 +247,7 @@ def test_the_library_reads_and_continues_what_is_written(peer: Peer) -> None:
     }  # fmt: skip
 
     assert {key: peer.get(key) for key in chunks} == chunks
-    assert peer.boxes("/scalar") == [[]]
+    assert [each["extents"] for each in peer.inspect_manifests("/scalar")] == [[]]
     theirs = {"native/c/0/1": b"theirs", "inline/c/0/1": b"theirs", "scalar/c": b"theirs"}
     session = peer.session()
     for key, data in theirs.items():
@@ -290,8 +267,8 @@ def test_the_library_reads_virtual_references(peer: Peer) -> None:
         (3,): None,
     }
     found = _rewritten(peer, "/virtual", changed)
-    (text,) = peer.manifest_ids("/virtual")
-    inspected = peer.repository.inspect_manifest(text)
+    (ref,) = peer.inspect_manifests("/virtual")
+    inspected = peer.repository.inspect_manifest(ref["id"])
 
     assert inspected["compression"] == {
         **inspected["compression"],
@@ -315,29 +292,13 @@ def test_the_library_reads_virtual_references(peer: Peer) -> None:
 def test_an_old_scalar_gets_no_dimension_again() -> None:
     """Early writers gave one to arrays that have none."""
     old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
-    split = ()
-    rewrite = ArrayRewrite(NODE, (), (ref_to([(0, 1)]),), changes({}, 0), split)
-    assert rewrite_manifests(rewrite, {}, new_ids()).refs == rewrite.manifests
+    rewrite = ArrayRewrite(NODE, (), (ManifestRef(OLD, ((0, 1),)),), changes({}, 0), ())
+    assert rewrite_manifests(rewrite, {}, new_id).refs == rewrite.manifests
 
-    rewrite = ArrayRewrite(NODE, (), (ref_to([(0, 1)]),), changes({(): Inlaid(b"y")}, 0), split)
-    found = rewrite_manifests(rewrite, old, new_ids())
+    rewrite = replace(rewrite, changes=changes({(): Inlaid(b"y")}, 0))
+    found = rewrite_manifests(rewrite, old, new_id)
     assert [ref.extents for ref in found.refs] == [()]
     assert contents(found.refs, decoded(found), 0) == {(): Inlaid(b"y")}
-
-
-_ONE_MORE = ArrayRewrite(NODE, (9,), (ref_to([(0, 9)]),), changes({(5,): Inlaid(b"z")}, 1))
-
-
-def test_references_of_other_arrays_are_not_carried_over() -> None:
-    """Each array has manifests of its own."""
-    payload = manifest(
-        OLD, [(NODE, [Ref(index=[0], inline=b"x")]), (OTHER, [Ref(index=[1], inline=b"y")])]
-    )
-    old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(payload, MANIFEST))}
-    (new,) = decoded(rewrite_manifests(_ONE_MORE, old, new_ids())).values()
-
-    assert list(new.arrays) == [(NODE, 1)]
-    assert new.coords(NODE, 1).tolist() == [[0], [5]]
 
 
 def test_damage_is_not_carried_over() -> None:
@@ -348,8 +309,10 @@ def test_damage_is_not_carried_over() -> None:
     data[at : at + 4] = b"\xff\xff\xff\x0f"
     old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(bytes(data), MANIFEST))}
 
+    refs, one_more = (ManifestRef(OLD, ((0, 9),)),), changes({(5,): Inlaid(b"z")}, 1)
+
     with pytest.raises(DecodeError, match="reaches out"):
-        rewrite_manifests(_ONE_MORE, old, new_ids())
+        rewrite_manifests(ArrayRewrite(NODE, (9,), refs, one_more), old, new_id)
 
 
 STEPS = st.lists(
@@ -408,19 +371,6 @@ def splitting(rules: Mapping[Any, Mapping[Any, int]]) -> Any:
     return icechunk.ManifestSplittingConfig.from_dict(dict(rules))
 
 
-def stored_splitting(folder: Path) -> Any:
-    """Read what the library stored_splitting in `repo` of its configuration of splitting."""
-    data = (folder / "repo").read_bytes()[39:]
-    payload = zstandard.ZstdDecompressor().decompress(data)
-    root = PeerTable(payload, int.from_bytes(payload[:4], "little"))
-    slot = root.Offset(4 + 2 * 9)
-    start, count = root.Vector(slot), root.VectorLen(slot)
-    assert root.Get(Uint8Flags, start) is not None
-    config = flatbuffers.flexbuffers.Loads(payload[start : start + count])
-    manifest = config["manifest"]
-    return manifest and manifest["splitting"]
-
-
 RULES: dict[str, dict[Any, dict[Any, int]]] = {
     "any": {C.AnyArray(): {D.Any(): 3}},
     "axis": {C.AnyArray(): {D.Axis(1): 2}},
@@ -449,15 +399,16 @@ def test_an_array_is_cut_as_by_the_library(
     made[:, :4] = 1
     session.commit("a")
 
-    node = peer.node("/g/a")
-    grid = grid_of(node)
-    splits = parse_splitting(stored_splitting(tmp_path)).splits("/g/a", names, len(grid))
+    node, grid = peer.node("/g/a"), peer.array("/g/a").grid
+    config = RepoInfoDecoder(LIMIT)((tmp_path / "repo").read_bytes()).config
+    assert isinstance(config, Config)
+    splits = parse_splitting(config.splitting).splits("/g/a", names, len(grid))
     changed: dict[Coords, Any] = {(i, j): Inlaid(b"\1") for i in range(7) for j in range(4)}
-    rewrite = ArrayRewrite(read_id(node["id"])[:8], grid, (), changes(changed, 2), splits)
-    found = rewrite_manifests(rewrite, {}, lambda: os.urandom(12))
+    rewrite = ArrayRewrite(node.node_id, grid, (), changes(changed, 2), splits)
+    found = rewrite_manifests(rewrite, {}, new_id)
 
     boxes = [[list(pair) for pair in ref.extents] for ref in found.refs]
-    assert boxes == peer.boxes("/g/a")
+    assert boxes == [each["extents"] for each in peer.inspect_manifests("/g/a")]
 
 
 SIZES = st.tuples(st.integers(1, 7), st.integers(1, 7))
@@ -485,9 +436,9 @@ def test_what_the_library_keeps_is_kept_and_what_it_cuts_is_cut(
     for number, (split, grid, edit) in enumerate(zip(sizes, grids, edits, strict=False)):
         rules = {C.AnyArray(): {D.Axis(0): split[0], D.Axis(1): split[1]}}
         peer.reopen(splitting(rules))
-        before = peer.node("/a")
+        before = peer.array("/a")
         session = peer.session()
-        resized = tuple(d["array_length"] for d in before["shape"]) != grid
+        resized = tuple(each.length for each in before.dimensions) != grid
         if resized:
             zarr.open_array(session.store, path="a").resize(grid)
         changed = {at: on for at, on in edit.items() if at[0] < grid[0] and at[1] < grid[1]}
@@ -503,31 +454,19 @@ def test_what_the_library_keeps_is_kept_and_what_it_cuts_is_cut(
 
 
 def _compare(
-    peer: Peer, before: dict[str, Any], changed: dict[Coords, bool], value: int, split: Coords
+    peer: Peer, before: StoredArray, changed: dict[Coords, bool], value: int, split: Coords
 ) -> None:
-    after = peer.node("/a")
-    old_ids = [each["id"] for each in before["manifest_refs"]]
     payloads = {at: Inlaid(b"%c" % value) if on else None for at, on in changed.items()}
-    rewrite = ArrayRewrite(
-        read_id(before["id"])[:8],
-        grid_of(after),
-        refs_of(before),
-        changes(payloads, 2),
-        split,
-    )
-    manifests = {
-        each: ManifestDecoder(each, LIMIT)(peer.manifest(text))
-        for text in old_ids
-        if (each := read_id(text)) in needed_manifests(rewrite)
-    }
-    found = rewrite_manifests(rewrite, manifests, lambda: os.urandom(12))
-    theirs = [
-        (each["extents"], each["id"] if each["id"] in old_ids else "new")
-        for each in after["manifest_refs"]
+    node, grid = peer.node("/a"), peer.array("/a").grid
+    rewrite = ArrayRewrite(node.node_id, grid, before.manifests, changes(payloads, 2), split)
+    needed = {each: peer.manifest(each) for each in needed_manifests(rewrite)}
+    ours = rewrite_manifests(rewrite, needed, new_id).refs
+    old_ids = [encode_id(ref.object_id) for ref in before.manifests]
+    told = [(encode_id(ref.object_id), [list(each) for each in ref.extents]) for ref in ours]
+    assert [(name if name in old_ids else "new", box) for name, box in told] == [
+        (each["id"] if each["id"] in old_ids else "new", each["extents"])
+        for each in peer.inspect_manifests("/a")
     ]
-    names = [(spell(ref.object_id), [list(pair) for pair in ref.extents]) for ref in found.refs]
-    ours = [(extents, name if name in old_ids else "new") for name, extents in names]
-    assert ours == theirs
 
 
 def test_a_repository_without_rules_does_not_split() -> None:

@@ -17,18 +17,14 @@ from app.formats.icechunk.snapshot import Dimension, StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.repositories import array, group
-from tests.formats.icechunk.trees import EMPTY, STEPS, Node, Tree, TreeStore, difference, run
+from tests.formats.icechunk.trees import EMPTY, STEPS, Node, Tree, TreeStore, by_id, difference, run
 
 A, B, C, D = (b"%08d" % number for number in range(4))
 
 
-def _by_id(tree: Tree) -> dict[bytes, tuple[str, Node]]:
-    return {node.node_id: (path, node) for path, node in tree.items()}
-
-
 def _check_log(log: TransactionLog, before: Tree, after: Tree) -> None:
     """Compare a log with what it is of, list by list."""
-    old, new = _by_id(before), _by_id(after)
+    old, new = by_id(before), by_id(after)
     both = {node_id: (old[node_id][1], new[node_id][1]) for node_id in old.keys() & new.keys()}
     updated = {at for at, (was, now) in both.items() if was.document != now.document}
     groups = {at for at, (_, node) in {**old, **new}.items() if node.length is None}

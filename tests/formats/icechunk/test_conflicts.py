@@ -29,8 +29,8 @@ from tests.formats.icechunk.trees import (
     STEPS,
     Node,
     Step,
-    Tree,
     TreeStore,
+    by_id,
     changed,
     difference,
     run,
@@ -171,12 +171,12 @@ def test_what_has_no_conflict_has_the_changes_of_both(
     if isinstance(rebased, list):
         assert rebased
         return
-    expected = _merge(_by_id(parent_tree), _by_id(our_tree), _by_id(tip_tree), policy)
+    expected = _merge(by_id(parent_tree), by_id(our_tree), by_id(tip_tree), policy)
     applied = apply_changes(rebased, tip)
     found = {node.node_id: (path, node.document) for path, node in applied.nodes.items()}
     for node_id, (path, node) in expected.items():
         assert found[node_id][1] == node.document
-        if node_id in _by_id(our_tree):
+        if node_id in by_id(our_tree):
             assert found[node_id][0] == path
     assert found.keys() == expected.keys()
     merged = {path: expected[node.node_id][1] for path, node in applied.nodes.items()}
@@ -185,10 +185,6 @@ def test_what_has_no_conflict_has_the_changes_of_both(
 
 
 type _Nodes = Mapping[bytes, tuple[str, Node]]
-
-
-def _by_id(tree: Tree) -> _Nodes:
-    return {node.node_id: (path, node) for path, node in tree.items()}
 
 
 def _merge(parent: _Nodes, ours: _Nodes, theirs: _Nodes, policy: Policy) -> _Nodes:

@@ -163,17 +163,7 @@ _READS: list[tuple[Callable[[], object], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("read", "reason"),
-    _READS,
-    ids=[
-        "a number in the middle of another",
-        "text",
-        "unknown fields",
-        "table",
-        "vector",
-    ],
-)
+@pytest.mark.parametrize(("read", "reason"), _READS)
 def test_what_cannot_be_or_would_be_lost_is_refused(
     read: Callable[[], object], reason: str
 ) -> None:

@@ -125,8 +125,7 @@ def run(tree: Tree, steps: Sequence[Step], ids: "itertools.count[int]") -> Tree:
 
 def difference(before: Tree, after: Tree) -> ChangeSet:
     """Make the change set that leads from one tree to the other."""
-    old = {node.node_id: (path, node) for path, node in before.items()}
-    new = {node.node_id: (path, node) for path, node in after.items()}
+    old, new = by_id(before), by_id(after)
     both = old.keys() & new.keys()
     return ChangeSet(
         new={
@@ -161,6 +160,11 @@ def _chunks(at: dict[int, int | None]) -> ChunkChanges:
     return ChunkChanges(
         coords, Payloads.of(None if each is None else Inlaid(bytes([each])) for each in values)
     )
+
+
+def by_id(tree: Tree) -> dict[bytes, tuple[str, Node]]:
+    """Return the path and the node of each id."""
+    return {node.node_id: (path, node) for path, node in tree.items()}
 
 
 LIMIT = 2**24

@@ -156,10 +156,11 @@ class BodyReader:
             return b""
         if isinstance(entity.source, Inline):
             return entity.source.data[wanted.start : wanted.stop]
-        if wanted.length > self._stream_bytes:
+        nbytes = wanted.stop - wanted.start
+        if nbytes > self._stream_bytes:
             return None
         whole = self._chunks.cached(entity.source)
-        if whole is None or wanted.length == len(whole):
+        if whole is None or nbytes == len(whole):
             return whole
         return whole[wanted.start : wanted.stop]
 
@@ -168,7 +169,8 @@ class BodyReader:
         data = self.at_hand(entity, wanted)
         if data is not None or wanted is None or isinstance(entity.source, Inline):
             return data or b""
-        if (nbytes := wanted.length) > self._stream_bytes:
+        nbytes = wanted.stop - wanted.start
+        if nbytes > self._stream_bytes:
             return await self._stream(held, entity, entity.source, wanted)
         await held.reserve(nbytes)
         is_whole = nbytes == entity.length

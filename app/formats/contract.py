@@ -185,7 +185,7 @@ class Format(Protocol):
         """The name in settings and answers: ``zarr``."""
 
     def claim(self, key: VirtualKey) -> int | None:
-        """Return where *key* goes on as only keys in containers of this format do."""
+        """Return where a part of *key* begins that only this format has: ``@branch.main``."""
 
     def translator(self, directory: ObjectRef, name: str) -> Translator | None:
         """Return the translator of the document *name* in *directory*, if it needs one."""

@@ -45,7 +45,7 @@ _NEEDED: Final = {
     "DELETE": "a key, or ?prefix= of a folder in it",
     "POST": "?delete",
 }
-"""What a request of a whole dataset lacks, by its method."""
+"""Part that a request of a whole dataset lacks, by its method."""
 
 
 class BodyLimits(NamedTuple):

@@ -139,7 +139,7 @@ class BodyReader:
     """Reads the bytes of entities, more than *stream_bytes* in pieces; inflates gzip.
 
     A chunk that is streamed is cached too if it takes a small part of the cache, and the budget has
-    room for it meanwhile. It is sent in pieces again, so that it does not hold up other responses.
+    room for all of it. It is sent in pieces again, so that it does not hold up other responses.
     """
 
     def __init__(

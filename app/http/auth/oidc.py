@@ -188,8 +188,8 @@ class IssuerKeys:
     """Keys of one issuer, read when needed and cached, also while the issuer is down.
 
     `jwt.PyJWKClient` would drop its keys during an outage, and bound neither size nor redirects. A
-    read goes on when the request that began it is cancelled: clients that come and go could
-    otherwise keep the keys from all others.
+    read continues when the request that began it is cancelled: else clients that disconnect early
+    could keep the keys from all others.
     """
 
     def __init__(self, read: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:

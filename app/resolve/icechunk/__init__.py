@@ -1,1 +1,1 @@
-"""What people ask of Icechunk repositories besides their chunks: refs, history, changes."""
+"""Refs, history, commits and sessions of Icechunk repositories."""

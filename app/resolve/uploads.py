@@ -144,12 +144,12 @@ class Uploads:
     async def _verify(self, upload: Upload) -> None:
         await self._store.verify_conditional_writes(upload.dataset.root)
         if not _ID.fullmatch(upload.upload_id):
-            raise UnknownUploadError("that is the id of no upload")
+            raise UnknownUploadError(f"{upload.key} has no upload {upload.upload_id[:80]!r}")
 
     async def _begun(self, upload: Upload) -> dict[str, Any]:
         begun = await self._record(upload.object("upload"))
         if begun is None or begun["key"] != upload.key:
-            raise UnknownUploadError(f"there is no such upload of {upload.key}, or no more")
+            raise UnknownUploadError(f"{upload.key} has no upload {upload.upload_id}, or no longer")
         return begun
 
     def _check_total(self, nbytes: int) -> None:

@@ -189,7 +189,7 @@ class Committer:
         )
         parent = is_listed and await read_snapshot(opened.repository, parent_id, opened.fetch)
         if not parent:
-            raise UnknownRefError(f"there is no snapshot {parent_id}")
+            raise UnknownRefError(f"there is no snapshot {parent_id} in {opened.directory}")
         changes = await asyncio.to_thread(
             edit, parent, edits, lambda: secrets.token_bytes(NODE_ID_NBYTES)
         )

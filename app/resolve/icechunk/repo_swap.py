@@ -180,7 +180,7 @@ async def demand_clock(store: ObjectStore, written: ObjectRef, now_s: float) -> 
         return
     skew_s = stat.modified_s - int(now_s)
     if abs(skew_s) > SKEW_S:
-        raise ClockSkewError(f"{written}: the store's clock is {skew_s} s ahead of ours")
+        raise ClockSkewError(f"{written}: the store's clock differs from ours by {skew_s:+} s")
 
 
 async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:

@@ -12,10 +12,15 @@ from typing import Any, Final, NamedTuple
 from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, coalesce, condition_of
 from app.resolve.budget import ByteBudget
-from app.resolve.metadata_cache import CHUNK, CacheCounters, SizedLRUCache, kind_of_read
+from app.resolve.metadata_cache import (
+    CHUNK,
+    OVERHEAD_NBYTES,
+    CacheCounters,
+    SizedLRUCache,
+    kind_of_read,
+)
 from app.storage.contract import Found, ObjectReader
 
-_OVERHEAD_NBYTES: Final = 1024
 _TURNS: Final = 4
 """Fewer of them cost an eighth of the rate of chunks read from a near store."""
 _WINDOW_S: Final = 0.001
@@ -163,7 +168,7 @@ class ChunkReader:
         self._max_gap_bytes = max_gap_bytes
         self._max_span_bytes = max_span_bytes
         self.cache = SizedLRUCache[Stored, bytes](
-            max_bytes, lambda _, data: len(data) + _OVERHEAD_NBYTES
+            max_bytes, lambda _, data: len(data) + OVERHEAD_NBYTES
         )
         self.counters = CacheCounters()
         self._pending: dict[Stored, _PendingChunk] = {}

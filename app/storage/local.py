@@ -48,6 +48,7 @@ _WARM_S: Final = 30
 _WARM_NBYTES: Final = 512 * 1024
 _PIECE_NBYTES: Final = 1024**2
 _TRIES: Final = 3
+_READ_THREADS: Final = 16
 _WRITE_THREADS: Final = 8
 """More threads contend for the interpreter more than they write."""
 _PROBED_FOLDERS: Final = 64
@@ -167,9 +168,9 @@ class LocalStore:
     separate threads. *open_file* may refuse to follow links.
     """
 
-    def __init__(self, *, threads: int = 16, open_file: OpenFile = open_file) -> None:
+    def __init__(self, *, open_file: OpenFile = open_file) -> None:
         self._open_file = open_file
-        self._readers = ThreadPoolExecutor(threads, thread_name_prefix="local-store")
+        self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="local-store")
         self._writers = ThreadPoolExecutor(_WRITE_THREADS, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()

@@ -42,6 +42,8 @@ from app.storage.contract import (
     is_as_expected,
 )
 
+LIFETIME_S: Final = 24 * 3600.0
+"""Life of a session after its last write."""
 MAX_AGE_S: Final = 7 * 24 * 3600.0
 """Longest life of a session, whatever is written to it.
 
@@ -64,7 +66,6 @@ class Session:
     fetch: Fetch
     journal: SessionJournal
     documents: SessionDocumentStore
-    lifetime_s: float
     clock: Callable[[], float]
     committing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held by the commit in this process; those of others may run at the same time."""
@@ -125,8 +126,8 @@ class Session:
 
     def renewed(self, document: SessionDocument) -> SessionDocument:
         """Postpone the end of *document*, up to `MAX_AGE_S`, if the gain is worth a write."""
-        until_s = min(self.clock() + self.lifetime_s, document.created_at_s + MAX_AGE_S)
-        if until_s - document.expires_at_s < self.lifetime_s / _RENEWALS:
+        until_s = min(self.clock() + LIFETIME_S, document.created_at_s + MAX_AGE_S)
+        if until_s - document.expires_at_s < LIFETIME_S / _RENEWALS:
             return document
         return replace(document, expires_at_s=until_s)
 

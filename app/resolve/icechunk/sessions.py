@@ -29,12 +29,7 @@ from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.keys import SESSION, Branch, session_prefix
 from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.session import (
-    Committed,
-    Discarded,
-    SessionDocument,
-    encode_session,
-)
+from app.formats.icechunk.session import Committed, Discarded, SessionDocument, encode_session
 from app.formats.listing import Window
 from app.formats.reading import DecodeError, Fetch
 from app.model import ETag, ObjectRef, VirtualKey
@@ -42,7 +37,7 @@ from app.resolve.containers import Containers, Dataset
 from app.resolve.icechunk.chunk_files import put_new
 from app.resolve.icechunk.repo_swap import demand_clock
 from app.resolve.icechunk.repository import OpenedRepository
-from app.resolve.icechunk.session import Session
+from app.resolve.icechunk.session import LIFETIME_S, Session
 from app.resolve.icechunk.session_objects import (
     EntryCache,
     SessionDocumentStore,
@@ -59,8 +54,6 @@ from app.resolve.write import Eraser, KeyWrite, Outcome, Writer
 from app.storage.contract import NO_HEADERS, ObjectHeaders, ObjectStore
 from app.storage.wrappers import StoreWrapper
 
-LIFETIME_S: Final = 24 * 3600.0
-"""Life of a session after its last write."""
 _MAX_SWEPT: Final = 100
 _SWEEP_S: Final = 2.0
 _SWEEP_AGAIN_S: Final = 600.0
@@ -111,14 +104,12 @@ class Sessions:
         store: ObjectStore,
         fetch: ReadCache,
         *,
-        lifetime_s: float = LIFETIME_S,
         clock: Callable[[], float] = time.time,
         on_event: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._store = store
         self._fetch = fetch
         self._on_event = on_event
-        self._lifetime_s = lifetime_s
         self._clock = clock
         self._entries: EntryCache = SizedLRUCache(_JOURNAL_NBYTES, entry_nbytes)
         self._sweep_at: cachetools.LRUCache[SessionLocation, float] = cachetools.LRUCache(
@@ -139,7 +130,7 @@ class Sessions:
         if not isinstance(info.config, DecodeError):
             inline_nbytes = info.config.inline_chunk_threshold_bytes
         document = SessionDocument(
-            branch, tip.snapshot_id, inline_nbytes, now_s, now_s + self._lifetime_s
+            branch, tip.snapshot_id, inline_nbytes, now_s, now_s + LIFETIME_S
         )
         session_id = encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))
         name = SessionLocation(opened.directory, session_id).document
@@ -169,7 +160,6 @@ class Sessions:
                 fetch,
                 SessionJournal(self._store, location, self._entries),
                 self._documents(repository, session_id),
-                self._lifetime_s,
                 self._clock,
             )
             store = SessionStore(session, root)

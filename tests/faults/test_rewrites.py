@@ -170,7 +170,6 @@ class Race:
 
     def __init__(self, site: Site, shape: Shape, nth: range, mishap: Mishap) -> None:
         self._site = site
-        self._shape = shape
         self.old = {at: value(shape, 1, at) for at in range(shape.chunks)}
         self.new = {at: value(shape, 2, at) for at in (OURS, THEIRS)}
         self.name = site.lab.new_array(shape, self.old)

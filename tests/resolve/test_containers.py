@@ -136,9 +136,9 @@ async def test_a_marker_that_cannot_be_read_is_never_absence() -> None:
 class _Losing(Between):
     """A store that does not find the marker of ``a`` at the reads *lost*, counted from 0."""
 
-    def __init__(self, store: MemoryStore, lost: range = range(0)) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
-        self.lost = lost
+        self.lost = range(0)
         self.reads = 0
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:

@@ -15,7 +15,7 @@ from app.model import ETag, ObjectRef, VirtualKey
 from app.resolve.bodies import Demand
 from app.resolve.budget import ByteBudget, ByteReservation
 from app.resolve.uploads import Completion, PartName, Upload, Uploads
-from app.storage.contract import UPLOADS, ObjectHeaders
+from app.storage.contract import NO_HEADERS, UPLOADS
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
 from tests.resolve.writers import Between, Replica, filled, replica, stored
@@ -37,11 +37,10 @@ class Process:
     replica: Replica
     budget: ByteBudget = field(default_factory=lambda: ByteBudget(2**20, wait_s=0.2))
 
-    async def create(self, key: str, *, is_gzip: bool = False) -> str:
+    async def create(self, key: str) -> str:
         """Begin an upload."""
         dataset = self.replica.reading.dataset
-        headers = ObjectHeaders(is_gzip=is_gzip)
-        return await self.uploads.create(dataset, VirtualKey(key), headers)
+        return await self.uploads.create(dataset, VirtualKey(key), NO_HEADERS)
 
     async def put(self, key: str, upload_id: str, number: int, body: bytes) -> PartName:
         """Upload a part."""

@@ -89,12 +89,12 @@ class Client:
         values: list[Any] = np.asarray(zarr.open_array(store, path=path, mode="r")[...]).tolist()
         return values
 
-    def messages(self, branch: str = "main") -> list[str]:
+    def messages(self) -> list[str]:
         """Tell the history as the library does, newest first, but for the first commit."""
-        return [each.message for each in self.repo.ancestry(branch=branch)][:-1]
+        return [each.message for each in self.repo.ancestry(branch="main")][:-1]
 
-    def library_commit(self, message: str, path: str, value: int, place: Any = ...) -> str:
-        """Let the library write an array, or a part of it."""
+    def library_commit(self, message: str, path: str, value: int) -> str:
+        """Let the library write an array."""
         session = self.repo.writable_session("main")
-        zarr.open_array(session.store, path=path)[place] = value
+        zarr.open_array(session.store, path=path)[...] = value
         return session.commit(message)

@@ -48,9 +48,9 @@ class Written:
         return [each.id for each in self.repo.ancestry(branch="main")]
 
 
-def create(folder: Path, *, spec_version: int | None = None, updates: int = 3) -> Written:
-    """Create a repository that keeps so many *updates* in a file."""
-    config = icechunk.RepositoryConfig(num_updates_per_repo_info_file=updates)
+def create(folder: Path, *, spec_version: int | None = None) -> Written:
+    """Create a repository that keeps three updates in a file."""
+    config = icechunk.RepositoryConfig(num_updates_per_repo_info_file=3)
     for prefix, (name, store) in _CONTAINERS.items():
         container = icechunk.VirtualChunkContainer(prefix, store, name=name)
         config.set_virtual_chunk_container(container)

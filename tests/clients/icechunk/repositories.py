@@ -23,7 +23,6 @@ from tests.support.seaweedfs import SeaweedFS
 
 VERSIONS: Final = ("v1", "v2", "migrated")
 """Version 2 mixes snapshots and manifests of version 1 with its own once it is migrated."""
-SNAPSHOT_0: Final = "1CECHNKREP0F1RSTCMT0"
 INLINE_NBYTES: Final = 40
 """Chunks up to this are kept in their manifest."""
 ODD_TAGS: Final = (

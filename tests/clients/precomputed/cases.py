@@ -110,9 +110,9 @@ def _grids() -> Iterator[Volume]:
         yield Volume(f"grid/{name}", by_tensorstore, [scale])
 
 
-def with_holes(channels: int = 1) -> Values:
+def with_holes() -> Values:
     """Leave all chunks of 4x4x4 empty but three, of which two can share a shard."""
-    values = np.zeros((16, 16, 16, channels), "u2")
+    values = np.zeros((16, 16, 16, 1), "u2")
     values[:4, :4, :4] = 7
     values[4:8, :4, :4] = 9
     values[12:, 12:, 15:] = 11

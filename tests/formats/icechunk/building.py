@@ -87,12 +87,10 @@ class Ref:
         )
 
 
-def envelope(
-    payload: bytes, file_type: int, *, version: int = 2, compression: int = 1, client: str = "tests"
-) -> bytes:
+def envelope(payload: bytes, file_type: int, *, version: int = 2, compression: int = 1) -> bytes:
     """Wrap *payload* in one frame of zstd, or in none."""
     body = zstandard.ZstdCompressor(level=3).compress(payload) if compression == 1 else payload
-    return header(file_type, version=version, compression=compression, client=client) + body
+    return header(file_type, version=version, compression=compression, client="tests") + body
 
 
 def header(file_type: int, *, version: int = 2, compression: int = 1, client: str = "") -> bytes:

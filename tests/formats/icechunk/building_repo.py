@@ -82,11 +82,11 @@ class Repo:
         return envelope(self.payload(), REPO_INFO, version=self.version)
 
 
-def transaction_log(object_id: bytes = FIRST, more: Fields | None = None) -> bytes:
+def transaction_log(more: Fields) -> bytes:
     """Spell the payload of a transaction log that tells of nothing but *more*."""
-    fields: Fields = {0: Struct(object_id), 7: []}
+    fields: Fields = {0: Struct(FIRST), 7: []}
     fields |= {slot: Structs([], 8) for slot in range(1, 7)}
-    fields |= more or {}
+    fields |= more
     return payload({slot: value for slot, value in fields.items() if value is not None})
 
 

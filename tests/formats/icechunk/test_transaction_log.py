@@ -46,8 +46,8 @@ def test_an_array_told_of_twice_has_the_chunks_of_both() -> None:
     assert chunks(_decode({7: arrays})) == {A: [(1,), (2,), (3,)], B: []}
 
 
-def _move(source: str | None, target: str | None, node_type: int = 0) -> Fields:
-    fields = {0: source, 1: target, 2: Struct(A), 3: U8(node_type)}
+def _move(source: str | None, target: str | None) -> Fields:
+    fields = {0: source, 1: target, 2: Struct(A), 3: U8(0)}
     return {slot: value for slot, value in fields.items() if value is not None}
 
 

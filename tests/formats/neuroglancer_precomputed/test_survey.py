@@ -42,13 +42,13 @@ from tests.support.zipped import zipped
 _MOST_NBYTES = 4096
 
 
-def _of(info: dict[str, Any], most_nbytes: int = _MOST_NBYTES) -> PrecomputedShards:
+def _of(info: dict[str, Any]) -> PrecomputedShards:
     parsed = parse_info(info, json.dumps(info).encode())
     assert parsed is not None
     described = next(describe(parsed))
     assert isinstance(described, MemberDescription)
     assert described.part is not None
-    return PrecomputedShards(ROOT, described.part, most_nbytes)
+    return PrecomputedShards(ROOT, described.part, _MOST_NBYTES)
 
 
 def _skeletons(**members: Any) -> PrecomputedShards:

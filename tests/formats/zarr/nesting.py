@@ -132,9 +132,9 @@ def _encode(
 
 
 @st.composite
-def nestings(draw: st.DrawFn, max_depth: int = 3, *, letters: bool = True) -> Nesting:
-    """Draw an array of up to three dimensions and *max_depth* levels of shards."""
-    ndim, depth = draw(st.integers(0, 3)), draw(st.integers(1, max_depth))
+def nestings(draw: st.DrawFn, *, letters: bool = True) -> Nesting:
+    """Draw an array of up to three dimensions and three levels of shards."""
+    ndim, depth = draw(st.integers(0, 3)), draw(st.integers(1, 3))
     small = st.integers(1, 2 if ndim == 3 else 3)
     sizes = st.tuples(*[small] * ndim)
     inner = chunk_shape = draw(sizes)

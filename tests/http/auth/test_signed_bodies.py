@@ -33,9 +33,9 @@ PUT: Final = Request("PUT", "/lab/k", payload=SEALED)
 PIECES: Final = (b"a" * 65536, b"a" * 1024)
 
 
-def seal_of(request: Request, signer: Signer = SIGNER) -> SignatureChain:
+def seal_of(request: Request) -> SignatureChain:
     """Let the service check a request, whose body it will check by the seal."""
-    signed = check(signer.signed(request))
+    signed = check(SIGNER.signed(request))
     assert signed is not None
     assert signed.frames is not None
     return signed.frames

@@ -203,10 +203,12 @@ class Committer:
         request: CommitRequest,
         tip: BranchTip | None,
     ) -> CommitResult:
+        found = tip or await self.find(opened, request)  # before all that fails for certain
+        if isinstance(found, CommitResult):
+            return found
         check_metadata(request.metadata)
         await self.swaps.store.verify_conditional_writes(opened.directory)
         builder = CommitBuilder(opened, request, self.swaps, self._budget)
-        found = tip or await self.find(opened, request)
 
         async def attempt() -> CommitResult | Conflict:
             nonlocal found

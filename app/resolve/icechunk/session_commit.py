@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -39,7 +40,6 @@ from app.formats.icechunk.session import (
     Sealed,
     SessionDocument,
     SessionView,
-    State,
     ViewedNode,
     make_changes,
 )
@@ -85,14 +85,13 @@ class SessionCommit:
                 made = await self._gather_and_commit(attempt)
             except _CERTAIN_FAILURES:
                 with suppress(ShardgateError):  # or another request does
-                    await self._leave(attempt, lambda _: OPEN)
+                    await self._edit(partial(self._reopen, attempt))
                 raise
-            with suppress(ShardgateError):  # a later request finds an unmarked commit
-                await self._leave(
-                    attempt,
-                    lambda sealed: Committed(made.snapshot_id, made.parent_id, sealed.key),
-                )
-            return made
+            try:
+                marked = await self._edit(partial(self._mark, attempt, made))
+            except ShardgateError:  # a later request finds an unmarked commit
+                return made
+            return self._result(marked.state) if isinstance(marked.state, Committed) else made
 
     def _result(self, state: Committed) -> CommitResult:
         if self.key is not None and state.key != self.key:
@@ -120,16 +119,19 @@ class SessionCommit:
         write_id = session.location.session_id + (f".{attempt}" if attempt else "")
         return await self.commit(document, make_changes(view, chunks), WriteId(write_id))
 
-    async def _leave(self, attempt: int, state: Callable[[Sealed], State]) -> None:
-        """Put another *state* in place of the sealed one of *attempt*."""
+    def _reopen(self, attempt: int, document: SessionDocument) -> SessionDocument:
+        """Open the session after *attempt*, unless a request with another key goes on with it."""
+        if document.attempt != attempt or not self._is_sealed(document):
+            return document
+        return replace(document, state=OPEN, attempt=attempt + 1)
 
-        def edit(document: SessionDocument) -> SessionDocument:
-            if not isinstance(document.state, Sealed) or document.attempt != attempt:
-                return document
-            left = replace(document, state=state(document.state))
-            return replace(left, attempt=attempt + 1) if left.state is OPEN else left
-
-        await self._edit(edit)
+    def _mark(self, attempt: int, made: CommitResult, document: SessionDocument) -> SessionDocument:
+        """Mark the session as committed, by the key of this request if it has one."""
+        state = document.state
+        if document.attempt != attempt or not isinstance(state, Sealed):
+            return document
+        key = self.key or state.key
+        return replace(document, state=Committed(made.snapshot_id, made.parent_id, key))
 
     async def _edit(self, edit: Callable[[SessionDocument], SessionDocument]) -> SessionDocument:
         session = self.session

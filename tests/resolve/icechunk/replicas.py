@@ -151,8 +151,15 @@ class Replica:
         """Open a session as each request does."""
         return await self.sessions.open(self.opened.repository, session_id, self.opened.fetch)
 
-    async def commit(self, session_id: str, *, policy: Policy = Policy.FAIL) -> CommitResult:
-        """Commit a session."""
+    async def commit(
+        self,
+        session_id: str,
+        key: str | None = None,
+        *,
+        policy: Policy = Policy.FAIL,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> CommitResult:
+        """Commit a session, by an idempotency key."""
         store = await self.enter(session_id)
 
         async def commit(
@@ -163,12 +170,13 @@ class Replica:
                 parent_id=document.parent_id,
                 message="made in a session",
                 write_id=write_id,
+                metadata=metadata or {},
                 policy=policy,
                 allow_empty=True,
             )
             return await self.committer.commit(self.opened, changes, request)
 
-        return await SessionCommit(store.session, commit, None).run()
+        return await SessionCommit(store.session, commit, key).run()
 
 
 def document(*shape: int) -> bytes:

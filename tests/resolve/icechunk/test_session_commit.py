@@ -15,6 +15,7 @@ from app.errors import ShardgateError
 from app.formats.icechunk.changes import ChangeSet, NodeDocument
 from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.repo_writer import WriteId
+from app.formats.icechunk.session import Sealed
 from app.model import ETag, ObjectRef
 from app.resolve.icechunk.commit import CommitRequest, CommitResult
 from app.resolve.icechunk.session_commit import SessionCommit
@@ -202,6 +203,81 @@ async def test_what_is_written_after_another_one_failed_is_committed(
 
     await scene.other.commit(session_id, policy=Policy.OURS)
     await scene.demand(tmp_path, 0, 1, 2, commits=2)
+
+
+async def test_of_two_keys_at_once_one_commits(scene: Scene, tmp_path: Path) -> None:
+    """The other one is told of a conflict, at once and whenever it asks again."""
+    session_id, made = await scene.begin(), list[CommitResult]()
+
+    async def overtake() -> None:
+        made.append(await scene.other.commit(session_id, "other"))
+
+    scene.store.before("put", "repo", overtake)
+    with pytest.raises(errors.ConflictError, match="already committed"):
+        await scene.late.commit(session_id, "late")
+
+    with pytest.raises(errors.ConflictError, match="already committed"):
+        await scene.other.commit(session_id, "late")
+    assert [await scene.late.commit(session_id, "other")] == made
+    await scene.demand(tmp_path, 0, 1, commits=1)
+
+
+async def begin_to_commit(replica: Replica, session_id: str, key: str) -> None:
+    """Seal a session, and get no further."""
+
+    async def stop(*_: Any) -> Any:
+        raise errors.StorageUnavailableError(ROOT, "out of reach")
+
+    session = (await replica.enter(session_id)).session
+    with pytest.raises(errors.StorageUnavailableError):
+        await SessionCommit(session, stop, key).run()
+
+
+async def test_a_key_that_committed_finds_its_commit(scene: Scene, tmp_path: Path) -> None:
+    """Although another one had sealed the session meanwhile."""
+    session_id = await scene.begin()
+    scene.store.before("put", "repo", lambda: begin_to_commit(scene.other, session_id, "other"))
+    made = await scene.late.commit(session_id, "late")
+
+    assert await scene.other.commit(session_id, "late") == made
+    with pytest.raises(errors.ConflictError, match="already committed"):
+        await scene.other.commit(session_id, "other")
+    await scene.demand(tmp_path, 0, 1, commits=1)
+
+
+async def test_who_fails_opens_no_session_that_another_key_sealed(scene: Scene) -> None:
+    """That commit may be about to succeed."""
+    session_id = await scene.begin()
+    session = (await scene.late.enter(session_id)).session
+
+    async def refuse(*_: Any) -> Any:
+        await begin_to_commit(scene.other, session_id, "other")
+        raise errors.ConflictError("for certain")
+
+    with pytest.raises(errors.ConflictError, match="for certain"):
+        await SessionCommit(session, refuse, "late").run()
+    assert (await session.read()).state == Sealed("other")
+
+
+async def test_who_may_not_commit_opens_no_session_that_is_committed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A gateway died before it marked it, and the next request is wrong."""
+    session_id = await scene.begin()
+
+    async def die() -> None:
+        raise errors.StorageUnavailableError(ROOT, "out of reach")
+
+    async def die_next() -> None:
+        scene.store.before("put", ".session", die)
+
+    scene.store.after("put", "repo", die_next)
+    made = await scene.late.commit(session_id)
+
+    with suppress(errors.BadBodyError):
+        await scene.other.commit(session_id, metadata={"__icechunk": 1})
+    assert await scene.other.commit(session_id) == made
+    await scene.demand(tmp_path, 0, 1, commits=1)
 
 
 @pytest.mark.parametrize("is_in_session", [False, True])

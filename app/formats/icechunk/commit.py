@@ -136,6 +136,10 @@ def _read_names(names: Json, ndim: int) -> tuple[str | None, ...] | None:
         raise DecodeError(f"dimension_names are not {ndim} names: {str(names)[:80]}")
     if not all(name is None or isinstance(name, str) for name in names):
         raise DecodeError("a name in dimension_names is not text")
+    try:
+        "".join(filter(None, names)).encode()
+    except UnicodeEncodeError:
+        raise DecodeError("a name in dimension_names is not UTF-8") from None
     return tuple(name or None for name in names)
 
 

@@ -232,6 +232,7 @@ def test_chunks_are_counted_as_the_library_does(
         (_document([2], _regular(2), dimension_names=[]), "dimension_names"),
         (_document([2], _regular(2), dimension_names="x"), "dimension_names"),
         (_document([2], _regular(2), dimension_names=[1]), "not text"),
+        (_document([2], _regular(2), dimension_names=["\ud800"]), "not UTF-8"),
     ],
 )
 def test_what_cannot_be_is_refused(document: bytes, message: str) -> None:

@@ -32,6 +32,9 @@ from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.metadata import chunk_keys
 from app.model import ByteRange, ETag, ObjectRef
 
+type _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
+"""Up to the year 9999."""
+
 _MEMORY_PER_BYTE: Final = 4
 """Limit of the memory of the parsed document, for each byte of the limit of its size."""
 
@@ -93,8 +96,8 @@ class SessionDocument:
     parent_id: str
     inline_nbytes: int
     """Larger chunks have files of their own."""
-    created_at_s: float
-    expires_at_s: float
+    created_at_s: _Time
+    expires_at_s: _Time
     state: State = OPEN
     attempt: int = 0
     """Number of failed commits, part of the id of the next one."""
@@ -110,20 +113,33 @@ class SessionDocument:
 _STORED: Final = TypeAdapter(SessionDocument)
 
 
-def encode_session(session: SessionDocument) -> bytes:
-    """Encode *session* as compressed JSON."""
-    return zstandard.compress(_STORED.dump_json(session))
+def encode_session(session: SessionDocument, limit_nbytes: int | None = None) -> bytes:
+    """Encode *session* as compressed JSON. Raises: `ConflictError` where it could not be decoded
+    within *limit_nbytes*.
+    """
+    text = _STORED.dump_json(session)
+    if limit_nbytes is not None and not _fits(text, limit_nbytes):
+        raise ConflictError(
+            f"the metadata that the session changes would exceed {limit_nbytes} bytes: "
+            "limits.repository_file_bytes"
+        )
+    return zstandard.compress(text)
 
 
 def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
     """Decode a session of at most *limit_nbytes* decompressed. Raises: `DecodeError`."""
     try:
         text = decompress_zstd(data, limit_nbytes)
-        if json_memory_nbytes(text) > limit_nbytes * _MEMORY_PER_BYTE:
+        if not _fits(text, limit_nbytes):
             raise DecodeError(f"too many values in {len(text)} bytes")
         return _STORED.validate_json(text)
     except ValueError as error:
         raise DecodeError(f"not a session: {error!r:.80}") from None
+
+
+def _fits(text: bytes, limit_nbytes: int) -> bool:
+    is_short = len(text) <= limit_nbytes
+    return is_short and json_memory_nbytes(text) <= limit_nbytes * _MEMORY_PER_BYTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +380,8 @@ _INLINE: Final = b"i"
 _NATIVE: Final = b"n"
 _REFERENCE: Final = struct.Struct(f"<{OBJECT_ID_NBYTES}sQQ")
 _SCALAR: Final = "scalar"
-_COORDS: Final = re.compile(r"(?:0|[1-9][0-9]*)(?:\.(?:0|[1-9][0-9]*))*", re.ASCII)
+_COORDS: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})(?:\.(?:0|[1-9][0-9]{0,9}))*", re.ASCII)
+_COORD_STOP: Final = 2**32
 
 GONE_NBYTES: Final = len(_GONE)
 """Size of an entry of a deleted chunk; all others are longer, since no chunk is empty."""
@@ -404,4 +421,7 @@ def parse_coords(name: str) -> tuple[int, ...] | None:
     """Parse the name of a journal entry; `None` for any other name."""
     if name == _SCALAR:
         return ()
-    return tuple(map(int, name.split("."))) if _COORDS.fullmatch(name) else None
+    if not _COORDS.fullmatch(name):
+        return None
+    coords = tuple(map(int, name.split(".")))
+    return coords if max(coords) < _COORD_STOP else None

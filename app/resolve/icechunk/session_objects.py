@@ -155,7 +155,7 @@ class SessionDocumentStore:
             return self.known
         nbytes = document.nbytes
         is_long = nbytes > _IN_THREAD_NBYTES
-        data = await run_in_thread(encode_session, document, is_long=is_long)
+        data = await run_in_thread(encode_session, document, self._limit_nbytes, is_long=is_long)
         etag = await self._store.put(self._ref, [data], expected=known.etag)
         if isinstance(etag, Conflict):
             await self._read()

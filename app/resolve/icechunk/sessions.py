@@ -75,9 +75,13 @@ class SessionStores(StoreWrapper):
         return self._alive.get(root.bucket)
 
     def keep(self, store: SessionStore) -> None:
-        """Keep *store*, as large as it is now, until others have been used since."""
+        """Keep *store* until others have been used since; a new one finds all as large as they are
+        by then.
+        """
+        is_new = store.root.bucket not in self._alive
         self._alive[store.root.bucket] = store
-        self._recent.put(store.root.bucket, store)
+        for each in [*self._recent.values(), store] if is_new else [store]:
+            self._recent.put(each.root.bucket, each)
 
     def store_of(self, ref: ObjectRef) -> SessionStore:
         if (store := self._alive.get(ref.bucket)) is None:

@@ -56,6 +56,15 @@ def test_a_session_is_read_as_it_was_written(session: SessionDocument) -> None:
     assert decode_session(encode_session(session), _LIMIT) == session
 
 
+@pytest.mark.parametrize("text", [b"NaN", b"Infinity", b"1e300", b"-1.0"])
+def test_a_session_that_ends_at_no_time_is_refused(text: bytes) -> None:
+    """What is no time could not be shown as one."""
+    data = zstandard.decompress(encode_session(SessionDocument("main", "P", 512, 1.0, 2.0)))
+    assert b'"expires_at_s":2.0' in data
+    with pytest.raises(DecodeError, match="expires_at_s"):
+        decode_session(zstandard.compress(data.replace(b"2.0", text)), _LIMIT)
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", zstandard.compress(b"{}"), zstandard.compress(b"[")])
 def test_what_is_no_session_is_refused(data: bytes) -> None:
     """Compressed or not."""
@@ -99,7 +108,9 @@ def test_coords_are_read_as_they_were_written(coords: list[int]) -> None:
     assert parse_coords(spell_coords(tuple(coords))) == tuple(coords)
 
 
-@pytest.mark.parametrize("name", ["", ".", "01", "1.", "-1", "1/2", "٣", "Scalar"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "01", "1.", "-1", "1/2", "٣", "Scalar", "4294967296", "9" * 20]
+)
 def test_other_names_are_of_no_chunk(name: str) -> None:
     """One spelling is read."""
     assert parse_coords(name) is None

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import ShardgateError
+from app.errors import ConflictError, ShardgateError
 from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.session import (
+    ChangedNode,
     ChunkAddress,
     SessionDocument,
     encode_session,
@@ -113,6 +114,19 @@ async def test_what_sessions_build_on_is_not_held_for_ever(files: Mapping[str, b
     assert count_snapshots() - before < 30
     assert first is not None
     assert (await contents(await replica.enter(first)))["b/c/0"] == bytes([1, 0])
+
+
+async def test_what_sessions_grow_to_is_counted(files: Mapping[str, bytes]) -> None:
+    """Also of those that are asked for once."""
+    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * 24 * MIB})).encode()
+    memory = stored(files)
+    writer, reader = await Replica.of(memory), await Replica.of(memory)
+    ids = [await writer.begin() for _ in range(8)]
+    for session_id in ids:
+        await (await writer.enter(session_id)).put(ref("b/zarr.json"), [large], expected=None)
+    with growing_at_most(110 * MIB):
+        for session_id in ids:
+            await (await reader.enter(session_id)).session.view()
 
 
 async def test_a_session_in_use_is_known(files: Mapping[str, bytes]) -> None:
@@ -252,3 +266,13 @@ async def test_two_replicas_lose_no_edit() -> None:
     await asyncio.gather(*(stores[n % 2].edit(counting()) for n in range(20)))
 
     assert await stores[0].read() == replace(BEGUN, attempt=20)
+
+
+async def test_a_document_that_could_not_be_read_again_is_not_written() -> None:
+    """What was there before stays."""
+    documents = documents_of(placed())
+    large = ChangedNode(bytes(8), bytes(_LIMIT))
+
+    with pytest.raises(ConflictError, match="repository_file_bytes"):
+        await documents.edit(lambda document: document and replace(document, nodes={"a": large}))
+    assert await documents.read() == BEGUN

@@ -70,7 +70,7 @@ def _inside(change: Change, data: bytes) -> bytes:
             return zstandard.compress(change(zstandard.decompress(data, max_output_size=2**24)))
         if data.startswith(_GZIP):
             return zipped(change(gzip.decompress(data)))
-    except (zstandard.ZstdError, OSError, EOFError, zlib.error):  # it was changed before
+    except (zstandard.ZstdError, OSError, EOFError, zlib.error, MemoryError):  # changed before
         return data
     return change(data)
 

@@ -29,6 +29,10 @@ MAX_DOCUMENT_NBYTES: Final = 4 * 1024**2
 """Longest XML document that a client may send."""
 _MAX_ELEMENTS: Final = 100_000
 """Most elements of it: an upload has up to 10,000 parts."""
+_MAX_NAMESPACE: Final = 256
+"""Longest name of a namespace: the parser writes it in front of the name of each element."""
+_PARSED_NBYTES: Final = 16 * 1024
+"""Bytes parsed at once: after an error the parser goes on to their end."""
 _MAX_KEYS: Final = 1000
 """Most keys of one page of a listing."""
 _COUNT: Final = re.compile("[0-9]{1,18}")
@@ -385,14 +389,21 @@ class _TreeBuilder(ET.TreeBuilder):
     def end(self, tag: str, /) -> ET.Element:
         return super().end(tag.rpartition("}")[2])
 
+    def start_ns(self, _: str, uri: str) -> None:
+        if len(uri) > _MAX_NAMESPACE:
+            raise BadBodyError("the body has a namespace of a very long name")
+
     def doctype(self, *_: object) -> None:
         raise BadBodyError("the body has a document type, which is not read")
 
 
 def parse_xml(body: bytes, name: str, members: Collection[str]) -> ET.Element:
     """Parse an element *name* that has some of *members*. Raises: `BadBodyError`."""
+    parser = ET.XMLParser(target=_TreeBuilder(), encoding="utf-8")  # noqa: S314
     try:
-        root = ET.XML(body, ET.XMLParser(target=_TreeBuilder(), encoding="utf-8"))  # noqa: S314
+        for at in range(0, len(body), _PARSED_NBYTES):
+            parser.feed(body[at : at + _PARSED_NBYTES])
+        root: ET.Element = parser.close()
     except ET.ParseError as error:
         raise BadBodyError(f"the body is no XML: {error}") from None
     if root.tag != name or not {each.tag for each in root} <= set(members):

@@ -229,6 +229,7 @@ def test_deletions(inside: bytes, keys: list[tuple[str, str | None]], is_quiet: 
                 b"<Delete><Object><Key>&x;</Key></Object></Delete>",
                 b"<Delete><Object><Key>\xff</Key></Object></Delete>",
                 b"<a>" * 100_000,
+                b'<Delete xmlns="' + b"u" * 2**16 + b'">' + A + b"</Delete>",
             )
         ),
         *(
@@ -241,7 +242,9 @@ def test_deletions(inside: bytes, keys: list[tuple[str, str | None]], is_quiet: 
     ],
 )
 def test_anything_else_is_refused(body: bytes, error: type[Exception]) -> None:
-    """Other elements, more than a thousand keys, entities, deep trees; versions are no keys."""
+    """Other elements, more than a thousand keys, entities, deep trees, a namespace that the parser
+    would write out for each element; versions are no keys.
+    """
     with pytest.raises(error):
         parse_deletion(body)
     assert len(parse_deletion(b"<Delete>" + A * 1000 + b"</Delete>").keys) == 1000

@@ -50,6 +50,8 @@ _SHARDING: Final = re.compile(
 _BY_BYTES: Final = re.compile("[<>|]?[iufc](1|2|4|8|16)")
 """Core data types but ``bool`` and ``r*``."""
 _CODEC: Final = re.compile("https?://.*/codecs?/(.+)")
+_LONGEST_SUFFIX: Final = 256
+"""Each key is compared with it, and a key has up to 1,024 bytes."""
 _TRANSFORMERS: Final = "storage_transformers"
 _READ_ONLY: Final = (
     "metadata of sharded arrays of the draft of 2022 are read-only here: write this in the store, "
@@ -274,8 +276,8 @@ class Zarr2022(ZarrLimits):
                 suffix = options.get("metadata_key_suffix", ".json")
             case _:
                 return Hierarchy("", "the metadata are not encoded as JSON")
-        if not isinstance(suffix, str):
-            raise DecodeError(f"metadata_key_suffix is no string: {str(suffix)[:80]}")
+        if not isinstance(suffix, str) or len(suffix) > _LONGEST_SUFFIX:
+            raise DecodeError(f"metadata_key_suffix is no short string: {str(suffix)[:80]}")
         return Hierarchy(suffix, _unknown_extension(document.get("extensions")))
 
     def layout(self, directory: ObjectRef, spec: Versioned[Hierarchy]) -> "HierarchyLayout":

@@ -147,7 +147,8 @@ def test_an_entry_point_is_known_by_its_format(document: Json) -> None:
           for uri in (f"{_URI}protocol/core/2.0", f"{_URI}protocol/core/4.0",
                       f"{_URI}protocol/core/33.0",
                       "https://example.org/zarr/spec/protocol/core/3.0", "3", None)),
-        ({"metadata_key_suffix": 3}, "metadata_key_suffix is no string: 3"),
+        ({"metadata_key_suffix": 3}, "metadata_key_suffix is no short string: 3"),
+        ({"metadata_key_suffix": "." * 2**16}, "metadata_key_suffix is no short string: [.]{80}$"),
     ],
 )  # fmt: skip
 def test_other_entry_points_are_refused(changed: Json, reason: str) -> None:

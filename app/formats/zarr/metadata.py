@@ -3,7 +3,10 @@ a client writes, which keeps the shards.
 """
 
 import json
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import floordiv, lt, mul
 from typing import Any, Final
 
@@ -20,6 +23,7 @@ from app.formats.zarr.codecs import (
     codec_name,
     configuration,
     has_sharding,
+    item_nbytes,
     shape_of,
     unshard,
 )
@@ -41,6 +45,11 @@ _MISREAD: Final = (
 )
 _SHARDS: Final = ("chunk_grid", "codecs")
 """The members that clients see in another form."""
+_OPTIONAL: Final = frozenset(
+    ["blocksize", "checksum", "clevel", "cname", "level", "must_understand", "shuffle", "typesize"]
+)
+"""Members of codecs that readers need not know: they may be left out."""
+_DEFAULTS: Final[dict[str, Json]] = {"configuration": {}, "index_location": "end"}
 _FLOATS: Final = {
     **{name: name for name in ("float16", "float32", "float64")},
     "complex64": "float32",
@@ -279,7 +288,7 @@ def restore(sent: NodeDocument, stored: Json) -> NodeDocument:
     if sent.get("node_type") != "array":
         raise ConflictError(f"a sharded array is stored here: {_MISREAD}")
     served = _unsharded(stored)
-    is_copy = all(_agree(sent.get(member), stored.get(member)) for member in _SHARDS)
+    is_copy = all(_is_same(member, sent, stored) for member in _SHARDS)
     if knows_shards and not is_copy and (served is stored or not has_sharding(served["codecs"])):
         raise ConflictError(_HIDDEN)
     if served is stored:  # the array cannot be unsharded
@@ -296,17 +305,23 @@ def restore(sent: NodeDocument, stored: Json) -> NodeDocument:
     return restored
 
 
-def _agree(one: Json, other: Json) -> bool:
-    """Return whether two codecs, or values in them, are equal but for members, which have defaults,
-    that only one of them has.
+def _agree(one: Json, other: Json, optional: Collection[str] = _OPTIONAL) -> bool:
+    """Return whether two codecs, or values in them, are equal but for defaults that are left out,
+    and for *optional* members that only one of them has.
     """
     match one, other:
         case dict(), dict():
-            return all(_agree(one[member], other[member]) for member in one.keys() & other.keys())
+            return all(
+                _agree(one.get(name, default), other.get(name, default), optional)
+                for name in one.keys() | other.keys()
+                for default in (_DEFAULTS.get(name),)
+                if (name in one and name in other) or name not in optional
+            )
         case (str(name), dict() as full) | (dict() as full, str(name)):
-            return full.get("name") == name
+            return _agree({"name": name}, full, optional)
         case list(), list():
-            return len(one) == len(other) and all(map(_agree, one, other))
+            agree = partial(_agree, optional=optional)
+            return len(one) == len(other) and all(map(agree, one, other))
         case _:
             return bool(one == other)
 
@@ -316,11 +331,9 @@ def _is_same(member: str, sent: NodeDocument, expected: NodeDocument) -> bool:
     one, other, data_type = sent.get(member), expected.get(member), expected.get("data_type")
     name = data_type.get("name") if isinstance(data_type, dict) else data_type
     number = _FLOATS.get(str(name)) if member == "fill_value" else None
-    if number is None or None in (one, other):
-        return _agree(one, other)
-    try:
-        with np.errstate(over="ignore"):
+    if number is not None and None not in (one, other):
+        with suppress(ValueError, TypeError, OverflowError), np.errstate(over="ignore"):
             first, second = (np.asarray(value, number) for value in (one, other))
-    except (ValueError, TypeError, OverflowError):
-        return False
-    return np.array_equal(first, second, equal_nan=True)
+            return np.array_equal(first, second, equal_nan=True)
+    has_order = item_nbytes(data_type) != 1
+    return _agree(one, other, _OPTIONAL if has_order else _OPTIONAL | {"endian"})

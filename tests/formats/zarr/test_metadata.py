@@ -229,9 +229,12 @@ async def translated(given: Json, stored: Json | None, **nodes: Json) -> Json:
         ("codecs", [BIG, GZIP]),
         ("codecs", [LITTLE, {"name": "gzip", "configuration": {"level": 6}}]),
         ("codecs", [LITTLE, GZIP, CRC]),
+        ("codecs", ["bytes", GZIP]),
+        ("codecs", [{"name": "bytes"}, GZIP]),
         ("codecs", [7, 8]),
         ("codecs", "gzip"),
         ("data_type", "int16"),
+        ("data_type", {"name": SHARDED["data_type"], "configuration": {"unit": "s"}}),
         ("data_type", None),
         ("fill_value", 1),
         ("fill_value", None),
@@ -302,6 +305,12 @@ _UNSAID = sharding([2, 3], [LITTLE, "gzip"])
 del _UNSAID["configuration"]["index_location"]
 _INSIDE = [sharding([1, 3], [LITTLE]), GZIP]
 _SHARDED_INSIDE = {**SHARDED, "codecs": [sharding([2, 3], _INSIDE)]}
+_INDEX_FIRST_INSIDE = {
+    **SHARDED,
+    "codecs": [sharding([2, 3], [sharding([1, 3], [LITTLE], index_location="start"), GZIP])],
+}
+_INDEX_UNSAID = sharding([1, 3], [LITTLE])
+del _INDEX_UNSAID["configuration"]["index_location"]
 _COMPLEX = {**SHARDED, "data_type": "complex64", "fill_value": ["NaN", 1]}
 _OF_COMPLEX = {**served(_COMPLEX), "fill_value": ["NaN", 1.0]}
 
@@ -341,6 +350,8 @@ _NO_SHARDS = "arrays are served without shards here"
         (SHARDED, _BOTH_WAYS_SHARDED, {}, _NO_SHARDS),
         ({**served(_SHARDED_INSIDE), "codecs": _INSIDE[:1]}, _SHARDED_INSIDE, {},
          "^codecs cannot change"),
+        ({**served(_INDEX_FIRST_INSIDE), "codecs": [_INDEX_UNSAID, GZIP]}, _INDEX_FIRST_INSIDE, {},
+         "^codecs cannot change"),
         ({**_OF_COMPLEX, "fill_value": ["NaN", 2]}, _COMPLEX, {}, "fill_value"),
         (_consolidated({"g/a": {**served(SHARDED), "codecs": [LITTLE]}}), None, {"g/a": SHARDED},
          "^g/a: codecs cannot change"),
@@ -363,6 +374,7 @@ async def test_shards_neither_begin_nor_change_nor_end(
         ("data_type", "float32", {"name": "float32"}),
         ("data_type", "float32", {"name": "float32", "configuration": {}}),
         ("fill_value", "NaN", "NaN"),
+        ("fill_value", "0x7fc00001", "0x7fc00001"),
         ("fill_value", 0, 0.0),
         ("fill_value", 0.1, 0.10000000149011612),
         ("fill_value", "-Infinity", "-Infinity"),

@@ -191,11 +191,13 @@ class SingleFlight[K: Hashable]:
     """Shares calls in progress between all callers with the same key.
 
     When a caller is cancelled, the others keep waiting; when all callers are cancelled, the call
-    is cancelled; when the call fails, all callers get the error and the next caller starts anew.
+    is cancelled, unless it *outlasts* them; when the call fails, all callers get the error and the
+    next caller starts anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, outlasts: bool = False) -> None:
         self._flights: dict[K, _Flight[Any]] = {}
+        self._outlasts = outlasts
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -213,7 +215,7 @@ class SingleFlight[K: Hashable]:
             return await asyncio.shield(flight.task)
         finally:
             flight.waiters -= 1
-            if not (flight.waiters or flight.task.done()):
+            if not (self._outlasts or flight.waiters or flight.task.done()):
                 self._remove(key, flight)
                 flight.task.cancel()
 

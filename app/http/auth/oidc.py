@@ -17,6 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from jwt import exceptions
 from jwt.algorithms import AllowedPublicKeys
 
+from app.concurrency import SingleFlight
 from app.errors import IssuerUnavailableError, UnauthenticatedError
 from app.http.auth.access import Caller, Identity
 from app.settings import PUBLIC, IssuerSettings, issuer_url
@@ -37,6 +38,7 @@ APART_S: Final = 10.0
 _TYPES: Final = frozenset({"jwt", "application/jwt", "at+jwt", "application/at+jwt"})
 """Types of tokens that are accepted: issuers sign other things as well (RFC 8725 §3.11)."""
 _REQUIRED: Final = ("iss", "aud", "sub", "exp")
+_KEYS: Final = "keys"
 _LONGEST_NAME: Final = 255
 _SPACED: Final = frozenset({"scope", "scp"})
 """Claims whose values are separated by spaces (RFC 8693 §4.2)."""
@@ -198,7 +200,7 @@ class IssuerKeys:
         self._keys: Sequence[VerificationKey] | None = None
         self._stale_at = -inf
         self._quiet_until = -inf
-        self._reading: asyncio.Task[None] | None = None
+        self._reads = SingleFlight[str](outlasts=True)
 
     async def find(self, kid: str | None, algorithm: str) -> VerificationKey | None:
         """Return the key *kid*, after another read if it is unknown.
@@ -219,9 +221,7 @@ class IssuerKeys:
 
     async def aclose(self) -> None:
         """Cancel a read."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        await self._reads.aclose()
 
     def _choose(self, kid: str | None, algorithm: str) -> VerificationKey | None:
         keys = [
@@ -233,11 +233,8 @@ class IssuerKeys:
 
     async def _refresh(self) -> None:
         """Read the keys, unless they were read less than `APART_S` ago."""
-        if self._reading is None:
-            if self._clock() < self._quiet_until:
-                return
-            self._reading = asyncio.create_task(self._read())
-        await asyncio.shield(self._reading)
+        if self._clock() >= self._quiet_until or _KEYS in self._reads:
+            await self._reads.run(_KEYS, self._read)
 
     async def _read(self) -> None:
         try:
@@ -248,7 +245,6 @@ class IssuerKeys:
             self._stale_at = self._clock() + RETRY_S
         finally:
             self._quiet_until = self._clock() + APART_S
-            self._reading = None
 
 
 def open_client(timeout_s: float) -> httpx.AsyncClient:

@@ -222,7 +222,8 @@ class ChunkReader:
         elif self._has_neighbours(version):
             loop.call_later(_WINDOW_S, self._start_reads, version)
         else:
-            self._start_reads(version)
+            for pending in self._windows.pop(version):
+                self._start(version, pending.chunk.byte_range, 0, [pending])
 
     def _has_neighbours(self, version: _ObjectVersion) -> bool:
         wanted = {each.chunk.byte_range for each in self._windows[version]}
@@ -240,9 +241,6 @@ class ChunkReader:
 
     def _start_reads(self, version: _ObjectVersion) -> None:
         chunks = self._windows.pop(version)
-        if len(chunks) == 1:
-            self._start(version, chunks[0].chunk.byte_range, 0, chunks)
-            return
         reads = self._split(chunks, self._gap_bytes(version))
         unread_nbytes = sum(each.unread_nbytes for each in reads)
         if unread_nbytes and not self._budget.take(unread_nbytes):

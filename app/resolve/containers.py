@@ -314,7 +314,7 @@ class Routes:
     def forget(self, dataset: Dataset, key: VirtualKey) -> None:
         """Search anew for *key*, since what led to its container was read again."""
         for name in _names(dataset, key):
-            self._fetch.cache.pop(name, None)
+            self._fetch.cache.pop(name)
 
 
 def _names(dataset: Dataset, key: VirtualKey) -> Iterator[_Name]:

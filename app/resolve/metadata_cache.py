@@ -1,6 +1,7 @@
 """Cache of decoded indexes and metadata, shared reads, and the freshness of look-ups."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -56,25 +57,54 @@ class CacheCounters:
     """Bytes that were read between such chunks, for no request."""
 
 
-class SizedLRUCache[K: Hashable, V](LRUCache[K, V]):
-    """LRU cache of at most *maxsize* bytes; *sizeof* returns the bytes of a key and its value."""
+class SizedLRUCache[K: Hashable, V]:
+    """LRU cache of at most *maxsize* bytes; *sizeof* returns the bytes of a key and its value.
+
+    A hit in `cachetools.LRUCache` takes five calls, and a request looks into several caches.
+    """
 
     def __init__(self, maxsize: int, sizeof: Callable[[K, V], int]) -> None:
-        self._sizeof = sizeof
-        self._nbytes = 0
+        self.maxsize = maxsize
+        self.currsize = 0
         self.evictions = 0
-        super().__init__(maxsize, lambda _: self._nbytes)
+        self._sizeof = sizeof
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def get(self, key: K) -> V | None:
+        """Return the value of *key*, from now on the one that was used last."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def values(self) -> list[V]:
+        """Return all values, the least recently used one first."""
+        return [value for value, _ in self._entries.values()]
 
     def put(self, key: K, value: V) -> None:
         """Replace the value of *key*; a value larger than the cache is not stored."""
-        self.pop(key, None)
-        self._nbytes = self._sizeof(key, value)
-        if self._nbytes <= self.maxsize:
-            self[key] = value
+        self.pop(key)
+        nbytes = self._sizeof(key, value)
+        if nbytes > self.maxsize:
+            return
+        self._entries[key] = value, nbytes
+        self.currsize += nbytes
+        while self.currsize > self.maxsize:
+            self.pop(next(iter(self._entries)))
+            self.evictions += 1
 
-    def popitem(self) -> tuple[K, V]:
-        self.evictions += 1
-        return super().popitem()
+    def pop(self, key: K) -> None:
+        """Remove *key*, if it is cached."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.currsize -= entry[1]
 
 
 class MetadataCache(SizedLRUCache[Hashable, Any]):

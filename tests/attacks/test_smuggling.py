@@ -1,6 +1,5 @@
 """What two servers could understand differently, and what could become a line of a head."""
 
-import json
 from collections.abc import Generator
 
 import httpx
@@ -150,13 +149,6 @@ def test_other_protocols_are_not_spoken(url: str, protocol: bytes) -> None:
     assert answers == [200, 200, 200, 404]
 
 
-def test_the_target_may_be_absolute(url: str) -> None:
-    """Its host takes the place of the one in Host (RFC 9112 §3.2.2)."""
-    absolute = b"GET http://other/any/there HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-
-    assert exchange(url, absolute).endswith(b"bytes\n")
-
-
 def test_refusals_are_problem_documents(url: str) -> None:
     """Pages can read them, and logs find them, as far as the headers had come."""
     headers = b"Origin: https://a.example\r\nX-Request-ID: mine\r\nX-B: c\r\nX A: b\r\n"
@@ -268,20 +260,3 @@ def test_no_page_may_send_credentials_of_a_browser(urls: list[str], path: str, o
                 assert "cookie" not in told.get("access-control-allow-headers", "").lower()
                 page = told.get("access-control-allow-origin")
                 assert page == allowed or (page is None and origin != allowed)
-
-
-def test_nothing_that_is_stored_runs_in_a_browser(urls: list[str]) -> None:
-    """Pages of ours show names as text; what others have stored is no page."""
-    name = "<img src=x onerror=alert(1)>"
-    with httpx.Client(base_url=urls[0]) as client:
-        for key in (name, "page.html", "script.js", "image.svg"):
-            client.put(f"/any/{key}", content=b"<script>alert(1)</script>")
-            served = client.get(f"/any/{key}").headers["content-type"]
-            assert served == "application/octet-stream"
-        listed = client.get("/any/", headers={"accept": "text/html"}).text
-        problem = client.get("/any/<script>alert(1)</script>")
-
-    assert "<img" not in listed
-    assert "&lt;img" in listed
-    assert problem.headers["content-type"] == "application/problem+json"
-    assert json.loads(problem.content)["status"] == 404

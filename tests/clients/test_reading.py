@@ -3,7 +3,6 @@
 import base64
 import json
 import shutil
-import struct
 import subprocess
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from app.settings import DatasetSettings, Settings
-from tests.clients.arrays import BY_NAME, CASES, SHARDS, VALUES
+from tests.clients.arrays import BY_NAME, SHARDS, VALUES
 from tests.clients.conftest import IN_GROUPS, member
 from tests.clients.writing import (
     Case,
@@ -323,17 +322,6 @@ def test_tensorstore_finds_the_format_and_reads_again_after_revalidation(service
     same(found.read().result(), VALUES)
     for _ in range(2):
         same(array.read().result(), VALUES)
-
-
-EMPTY = 2**64 - 1
-
-
-@pytest.mark.parametrize("name", [c.name for c in CASES if c.name.startswith("fill/")])
-def test_arrays_with_holes_lack_a_shard_and_entries(bucket: Path, name: str) -> None:
-    """One shard is absent, and one has three empty entries of four."""
-    assert not (bucket / name / "c/0/1").exists()
-    index = struct.unpack("<8Q", (bucket / name / "c/1/1").read_bytes()[-68:-4])
-    assert index.count(EMPTY) == 6
 
 
 MAX_CHUNKS: Final = 150

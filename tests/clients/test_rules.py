@@ -1,7 +1,6 @@
 """Rules that real clients impose, on raw headers."""
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from app.settings import DatasetSettings, LimitSettings, Settings
 from tests.clients.arrays import VALUES
 from tests.clients.conftest import IN_GROUPS, member
 from tests.clients.services import ARRAY, HOLES, KINDS, Watched, ask, connect, raw_body
-from tests.clients.writing import Json
 from tests.support.resolving import ROOT
 from tests.support.serving import serving
 
@@ -207,20 +205,12 @@ REQUESTS: Final[dict[str, tuple[dict[str, str], int, slice]]] = {
     "first bytes": ({"Range": "bytes=0-3"}, 206, slice(0, 4)),
     "all but some": ({"Range": "bytes=4-"}, 206, slice(4, None)),
     "last bytes": ({"Range": "bytes=-7"}, 206, slice(-7, None)),
-    "past the end": ({"Range": "bytes=3-9999999"}, 206, slice(3, None)),
-    "last of too many": ({"Range": "bytes=-9999999"}, 206, slice(None)),
     "several ranges": ({"Range": "bytes=0-1,4-5"}, 200, slice(None)),
     "behind the end": ({"Range": "bytes=9999999-"}, 416, slice(0)),
-    "last of none": ({"Range": "bytes=-0"}, 416, slice(0)),
     "If-Match holds": ({"If_Match": "TAG", "Range": "bytes=1-4"}, 206, slice(1, 5)),
-    "If-Match holds, whole": ({"If_Match": "TAG"}, 200, slice(None)),
     "If-Match fails": ({"If_Match": '"x"', "Range": "bytes=1-4"}, 412, slice(0)),
-    "If-Match any": ({"If_Match": "*", "Range": "bytes=1-4"}, 206, slice(1, 5)),
-    "If-Match is never weak": ({"If_Match": "W/TAG", "Range": "bytes=1-4"}, 412, slice(0)),
-    "If-None-Match holds": ({"If_None_Match": '"x"', "Range": "bytes=1-4"}, 206, slice(1, 5)),
     "If-None-Match fails": ({"If_None_Match": "TAG", "Range": "bytes=1-4"}, 304, slice(0)),
     "If-None-Match fails weakly": ({"If_None_Match": "W/TAG"}, 304, slice(0)),
-    "If-None-Match of several": ({"If_None_Match": '"x", TAG, "y"'}, 304, slice(0)),
     "If-Range holds": ({"If_Range": "TAG", "Range": "bytes=1-4"}, 206, slice(1, 5)),
     "If-Range fails": ({"If_Range": '"x"', "Range": "bytes=1-4"}, 200, slice(None)),
 }
@@ -289,19 +279,6 @@ def test_an_array_lists_its_inner_chunks(client: httpx.Client) -> None:
     assert len(found) > 1
     for name in found:
         assert ask(client, page + name).status_code == httpx.codes.OK
-
-
-@pytest.mark.parametrize("name", [c.name for c in IN_GROUPS if not c.name.startswith("plain/")])
-def test_other_members_of_the_metadata_are_untouched(
-    client: httpx.Client, bucket: Path, name: str
-) -> None:
-    """Only grid and codecs of an array are rewritten."""
-    stored = json.loads((bucket / name / "zarr.json").read_text())
-    served: Json = ask(client, f"/bucket/{name}/zarr.json").json()
-
-    for document in (stored, served):
-        del document["chunk_grid"], document["codecs"]
-    assert served == stored
 
 
 @pytest.mark.parametrize("name", ["after/gzip", "after/zstd", "after/crc_then_zstd", "plain/v3"])

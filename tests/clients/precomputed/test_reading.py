@@ -38,23 +38,6 @@ from tests.clients.services import ask, from_each_store
 from tests.clients.writing import same
 
 
-def test_volumes_with_holes_lack_chunks_and_shards(written: Written) -> None:
-    """Of 64 chunks three are there, in two of sixteen shards; or none, and no shard."""
-    for name in (name for name in BY_NAME if name.startswith("holes/")):
-        chunks = list((written.twins / name / "8_8_8").glob("*"))
-        shards = list((written.bucket / name / "8_8_8").glob("*.shard"))
-        assert (len(chunks), len(shards)) == ((0, 0) if name.endswith("thing") else (3, 2))
-
-
-def test_meshes_have_levels_and_fragments(written: Written) -> None:
-    """There is a mesh of several levels and one of a single level, in two shards."""
-    path = written.bucket / "segments/sharded"
-    counts = [np.frombuffer(mesh_parts(path, segment)[0][24:28], "<u4")[0] for segment in IDS]
-
-    assert set(counts) == {1, 2}
-    assert len(list((path / "mesh").glob("*.shard"))) == 2
-
-
 def test_chunks_are_the_files_of_the_twin(
     client: httpx.Client, written: Written, volume: Volume
 ) -> None:
@@ -170,18 +153,6 @@ def test_finds_the_format_by_itself(service: str) -> None:
     array = tensorstore.open(f"{service}/bucket/bits/identity_1_2_3/").result()
 
     same(array.read().result(), VALUES)
-
-
-def test_reads_again_after_revalidation(service: str) -> None:
-    """A second read through TensorStore's cache, which sends If-None-Match, is equal."""
-    for data in ("raw", "gzip"):
-        array = open_volume(
-            f"{service}/bucket/shards/identity_index_gzip_data_{data}",
-            context={"cache_pool": {"total_bytes_limit": 10_000_000}},
-            recheck_cached_data=True,
-        )
-        for _ in range(2):
-            same(array.read().result(), VALUES)
 
 
 def test_reads_the_shards_themselves_where_they_are_shown(local: str) -> None:

@@ -68,16 +68,6 @@ async def test_what_has_no_marker_is_no_repository() -> None:
             await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
 
 
-@pytest.mark.parametrize(
-    ("ref", "lasts"), [("", False), ("@branch.main/", False), ("@tag.v1/", True), ("@{id}/", True)]
-)
-@pytest.mark.parametrize("key", ["zarr.json", "g/a/zarr.json", "g/a/c/0", "g/a/c/1", "s/c/0/2"])
-async def test_what_is_not_in_a_branch_lasts(ref: str, lasts: bool, key: str) -> None:  # noqa: FBT001
-    """A branch can be at another snapshot tomorrow; a tag and an id cannot."""
-    case = _Case()
-    assert (await case.locate(ref.format(id=case.id) + key)).is_lasting is lasts
-
-
 async def test_a_native_chunk_is_a_part_of_its_file() -> None:
     """Whose version is its name; an inner chunk too, however deep it lies."""
     chunk_id = spell(digest(b"native"))
@@ -106,57 +96,6 @@ async def test_inline_chunks_and_documents_have_versions_of_their_own() -> None:
     assert len({place.etag for place in places}) == 3
     assert one.data == other.data
     assert one.etag != other.etag
-
-
-async def test_cold_it_takes_four_reads_and_warm_one() -> None:
-    """Of ``repo``, snapshot, manifest, chunk, without a listing; then of the chunk."""
-    case = _Case()
-    assert await case.read("g/a/c/0") == b"native"
-    assert case.folders == ["repo", "snapshots", "manifests", "chunks"]
-    assert {call.method for call in case.store.calls} == {"get"}
-    case.store.calls.clear()
-    for key in ("g/a/zarr.json", "zarr.json", "g/a/c/1", "g/a/c/2", "g/x", "@tag.v1/g/zarr.json"):
-        await case.read(key)
-    assert case.folders == []
-    await case.read("g/a/c/0")
-
-    assert case.folders == ["chunks"]
-
-
-async def test_what_is_reached_by_id_is_never_looked_at_again() -> None:
-    """However long ago it was read."""
-    case = _Case()
-    await case.read(f"@{case.id}/g/a/c/0")
-    case.store.calls.clear()
-    case.clock.now += 1000 * TTL_S
-    assert await case.read(f"@{case.id}/g/a/c/0") == b"native"
-    assert await case.read(f"@{case.id}/g/zarr.json") is not None
-
-    assert case.folders == ["chunks"]
-
-
-async def test_a_branch_is_looked_at_again_after_its_time() -> None:
-    """One conditional read; where it is at the same snapshot that is all."""
-    case = _Case()
-    await case.read("g/a/c/0")
-    case.store.calls.clear()
-    case.clock.now += TTL_S
-    await case.read("g/a/c/0")
-
-    assert case.folders == ["repo", "chunks"]
-    assert case.store.calls[0].if_none_match is not None
-
-
-async def test_a_commit_is_seen_after_a_while() -> None:
-    """The new snapshot takes its place as a whole; by its id the old one stays."""
-    case = _Case()
-    await case.read("g/a/c/0")
-    filled(_builder(b"newer").build(), case.store)
-    assert await case.read("g/a/c/0") == b"native"
-    case.clock.now += TTL_S
-
-    assert await case.read("g/a/c/0") == b"newer"
-    assert await case.read(f"@{case.id}/g/a/c/0") == b"native"
 
 
 @pytest.mark.parametrize("is_committed", [True, False])

@@ -11,7 +11,10 @@ _leaves = st.one_of(
 )
 members = st.recursive(
     _leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5) | st.just("sharding"), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 """Any JSON value."""

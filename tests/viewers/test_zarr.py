@@ -53,11 +53,11 @@ TWINS: Final = {
 """Arrays, and the same values without shards, as shards, or without a repository."""
 
 
-def state(source: str) -> dict[str, Any]:
+def state(source: str, center: tuple[int, ...] = CENTER) -> dict[str, Any]:
     """Show *source*, four pixels a voxel, in sections and in 3-d."""
     return {
         "dimensions": {axis: [1, ""] for axis in AXES},
-        "position": [middle + 0.5 for middle in CENTER],
+        "position": [middle + 0.5 for middle in center],
         "crossSectionScale": 0.25,
         "projectionScale": 100,
         "showDefaultAnnotations": False,
@@ -206,13 +206,7 @@ def _write_zarr(path: Path) -> None:
 def test_neuroglancer_shows_it(neuroglancer: Neuroglancer, below: str) -> None:
     """All that the page asks for keeps the token, and needs no header."""
     voxels = sections(PRIVATE_SHAPE, PRIVATE_CENTER)
-    private_state: dict[str, Any] = {
-        "dimensions": {axis: [1, ""] for axis in AXES},
-        "position": [middle + 0.5 for middle in PRIVATE_CENTER],
-        "crossSectionScale": 0.25,
-        "layers": [{"type": "image", "name": "data", "source": f"{below}/group/a/|zarr3:"}],
-        "layout": "4panel",
-    }
+    private_state = state(f"{below}/group/a", PRIVATE_CENTER)
     view = neuroglancer.look(private_state, "private", {"data": voxels})
 
     assert view.values["data"] == PRIVATE[tuple(voxels.T)].tolist()

@@ -23,24 +23,26 @@ from hypothesis.stateful import (
 
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.icechunk.model import (
-    FIRST,
-    MOVES,
-    STEPS,
     Content,
-    Draft,
-    Edit,
     Replica,
-    Tree,
-    Write,
     by_library,
     by_service,
     compare_history,
     compare_operations,
     compare_tree,
     edit_by_library,
+)
+from tests.formats.icechunk.trees import (
+    FIRST,
+    MOVES,
+    STEPS,
+    Draft,
+    Edit,
+    Step,
+    Tree,
+    Write,
     merge,
 )
-from tests.formats.icechunk.trees import Step
 from tests.support.serving import serving
 
 INLINE_NBYTES: Final = 8
@@ -219,7 +221,7 @@ class Repository(RuleBasedStateMachine):
         assert answer.status_code == 201, answer.text
         assert not amend or tip == begun.parent_id
         assert begun.parent_id in self._ancestors(tip)
-        tree = merge(begun.draft, self.commits[tip].tree)
+        tree = merge(begun.draft.before, begun.draft.after, self.commits[tip].tree)
         self._committed(begun, answer.json()["snapshot_id"], tree, amend=amend)
         assert answer.json()["parent_id"] == self.commits[self.branches[begun.branch]].parent_id
         self.wrote = by

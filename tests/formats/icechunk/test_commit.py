@@ -17,17 +17,27 @@ from app.formats.icechunk.snapshot import Dimension, StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.repositories import array, group
-from tests.formats.icechunk.trees import EMPTY, STEPS, Node, Tree, TreeStore, by_id, difference, run
+from tests.formats.icechunk.trees import (
+    EMPTY,
+    STEP,
+    Node,
+    Tree,
+    TreeStore,
+    by_uid,
+    changed,
+    difference,
+    run,
+)
 
 A, B, C, D = (b"%08d" % number for number in range(4))
 
 
 def _check_log(log: TransactionLog, before: Tree, after: Tree) -> None:
     """Compare a log with what it is of, list by list."""
-    old, new = by_id(before), by_id(after)
-    both = {node_id: (old[node_id][1], new[node_id][1]) for node_id in old.keys() & new.keys()}
-    updated = {at for at, (was, now) in both.items() if was.document != now.document}
-    groups = {at for at, (_, node) in {**old, **new}.items() if node.length is None}
+    old, new = ({node.node_id: node for _, node in by_uid(at).values()} for at in (before, after))
+    both = old.keys() & new.keys()
+    updated = {at for at in both if old[at].document != new[at].document}
+    groups = {at for at, node in {**old, **new}.items() if node.shape is None}
     for nodes, found_groups, found_arrays in (
         (new.keys() - old.keys(), log.new_groups, log.new_arrays),
         (old.keys() - new.keys(), log.deleted_groups, log.deleted_arrays),
@@ -35,21 +45,25 @@ def _check_log(log: TransactionLog, before: Tree, after: Tree) -> None:
     ):
         assert found_groups == nodes & groups
         assert found_arrays == nodes - groups
-    chunks: dict[bytes, list[list[int]]] = {}
-    for at, (_, node) in new.items():
-        was = old[at][1].chunks if at in old else {}
-        keys = was.keys() | node.chunks.keys()
-        if told := [[key] for key in sorted(keys) if was.get(key) != node.chunks.get(key)]:
-            chunks[at] = told
     found = {at: [batch.tolist() for batch in each] for at, each in log.updated_chunks.items()}
-    assert found == {at: [each] for at, each in chunks.items()}
+    assert found == {
+        at: [[list(coords) for coords in sorted(told)]]
+        for at, node in new.items()
+        if (told := _told(old.get(at), node))
+    }
 
 
-@given(st.lists(st.lists(STEPS, max_size=12), min_size=1, max_size=6))
+def _told(before: Node | None, node: Node) -> set[tuple[int, ...]]:
+    """Return the chunks that a log tells of: those out of the new grid, too."""
+    return {*changed(before, node), *(set(before.chunks if before else ()) - set(node.places()))}
+
+
+@given(st.lists(st.lists(STEP, max_size=12), min_size=1, max_size=6))
 def test_commit_after_commit_the_tree_is_as_its_model(commits: list[list[Any]]) -> None:
     """Nodes, documents, chunks, the manifests that are listed, and what the logs tell."""
     store, ids = TreeStore(), count()
-    snapshot, tree = EMPTY, dict[str, Node]()
+    snapshot = EMPTY
+    tree: Tree = {}
     for steps in commits:
         after = run(tree, steps, ids)
         changes = difference(tree, after)
@@ -149,7 +163,8 @@ def test_nodes_that_were_in_no_group_may_stay() -> None:
 
 def test_a_manifest_that_is_not_listed_is_damage() -> None:
     """The library fails over a snapshot that refers to one; nobody knows its size."""
-    store, tree = TreeStore(), {"/": Node(A, length=4, chunks={0: 1})}
+    store = TreeStore()
+    tree: Tree = {"/": Node(0, shape=(4,), chunks={(0,): b"1"})}
     snapshot, _ = store.commit(difference({}, tree), EMPTY, tree)
     damaged = StoredSnapshot(b"another   id", snapshot.nodes, {}, 1, "", EMPTY.metadata)
 
@@ -159,7 +174,8 @@ def test_a_manifest_that_is_not_listed_is_damage() -> None:
 
 def test_another_number_of_dimensions_drops_all_chunks() -> None:
     """The log tells of them as they were."""
-    store, tree = TreeStore(), {"/": Node(A, length=4, chunks={0: 1, 1: 1})}
+    store = TreeStore()
+    tree: Tree = {"/": Node(0, shape=(4,), chunks={(0,): b"1", (1,): b"1"})}
     snapshot, _ = store.commit(difference({}, tree), EMPTY, tree)
     for document in (array([4, 4], [2, 2]), array([], [])):
         applied = apply_changes(ChangeSet(updated={A: document}), snapshot)

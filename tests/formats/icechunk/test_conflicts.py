@@ -1,7 +1,7 @@
 """Changes made and put on top of others', here and by the library, and conflicts of these."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -26,13 +26,12 @@ from tests.formats.icechunk.peer import LIMIT, change_set, logged, open_array, o
 from tests.formats.icechunk.repositories import array, group
 from tests.formats.icechunk.trees import (
     EMPTY,
-    STEPS,
-    Node,
+    STEP,
     Step,
     TreeStore,
-    by_id,
-    changed,
+    by_uid,
     difference,
+    merge,
     run,
 )
 
@@ -148,9 +147,9 @@ def test_one_conflict_of_a_kind_is_told_of_a_path() -> None:
 
 
 @given(
-    st.lists(STEPS, max_size=15),
-    st.lists(STEPS, max_size=5),
-    st.lists(st.lists(STEPS, max_size=5), max_size=2),
+    st.lists(STEP, max_size=15),
+    st.lists(STEP, max_size=5),
+    st.lists(st.lists(STEP, max_size=5), max_size=2),
     st.sampled_from(Policy),
 )
 def test_what_has_no_conflict_has_the_changes_of_both(
@@ -171,41 +170,17 @@ def test_what_has_no_conflict_has_the_changes_of_both(
     if isinstance(rebased, list):
         assert rebased
         return
-    expected = _merge(by_id(parent_tree), by_id(our_tree), by_id(tip_tree), policy)
+    expected = by_uid(merge(parent_tree, our_tree, tip_tree, yields=policy is Policy.THEIRS))
     applied = apply_changes(rebased, tip)
-    found = {node.node_id: (path, node.document) for path, node in applied.nodes.items()}
-    for node_id, (path, node) in expected.items():
-        assert found[node_id][1] == node.document
-        if node_id in by_id(our_tree):
-            assert found[node_id][0] == path
+    found = {int(node.node_id): (path, node) for path, node in applied.nodes.items()}
+    for uid, (path, node) in expected.items():
+        assert found[uid][1].document == node.data
+        if uid in by_uid(our_tree):
+            assert found[uid][0] == path
     assert found.keys() == expected.keys()
-    merged = {path: expected[node.node_id][1] for path, node in applied.nodes.items()}
+    merged = {path: expected[uid][1] for uid, (path, _) in found.items()}
     snapshot, _ = store.commit(rebased, tip, merged)
     assert store.tree(snapshot) == merged
-
-
-type _Nodes = Mapping[bytes, tuple[str, Node]]
-
-
-def _merge(parent: _Nodes, ours: _Nodes, theirs: _Nodes, policy: Policy) -> _Nodes:
-    """Merge three ways, node by node; there are no conflicts."""
-    gone = parent.keys() - (ours.keys() & theirs.keys())
-    merged: dict[bytes, tuple[str, Node]] = {}
-    for node_id in (ours.keys() | theirs.keys()) - gone:
-        if node_id not in parent:
-            merged[node_id] = ours.get(node_id) or theirs[node_id]
-            continue
-        old, (path, our), their = parent[node_id][1], ours[node_id], theirs[node_id][1]
-        document = our if our.document != old.document else their
-        chunks = {at: value for at, value in their.chunks.items() if at < document.count}
-        for at, value in changed(old.chunks, our).items():
-            if policy is Policy.THEIRS and at in changed(old.chunks, their):
-                continue
-            chunks.pop(at, None)
-            if value is not None:
-                chunks[at] = value
-        merged[node_id] = (path, replace(document, chunks=chunks))
-    return merged
 
 
 type Change = Callable[[icechunk.Session, str], object]

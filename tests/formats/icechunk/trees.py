@@ -2,11 +2,11 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
@@ -26,36 +26,9 @@ from app.formats.icechunk.snapshot import (
 )
 from app.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.building import MANIFEST, Ref, envelope, manifest
+from tests.support.sessions import GROUP, array_document
 
 NAMES = ("a", "a-", "b", "é")
-
-
-@dataclass
-class Node:
-    """An array of chunks of two elements, or a group, which has no length."""
-
-    node_id: bytes
-    label: int = 0
-    length: int | None = None
-    chunks: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """How many chunks there can be."""
-        return -(-(self.length or 0) // 2)
-
-    @property
-    def document(self) -> bytes:
-        """Write its ``zarr.json``."""
-        kind = "group" if self.length is None else "array"
-        fields: dict[str, Any] = {"zarr_format": 3, "node_type": kind, "label": self.label}
-        if self.length is not None:
-            grid = {"name": "regular", "configuration": {"chunk_shape": [2]}}
-            fields |= {"shape": [self.length], "chunk_grid": grid}
-        return json.dumps(fields).encode()
-
-
-type Tree = dict[str, Node]
 
 
 def parent(path: str) -> str:
@@ -78,93 +51,285 @@ class Step:
     value: int
 
 
-STEPS = st.builds(
-    Step,
-    st.sampled_from(["group", "array", "write", "write", "erase", "edit", "resize", "delete"]),
-    st.integers(0, 99),
-    st.integers(0, 99),
-    st.integers(0, 9),
+type Coords = tuple[int, ...]
+type Chunks = Mapping[Coords, bytes]
+type Tree = Mapping[str, Node]
+
+_CHUNK: Final = 2
+
+
+@dataclass(frozen=True)
+class Node:
+    """An array or, without a shape, a group; *uid* is its own, whatever becomes of it."""
+
+    uid: int
+    label: int = 0
+    shape: tuple[int, ...] | None = None
+    chunks: Chunks = MappingProxyType({})
+    """Also those out of the grid, while they may come back."""
+
+    @property
+    def node_id(self) -> bytes:
+        """Its id in files of ours; the library draws others."""
+        return b"%08d" % self.uid
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Shape of the chunk grid."""
+        return tuple(-(-length // _CHUNK) for length in self.shape or ())
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Its ``zarr.json``."""
+        attributes = {"attributes": {"label": self.label}}
+        if self.shape is None:
+            group: dict[str, Any] = json.loads(GROUP)
+            return group | attributes
+        return array_document(self.shape, (2,) * len(self.shape), **attributes)
+
+    @property
+    def data(self) -> bytes:
+        """The document as it is stored."""
+        return json.dumps(self.document).encode()
+
+    def places(self) -> list[Coords]:
+        """Return all coords of the grid."""
+        return [] if self.shape is None else list(itertools.product(*map(range, self.grid)))
+
+    def has(self, coords: Coords) -> bool:
+        """Return whether *coords* are in the grid."""
+        return all(at < count for at, count in zip(coords, self.grid, strict=True))
+
+    def pruned(self) -> "Node":
+        """Forget the chunks out of the grid."""
+        return replace(self, chunks={at: self.chunks[at] for at in self.chunks if self.has(at)})
+
+
+@dataclass(frozen=True)
+class Put:
+    """A node that gets this document, or is made with it; without one it goes, with all below."""
+
+    path: str
+    document: Mapping[str, Any] | None
+
+    @property
+    def key(self) -> str:
+        """Key of the document."""
+        return key_of(self.path, "zarr.json")
+
+    @property
+    def data(self) -> bytes | None:
+        """Document as clients write it."""
+        return None if self.document is None else json.dumps(self.document).encode()
+
+    @property
+    def change(self) -> dict[str, Any]:
+        """The edit as a request for a commit tells it."""
+        if self.document is None:
+            return {"op": "delete_node", "path": self.path}
+        return {"op": "put_node", "path": self.path, "metadata": self.document}
+
+
+@dataclass(frozen=True)
+class Write:
+    """A chunk that is written or, without data, deleted."""
+
+    path: str
+    uid: int
+    coords: Coords
+    data: bytes | None
+
+    @property
+    def key(self) -> str:
+        """Key of the chunk."""
+        return chunk_key(self.path, self.coords)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A node that goes elsewhere, with all below."""
+
+    source: str
+    target: str
+
+
+type Edit = Put | Write | Move
+
+
+def steps(*what: str) -> st.SearchStrategy[Step]:
+    """Return a strategy of steps of some kinds."""
+    number = st.integers(0, 99)
+    return st.builds(Step, st.sampled_from(what), number, number, st.integers(0, 9))
+
+
+STEP: Final = steps(
+    "group", "array", "table", "write", "write", "write", "erase", "edit", "resize", "delete"
 )
+STEPS: Final = st.lists(STEP, min_size=1, max_size=6)
+FIRST: Final = st.lists(steps("group", "array", "table", "write"), min_size=4, max_size=10)
+MOVES: Final = st.lists(steps("move"), min_size=1, max_size=2)
 
 
-def take(tree: Tree, step: Step, ids: "itertools.count[int]") -> None:
-    """Change *tree*."""
-    paths = sorted(tree)
-    if not paths:
-        tree["/"] = Node(b"%08d" % next(ids))
-        return
-    path = paths[step.where % len(paths)]
-    node = tree[path]
-    group = path if node.length is None else parent(path)
-    child = f"{group.rstrip('/')}/{NAMES[step.to % len(NAMES)]}"
-    match step.what:
-        case "group" | "array" if child not in tree:
-            length = None if step.what == "group" else step.value
-            tree[child] = Node(b"%08d" % next(ids), step.value, length)
-        case "write" if node.count:
-            node.chunks[step.to % node.count] = step.value
-        case "erase" if node.count:
-            node.chunks.pop(step.to % node.count, None)
-        case "edit":
-            node.label = step.value
-        case "resize" if node.length is not None:
-            node.length = step.value
-            node.chunks = {at: node.chunks[at] for at in node.chunks if at < node.count}
-        case "delete" if path != "/":
-            for at in below(tree, path):
-                del tree[at]
+class Draft:
+    """A tree that is being changed, and by which edits."""
+
+    def __init__(self, tree: Tree, uids: Iterator[int]) -> None:
+        self.before = tree
+        self.tree = dict(tree)
+        self.edits: list[Edit] = []
+        self._uids = uids
+
+    def take(self, steps: Iterable[Step]) -> Sequence[Edit]:
+        """Take *steps*, and tell the edits that they come to."""
+        start = len(self.edits)
+        for step in steps:
+            self._take(step)
+        return self.edits[start:]
+
+    @property
+    def after(self) -> dict[str, Node]:
+        """The tree that a commit leaves."""
+        return {path: node.pruned() for path, node in self.tree.items()}
+
+    def _take(self, step: Step) -> None:
+        if self.tree:
+            self._take_in(step)
+        elif step.what != "move":
+            self._put("/", Node(next(self._uids)))
+            self._take_in(step)
+
+    def _take_in(self, step: Step) -> None:
+        path = sorted(self.tree)[step.where % len(self.tree)]
+        node = self.tree[path]
+        group = path if node.shape is None else parent(path)
+        child = f"{group.rstrip('/')}/{NAMES[step.to % len(NAMES)]}"
+        match step.what:
+            case "group" | "array" | "table" if child not in self.tree:
+                shape = {"group": None, "array": (step.value,), "table": (step.value, 3)}
+                self._put(child, Node(next(self._uids), step.value, shape[step.what], {}))
+            case "write" | "erase":
+                data = b"%d|" % next(self._uids) * (1 + step.value)
+                self._write_somewhere(step, data if step.what == "write" else None)
+            case "edit":
+                self._put(path, replace(node, label=step.value))
+            case "resize" if node.shape is not None:
+                self._put(path, replace(node, shape=(step.value, *node.shape[1:])))
+            case "delete" if path != "/":
+                for each in below(self.tree, path):
+                    del self.tree[each]
+                self.edits.append(Put(path, None))
+            case "move":
+                self._move(path, step)
+
+    def _put(self, path: str, node: Node) -> None:
+        """Put a document, unless only its spelling would change, which counts as an update."""
+        if self.tree.get(path) == node:
+            return
+        self.tree[path] = node
+        self.edits.append(Put(path, node.document))
+
+    def _write_somewhere(self, step: Step, data: bytes | None) -> None:
+        """Write a chunk: one of few, so that others write the same."""
+        arrays = sorted(path for path, node in self.tree.items() if node.places())
+        if arrays:
+            path = arrays[step.where % len(arrays)]
+            places = self.tree[path].places()
+            self._write(path, places[step.to % min(3, len(places))], data)
+
+    def _write(self, path: str, coords: Coords, data: bytes | None) -> None:
+        node = self.tree[path]
+        chunks = {at: node.chunks[at] for at in node.chunks if at != coords}
+        if data is not None:
+            chunks[coords] = data
+        self.tree[path] = replace(node, chunks=chunks)
+        self.edits.append(Write(path, node.uid, coords, data))
+
+    def _move(self, source: str, step: Step) -> None:
+        groups = sorted(path for path, node in self.tree.items() if node.shape is None)
+        group = groups[step.to % len(groups)]
+        target = f"{group.rstrip('/')}/{NAMES[step.value % len(NAMES)]}"
+        if source == "/" or target in self.tree or f"{target}/".startswith(f"{source}/"):
+            return
+        for path in below(self.tree, source):
+            self.tree[target + path[len(source) :]] = self.tree.pop(path)
+        self.edits.append(Move(source, target))
 
 
-def run(tree: Tree, steps: Sequence[Step], ids: "itertools.count[int]") -> Tree:
+def key_of(path: str, name: str) -> str:
+    """Name something in a node by its Zarr key."""
+    return f"{path.strip('/')}/{name}".lstrip("/")
+
+
+def chunk_key(path: str, coords: Coords) -> str:
+    """Name a chunk by its Zarr key."""
+    return key_of(path, "/".join(("c", *map(str, coords))))
+
+
+def changed(before: Node | None, node: Node) -> dict[Coords, bytes | None]:
+    """Return what became of the chunks that are in the grid."""
+    old = {} if before is None else before.chunks
+    return {at: node.chunks.get(at) for at in node.places() if old.get(at) != node.chunks.get(at)}
+
+
+def merge(parent: Tree, ours: Tree, theirs: Tree, *, yields: bool = False) -> dict[str, Node]:
+    """Merge three ways, node by node; of chunks that both changed, ours may yield."""
+    old, new, merged = by_uid(parent), by_uid(ours), by_uid(theirs)
+    merged = {uid: at for uid, at in merged.items() if uid in new or uid not in old}
+    merged |= {uid: at for uid, at in new.items() if uid not in old}
+    for uid in old.keys() & new.keys() & merged.keys():
+        (path, node), was, mine = merged[uid], old[uid][1], new[uid][1]
+        kept = changed(was, node) if yields else {}
+        if mine.document != was.document:
+            node = replace(node, label=mine.label, shape=mine.shape)
+        chunks = dict(node.chunks) | {
+            at: data for at, data in changed(was, mine).items() if at not in kept
+        }
+        there = {at: data for at, data in chunks.items() if data is not None}
+        merged[uid] = path, replace(node, chunks=there)
+    return {path: node.pruned() for path, node in merged.values()}
+
+
+def by_uid(tree: Tree) -> dict[int, tuple[str, Node]]:
+    """Find nodes by what they are."""
+    return {node.uid: (path, node) for path, node in tree.items()}
+
+
+def run(tree: Tree, steps: Sequence[Step], uids: Iterator[int]) -> Tree:
     """Take all *steps*, and give the tree that comes out."""
-    changed = deepcopy(tree)
-    for step in steps:
-        take(changed, step, ids)
-    return changed
+    draft = Draft(tree, uids)
+    draft.take(steps)
+    return draft.after
 
 
 def difference(before: Tree, after: Tree) -> ChangeSet:
     """Make the change set that leads from one tree to the other."""
-    old, new = by_id(before), by_id(after)
+    old, new = by_uid(before), by_uid(after)
     both = old.keys() & new.keys()
     return ChangeSet(
         new={
-            node_id: NodeDocument(path, node.document)
-            for node_id, (path, node) in new.items()
-            if node_id not in old
+            node.node_id: NodeDocument(path, node.data)
+            for uid, (path, node) in new.items()
+            if uid not in old
         },
         updated={
-            node_id: new[node_id][1].document
-            for node_id in both
-            if old[node_id][1].document != new[node_id][1].document
+            new[uid][1].node_id: new[uid][1].data
+            for uid in both
+            if old[uid][1].document != new[uid][1].document
         },
-        deleted=frozenset(old.keys() - new.keys()),
+        deleted=frozenset(old[uid][1].node_id for uid in old.keys() - new.keys()),
         chunks={
-            node_id: _chunks(at)
-            for node_id, (_, node) in new.items()
-            if (at := changed(old[node_id][1].chunks if node_id in old else {}, node))
+            node.node_id: _chunks(chunks, node)
+            for uid, (_, node) in new.items()
+            if (chunks := changed(old[uid][1] if uid in old else None, node))
         },
     )
 
 
-def changed(before: dict[int, int], node: Node) -> dict[int, int | None]:
-    """Return what became of the chunks that are in the grid."""
-    return {
-        at: node.chunks.get(at) for at in range(node.count) if before.get(at) != node.chunks.get(at)
-    }
-
-
-def _chunks(at: dict[int, int | None]) -> ChunkChanges:
-    coords = np.array(sorted(at), np.uint32).reshape(len(at), 1)
-    values = [at[key] for key in sorted(at)]
-    return ChunkChanges(
-        coords, Payloads.of(None if each is None else Inlaid(bytes([each])) for each in values)
-    )
-
-
-def by_id(tree: Tree) -> dict[bytes, tuple[str, Node]]:
-    """Return the path and the node of each id."""
-    return {node.node_id: (path, node) for path, node in tree.items()}
+def _chunks(chunks: Mapping[Coords, bytes | None], node: Node) -> ChunkChanges:
+    coords = np.array(sorted(chunks), np.uint32).reshape(len(chunks), len(node.grid))
+    bodies = [chunks[at] for at in sorted(chunks)]
+    payloads = (None if each is None else Inlaid(each) for each in bodies)
+    return ChunkChanges(coords, Payloads.of(payloads))
 
 
 LIMIT = 2**24
@@ -176,7 +341,7 @@ class TreeStore:
 
     def __init__(self) -> None:
         self.manifests: dict[bytes, Manifest] = {}
-        self.chunks: dict[bytes, dict[int, int]] = {}
+        self.chunks: dict[bytes, Chunks] = {}
         """What is in each manifest."""
 
     def commit(
@@ -198,13 +363,13 @@ class TreeStore:
         """Read a snapshot back."""
         return {
             path: Node(
-                node.node_id,
-                int(node.document.split(b'"label": ')[1][:1]),
-                node.array.dimensions[0].length if node.array else None,
+                int(node.node_id),
+                json.loads(node.document)["attributes"]["label"],
+                tuple(each.length for each in node.array.dimensions) if node.array else None,
                 {
-                    at: value
+                    at: data
                     for ref in (node.array.manifests if node.array else ())
-                    for at, value in self.chunks[ref.object_id].items()
+                    for at, data in self.chunks[ref.object_id].items()
                 },
             )
             for path, node in snapshot.nodes.items()
@@ -212,11 +377,12 @@ class TreeStore:
 
     def _write(self, node: Node) -> tuple[ManifestRef, ...]:
         object_id = blake2b(repr(node).encode(), digest_size=12).digest()
-        refs = [Ref(index=[at], inline=bytes([node.chunks[at]])) for at in sorted(node.chunks)]
+        refs = [Ref(index=at, inline=node.chunks[at]) for at in sorted(node.chunks)]
         data = envelope(manifest(object_id, [(node.node_id, refs)]), MANIFEST)
         self.manifests[object_id] = ManifestDecoder(object_id, LIMIT)(data)
         self.chunks[object_id] = dict(node.chunks)
-        return (ManifestRef(object_id, ((min(node.chunks), max(node.chunks) + 1),)),)
+        axes = zip(*node.chunks, strict=True)
+        return (ManifestRef(object_id, tuple((min(axis), max(axis) + 1) for axis in axes)),)
 
     def _check(self, rewrite: ArrayRewrite, before: StoredSnapshot) -> None:
         """Compare what is said to be of the array until now."""

@@ -22,6 +22,7 @@ from app.formats.reading import DecodeError
 from app.formats.surveying import Description
 from app.resolve.perform import DirectFetch
 from app.storage.memory import MemoryStore
+from tests.formats.mutating import members
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     MURMUR,
@@ -33,22 +34,11 @@ from tests.formats.neuroglancer_precomputed.case import (
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Sharding
 from tests.support.resolving import ROOT
 
-_leaves = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)
-)
-_extra = st.recursive(
-    _leaves,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=5) | st.just("sharding"), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
 _KNOWN = {
     *("@type", "sharding", "scales", "by_id", "relationships", "spatial", "key"),
     *("size", "voxel_offset", "chunk_sizes", "grid_shape"),
 }
-_extras = st.dictionaries(st.text(max_size=8).filter(lambda name: name not in _KNOWN), _extra)
+_extras = st.dictionaries(st.text(max_size=8).filter(lambda name: name not in _KNOWN), members)
 _KEPT = [{"@type": "from_the_future"}, {}, "murmur", 3, [RAW_SHARDING]]
 _GONE = [None, RAW_SHARDING, MURMUR]
 

@@ -18,12 +18,11 @@ from app.formats.icechunk.changes import ChangeSet, ChunkChanges
 from app.formats.icechunk.config import Splitting
 from app.formats.icechunk.coords import Coords, Mask, increases, inside, union
 from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.manifest_writer import ArrayRewrite
+from app.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
 from app.formats.icechunk.payloads import Payloads
 from app.formats.icechunk.snapshot import (
     Dimension,
     ManifestFile,
-    ManifestRef,
     StoredArray,
     StoredNode,
     StoredSnapshot,
@@ -150,16 +149,6 @@ def _sizes(at: NDArray[np.uint32], runs: Runs) -> NDArray[np.int64]:
     sizes = np.array([size for size, _ in runs], np.int64)
     found: NDArray[np.int64] = sizes[np.searchsorted(ends, at, side="right")]
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """The manifests of an array after its rewrite."""
-
-    manifests: tuple[ManifestRef, ...]
-    dropped: tuple[Coords, ...] = ()
-    files: tuple[ManifestFile, ...] = ()
-    """Those of *manifests* that are new."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,20 +94,15 @@ class ArrayRewrite:
         return coords // np.array(self.splits or (WHOLE,) * len(self.grid), np.uint32)
 
 
-class NewManifest(NamedTuple):
-    """A manifest that is to be stored."""
+class Rewritten(NamedTuple):
+    """The manifests of an array after its rewrite."""
 
-    ref: ManifestRef
-    file: ManifestFile
-    data: bytes
-
-
-class RewrittenManifests(NamedTuple):
-    """The manifests of an array after a change."""
-
-    new: tuple[NewManifest, ...]
-    refs: tuple[ManifestRef, ...]
+    manifests: tuple[ManifestRef, ...]
     """Those that are kept and those that are new, in the order in which the array lists them."""
+    dropped: tuple[Coords, ...] = ()
+    """Chunks that lie outside of the grid now."""
+    files: tuple[ManifestFile, ...] = ()
+    """Those of *manifests* that are new."""
 
 
 class _ManifestPlan(NamedTuple):
@@ -135,6 +130,10 @@ class _Merged(NamedTuple):
     sources: Places
     """Position of the source of each."""
 
+    @property
+    def extents(self) -> tuple[tuple[int, int], ...]:
+        return tuple((int(axis.min()), int(axis.max()) + 1) for axis in self.coords.T)
+
 
 def needed_manifests(rewrite: ArrayRewrite) -> frozenset[bytes]:
     """Return the ids of the manifests that have to be read for *rewrite*."""
@@ -147,10 +146,10 @@ def rewrite_manifests(
     manifests: Mapping[bytes, Manifest],
     new_id: Callable[[], bytes],
     level: int = _LEVEL,
-) -> RewrittenManifests:
-    """Write the boxes of the split that change; *manifests* has the `needed_manifests`. Raises:
-    `DecodeError` for a reference that cannot be copied; `ConflictError` where a manifest would
-    exceed the limit of the library.
+) -> tuple[Rewritten, Mapping[bytes, bytes]]:
+    """Write the boxes of the split that change; *manifests* has the `needed_manifests`. Returns
+    also the contents of the new files, by id. Raises: `DecodeError` for a reference that cannot be
+    copied; `ConflictError` where a manifest would exceed the limit of the library.
     """
     plan = _plan(rewrite)
     changes = rewrite.changes
@@ -159,12 +158,17 @@ def rewrite_manifests(
     for number, ref in plan.opened:
         sources.append(_read_source(rewrite, number, ref, manifests[ref.object_id]))
     ranked = plan.kept
-    new: list[NewManifest] = []
+    files: list[ManifestFile] = []
+    contents: dict[bytes, bytes] = {}
     for merged in _merge(rewrite, sources):
-        new.append(_write_manifest(new_id(), rewrite.node_id, merged, sources, level))
-        ranked.append((merged.rank, new[-1].ref))
+        object_id = new_id()
+        data = _write_manifest(object_id, rewrite.node_id, merged, sources, level)
+        files.append(ManifestFile(object_id, len(data), len(merged.coords)))
+        contents[object_id] = data
+        ranked.append((merged.rank, ManifestRef(object_id, merged.extents)))
     ranked.sort(key=lambda each: each[0])
-    return RewrittenManifests(tuple(new), tuple(ref for _, ref in ranked))
+    refs = tuple(ref for _, ref in ranked)
+    return Rewritten(refs, rewrite.dropped(manifests), tuple(files)), contents
 
 
 def _plan(rewrite: ArrayRewrite) -> _ManifestPlan:
@@ -263,7 +267,7 @@ def _numbers(sources: Places) -> list[int]:
 
 def _write_manifest(
     object_id: bytes, node_id: bytes, merged: _Merged, sources: list[_Source], level: int
-) -> NewManifest:
+) -> bytes:
     """Write *merged*; locations with the one dictionary of all sources stay compressed."""
     numbers = _numbers(merged.sources)
     codecs = [codec for number in numbers if (codec := sources[number].locations) is not None]
@@ -280,10 +284,7 @@ def _write_manifest(
         dictionary if is_compressed else None,
         _ZSTD if is_compressed else 0,
     )
-    data = seal_envelope(FileType.MANIFEST, FlatBufferWriter().finish(MANIFEST, row), level)
-    extents = tuple((int(axis.min()), int(axis.max()) + 1) for axis in merged.coords.T)
-    file = ManifestFile(object_id, len(data), len(merged.coords))
-    return NewManifest(ManifestRef(object_id, extents), file, data)
+    return seal_envelope(FileType.MANIFEST, FlatBufferWriter().finish(MANIFEST, row), level)
 
 
 def _copy_vectors(

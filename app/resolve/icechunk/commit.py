@@ -31,14 +31,13 @@ from app.formats.icechunk.changes import (
     check_references,
     edit,
 )
-from app.formats.icechunk.commit import Applied, Rewritten, apply_changes
+from app.formats.icechunk.commit import Applied, apply_changes
 from app.formats.icechunk.config import Config, parse_splitting
 from app.formats.icechunk.conflicts import CommitConflict, Policy, rebase
-from app.formats.icechunk.coords import Coords
 from app.formats.icechunk.ids import NODE_ID_NBYTES
 from app.formats.icechunk.manifest_writer import (
     ArrayRewrite,
-    RewrittenManifests,
+    Rewritten,
     needed_manifests,
     rewrite_manifests,
 )
@@ -317,16 +316,13 @@ class CommitBuilder:
                 lambda each: opened.repository.manifest(each, opened.fetch), needed
             )
             manifests = dict(zip(needed, read, strict=True))
-
-            def merge() -> tuple[RewrittenManifests, tuple[Coords, ...]]:
-                made = rewrite_manifests(array, manifests, new_object_id, level)
-                return made, array.dropped(manifests)
-
             name = opened.directory.join(f"manifests ({array.path})")
-            made, dropped = await opened.decode_in_thread(name, merge)
-            files = [("manifests", new.file.object_id, new.data) for new in made.new]
+            rewritten, contents = await opened.decode_in_thread(
+                name, lambda: rewrite_manifests(array, manifests, new_object_id, level)
+            )
+            files = [("manifests", object_id, data) for object_id, data in contents.items()]
             await bounded_gather(self._put, files)
-        return Rewritten(made.refs, dropped, tuple(new.file for new in made.new))
+        return rewritten
 
     async def _put(self, file: tuple[str, bytes, bytes]) -> None:
         """Write a file of a folder, id and content; raise `ConflictError` if it is too large."""

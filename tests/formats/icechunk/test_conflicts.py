@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import Rewritten, apply_changes
+from app.formats.icechunk.commit import apply_changes
 from app.formats.icechunk.conflicts import CommitConflict, ConflictKind, Policy, rebase
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.manifest import Manifest, ManifestDecoder
+from app.formats.icechunk.manifest_writer import Rewritten
 from app.formats.icechunk.payloads import Inlaid, Payloads
 from app.formats.icechunk.snapshot import StoredSnapshot
 from app.formats.icechunk.transaction_log import TransactionLog

@@ -21,13 +21,13 @@ from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.manifest import Inlined, Manifest, ManifestDecoder, Native, Virtual
 from app.formats.icechunk.manifest_writer import (
     ArrayRewrite,
-    RewrittenManifests,
+    Rewritten,
     needed_manifests,
     rewrite_manifests,
 )
 from app.formats.icechunk.payloads import Inlaid, Payload, Payloads
 from app.formats.icechunk.repo_info import RepoInfoDecoder
-from app.formats.icechunk.snapshot import ManifestRef, StoredArray
+from app.formats.icechunk.snapshot import ManifestFile, ManifestRef, StoredArray
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, UnmodifiedSince
 from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
@@ -69,12 +69,9 @@ def contents(
     return found
 
 
-def decoded(new: RewrittenManifests) -> dict[bytes, Manifest]:
-    """Decode the new manifests."""
-    return {
-        each.ref.object_id: ManifestDecoder(each.ref.object_id, LIMIT)(each.data)
-        for each in new.new
-    }
+def decoded(written: Mapping[bytes, bytes]) -> dict[bytes, Manifest]:
+    """Decode new manifests."""
+    return {each: ManifestDecoder(each, LIMIT)(data) for each, data in written.items()}
 
 
 def old_manifest(
@@ -180,19 +177,21 @@ def test_changes_and_old_references_are_found_afterwards(
         if payload is not None and all(i < n for i, n in zip(at, rewrite.grid, strict=True))
     }
     needed = {each: manifests[each] for each in needed_manifests(rewrite)}
-    found = rewrite_manifests(rewrite, needed, new_id)
-    new = decoded(found)
+    found, written = rewrite_manifests(rewrite, needed, new_id)
+    new = decoded(written)
 
-    assert contents(found.refs, manifests | new, ndim) == expected
-    old = set(rewrite.manifests)
-    assert [ref for ref in found.refs if ref not in old] == [each.ref for each in found.new]
-    for each in found.new:
-        assert list(new[each.ref.object_id].arrays) == [(NODE, ndim)]
-        coords = new[each.ref.object_id].coords(NODE, ndim)
+    assert contents(found.manifests, manifests | new, ndim) == expected
+    refs = [ref for ref in found.manifests if ref not in rewrite.manifests]
+    assert {ref.object_id for ref in refs} == set(written)
+    assert [each.object_id for each in found.files] == list(written)
+    for ref in refs:
+        assert list(new[ref.object_id].arrays) == [(NODE, ndim)]
+        coords = new[ref.object_id].coords(NODE, ndim)
         low, high = coords.min(axis=0).tolist(), coords.max(axis=0).tolist()
-        assert each.ref.extents == tuple((a, b + 1) for a, b in zip(low, high, strict=True))
+        assert ref.extents == tuple((a, b + 1) for a, b in zip(low, high, strict=True))
         assert all(a // n == b // n for a, b, n in zip(low, high, sizes, strict=True))
-        assert (each.file.size_bytes, each.file.num_chunk_refs) == (len(each.data), len(coords))
+        size = len(written[ref.object_id])
+        assert ManifestFile(ref.object_id, size, len(coords)) in found.files
 
 
 def _specs(count: int) -> Iterator[icechunk.VirtualChunkSpec]:
@@ -219,14 +218,14 @@ def _rewritten(
     path: str,
     changed: Mapping[Coords, Payload | None],
     splits: tuple[int, ...] | None = None,
-) -> RewrittenManifests:
+) -> Rewritten:
     """Put changes into the manifests of an array, and them into the repository."""
     node, array = peer.node(path), peer.array(path)
     manifests = {ref.object_id: peer.manifest(ref.object_id) for ref in array.manifests}
     made = changes(changed, len(array.grid))
     rewrite = ArrayRewrite(node.node_id, array.grid, array.manifests, made, splits)
-    found = rewrite_manifests(rewrite, manifests, new_id)
-    peer.put(path, found.refs, {each.ref.object_id: each.data for each in found.new})
+    found, written = rewrite_manifests(rewrite, manifests, new_id)
+    peer.put(path, found.manifests, written)
     return found
 
 
@@ -275,7 +274,7 @@ def test_the_library_reads_virtual_references(peer: Peer) -> None:
         "uses_location_compression": True,
         "num_compressed_refs": 1996,
     }
-    assert inspected["arrays"][0]["num_virtual"] == found.new[0].file.num_chunk_refs == 1999
+    assert inspected["arrays"][0]["num_virtual"] == found.files[0].num_chunk_refs == 1999
     session = peer.repository.readonly_session("main")
     locations = session.all_virtual_chunk_locations()
     kept = [spec.location for spec in itertools.islice(_specs(2000), 4, None)]
@@ -293,12 +292,12 @@ def test_an_old_scalar_gets_no_dimension_again() -> None:
     """Early writers gave one to arrays that have none."""
     old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
     rewrite = ArrayRewrite(NODE, (), (ManifestRef(OLD, ((0, 1),)),), changes({}, 0), ())
-    assert rewrite_manifests(rewrite, {}, new_id).refs == rewrite.manifests
+    assert rewrite_manifests(rewrite, {}, new_id)[0].manifests == rewrite.manifests
 
     rewrite = replace(rewrite, changes=changes({(): Inlaid(b"y")}, 0))
-    found = rewrite_manifests(rewrite, old, new_id)
-    assert [ref.extents for ref in found.refs] == [()]
-    assert contents(found.refs, decoded(found), 0) == {(): Inlaid(b"y")}
+    found, written = rewrite_manifests(rewrite, old, new_id)
+    assert [ref.extents for ref in found.manifests] == [()]
+    assert contents(found.manifests, decoded(written), 0) == {(): Inlaid(b"y")}
 
 
 def test_damage_is_not_carried_over() -> None:
@@ -405,9 +404,9 @@ def test_an_array_is_cut_as_by_the_library(
     splits = parse_splitting(config.splitting).splits("/g/a", names, len(grid))
     changed: dict[Coords, Any] = {(i, j): Inlaid(b"\1") for i in range(7) for j in range(4)}
     rewrite = ArrayRewrite(node.node_id, grid, (), changes(changed, 2), splits)
-    found = rewrite_manifests(rewrite, {}, new_id)
+    found, _ = rewrite_manifests(rewrite, {}, new_id)
 
-    boxes = [[list(pair) for pair in ref.extents] for ref in found.refs]
+    boxes = [[list(pair) for pair in ref.extents] for ref in found.manifests]
     assert boxes == [each["extents"] for each in peer.inspect_manifests("/g/a")]
 
 
@@ -460,7 +459,7 @@ def _compare(
     node, grid = peer.node("/a"), peer.array("/a").grid
     rewrite = ArrayRewrite(node.node_id, grid, before.manifests, changes(payloads, 2), split)
     needed = {each: peer.manifest(each) for each in needed_manifests(rewrite)}
-    ours = rewrite_manifests(rewrite, needed, new_id).refs
+    ours = rewrite_manifests(rewrite, needed, new_id)[0].manifests
     old_ids = [encode_id(ref.object_id) for ref in before.manifests]
     told = [(encode_id(ref.object_id), [list(each) for each in ref.extents]) for ref in ours]
     assert [(name if name in old_ids else "new", box) for name, box in told] == [

@@ -12,9 +12,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import Applied, Rewritten, apply_changes
+from app.formats.icechunk.commit import Applied, apply_changes
 from app.formats.icechunk.manifest import Manifest, ManifestDecoder
-from app.formats.icechunk.manifest_writer import ArrayRewrite
+from app.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
 from app.formats.icechunk.payloads import Inlaid, Payloads
 from app.formats.icechunk.repo_info import Metadata
 from app.formats.icechunk.snapshot import (

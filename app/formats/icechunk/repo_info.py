@@ -87,7 +87,10 @@ class Metadata(NamedTuple):
 def encode_metadata(values: Mapping[str, Json]) -> Metadata:
     """Encode *values*, sorted by name. Raises: `ValueError` for what cannot be encoded."""
     names = sorted(values, key=str.encode)
-    return Metadata(VERSION, tuple((name, encode_flexbuffer(values[name])) for name in names))
+    items = tuple((name, encode_flexbuffer(values[name])) for name in names)
+    if any(len(value) > _MAX_VALUE_NBYTES for _, value in items):
+        raise ValueError(f"an item takes more than {_MAX_VALUE_NBYTES} bytes")
+    return Metadata(VERSION, items)
 
 
 def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:

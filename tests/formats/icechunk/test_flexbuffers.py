@@ -178,6 +178,13 @@ def test_what_cannot_be_spelled_is_refused(value: Any) -> None:
         encode_flexbuffer(value)
 
 
+def test_items_that_could_not_be_read_again_are_not_written() -> None:
+    """A snapshot with one would make the whole repository unreadable here."""
+    assert encode_metadata({"a": "x" * (2**23 - 64)}).decode()
+    with pytest.raises(ValueError, match="an item takes more than 8388608 bytes"):
+        encode_metadata({"a": "x" * 2**23})
+
+
 def _read(fields: Fields, version: int) -> Metadata:
     reader = FlatBufferReader(payload(fields), version=version)
     return read_metadata(reader, *reader.root(TableType(POSITION)))

@@ -131,11 +131,10 @@ def _share(
     on_call = _call_observer(metrics, tracing)
     on_write = metrics.stores.on_write
     stores = Stores(limits, wrap=lambda store: TracedStore(wrap(store), on_call), on_write=on_write)
-    build = ReadCache if tracing is None else tracing.read_cache
     memory = MetadataCache(
         settings.cache.index_bytes, limits.repository_file_bytes, wait_s=limits.answer_s
     )
-    fetch = build(stores, memory, ttl_s=settings.cache.ttl_s)
+    fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
     metrics.caches.watch("index", fetch.cache, fetch.counters)
     bodies = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
     shared = Shared(

@@ -1,17 +1,14 @@
-"""OpenTelemetry spans of requests, reads and calls of stores; imports the extra when configured."""
+"""OpenTelemetry spans of requests and of calls of stores; imports the extra when configured."""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Hashable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from app.errors import ConfigurationError
-from app.formats.reading import Read
-from app.model import ObjectRef
 from app.observability.metrics import error_label, store_of
 from app.observability.requests import RequestContext
-from app.resolve.metadata_cache import CachedRead, MetadataCache, ReadCache, kind_of_read
-from app.storage.contract import ObjectReader
+from app.resolve.metadata_cache import kind_of_read
 from app.storage.wrappers import Call
 
 _NAME: Final = "shardgate"
@@ -83,44 +80,9 @@ class Tracing:
             span.set_attribute("error.type", error_label(call.error))
         span.end(ended_ns)
 
-    def read_cache(self, store: ObjectReader, memory: MetadataCache, *, ttl_s: float) -> ReadCache:
-        """Build a cache that makes a span of each read of metadata or an index."""
-        return _TracedReads(self, store, memory, ttl_s=ttl_s)
-
-    def begin_read(self, kind: str, store: str, result: str) -> Any:
-        """Begin the span of a read, with the *result* of the look-up in the cache."""
-        attributes = {"shardgate.kind": kind, "shardgate.store": store, "shardgate.cache": result}
-        return self._tracer.start_span(f"read {kind}", attributes=attributes)
-
-    def current(self, span: Any) -> Any:
-        """Return a context manager that makes *span* the parent, and ends it."""
-        return self._api.use_span(span, end_on_exit=True, record_exception=False)
-
     async def aclose(self) -> None:
         """Send the last spans."""
         await asyncio.to_thread(self._provider.shutdown)
-
-
-class _TracedReads(ReadCache):
-    def __init__(self, tracing: Tracing, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._tracing = tracing
-
-    def _note_hit(self, key: Hashable) -> None:
-        super()._note_hit(key)
-        self._begin(key, "hit").end()
-
-    async def _share(
-        self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]
-    ) -> CachedRead:
-        is_joined = (key, self._forgotten_at(ref)) in self._flights
-        with self._tracing.current(self._begin(key, "joined" if is_joined else "miss")):
-            return await super()._share(key, ref, call)
-
-    def _begin(self, key: Hashable, result: str) -> Any:
-        kind, ref = (key.kind, key.ref) if isinstance(key, Read) else ("stat", key)
-        store = store_of(ref.bucket) if isinstance(ref, ObjectRef) else ""
-        return self._tracing.begin_read(kind, store, result)
 
 
 def open_tracing(environ: Mapping[str, str]) -> Tracing | None:

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft as transformer
 from tests.support.commands import run
+from tests.support.files import write_files
 from tests.support.processes import environ
 from tests.support.zipped import zipped
 
@@ -294,19 +295,12 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
     assert cells["sharding"] in table
 
 
-def write(objects: Mapping[str, bytes], folder: Path) -> None:
-    """Put *objects* into *folder*."""
-    for key, data in objects.items():
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(data)
-
-
 def test_inspect_tells_whatever_is_sharded(tmp_path: Path) -> None:
     """A line each, that can be told apart; damage of one hides no other."""
-    write(precomputed.build_annotations({}, sharding=RAW_SHARDING), tmp_path / "spots")
-    write(precomputed.build_meshes({}, sharding=RAW_SHARDING), tmp_path / "meshes")
-    write(transformer.build({}, path="/foo/bar"), tmp_path / "draft")
-    write({"meta/root/bad.array.json": b"{"}, tmp_path / "draft")
+    write_files(precomputed.build_annotations({}, sharding=RAW_SHARDING), tmp_path / "spots")
+    write_files(precomputed.build_meshes({}, sharding=RAW_SHARDING), tmp_path / "meshes")
+    write_files(transformer.build({}, path="/foo/bar"), tmp_path / "draft")
+    write_files({"meta/root/bad.array.json": b"{"}, tmp_path / "draft")
 
     found = run("inspect", str(tmp_path)).stdout
     rows = [" ".join(line.split()) for line in found.splitlines()[3:] if line.strip()]
@@ -372,7 +366,7 @@ def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
     skeletons = precomputed.build_skeletons({"1": b"bones"}, sharding=precomputed.GZIP_DATA)
     sound = {"cells": cells, "draft": draft, "meshes": meshes, "skeletons": skeletons}
     for name, objects in sound.items():
-        write(objects, tmp_path / name)
+        write_files(objects, tmp_path / name)
     assert run("verify", "--chunks", str(tmp_path)).returncode == 0
     manifest, larger = (precomputed.encode_manifest([[2], [nbytes]]) for nbytes in (3, 4))
     bones = zipped(b"bones")
@@ -382,7 +376,7 @@ def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
         "meshes/0.shard": meshes["0.shard"].replace(manifest, larger),
         "skeletons/0.shard": skeletons["0.shard"].replace(bones, bytes(len(bones))),
     }
-    write(damaged, tmp_path)
+    write_files(damaged, tmp_path)
 
     verified = run("verify", "--chunks", str(tmp_path))
 
@@ -403,9 +397,9 @@ def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
 def lab(tmp_path: Path) -> tuple[str, Path]:
     """Write a repository, and beside it the object ``x`` that a virtual reference names."""
     beside = tmp_path / "beside"
-    write({"x": b"...xy"}, beside)
+    write_files({"x": b"...xy"}, beside)
     reference = Ref(index=[0], location=f"{beside.as_uri()}/x", offset=3, length=2)
-    write(repository(reference).build(tags=[ref("v 1", 0)]), tmp_path / "lab.icechunk")
+    write_files(repository(reference).build(tags=[ref("v 1", 0)]), tmp_path / "lab.icechunk")
     return str(tmp_path / "lab.icechunk"), beside / "x"
 
 

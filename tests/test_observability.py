@@ -1,13 +1,11 @@
 """Metrics, logs and traces of a running service."""
 
 import hashlib
-import http.server
 import itertools
 import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -21,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.attacks.raw import exchange
 from tests.formats.zarr.building import build
+from tests.storage.listening import Handler, Listener
+from tests.support.files import write_files
 from tests.support.processes import environ
 
 ROOT: Final = Path(__file__).parent.parent
@@ -76,25 +76,20 @@ class Shown(NamedTuple):
         return inner + [each for one in inner for each in self.within(one)]
 
 
-class _Collector(http.server.BaseHTTPRequestHandler):
+class _Collector(Handler[list[Span]]):
     """Receives spans, and decodes them with OpenTelemetry's own protocol buffers."""
 
-    spans: list[Span]
-
-    def do_POST(self) -> None:
+    def answer(self) -> None:
         """Keep the spans."""
-        body = self.rfile.read(int(self.headers["content-length"]))
-        sent = ExportTraceServiceRequest.FromString(body)
+        sent = ExportTraceServiceRequest.FromString(self.body())
         for resource in sent.resource_spans:
             names = {each.key: each.value.string_value for each in resource.resource.attributes}
             assert names["service.name"] == "shardgate"
             for scope in resource.scope_spans:
-                self.spans += map(_span, scope.spans)
+                self.server.owner += map(_span, scope.spans)
         self.send_response(200)
+        self.send_header("Content-Length", "0")
         self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
 
 
 def _span(sent: Any) -> Span:
@@ -103,18 +98,6 @@ def _span(sent: Any) -> Span:
     }
     ids = (sent.trace_id.hex(), sent.span_id.hex(), sent.parent_span_id.hex())
     return Span(sent.name, *ids, attributes)
-
-
-@contextmanager
-def _collecting() -> Generator[tuple[str, list[Span]]]:
-    spans: list[Span] = []
-    handler = type("Collector", (_Collector,), {"spans": spans})
-    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", spans
-        server.shutdown()
-        thread.join()
 
 
 @contextmanager
@@ -139,10 +122,7 @@ def _running(log: Path, **more: str) -> Generator[str]:
 
 def _settings(folder: Path) -> dict[str, str]:
     for name in "open", "private":
-        for key, data in build(CHUNKS).items():
-            path = folder / name / key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        write_files(build(CHUNKS), folder / name)
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     return {
         "SHARDGATE_SERVER__PORT": "0",
@@ -188,8 +168,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     """Run the service, send it requests, and gather its metrics, lines and spans."""
     folder = tmp_path_factory.mktemp("observability")
     log = folder / "log"
-    with _collecting() as (endpoint, spans):
-        settings = _settings(folder) | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+    listener = Listener(_Collector, spans := list[Span]())
+    with listener.running():
+        settings = _settings(folder) | {"OTEL_EXPORTER_OTLP_ENDPOINT": listener.url}
         settings["SHARDGATE_SERVER__TRUSTED_PROXIES"] = '["127.0.0.1"]'
         headers = {"x-forwarded-for": CLIENT}
         with (

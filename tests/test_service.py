@@ -21,7 +21,7 @@ from tests.formats.zarr.building import (
     encode_index,
 )
 from tests.storage.faulty import Fault, FaultyServer
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 
 class Container(NamedTuple):
@@ -148,10 +148,7 @@ def service(request: pytest.FixtureRequest, faulty: FaultyServer) -> Generator[S
     """Serve one container from the object server, without a chunk cache."""
     scheme, container = SERVICES[request.param]
     form: Literal["auto", "precomputed"] = "auto" if container is ZARR else "precomputed"
-    with (
-        serving(_settings(faulty, scheme=scheme, form=form)) as url,
-        httpx.Client(base_url=url, timeout=20) as client,
-    ):
+    with client_of(_settings(faulty, scheme=scheme, form=form)) as client:
         found = Service(client, faulty, container)
         found.put_chunks(container.chunks)
         yield found

@@ -13,8 +13,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from socketserver import StreamRequestHandler, ThreadingTCPServer
-from threading import Thread
 from typing import Any, Final
 
 import boto3
@@ -23,6 +21,7 @@ import trustme
 from botocore.config import Config
 
 from tests.deploy.programs import need
+from tests.storage.listening import Handler, Listener
 from tests.support.processes import free_ports, listening, listens
 
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
@@ -205,41 +204,23 @@ class Recorder:
         return _BODY if self.answers else None
 
 
+class _Recording(Handler[Recorder]):
+    methods = ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS")
+
+    def answer(self) -> None:
+        _, target, _ = self.requestline.split(" ")
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        received = Received(self.command, target, headers, len(self.body()))
+        if (answer := self.server.owner.answer(received)) is None:
+            self.close_connection = True
+        else:
+            self.wfile.write(answer)
+
+
 @contextmanager
 def recording() -> Generator[Recorder]:
     """Listen."""
-
-    class Handler(StreamRequestHandler):
-        def handle(self) -> None:
-            while (request := self._read()) is not None:
-                if (answer := recorder.answer(request)) is None:
-                    break
-                self.wfile.write(answer)
-
-        def _read(self) -> Received | None:
-            if not (line := self.rfile.readline()):
-                return None
-            method, target, _ = line.decode("latin-1").split(" ")
-            headers = {}
-            while name := self.rfile.readline().strip():
-                key, _, value = name.decode("latin-1").partition(":")
-                headers[key.lower()] = value.strip()
-            length = int(headers.get("content-length", "0"))
-            return Received(method, target, headers, len(self.rfile.read(length)))
-
-    class Server(ThreadingTCPServer):
-        daemon_threads = True
-        address_family = socket.AF_INET
-
-        def handle_error(self, *_: object) -> None:
-            """Let clients go."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        recorder = Recorder(f"http://127.0.0.1:{server.server_address[1]}")
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield recorder
-        finally:
-            server.shutdown()
-            thread.join()
+    listener = Listener(_Recording, recorder := Recorder(""))
+    recorder.url = listener.url
+    with listener.running():
+        yield recorder

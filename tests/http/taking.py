@@ -4,14 +4,14 @@ import socket
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 from pydantic import ByteSize
 
 from app.settings import DatasetSettings, LimitSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
-from tests.support.serving import serving
+from tests.support.files import write_files
+from tests.support.serving import client_of
 
 MAX = 100_000
 CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/1/1"])}
@@ -20,28 +20,13 @@ LIMITS = LimitSettings(max_chunk_bytes=ByteSize(MAX), timeout_s=1)
 
 
 @contextmanager
-def client_of(settings: Settings, **options: Any) -> Generator[httpx.Client]:
-    """Run the service with *settings*, and open a client of it."""
-    with (
-        serving(settings, **options) as url,
-        httpx.Client(base_url=url, timeout=20) as opened,
-    ):
-        yield opened
-
-
-@contextmanager
 def taking(folder: Path) -> Generator[httpx.Client]:
     """Serve a sharded array and a place for anything that may be written, and one that may not."""
-    for key, data in build(CHUNKS).items():
-        (folder / "em" / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "em" / key).write_bytes(data)
-        (folder / "torn" / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "torn" / key).write_bytes(data if key == "zarr.json" else data[:-1] + b"?")
+    write_files(build(CHUNKS), folder / "em")
     datasets = {
         "em": DatasetSettings(url=(folder / "em").as_uri(), writable=True),
         "any": DatasetSettings(url="memory://any", writable=True),
         "fixed": DatasetSettings(url=(folder / "em").as_uri()),
-        "torn": DatasetSettings(url=(folder / "torn").as_uri()),
     }
     with client_of(Settings(limits=LIMITS, datasets=datasets)) as opened:
         yield opened

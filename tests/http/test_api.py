@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 from app.settings import DatasetSettings, Settings
-from tests.http.taking import client_of
+from tests.support.serving import client_of
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import zarr
 from pydantic import ByteSize
 
 from app.settings import DatasetSettings, LimitSettings, VirtualPrefix
-from tests.http.taking import client_of
 from tests.support.committing import ONES, Client, delete_chunks, put_array, put_chunks, put_group
+from tests.support.serving import client_of
 from tests.support.writable_repositories import Api, api, new_place
 
 FIRST = [put_group("/"), put_array("/a", 4, 4), put_group("/g"), put_array("/g/b", 4)]

@@ -12,7 +12,7 @@ import icechunk
 import pytest
 
 from app.settings import DatasetSettings, Settings
-from tests.http.taking import client_of
+from tests.support.serving import client_of
 from tests.support.sessions import GROUP, Replicas, array_document, replicas
 
 ARRAY = json.dumps(array_document((6,), (2,))).encode()

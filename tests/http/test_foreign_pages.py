@@ -11,8 +11,8 @@ import pytest
 from app.settings import DatasetSettings, ServerSettings, Settings
 from tests.attacks.raw import exchange
 from tests.http.auth.people import TOKENS, caller
-from tests.http.taking import client_of, get
-from tests.support.serving import serving
+from tests.http.taking import get
+from tests.support.serving import client_of, serving
 
 NAMED = "https://a.example"
 DELETION = b"<Delete><Object><Key>k</Key></Object></Delete>"

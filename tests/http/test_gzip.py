@@ -22,9 +22,9 @@ from tests.formats.neuroglancer_precomputed.case import (
     encode_manifest,
     volume_info,
 )
-from tests.http.taking import client_of
 from tests.storage.faulty import FaultyServer
 from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import client_of
 from tests.support.zipped import zipped
 
 KEY, NEIGHBOUR, _, _, BIG = IDS

@@ -11,8 +11,8 @@ import pytest
 from app.http.links import VIEWER
 from app.http.responses import csp_digest
 from app.settings import Settings
-from tests.http.taking import client_of
 from tests.support.pages import parse
+from tests.support.serving import client_of
 
 
 @pytest.fixture(scope="module")

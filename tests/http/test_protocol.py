@@ -31,6 +31,7 @@ from app.settings import CacheSettings, DatasetSettings, LimitSettings, ServerSe
 from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
 from tests.formats.zarr.building import build
+from tests.support.files import write_files
 from tests.support.serving import serving
 
 CHUNK = b"0123456789"
@@ -44,9 +45,7 @@ GET = b"GET /em/%s HTTP/1.1\r\nHost: test\r\n%s\r\n"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Store an array."""
     folder = tmp_path_factory.mktemp("em")
-    for key, data in build(CHUNKS).items():
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(data)
+    write_files(build(CHUNKS), folder)
     return folder
 
 

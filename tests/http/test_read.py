@@ -19,7 +19,8 @@ from app.http.read import MOST_LINKS, listing_page
 from app.http.responses import content_type
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
-from tests.http.taking import client_of
+from tests.support.files import write_files
+from tests.support.serving import client_of
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)
 
@@ -78,9 +79,7 @@ NEW: Final = chunk_bytes(9)
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
     """Store an array whose one shard has a bit of its last chunk changed."""
-    for key, data in build(CHUNKS, trailer=True).items():
-        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / key).write_bytes(data)
+    write_files(build(CHUNKS, trailer=True), tmp_path)
     path = tmp_path / "c/0/0"
     data = path.read_bytes()
     at = data.index(CHUNKS["c/1/1"])

@@ -12,7 +12,7 @@ from app.http.shard_affinity import PREFIX
 from app.model import ObjectRef
 from app.settings import DatasetSettings, Settings
 from app.storage.memory import MemoryStore
-from tests.http.taking import client_of
+from tests.support.serving import client_of
 
 
 class Unreachable(MemoryStore):

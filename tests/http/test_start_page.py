@@ -18,8 +18,8 @@ import zarr
 from app import demo
 from app.http.responses import csp_digest
 from app.settings import DatasetSettings, Settings
-from tests.http.taking import client_of
 from tests.support.pages import Page, open_page
+from tests.support.serving import client_of
 
 HOSTILE: Final = "\"><script>alert(1)<'\u202e&lt;"
 TIMES: Final = "\N{MULTIPLICATION SIGN}"

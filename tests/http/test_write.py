@@ -19,7 +19,8 @@ from app.settings import DatasetSettings, Settings
 from tests.formats.case import Case
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.case import CASES as ZARR
-from tests.http.taking import CHUNKS, MAX, NEW, client_of, get, taking, wire
+from tests.http.taking import CHUNKS, MAX, NEW, get, taking, wire
+from tests.support.serving import client_of
 from tests.support.zipped import zipped
 
 

@@ -92,9 +92,13 @@ class FaultyServer:
         self.stopping = threading.Event()
         self._orders: list[_Order] = []
         self._noted = threading.Condition()
-        self._server = _Listener(self, tls)
-        scheme = "http" if tls is None else "https"
-        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
+        self._server = Listener(_Handler, self)
+        self.url = self._server.url
+        if tls is not None:
+            self.url = self.url.replace("http", "https")
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     def put(self, bucket: str, key: str, data: bytes) -> str:
         """Store *data* as ``/bucket/key`` and return its ETag."""
@@ -155,19 +159,8 @@ def etag(data: bytes) -> str:
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
-class _Listener(Listener):
-    def __init__(self, owner: FaultyServer, tls: ssl.SSLContext | None) -> None:
-        self.owner = owner
-        super().__init__(_Handler)
-        if tls is not None:
-            self.socket = tls.wrap_socket(
-                self.socket, server_side=True, do_handshake_on_connect=False
-            )
-
-
-class _Handler(Handler):
+class _Handler(Handler[FaultyServer]):
     methods = ("GET", "HEAD")
-    server: _Listener
     faults: set[Fault]
 
     def answer(self) -> None:

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class Listener(ThreadingHTTPServer):
-    """Listens on a free port; what is still connected at the end is left to its threads."""
+class Listener[T](ThreadingHTTPServer):
+    """Listens on a free port for its *owner*; what is connected at the end is left to threads."""
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, handler: type["Handler"]) -> None:
+    def __init__(self, handler: type["Handler[T]"], owner: T) -> None:
+        self.owner = owner
         super().__init__(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
 
     @contextmanager
     def running(self) -> Generator[None]:
@@ -31,10 +33,11 @@ class Listener(ThreadingHTTPServer):
             thread.join()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler[T](BaseHTTPRequestHandler):
     """Answers requests of some methods alike, and survives what its clients do."""
 
     methods: tuple[str, ...] = ("GET", "HEAD", "PUT", "POST", "DELETE")
+    server: Listener[T]
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1
@@ -43,6 +46,10 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         """Answer one request."""
         raise NotImplementedError
+
+    def body(self) -> bytes:
+        """Read all that comes behind the head."""
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("do_") and name.removeprefix("do_") in self.methods:

@@ -100,8 +100,8 @@ class Proxy:
         """The first answers, for `Twist.STALE`."""
         self._order: tuple[Container[int], Fault] | None = None
         self._lock = threading.Lock()
-        self._server = _Listener(self)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = Listener(_Handler, self)
+        self.url = self._server.url
 
     def spoil(self, nth: Container[int], mishap: Fault) -> None:
         """Let *mishap* happen to each *nth* request from now; forget those before."""
@@ -124,21 +124,12 @@ class Proxy:
             yield self
 
 
-class _Listener(Listener):
-    def __init__(self, owner: Proxy) -> None:
-        self.owner = owner
-        super().__init__(_Handler)
-
-
-class _Handler(Handler):
-    server: _Listener
-
+class _Handler(Handler[Proxy]):
     def answer(self) -> None:
         owner = self.server.owner
         condition = " if" if self._is_conditional() else ""
         mishap = owner.note(f"{self.command} {self.path}{condition}")
-        length = int(self.headers.get("Content-Length", 0))
-        body = self.rfile.read(length)
+        body = self.body()
         if owner.unknown in self.headers:
             self._refuse(501, "NotImplemented")
             return

@@ -4,6 +4,7 @@ import threading
 import tracemalloc
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
@@ -26,24 +27,22 @@ OPERATIONS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-class Heard(Listener):
-    """A server that takes all, and keeps it if it is to."""
+@dataclass
+class Heard:
+    """What a server was sent that takes all, and keeps it if it is to."""
 
-    def __init__(self) -> None:
-        super().__init__(_Handler)
-        self.keeps = True
-        self.requests: list[tuple[dict[str, str], bytes]] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
+    url: str = ""
+    keeps: bool = True
+    requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
 
 
-class _Handler(Handler):
-    server: Heard
-
+class _Handler(Handler[Heard]):
     def answer(self) -> None:
-        nbytes = int(self.headers["Content-Length"])
-        if self.server.keeps:
-            self.server.requests.append((dict(self.headers), self.rfile.read(nbytes)))
+        heard = self.server.owner
+        if heard.keeps:
+            heard.requests.append((dict(self.headers), self.body()))
         else:
+            nbytes = int(self.headers["Content-Length"])
             while nbytes:
                 nbytes -= len(self.rfile.read(min(nbytes, 64 * 1024)))
         self.send_response(200)
@@ -55,8 +54,9 @@ class _Handler(Handler):
 @pytest.fixture
 def heard() -> Generator[Heard]:
     """Start a server."""
-    made = Heard()
-    with made.running():
+    listener = Listener(_Handler, made := Heard())
+    made.url = listener.url
+    with listener.running():
         yield made
 
 

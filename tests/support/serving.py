@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import httpx
 import uvicorn
 
 from app.http.instrumentation import InstrumentedApp
@@ -85,6 +86,16 @@ def serving(
             thread.join(2 * _STOP_S)
     if thread.is_alive():
         raise RuntimeError("the server does not stop")
+
+
+@contextmanager
+def client_of(settings: Settings, **options: Any) -> Generator[httpx.Client]:
+    """Run the service with *settings*, and open a client of it."""
+    with (
+        serving(settings, **options) as url,
+        httpx.Client(base_url=url, timeout=60) as opened,
+    ):
+        yield opened
 
 
 def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:

@@ -14,14 +14,13 @@ import zarr
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.filling import CLIENTS
 from tests.support.seaweedfs import SeaweedFS
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 
 @dataclass(frozen=True)
 class Replicas:
     """Services in front of the repository ``data``, and the library's view of it."""
 
-    urls: tuple[str, ...]
     clients: tuple[httpx.Client, ...]
     repo: icechunk.Repository
 
@@ -73,6 +72,11 @@ class Replicas:
         return zarr.open_group(self.repo.readonly_session(ref).store, mode="r")
 
     @property
+    def urls(self) -> list[str]:
+        """Where the services are."""
+        return [str(each.base_url).rstrip("/") for each in self.clients]
+
+    @property
     def history(self) -> list[str]:
         """The snapshots of ``main``, newest first, as the library tells them."""
         return [each.id for each in self.repo.ancestry(branch="main")]
@@ -101,13 +105,8 @@ def replicas(storage: Any, url: str, seaweedfs: SeaweedFS | None = None) -> Gene
     stores = {} if seaweedfs is None else {"lab": seaweedfs.settings}
     data = DatasetSettings(url=url, store="lab" if stores else None, writable=True)
     settings = Settings(stores=stores, datasets={"data": data}, cache=CacheSettings(ttl_s=60))
-    with (
-        serving(settings) as one,
-        serving(settings) as other,
-        httpx.Client(base_url=one, timeout=60) as first,
-        httpx.Client(base_url=other, timeout=60) as second,
-    ):
-        yield Replicas((one, other), (first, second), repo)
+    with client_of(settings) as one, client_of(settings) as other:
+        yield Replicas((one, other), repo)
 
 
 def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import icechunk
 
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.support.seaweedfs import SeaweedFS
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 
 def in_seaweedfs(seaweedfs: SeaweedFS, prefix: str) -> icechunk.Storage:
@@ -128,10 +128,7 @@ class Api:
 def serve(folder: Path, **more: Any) -> Generator[Api]:
     """Serve *folder*; what can change is asked for anew."""
     datasets = {"repo": DatasetSettings(url=folder.resolve().as_uri(), **more)}
-    with (
-        serving(Settings(datasets=datasets, cache=CacheSettings(ttl_s=1e-6))) as url,
-        httpx.Client(base_url=url, timeout=20) as client,
-    ):
+    with client_of(Settings(datasets=datasets, cache=CacheSettings(ttl_s=1e-6))) as client:
         yield Api(client)
 
 
@@ -142,9 +139,6 @@ def api(place: Place, **more: Any) -> Generator[Api]:
     Routes are built when they are first asked for, with warnings of pydantic off: of two services
     in one process each may have them switched on again by the other, so it is done one by one.
     """
-    with (
-        serving(place.settings(**more)) as url,
-        httpx.Client(base_url=url, timeout=20) as client,
-    ):
+    with client_of(place.settings(**more)) as client:
         client.get("/openapi.json").raise_for_status()
         yield Api(client)

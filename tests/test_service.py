@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 
 import httpx
 import pytest
-from pydantic import ByteSize, SecretStr
+from pydantic import ByteSize
 
-from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings, StoreSettings
+from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import (
@@ -127,16 +127,10 @@ def _settings(
     store: FaultyServer, *, scheme: str, form: Literal["auto", "precomputed"]
 ) -> Settings:
     url = f"{store.url}/bucket/em" if scheme == "http" else "s3://bucket/em"
-    lab = StoreSettings(
-        endpoint_url=store.url,
-        region="us-east-1",
-        access_key_id="key",
-        secret_access_key=SecretStr("secret"),
-    )
     return Settings(
         cache=CacheSettings(chunk_bytes=ByteSize(0)),
         limits=LimitSettings(timeout_s=2, deadline_s=5),
-        stores={"lab": lab},
+        stores={"lab": store.settings()},
         datasets={
             "em": DatasetSettings(url=url, store="lab" if scheme == "s3" else None, format=form)
         },

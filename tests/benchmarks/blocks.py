@@ -73,8 +73,5 @@ def _count_reads(
 
 def _get(client: Client, array: Path, block: Sequence[Coords]) -> None:
     """Get the chunks at once, and compare them with those of the unsharded array."""
-    keys = [chunk_key(coords) for coords in block]
-    answers = client.ask_all([f"/{DATASET}/{array.name}/{key}" for key in keys])
-    for key, answer in zip(keys, answers, strict=True):
-        if answer.status != 200 or answer.body != (array.parent / "plain" / key).read_bytes():
-            raise RuntimeError(f"{array.name}/{key}: {answer.status}, {len(answer.body)} bytes")
+    plain, lead = array.parent / "plain", f"/{DATASET}/{array.name}"
+    client.read_all({f"{lead}/{key}": (plain / key).read_bytes() for key in map(chunk_key, block)})

@@ -1,6 +1,6 @@
 """Requests at the same time, over connections that are opened beforehand."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from itertools import batched
@@ -38,6 +38,12 @@ class Client(NamedTuple):
                 connection.request("GET", path, headers=header)
             answers += [_receive(connection) for connection, _ in used]
         return answers
+
+    def read_all(self, bodies: Mapping[str, bytes]) -> None:
+        """Get the paths of *bodies* at the same time, and compare."""
+        for (path, body), answer in zip(bodies.items(), self.ask_all(list(bodies)), strict=True):
+            if answer.status != 200 or answer.body != body:
+                raise RuntimeError(f"{path}: {answer.status}: {answer.body[:300]!r}")
 
 
 def _receive(connection: HTTPConnection) -> Answer:

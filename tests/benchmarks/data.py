@@ -12,7 +12,7 @@ import zarr
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from tests.support.sessions import array_document
+from tests.formats.zarr.building import array_metadata, sharding
 
 INNER: Final = (64, 32, 32)
 INNER_BYTES: Final = 64 * 32 * 32
@@ -105,7 +105,9 @@ def write_many_shards(path: Path, shards: Coords = _MANY_SHARDS) -> None:
     """Write an array of full shards of 32³ entries, 1,000 by default, all of them one file."""
     path.mkdir()
     shape = [s * n * i for s, n, i in zip(shards, _MANY_PER_SHARD, _MANY_INNER, strict=True)]
-    (path / "zarr.json").write_text(json.dumps(_many_metadata(shape)))
+    shard_shape = [n * i for n, i in zip(_MANY_PER_SHARD, _MANY_INNER, strict=True)]
+    codecs = [sharding(list(_MANY_INNER), [{"name": "bytes"}])]
+    (path / "zarr.json").write_text(json.dumps(array_metadata(shape, shard_shape, codecs)))
     original = path / "shard"
     original.write_bytes(_many_shard())
     for coords in itertools.product(*map(range, shards)):
@@ -121,19 +123,6 @@ def _many_shard() -> bytes:
     index[:, 1] = nbytes
     table = index.tobytes()
     return MANY_CHUNK * MANY_ENTRIES + table + crc32c(table).to_bytes(4, "little")
-
-
-def _many_metadata(shape: list[int]) -> dict[str, Any]:
-    endian = {"name": "bytes", "configuration": {"endian": "little"}}
-    sharding = {
-        "chunk_shape": _MANY_INNER,
-        "codecs": [{"name": "bytes"}],
-        "index_codecs": [endian, {"name": "crc32c"}],
-        "index_location": "end",
-    }
-    chunks = tuple(n * i for n, i in zip(_MANY_PER_SHARD, _MANY_INNER, strict=True))
-    codecs = [{"name": "sharding_indexed", "configuration": sharding}]
-    return array_document(tuple(shape), chunks, codecs=codecs)
 
 
 def many_keys(shards: Coords = _MANY_SHARDS) -> list[str]:

@@ -5,10 +5,10 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from rich.console import Console
 from rich.table import Table
@@ -45,11 +45,10 @@ class Figure:
         return cls(part, what, unit, median(values), min(values), max(values), goal=goal)
 
     @classmethod
-    def least(
-        cls, part: str, what: str, unit: str, values: Sequence[float], goal: Goal | None = None
-    ) -> Self:
-        """Take the least of *values*: what else the machine does only adds to some."""
-        return cls(part, what, unit, min(values), min(values), max(values), goal=goal)
+    def least(cls, *told: Any) -> Self:
+        """Take the least of the values: what else the machine does only adds to some."""
+        figure = cls.over(*told)
+        return replace(figure, value=figure.low)
 
     @property
     def is_met(self) -> bool:

@@ -17,9 +17,9 @@ from obstore.store import S3Store
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.concurrency import bounded_gather
+from tests.formats.zarr.building import LITTLE, array_metadata, sharding
 from tests.support.gateways import gateway, of_dataset
 from tests.support.seaweedfs import SeaweedFS, running
-from tests.support.sessions import array_document
 
 from .figures import Figure, Goal
 
@@ -159,16 +159,9 @@ def _put_metadata(
     seaweedfs: SeaweedFS, name: str, inner_bytes: int, shards: int, per_shard: int
 ) -> None:
     """Describe an array of bytes, whose index has no checksum."""
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
-    sharding = {
-        "chunk_shape": [inner_bytes],
-        "codecs": [{"name": "bytes"}],
-        "index_codecs": [little],
-        "index_location": "end",
-    }
     shard_bytes = inner_bytes * per_shard
-    codecs = [{"name": "sharding_indexed", "configuration": sharding}]
-    document = array_document((shard_bytes * shards,), (shard_bytes,), codecs=codecs)
+    codec = sharding([inner_bytes], [{"name": "bytes"}], index_codecs=[LITTLE])
+    document = array_metadata([shard_bytes * shards], [shard_bytes], [codec])
     seaweedfs.put(f"bench/{name}/zarr.json", json.dumps(document).encode())
 
 

@@ -14,7 +14,7 @@ from app.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader, StoreCost
 from app.storage.contract import Found, NotModified
-from tests.resolve.stores import REF, WatchedStore
+from tests.resolve.stores import REF, WatchedStore, settle
 
 _DATA = bytes(i * 7 % 251 for i in range(1000))
 _GAP, _SPAN = 16, 200
@@ -45,19 +45,14 @@ class _Case:
         return [call.request for call in self.store.calls]
 
 
-async def _settle() -> None:
-    """Wait until the window closes in which requests are collected."""
-    await asyncio.sleep(0.01)
-
-
 async def test_callers_join_a_read_that_is_under_way() -> None:
     """A caller that arrives during the read waits for it; exactly its bytes are requested."""
     case = _Case()
     case.store.gate.clear()
     first = asyncio.create_task(case.read((10, 20)))
-    await _settle()
+    await settle()
     second = asyncio.create_task(case.read((10, 20)))
-    await _settle()
+    await settle()
     case.store.gate.set()
 
     assert await first == await second == [_DATA[10:20]]
@@ -170,7 +165,7 @@ async def test_a_body_is_let_go_at_once() -> None:
     gc.disable()
     try:
         await case.read((0, 10), (10, 20))
-        await _settle()
+        await settle()
         assert let_go == [20]
     finally:
         gc.enable()
@@ -194,10 +189,10 @@ async def test_a_read_without_callers_is_cancelled(leaving: int) -> None:
     case = _Case()
     case.store.gate.clear()
     tasks = [asyncio.create_task(case.read(r)) for r in [(0, 10), (10, 20)]]
-    await _settle()
+    await settle()
     for task in tasks[:leaving]:
         task.cancel()
-    await _settle()
+    await settle()
     case.store.gate.set()
 
     assert (len(case.store.calls), case.store.cancelled) == (1, leaving // 2)

@@ -9,7 +9,6 @@ import pytest
 
 from app.errors import BusyError, DamagedError
 from app.model import EVERYTHING, ByteRange, ByteRequest, ObjectRef, VirtualKey
-from app.resolve.bodies import Entity
 from app.resolve.containers import Dataset
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.case import volume_info
@@ -17,7 +16,7 @@ from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr.building import build, build_nested, chunk_bytes, encode_index
 from tests.resolve.stores import Watching, holding, settle
-from tests.support.resolving import ROOT, All
+from tests.support.resolving import ROOT, everything
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
 _SHARD = ROOT.join("c/0/0")
@@ -29,10 +28,6 @@ _MARKERS = ("info", "repo", "refs/branch.main/ref.json")
 
 def _case(objects: Mapping[str, bytes], **options: Any) -> Watching:
     return Watching(objects, gap_bytes=64, stream_bytes=_STREAM_BYTES, **options)
-
-
-def _everything(entity: Entity) -> All:
-    return All(ByteRange(0, entity.length))
 
 
 def _array(**options: Any) -> Watching:
@@ -170,7 +165,7 @@ async def test_a_large_chunk_is_not_cached(why: str) -> None:
 async def _stream(case: Watching, *, pieces: int | None = None) -> list[bytes | memoryview]:
     """Read the chunk that the resolver gives in pieces, or the first *pieces* of it."""
     taken = []
-    opening = case.data.resolver.open(case.data.dataset, VirtualKey("c/0/0"), _everything)
+    opening = case.data.resolver.open(case.data.dataset, VirtualKey("c/0/0"), everything)
     async with opening as opened:
         assert opened is not None
         assert not isinstance(opened.body, bytes)
@@ -274,7 +269,7 @@ async def test_without_room_a_chunk_is_not_read() -> None:
     assert case.store.calls == []
 
     async with case.data.resolver.open(
-        case.data.dataset, VirtualKey("c/0/0"), _everything
+        case.data.dataset, VirtualKey("c/0/0"), everything
     ) as opened:
         assert opened is not None
         assert opened.body == _CHUNKS["c/0/0"]

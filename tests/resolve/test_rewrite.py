@@ -17,9 +17,9 @@ from tests.resolve.writers import (
     Between,
     Replica,
     chunks_of,
-    filled,
     replica,
 )
+from tests.storage.conftest import found
 from tests.support.resolving import ROOT
 
 SHARD = ROOT.join("a/c/0")
@@ -35,17 +35,9 @@ def the_same(etag: ETag | None) -> Demand:
     return lambda names: etag in names
 
 
-@pytest.fixture
-def memory() -> MemoryStore:
-    """Put a sharded array without any chunk into a store."""
-    return filled()
-
-
-async def stored(memory: MemoryStore, ref: ObjectRef = SHARD) -> dict[int, bytes]:
+async def stored(memory: MemoryStore) -> dict[int, bytes]:
     """Return the chunks of the stored shard."""
-    found = await memory.get(ref)
-    assert found is not None
-    return chunks_of(found.data)  # type: ignore[union-attr]  # no condition was given
+    return chunks_of((await found(memory, SHARD)).data)
 
 
 async def put_all(one: Replica, chunks: range) -> None:

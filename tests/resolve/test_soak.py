@@ -10,8 +10,7 @@ from typing import Final
 import pytest
 
 from app.errors import ShardgateError, StorageUnavailableError
-from app.model import EVERYTHING, ByteRange, VirtualKey
-from app.resolve.bodies import Entity
+from app.model import EVERYTHING, VirtualKey
 from tests.formats.zarr.building import (
     EMPTY,
     array_metadata,
@@ -19,7 +18,7 @@ from tests.formats.zarr.building import (
     sharding,
 )
 from tests.resolve.stores import WatchedStore
-from tests.support.resolving import ROOT, All, Reading, gather, reading
+from tests.support.resolving import ROOT, Reading, everything, gather, reading
 
 _CHUNKS: Final = 16
 _READERS: Final = 40
@@ -92,15 +91,11 @@ async def _read_on(world: _World, read: Reading, choices: random.Random) -> None
         request = choices.choice([EVERYTHING, None])
         began_at = time.monotonic()
         try:
-            async with read.resolver.open(read.dataset, key, _everything, request) as opened:
+            async with read.resolver.open(read.dataset, key, everything, request) as opened:
                 got = None if opened is None else await gather(opened.body)
         except ShardgateError:
             continue
         world.check(number, got, began_at)
-
-
-def _everything(entity: Entity) -> All:
-    return All(ByteRange(0, entity.length))
 
 
 @pytest.mark.soak

@@ -18,7 +18,7 @@ from app.resolve.uploads import Completion, PartName, Upload, Uploads
 from app.storage.contract import NO_HEADERS, UPLOADS
 from app.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
-from tests.resolve.writers import Between, Replica, filled, replica, stored
+from tests.resolve.writers import Between, Replica, replica, stored
 from tests.support.resolving import ROOT
 
 MAX = 100
@@ -69,12 +69,6 @@ class Process:
 
     def _upload(self, key: str, upload_id: str) -> Upload:
         return Upload(self.replica.reading.dataset, VirtualKey(key), upload_id)
-
-
-@pytest.fixture
-def memory() -> MemoryStore:
-    """Put a sharded array without any chunk into a store."""
-    return filled()
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.resolve.writers import (
     Between,
     chunks_of,
-    filled,
     put_each,
     replica,
     stored,
@@ -29,12 +28,6 @@ from tests.resolve.writers import (
 )
 from tests.support.repositories import create
 from tests.support.resolving import ROOT, All
-
-
-@pytest.fixture
-def memory() -> MemoryStore:
-    """Store an empty sharded array and an object."""
-    return filled()
 
 
 async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -> None:

@@ -10,9 +10,9 @@ from uuid import uuid4
 import pytest
 
 from app.errors import StorageDeniedError
-from app.model import ByteRange, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ObjectRef
 from app.settings import LimitSettings, StoreSettings
-from app.storage.contract import ObjectReader, ObjectStore
+from app.storage.contract import Found, ObjectReader, ObjectStore
 from app.storage.http_store import HttpStore
 from app.storage.local import LocalStore
 from app.storage.memory import MemoryStore
@@ -139,13 +139,17 @@ def az(request: pytest.FixtureRequest) -> Backend:
 
 def az_settings(server: Azurite) -> StoreSettings:
     """Say all that a store needs to know of *server*."""
-    return StoreSettings.model_validate(
-        {
-            "endpoint_url": server.url,
-            "access_key_id": server.account,
-            "secret_access_key": server.key,
-        }
-    )
+    keys = {"access_key_id": server.account, "secret_access_key": server.key}
+    return StoreSettings.model_validate({"endpoint_url": server.url, **keys})
+
+
+async def found(
+    store: ObjectReader, ref: ObjectRef, request: ByteRequest | None = None, **pinned: Condition
+) -> Found:
+    """Read what must be there."""
+    answer = await store.get(ref, request, **pinned)  # type: ignore[arg-type]  # a condition each
+    assert isinstance(answer, Found)
+    return answer
 
 
 async def denied(store: ObjectReader, ref: ObjectRef) -> str:

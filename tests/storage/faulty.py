@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from app.settings import StoreSettings
 from tests.storage.listening import Handler, Listener
 
 
@@ -99,6 +100,12 @@ class FaultyServer:
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
+
+    def settings(self, **more: Any) -> StoreSettings:
+        """Reach it as a server of S3, with some credentials."""
+        keys = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "secret"}
+        named = {"endpoint_url": self.url, "region": "us-east-1", **keys, **more}
+        return StoreSettings.model_validate(named)
 
     def put(self, bucket: str, key: str, data: bytes) -> str:
         """Store *data* as ``/bucket/key`` and return its ETag."""

@@ -35,10 +35,9 @@ from app.storage.contract import (
     Expected,
     Found,
     ObjectHeaders,
-    ObjectReader,
     Stat,
 )
-from tests.storage.conftest import Backend
+from tests.storage.conftest import Backend, found
 
 DATA = bytes(range(256)) * 4
 ORDER = ("0/0/0", "0.1", "b-1", "b.1", "b/10", "b/2", "b/c/1", "b0", "c d/e/f", "ü")
@@ -50,15 +49,6 @@ LONG_AGO = UnmodifiedSince(1_000_000_000)
 def tomorrow() -> UnmodifiedSince:
     """Return a condition that every object meets."""
     return UnmodifiedSince(int(time.time()) + 86_400)
-
-
-async def found(
-    store: ObjectReader, ref: ObjectRef, request: ByteRequest | None = None, **pinned: ETag
-) -> Found:
-    """Read what must be there."""
-    answer = await store.get(ref, request, **pinned)
-    assert isinstance(answer, Found)
-    return answer
 
 
 ASKED: dict[ByteRequest | None, tuple[int, int]] = {
@@ -286,8 +276,10 @@ async def test_a_listing_is_in_the_order_of_keys(backend: Backend, delimiter: st
         every = list(dict.fromkeys(keys))
         for after in ("", *ORDER, "a", "b/", "b/1", "b/c/", "b/\U0010ffff", "z"):
             behind = f"{backend.root.key}/{after}"
-            found = await listed(backend, prefix, delimiter=delimiter, after=behind)
-            assert [name for name, _ in found] == [name for name in every if name > after]
+            names = [
+                name for name, _ in await listed(backend, prefix, delimiter=delimiter, after=behind)
+            ]
+            assert names == [name for name in every if name > after]
 
 
 async def test_a_listing_tells_the_version_of_a_read_or_none(backend: Backend) -> None:
@@ -295,14 +287,14 @@ async def test_a_listing_tells_the_version_of_a_read_or_none(backend: Backend) -
     ref = backend.put("object", DATA)
     if backend.root.bucket.startswith("http"):
         pytest.skip("HTTP cannot be listed")
-    (found,) = [each async for each in backend.store.list(ref)]
+    (seen,) = [each async for each in backend.store.list(ref)]
     stat = await backend.store.stat(ref)
 
     assert stat is not None
-    assert found.etag in (None, stat.etag)
-    assert (found.etag is None) is backend.root.bucket.startswith(("gs", "az"))
-    assert found.modified_s is not None
-    assert abs(found.modified_s - time.time()) < 3600
+    assert seen.etag in (None, stat.etag)
+    assert (seen.etag is None) is backend.root.bucket.startswith(("gs", "az"))
+    assert seen.modified_s is not None
+    assert abs(seen.modified_s - time.time()) < 3600
 
 
 async def test_a_long_listing_is_complete(backend: Backend) -> None:
@@ -327,9 +319,8 @@ async def put(writable: Backend, name: str, data: bytes, expected: Expected = No
 
 async def read(writable: Backend, name: str) -> bytes | None:
     """Read what is there."""
-    found = await writable.store.get(writable.ref(name))
-    assert found is None or isinstance(found, Found)
-    return None if found is None else found.data
+    answer = await writable.store.get(writable.ref(name))
+    return answer.data if isinstance(answer, Found) else None
 
 
 async def test_the_store_is_safe(writable: Backend) -> None:
@@ -362,9 +353,8 @@ async def test_an_object_is_replaced(writable: Backend) -> None:
         for expected in (etag, None):
             etag = await put(writable, "key", data, expected)
 
-            found = await writable.store.get(writable.ref("key"))
-            assert isinstance(found, Found)
-            assert (found.data, found.etag) == (data, etag)
+            answer = await found(writable.store, writable.ref("key"))
+            assert (answer.data, answer.etag) == (data, etag)
 
 
 @pytest.mark.parametrize("pieces", [[b"new"], [b"new", ByteRange(0, 9)]], ids=["new", "range"])
@@ -452,10 +442,9 @@ async def test_headers_are_kept_or_refused(writable: Backend, *, is_gzip: bool) 
         return
     await writable.store.put(ref, [body], expected=None, headers=headers)
 
-    found, stat = await writable.store.get(ref), await writable.store.stat(ref)
-    assert isinstance(found, Found)
+    stat = await writable.store.stat(ref)
     assert stat is not None
-    assert found.is_gzip is stat.is_gzip is is_gzip
+    assert (await found(writable.store, ref)).is_gzip is stat.is_gzip is is_gzip
     kept = stat.headers
     assert kept._replace(metadata=tuple(sorted(kept.metadata))) == headers
 

@@ -23,6 +23,7 @@ from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
 from app.storage.http_store import HttpStore
 from app.storage.obstore import CloudStore
 from app.storage.s3 import S3Store
+from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer, etag
 from tests.storage.test_conformance import REQUESTS
 
@@ -47,15 +48,7 @@ async def store(
         settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
         opened = CloudStore("gs", settings, timeout_s=TIMEOUT_S)
     else:
-        settings = StoreSettings.model_validate(
-            {
-                "endpoint_url": faulty.url,
-                "region": "us-east-1",
-                "access_key_id": "AKIDEXAMPLE",
-                "secret_access_key": SECRET,
-            }
-        )
-        opened = S3Store(settings, timeout_s=TIMEOUT_S)
+        opened = S3Store(faulty.settings(secret_access_key=SECRET), timeout_s=TIMEOUT_S)
     yield opened
     await opened.aclose()
 
@@ -71,9 +64,7 @@ def ref(store: ObjectReader, faulty: FaultyServer) -> ObjectRef:
 async def read(store: ObjectReader, ref: ObjectRef, **pinned: ETag) -> Found:
     """Read the middle of the object, which must be there, and within seconds."""
     async with asyncio.timeout(5):
-        found = await store.get(ref, MIDDLE, **pinned)
-    assert isinstance(found, Found)
-    return found
+        return await found(store, ref, MIDDLE, **pinned)
 
 
 UNTAGGED = [("http", Fault.NO_ETAG), ("http", Fault.WEAK_ETAG), ("s3", Fault.WEAK_ETAG)]
@@ -189,10 +180,9 @@ async def test_a_peculiar_server_is_read_right(
         None: DATA,
     }
     for request, data in asked.items():
-        found = await store.get(ref, request)
-        assert isinstance(found, Found)
-        assert (found.data, found.size) == (data, len(DATA))
-        assert await store.get(ref, request, if_match=found.etag) == found
+        answer = await found(store, ref, request)
+        assert (answer.data, answer.size) == (data, len(DATA))
+        assert await store.get(ref, request, if_match=answer.etag) == answer
 
 
 @pytest.mark.parametrize(
@@ -205,12 +195,12 @@ async def test_a_version_is_compared_even_if_the_server_does_not(
 ) -> None:
     """The known version is recognised, and a replaced object noticed, without the server's help."""
     faulty.fail(fault)
-    found = await read(store, ref)
-    assert await store.get(ref, MIDDLE, if_none_match=found.etag) is NOT_MODIFIED
+    first = await read(store, ref)
+    assert await store.get(ref, MIDDLE, if_none_match=first.etag) is NOT_MODIFIED
     faulty.put("bucket", "key", DATA[::-1])
 
     with pytest.raises(VersionChangedError):
-        await read(store, ref, if_match=found.etag)
+        await read(store, ref, if_match=first.etag)
 
 
 @pytest.mark.parametrize(("store", "fault"), UNTAGGED, indirect=["store"])
@@ -219,9 +209,7 @@ async def test_a_derived_version_is_not_sent(
 ) -> None:
     """``If-Match`` with a tag of our own making would always fail."""
     faulty.fail(fault)
-    found = await read(store, ref)
-
-    await read(store, ref, if_match=found.etag)
+    await read(store, ref, if_match=(await read(store, ref)).etag)
 
     assert all("If-Match" not in seen.headers for seen in faulty.seen)
 
@@ -231,10 +219,10 @@ async def test_a_replacement_between_two_reads_is_noticed(
 ) -> None:
     """The object may change at any moment."""
     faulty.fail(Fault.REPLACE, nth=[1])
-    found = await read(store, ref)
+    first = await read(store, ref)
 
     with pytest.raises(VersionChangedError):
-        await read(store, ref, if_match=found.etag)
+        await read(store, ref, if_match=first.etag)
 
 
 async def test_a_416_without_size_costs_a_stat(
@@ -244,10 +232,7 @@ async def test_a_416_without_size_costs_a_stat(
     faulty.fail(Fault.REFUSE_LONG_SUFFIX)
     faulty.fail(Fault.NO_SIZE_IN_416)
 
-    found = await store.get(ref, SuffixRange(10**7))
-
-    assert isinstance(found, Found)
-    assert found.data == DATA
+    assert (await found(store, ref, SuffixRange(10**7))).data == DATA
     assert [seen.method for seen in faulty.seen] == ["GET", "HEAD", "GET"]
 
 
@@ -257,10 +242,9 @@ async def test_an_object_of_unknown_length_is_read_whole(
     """A chunked answer is measured by reading it."""
     faulty.fail(Fault.CHUNKED)
 
-    found = await store.get(ref)
+    answer = await found(store, ref)
 
-    assert isinstance(found, Found)
-    assert (found.data, found.size) == (DATA, len(DATA))
+    assert (answer.data, answer.size) == (DATA, len(DATA))
 
 
 async def test_a_range_of_unknown_length_is_refused(

@@ -15,11 +15,10 @@ from app.errors import (
 )
 from app.model import GUARDED, ByteRange, ObjectRef
 from app.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
-from app.storage.contract import Found
 from app.storage.http1_client import HttpClient, Origin, Target
 from app.storage.http_store import HttpStore, WebGuard, is_public
 from app.storage.stores import Stores
-from tests.storage.conftest import denied
+from tests.storage.conftest import denied, found
 from tests.storage.faulty import Fault, FaultyServer
 from tests.support.serving import serving
 
@@ -120,10 +119,8 @@ async def test_a_redirect_below_the_root_is_followed(
     faulty.redirects["/data/key"] = location
     opening = stores.open_prefix if is_guarded else stores.open_root
 
-    found = await stores.get(opening(f"{faulty.url}/data").join("key"), ByteRange(1, 3))
-
-    assert isinstance(found, Found)
-    assert found.data == b"12"
+    ref = opening(f"{faulty.url}/data").join("key")
+    assert (await found(stores, ref, ByteRange(1, 3))).data == b"12"
 
 
 @pytest.mark.parametrize("allowed", ["", "/cdn", "/cdn/"])
@@ -136,7 +133,7 @@ async def test_a_root_may_allow_redirects(
     root = stores.open_root(f"{faulty.url}/data", redirects=[f"{other.url}{allowed}"])
     above = stores.open_root(faulty.url)
 
-    assert isinstance(await stores.get(root.join("key")), Found)
+    await found(stores, root.join("key"))
     assert other.seen[0].query == "signature=x"
     for ref in root.join("away"), above.join("data/key"):
         with pytest.raises(StorageRedirectError):
@@ -185,11 +182,8 @@ async def test_an_object_below_is_read(faulty: FaultyServer, stores: Stores, hos
     url = faulty.url.replace("127.0.0.1", host)
     root = stores.open_prefix(f"{url}/a%20b/")
 
-    found = await stores.get(root.join("c/key"), ByteRange(1, 3))
-
     assert root.bucket.startswith(GUARDED)
-    assert isinstance(found, Found)
-    assert found.data == b"at"
+    assert (await found(stores, root.join("c/key"), ByteRange(1, 3))).data == b"at"
     assert await stores.get(root.join("absent")) is None
     await stores.check_reachable(root)
 
@@ -276,7 +270,7 @@ async def test_a_bucket_is_guarded_by_its_keys(faulty: FaultyServer, stores: Sto
     root = stores.open_prefix("s3://bucket/data/", settings, "lab")
 
     assert root == ObjectRef("guarded+s3+lab://bucket", "data")
-    assert isinstance(await stores.get(root.join("key")), Found)
+    await found(stores, root.join("key"))
     await denied(stores, root.join("../secret"))
 
 

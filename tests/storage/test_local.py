@@ -22,7 +22,7 @@ from app.model import ByteRange, ETag, ObjectRef, UnmodifiedSince
 from app.storage.contract import TEMPORARY, Found, Listed
 from app.storage.local import LocalStore, _listed
 from app.storage.stores import Stores
-from tests.storage.conftest import denied
+from tests.storage.conftest import denied, found
 
 CROOKED = [
     "../secret",
@@ -66,9 +66,7 @@ async def test_a_read_beside_a_writer_is_never_torn(store: LocalStore, folder: P
     writer.start()
     try:
         for _ in range(200):
-            found = await store.get(ref)
-            assert isinstance(found, Found)
-            assert found.data in versions
+            assert (await found(store, ref)).data in versions
     finally:
         done.set()
         writer.join()
@@ -161,10 +159,8 @@ async def pinned_twice(store: LocalStore, ref: ObjectRef) -> Found:
     """Read *ref* so that its file is warm."""
     stat = await store.stat(ref)
     assert stat is not None
-    for _ in range(2):
-        found = await store.get(ref, ByteRange(1, 3), if_match=stat.etag)
-    assert isinstance(found, Found)
-    return found
+    await store.get(ref, ByteRange(1, 3), if_match=stat.etag)
+    return await found(store, ref, ByteRange(1, 3), if_match=stat.etag)
 
 
 @pytest.mark.parametrize("change", ["rename", "unlink", "write", "truncate", "touch", "put"])
@@ -174,8 +170,8 @@ async def test_a_warm_file_that_changes_is_noticed(
     """An open file is read right, hides no change of its name, and is then closed."""
     (folder / "key").write_bytes(b"0123456789")
     ref = ObjectRef(folder.as_uri(), "key")
-    found = await pinned_twice(store, ref)
-    assert (found.data, found.byte_range, found.size) == (b"12", ByteRange(1, 3), 10)
+    first = await pinned_twice(store, ref)
+    assert (first.data, first.byte_range, first.size) == (b"12", ByteRange(1, 3), 10)
     assert str(folder / "key") in open_files()
     match change:
         case "rename":
@@ -189,12 +185,12 @@ async def test_a_warm_file_that_changes_is_noticed(
             os.utime(folder / "key", ns=(0, 1))
         case "put":  # while the old file lives on under another name
             (folder / "backup").hardlink_to(folder / "key")
-            await store.put(ref, [b"9876543210"], expected=found.etag)
+            await store.put(ref, [b"9876543210"], expected=first.etag)
         case _:
             os.truncate(folder / "key", 0)
 
     with pytest.raises(VersionChangedError):
-        await store.get(ref, ByteRange(1, 3), if_match=found.etag)
+        await store.get(ref, ByteRange(1, 3), if_match=first.etag)
     assert not any(name.startswith(str(folder)) for name in open_files())
 
 
@@ -217,13 +213,12 @@ async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: 
     """Ranges up to 2^64 take no more memory than the file, also of a file that is kept open."""
     (folder / "a").write_bytes(b"0123456789")
     ref = ObjectRef(folder.as_uri(), "a")
-    found = await store.get(ref)
-    assert isinstance(found, Found)
+    etag = (await found(store, ref)).etag
     for start, stop in ((0, 2**64), (2**63 - 1, 2**63), (2**63, 2**63 + 1), (2**64 - 1, 2**64)):
-        await store.get(ref, ByteRange(0, 1), if_match=found.etag)
+        await store.get(ref, ByteRange(0, 1), if_match=etag)
         if start:
             with pytest.raises(VersionChangedError):
-                await store.get(ref, ByteRange(start, stop), if_match=found.etag)
+                await store.get(ref, ByteRange(start, stop), if_match=etag)
         with pytest.raises((VersionChangedError, RangeNotSatisfiedError)):
             async with store.stream(ref, ByteRange(start, stop), if_match=None):
                 pass
@@ -259,9 +254,7 @@ async def test_the_etag_of_obstore_names_the_file(
     etag = ETag(str(obstore.head(ObstoreLocalStore(folder), "key")["e_tag"]))
 
     for _ in range(3):
-        found = await store.get(ref, ByteRange(1, 3), if_match=etag)
-        assert isinstance(found, Found)
-        assert found.data == DATA[1:3]
+        assert (await found(store, ref, ByteRange(1, 3), if_match=etag)).data == DATA[1:3]
     os.utime(folder / "key", ns=(1, 2_000_000_000))
     with pytest.raises(VersionChangedError):
         await store.get(ref, ByteRange(1, 3), if_match=etag)
@@ -291,10 +284,8 @@ async def test_a_file_without_condition_is_read_anew(
     (folder / "key").rename(folder / "old")
     (folder / "key").write_bytes(b"new")
 
-    found = await store.get(ref, ByteRange(0, 3), if_match=UnmodifiedSince(2**33))
-
-    assert isinstance(found, Found)
-    assert found.data == b"new"
+    answer = await found(store, ref, ByteRange(0, 3), if_match=UnmodifiedSince(2**33))
+    assert answer.data == b"new"
 
 
 @pytest.fixture
@@ -310,17 +301,15 @@ def guarded(tmp_path: Path) -> Path:
 
 async def read_guarded(stores: Stores, root: ObjectRef, key: str) -> bytes | None:
     """Read all of an object, in each way."""
-    found = await stores.get(root.join(key))
-    stat = await stores.stat(root.join(key))
-    if found is None:
-        assert stat is None
+    ref = root.join(key)
+    if (stat := await stores.stat(ref)) is None:
+        assert await stores.get(ref) is None
         return None
-    assert isinstance(found, Found)
-    assert stat is not None
-    assert stat.size == found.size
-    async with stores.stream(root.join(key), found.byte_range, if_match=found.etag) as pieces:
-        assert b"".join([piece async for piece in pieces]) == found.data
-    return found.data
+    answer = await found(stores, ref)
+    assert stat.size == answer.size
+    async with stores.stream(ref, answer.byte_range, if_match=answer.etag) as pieces:
+        assert b"".join([piece async for piece in pieces]) == answer.data
+    return answer.data
 
 
 async def test_a_file_below_is_read(stores: Stores, guarded: Path) -> None:
@@ -448,10 +437,10 @@ async def test_a_link_that_is_swapped_never_leads_out(
     try:
         for _ in range(1500):
             try:
-                found = await stores.get(root.join(key))
+                answer = await stores.get(root.join(key))
             except StorageError:
                 continue
-            seen.add(found.data if isinstance(found, Found) else None)
+            seen.add(answer.data if isinstance(answer, Found) else None)
     finally:
         done.set()
         swapper.join()

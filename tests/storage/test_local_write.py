@@ -21,9 +21,10 @@ from app.errors import (
     StorageUnavailableError,
 )
 from app.model import ByteRange, ETag, ObjectRef
-from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict, Found
+from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict
 from app.storage.local import LocalStore
 from app.storage.local_write import Folder, LocalWriter
+from tests.storage.conftest import found
 
 SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
 HERE = Path(__file__).parents[2]
@@ -88,9 +89,7 @@ async def test_a_locked_folder_is_waited_for(store: LocalStore, folder: Path) ->
             waiting = asyncio.create_task(put(store, ref_of(folder), b"new"))
             await asyncio.sleep(0.1)
             assert not waiting.done()
-            found = await store.get(ref_of(folder))
-            assert isinstance(found, Found)
-            assert found.data == b"old"
+            assert (await found(store, ref_of(folder))).data == b"old"
         await waiting
 
 

@@ -10,10 +10,9 @@ import pytest
 from app.errors import ConfigurationError, StorageDeniedError, StorageUnavailableError
 from app.model import ObjectRef
 from app.settings import LimitSettings, StoreSettings
-from app.storage.contract import Found
 from app.storage.obstore import CloudStore
 from app.storage.stores import Stores
-from tests.storage.conftest import az_settings
+from tests.storage.conftest import az_settings, found
 from tests.storage.faulty import FaultyServer
 from tests.storage.test_faults import DATA, MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
@@ -51,11 +50,10 @@ async def test_gzip_is_given_as_it_is(azurite: Azurite, fake_gcs: FakeGcs) -> No
         (CloudStore("gs", google), "gs://bucket"),
     ):
         ref = ObjectRef(bucket, "gzip")
-        found, stat = await store.get(ref, MIDDLE), await store.stat(ref)
+        answer, stat = await found(store, ref, MIDDLE), await store.stat(ref)
 
-        assert isinstance(found, Found)
         assert stat is not None
-        assert (found.data, found.is_gzip) == (DATA[1000:201_000], True)
+        assert (answer.data, answer.is_gzip) == (DATA[1000:201_000], True)
         assert (stat.size, stat.is_gzip) == (len(DATA), True)
 
 
@@ -75,7 +73,7 @@ async def test_credentials_count(azurite: Azurite, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.key)
     store = CloudStore("az", StoreSettings(endpoint_url=azurite.url))
-    assert isinstance(await store.get(ObjectRef("az://bucket", "present")), Found)
+    await found(store, ObjectRef("az://bucket", "present"))
 
 
 async def test_missing_credentials_are_denied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +130,7 @@ async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs
         ]
         for root, data in roots.items():
             await stores.check_reachable(root)
-            found = await stores.get(root.join("key"))
-            assert isinstance(found, Found)
-            assert found.data == data
+            assert (await found(stores, root.join("key"))).data == data
         for guarded in list(roots)[2:]:
             with pytest.raises(StorageDeniedError):
                 await stores.get(guarded.join("../key"))

@@ -21,10 +21,10 @@ from app.errors import (
 )
 from app.model import ObjectRef
 from app.settings import StoreSettings
-from app.storage.contract import Found
 from app.storage.http1_client import Target
 from app.storage.http_reader import HttpMethod
 from app.storage.s3 import Presigner, S3Store, presign
+from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer
 from tests.support.seaweedfs import SeaweedFS
 
@@ -59,12 +59,7 @@ def _moment(url: str) -> str:
 async def store(faulty: FaultyServer) -> AsyncGenerator[S3Store]:
     """Read the faulty server with some credentials."""
     faulty.put("bucket", "key", b"data")
-    settings = {
-        "endpoint_url": faulty.url,
-        "access_key_id": "AKIDEXAMPLE",
-        "secret_access_key": "secret",
-    }
-    opened = S3Store(StoreSettings.model_validate(settings), timeout_s=1)
+    opened = S3Store(faulty.settings(), timeout_s=1)
     yield opened
     await opened.aclose()
 
@@ -76,7 +71,7 @@ async def test_an_expired_signature_is_renewed_once(
     """Temporary credentials may die before the URL does; the second refusal is believed."""
     faulty.fail(fault, nth=[0, 2, 3])
 
-    assert isinstance(await store.get(REF), Found)
+    await found(store, REF)
     with pytest.raises(StorageDeniedError):
         await store.get(REF)
     assert len(faulty.seen) == 4
@@ -118,9 +113,7 @@ async def test_an_expired_signature_is_renewed_for_all_its_readers(
     faulty.fail(Fault.EXPIRED, query=faulty.seen[0].query)
     await asyncio.sleep(1.1)  # signatures of one second are the same
 
-    found = await asyncio.gather(*(store.get(REF) for _ in range(10)))
-
-    assert all(isinstance(each, Found) for each in found)
+    await asyncio.gather(*(found(store, REF) for _ in range(10)))
 
 
 async def test_absence_takes_one_get(faulty: FaultyServer, store: S3Store) -> None:
@@ -169,7 +162,7 @@ async def test_without_credentials_nothing_is_signed(faulty: FaultyServer) -> No
     faulty.put("bucket", "a b+c#d", b"data")
     anonymous = S3Store(StoreSettings(endpoint_url=faulty.url, anonymous=True), timeout_s=1)
     async with aclosing(anonymous) as store:
-        assert isinstance(await store.get(ObjectRef(REF.bucket, "a b+c#d")), Found)
+        await found(store, ObjectRef(REF.bucket, "a b+c#d"))
     async with aclosing(S3Store(StoreSettings(endpoint_url=faulty.url), timeout_s=1)) as store:
         with pytest.raises(StorageDeniedError, match="no credentials"):
             await store.get(REF)
@@ -184,12 +177,8 @@ async def test_the_environment_is_enough(
     for name, value in seaweedfs.environ.items():
         monkeypatch.setenv(name, value)
     seaweedfs.put("environment", b"data")
-    store = S3Store(None)
-
-    found = await store.get(ObjectRef(f"s3://{seaweedfs.bucket}", "environment"))
-    await store.aclose()
-
-    assert isinstance(found, Found)
+    async with aclosing(S3Store(None)) as store:
+        await found(store, ObjectRef(f"s3://{seaweedfs.bucket}", "environment"))
 
 
 async def test_a_wrong_secret_is_denied(seaweedfs: SeaweedFS) -> None:

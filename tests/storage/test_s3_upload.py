@@ -15,7 +15,6 @@ from app.storage.contract import (
     CONFLICT,
     Conflict,
     Expected,
-    Found,
     ObjectHeaders,
     WriteNotice,
     assemble,
@@ -23,6 +22,7 @@ from app.storage.contract import (
     plan_spans,
 )
 from app.storage.s3_upload import Part, plan_parts
+from tests.storage.conftest import found
 from tests.storage.s3_objects import Written
 from tests.support.seaweedfs import SeaweedFS
 
@@ -145,9 +145,7 @@ class LargeObject(Written):
         """Write *pieces*, which is what is read then, under the version told."""
         etag = await self.store.put(self.ref, pieces, expected=expected)
         assert not isinstance(etag, Conflict)
-        found = await self.store.get(self.ref)
-        assert isinstance(found, Found)
-        assert found.etag == etag
+        assert (await found(self.store, self.ref)).etag == etag
         assert self.left() == []
         return etag
 

@@ -7,9 +7,10 @@ import pytest
 from app.errors import ConfigurationError, StorageUnavailableError, UnwritableError
 from app.model import ObjectRef
 from app.settings import LimitSettings, StoreSettings
-from app.storage.contract import ABSENT, Found, ObjectStore
+from app.storage.contract import ABSENT, ObjectStore
 from app.storage.stores import Stores, parse_root
 from app.storage.wrappers import TracedStore
+from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer
 
 LIMITS = LimitSettings(timeout_s=2, deadline_s=5)
@@ -72,9 +73,7 @@ async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: 
         stores.memory.place(ObjectRef("memory://bucket", "p/key"), b"memory")
         for root, data in roots.items():
             await stores.check_reachable(root)
-            found = await stores.get(root.join("key"))
-            assert isinstance(found, Found)
-            assert found.data == data
+            assert (await found(stores, root.join("key"))).data == data
         for root in (root for root in roots if root.bucket.startswith(("memory", "file"))):
             ref = root.join("new")
             await stores.verify_conditional_writes(ref)

@@ -26,6 +26,11 @@ class All:
     reads: ByteRange | None
 
 
+def everything(entity: Entity) -> All:
+    """Choose all of it, as it is stored."""
+    return All(ByteRange(0, entity.length))
+
+
 @dataclass
 class Reading:
     """A resolver and its parts."""
@@ -39,11 +44,10 @@ class Reading:
     async def read(self, key: str, asked: ByteRequest | None = None) -> bytes | None:
         """Read all bytes of *key*, inflated if they are gzip; see `Resolver.open` for *asked*."""
 
-        def everything(entity: Entity) -> All | None:
-            is_gzip = entity.coding is Coding.GZIP
-            return None if is_gzip else All(ByteRange(0, entity.length))
+        def choose(entity: Entity) -> All | None:
+            return None if entity.coding is Coding.GZIP else everything(entity)
 
-        async with self.resolver.open(self.dataset, VirtualKey(key), everything, asked) as opened:
+        async with self.resolver.open(self.dataset, VirtualKey(key), choose, asked) as opened:
             return None if opened is None else await gather(opened.body)
 
 

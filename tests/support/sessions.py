@@ -13,6 +13,7 @@ import zarr
 
 from app.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.filling import CLIENTS
+from tests.formats.zarr.building import array_metadata
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import client_of
 
@@ -111,17 +112,7 @@ def replicas(storage: Any, url: str, seaweedfs: SeaweedFS | None = None) -> Gene
 
 def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> dict[str, Any]:
     """Describe an array of bytes."""
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-        "attributes": {},
-    } | more
+    return array_metadata(list(shape), list(chunks), [{"name": "bytes"}]) | more
 
 
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'

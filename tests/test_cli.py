@@ -118,14 +118,6 @@ def test_a_wrong_start_is_one_line_and_exit_code_2(
     assert not out
 
 
-def test_a_wrong_variable_stops_the_start() -> None:
-    """The environment is checked like the file."""
-    failed = run("serve", "/tmp", SHARDGATE_SERVER__PROT="1")
-
-    assert failed.returncode == 2
-    assert failed.stderr.startswith("shardgate: error: SHARDGATE_SERVER__PROT: is no setting")
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_until_it_is_told_to_stop(examples: Path, workers: int, number: int) -> None:

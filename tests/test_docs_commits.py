@@ -5,8 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,6 +12,7 @@ import icechunk
 import numpy as np
 import zarr
 
+from tests.support.gateways import gateway_process
 from tests.support.processes import environ
 
 ROOT: Final = Path(__file__).parent.parent
@@ -96,28 +95,15 @@ def with_this_python() -> dict[str, str]:
     return environ(PATH=path, PYTHONWARNINGS="ignore")
 
 
-@contextmanager
-def served(command: str, folder: Path) -> Generator[str]:
-    """Run a service that goes on while others are typed, on a port that is free."""
-    program, *arguments = command.removesuffix(" &").split()
-    assert program == "shardgate"
-    start = [sys.executable, "-m", "app", *arguments, "--port", "0"]
-    with subprocess.Popen(
-        start, cwd=folder, env=with_this_python(), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().split("/lab/")[0]
-        finally:
-            process.terminate()
-
-
 def test_the_story_of_commits_is_true(tmp_path: Path) -> None:
     """Each command prints what is shown below it; the programs do what is said of them."""
     first, serve, *others = steps()
     assert serve.command.endswith(" &")
     Reader(tmp_path, "").run(first.command)
-    with served(serve.command, tmp_path) as url:
+    program, *arguments = serve.command.removesuffix(" &").split()
+    assert [program, *arguments[:1]] == ["shardgate", "serve"]
+    started = gateway_process({}, *arguments[1:], "--port", "0", cwd=tmp_path)
+    with started as (_, url):
         reader = Reader(tmp_path, url)
         for name, text in scripts().items():
             reader.write(name, text)

@@ -21,6 +21,7 @@ from tests.attacks.raw import exchange
 from tests.formats.zarr.building import build
 from tests.storage.listening import Handler, Listener
 from tests.support.files import write_files
+from tests.support.gateways import gateway_process
 from tests.support.processes import environ
 
 ROOT: Final = Path(__file__).parent.parent
@@ -103,21 +104,10 @@ def _span(sent: Any) -> Span:
 @contextmanager
 def _running(log: Path, **more: str) -> Generator[str]:
     """Run the command with standard error in *log*, and stop it with SIGTERM."""
-    command = [sys.executable, "-m", "app", "serve"]
-    with (
-        log.open("wb") as stderr,
-        subprocess.Popen(
-            command, env=environ(**more), stdout=subprocess.PIPE, stderr=stderr, text=True
-        ) as process,
-    ):
-        assert process.stdout is not None
-        found = re.match(r"(http://[^/]+)/", process.stdout.readline())
-        assert found is not None
-        try:
-            yield found[1]
-        finally:
-            process.terminate()
-            process.wait(30)
+    with log.open("wb") as stderr, gateway_process(more, stderr=stderr) as (process, url):
+        yield url
+        process.terminate()
+        process.wait(30)
 
 
 def _settings(folder: Path) -> dict[str, str]:

@@ -153,7 +153,6 @@ def over(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("service", names, indirect=True)
 
 
-over_zarr = over("s3", "http")
 at_each_step = pytest.mark.parametrize(
     ("service", "step"),
     [(name, step) for name in USUAL for step in SERVICES[name][1].steps],
@@ -267,17 +266,6 @@ def test_a_passing_fault_is_not_noticed(service: Service, fault: Fault, step: st
     service.store.fail(fault, nth=[0])
 
     assert service.get().content == service.chunk
-
-
-@over_zarr
-@pytest.mark.parametrize("fault", [Fault.IGNORE_RANGE, Fault.RANGE_AS_200, Fault.IGNORE_CONDITIONS])
-def test_a_store_that_ignores_ranges_or_conditions_is_read_right(
-    service: Service, fault: Fault
-) -> None:
-    """Ranges and versions of responses are checked."""
-    service.store.fail(fault)
-
-    assert service.get().content == CHUNKS[KEY]
 
 
 @pytest.mark.parametrize(

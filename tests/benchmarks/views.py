@@ -43,14 +43,14 @@ def measure(home: Path, root: Path, store: Server, *, rounds: int) -> list[Figur
     """Open the array in three ways in turn, each time with a new gateway and an empty profile."""
     home.mkdir()
     write_cube(root / _ARRAY, edge=_EDGE, per_shard=_PER_SHARD)
-    ways = {BUCKET_VIEW: _bucket, HTTP1_VIEW: _gateway, HTTP2_VIEW: _balanced}
+    ways = (BUCKET_VIEW, HTTP1_VIEW, HTTP2_VIEW)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with paging() as page_url, launched() as browser:
         for number in range(rounds):
-            for name, way in ways.items():
-                here = home / f"{number}-{way.__name__}"
+            for at, name in enumerate(ways):
+                here = home / f"{number}-{at}"
                 here.mkdir()
-                with way(here, root, store) as url:
+                with _way(name, here, root, store) as url:
                     seconds[name].append(_look(browser, page_url, url))
     bucket, http1, http2 = seconds.values()
     return [
@@ -95,31 +95,20 @@ def _state(url: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _bucket(home: Path, root: Path, _: Server) -> Generator[str]:
-    with (
-        nginx_files(home / "bucket", root.parent.parent, cors=True) as bucket,
-        proxying(bucket.port, _BROWSER_S) as way,
-    ):
-        yield f"http://127.0.0.1:{way.port}/{BUCKET}/em.zarr/{_ARRAY}/"
-
-
-@contextmanager
-def _gateway(home: Path, _: Path, store: Server) -> Generator[str]:
-    with (
-        _service(home, store) as port,
-        proxying(port, _BROWSER_S) as way,
-    ):
-        yield f"http://127.0.0.1:{way.port}/{DATASET}/{_ARRAY}/"
-
-
-@contextmanager
-def _balanced(home: Path, _: Path, store: Server) -> Generator[str]:
-    with (
-        _service(home, store) as port,
-        balancing(home, [f"http://127.0.0.1:{port}"]) as nginx,
-        proxying(nginx.port, _BROWSER_S) as way,
-    ):
-        yield f"https://127.0.0.1:{way.port}/{DATASET}/{_ARRAY}/"
+def _way(name: str, home: Path, root: Path, store: Server) -> Generator[str]:
+    """Start all that is on a way, and give the URL of the array."""
+    with ExitStack() as running:
+        start, path, scheme = running.enter_context, DATASET, "http"
+        if name == BUCKET_VIEW:
+            port = start(nginx_files(home / "bucket", root.parent.parent, cors=True)).port
+            path = f"{BUCKET}/em.zarr"
+        else:
+            port = start(_service(home, store))
+        if name == HTTP2_VIEW:
+            port = start(balancing(home, [f"http://127.0.0.1:{port}"])).port
+            scheme = "https"
+        far = start(proxying(port, _BROWSER_S))
+        yield f"{scheme}://127.0.0.1:{far.port}/{path}/{_ARRAY}/"
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from zarr.storage import ObjectStore
 from tests.clients.filling import open_boto3, open_obstore, read_object
 from tests.clients.services import Taker, taking_into_folder
 from tests.clients.writing import counted, same
-from tests.http.auth.test_signing_clients import program
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.labs import Lab, Shape, requested_lab
+from tests.support.lacking import need
 
 SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 MIB: Final = 1024**2
@@ -265,9 +265,9 @@ def test_a_second_run_moves_nothing(client: str, taker: Taker, tmp_path: Path) -
 def mirror(client: str, url: str, source: str | Path, target: str | Path) -> None:
     """Run *client*; what is no path begins with the name of a bucket."""
     command = {
-        "aws": [program("aws"), "--endpoint-url", url, "s3", "sync"],
+        "aws": [need("aws"), "--endpoint-url", url, "s3", "sync"],
         # It keeps times in metadata otherwise, which inner chunks have none of.
-        "rclone": [program("rclone"), "sync", "--update", "--use-server-modtime"],
+        "rclone": [need("rclone"), "sync", "--update", "--use-server-modtime"],
         "s5cmd": [str(Path(sys.executable).with_name("s5cmd")), "--endpoint-url", url, "sync"],
     }[client]
     bucket = (

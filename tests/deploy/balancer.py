@@ -20,8 +20,8 @@ import httpx
 import trustme
 from botocore.config import Config
 
-from tests.deploy.programs import need
 from tests.storage.listening import Handler, Listener
+from tests.support.lacking import need
 from tests.support.processes import free_ports, listening, listens
 
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"

@@ -64,11 +64,6 @@ NGINX_VERSION: Final = "1.31.3"
 """Of the images."""
 
 
-def need(program: str) -> str:
-    """Find *program*, or skip the test."""
-    return shutil.which(program) or lack(f"{program} is not installed")
-
-
 def helm(request: pytest.FixtureRequest) -> str:
     """Find Helm, or fetch it."""
     return shutil.which("helm") or str(_fetched(request, _HELM, _unpack_helm) / "helm/helm")

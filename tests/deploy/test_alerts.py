@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from app.observability.metrics import Metrics
-from tests.deploy.programs import need
+from tests.support.lacking import need
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 ALERTS: Final = DEPLOY / "prometheus" / "alerts.yml"

@@ -18,6 +18,7 @@ import zarr
 from app import demo
 from app.http.responses import csp_digest
 from app.settings import DatasetSettings, Settings
+from tests.support.lacking import need
 from tests.support.pages import Page, open_page
 from tests.support.serving import client_of
 
@@ -226,8 +227,7 @@ SNIPPETS: Final = {
 def test_curl_works(page: Page, name: str) -> None:
     """Pasted into a shell, it brings a document that is there, beside the ways that can read."""
     assert name not in SNIPPETS or page.card(name).snippets().keys() == SNIPPETS[name]
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
+    need("curl")
     command = page.card(name).snippets()["curl"]
     done = subprocess.run(["sh", "-c", command], capture_output=True, check=True)
 

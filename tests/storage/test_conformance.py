@@ -276,10 +276,8 @@ async def test_a_listing_is_in_the_order_of_keys(backend: Backend, delimiter: st
         every = list(dict.fromkeys(keys))
         for after in ("", *ORDER, "a", "b/", "b/1", "b/c/", "b/\U0010ffff", "z"):
             behind = f"{backend.root.key}/{after}"
-            names = [
-                name for name, _ in await listed(backend, prefix, delimiter=delimiter, after=behind)
-            ]
-            assert names == [name for name in every if name > after]
+            answer = await listed(backend, prefix, delimiter=delimiter, after=behind)
+            assert [name for name, _ in answer] == [name for name in every if name > after]
 
 
 async def test_a_listing_tells_the_version_of_a_read_or_none(backend: Backend) -> None:

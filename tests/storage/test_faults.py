@@ -214,17 +214,6 @@ async def test_a_derived_version_is_not_sent(
     assert all("If-Match" not in seen.headers for seen in faulty.seen)
 
 
-async def test_a_replacement_between_two_reads_is_noticed(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
-) -> None:
-    """The object may change at any moment."""
-    faulty.fail(Fault.REPLACE, nth=[1])
-    first = await read(store, ref)
-
-    with pytest.raises(VersionChangedError):
-        await read(store, ref, if_match=first.etag)
-
-
 async def test_a_416_without_size_costs_a_stat(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
 ) -> None:
@@ -239,21 +228,13 @@ async def test_a_416_without_size_costs_a_stat(
 async def test_an_object_of_unknown_length_is_read_whole(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
 ) -> None:
-    """A chunked answer is measured by reading it."""
+    """A chunked answer is measured by reading it; without ranges a part of it is refused."""
     faulty.fail(Fault.CHUNKED)
 
     answer = await found(store, ref)
 
     assert (answer.data, answer.size) == (DATA, len(DATA))
-
-
-async def test_a_range_of_unknown_length_is_refused(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
-) -> None:
-    """Without range and length a server cannot be read piecewise."""
-    faulty.fail(Fault.CHUNKED)
     faulty.fail(Fault.IGNORE_RANGE)
-
     with pytest.raises(StorageUnavailableError, match="no Content-Length"):
         await read(store, ref)
 

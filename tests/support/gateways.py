@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 from urllib.parse import urljoin
 
 from tests.support.processes import environ as clean_environ
@@ -163,14 +163,17 @@ def gateway(environ: Environ) -> Generator[Gateway]:
 
 
 @contextmanager
-def gateway_process(environ: Environ) -> Generator[tuple[subprocess.Popen[str], str]]:
+def gateway_process(
+    environ: Environ, *arguments: str, **options: Any
+) -> Generator[tuple[subprocess.Popen[str], str]]:
     """Run the service by its command until the end of the context, and tell its URL."""
     with subprocess.Popen(
-        _COMMAND,
+        [*_COMMAND, *arguments],
         env=clean_environ(**environ),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        **options,
     ) as process:
         assert process.stdout is not None
         try:

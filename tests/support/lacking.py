@@ -1,6 +1,7 @@
 """Programs that are not installed."""
 
 import os
+import shutil
 from typing import NoReturn
 
 import pytest
@@ -11,3 +12,8 @@ def lack(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def need(program: str) -> str:
+    """Find *program*, or skip the test."""
+    return shutil.which(program) or lack(f"{program} is not installed")

@@ -2,9 +2,7 @@
 
 import hashlib
 import io
-import os
 import random
-import shutil
 import subprocess
 from collections.abc import Generator
 from datetime import timedelta
@@ -24,6 +22,7 @@ from minio import Minio
 from obstore.store import S3Store
 
 from tests.http.auth.people import KEY_ID, SECRET, Served, environ, signing_service
+from tests.support.lacking import need
 
 KEYS: Final = [
     *("plain", "a b/c  d", "\u00fc/\u65e5\u672c", "a+b"),
@@ -226,21 +225,11 @@ def test_minio(url: str, key: str) -> None:
     client.remove_object("lab", name)
 
 
-def program(name: str) -> str:
-    """Find a program, without which a test is skipped, but not where all have to be run."""
-    found = shutil.which(name)
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{name} is not installed")
-        pytest.skip(f"{name} is not installed")
-    return found
-
-
 def test_curl(url: str) -> None:
     """Of any version, where it is told what to sign of the body."""
     signing = ["--aws-sigv4", "aws:amz:us-east-1:s3", "-u", f"{KEY_ID}:{SECRET}"]
     unsigned = ["-H", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]
-    command = [program("curl"), "-sS", "--fail-with-body", *signing, *unsigned]
+    command = [need("curl"), "-sS", "--fail-with-body", *signing, *unsigned]
     target = f"{url}/lab/@branch.a%2Fb/(c)%20d"
 
     subprocess.run([*command, "--data-binary", "@-", "-X", "PUT", target], input=DATA, check=True)
@@ -256,7 +245,7 @@ def test_restic_signs_each_frame_of_a_body(served: Served, tmp_path: Path) -> No
         "RESTIC_PASSWORD": "any",
         "RESTIC_CACHE_DIR": str(tmp_path / "cache"),
     }
-    command = [program("restic"), "-q"]
+    command = [need("restic"), "-q"]
     served.payloads.clear()
     for words in ("init", "backup data", "restore latest --target restored"):
         whole, env = [*command, *words.split()], environ() | settings

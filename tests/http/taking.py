@@ -9,6 +9,7 @@ import httpx
 from pydantic import ByteSize
 
 from app.settings import DatasetSettings, LimitSettings, Settings
+from tests.attacks.raw import connect
 from tests.formats.zarr.building import build, chunk_bytes
 from tests.support.files import write_files
 from tests.support.serving import client_of
@@ -63,8 +64,7 @@ class Wire:
 @contextmanager
 def wire(client: httpx.Client) -> Generator[Wire]:
     """Connect to the service."""
-    address = (client.base_url.host, client.base_url.port or 0)
-    with socket.create_connection(address, timeout=10) as connection:
+    with connect(str(client.base_url)) as connection:
         yield Wire(connection)
 
 

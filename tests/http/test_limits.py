@@ -1,7 +1,6 @@
 """`app.http.limits` and `disconnect`: requests that are too many, wait too long, or are left."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from threading import Event, Semaphore
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -20,6 +18,7 @@ from app.model import ObjectRef
 from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from app.storage.contract import Found, Listed, NotModified
 from app.storage.memory import MemoryStore
+from tests.attacks.raw import connect
 from tests.support.serving import serving
 
 ORIGIN = {"origin": "https://a.example"}
@@ -122,8 +121,7 @@ def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:
     )
     with service(requests=1) as served:
         served.wait(1)
-        where = urlsplit(str(served.client.base_url))
-        with socket.create_connection((where.hostname, where.port or 0), LONG_S) as connection:
+        with connect(str(served.client.base_url)) as connection:
             connection.sendall(head)
             assert connection.recv(65536).startswith(b"HTTP/1.1 503 ")
     with service(client_requests=1) as served:

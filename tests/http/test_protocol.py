@@ -30,6 +30,7 @@ from app.model import ByteRange, Condition, ETag, ObjectRef
 from app.settings import CacheSettings, DatasetSettings, LimitSettings, ServerSettings, Settings
 from app.storage.contract import Found, NotModified
 from app.storage.memory import MemoryStore
+from tests.attacks.raw import connect, heard
 from tests.formats.zarr.building import build
 from tests.support.files import write_files
 from tests.support.serving import serving
@@ -50,13 +51,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["at hand", "to be read"])
-def port(request: pytest.FixtureRequest, folder: Path) -> Generator[int]:
+def url(request: pytest.FixtureRequest, folder: Path) -> Generator[str]:
     """Serve the array with every chunk in the cache, or none."""
     with serving(_settings(folder, cached=request.param == "at hand")) as url:
-        found = _port(url)
         for key in CHUNKS:
-            _ask(found, _get(key))
-        yield found
+            _ask(url, _get(key))
+        yield url
 
 
 def _settings(folder: Path, *, cached: bool) -> Settings:
@@ -69,18 +69,8 @@ def _settings(folder: Path, *, cached: bool) -> Settings:
     )
 
 
-def _port(url: str) -> int:
-    return int(url.rpartition(":")[2])
-
-
 def _get(key: str, headers: bytes = b"") -> bytes:
     return GET % (key.encode(), headers)
-
-
-@contextmanager
-def _connected(port: int) -> Generator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        yield connection
 
 
 def _read_answer(connection: socket.socket) -> tuple[bytes, dict[bytes, bytes], bytes]:
@@ -97,16 +87,8 @@ def _read_answer(connection: socket.socket) -> tuple[bytes, dict[bytes, bytes], 
     return line, headers, body
 
 
-def _read_all(connection: socket.socket) -> bytes:
-    """Read until the connection ends."""
-    received = b""
-    while piece := connection.recv(65536):
-        received += piece
-    return received
-
-
-def _ask(port: int, request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
-    with _connected(port) as connection:
+def _ask(url: str, request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
+    with connect(url) as connection:
         connection.sendall(request)
         return _read_answer(connection)
 
@@ -129,49 +111,49 @@ def _without_id(headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
         b"Origin: https://b.example\r\n",
     ],
 )
-def test_both_ways_answer_alike(port: int, headers: bytes) -> None:
+def test_both_ways_answer_alike(url: str, headers: bytes) -> None:
     """A connection that will close goes uvicorn's way, and gets the same answer."""
-    short = _ask(port, _get("c/0/0", headers))
-    long = _ask(port, _get("c/0/0", headers + b"Connection: close\r\n"))
+    short = _ask(url, _get("c/0/0", headers))
+    long = _ask(url, _get("c/0/0", headers + b"Connection: close\r\n"))
 
     assert short[0] == long[0]
     assert _without_id(short[1]) == _without_id(long[1])
     assert short[2] == long[2]
 
 
-def test_a_query_changes_nothing_but_the_way(port: int) -> None:
+def test_a_query_changes_nothing_but_the_way(url: str) -> None:
     """Unknown parameters are ignored, except those of S3 clients, who get errors of S3."""
-    plain = _ask(port, _get("c/0/0"))
+    plain = _ask(url, _get("c/0/0"))
     signed = b"Authorization: AWS4-HMAC-SHA256 x\r\n"
 
-    assert _ask(port, _get("c/0/0?v=1", signed))[::2] == plain[::2]
-    assert _ask(port, _get("c/0/0?acl"))[::2] == plain[::2]
-    assert _ask(port, _get("c/0/0?acl", signed))[0].split()[1] == b"501"
-    _, headers, body = _ask(port, _get("nothing", signed))
+    assert _ask(url, _get("c/0/0?v=1", signed))[::2] == plain[::2]
+    assert _ask(url, _get("c/0/0?acl"))[::2] == plain[::2]
+    assert _ask(url, _get("c/0/0?acl", signed))[0].split()[1] == b"501"
+    _, headers, body = _ask(url, _get("nothing", signed))
     assert headers[b"content-type"] == b"application/xml"
     assert b"<Code>NoSuchKey</Code>" in body
 
 
-def test_odd_requests(port: int) -> None:
+def test_odd_requests(url: str) -> None:
     """OPTIONS of the server, no HTTP, HTTP/1.0, and preconditions that are repeated: a list."""
     for path in (b"*", b"/"):
-        line, headers, _ = _ask(port, b"OPTIONS %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)
+        line, headers, _ = _ask(url, b"OPTIONS %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)
         assert line.split()[1] == b"204"
         assert b"access-control-allow-methods" in headers
-    assert b" 400 " in _ask(port, b"what?\r\n\r\n")[0]
-    with _connected(port) as connection:
+    assert b" 400 " in _ask(url, b"what?\r\n\r\n")[0]
+    with connect(url) as connection:
         connection.sendall(b"GET /em/c/0/0 HTTP/1.0\r\n\r\n")
-        assert _read_all(connection).endswith(CHUNK)  # it is closed
-    etag = _ask(port, _get("c/0/0"))[1][b"etag"]
+        assert heard(connection).endswith(CHUNK)  # it is closed
+    etag = _ask(url, _get("c/0/0"))[1][b"etag"]
     lines = b'If-None-Match: %s\r\nIf-None-Match: "other"\r\n' % etag
-    assert _ask(port, _get("c/0/0", lines))[0].split()[1] == b"304"
+    assert _ask(url, _get("c/0/0", lines))[0].split()[1] == b"304"
 
 
-def test_pipelined_requests_are_answered_in_order(port: int) -> None:
+def test_pipelined_requests_are_answered_in_order(url: str) -> None:
     """A connection serves request after request, or all at once: bodies of GET are dropped."""
     keys = ["c/0/0", "c/7/7", "c/0/1", "zarr.json", "nothing", "c/0/0"]
     statuses = [b"200", b"404", b"200", b"200", b"404", b"200"]
-    with _connected(port) as connection:
+    with connect(url) as connection:
         connection.sendall(b"".join(map(_get, keys)))
         answers = [_read_answer(connection) for _ in keys]
         for key in keys:
@@ -183,9 +165,9 @@ def test_pipelined_requests_are_answered_in_order(port: int) -> None:
     assert [answer[2] for answer in answers[:6]] == [answer[2] for answer in answers[6:]]
 
 
-def test_slow_reader_gets_everything(port: int) -> None:
+def test_slow_reader_gets_everything(url: str) -> None:
     """Answers wait while a client does not read, longer than idle connections are kept."""
-    with _connected(port) as connection:
+    with connect(url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         connection.sendall(_get("c/1/1") * 5)
         time.sleep(5.5)
@@ -195,11 +177,11 @@ def test_slow_reader_gets_everything(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "port", ["at hand", pytest.param("to be read", marks=pytest.mark.soak)], indirect=True
+    "url", ["at hand", pytest.param("to be read", marks=pytest.mark.soak)], indirect=True
 )
-def test_idle_connection_is_closed(port: int) -> None:
+def test_idle_connection_is_closed(url: str) -> None:
     """Five seconds after the last of some answers the connection ends, and not before."""
-    with _connected(port) as connection:
+    with connect(url) as connection:
         for key in ["c/0/0", "c/9/9", "c/0/1", "c/0/0"]:
             time.sleep(0.7)
             connection.sendall(_get(key))
@@ -211,10 +193,10 @@ def test_idle_connection_is_closed(port: int) -> None:
 
 
 @pytest.mark.parametrize(("sent", "is_echoed"), [(b"mine-1", True), (b"a b", False), (b"", False)])
-def test_request_ids_of_clients_are_echoed(port: int, sent: bytes, *, is_echoed: bool) -> None:
+def test_request_ids_of_clients_are_echoed(url: str, sent: bytes, *, is_echoed: bool) -> None:
     """One that is missing, or could confuse a log, is replaced by a new one."""
     headers = b"X-Request-ID: %b\r\n" % sent if sent else b""
-    ids = {_ask(port, _get("c/0/0", headers))[1][b"x-request-id"] for _ in range(2)}
+    ids = {_ask(url, _get("c/0/0", headers))[1][b"x-request-id"] for _ in range(2)}
 
     assert (ids == {sent}) is is_echoed
     assert len(ids) == (1 if is_echoed else 2)
@@ -270,17 +252,17 @@ class _Gated(MemoryStore):
 
 
 @contextmanager
-def _serving(store: _Gated) -> Generator[int]:
+def _serving(store: _Gated) -> Generator[str]:
     settings = Settings(
         limits=LimitSettings(stream_bytes=1_000_000),
         datasets={"em": DatasetSettings(url="memory://bucket")},
     )
     with serving(settings, wrap=lambda _: store) as url:
-        yield _port(url)
+        yield url
 
 
-def _metrics(port: int) -> bytes:
-    return _ask(port, b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n")[2]
+def _metrics(url: str) -> bytes:
+    return _ask(url, b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n")[2]
 
 
 def test_a_client_that_leaves_cancels_its_read() -> None:
@@ -289,30 +271,30 @@ def test_a_client_that_leaves_cancels_its_read() -> None:
     A tag that is not ASCII comes back as sent, and is known again.
     """
     store = _Gated()
-    with _serving(store) as port:
+    with _serving(store) as url:
         for headers in (b"", b"Connection: close\r\n"):
-            with _connected(port) as connection:
+            with connect(url) as connection:
                 connection.sendall(_get("c/0/0", headers))
                 assert store.asked.wait(10)
             assert store.cancelled.wait(10)
             store.asked.clear()
             store.cancelled.clear()
-        assert b'{dataset="em",method="GET",outcome="gone"} 2.0' in _metrics(port)
+        assert b'{dataset="em",method="GET",outcome="gone"} 2.0' in _metrics(url)
         store.is_open = True
 
-        assert _ask(port, _get("c/0/0"))[2] == CHUNK
-        etag = _ask(port, _get("notes"))[1][b"etag"]
-        again = _ask(port, _get("notes", b"If-None-Match: %s\r\n" % etag))[0]
+        assert _ask(url, _get("c/0/0"))[2] == CHUNK
+        etag = _ask(url, _get("notes"))[1][b"etag"]
+        again = _ask(url, _get("notes", b"If-None-Match: %s\r\n" % etag))[0]
         assert (etag, again.split()[1]) == (b'"\xe9"', b"304")
 
 
 def test_broken_off_answer_ends_the_connection() -> None:
     """A body that cannot be completed is not taken for a whole one; it has failed, as counted."""
     store = _Gated()
-    with _serving(store) as port, _connected(port) as connection:
+    with _serving(store) as url, connect(url) as connection:
         connection.sendall(_get("c/1/1"))
-        received = _read_all(connection)
-        metrics = _metrics(port)
+        received = heard(connection)
+        metrics = _metrics(url)
 
     assert b"content-length: %d" % len(LARGE) in received
     assert received.endswith(b"\r\n\r\n" + LARGE[:1000])
@@ -332,7 +314,7 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> _Gated:
 
 def test_a_client_that_reads_nothing_is_disconnected(streaming: _Gated) -> None:
     """A client that takes nothing for long loses its connection, and holds nothing."""
-    with _serving(streaming) as port, _connected(port) as connection:
+    with _serving(streaming) as url, connect(url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(_get("c/1/0"))
 
@@ -342,7 +324,7 @@ def test_a_client_that_reads_nothing_is_disconnected(streaming: _Gated) -> None:
 def test_a_client_that_reads_slowly_is_not_disconnected(streaming: _Gated) -> None:
     """As long as a client takes something it gets everything."""
     received = 0
-    with _serving(streaming) as port, _connected(port) as connection:
+    with _serving(streaming) as url, connect(url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         connection.sendall(_get("c/1/1"))
         while received < len(LARGE):
@@ -355,9 +337,9 @@ def test_a_client_that_reads_slowly_is_not_disconnected(streaming: _Gated) -> No
 def test_answer_longer_than_announced_is_cut(streaming: _Gated) -> None:
     """Surplus bytes of a store are not taken for another response."""
     streaming.surplus = b"HTTP/1.1 200 OK\r\n\r\n"
-    with _serving(streaming) as port, _connected(port) as connection:
+    with _serving(streaming) as url, connect(url) as connection:
         connection.sendall(_get("c/1/1"))
-        received = _read_all(connection)
+        received = heard(connection)
 
     assert streaming.surplus not in received.partition(b"\r\n\r\n")[2]
 
@@ -365,8 +347,8 @@ def test_answer_longer_than_announced_is_cut(streaming: _Gated) -> None:
 def test_requests_behind_one_that_waits_are_answered_in_order() -> None:
     """A response from memory does not overtake one that must be read."""
     store = _Gated()
-    with _serving(store) as port, _connected(port) as connection:
-        _ask(port, _get("zarr.json"))
+    with _serving(store) as url, connect(url) as connection:
+        _ask(url, _get("zarr.json"))
         connection.sendall(_get("c/0/0") + _get("zarr.json") + _get("c/0/1"))
         assert store.asked.wait(10)
         store.is_open = True
@@ -375,7 +357,7 @@ def test_requests_behind_one_that_waits_are_answered_in_order() -> None:
     assert (bodies[0], bodies[2]) == (CHUNK, b"another")
 
 
-def test_a_fault_ends_its_connection_only(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_ends_its_connection_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are served."""
     begin = Gateway.begin
 
@@ -387,7 +369,7 @@ def test_a_fault_ends_its_connection_only(port: int, monkeypatch: pytest.MonkeyP
         return begin(self, raw_path, headers, peer, now)
 
     monkeypatch.setattr(Gateway, "begin", broken)
-    with _connected(port) as connection, _connected(port) as other:
+    with connect(url) as connection, connect(url) as other:
         connection.sendall(_get("fault"))
         assert connection.recv(1) == b""
         other.sendall(_get("c/0/0"))
@@ -398,8 +380,8 @@ def test_answer_under_way_is_finished_when_the_service_stops() -> None:
     """A client gets its answer, and is told that the connection ends."""
     store = _Gated()
     with ExitStack() as clients:
-        with _serving(store) as port:
-            client = clients.enter_context(_connected(port))
+        with _serving(store) as url:
+            client = clients.enter_context(connect(url))
             client.sendall(_get("c/0/0"))
             assert store.asked.wait(10)
             threading.Timer(0.5, setattr, (store, "is_open", True)).start()

@@ -1,13 +1,17 @@
 """Contents of each format's folder for the conformance suite; stores and shards put together."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from app.formats.contract import Layout, NewShard, Slot, Target
 from app.formats.reading import Fetch
 from app.formats.surveying import Shard
-from app.model import ByteRange, Piece, Stored
+from app.model import ByteRange, ByteRequest, Location, Piece, Stored, SuffixRange, VirtualKey
 from app.storage.memory import MemoryStore
-from tests.support.resolving import ROOT
+from tests.resolve.stores import Clock, WatchedStore
+from tests.support.resolving import ROOT, reading
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,89 @@ def filled(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> Me
     for key, data in objects.items():
         store.place(ROOT.join(key), data)
     return store
+
+
+class Container:
+    """What is stored at the root, in a watched store, and read as the service does."""
+
+    def __init__(self, objects: Mapping[str, bytes], **options: Any) -> None:
+        self.store, self.clock = WatchedStore(), Clock()
+        self.etags = {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
+        self.data = reading(self.store, clock=self.clock, **options)
+        self.fetch = self.data.fetch
+
+    async def open(self) -> Layout:
+        """Open the container, and forget the reads of that."""
+        layout, _ = await self.data.dataset.containers.find(ROOT, VirtualKey(""), self.fetch)
+        self.store.calls.clear()
+        return layout
+
+    async def locate(self, key: str) -> Location:
+        """Open the container and locate *key*."""
+        return await (await self.open()).locate(VirtualKey(key), self.fetch)
+
+    async def target(self, key: str) -> Target:
+        """Open the container and find where *key* is written."""
+        return await (await self.open()).target(VirtualKey(key), self.fetch)
+
+    async def slot(self, key: str) -> Slot:
+        """Find where a chunk is written."""
+        slot = await self.target(key)
+        assert isinstance(slot, Slot)
+        return slot
+
+    async def read(self, key: str) -> bytes | None:
+        """Read all bytes of *key*."""
+        return await self.data.read(key)
+
+    async def warm(self, *keys: str) -> None:
+        """Read *keys*, and count from zero."""
+        for key in keys:
+            await self.read(key)
+        self.store.calls.clear()
+
+    @property
+    def reads(self) -> list[tuple[str, ByteRequest | None]]:
+        """What was read: the key below the root, and which part."""
+        return [
+            (call.ref.key.removeprefix(f"{ROOT.key}/"), call.request) for call in self.store.calls
+        ]
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of `reads`."""
+        return [key for key, _ in self.reads]
+
+
+async def write_chunks(
+    objects: dict[str, bytes], chunks: Mapping[str, bytes | None]
+) -> dict[str, NewShard | None]:
+    """Write chunks by their keys, and see that all is as it is told; give plans by shards."""
+    container, shards = Container(objects), defaultdict[Any, dict[Any, Any]](dict)
+    plans: dict[str, NewShard | None] = {}
+    for key, body in chunks.items():
+        shard, entry = await container.slot(key)
+        shards[shard][entry] = body
+    for shard, changes in shards.items():
+        key = shard.ref.key.removeprefix(f"{ROOT.key}/")
+        old = await shard.open(list(changes), container.fetch)
+        assert (old is None) is (key not in objects)
+        plan = plans[key] = shard.plan(old, changes)
+        if plan is None:
+            objects.pop(key, None)
+            continue
+        data = objects[key] = render(plan.pieces, objects.get(key, b""))
+        written = {entry: body for entry, body in changes.items() if body is not None}
+        assert {entry: data[slice(*place)] for entry, place in plan.places.items()} == written
+        assert plan.indexes
+        for read, index in plan.indexes:
+            assert read.ref == shard.ref
+            match read.request:
+                case SuffixRange(length):
+                    assert read.decode(data[-length:]) == index
+                case ByteRange() as place:
+                    assert read.decode(data[slice(*place)]) == index
+    return plans
 
 
 async def chunks_of(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stored]]:

@@ -4,12 +4,9 @@ from collections.abc import Mapping
 
 from app.formats.icechunk.layout import Icechunk, RepositoryLayout
 from app.formats.icechunk.virtual import Allowed, parse_prefix
-from app.model import ObjectRef, Referenced, VirtualKey
-from app.resolve.perform import DirectFetch
-from tests.formats.case import filled
+from app.model import ObjectRef, Referenced
+from tests.formats.case import Container
 from tests.formats.zarr.building import LITTLE, array_metadata
-from tests.resolve.stores import Clock, WatchedStore
-from tests.support.resolving import ROOT, reading
 
 TTL_S = 60.0
 LINE = array_metadata([8], [2], [LITTLE])
@@ -23,44 +20,32 @@ ALLOWED = (
 )
 
 
-class Served:
+class Served(Container):
     """A repository beside an archive, which it may refer to; the clock is moved by hand."""
 
     def __init__(self, objects: Mapping[str, bytes], limit_nbytes: int = 2**20) -> None:
-        self.format = Icechunk(limit_nbytes, 2**20, ALLOWED)
-        self.store = WatchedStore()
-        filled(objects, self.store)
+        formats = (Icechunk(limit_nbytes, 2**20, ALLOWED),)
+        super().__init__(objects, formats=formats, ttl_s=TTL_S, chunk_bytes=0)
         self.etag = self.store.place(ARCHIVE.join("a.nc"), DATA, modified_s=1000)
         self.store.place(ObjectRef("memory://inner", "b.nc"), DATA[::-1])
         for bucket in ("memory://archive", "memory://bucket"):
             for key in ("secret", "a.nc"):
                 self.store.place(ObjectRef(bucket, key), SECRET)
-        self.clock = Clock()
-        self.data = reading(
-            self.store, formats=(self.format,), clock=self.clock, ttl_s=TTL_S, chunk_bytes=0
-        )
-        self.fetch = DirectFetch(self.store)
-        """Reads without a cache."""
 
-    async def read(self, key: str) -> bytes | None:
-        """Read *key*."""
-        return await self.data.read(key)
-
-    async def layout(self) -> RepositoryLayout:
+    async def open(self) -> RepositoryLayout:
         """Open it."""
-        found = await self.format.open(ROOT, self.fetch)
+        found = await super().open()
         assert isinstance(found, RepositoryLayout)
         return found
 
     async def locate(self, key: str) -> Referenced:
         """Locate *key*, which is there."""
-        found = await (await self.layout()).locate(VirtualKey(key), self.fetch)
+        found = await super().locate(key)
         assert isinstance(found, Referenced)
         return found
 
     @property
     def folders(self) -> list[str]:
         """Return which files were read by their folders, but for markers of other kinds."""
-        keys = (call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls)
         others = {"zarr.json", "info", "refs"}
-        return [folder for key in keys if (folder := key.partition("/")[0]) not in others]
+        return [folder for key in self.keys if (folder := key.partition("/")[0]) not in others]

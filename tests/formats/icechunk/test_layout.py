@@ -50,7 +50,7 @@ class _Case(Served):
 
     async def names(self, prefix: str) -> list[str]:
         """List what is below *prefix*."""
-        found = await (await self.layout()).names(VirtualKey(prefix), self.fetch)
+        found = await (await self.open()).names(VirtualKey(prefix), self.fetch)
         return [each.name for each in found]
 
 
@@ -185,7 +185,7 @@ async def test_what_is_below_a_group_is_listed(prefix: str, expected: list[str])
 async def test_what_is_neither_document_nor_chunk_is_nothing(key: str) -> None:
     """The files of the repository are not served under their names."""
     case = _Case()
-    assert await (await case.layout()).locate(VirtualKey(key), case.fetch) == MISSING
+    assert await (await case.open()).locate(VirtualKey(key), case.fetch) == MISSING
 
 
 async def test_the_arrays_of_main_are_described() -> None:
@@ -193,7 +193,7 @@ async def test_the_arrays_of_main_are_described() -> None:
     builder = _builder()
     builder.array("/bad", b"{", [4])
     case = _Case(builder)
-    layout = await case.layout()
+    layout = await case.open()
     found = await layout.collections(
         case.fetch, lambda prefix: list_names(case.store, ROOT, prefix)
     )

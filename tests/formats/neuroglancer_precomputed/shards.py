@@ -9,16 +9,8 @@ from typing import Any
 
 import mmh3
 
-from app.formats.contract import NewShard, ShardRewriter, Slot, Target
-from app.formats.neuroglancer_precomputed.layout import Precomputed, PrecomputedLayout
-from app.formats.neuroglancer_precomputed.metadata import parse_info
-from app.formats.reading import Versioned
-from app.model import ByteRange, ByteRequest, ETag, Location, VirtualKey
-from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
-from tests.formats.case import render
-from tests.resolve.stores import WatchedStore
-from tests.support.resolving import ROOT, reading
+from app.model import ByteRange
+from tests.formats.case import Container
 from tests.support.zipped import zipped
 
 type Sharding = dict[str, Any]
@@ -126,43 +118,9 @@ def build_shards(
     return objects
 
 
-class Watched:
-    """Objects below the root, read by the resolver."""
-
-    def __init__(self, objects: Mapping[str, bytes], **options: Any) -> None:
-        self.store = WatchedStore()
-        self.etags = {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
-        self.data = reading(self.store, **options)
-
-    async def read(self, key: str) -> bytes | None:
-        """Read all bytes of *key*."""
-        return await self.data.read(key)
-
-    async def warm(self, *keys: str) -> None:
-        """Read *keys*, and count from zero."""
-        for key in keys:
-            await self.read(key)
-        self.store.calls.clear()
-
-    async def locate(self, key: str) -> Location:
-        """Find *key*, a chunk of the container at the root."""
-        found, rest = await self.data.dataset.containers.find(
-            ROOT, VirtualKey(key), self.data.fetch
-        )
-        assert isinstance(found, PrecomputedLayout)
-        return await found.locate(rest, self.data.fetch)
-
-    @property
-    def reads(self) -> list[tuple[str, ByteRequest | None]]:
-        """What was read: the key below the root, and which part."""
-        return [
-            (call.ref.key.removeprefix(f"{ROOT.key}/"), call.request) for call in self.store.calls
-        ]
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of `reads`."""
-        return [key for key, _ in self.reads]
+def container(info: Mapping[str, Any], **objects: bytes) -> Container:
+    """Store *info*, and *objects* beside it."""
+    return Container({"info": json.dumps(info).encode(), **objects})
 
 
 def part(start: int, length: int) -> ByteRange:
@@ -171,43 +129,6 @@ def part(start: int, length: int) -> ByteRange:
 
 
 MOST_NBYTES = 2**20
-
-
-async def target(info: Mapping[str, Any], key: str, most_nbytes: int = MOST_NBYTES) -> Target:
-    """Ask the layout of *info* where *key* is written."""
-    data = json.dumps(info).encode()
-    parsed = parse_info(info, data)
-    assert parsed is not None
-    options = Precomputed(2**20, most_nbytes)
-    layout = options.layout(ROOT, Versioned(parsed, ETag('"1"'), len(data)))
-    return await layout.target(VirtualKey(key), DirectFetch(MemoryStore()))
-
-
-async def slot(info: Mapping[str, Any], key: str) -> Slot:
-    """Ask the same for the key of a chunk."""
-    found = await target(info, key)
-    assert isinstance(found, Slot)
-    return found
-
-
-async def rewritten(
-    shard: ShardRewriter[Any], old: bytes | None, changes: Mapping[tuple[int, ...], bytes | None]
-) -> tuple[bytes | None, NewShard | None]:
-    """Make *changes* of the shard whose bytes are *old*; see that it is all as it is told."""
-    store = MemoryStore()
-    if old is not None:
-        store.place(shard.ref, old)
-    opened = await shard.open(changes, DirectFetch(store))
-    assert (opened is None) == (old is None)
-    planned = shard.plan(opened, changes)
-    if planned is None:
-        return None, None
-    new = render(planned.pieces, old or b"")
-    for read, value in planned.indexes:
-        assert read.ref == shard.ref
-        assert isinstance(read.request, ByteRange)
-        assert read.decode(new[slice(*read.request)]) == value
-    return new, planned
 
 
 def decoded(shard: bytes, sharding: Sharding) -> list[dict[int, tuple[int, int]]]:

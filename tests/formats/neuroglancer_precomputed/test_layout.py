@@ -7,6 +7,7 @@ import pytest
 
 from app.errors import VersionChangedError
 from app.model import Gzipped, Inline, Stored, VirtualKey, Whole
+from tests.formats.case import Container
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
@@ -19,7 +20,6 @@ from tests.formats.neuroglancer_precomputed.case import (
 )
 from tests.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
-    Watched,
     build_shards,
     part,
 )
@@ -33,7 +33,7 @@ _OBJECTS = build(_CHUNKS)
 
 async def test_a_cold_chunk_is_three_reads_of_one_version() -> None:
     """After the document: the shard index, and of its version the minishard index, the chunk."""
-    case = Watched(_OBJECTS)
+    case = Container(_OBJECTS)
     await case.warm("info")
     assert await case.read(THIRD) == _CHUNKS[THIRD]
     at = 32 + 3 + 5 + 3 + 6 + 48 + 3
@@ -51,7 +51,7 @@ async def test_a_cold_chunk_is_three_reads_of_one_version() -> None:
 async def test_a_shard_index_of_over_64_kib_is_large(bits: int, request_nbytes: int) -> None:
     """Whatever the setting, which is meant for indexes that have to be read whole."""
     sharding = {**RAW_SHARDING, "minishard_bits": bits}
-    case = Watched(build(_CHUNKS, sharding=sharding), whole_index_nbytes=2**22)
+    case = Container(build(_CHUNKS, sharding=sharding), whole_index_nbytes=2**22)
     await case.warm("info")
     assert await case.read(FIRST) == _CHUNKS[FIRST]
 
@@ -72,7 +72,7 @@ async def test_a_shard_index_of_over_64_kib_is_large(bits: int, request_nbytes: 
 )
 async def test_nothing_known_is_read_again(known: str, key: str, keys: list[str]) -> None:
     """A known document, shard index or minishard index proves absence without a read."""
-    case = Watched(_OBJECTS)
+    case = Container(_OBJECTS)
     await case.warm(known)
 
     assert await case.read(key) == _CHUNKS.get(key)
@@ -81,7 +81,7 @@ async def test_nothing_known_is_read_again(known: str, key: str, keys: list[str]
 
 async def test_an_absent_shard_is_looked_for_once_in_either_form() -> None:
     """As ``.shard`` and as ``.index``; what is known of it is good for its other chunks."""
-    case = Watched(build({FIRST: b"first"}))
+    case = Container(build({FIRST: b"first"}))
     await case.warm(FIRST)
     assert await case.read(LAST) is None
     assert await case.read("s0/5-6_8-10_0-1") is None
@@ -94,7 +94,7 @@ async def test_no_container_is_looked_for_in_a_scale(key: str) -> None:
     """However deep it is, nothing but the markers above and the shard is asked for."""
     objects = build_shards({0: b"first"}, RAW_SHARDING)
     path = key.rstrip("/")
-    case = Watched(
+    case = Container(
         {
             "info": json.dumps(volume_info(RAW_SHARDING, key=key)).encode(),
             **{f"{path}/{name}": data for name, data in objects.items()},
@@ -109,10 +109,10 @@ async def test_no_container_is_looked_for_in_a_scale(key: str) -> None:
 
 async def test_a_key_below_any_of_many_scales_is_enclosed() -> None:
     """Whole names of directories count, not how they begin."""
-    case = Watched(
+    case = Container(
         {"info": json.dumps({"scales": [{"key": f"{n}"} for n in range(1000)]}).encode()}
     )
-    layout, _ = await case.data.dataset.containers.find(ROOT, VirtualKey("x"), case.data.fetch)
+    layout = await case.open()
     keys = ["7/x", "7/", "999/x/y", "7", "/7/", "1000/x", "x/7/", ""]
 
     assert [key for key in keys if layout.encloses(VirtualKey(key))] == keys[:3]
@@ -120,7 +120,7 @@ async def test_a_key_below_any_of_many_scales_is_enclosed() -> None:
 
 async def test_a_rewritten_document_has_a_version_of_its_own() -> None:
     """What is served is not what is stored, and its ETag says so."""
-    case = Watched(_OBJECTS)
+    case = Container(_OBJECTS)
     found = await case.locate("info")
 
     assert isinstance(found, Inline)
@@ -134,7 +134,7 @@ async def test_a_rewritten_document_has_a_version_of_its_own() -> None:
 )
 async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
     """Shards too can be asked for by their names."""
-    layout = await Watched(_OBJECTS).locate(key)
+    layout = await Container(_OBJECTS).locate(key)
 
     assert layout == Whole(ROOT.join(key))
 
@@ -144,7 +144,7 @@ async def test_what_is_not_sharded_is_served_as_it_is() -> None:
     document = volume_info(RAW_SHARDING)
     document["scales"] += volume_info(None, key="s1")["scales"]
     document["scales"] += volume_info({"@type": "from_the_future"}, key="s2")["scales"]
-    case = Watched(
+    case = Container(
         {
             **_OBJECTS,
             "info": json.dumps(document).encode(),
@@ -165,7 +165,7 @@ async def test_what_is_not_sharded_is_served_as_it_is() -> None:
 
 async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
     """The fragments lie right before the manifest, which is read to learn how long they are."""
-    case = Watched(build_meshes({"2": b"fragments"}, sharding=RAW_SHARDING))
+    case = Container(build_meshes({"2": b"fragments"}, sharding=RAW_SHARDING))
     manifest = encode_manifest([[2], [7]])
     await case.warm("info")
     assert await case.read("2") == b"fragments"
@@ -180,9 +180,9 @@ async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
 
 async def test_fragments_of_gzip_manifests_are_stored_as_they_are() -> None:
     """Only the manifest is compressed; a mesh without fragments is empty, which is not absence."""
-    case = Watched(build_meshes({"2": b"fragments"}, sharding=GZIP_DATA))
+    case = Container(build_meshes({"2": b"fragments"}, sharding=GZIP_DATA))
     objects = build_shards({2: encode_manifest([])}, RAW_SHARDING)
-    empty = Watched({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
+    empty = Container({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
 
     assert isinstance(await case.locate("2"), Stored)
     assert isinstance(await case.locate("2.index"), Gzipped)
@@ -195,7 +195,7 @@ _OLD = build(_CHUNKS, old=True)
 
 async def test_a_shard_of_the_older_form_is_two_objects() -> None:
     """Its index is read again beside the version of the data: nothing else ties the two."""
-    case = Watched(_OLD)
+    case = Container(_OLD)
     await case.warm("info")
     assert await case.read(FIRST) == _CHUNKS[FIRST]
 
@@ -217,7 +217,7 @@ async def test_a_chunk_of_a_known_minishard_is_one_read(
     objects: dict[str, bytes], limit: int, expected: Any
 ) -> None:
     """Exactly its bytes, in the older form of the version of the data."""
-    case = Watched(objects, whole_index_nbytes=limit)
+    case = Container(objects, whole_index_nbytes=limit)
     await case.warm(FIRST)
     assert await case.read(SECOND) == _CHUNKS[SECOND]
 
@@ -226,12 +226,12 @@ async def test_a_chunk_of_a_known_minishard_is_one_read(
 
 async def test_an_index_that_vanishes_has_changed() -> None:
     """Once it was seen beside nothing, its absence beside the data is no absence of chunks."""
-    case = Watched(_OLD)
-    layout, rest = await case.data.dataset.containers.find(ROOT, VirtualKey(FIRST), case.data.fetch)
-    await case.data.fetch.stat(ROOT.join("s0/0.index"))
-    await layout.locate(rest, case.data.fetch)
+    case = Container(_OLD)
+    layout, rest = await case.open(), VirtualKey(FIRST)
+    await case.fetch.stat(ROOT.join("s0/0.index"))
+    await layout.locate(rest, case.fetch)
     case.store.place(ROOT.join("s0/0.data"), b"another")
     case.store.remove(ROOT.join("s0/0.index"))
-    case.data.fetch.forget(ROOT.join("s0/0.data"))
+    case.fetch.forget(ROOT.join("s0/0.data"))
     with pytest.raises(VersionChangedError):
-        await layout.locate(rest, case.data.fetch)
+        await layout.locate(rest, case.fetch)

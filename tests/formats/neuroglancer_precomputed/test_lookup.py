@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from app.errors import DamagedError
 from app.formats.neuroglancer_precomputed.lookup import MeshManifestDecoder
 from app.formats.reading import DecodeError
+from tests.formats.case import Container
 from tests.formats.neuroglancer_precomputed.case import (
     build,
     encode_manifest,
@@ -19,7 +20,6 @@ from tests.formats.neuroglancer_precomputed.case import (
 from tests.formats.neuroglancer_precomputed.shards import (
     SINGLE,
     Sharding,
-    Watched,
     encode_minishard,
 )
 from tests.support.resolving import ROOT
@@ -46,7 +46,7 @@ def _skeletons(shard: bytes, sharding: Sharding = SINGLE) -> dict[str, bytes]:
 
 async def _damage(objects: dict[str, bytes], key: str, reason: str, limit: int = 2**20) -> None:
     """Read *key* and see that the shard is named with *reason*."""
-    case = Watched(objects, whole_index_nbytes=limit, decoded_bytes=_LIMIT)
+    case = Container(objects, whole_index_nbytes=limit, decoded_bytes=_LIMIT)
     with pytest.raises(DamagedError, match=reason) as caught:
         await case.read(key)
     assert caught.value.ref == ROOT.join("0.shard")
@@ -99,7 +99,7 @@ async def test_a_chunk_that_cannot_be_is_damage_of_its_own(
     objects = _skeletons(_shard((3, 0, 4), chunk))
     await _damage(objects, "7", reason, whole_index_nbytes)
 
-    assert await Watched(objects).read("3") == b"0123"
+    assert await Container(objects).read("3") == b"0123"
 
 
 @_whole_or_entry
@@ -119,12 +119,12 @@ async def test_a_chunk_may_be_all_that_is_no_index(chunk: tuple[int, int, int]) 
     """Up to the minishard index, and of no bytes wherever."""
     _, start, size = chunk
 
-    assert await Watched(_skeletons(_shard(chunk))).read("7") == _BODY[start : start + size]
+    assert await Container(_skeletons(_shard(chunk))).read("7") == _BODY[start : start + size]
 
 
 async def test_chunks_may_share_bytes() -> None:
     """Writers that store equal chunks once are none the worse for it."""
-    case = Watched(_skeletons(_shard((3, 0, 6), (7, 0, 6), (8, 2, 4))))
+    case = Container(_skeletons(_shard((3, 0, 6), (7, 0, 6), (8, 2, 4))))
 
     assert [await case.read(key) for key in ("3", "7", "8")] == [b"012345", b"012345", b"2345"]
 
@@ -193,7 +193,7 @@ async def test_a_manifest_that_cannot_be_is_damage(
     objects = _meshes(manifest, {**SINGLE, "data_encoding": encoding})
     await _damage(objects, "7", reason)
 
-    assert encoding == "gzip" or await Watched(objects).read("7.index") == manifest
+    assert encoding == "gzip" or await Container(objects).read("7.index") == manifest
 
 
 async def test_fragments_do_not_lie_over_the_index() -> None:
@@ -213,9 +213,9 @@ async def test_an_absurd_number_of_minishards_is_damage(minishard_bits: int) -> 
     name = "0" * max(1, (64 - minishard_bits + 3) // 4) + ".shard"
     objects = _skeletons(b"", sharding)
     del objects["0.shard"]
-    assert await Watched(objects).read("7") is None
+    assert await Container(objects).read("7") is None
 
-    case = Watched({**objects, name: bytes(1000)})
+    case = Container({**objects, name: bytes(1000)})
     with pytest.raises(DamagedError, match="bytes") as caught:
         await case.read(str(2**64 - 1 >> 64 - minishard_bits))
     assert caught.value.ref == ROOT.join(name)
@@ -240,7 +240,7 @@ async def test_damage_of_the_older_form(
 ) -> None:
     """Whichever of the two is at fault is named."""
     objects = {key: data for key, data in {**_VOLUME, **damage}.items() if data is not None}
-    case = Watched(objects)
+    case = Container(objects)
     with pytest.raises(DamagedError, match=reason) as caught:
         await case.read("s0/-1-2_5-8_0-1")
 

@@ -11,14 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import BadBodyError, BadKeyError, ConflictError, DamagedError, ReadOnlyError
-from app.formats.contract import Document, Entry
-from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
+from app.formats.contract import Document
 from app.formats.neuroglancer_precomputed.survey import ShardTables
 from app.model import ByteRange, VirtualKey, Whole
 from app.resolve.containers import Containers
 from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
-from tests.formats.case import filled
+from tests.formats.case import filled, render, write_chunks
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
@@ -29,18 +27,15 @@ from tests.formats.neuroglancer_precomputed.case import (
     volume_info,
 )
 from tests.formats.neuroglancer_precomputed.shards import (
-    MOST_NBYTES,
     RAW_SHARDING,
     SINGLE,
     Sharding,
     address,
     build_shards,
     chunks_of,
+    container,
     decoded,
     encode_minishard,
-    rewritten,
-    slot,
-    target,
 )
 from tests.support.resolving import ROOT, known_formats
 from tests.support.zipped import zipped
@@ -67,39 +62,21 @@ _ids = st.integers(0, 40) | st.integers(0, 2**64 - 1)
 _changes = st.dictionaries(_ids, st.none() | st.binary(min_size=1, max_size=9), max_size=8)
 
 
-async def _at(sharding: Sharding, chunk_id: int) -> tuple[ChunkRewriter, Entry]:
-    shard, entry = await slot(skeleton_info(sharding), str(chunk_id))
-    assert isinstance(shard, ChunkRewriter)
-    return shard, entry
-
-
-async def _opened(sharding: Sharding, stored: bytes) -> ShardTables:
-    shard, entry = await _at(sharding, 4)
-    store = MemoryStore()
-    store.place(shard.ref, stored)
-    opened = await shard.open([entry], DirectFetch(store))
-    assert opened is not None
+async def _opened(stored: bytes, **members: Any) -> ShardTables:
+    case = container(skeleton_info(_SPREAD | members), **{"0.shard": stored})
+    shard, entry = await case.slot("4")
+    opened = await shard.open([entry], case.fetch)
+    assert isinstance(opened, ShardTables)
     return opened
 
 
 async def _changed(
-    sharding: Sharding,
-    objects: Mapping[str, bytes],
-    changes: Mapping[int, bytes | None],
+    sharding: Sharding, objects: Mapping[str, bytes], changes: Mapping[int, bytes | None]
 ) -> dict[str, bytes]:
     """Make *changes* of the shards *objects*, all of one shard in one rewrite."""
-    found = dict(objects)
-    by_shard: dict[Any, dict[tuple[int, ...], bytes | None]] = {}
-    for chunk_id, data in changes.items():
-        shard, entry = await _at(sharding, chunk_id)
-        by_shard.setdefault(shard, {})[entry] = data
-    for shard, entries in by_shard.items():
-        name = shard.ref.key.rpartition("/")[2]
-        new, planned = await rewritten(shard, found.pop(name, None), entries)
-        if new is not None and planned is not None:
-            found[name] = new
-            stored = {entry: data for entry, data in entries.items() if data is not None}
-            assert {entry: new[slice(*at)] for entry, at in planned.places.items()} == stored
+    found = {**spelled(skeleton_info(sharding)), **objects}
+    await write_chunks(found, {str(chunk_id): data for chunk_id, data in changes.items()})
+    del found["info"]
     return found
 
 
@@ -197,27 +174,24 @@ def _single(*rows: tuple[int, int, int], body: bytes = b"chunks", entry: bytes =
 )
 async def test_nothing_is_written_into_a_damaged_shard(stored: bytes, reason: str) -> None:
     """Not all that is there could be kept."""
-    shard, entry = await _at(_SPREAD, 8)
-
     with pytest.raises(DamagedError, match=reason):
-        await rewritten(shard, stored, {entry: b"new"})
+        await _changed(_SPREAD, {"0.shard": stored}, {8: b"new"})
 
 
 async def test_a_cell_off_the_grid_is_damage() -> None:
     """No reader asks for such a chunk."""
-    info = volume_info({**_SPREAD, "minishard_bits": 0})
-    shard, entry = await slot(info, "s0/-1-2_5-8_0-1")
+    info = spelled(volume_info({**_SPREAD, "minishard_bits": 0}))
     index = encode_minishard([(0, 0, 3), (7, 3, 3)])
     stored = struct.pack("<2Q", 6, 6 + len(index)) + b"chunks" + index
 
     with pytest.raises(DamagedError, match="chunk 7 is not on the grid"):
-        await rewritten(shard, stored, {entry: bytes(9)})
+        await write_chunks({**info, "s0/0.shard": stored}, {"s0/-1-2_5-8_0-1": bytes(9)})
 
 
 async def test_lookup_finds_chunks_of_the_old_shard() -> None:
     """And what is not there, nowhere; a damaged minishard index proves nothing to be absent."""
-    opened = await _opened(_SPREAD, _single((4, 1, 2)))
-    damaged = await _opened({**_SPREAD, "minishard_index_encoding": "gzip"}, _single((4, 0, 6)))
+    opened = await _opened(_single((4, 1, 2)))
+    damaged = await _opened(_single((4, 0, 6)), minishard_index_encoding="gzip")
 
     assert (opened.lookup((4,)), opened.lookup((8,))) == (ByteRange(65, 67), None)
     assert opened.size == len(_single((4, 1, 2)))
@@ -228,28 +202,23 @@ async def test_lookup_finds_chunks_of_the_old_shard() -> None:
 
 async def test_a_shard_in_two_objects_is_not_written() -> None:
     """As was usual once."""
-    shard, entry = await _at(_SPREAD, 4)
-    store = MemoryStore()
     stored = _single((4, 0, 6))
-    for ending, data in ((".index", stored[:64]), (".data", stored[64:])):
-        key = shard.ref.key.removesuffix(".shard")
-        store.place(shard.ref._replace(key=f"{key}{ending}"), data)
+    parts = {"0.index": stored[:64], "0.data": stored[64:]}
 
     with pytest.raises(ConflictError, match="in two objects"):
-        await shard.open([entry], DirectFetch(store))
+        await _changed(_SPREAD, parts, {4: b"new"})
 
 
 async def test_an_empty_shard_can_be_written_on() -> None:
     """For stores that cannot remove just one version."""
-    shard, entry = await _at(_SPREAD, 4)
-    empty = b"".join(piece for piece in shard.plan_empty().pieces if isinstance(piece, bytes))
-    filled, _ = await rewritten(shard, empty, {entry: b"chunk"})
+    shard, _ = await container(skeleton_info(_SPREAD)).slot("4")
+    empty = {"0.shard": render(shard.plan_empty().pieces)}
+    filled = await _changed(_SPREAD, empty, {4: b"chunk"})
 
-    assert empty == bytes(64)
-    assert await rewritten(shard, empty, {entry: None}) == (None, None)
-    assert filled is not None
-    assert chunks_of(filled, _SPREAD) == {4: b"chunk"}
-    assert (await rewritten(shard, None, {entry: b"chunk"}))[0] == filled
+    assert empty == {"0.shard": bytes(64)}
+    assert await _changed(_SPREAD, empty, {4: None}) == {}
+    assert chunks_of(filled["0.shard"], _SPREAD) == {4: b"chunk"}
+    assert await _changed(_SPREAD, {}, {4: b"chunk"}) == filled
 
 
 KEY, NEIGHBOUR, OTHER_MINISHARD, NARROW, OTHER_SHARD = IDS
@@ -295,7 +264,7 @@ async def test_what_nobody_would_read_is_not_written(
 ) -> None:
     """Names of no chunk, whole shards, shards of several things, and too large an index."""
     with pytest.raises(error, match=reason):
-        await target(info, key)
+        await container(info).target(key)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +276,7 @@ async def test_what_nobody_would_read_is_not_written(
 )  # fmt: skip
 async def test_all_else_is_an_object(info: Any, key: str) -> None:
     """Also what is only spelled like a shard."""
-    assert await target(info, key) == Whole(ROOT.join(key))
+    assert await container(info).target(key) == Whole(ROOT.join(key))
 
 
 async def test_an_info_is_translated() -> None:
@@ -336,7 +305,7 @@ async def test_chunks_of_voxels_have_one_size(
     """That of their voxels, clipped at the end of the volume; inflated if need be."""
     for sharding in (RAW_SHARDING, GZIP_DATA):
         info = volume_info(sharding) | {"data_type": data_type, "num_channels": channels}
-        shard, entry = await slot(info, key)
+        shard, entry = await container(info).slot(key)
         for wrong in (nbytes - 1, nbytes + 1, 0):
             with pytest.raises(BadBodyError, match=str(nbytes) if wrong else "empty"):
                 shard.encode(entry, bytes(wrong), is_gzip=False)
@@ -350,7 +319,7 @@ async def test_chunks_of_voxels_have_one_size(
 )
 async def test_encoded_chunks_have_any_size_but_none(members: Any) -> None:
     """Only their decoders know it."""
-    shard, entry = await slot(volume_info(RAW_SHARDING, **members), next(iter(IDS)))
+    shard, entry = await container(volume_info(RAW_SHARDING, **members)).slot(next(iter(IDS)))
 
     assert shard.encode(entry, b"x", is_gzip=False) == b"x"
     with pytest.raises(BadBodyError):
@@ -359,8 +328,8 @@ async def test_encoded_chunks_have_any_size_but_none(members: Any) -> None:
 
 async def test_gzip_is_stored_as_it_came() -> None:
     """Once it was seen to inflate; plain bodies are compressed, always alike, or gzip inflated."""
-    shard, entry = await slot(skeleton_info(GZIP_DATA), "7")
-    plain, other = await slot(skeleton_info(RAW_SHARDING), "7")
+    shard, entry = await container(skeleton_info(GZIP_DATA)).slot("7")
+    plain, other = await container(skeleton_info(RAW_SHARDING)).slot("7")
     body = b"a skeleton " * 100
     stored = shard.encode(entry, body, is_gzip=False)
 
@@ -374,12 +343,12 @@ async def test_gzip_is_stored_as_it_came() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"plain", b"", zipped(b"cut off")[:-1], zipped(bytes(MOST_NBYTES + 1)), zipped(b"")]
+    "body", [b"plain", b"", zipped(b"cut off")[:-1], zipped(bytes(2**20 + 1)), zipped(b"")]
 )
 @pytest.mark.parametrize("sharding", [RAW_SHARDING, GZIP_DATA], ids=["raw", "gzip"])
 async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
     """Or what holds more than is taken, or nothing."""
-    shard, entry = await slot(skeleton_info(sharding), "7")
+    shard, entry = await container(skeleton_info(sharding)).slot("7")
 
     with pytest.raises(BadBodyError):
         shard.encode(entry, body, is_gzip=True)

@@ -32,9 +32,9 @@ from tests.formats.neuroglancer_precomputed.shards import (
     SINGLE,
     Sharding,
     build_shards,
+    container,
     encode_minishard,
     encode_shard,
-    slot,
 )
 from tests.support.resolving import ROOT
 from tests.support.zipped import zipped
@@ -382,9 +382,9 @@ def test_neighbours_are_read_together(steps: list[tuple[int, int]]) -> None:
 async def test_opening_takes_no_step_for_each_minishard(bits: int) -> None:
     """It is done on the event loop, and shards may have 2^16 minishards, or more."""
     sharding = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": bits, "shard_bits": 0}
-    target, entry = await slot(skeleton_info(sharding), "5")
     objects = build_shards(dict.fromkeys(range(2**bits), b"data"), sharding)
-    store = filled(objects)
+    case = container(skeleton_info(sharding), **objects)
+    target, entry = await case.slot("5")
     calls = 0
 
     def count(*_: Any) -> None:
@@ -392,7 +392,7 @@ async def test_opening_takes_no_step_for_each_minishard(bits: int) -> None:
         calls += 1
 
     sys.setprofile(count)
-    opened = await target.open([entry], DirectFetch(store))
+    opened = await target.open([entry], case.fetch)
     sys.setprofile(None)
 
     assert opened is not None

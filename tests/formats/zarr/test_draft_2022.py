@@ -30,8 +30,7 @@ from app.model import (
 )
 from app.resolve.listing import list_names
 from app.resolve.perform import DirectFetch
-from tests.formats.case import filled
-from tests.formats.zarr.building import LIMIT, Container, write_chunks
+from tests.formats.case import Container, filled, write_chunks
 from tests.formats.zarr.draft import (
     CORE,
     ENTRY_POINT,
@@ -102,7 +101,7 @@ async def test_a_chunk_costs_its_metadata_and_its_index() -> None:
 
     A key past the edge of the array is proved absent by its metadata.
     """
-    expected = [(f"data/{_META}", ByteRange(0, LIMIT + 1))]
+    expected = [(f"data/{_META}", ByteRange(0, 2**20 + 1))]
     for key in ("c3/0", "c0/4", "c999999/0", "c0/9999999999999999999"):
         case = Container(_bar())
         assert await case.locate(f"{_DATA}/{key}") == MISSING
@@ -123,7 +122,7 @@ async def test_a_chunk_costs_its_metadata_and_its_index() -> None:
         (b"{", "no JSON"),
         (b"[]", "no object"),
         (encode(array_metadata([5, 7], [2, 2], [sharding([0, 2])])), "chunks_per_shard"),
-        (b" " * (LIMIT + 1), "metadata of more than 65536 bytes"),
+        (b" " * (2**20 + 1), "metadata of more than 1048576 bytes"),
     ],
 )
 async def test_damaged_metadata_are_named(key: str, stored: bytes, reason: str) -> None:

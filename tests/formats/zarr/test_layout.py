@@ -32,12 +32,11 @@ from app.model import (
     Whole,
 )
 from app.resolve.metadata_cache import MetadataCache, ReadCache
-from tests.formats.case import filled
+from tests.formats.case import Container, filled
 from tests.formats.zarr.building import (
     CRC,
     EMPTY,
     LITTLE,
-    Container,
     WrittenArray,
     array_metadata,
     build,
@@ -157,7 +156,7 @@ def _shard(first: tuple[int, int], second: tuple[int, int] = EMPTY) -> bytes:
 )  # fmt: skip
 async def test_a_damaged_shard_is_named(shard: bytes, reason: str, whole_index_nbytes: int) -> None:
     """An index that contradicts its shard is damage, never absence."""
-    case = Container(_array_of_two(shard), whole_index_nbytes)
+    case = Container(_array_of_two(shard), whole_index_nbytes=whole_index_nbytes)
     with pytest.raises(DamagedError, match=reason) as caught:
         await case.locate("c/0")
 

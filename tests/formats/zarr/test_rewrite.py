@@ -11,12 +11,11 @@ from app.errors import ConflictError, DamagedError, ReadOnlyError
 from app.formats.contract import Slot
 from app.formats.zarr.index import ShardIndex
 from app.model import ByteRange, VirtualKey
-from tests.formats.case import filled, render
+from tests.formats.case import Container, filled, render
 from tests.formats.zarr.building import (
     CRC,
     EMPTY,
     GIB,
-    Container,
     Coords,
     WrittenArray,
     array_metadata,

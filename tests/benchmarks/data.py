@@ -12,6 +12,7 @@ import zarr
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from tests.clients.precomputed import volumes
 from tests.formats.zarr.building import array_metadata, sharding
 
 INNER: Final = (64, 32, 32)
@@ -76,29 +77,11 @@ def _write_with_tensorstore(path: Path, metadata: object, data: NDArray[np.uint8
 
 def _write_volume(path: Path, data: NDArray[np.uint8]) -> None:
     """Write *data* as a sharded volume, whose raw chunks are the very bytes of the array's."""
-    spec = {
-        "driver": "neuroglancer_precomputed",
-        "kvstore": {"driver": "file", "path": f"{path}/"},
-        "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 1},
-        "scale_metadata": {
-            "key": VOLUME_SCALE,
-            "size": SHAPE[::-1],
-            "chunk_size": INNER[::-1],
-            "resolution": [1, 1, 1],
-            "encoding": "raw",
-            "sharding": {
-                "@type": "neuroglancer_uint64_sharded_v1",
-                "hash": "identity",
-                "preshift_bits": 6,
-                "minishard_bits": 3,
-                "shard_bits": 1,
-                "minishard_index_encoding": "gzip",
-                "data_encoding": "raw",
-            },
-        },
-        "create": True,
-    }
-    tensorstore.open(spec).result().write(data.T[..., np.newaxis]).result()
+    how = volumes.sharding((6, 3, 1), index="gzip")
+    values, (z, y, x) = data.T[..., np.newaxis], INNER
+    scale = volumes.Scale(values, how, chunk=(x, y, z), resolution=(1, 1, 1))
+    by_tensorstore = volumes.by_tensorstore
+    by_tensorstore(volumes.Volume("", by_tensorstore, [scale]), path, sharded=True)
 
 
 def write_many_shards(path: Path, shards: Coords = _MANY_SHARDS) -> None:

@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -77,7 +78,8 @@ def composing(root: Path, nginx: str) -> Generator[Composed]:
     with ExitStack() as stack:
         stack.callback(remove_sockets, listening)
         composed = Composed(root, ports, nginx, names, stack.enter_context(naming(names)))
-        for name in _in_order(described):
+        needed = {name: each.get("depends_on", ()) for name, each in described.items()}
+        for name in TopologicalSorter(needed).static_order():
             more = listening if name == "store" else []
             process = stack.enter_context(_started(composed, name, described[name], more))
             if "restart" in described[name]:
@@ -85,20 +87,6 @@ def composing(root: Path, nginx: str) -> Generator[Composed]:
             else:
                 assert process.wait(_LONGEST_S) == 0, name
         yield composed
-
-
-def _in_order(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    ordered: list[str] = []
-
-    def follow(name: str) -> None:
-        for needed in described[name].get("depends_on", {}):
-            follow(needed)
-        if name not in ordered:
-            ordered.append(name)
-
-    for name in described:
-        follow(name)
-    return ordered
 
 
 @contextmanager

@@ -1,12 +1,10 @@
 """`app.http.body`: bodies are bounded, in time, decoded and checked."""
 
 import gzip
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from botocore.httpchecksum import AwsChunkedWrapper, Crc32Checksum
 
 from app import errors
 from app.errors import BadBodyError, DigestError, LengthRequiredError
@@ -201,19 +199,6 @@ TRAILED = b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n"
 def test_frames(data: bytes, body: bytes, trailers: dict[bytes, bytes]) -> None:
     """Signed or not, with trailers or without, the body is what is between the frames."""
     assert decode_aws_chunked(data, len(body)) == (body, trailers)
-
-
-def test_frames_of_botocore() -> None:
-    """What botocore sends over TLS is understood, whatever the size of its chunks."""
-    body = bytes(range(256)) * 100
-    for size in (1, 7, 1000, len(body)):
-        wrapper = AwsChunkedWrapper(
-            io.BytesIO(body), Crc32Checksum, "x-amz-checksum-crc32", chunk_size=size
-        )
-        decoded, trailers = decode_aws_chunked(wrapper.read(), len(body))
-
-        assert decoded == body
-        assert set(trailers) == {b"x-amz-checksum-crc32"}
 
 
 @pytest.mark.parametrize(

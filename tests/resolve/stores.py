@@ -13,7 +13,7 @@ from app.resolve.bodies import Entity
 from app.resolve.budget import ByteBudget
 from app.storage.contract import Found, Listed, NotModified, Stat
 from app.storage.memory import MemoryStore
-from tests.support.resolving import ROOT, All, Reading, gather, reading
+from tests.support.resolving import ROOT, All, everything, gather, reading
 
 REF = ObjectRef("memory://bucket", "data/object")
 
@@ -166,28 +166,6 @@ async def settle() -> None:
     await asyncio.sleep(0.01)
 
 
-async def read_key(
-    data: Reading,
-    key: str,
-    part: tuple[int, int] | None = None,
-    asked: ByteRequest | None = EVERYTHING,
-) -> bytes | None:
-    """Read *part* of *key*, or all of it as it is stored; see `Resolver.open` for *asked*."""
-
-    def choose(entity: Entity) -> All:
-        return All(ByteRange(*part) if part else ByteRange(0, entity.length))
-
-    async with data.resolver.open(data.dataset, VirtualKey(key), choose, asked) as opened:
-        return None if opened is None else await gather(opened.body)
-
-
-async def look_up(data: Reading, key: str) -> Entity | None:
-    """Look *key* up without reading it, as HEAD does."""
-    async with data.resolver.open(data.dataset, VirtualKey(key), lambda _: All(None)) as opened:
-        assert opened is None or opened.body == b""
-        return None if opened is None else opened.entity
-
-
 class Watching:
     """The resolver over a watched store, with a clock that is set by hand."""
 
@@ -207,12 +185,21 @@ class Watching:
         part: tuple[int, int] | None = None,
         asked: ByteRequest | None = EVERYTHING,
     ) -> bytes | None:
-        """Read *part* of *key*, or all of it as it is stored."""
-        return await read_key(self.data, key, part, asked)
+        """Read *part* of *key*, or all of it as it is stored; see `Resolver.open` for *asked*."""
+
+        def choose(entity: Entity) -> All:
+            return All(ByteRange(*part)) if part else everything(entity)
+
+        data = self.data
+        async with data.resolver.open(data.dataset, VirtualKey(key), choose, asked) as opened:
+            return None if opened is None else await gather(opened.body)
 
     async def stat(self, key: str) -> Entity | None:
         """Look *key* up without reading it, as HEAD does."""
-        return await look_up(self.data, key)
+        data, nothing = self.data, All(None)
+        async with data.resolver.open(data.dataset, VirtualKey(key), lambda _: nothing) as opened:
+            assert opened is None or opened.body == b""
+            return None if opened is None else opened.entity
 
     async def warm(self, *keys: str) -> None:
         """Look *keys* up, and reset the recorded calls."""

@@ -30,8 +30,8 @@ from app.model import (
 )
 from app.resolve.bodies import Entity
 from app.storage.memory import MemoryStore
-from tests.resolve.stores import REF, Clock, WatchedStore, look_up, read_key
-from tests.support.resolving import Reading, reading
+from tests.resolve.stores import REF, WatchedStore, Watching
+from tests.support.resolving import reading
 
 DATA = bytes(i * 7 % 251 for i in range(10_000))
 NAME = Fixed(ETag('"name"'))
@@ -83,28 +83,23 @@ class Pointers(Layout):
         return [Name(key) for key in self.locations]
 
 
-class _Case:
+class _Case(Watching):
     """A resolver of one key over a watched store."""
 
     def __init__(self, location: Location, data: bytes | None = DATA) -> None:
-        self.store = WatchedStore()
-        self.clock = Clock()
+        super().__init__({}, formats=(Pointers({"key": location}),), stream_bytes=STREAM_BYTES)
         if data is not None:
             self.store.place(REF, data, modified_s=1000)
-        formats: tuple[Format, ...] = (Pointers({"key": location}),)
-        self.data: Reading = reading(
-            self.store, formats=formats, stream_bytes=STREAM_BYTES, clock=self.clock, ttl_s=TTL_S
-        )
 
-    async def read(
+    async def part(
         self, reads: tuple[int, int] | None = None, asked: ByteRequest | None = EVERYTHING
     ) -> bytes | None:
         """Read a part, or all."""
-        return await read_key(self.data, "key", reads, asked)
+        return await self.read("key", reads, asked)
 
     async def look(self) -> Entity:
         """Look it up, as HEAD does."""
-        entity = await look_up(self.data, "key")
+        entity = await self.stat("key")
         assert entity is not None
         return entity
 
@@ -131,13 +126,13 @@ async def test_a_part_that_was_read_whole_is_at_hand() -> None:
     """One read brings bytes, version and size; after `ttl_s` the object may be another one."""
     case = _Case(_part(100, 200))
 
-    assert await case.read() == DATA[100:200]
+    assert await case.part() == DATA[100:200]
     case.store.place(REF, DATA[::-1])
-    assert await case.read() == DATA[100:200]
-    assert await case.read((10, 20)) == DATA[110:120]
+    assert await case.part() == DATA[100:200]
+    assert await case.part((10, 20)) == DATA[110:120]
     assert case.requests == [("get", ByteRange(100, 200))]
     case.clock.now += TTL_S
-    assert await case.read() == DATA[::-1][100:200]
+    assert await case.part() == DATA[::-1][100:200]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +150,7 @@ async def test_a_range_of_a_part_is_one_read(
     """The range is translated to the object, and clipped to the part."""
     case = _Case(_part(100, 200))
 
-    assert await case.read(reads, asked) == DATA[100:200][slice(*reads)]
+    assert await case.part(reads, asked) == DATA[100:200][slice(*reads)]
     assert case.requests == [("get", request_)]
 
 
@@ -166,7 +161,7 @@ async def test_where_nothing_of_a_part_is_asked_for_the_object_is_measured(
     """The object must exist and be long enough."""
     case = _Case(_part(100, 200))
 
-    assert await case.read((0, 0), asked) == b""
+    assert await case.part((0, 0), asked) == b""
     assert case.requests[0] == ("stat", None)
 
 
@@ -181,7 +176,7 @@ async def test_looking_at_a_part_reads_nothing_of_it() -> None:
     assert not entity.is_lasting
     assert case.requests == [("stat", None)]
     case.store.place(REF, DATA[::-1])
-    assert await case.read() == DATA[::-1][100:200]
+    assert await case.part() == DATA[::-1][100:200]
     assert (await case.look()).etag != entity.etag
 
 
@@ -193,11 +188,11 @@ async def test_a_part_that_is_not_there_is_damage(
     """A missing or short object is damage that names it, not absence, until it is there."""
     case = _Case(_part(100, 200), data)
     with pytest.raises(DamagedError, match=f"{REF}: "):
-        await case.read((0, 1), asked)
+        await case.part((0, 1), asked)
     assert len(case.requests) <= 2
     case.clock.now += TTL_S
     case.store.place(REF, DATA)
-    assert await case.read() == DATA[100:200]
+    assert await case.part() == DATA[100:200]
 
 
 def _aged(start: int, stop: int) -> Referenced:
@@ -210,7 +205,7 @@ async def test_objects_of_one_age_are_told_apart() -> None:
     case = _Case(_aged(100, 200))
     await case.data.resolver._fetch.stat(REF)
     case.store.calls.clear()
-    first, data = await case.look(), await case.read()
+    first, data = await case.look(), await case.part()
     looked = case.store.calls[0]
     assert (looked.request, looked.if_match) == (ByteRange(100, 101), UnmodifiedSince(1000))
     case.store.place(REF, DATA[::-1], modified_s=1000)
@@ -219,7 +214,7 @@ async def test_objects_of_one_age_are_told_apart() -> None:
 
     assert data == DATA[100:200]
     assert second.etag != first.etag
-    assert await case.read((0, 50)) == DATA[::-1][100:150]
+    assert await case.part((0, 50)) == DATA[::-1][100:150]
     assert {call.if_match for call in case.store.calls} <= {UnmodifiedSince(1000), *case.etags}
 
 
@@ -227,9 +222,9 @@ async def test_objects_of_one_age_are_told_apart() -> None:
 @pytest.mark.parametrize("at", [0, 100, len(DATA)])
 async def test_a_part_may_be_empty(at: int, asked: ByteRequest | None) -> None:
     """An empty part may lie at the end of the object, which must exist."""
-    assert await _Case(_part(at, at)).read(asked=asked) == b""
+    assert await _Case(_part(at, at)).part(asked=asked) == b""
     with pytest.raises(DamagedError):
-        await _Case(_part(at, at), None).read(asked=asked)
+        await _Case(_part(at, at), None).part(asked=asked)
 
 
 @pytest.mark.parametrize("asked", [EVERYTHING, None])
@@ -237,7 +232,7 @@ async def test_a_large_part_streams(asked: ByteRequest | None) -> None:
     """The first bytes are not read twice."""
     case = _Case(_part(100, 9100))
 
-    assert await case.read(asked=asked) == DATA[100:9100]
+    assert await case.part(asked=asked) == DATA[100:9100]
     if asked is None:
         assert case.requests == [("stat", None), ("stream", ByteRange(100, 9100))]
     else:
@@ -269,16 +264,16 @@ async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
     assert (entity.etag, entity.length) == ('"name-64-64"', 100)
     assert entity.is_lasting
     assert case.requests == []
-    assert await case.read() == DATA[100:200]
+    assert await case.part() == DATA[100:200]
     case.clock.now += 1000 * TTL_S
     case.data.fetch.forget(REF)
-    assert await case.read() == DATA[100:200]
+    assert await case.part() == DATA[100:200]
     (call,) = case.store.calls
     assert (call.request, call.if_match) == (ByteRange(100, 200), None)
 
     case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
     entity = await case.look()
-    assert (await case.read(), await case.read((1, 3))) == (b"inline", b"nl")
+    assert (await case.part(), await case.part((1, 3))) == (b"inline", b"nl")
     assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
     assert case.requests == []
 
@@ -292,7 +287,7 @@ async def test_a_fixed_chunk_that_is_not_there_is_damage(
     for version in (NAME, Fixed(ETag('"x"'), UnmodifiedSince(1000))):
         case = _Case(_fixed(100, stop, version), data)
         with pytest.raises(DamagedError, match=f"{REF}: "):
-            await case.read()
+            await case.part()
         assert [each for each, _ in case.requests] == [method]
 
 
@@ -303,11 +298,11 @@ async def test_the_condition_of_a_reference_is_sent(stop: int, method: str) -> N
     for condition in (None, etag, UnmodifiedSince(1000), UnmodifiedSince(1001)):
         case = _Case(_fixed(100, stop, Fixed(etag, condition)))
 
-        assert await case.read() == DATA[100:stop]
+        assert await case.part() == DATA[100:stop]
         (call,) = case.store.calls
         assert (call.method, call.if_match) == (method, condition)
     for condition in (ETag('"another"'), UnmodifiedSince(999)):
         case = _Case(_fixed(100, stop, Fixed(ETag('"told"'), condition)))
         with pytest.raises(DamagedError, match="not as it was when it was referred to"):
-            await case.read()
+            await case.part()
         assert len(case.requests) == 1

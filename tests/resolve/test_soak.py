@@ -11,12 +11,7 @@ import pytest
 
 from app.errors import ShardgateError, StorageUnavailableError
 from app.model import EVERYTHING, VirtualKey
-from tests.formats.zarr.building import (
-    EMPTY,
-    array_metadata,
-    encode_index,
-    sharding,
-)
+from tests.formats.zarr.building import array_metadata, encode_shard, sharding
 from tests.resolve.stores import WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, gather, reading
 
@@ -56,12 +51,8 @@ class _World:
     def write(self) -> None:
         """Replace both by the next version."""
         version = len(self.written)
-        body, entries = b"", []
-        for number in range(_CHUNKS):
-            data = _content(version, number)
-            entries.append(EMPTY if data is None else (len(body), len(data)))
-            body += data or b""
-        self.store.place(ROOT.join("c/0"), body + encode_index(entries))
+        chunks = [_content(version, number) for number in range(_CHUNKS)]
+        self.store.place(ROOT.join("c/0"), encode_shard(chunks, gap=b""))
         self.store.place(ROOT.join("whole"), _content(version, _CHUNKS) or b"")
         self.written.append(time.monotonic())
 

@@ -108,23 +108,6 @@ async def left(store: MemoryStore) -> list[str]:
     return [key.removeprefix(ROOT.join(UPLOADS).key).partition(".")[2] for key in listed]
 
 
-@pytest.mark.parametrize("end", ["A", "/../x", ""])
-async def test_only_an_id_leads_to_objects(
-    one: Process, begun: tuple[str, PartName], memory: MemoryStore, end: str
-) -> None:
-    """Whatever else is asked for is unknown, and what is there stays."""
-    upload, part = begun
-    name = upload + end if end else ""
-    for call in (
-        one.put("notes/long", name, 1, b"ab"),
-        one.complete("notes/long", name, part),
-        one.abort("notes/long", name),
-    ):
-        with pytest.raises(UnknownUploadError):
-            await call
-    assert await left(memory) == [f"00001.{part.md5}", "upload"]
-
-
 async def test_who_did_not_hear_of_it_asks_again(
     one: Process, begun: tuple[str, PartName], memory: MemoryStore, clock: Clock
 ) -> None:

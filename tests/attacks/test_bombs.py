@@ -48,7 +48,8 @@ from tests.formats.icechunk.building_repo import (
     transaction_log,
 )
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, build
-from tests.support.serving import serving
+from tests.support.files import write_files
+from tests.support.serving import client_of
 
 ALLOWED: Final = ByteSize(2**20)
 HELD: Final = bytes(256 * 2**20)
@@ -61,9 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Store a volume whose chunks are gzip, and leave a place for a repository."""
     folder = tmp_path_factory.mktemp("bombs")
     (folder / "repo").mkdir()
-    for key, data in build({CHUNK: b"123456789"}, sharding=GZIP_DATA).items():
-        (folder / "volume" / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "volume" / key).write_bytes(data)
+    write_files(build({CHUNK: b"123456789"}, sharding=GZIP_DATA), folder / "volume")
     return folder
 
 
@@ -75,10 +74,7 @@ def client(folder: Path) -> Generator[httpx.Client]:
         for name in ("volume", "repo")
     }
     limits = LimitSettings(decoded_bytes=ALLOWED, repository_file_bytes=ALLOWED)
-    with (
-        serving(Settings(datasets=datasets, limits=limits)) as url,
-        httpx.Client(base_url=url, timeout=20) as opened,
-    ):
+    with client_of(Settings(datasets=datasets, limits=limits)) as opened:
         opened.headers["accept-encoding"] = "identity"
         yield opened
 

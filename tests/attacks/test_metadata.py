@@ -15,7 +15,7 @@ from app.settings import DatasetSettings, Settings
 from tests.attacks.mutating import peak_growth
 from tests.formats.icechunk.building_repo import Repo, ref
 from tests.formats.zarr.building import array_metadata, sharding
-from tests.support.serving import serving
+from tests.support.serving import client_of
 from tests.support.sessions import GROUP, array_document
 
 ARRAY: Final = array_metadata([8, 8], [4, 4], [sharding([2, 2])])
@@ -130,7 +130,7 @@ def client(folder: Path) -> Generator[httpx.Client]:
         mesh = volume([], mesh=key, skeletons=key, type="segmentation")
         place(folder / f"mesh{number}" / "info", mesh)
     settings = Settings(datasets={"any": DatasetSettings(url=folder.as_uri())})
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=60) as opened:
+    with client_of(settings) as opened:
         yield opened
 
 
@@ -199,23 +199,22 @@ def test_all_of_it_can_be_described(client: httpx.Client) -> None:
     assert growth() < MOST_BYTES
 
 
+def writable(folder: Path) -> Settings:
+    """Configure the dataset ``data``."""
+    return Settings(datasets={"data": DatasetSettings(url=folder.as_uri(), writable=True)})
+
+
 def test_a_node_that_is_damaged_is_told(tmp_path: Path) -> None:
     """With the object of the session, whatever is asked; another session is not harmed."""
-    data = DatasetSettings(url=tmp_path.as_uri(), writable=True)
-    with (
-        serving(Settings(datasets={"data": data})) as url,
-        httpx.Client(base_url=url, timeout=20) as client,
-    ):
+    settings = writable(tmp_path)
+    with client_of(settings) as client:
         client.post("/api/datasets", json={"name": "data"})
         damaged, whole = begin(client), begin(client)
     (stored,) = tmp_path.glob(f"sessions/{damaged}.session")
     session = decode_session(stored.read_bytes(), MOST_BYTES)
     nodes = {**session.nodes, "a": ChangedNode(bytes(8), b'{"zarr_format": 4}')}
     stored.write_bytes(encode_session(replace(session, nodes=nodes)))
-    with (
-        serving(Settings(datasets={"data": data})) as url,
-        httpx.Client(base_url=url, timeout=20) as client,
-    ):
+    with client_of(settings) as client:
         base = f"/data/@session.{damaged}"
         answers = [
             client.get(f"{base}/a/zarr.json"),
@@ -233,9 +232,8 @@ def test_a_node_that_is_damaged_is_told(tmp_path: Path) -> None:
 def test_no_session_begins_at_a_branch_that_is_damaged(tmp_path: Path) -> None:
     """The answer names `repo`; the branch is at a snapshot that is not listed."""
     (tmp_path / "repo").write_bytes(Repo(branches=[ref("main", 9)]).file())
-    data = DatasetSettings(url=tmp_path.as_uri(), writable=True)
-    with serving(Settings(datasets={"data": data})) as url:
-        answer = httpx.post(f"{url}/api/datasets/data/sessions")
+    with client_of(writable(tmp_path)) as client:
+        answer = client.post("/api/datasets/data/sessions")
 
     assert answer.status_code == 502
     assert "repo: there is no snapshot 9" in answer.json()["detail"]

@@ -30,6 +30,7 @@ from tests.clients.services import from_folder, from_seaweedfs
 from tests.clients.writing import Case, Values, by_tensorstore, sharding
 from tests.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
 from tests.formats.zarr.draft import build as build_draft
+from tests.support.files import write_files
 from tests.support.serving import serving
 
 _BUCKET: Final = "bucket"
@@ -134,9 +135,7 @@ def _write(folder: Path) -> set[str]:
     stored |= {f"draft/{name}": data for name, data in build_draft(draft, path="/a").items()}
     plain = ("em-notes", "em.txt", "lab 1/a+b/é.json", "lab 1/a/b", "zarr/1", "volume.bak/info")
     stored |= dict.fromkeys(plain, b"{}")
-    for name, data in stored.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+    write_files(stored, folder)
     keys |= {"meshes/info"} | {f"meshes/{n}{end}" for n in meshes for end in ("", ".index")}
     keys |= {f"draft/{name}" for name in ("zarr.json", "meta/root/a.array.json", *draft)}
     return keys | set(plain)

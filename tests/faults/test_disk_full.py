@@ -13,7 +13,7 @@ import pytest
 
 from app.settings import DatasetSettings, Settings
 from tests.formats.zarr.building import LITTLE, array_metadata, sharding
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 CHUNK: Final = 256
 OLD, NEW = b"1" * CHUNK, b"2" * CHUNK
@@ -41,10 +41,7 @@ def client(disk: Path) -> Generator[httpx.Client]:
         (disk / name).mkdir()
         datasets[name] = DatasetSettings(url=(disk / name).as_uri(), writable=True)
     (disk / "array" / "zarr.json").write_text(json.dumps(SHARDED))
-    with (
-        serving(Settings(datasets=datasets)) as url,
-        httpx.Client(base_url=url, timeout=20) as opened,
-    ):
+    with client_of(Settings(datasets=datasets)) as opened:
         assert opened.put("/array/c/0", content=OLD).is_success
         assert opened.post("/api/datasets", json={"name": "repo"}).is_success
         yield opened

@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from tests.formats.icechunk import building_repo
@@ -139,14 +138,6 @@ def lab(*refs: Ref, document: Mapping[str, Any] | bytes | None = None) -> Builde
     shards = [Ref(index=[0], inline=shard), builder.native([1], shard, b"..")]
     builder.array("/s", array_metadata([8], [4], [sharding([1])]), [2], shards)
     return builder
-
-
-def write_files(objects: Mapping[str, bytes | None], folder: Path) -> None:
-    """Write files, but those that are `None`."""
-    for key, data in objects.items():
-        if data is not None:
-            (folder / key).parent.mkdir(parents=True, exist_ok=True)
-            (folder / key).write_bytes(data)
 
 
 def group() -> bytes:

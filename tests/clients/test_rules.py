@@ -1,8 +1,8 @@
 """Rules that real clients impose, on raw headers."""
 
-import asyncio
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ import pytest
 from app.errors import StorageDeniedError
 from app.model import ObjectRef
 from app.settings import DatasetSettings, LimitSettings, Settings
+from tests.attacks.raw import exchange
 from tests.clients.arrays import VALUES
 from tests.clients.conftest import IN_GROUPS, member
 from tests.clients.services import ARRAY, HOLES, KINDS, Watched, ask, connect, raw_body
@@ -294,23 +295,14 @@ def test_what_cannot_be_unsharded_is_served_as_it_is(
 
 def test_many_connections_at_once(local: str) -> None:
     """A page of zarrita opens 120 connections at the same moment, and none is reset."""
-    host, port = httpx.URL(local).host, httpx.URL(local).port
 
-    async def one(number: int) -> bytes:
-        reader, writer = await asyncio.open_connection(host, port)
+    def get(number: int) -> bytes:
         path = f"{ARRAY}/c/{number % 3}/{number % 2}/{number % 3}"
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        return answer
+        head = f"GET {path} HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n"
+        return exchange(local, head.encode())
 
-    async def all_of_them() -> list[bytes]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(number)) for number in range(120)]
-        return [task.result() for task in tasks]
-
-    answers = asyncio.run(all_of_them())
+    with ThreadPoolExecutor(120) as pool:
+        answers = list(pool.map(get, range(120)))
 
     assert {answer.partition(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 200 OK"}
     first = answers[0].partition(b"\r\n\r\n")[2]

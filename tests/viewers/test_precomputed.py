@@ -75,6 +75,17 @@ def scene(layers: list[Any]) -> dict[str, Any]:
     }
 
 
+def segments_layer(source: str) -> dict[str, Any]:
+    """Show the voxels of all segments and the meshes of two."""
+    return {
+        "type": "segmentation",
+        "name": "segments",
+        "source": source,
+        "segments": [str(BALL), str(PLATE)],
+        "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
+    }
+
+
 def state(base: str) -> dict[str, Any]:
     """Show two meshes, one skeleton, all lines, the last once more, and facts of the second."""
     segments = f"precomputed://{base}/segments"
@@ -85,13 +96,7 @@ def state(base: str) -> dict[str, Any]:
         "enableDefaultSubsources": False,
     }
     layers = [
-        {
-            "type": "segmentation",
-            "name": "segments",
-            "source": segments,
-            "segments": [str(BALL), str(PLATE)],
-            "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
-        },
+        segments_layer(segments),
         {
             "type": "segmentation",
             "name": "skeletons",
@@ -189,22 +194,17 @@ BOXES: Final = COLLECTIONS["boxes"]
 
 def state_of_annotations(source: str) -> dict[str, Any]:
     """Show all annotations, those of the finest level, too."""
-    return {
+    layer = {
+        "type": "annotation",
+        "name": "annotations",
+        "source": f"precomputed://{source}",
+        "projectionAnnotationSpacing": 1,
+        "crossSectionAnnotationSpacing": 1,
+    }
+    return scene([layer]) | {
         "dimensions": {axis: [1e-9, "m"] for axis in "xyz"},
         "position": [BOUND / 2] * 3,
-        "crossSectionScale": 0.25,
         "projectionScale": 2 * BOUND,
-        "showSlices": False,
-        "layers": [
-            {
-                "type": "annotation",
-                "name": "annotations",
-                "source": f"precomputed://{source}",
-                "projectionAnnotationSpacing": 1,
-                "crossSectionAnnotationSpacing": 1,
-            }
-        ],
-        "layout": "4panel",
     }
 
 
@@ -268,14 +268,7 @@ MIRRORED: Final = labels()[::-1, ::-1].copy()
 
 def state_of_rewritten(base: str) -> dict[str, Any]:
     """Show the voxels of all segments and the meshes of two."""
-    layer = {
-        "type": "segmentation",
-        "name": NAME,
-        "source": f"precomputed://{base}/{NAME}",
-        "segments": [str(BALL), str(PLATE)],
-        "segmentColors": {str(BALL): RED, str(PLATE): GREEN},
-    }
-    return scene([layer])
+    return scene([segments_layer(f"precomputed://{base}/{NAME}")])
 
 
 @pytest.fixture(scope="module")

@@ -114,14 +114,11 @@ def test_opens_in_the_viewer(desk: Page, url: str, pictures: Path, name: str) ->
 
 
 @pytest.fixture(scope="module")
-def states(tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[str, Any]]:
-    """Serve the examples, and give the states in the links by the names of their first layers."""
-    written = demo.write(tmp_path_factory.mktemp("examples"))
-    datasets = {name: DatasetSettings(url=str(path)) for name, path in written.items()}
-    with serving(Settings(datasets=datasets)) as url:
-        links = re.findall(r"http\S+/#!(\S+)", demo.guide(url))
-        found = [json.loads(unquote(link)) for link in links]
-        yield {state["layers"][0]["name"]: state for state in found}
+def states(url: str) -> dict[str, Any]:
+    """Give the states in the links of the demo by the names of their first layers."""
+    links = re.findall(r"http\S+/#!(\S+)", demo.guide(url))
+    found = [json.loads(unquote(link)) for link in links]
+    return {state["layers"][0]["name"]: state for state in found}
 
 
 @pytest.mark.parametrize("name", ["image", "cells", "tagged", "now"])

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import count, pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import zarr
 from tests.clients.filling import CLIENTS
 from tests.faults.sites import asked, client_of, configured, put
 from tests.support.committing import Client, put_array, put_group
-from tests.support.gateways import Start, starting
+from tests.support.gateways import forked
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.sessions import Replicas, replicas
 from tests.support.writable_repositories import Place, in_seaweedfs, new_place
@@ -203,32 +203,26 @@ type Write = Callable[[str, int, int], Told]
 """Commits a chunk of a value to a branch."""
 
 
-@pytest.fixture(scope="module")
-def start() -> Start:
-    """Start gateways in processes of their own."""
-    return starting()
-
-
 @pytest.mark.parametrize(
     "commits", [COMMITS, pytest.param(COMMITS_AS_SOAK, marks=pytest.mark.soak)]
 )
 def test_conflicts_are_where_chunks_collide(
-    seaweedfs: SeaweedFS, tmp_path: Path, start: Start, commits: int
+    seaweedfs: SeaweedFS, tmp_path: Path, commits: int
 ) -> None:
     """Stateless commits, sessions and the library, in SeaweedFS."""
-    collide(new_place(tmp_path, seaweedfs), start, commits, by_library=True)
+    collide(new_place(tmp_path, seaweedfs), commits, by_library=True)
 
 
-def test_conflicts_in_a_folder(tmp_path: Path, start: Start) -> None:
+def test_conflicts_in_a_folder(tmp_path: Path) -> None:
     """Two gateways before one folder are safe; the library would lose commits there."""
-    collide(new_place(tmp_path), start, COMMITS, by_library=False)
+    collide(new_place(tmp_path), COMMITS, by_library=False)
 
 
-def collide(place: Place, start: Start, commits: int, *, by_library: bool) -> None:
+def collide(place: Place, commits: int, *, by_library: bool) -> None:
     """Run all writers, and check the branches with the library."""
     repo = place.create()
     with ExitStack() as stack:
-        gateways = [stack.enter_context(closing(start(configured(place)))) for _ in range(2)]
+        gateways = [stack.enter_context(forked(configured(place))) for _ in range(2)]
         clients = [stack.enter_context(client_of(each, place)) for each in gateways]
         clients[0].commit(put_group("/"), put_array("/a", 2 * CHUNKS), message="first")
         for branch in BRANCHES[1:]:

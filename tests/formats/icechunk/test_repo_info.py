@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.formats.icechunk.config import Config, VirtualContainer, YamlConfigDecoder
-from app.formats.icechunk.ids import decode_id, encode_id
+from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_info import (
     Availability,
     RepoInfo,
@@ -21,7 +21,6 @@ from app.formats.icechunk.repo_info import (
     Status,
     Update,
 )
-from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 from app.formats.reading import DecodeError
 from tests.formats.icechunk.building import Struct
 from tests.formats.icechunk.building_repo import (
@@ -37,6 +36,7 @@ from tests.formats.icechunk.building_repo import (
     snapshot,
     update,
 )
+from tests.formats.icechunk.peer import logged
 from tests.support.repositories import BUILDERS, Written, create
 
 LIMIT = 1 << 20
@@ -261,12 +261,6 @@ def decode(written: Written, backup: str | None) -> RepoInfo:
     return RepoInfoDecoder(WRITTEN_LIMIT)(path.read_bytes())
 
 
-def log_of(written: Written, snapshot_id: str) -> TransactionLog:
-    """Decode the transaction log of a snapshot."""
-    data = (written.folder / "transactions" / snapshot_id).read_bytes()
-    return TransactionLogDecoder(decode_id(snapshot_id) or b"", WRITTEN_LIMIT)(data)
-
-
 def _text(moment: datetime) -> str:
     """Spell a time as the library does: in whole seconds, milliseconds or microseconds."""
     unit = "microseconds" if moment.microsecond % 1000 else "milliseconds"
@@ -334,7 +328,7 @@ def test_moves_and_pruned_ancestors_are_told(written: Written, info: RepoInfo) -
         assert list(map(encode_id, each.pruned_ancestor_tx_logs)) == pruned
         if not pruned:
             moved = [move["from"] for move in expected["moved_nodes"]]
-            assert list(log_of(written, each.snapshot_id).former_paths) == moved
+            assert list(logged(written.folder, each.snapshot_id).former_paths) == moved
 
 
 def test_containers_of_both_versions_are_the_same(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from app.errors import BadHeaderError, BadParameterError
+from app.formats.icechunk.keys import Branch, Tag
 from app.http.auth.access import Datasets
 from app.http.body import RequestBodyReader
 from app.http.conditions import parse_demand
@@ -20,8 +21,7 @@ from app.resolve.icechunk.refs import (
     NamedRef,
     RefChanges,
     TagPage,
-    read_branches,
-    read_tags,
+    read_refs,
 )
 from app.resolve.icechunk.repo_swap import RepoSwaps, create_repository
 from app.resolve.icechunk.repository import (
@@ -121,12 +121,12 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
     @router.get("/branches", response_model=BranchPage)
     async def list_branches(opened: Opened, after: _After = None, limit: _Limit = 1000) -> Response:
         """List the branches and their tips."""
-        return await _answer(await read_branches(opened, after, limit))
+        return await _answer(BranchPage(*await read_refs(opened, Branch, after, limit)))
 
     @router.get("/tags", response_model=TagPage)
     async def list_tags(opened: Opened, after: _After = None, limit: _Limit = 1000) -> Response:
         """List the tags and their snapshots."""
-        return await _answer(await read_tags(opened, after, limit))
+        return await _answer(TagPage(*await read_refs(opened, Tag, after, limit)))
 
     @router.get("/history", response_model=HistoryPage)
     async def list_history(

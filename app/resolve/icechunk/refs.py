@@ -1,7 +1,7 @@
 """Branches and tags of a repository, listed and changed."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -54,23 +54,12 @@ class TagPage:
     """`after` of the next page, if there is one."""
 
 
-async def read_branches(opened: OpenedRepository, after: str | None, limit: int) -> BranchPage:
-    """Read up to *limit* of the branches behind the name *after*."""
-    await opened.info()
-    refs = await opened.repository.refs.named(Branch, opened.fetch, opened.listing)
-    return BranchPage(*_page(refs, after, limit))
-
-
-async def read_tags(opened: OpenedRepository, after: str | None, limit: int) -> TagPage:
-    """Read up to *limit* of the tags behind the name *after*."""
-    await opened.info()
-    refs = await opened.repository.refs.named(Tag, opened.fetch, opened.listing)
-    return TagPage(*_page(refs, after, limit))
-
-
-def _page(
-    refs: Mapping[str, str], after: str | None, limit: int
+async def read_refs(
+    opened: OpenedRepository, kind: type[Branch | Tag], after: str | None, limit: int
 ) -> tuple[list[NamedRef], str | None]:
+    """Read up to *limit* of the branches, or tags, behind the name *after*; and the next name."""
+    await opened.info()
+    refs = await opened.repository.refs.named(kind, opened.fetch, opened.listing)
     names = sorted(name for name in refs if after is None or name > after)
     page = [NamedRef(name, refs[name]) for name in names[:limit]]
     return page, names[limit - 1] if len(names) > limit else None

@@ -16,21 +16,18 @@ from app.http.body import RequestBodyReader
 from app.http.conditions import parse_demand
 from app.http.openapi import RequestDocument, new_router, reads
 from app.http.paths import check_key
-from app.resolve.icechunk.refs import (
-    BranchPage,
-    NamedRef,
-    RefChanges,
-    TagPage,
-    read_refs,
-)
-from app.resolve.icechunk.repo_swap import RepoSwaps, create_repository
+from app.resolve.icechunk.repo_swap import RefChanges, RepoSwaps, create_repository
 from app.resolve.icechunk.repository import (
+    BranchPage,
     HistoryPage,
+    NamedRef,
     OpenedRepository,
     OperationsPage,
+    TagPage,
     open_repository,
     read_history,
     read_operations,
+    read_refs,
 )
 from app.resolve.resolver import Resolver
 

@@ -25,8 +25,7 @@ from app.resolve.budget import ByteBudget
 from app.resolve.icechunk.chunk_files import put_chunk
 from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
 from app.resolve.icechunk.repository import OpenedRepository
-from app.resolve.icechunk.session import Session
-from app.resolve.icechunk.session_commit import SessionCommit
+from app.resolve.icechunk.session import Session, SessionCommit
 from app.resolve.icechunk.sessions import Sessions
 from app.resolve.resolver import Resolver
 

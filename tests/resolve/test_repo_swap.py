@@ -14,8 +14,7 @@ from app.formats.icechunk.repo_info import RepoInfo
 from app.formats.icechunk.repo_writer import RefChange
 from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
 from app.model import ObjectRef
-from app.resolve.icechunk.refs import RefChanges
-from app.resolve.icechunk.repo_swap import Planned, RepoSwaps
+from app.resolve.icechunk.repo_swap import Planned, RefChanges, RepoSwaps
 from app.resolve.icechunk.repository import OpenedRepository
 from app.resolve.listing import list_names
 from app.resolve.metadata_cache import MetadataCache, ReadCache

@@ -23,8 +23,8 @@ from app.formats.listing import (
     Walk,
     Wanted,
 )
+from app.formats.neuroglancer_precomputed.index import MinishardReader
 from app.formats.neuroglancer_precomputed.keys import IdNames, VoxelBounds
-from app.formats.neuroglancer_precomputed.lookup import MinishardReader
 from app.formats.neuroglancer_precomputed.metadata import (
     Info,
     InfoTranslator,

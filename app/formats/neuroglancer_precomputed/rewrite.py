@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from app.errors import BadBodyError, ConflictError, DamagedError
 from app.formats.compression import deflate, inflate
 from app.formats.contract import Entry, NewShard
-from app.formats.neuroglancer_precomputed.index import MinishardPlaces, encode_minishard
+from app.formats.neuroglancer_precomputed.index import MinishardPlaces, encode_minishard, read_index
 from app.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
-from app.formats.neuroglancer_precomputed.lookup import read_index
 from app.formats.neuroglancer_precomputed.survey import PrecomputedShard, ShardTables
 from app.formats.reading import DecodeError, Fetch
 from app.formats.surveying import Ranges

@@ -12,16 +12,17 @@ import numpy as np
 from app.errors import DamagedError, VersionChangedError
 from app.formats.compression import inflate
 from app.formats.listing import ListNames
-from app.formats.neuroglancer_precomputed.index import MinishardIndex, MinishardIndexDecoder
-from app.formats.neuroglancer_precomputed.keys import Ids
-from app.formats.neuroglancer_precomputed.lookup import (
+from app.formats.neuroglancer_precomputed.index import (
     MeshManifestDecoder,
     Minishard,
+    MinishardIndex,
+    MinishardIndexDecoder,
     ShardObject,
     open_shard,
     read_entry,
     read_index,
 )
+from app.formats.neuroglancer_precomputed.keys import Ids
 from app.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.formats.surveying import Entry, EntryTable, Fault, Ranges, Survey

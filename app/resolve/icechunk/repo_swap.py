@@ -1,4 +1,4 @@
-"""Creation of repositories, and replacement of ``repo``, their only mutable file.
+"""Creation of repositories, and changes of their refs: ``repo``, the only mutable file, replaced.
 
 A plan maps the file as it is to a change. The old file is kept in ``overwritten/`` first. After a
 lost race the plan is made again. A repository is created in an empty place, as the specification
@@ -6,24 +6,30 @@ says under "Initialize New Repository".
 """
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from app.concurrency import Backoff, retry_conflicts
 from app.errors import (
+    BadBodyError,
     ClockSkewError,
     ConflictError,
     DamagedError,
+    PreconditionFailedError,
     ReadOnlyError,
+    UnknownRefError,
     UnknownRepositoryError,
 )
 from app.formats.icechunk.flatbuffers import fits, memory_nbytes
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, encode_id
+from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.layout import Icechunk
 from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, encode_metadata
 from app.formats.icechunk.repo_writer import (
@@ -31,6 +37,7 @@ from app.formats.icechunk.repo_writer import (
     ROOT_MESSAGE,
     ROOT_METADATA,
     FutureError,
+    RefChange,
     RepoChange,
     create_repo,
     moment_after,
@@ -40,9 +47,10 @@ from app.formats.icechunk.repository import REPO, RepoRefs
 from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot, write_snapshot
 from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from app.formats.reading import DecodeError
-from app.model import ByteRange, ObjectRef
+from app.model import ByteRange, ETag, ObjectRef
+from app.resolve.bodies import Demand
 from app.resolve.containers import Dataset
-from app.resolve.icechunk.repository import OpenedRepository, require_unlocked
+from app.resolve.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
 from app.resolve.metadata_cache import ReadCache
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
@@ -57,6 +65,8 @@ _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
 _NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
 _LIMIT_NBYTES: Final = 64 * 1024
 """Bound of the first snapshot, which has some hundred bytes."""
+_MAX_NAME_NBYTES: Final = 255
+_UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
 
 
 class Planned[T](NamedTuple):
@@ -234,3 +244,101 @@ async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
     except DecodeError as error:
         raise DamagedError(ref, str(error)) from error
     return header.flushed_at_us
+
+
+class Feature(IntEnum):
+    """Operations that the owner of a repository can forbid, by number in the specification."""
+
+    CREATE_TAG = 4
+    DELETE_TAG = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RefChanges:
+    """Changes branches and tags of one repository."""
+
+    swaps: RepoSwaps
+    opened: OpenedRepository
+
+    async def create(self, kind: Literal["branch", "tag"], name: str, snapshot_id: str) -> NamedRef:
+        """Create a branch or tag; raise `ConflictError` if there is, or was, one of that name."""
+
+        def check(info: RepoInfo) -> None:
+            if kind == "tag":
+                _check_feature(info, Feature.CREATE_TAG)
+            refs = info.tags if kind == "tag" else info.branches
+            if name in refs:
+                raise ConflictError(f"there is a {kind} {name!r} already")
+            if kind == "tag" and name in info.deleted_tags():
+                raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")
+
+        _check_name(name)
+        created: Literal["branch_created", "tag_created"]
+        created = "tag_created" if kind == "tag" else "branch_created"
+        return await self._set(created, name, snapshot_id, check)
+
+    async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> NamedRef:
+        """Move a branch that meets *demand* to another snapshot."""
+        check = partial(_check_tip, name, demand)
+        return await self._set("branch_reset", name, snapshot_id, check)
+
+    async def delete_branch(self, name: str, demand: Demand | None) -> None:
+        """Delete a branch other than ``main``; its snapshots stay."""
+
+        def plan(info: RepoInfo) -> Planned[None]:
+            _check_tip(name, demand, info)
+            return Planned(None, RefChange("branch_deleted", name))
+
+        if name == MAIN.name:
+            raise ConflictError(f"the branch {name} can be reset, but not be deleted")
+        await self.swaps.update(self.opened, plan)
+
+    async def delete_tag(self, name: str) -> None:
+        """Delete a tag, whose name cannot be used again; raise `ConflictError` if forbidden."""
+
+        def plan(info: RepoInfo) -> Planned[None]:
+            _check_feature(info, Feature.DELETE_TAG)
+            if info.tags.get(name) is None:
+                raise UnknownRefError(f"there is no tag {name!r}")
+            return Planned(None, RefChange("tag_deleted", name))
+
+        await self.swaps.update(self.opened, plan)
+
+    async def _set(
+        self,
+        kind: Literal["branch_created", "branch_reset", "tag_created"],
+        name: str,
+        snapshot_id: str,
+        check: Callable[[RepoInfo], None],
+    ) -> NamedRef:
+        if (object_id := decode_id(snapshot_id)) is None:
+            raise BadBodyError(f"{snapshot_id[:40]!r} is no id of a snapshot")
+
+        def plan(info: RepoInfo) -> Planned[NamedRef]:
+            check(info)
+            if info.snapshot(snapshot_id) is None:
+                raise UnknownRefError(f"there is no snapshot {snapshot_id}")
+            return Planned(NamedRef(name, snapshot_id), RefChange(kind, name, object_id))
+
+        return await self.swaps.update(self.opened, plan)
+
+
+def _check_name(name: str) -> None:
+    """Raise `BadBodyError` for names that no URL can contain, though the library admits them."""
+    if _UNREACHABLE.search(name):
+        raise BadBodyError(f"no ref is called {name!r}: no URL would lead to it")
+    if len(name.encode()) > _MAX_NAME_NBYTES:
+        raise BadBodyError(f"the name of a ref has more than {_MAX_NAME_NBYTES} bytes")
+
+
+def _check_feature(info: RepoInfo, feature: Feature) -> None:
+    if feature in info.disabled_feature_flags():
+        name = feature.name.lower()
+        raise ConflictError(f"the repository forbids it: the feature flag {name} is off")
+
+
+def _check_tip(name: str, demand: Demand | None, info: RepoInfo) -> None:
+    if (current := info.branches.get(name)) is None:
+        raise UnknownRefError(f"there is no branch {name!r}")
+    if demand is not None and not demand((ETag(f'"{current}"'),)):
+        raise PreconditionFailedError(f"the branch {name!r} is at {current}")

@@ -1,4 +1,4 @@
-"""Opened Icechunk repositories: repo info, snapshots, history and operations."""
+"""Opened Icechunk repositories: repo info, refs, snapshots, history and operations."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -23,7 +23,7 @@ from app.errors import (
 from app.formats.documents import Json
 from app.formats.icechunk.flatbuffers import memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.keys import MAIN, parse_ref
+from app.formats.icechunk.keys import MAIN, Branch, Tag, parse_ref
 from app.formats.icechunk.layout import RepositoryLayout
 from app.formats.icechunk.repo_info import (
     Availability,
@@ -228,6 +228,45 @@ async def _ancestors(opened: OpenedRepository, infos: list[SnapshotInfo]) -> lis
         return Ancestor(info.snapshot_id, info.parent_id, info.message, info.flushed_at, metadata)
 
     return await opened.decode_in_thread(opened.directory, lambda: list(map(decode, infos)))
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRef:
+    """Branch or tag, and its snapshot."""
+
+    name: str
+    snapshot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPage:
+    """Page of branches, by name."""
+
+    __pydantic_config__ = DOCUMENTED
+    branches: list[NamedRef]
+    next: str | None
+    """`after` of the next page, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagPage:
+    """Page of tags, by name."""
+
+    __pydantic_config__ = DOCUMENTED
+    tags: list[NamedRef]
+    next: str | None
+    """`after` of the next page, if there is one."""
+
+
+async def read_refs(
+    opened: OpenedRepository, kind: type[Branch | Tag], after: str | None, limit: int
+) -> tuple[list[NamedRef], str | None]:
+    """Read up to *limit* of the branches, or tags, behind the name *after*; and the next name."""
+    await opened.info()
+    refs = await opened.repository.refs.named(kind, opened.fetch, opened.listing)
+    names = sorted(name for name in refs if after is None or name > after)
+    page = [NamedRef(name, refs[name]) for name in names[:limit]]
+    return page, names[limit - 1] if len(names) > limit else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,45 @@
-"""Session of a repository: its current state, and its chunks in the journal or the parent."""
+"""Session of a repository: its current state, its chunks in the journal or the parent, its commit.
+
+A commit seals the document, gathers the changes, commits them, and marks the document. Any request
+may go on with a commit that another one has begun: both put the same write id into the snapshot, by
+which the second finds the commit of the first. An attempt that certainly failed opens the session
+again, and the next attempt has another write id.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Final
 
-from app.concurrency import Backoff
-from app.errors import BadBodyError, BusyError, ConflictError, DamagedError, UnknownSessionError
+import numpy as np
+
+from app.concurrency import Backoff, bounded_gather
+from app.errors import (
+    BadBodyError,
+    BusyError,
+    ClockSkewError,
+    CommitConflictError,
+    ConflictError,
+    DamagedError,
+    LockedError,
+    NotAllowedError,
+    ReadOnlyError,
+    RequestError,
+    ShardgateError,
+    StorageUnavailableError,
+    UnknownSessionError,
+    UnwritableError,
+)
+from app.formats.icechunk.changes import ChangeSet, ChunkChanges
 from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
-from app.formats.icechunk.payloads import Inlaid
+from app.formats.icechunk.payloads import Inlaid, Payloads
+from app.formats.icechunk.repo_writer import WriteId
 from app.formats.icechunk.repository import Repository, named_by
 from app.formats.icechunk.session import (
+    OPEN,
     ChunkAddress,
     Committed,
     Discarded,
@@ -20,13 +48,16 @@ from app.formats.icechunk.session import (
     Sealed,
     SessionDocument,
     SessionView,
+    ViewedNode,
+    make_changes,
     version_of,
 )
-from app.formats.icechunk.snapshot import StoredSnapshot
+from app.formats.icechunk.snapshot import Chunks, StoredSnapshot
 from app.formats.reading import Fetch
 from app.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
 from app.resolve.bodies import Entity
 from app.resolve.icechunk.chunk_files import put_chunk_file
+from app.resolve.icechunk.commit import CommitResult
 from app.resolve.icechunk.repository import read_snapshot
 from app.resolve.icechunk.session_objects import (
     SessionDocumentStore,
@@ -54,6 +85,22 @@ _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
 """Longest wait of a write for the commit of its session."""
 type Change = Callable[[SessionView], SessionDocument]
+_READS_AT_ONCE: Final = 32
+_CERTAIN_FAILURES: Final = (
+    ClockSkewError,
+    CommitConflictError,
+    ConflictError,
+    DamagedError,
+    LockedError,
+    NotAllowedError,
+    ReadOnlyError,
+    RequestError,
+    UnwritableError,
+)
+"""Errors after which nothing was committed; after others the outcome is unknown."""
+
+type CommitChanges = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
+"""Commit a change set, or find the commit made before with the same write id."""
 
 
 @dataclass(eq=False)
@@ -290,3 +337,117 @@ def is_journaled(document: SessionDocument) -> bool:
 
 def _is_newer(modified_s: int | None, version: UnmodifiedSince | None) -> bool:
     return version is not None and (modified_s is None or modified_s > version.epoch_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCommit:
+    """One request to commit *session*."""
+
+    session: Session
+    commit: CommitChanges
+    key: str | None
+    """Idempotency key; without one any commit of the session is the result."""
+
+    async def run(self) -> CommitResult:
+        """Commit the session, or go on with its commit, and return the result."""
+        async with self.session.committing:
+            sealed = await self._edit(self._seal)
+            if isinstance(sealed.state, Committed):
+                return self._result(sealed.state)
+            attempt = sealed.attempt
+            try:
+                made = await self._gather_and_commit(attempt)
+            except _CERTAIN_FAILURES:
+                with suppress(ShardgateError):  # or another request does
+                    await self._edit(partial(self._reopen, attempt))
+                raise
+            try:
+                marked = await self._edit(partial(self._mark, attempt, made))
+            except ShardgateError:  # a later request finds an unmarked commit
+                return made
+            return self._result(marked.state) if isinstance(marked.state, Committed) else made
+
+    def _result(self, state: Committed) -> CommitResult:
+        if self.key is not None and state.key != self.key:
+            raise ConflictError(f"the session is already committed, as {state.snapshot_id}")
+        return CommitResult(state.snapshot_id, state.parent_id)
+
+    def _seal(self, document: SessionDocument) -> SessionDocument:
+        if isinstance(document.state, Committed) or self._is_sealed(document):
+            return document
+        return replace(self.session.renewed(document), state=Sealed(self.key))
+
+    def _is_sealed(self, document: SessionDocument) -> bool:
+        state = document.state
+        return isinstance(state, Sealed) and self.key in (None, state.key)
+
+    async def _gather_and_commit(self, attempt: int) -> CommitResult:
+        session = self.session
+        view = await session.view()
+        chunks = await gather_chunks(session, view)
+        document = await session.read()  # the journal may have been cleared, or written to, by now
+        if isinstance(document.state, Committed):
+            return self._result(document.state)
+        if document.attempt != attempt or not self._is_sealed(document):
+            raise BusyError("another request has taken over the commit of the session")
+        write_id = session.location.session_id + (f".{attempt}" if attempt else "")
+        return await self.commit(document, make_changes(view, chunks), WriteId(write_id))
+
+    def _reopen(self, attempt: int, document: SessionDocument) -> SessionDocument:
+        """Open the session after *attempt*, unless a request with another key goes on with it."""
+        if document.attempt != attempt or not self._is_sealed(document):
+            return document
+        return replace(document, state=OPEN, attempt=attempt + 1)
+
+    def _mark(self, attempt: int, made: CommitResult, document: SessionDocument) -> SessionDocument:
+        """Mark the session as committed, by the key of this request if it has one."""
+        state = document.state
+        if document.attempt != attempt or not isinstance(state, Sealed):
+            return document
+        key = self.key or state.key
+        return replace(document, state=Committed(made.snapshot_id, made.parent_id, key))
+
+    async def _edit(self, edit: Callable[[SessionDocument], SessionDocument]) -> SessionDocument:
+        session = self.session
+        edited = await session.documents.edit(lambda document: edit(session.require_live(document)))
+        return session.require_live(edited)
+
+
+async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, ChunkChanges]:
+    """Read the changed chunks of *view* from the journal, by node id.
+
+    Entries outside of the current shape are left out, and deletions of chunks that the parent
+    does not have.
+    """
+    found: dict[bytes, ChunkChanges] = {}
+    for node in view.among(await session.journal.arrays()):
+        if node.chunks is not None:
+            changes = await _gather_array(session, node, node.chunks)
+            if len(changes.payloads):
+                found[node.node_id] = changes
+    return found
+
+
+async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
+    journal = session.journal
+    payloads: dict[tuple[int, ...], Native | Inlaid | None] = {}
+
+    async def read(coords: tuple[int, ...]) -> None:
+        address = ChunkAddress(node, coords)
+        if (stored := await journal.get(address, listed[coords].etag)) is None:
+            raise StorageUnavailableError(journal.ref(address), "was listed, and does not exist")
+        if stored.entry is not None or await session.lookup(address) is not None:
+            payloads[coords] = stored.entry
+
+    listed = await journal.entries(node.node_id)
+    inside = [coords for coords in listed if chunks.has(coords)]
+    await bounded_gather(read, inside, limit=_READS_AT_ONCE)
+    return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
+
+
+def _sorted_changes(
+    payloads: Mapping[tuple[int, ...], Native | Inlaid | None], ndim: int
+) -> ChunkChanges:
+    ordered = sorted(payloads)
+    rows = np.array(ordered, np.uint32).reshape(len(ordered), ndim)
+    return ChunkChanges(rows, Payloads.of(payloads[coords] for coords in ordered))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import DamagedError
-from app.formats.neuroglancer_precomputed.lookup import MeshManifestDecoder
+from app.formats.neuroglancer_precomputed.index import MeshManifestDecoder
 from app.formats.reading import DecodeError
 from tests.formats.case import Container
 from tests.formats.neuroglancer_precomputed.case import (

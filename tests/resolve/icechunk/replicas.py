@@ -23,7 +23,7 @@ from app.resolve.containers import Containers
 from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.repository import OpenedRepository, open_repository
-from app.resolve.icechunk.session_commit import SessionCommit
+from app.resolve.icechunk.session import SessionCommit
 from app.resolve.icechunk.session_store import SessionStore
 from app.resolve.icechunk.sessions import Sessions
 from app.resolve.listing import Root

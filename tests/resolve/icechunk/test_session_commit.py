@@ -18,7 +18,7 @@ from app.formats.icechunk.repo_writer import WriteId
 from app.formats.icechunk.session import Sealed
 from app.model import ETag, ObjectRef
 from app.resolve.icechunk.commit import CommitRequest, CommitResult
-from app.resolve.icechunk.session_commit import SessionCommit
+from app.resolve.icechunk.session import SessionCommit
 from app.storage.contract import Conflict, Found
 from app.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (

@@ -124,7 +124,8 @@ def cpu_seconds(pid: int) -> float:
 
 def resident_bytes(pid: int) -> int:
     """Tell how much memory of *pid* and its descendants is resident."""
-    return sum(_resident_kib(each) for each in _family(pid)) * 1024
+    files = (Path(f"/proc/{each}/statm") for each in _family(pid))
+    return sum(int(file.read_text().split()[1]) for file in files) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _family(pid: int) -> list[int]:
@@ -135,13 +136,6 @@ def _family(pid: int) -> list[int]:
 def _cpu_ticks(pid: int) -> int:
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(after_name[11]) + int(after_name[12])
-
-
-def _resident_kib(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1])
-    return 0
 
 
 def _cpu_model() -> str:

@@ -159,10 +159,6 @@ def test_references_are_looked_at_before_anything_is_written(client: Client) -> 
     assert sorted(client.place.folder.rglob("*")) == files
 
 
-def _chunks_of(length: int) -> dict[str, Any]:
-    return {"name": "regular", "configuration": {"chunk_shape": [length]}}
-
-
 @pytest.mark.parametrize(
     ("change", "status"),
     [
@@ -215,7 +211,8 @@ def test_no_file_is_written_that_could_not_be_read_again(tmp_path: Path) -> None
     limits = LimitSettings(repository_file_bytes=ByteSize(2**16))
     with api(place, limits=limits) as served:
         client = Client(served, place)
-        client.commit(put_group("/"), put_array("/a", 4000, chunk_grid=_chunks_of(1)))
+        grid = {"name": "regular", "configuration": {"chunk_shape": [1]}}
+        client.commit(put_group("/"), put_array("/a", 4000, chunk_grid=grid))
         tip = client.commit(put_group("/m"), message="x" * 40_000)
         chunk_id = client.chunk()
         refused = [

@@ -30,10 +30,6 @@ def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
     return None
 
 
-def _call(error: BaseException | None = None) -> Call:
-    return Call("get", REF, None, 0.3, 10, error)
-
-
 @pytest.mark.parametrize(
     ("error", "name"),
     [
@@ -45,7 +41,7 @@ def _call(error: BaseException | None = None) -> Call:
 def test_errors_of_stores_are_counted_by_class(error: Exception, name: str) -> None:
     """A class that is not ours is no label."""
     metrics = Metrics([])
-    metrics.stores.on_call(_call(error))
+    metrics.stores.on_call(Call("get", REF, None, 0.3, 10, error))
 
     assert _read(metrics, "shardgate_upstream_errors_total", store="s3+lab", error=name) == 1
 

@@ -18,7 +18,8 @@ from app.storage.memory import MemoryStore
 from app.storage.wrappers import Call, TracedStore
 from tests.formats.icechunk import case as icechunk_case
 from tests.formats.neuroglancer_precomputed import case as precomputed_case
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
+from tests.formats.neuroglancer_precomputed.shards import build_shards, morton
+from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
 from tests.formats.zarr import case as zarr_case
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard, sharding
 from tests.resolve.stores import Unlisted
@@ -226,14 +227,7 @@ def unsharded(draw: st.DrawFn) -> Tree:
 @st.composite
 def volumes(draw: st.DrawFn) -> Tree:
     """Draw a sharded volume of voxels, of which each is a chunk."""
-    bits = st.integers(0, 3)
-    chosen_sharding = {
-        **RAW_SHARDING,
-        "preshift_bits": draw(bits),
-        "minishard_bits": draw(bits),
-        "shard_bits": draw(bits),
-        "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
-    }
+    chosen_sharding = draw(shardings())
     shape = tuple(draw(st.integers(1, 12 if axis < 2 else 3)) for axis in range(3))
     offset = [draw(st.integers(-12, 12)) for _ in range(3)]
     step = [draw(st.integers(1, 60)) for _ in range(3)]

@@ -195,14 +195,10 @@ async def test_a_part_that_is_not_there_is_damage(
     assert await case.part() == DATA[100:200]
 
 
-def _aged(start: int, stop: int) -> Referenced:
-    part = Part(REF, ByteRange(start, stop), UnmodifiedSince(1000))
-    return Referenced(part, "by", is_lasting=False)
-
-
 async def test_objects_of_one_age_are_told_apart() -> None:
     """They differ by ETag, and ranges are not mixed; a look reads a byte, to check the time."""
-    case = _Case(_aged(100, 200))
+    part = Part(REF, ByteRange(100, 200), UnmodifiedSince(1000))
+    case = _Case(Referenced(part, "by", is_lasting=False))
     await case.data.resolver._fetch.stat(REF)
     case.store.calls.clear()
     first, data = await case.look(), await case.part()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +47,18 @@ CHANGES: Final[dict[str, tuple[str, bytes | None]]] = {
 moments = pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 
 
+OUT_OF_REACH: Final = errors.StorageUnavailableError(ROOT, "out of reach")
+
+
+def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a call that raises *error*."""
+
+    async def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
 class Scene:
     """Two replicas of one store, one of them slow, and a session with changes."""
 
@@ -68,6 +80,12 @@ class Scene:
         """Write a chunk."""
         store = await replica.enter(session_id)
         await store.put(ref(f"a/c/{at}"), [bytes([at + 9] * 2)], expected=None)
+
+    async def sweep(self) -> None:
+        """Let the other replica begin a session two seconds later, and remove those expired."""
+        self.clock.now += 2
+        await self.other.begin()
+        self.clock.now -= 2
 
     async def demand(self, folder: Path, *chunks: int, commits: int) -> None:
         """Check that exactly these chunks were committed, in this number of commits."""
@@ -111,13 +129,7 @@ async def test_a_write_into_a_session_that_is_being_swept_away_is_refused(scene:
     """The entry was written, but will not be in a commit."""
     session_id = await scene.begin()
     scene.clock.now += DAY_S - 1
-
-    async def sweep() -> None:
-        scene.clock.now += 2
-        await scene.other.begin()
-        scene.clock.now -= 2
-
-    scene.store.after("put", f"{session_id}/", sweep)
+    scene.store.after("put", f"{session_id}/", scene.sweep)
 
     with pytest.raises(errors.UnknownSessionError):
         await scene.put(scene.late, session_id, 2)
@@ -169,12 +181,7 @@ async def test_a_session_does_not_expire_while_it_is_committed(
     """Sealing it postpones its end."""
     session_id = await scene.begin()
     scene.clock.now += DAY_S - 1
-
-    async def sweep() -> None:
-        scene.clock.now += 2
-        await scene.other.begin()
-
-    scene.store.before("get", f"{session_id}/", sweep)
+    scene.store.before("get", f"{session_id}/", scene.sweep)
 
     made = await scene.late.commit(session_id)
     await scene.demand(tmp_path, 0, 1, commits=1)
@@ -185,10 +192,7 @@ async def test_what_is_written_after_another_one_failed_is_committed(
     scene: Scene, tmp_path: Path
 ) -> None:
     """A late swap commits while the session was reopened and written to."""
-    session_id = await scene.begin()
-
-    async def refuse(*_: Any) -> Any:
-        raise errors.ConflictError("for certain")
+    session_id, refuse = await scene.begin(), failing(errors.ConflictError("for certain"))
 
     async def fail() -> None:
         store = await scene.other.enter(session_id)
@@ -224,13 +228,9 @@ async def test_of_two_keys_at_once_one_commits(scene: Scene, tmp_path: Path) -> 
 
 async def begin_to_commit(replica: Replica, session_id: str, key: str) -> None:
     """Seal a session, and get no further."""
-
-    async def stop(*_: Any) -> Any:
-        raise errors.StorageUnavailableError(ROOT, "out of reach")
-
     session = (await replica.enter(session_id)).session
     with pytest.raises(errors.StorageUnavailableError):
-        await SessionCommit(session, stop, key).run()
+        await SessionCommit(session, failing(OUT_OF_REACH), key).run()
 
 
 async def test_a_key_that_committed_finds_its_commit(scene: Scene, tmp_path: Path) -> None:
@@ -265,11 +265,8 @@ async def test_who_may_not_commit_opens_no_session_that_is_committed(
     """A gateway died before it marked it, and the next request is wrong."""
     session_id = await scene.begin()
 
-    async def die() -> None:
-        raise errors.StorageUnavailableError(ROOT, "out of reach")
-
     async def die_next() -> None:
-        scene.store.before("put", ".session", die)
+        scene.store.before("put", ".session", failing(OUT_OF_REACH))
 
     scene.store.after("put", "repo", die_next)
     made = await scene.late.commit(session_id)

@@ -99,13 +99,14 @@ def test_kubernetes_knows_every_field(rendered: Rendered, version: str) -> None:
 
 
 def test_everything_is_there(everything: Rendered) -> None:
-    """Each kind that is switched on is made."""
+    """Each kind that is switched on is made; an upgrade sets back no autoscaler's decision."""
     kinds = {kind for kind, _ in everything.resources}
 
     assert kinds == {
         "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy",
         "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", "ServiceMonitor",
     }  # fmt: skip
+    assert "replicas" not in everything.resources[GATEWAY]["spec"]
 
 
 def test_the_service_takes_its_configuration(everything: Rendered, tmp_path: Path) -> None:
@@ -247,11 +248,6 @@ def test_a_changed_configuration_starts_pods_anew(
 
     assert template(chart.render()) == template(plain)
     assert template(chart.render(**value)) != template(plain)
-
-
-def test_an_autoscaler_owns_the_number_of_replicas(everything: Rendered) -> None:
-    """An upgrade does not set back what it has decided."""
-    assert "replicas" not in everything.resources[GATEWAY]["spec"]
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,10 @@ def test_what_runs_is_not_root(stage: Stage) -> None:
     assert NOT_ROOT.fullmatch(stage.values("USER")[-1])
 
 
-def test_signals_reach_the_service() -> None:
-    """No shell is before it, which would keep SIGTERM to itself."""
+def test_no_shell_is_needed() -> None:
+    """Neither before the service, where it would keep SIGTERM to itself, nor to ask for health."""
     assert image().command("ENTRYPOINT") == ["shardgate"]
     assert image().command("CMD") == ["serve"]
-
-
-def test_health_is_asked_without_a_shell() -> None:
-    """The image needs no shell, and no other program than Python."""
     assert image().command("HEALTHCHECK")[0] == "python"
 
 

@@ -104,7 +104,7 @@ async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
 
 
 async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
-    """The tag of another is still there, and where it is of the same name ours is refused."""
+    """Others' tags are still there; one of the same name is refused, and after 100 races any."""
     swapping.before = [lambda: swapping.place(tagged("theirs"))]
     await swapping.changes.create("tag", "ours", encode_id(FIRST))
     assert set((await swapping.info()).tags) == {"theirs", "ours"}
@@ -113,9 +113,6 @@ async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
     with pytest.raises(errors.ConflictError):
         await swapping.changes.create("tag", "same", encode_id(FIRST))
 
-
-async def test_patience_has_an_end(swapping: Swapping) -> None:
-    """There are a hundred attempts."""
     races = (lambda n=n: swapping.place(tagged(f"{n}")) for n in range(101))
     swapping.before = list(races)
     with pytest.raises(errors.BusyError):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.model import ObjectRef
-from app.settings import DatasetSettings, Settings
+from app.settings import DatasetSettings, Settings, StoreSettings
 from app.storage.contract import ObjectStore
 from app.storage.wrappers import StoreWrapper
 from tests.clients.writing import Json
@@ -67,28 +67,28 @@ def _named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-@contextmanager
-def from_folder(path: Path) -> Generator[str]:
-    """Serve the folder *path* as the datasets `bucket` and `raw`; give the service's URL."""
-    datasets = {
-        "bucket": DatasetSettings(url=str(path)),
-        "raw": DatasetSettings(url=str(path), view="raw"),
-    }
-    with serving(Settings(datasets=datasets)) as url:
-        yield url
-
-
-@contextmanager
-def from_seaweedfs(path: Path, seaweedfs: SeaweedFS, prefix: str) -> Generator[str]:
-    """Upload the folder *path* under *prefix*, and serve it from there."""
-    seaweedfs.upload_folder(path, prefix)
+def stored_in(
+    folder: Path, seaweedfs: SeaweedFS | None, prefix: str, **dataset: Any
+) -> tuple[dict[str, StoreSettings], DatasetSettings]:
+    """Configure a dataset in *folder* or, where there is one, below *prefix* of SeaweedFS."""
+    if seaweedfs is None:
+        return {}, DatasetSettings(url=str(folder), **dataset)
     url = f"s3://{seaweedfs.bucket}/{prefix}"
-    datasets = {
-        "bucket": DatasetSettings(url=url, store="lab"),
-        "raw": DatasetSettings(url=url, store="lab", view="raw"),
-    }
-    with serving(Settings(stores={"lab": seaweedfs.settings}, datasets=datasets)) as base:
-        yield base
+    return {"lab": seaweedfs.settings}, DatasetSettings(url=url, store="lab", **dataset)
+
+
+@contextmanager
+def from_folder(path: Path, seaweedfs: SeaweedFS | None = None, prefix: str = "") -> Generator[str]:
+    """Serve the folder *path* as the datasets `bucket` and `raw`; give the service's URL.
+
+    It is uploaded to SeaweedFS before, if there is one, and served from there.
+    """
+    if seaweedfs is not None:
+        seaweedfs.upload_folder(path, prefix)
+    stores, bucket = stored_in(path, seaweedfs, prefix)
+    datasets = {"bucket": bucket, "raw": bucket.model_copy(update={"view": "raw"})}
+    with serving(Settings(stores=stores, datasets=datasets)) as url:
+        yield url
 
 
 METADATA: Final = ("zarr.json", ".zarray", ".zattrs", "info", "provenance")
@@ -161,19 +161,12 @@ def s3_kvstore(url: str, path: str, bucket: str = "data", credentials: str = "an
 
 
 @contextmanager
-def taking_into_folder(folder: Path, **dataset: Any) -> Generator[Taker]:
-    """Serve the writable dataset ``data`` out of *folder*."""
-    data = DatasetSettings(url=str(folder), writable=True, **dataset)
-    settings = Settings(datasets={"data": data})
-    with serving(settings) as url, connect(url) as client:
-        yield Taker(url, client, folder)
-
-
-@contextmanager
-def taking_into_seaweedfs(seaweedfs: SeaweedFS, folder: Path) -> Generator[Taker]:
-    """Serve it out of a prefix of SeaweedFS; *folder* is not used."""
-    data = DatasetSettings(url=f"s3://{seaweedfs.bucket}/taken", store="lab", writable=True)
-    settings = Settings(stores={"lab": seaweedfs.settings}, datasets={"data": data})
+def taking_into_folder(
+    folder: Path, seaweedfs: SeaweedFS | None = None, **dataset: Any
+) -> Generator[Taker]:
+    """Serve the writable dataset ``data`` out of *folder*, or of a prefix of SeaweedFS."""
+    stores, data = stored_in(folder, seaweedfs, "taken", writable=True, **dataset)
+    settings = Settings(stores=stores, datasets={"data": data})
     with serving(settings) as url, connect(url) as client:
         yield Taker(url, client, folder, seaweedfs)
 
@@ -223,7 +216,7 @@ def served_fixtures(prefix: str) -> tuple[Any, Any, Any]:
     @pytest.fixture(scope="session")
     def remote(bucket: Path, seaweedfs: SeaweedFS) -> Generator[str]:
         """Serve the same from SeaweedFS, where it was uploaded once."""
-        with from_seaweedfs(bucket, seaweedfs, prefix) as url:
+        with from_folder(bucket, seaweedfs, prefix) as url:
             yield url
 
     @pytest.fixture(scope="session", params=["local", "remote"])

@@ -26,7 +26,7 @@ from zarr.storage import FsspecStore, ObjectStore
 from app.settings import DatasetSettings, Settings
 from tests.clients.filling import open_boto3, open_obstore
 from tests.clients.precomputed import volumes
-from tests.clients.services import from_folder, from_seaweedfs
+from tests.clients.services import from_folder
 from tests.clients.writing import Case, Values, by_tensorstore, sharding
 from tests.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
 from tests.formats.zarr.draft import build as build_draft
@@ -158,11 +158,8 @@ def keys(sources: tuple[Path, list[str]]) -> list[str]:
 def bucket_url(request: pytest.FixtureRequest, sources: tuple[Path, list[str]]) -> Generator[str]:
     """Serve it from the folder, and from a server that has its own order of keys."""
     folder, _ = sources
-    if request.param == "folder":
-        serve: Any = from_folder(folder)
-    else:
-        serve = from_seaweedfs(folder, request.getfixturevalue("seaweedfs"), "listing")
-    with serve as served:
+    seaweedfs = request.getfixturevalue("seaweedfs") if request.param == "seaweedfs" else None
+    with from_folder(folder, seaweedfs, "listing") as served:
         yield served
 
 

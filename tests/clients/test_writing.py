@@ -13,7 +13,7 @@ import tensorstore
 import xarray
 import zarr
 
-from app.settings import CacheSettings, DatasetSettings, Settings
+from app.settings import CacheSettings, Settings
 from tests.clients.arrays import BY_NAME
 from tests.clients.filling import CLIENTS, fill, over_obstore, values
 from tests.clients.services import (
@@ -24,8 +24,8 @@ from tests.clients.services import (
     lay_out,
     mixed,
     s3_kvstore,
+    stored_in,
     taking_into_folder,
-    taking_into_seaweedfs,
 )
 from tests.clients.test_reading import BEYOND
 from tests.clients.writing import (
@@ -282,15 +282,13 @@ class Pair(NamedTuple):
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), "seaweedfs"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
     """Store a sharded array of ones, and run the services."""
-    stores, url = {}, str(tmp_path)
     array = zarr.create_array(tmp_path / "array", shape=(8,), shards=(8,), chunks=(2,), dtype="u1")
     array[:] = 1
+    seaweedfs: SeaweedFS | None = None
     if request.param == "seaweedfs":
-        seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
+        seaweedfs = request.getfixturevalue("seaweedfs")
         seaweedfs.upload_folder(tmp_path, "pair")
-        url = f"s3://{seaweedfs.bucket}/pair"
-        stores["lab"] = seaweedfs.settings
-    data = DatasetSettings(url=url, store="lab" if stores else None, writable=True)
+    stores, data = stored_in(tmp_path, seaweedfs, "pair", writable=True)
     settings = Settings(stores=stores, datasets={"data": data}, cache=CacheSettings(ttl_s=TTL_S))
     with serving(settings) as writer, serving(settings) as reader:
         yield Pair(writer, reader)
@@ -376,7 +374,7 @@ def remote(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Ge
     """Take them into SeaweedFS."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        taking_into_seaweedfs(seaweedfs, tmp_path_factory.mktemp("taken")) as taker,
+        taking_into_folder(tmp_path_factory.mktemp("taken"), seaweedfs) as taker,
     ):
         for name, value in seaweedfs.environ.items():
             patch.setenv(name, value)

@@ -8,7 +8,7 @@ import obstore.store
 import pytest
 import zarr
 
-from app.settings import DatasetSettings, Settings, VirtualPrefix
+from app.settings import Settings, VirtualPrefix
 from tests.clients.arrays import BY_NAME
 from tests.clients.icechunk.repositories import (
     DATA,
@@ -28,7 +28,7 @@ from tests.clients.icechunk.repositories import (
 )
 from tests.clients.precomputed.cases import BY_NAME as VOLUMES
 from tests.clients.precomputed.volumes import write as write_volume
-from tests.clients.services import served_fixtures
+from tests.clients.services import served_fixtures, stored_in
 from tests.clients.writing import quiet, write
 from tests.storage.faulty import FaultyServer, etag
 from tests.support.seaweedfs import SeaweedFS
@@ -129,12 +129,11 @@ def following(
     )
     datasets = {}
     for version, folder in virtual.items():
-        url, store = str(folder), None
+        prefix = f"virtual/{version}"
         if request.param == "remote":
-            seaweedfs.upload_folder(folder, f"virtual/{version}")
-            url, store = f"s3://{seaweedfs.bucket}/virtual/{version}", "lab"
-        datasets[version] = DatasetSettings(
-            url=url, store=store, format="icechunk", virtual_chunk_prefixes=prefixes
-        )
+            seaweedfs.upload_folder(folder, prefix)
+        place = seaweedfs if request.param == "remote" else None
+        told = {"format": "icechunk", "virtual_chunk_prefixes": prefixes}
+        _, datasets[version] = stored_in(folder, place, prefix, **told)
     with serving(Settings(stores={"lab": seaweedfs.settings}, datasets=datasets)) as url:
         yield url

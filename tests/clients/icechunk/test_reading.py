@@ -15,7 +15,7 @@ import xarray
 import zarr
 import zarr.storage
 
-from app.settings import DatasetSettings, Settings
+from app.settings import Settings
 from tests.clients.arrays import BY_NAME
 from tests.clients.icechunk.conftest import KINDS, VOLUME, ZARR
 from tests.clients.icechunk.library import (
@@ -36,10 +36,9 @@ from tests.clients.icechunk.repositories import (
 )
 from tests.clients.precomputed.cases import BY_NAME as VOLUMES
 from tests.clients.precomputed.volumes import read_tensorstore
-from tests.clients.services import connect, from_each_store
+from tests.clients.services import connect, from_each_store, stored_in
 from tests.clients.test_reading import OPENERS, over_fsspec
 from tests.clients.writing import counted, quiet, same
-from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
 from tests.support.writable_repositories import in_seaweedfs
 
@@ -97,11 +96,11 @@ def test_odd_tags(request: pytest.FixtureRequest, tmp_path: Path, version: str, 
 
     The library spells names of files in one way in S3, and in another in folders.
     """
-    place, url, stores = storage(tmp_path), str(tmp_path), {}
+    place, seaweedfs = storage(tmp_path), None
     if where == "remote":
-        seaweedfs: SeaweedFS = request.getfixturevalue("seaweedfs")
-        place, stores = in_seaweedfs(seaweedfs, f"odd/{version}"), {"lab": seaweedfs.settings}
-        url = f"s3://{seaweedfs.bucket}/odd/{version}"
+        seaweedfs = request.getfixturevalue("seaweedfs")
+        place = in_seaweedfs(seaweedfs, f"odd/{version}")
+    stores, dataset = stored_in(tmp_path, seaweedfs, f"odd/{version}")
     repo = icechunk.Repository.create(place, spec_version=spec(version))
     commit(repo, "root", set_root)
     tags = [tag for tag in (*ODD_TAGS, "~x[1]*?#") if version == "v2" or "/" not in tag]
@@ -109,7 +108,6 @@ def test_odd_tags(request: pytest.FixtureRequest, tmp_path: Path, version: str, 
         repo.create_tag(tag, repo.lookup_branch("main"))
     for tag in tags[::2]:
         repo.delete_tag(tag)
-    dataset = DatasetSettings(url=url, store="lab" if stores else None)
     with serving(Settings(stores=stores, datasets={"em": dataset})) as base:
         found = {
             tag: httpx.get(f"{base}/em/@tag.{quote(tag, safe='')}/zarr.json").status_code

@@ -31,7 +31,7 @@ from app.formats.icechunk.snapshot import ManifestFile, ManifestRef, StoredArray
 from app.formats.reading import DecodeError
 from app.model import ByteRange, ETag, UnmodifiedSince
 from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
-from tests.formats.icechunk.peer import ARCHIVE, LIMIT, Peer, array, delete, read, write
+from tests.formats.icechunk.peer import ARCHIVE, LIMIT, Peer, array, delete, write
 
 NODE, OTHER = b"arraynod", b"othernod"
 OLD = b"old manifest"
@@ -312,54 +312,6 @@ def test_damage_is_not_carried_over() -> None:
 
     with pytest.raises(DecodeError, match="reaches out"):
         rewrite_manifests(ArrayRewrite(NODE, (9,), refs, one_more), old, new_id)
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.booleans(),
-        st.dictionaries(
-            st.tuples(st.integers(0, 4), st.integers(0, 2)),
-            st.none() | st.binary(min_size=1, max_size=5),
-            min_size=1,
-            max_size=6,
-        ),
-    ),
-    min_size=2,
-    max_size=4,
-)
-
-
-@settings(max_examples=20)
-@given(steps=STEPS, split=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 3)))
-def test_the_library_and_we_take_turns(
-    steps: list[tuple[bool, dict[Coords, bytes | None]]],
-    split: Coords | None,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    """The library reads every chunk as it was written last, whoever wrote it."""
-    peer = Peer(tmp_path_factory.mktemp("peer"))
-    session = peer.session()
-    array(session, "a", (5, 3))
-    session.commit("made")
-    expected: dict[Coords, bytes] = {}
-    for is_ours, changed in steps:
-        if is_ours:
-            ours = {at: None if data is None else Inlaid(data) for at, data in changed.items()}
-            _rewritten(peer, "/a", ours, split)
-        else:
-            session = peer.session()
-            for (i, j), data in changed.items():
-                if data is None:
-                    delete(session, f"a/c/{i}/{j}")
-                else:
-                    write(session, f"a/c/{i}/{j}", data)
-            session.commit("theirs")
-            peer.reopen()
-        expected = {at: data for at, data in (expected | changed).items() if data is not None}
-
-        reader = peer.repository.readonly_session("main")
-        found = {at: read(reader, f"a/c/{at[0]}/{at[1]}") for at in np.ndindex(5, 3)}
-        assert {at: data for at, data in found.items() if data is not None} == expected
 
 
 C, D = icechunk.ManifestSplitCondition, icechunk.ManifestSplitDimCondition

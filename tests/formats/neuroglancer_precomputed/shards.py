@@ -93,6 +93,15 @@ def encode_shard(
     return entries, body
 
 
+def single_shard(
+    *rows: tuple[int, int, int], body: bytes = b"chunks", entry: bytes = b"", spare: bytes = b""
+) -> bytes:
+    """Write a shard whose first minishard has *rows*: id, offset and size; *spare* are others."""
+    index = encode_minishard(list(rows))
+    first = entry or struct.pack("<2Q", len(body), len(body) + len(index))
+    return first + spare + body + index
+
+
 def build_shards(
     chunks: Mapping[int, bytes],
     sharding: Sharding,

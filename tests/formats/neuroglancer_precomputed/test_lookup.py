@@ -2,6 +2,7 @@
 
 import json
 import struct
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     SINGLE,
     Sharding,
     encode_minishard,
+    single_shard,
 )
 from tests.support.resolving import ROOT
 from tests.support.zipped import zipped
@@ -34,10 +36,7 @@ def _entries(start: int, stop: int) -> bytes:
     return struct.pack("<2Q", start, stop)
 
 
-def _shard(*chunks: tuple[int, int, int], body: bytes = _BODY) -> bytes:
-    """Write a shard of one minishard with a given index."""
-    index = encode_minishard(list(chunks))
-    return _entries(len(body), len(body) + len(index)) + body + index
+_shard = partial(single_shard, body=_BODY)
 
 
 def _skeletons(shard: bytes, sharding: Sharding = SINGLE) -> dict[str, bytes]:

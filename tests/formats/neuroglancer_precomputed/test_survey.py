@@ -35,6 +35,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     container,
     encode_minishard,
     encode_shard,
+    single_shard,
 )
 from tests.support.resolving import ROOT
 from tests.support.zipped import zipped
@@ -72,12 +73,6 @@ async def _survey(
 async def _faults(sharding: Sharding, shard: bytes) -> list[Fault]:
     shards = _of(skeleton_info(sharding))
     return list((await _survey(shards, {"0.shard": shard})).table().faults)
-
-
-def _single(*rows: tuple[int, int, int], body: bytes = b"chunks") -> bytes:
-    """Write a shard of one minishard, whose *rows* are id, offset and size."""
-    index = encode_minishard(list(rows))
-    return struct.pack("<2Q", len(body), len(body) + len(index)) + body + index
 
 
 @pytest.mark.parametrize(
@@ -220,9 +215,9 @@ _GZIP_INDEX = {**SINGLE, "minishard_bits": 3, "minishard_index_encoding": "gzip"
 @pytest.mark.parametrize(
     ("sharding", "shard", "key", "reason"),
     [
-        (SINGLE, _single((5, 0, 1), (7, 1, 1), (9, 2, 90)), "9",
+        (SINGLE, single_shard((5, 0, 1), (7, 1, 1), (9, 2, 90)), "9",
          "chunk 9 ends past 78 bytes"),
-        (SINGLE, _single((5, 0, 1), (7, 1, 1), (7, 3, 1)), "7",
+        (SINGLE, single_shard((5, 0, 1), (7, 1, 1), (7, 3, 1)), "7",
          "chunk 7 is twice in the minishard indexes"),
         ({**RAW_SHARDING, "preshift_bits": 0}, _ELSEWHERE, "1",
          "chunk 1 is not in the minishard where readers look for it"),
@@ -253,7 +248,7 @@ async def test_only_the_first_of_many_like_faults_are_named() -> None:
     """The others are counted by the shard's own name."""
     rows = [(number, 10**6, 2) for number in range(150)]
 
-    faults = await _faults(SINGLE, _single(*rows))
+    faults = await _faults(SINGLE, single_shard(*rows))
 
     assert [fault.key for fault in faults] == [*map(str, range(100)), "0.shard"]
     assert faults[-1].reason == "50 more chunks: each ends past 3606 bytes"

@@ -11,7 +11,6 @@ import orjson
 
 from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError, ShardgateError
 from app.formats.contract import Layout
-from app.formats.documents import Json
 from app.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
 from app.model import (
     ByteRange,
@@ -344,13 +343,11 @@ def summarize_group(key: str, document: bytes) -> GroupSummary:
         group = orjson.loads(document)
     except ValueError:
         return GroupSummary(key)
-    scales = _member(_member(_member(group, "attributes"), "ome"), "multiscales")
-    return GroupSummary(
-        key,
-        is_image=isinstance(scales, list) and bool(scales),
-        is_consolidated=_member(group, "consolidated_metadata") is not None,
-    )
-
-
-def _member(document: Json, name: str) -> Json:
-    return document.get(name) if isinstance(document, dict) else None
+    is_image = is_consolidated = False
+    match group:
+        case {"attributes": {"ome": {"multiscales": [_, *_]}}}:
+            is_image = True
+    match group:
+        case {"consolidated_metadata": dict()}:
+            is_consolidated = True
+    return GroupSummary(key, is_image, is_consolidated)

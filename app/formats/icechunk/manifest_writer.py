@@ -39,7 +39,6 @@ type _Cell = tuple[int, ...]
 type _Rank = tuple[_Cell, int]
 """Sort key of a manifest among those of its array: its box, and the number of its source."""
 
-_LEVEL: Final = 3
 _ZSTD: Final = 1
 _CHANGES: Final = 0
 """Number of the source of new references; old manifests count from 1."""
@@ -145,7 +144,7 @@ def rewrite_manifests(
     rewrite: ArrayRewrite,
     manifests: Mapping[bytes, Manifest],
     new_id: Callable[[], bytes],
-    level: int = _LEVEL,
+    level: int = 3,
 ) -> tuple[Rewritten, Mapping[bytes, bytes]]:
     """Write the boxes of the split that change; *manifests* has the `needed_manifests`. Returns
     also the contents of the new files, by id. Raises: `DecodeError` for a reference that cannot be

@@ -39,9 +39,6 @@ class ShardIndex:
     def nbytes(self) -> int:
         return len(self.entries)
 
-    def __len__(self) -> int:
-        return len(self.entries) // ENTRY_NBYTES
-
     def lookup(self, entry: int) -> ByteRange | None:
         """Return the range of inner chunk *entry* in the shard, or `None` if it is empty."""
         packed = _BIG if self.big_endian else _LITTLE

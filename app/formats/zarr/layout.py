@@ -12,7 +12,7 @@ from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection, Listing
 from app.formats.zarr.index import IndexCodec, shard_of
 from app.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
-from app.formats.zarr.rewrite import WRITTEN_NBYTES, ZarrRewriter, demand_writable
+from app.formats.zarr.rewrite import ZarrRewriter, demand_writable
 from app.formats.zarr.survey import ChunkWalk, ZarrShards, array_names, describe
 from app.model import (
     MISSING,
@@ -42,7 +42,8 @@ class ZarrLimits:
     whole_index_nbytes: int
     """A larger shard index is read one entry at a time."""
     limit_bytes: int
-    written_nbytes: int = WRITTEN_NBYTES
+    written_nbytes: int
+    """Shards with a larger index are not written: a rewrite has it in memory several times."""
 
 
 @dataclass(frozen=True, slots=True)

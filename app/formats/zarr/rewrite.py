@@ -23,8 +23,6 @@ from app.formats.zarr.codecs import ChunkForm
 from app.formats.zarr.index import IndexCodec, IndexLocation, ShardIndex, shard_of
 from app.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
 
-WRITTEN_NBYTES: Final = 64 * 1024**2
-"""Largest index of a shard that is written: a rewrite has it in memory several times."""
 _MOST_GROWTH: Final = 2
 """Chunks that share bytes become several; a large shard that would grow by more is refused."""
 _ABSENT: Final = -1

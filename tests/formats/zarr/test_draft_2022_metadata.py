@@ -97,7 +97,7 @@ def test_metadata_keys(suffix: str, key: str, path: str | None) -> None:
 
 def _open(document: Any) -> Any:
     """Understand a ``zarr.json`` as the service does, draft or not."""
-    dialects = (Zarr2022(0, _LIMIT), Zarr3(0, _LIMIT))
+    dialects = (Zarr2022(0, _LIMIT, 0), Zarr3(0, _LIMIT, 0))
     return MarkerDecoder(dialects, _LIMIT)(encode(document)).spec
 
 

@@ -41,7 +41,7 @@ def _decode(document: Any) -> Node:
 
 
 def _read(data: bytes) -> Node:
-    node = MarkerDecoder((Zarr3(0, _LIMIT),), _LIMIT)(data).spec
+    node = MarkerDecoder((Zarr3(0, _LIMIT, 0),), _LIMIT)(data).spec
     assert isinstance(node, Node)
     return node
 

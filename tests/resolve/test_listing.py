@@ -282,8 +282,8 @@ def trees(draw: st.DrawFn) -> Tree:
 
 def _store(objects: Mapping[str, bytes]) -> MemoryStore:
     store = MemoryStore()
-    for key, data in objects.items():
-        store.place(BUCKET.join(key), data)
+    for number, (key, data) in enumerate(objects.items()):
+        store.place(BUCKET.join(key), data, modified_s=number)
     return store
 
 
@@ -338,17 +338,18 @@ async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject
 @settings(max_examples=40)
 @given(trees())
 async def test_what_is_listed_is_what_can_be_read(tree: Tree) -> None:
-    """Size and version of each key are those of the entity."""
+    """Size, version and time of each key are those of the entity."""
     objects, _ = tree
     served = reading(_store(objects), root=BUCKET)
     for page in await _pages(served, Window(""), 1000):
-        for key, nbytes, etag, _ in page:
+        for key, nbytes, etag, modified_s in page:
             opening = served.resolver.open(served.dataset, VirtualKey(key), lambda _: All(None))
             async with opening as opened:
                 assert opened is not None, key
                 entity = opened.entity
             assert entity.coding in (Coding.PLAIN, Coding.GZIP)
-            assert (entity.length, entity.etag) == (nbytes, etag), key
+            found = (entity.length, entity.etag, entity.modified_s)
+            assert found == (nbytes, etag, modified_s), key
 
 
 @settings(max_examples=40)

@@ -39,7 +39,7 @@ from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
 from tests.formats.icechunk.case import SHARDED
 from tests.formats.icechunk.repositories import Builder, node_id, spell
-from tests.formats.icechunk.served import ARCHIVE, DATA, Served
+from tests.formats.icechunk.served import ARCHIVE, Served
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.support.resolving import ROOT
 
@@ -90,24 +90,6 @@ async def test_a_checksum_is_a_condition_of_the_object(
     else:
         assert place == Part(ref, byte_range, condition)
         assert (len(by), is_lasting) == (16, False)
-
-
-async def test_a_checksum_that_holds_is_read_through() -> None:
-    """By the ETag of the store, or its time; the rest of the array does not wait for it."""
-    etag = MemoryStore().place(ROOT, DATA)
-    refs = [
-        _virtual(0, checksum_etag=etag),
-        _virtual(1, checksum_etag=etag.strip('"')),
-        _virtual(2, checksum_last_modified=1000),
-        _virtual(3, checksum_last_modified=999),
-        _virtual(4, checksum_etag="another"),
-    ]
-    case = _served(*refs)
-
-    assert [await case.read(f"a/c/{at}") for at in range(3)] == [b"234"] * 3
-    for at in (3, 4):
-        with pytest.raises(DamagedError, match=r"a\.nc: is missing, or not as it was"):
-            await case.read(f"a/c/{at}")
 
 
 async def test_references_of_one_version_to_two_objects_are_told_apart() -> None:

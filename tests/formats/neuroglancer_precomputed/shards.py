@@ -137,9 +137,6 @@ def part(start: int, length: int) -> ByteRange:
     return ByteRange(start, start + length)
 
 
-MOST_NBYTES = 2**20
-
-
 def decoded(shard: bytes, sharding: Sharding) -> list[dict[int, tuple[int, int]]]:
     """Return for each minishard where its chunks begin and end in the object, by rising ids."""
     base = 16 * 2 ** sharding["minishard_bits"]

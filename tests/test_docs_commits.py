@@ -56,11 +56,12 @@ class Reader:
         self._real = {URL: url}
 
     def run(self, command: str) -> str:
-        """Run a command, which must succeed."""
+        """Run a command, which must succeed, where `python` is this one."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
             ["/bin/bash", "-c", self._really(command)],
             cwd=self.folder,
-            env=with_this_python(),
+            env=environ(PATH=path, PYTHONWARNINGS="ignore"),
             capture_output=True,
             text=True,
             check=False,
@@ -87,12 +88,6 @@ class Reader:
         for shown, real in self._real.items():
             text = text.replace(shown, real)
         return text
-
-
-def with_this_python() -> dict[str, str]:
-    """Let `python` be this one."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return environ(PATH=path, PYTHONWARNINGS="ignore")
 
 
 def test_the_story_of_commits_is_true(tmp_path: Path) -> None:

@@ -126,31 +126,37 @@ def _settings(folder: Path) -> dict[str, str]:
     }
 
 
+TRACED: Final = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
+BEARER: Final = {"authorization": f"Bearer {TOKEN}"}
+REQUESTS: Final[list[tuple[str, str, dict[str, str], str, int, str, str]]] = [
+    ("read", "/open/c/0/0", TRACED, "open", 200, "answered", ""),
+    ("hit", "/open/c/0/0", TRACED, "open", 200, "hit", ""),
+    ("part", "/open/c/0/0", {"range": "bytes=1-2"}, "open", 206, "hit", ""),
+    ("known", "/open/c/0/0", {"if-none-match": "*"}, "open", 304, "not_modified", ""),
+    ("in-path", f"/~{TOKEN}/private/c/0/1", {}, "private", 200, "answered", "ana"),
+    ("in-path-hit", f"/~{TOKEN}/private/c/0/1", {}, "private", 200, "hit", "ana"),
+    ("bearer", "/private/c/1/1", BEARER, "private", 200, "answered", "ana"),
+    ("nobody", "/private/c/1/1", {}, "private", 401, "refused", ""),
+    ("query", f"/open/c/0/1?a={SECRETS[1]}", {}, "open", 200, "answered", ""),
+    ("absent", "/open/c/7/7", {}, "open", 404, "absent", ""),
+    ("spelled", "/%6fpen/c/7/7", {}, "open", 404, "absent", ""),
+    ("tilde", f"/%7E{TOKEN}/private/c/7/7", {}, "private", 404, "absent", "ana"),
+    ("bare", "/open", {}, "open", 404, "absent", ""),
+    ("none", "/none/c/0/0", {}, "", 401, "refused", ""),
+    ("put", "/open/c/0/0", {}, "open", 405, "refused", ""),
+    ("metrics", "/metrics", BEARER, "", 200, "answered", "ana"),
+]
+"""The id, path and headers of each, and its dataset, status, outcome and caller."""
+
+
 def _ask(client: httpx.Client) -> str:
-    """Send requests, each with an id of its own but a malformed one, and return the metrics."""
+    """Send a malformed request and all others, and return the metrics."""
     exchange(str(client.base_url), b"what?\r\n\r\n")
-
-    def get(path: str, request_id: str, **headers: str) -> httpx.Response:
-        return client.get(path, headers={"x-request-id": request_id, **headers})
-
-    traceparent = f"00-{TRACE_ID}-{PARENT_ID}-01"
-    assert get("/open/c/0/0", "read", traceparent=traceparent).content == CHUNKS["c/0/0"]
-    assert get("/open/c/0/0", "hit", traceparent=traceparent).content == CHUNKS["c/0/0"]
-    assert get("/open/c/0/0", "part", range="bytes=1-2").status_code == 206
-    assert get("/open/c/0/0", "known", **{"if-none-match": "*"}).status_code == 304
-    assert get(f"/~{TOKEN}/private/c/0/1", "in-path").content == CHUNKS["c/0/1"]
-    assert get(f"/~{TOKEN}/private/c/0/1", "in-path-hit").content == CHUNKS["c/0/1"]
-    bearer = {"authorization": f"Bearer {TOKEN}"}
-    assert get("/private/c/1/1", "bearer", **bearer).content == CHUNKS["c/1/1"]
-    assert get("/private/c/1/1", "nobody").status_code == 401
-    assert get(f"/open/c/0/1?a={SECRETS[1]}", "query").content == CHUNKS["c/0/1"]
-    assert get("/open/c/7/7", "absent").status_code == 404
-    assert get("/%6fpen/c/7/7", "spelled").status_code == 404
-    assert get(f"/%7E{TOKEN}/private/c/7/7", "tilde").status_code == 404
-    assert get("/open", "bare").status_code == 404
-    assert get("/none/c/0/0", "none").status_code == 401
-    assert client.put("/open/c/0/0", headers={"x-request-id": "put"}).status_code == 405
-    return get("/metrics", "metrics", **bearer).text
+    for request_id, path, headers, _, status, *_ in REQUESTS:
+        method = "PUT" if request_id == "put" else "GET"
+        answer = client.request(method, path, headers={"x-request-id": request_id, **headers})
+        assert answer.status_code == status
+    return answer.text
 
 
 @pytest.fixture(scope="module")
@@ -214,24 +220,7 @@ def test_caches_are_counted(shown: Shown) -> None:
 
 @pytest.mark.parametrize(
     ("request_id", "dataset", "status", "outcome", "caller"),
-    [
-        ("read", "open", 200, "answered", ""),
-        ("hit", "open", 200, "hit", ""),
-        ("part", "open", 206, "hit", ""),
-        ("known", "open", 304, "not_modified", ""),
-        ("in-path", "private", 200, "answered", "ana"),
-        ("in-path-hit", "private", 200, "hit", "ana"),
-        ("bearer", "private", 200, "answered", "ana"),
-        ("nobody", "private", 401, "refused", ""),
-        ("query", "open", 200, "answered", ""),
-        ("absent", "open", 404, "absent", ""),
-        ("spelled", "open", 404, "absent", ""),
-        ("tilde", "private", 404, "absent", "ana"),
-        ("bare", "open", 404, "absent", ""),
-        ("none", "", 401, "refused", ""),
-        ("put", "open", 405, "refused", ""),
-        ("metrics", "", 200, "answered", "ana"),
-    ],
+    [(request_id, *expected) for request_id, _, _, *expected in REQUESTS],
 )
 def test_each_request_has_a_line(  # noqa: PLR0917
     shown: Shown, request_id: str, dataset: str, status: int, outcome: str, caller: str

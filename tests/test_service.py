@@ -317,19 +317,3 @@ def test_a_shard_may_be_rewritten_in_the_old_form(service: Service) -> None:
     service.remove("s0/1.shard")
 
     assert service.get().content == chunks[ID]
-
-
-@over("precomputed")
-@pytest.mark.parametrize("known", ["nothing", "7.index", "7"])
-def test_manifest_and_fragments_of_a_mesh_are_of_one_version(service: Service, known: str) -> None:
-    """A mesh that was replaced is read as a whole."""
-
-    def put(fragments: bytes) -> None:
-        objects = precomputed.build_meshes({"7": fragments}, sharding=RAW_SHARDING)
-        service.put({f"mesh/{key}": data for key, data in objects.items()})
-
-    put(b"fragments")
-    service.get(f"mesh/{known}")
-    put(b"more fragments than before")
-
-    assert service.get("mesh/7").content == b"more fragments than before"

@@ -210,12 +210,9 @@ def test_gateways_are_followed_to_other_addresses(composed: Composed) -> None:
     for address, status in (("127.0.0.2", b"503"), ("127.0.0.1", b"200")):
         composed.names.address = address
         deadline = time.monotonic() + LONGEST_S
-        while (told := _status(composed)) != status:
+        asked = ("/cells/info", "-o", "/dev/null", "-w", "%{http_code}")
+        while (told := curl(composed, *asked).stdout) != status:
             assert time.monotonic() < deadline, told
-
-
-def _status(composed: Composed) -> bytes:
-    return curl(composed, "/cells/info", "-o", "/dev/null", "-w", "%{http_code}").stdout
 
 
 def test_it_is_valid() -> None:

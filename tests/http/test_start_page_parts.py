@@ -268,10 +268,6 @@ def test_a_name_cannot_leave_its_quotes() -> None:
         ([CollectionSummary("a", "a", None, None, DAMAGED), S0], "s0/zarr.json"),
         ([replace(S0, path="", container="", node="")], "zarr.json"),
         ([replace(S0, node="@branch.main/s0")], "@branch.main/s0/zarr.json"),
-        (
-            [CollectionSummary("v/8", "v", None, None, replace(LEVEL, format="precomputed"))],
-            "v/info",
-        ),
         ([CollectionSummary("draft/a", "draft", None, None, LEVEL)], "draft/zarr.json"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ConfigDict
 
@@ -319,50 +319,62 @@ class OperationsPage:
     """Reason for which older operations cannot be read, if there are some."""
 
 
+class _Position(NamedTuple):
+    name: str | None
+    before: datetime | None
+
+
+class _FilePage(NamedTuple):
+    operations: list[Operation]
+    is_all: bool
+    oldest: datetime | None
+
+
 async def read_operations(
     opened: OpenedRepository, after: str | None, limit: int
 ) -> OperationsPage:
     """Read up to *limit* operations before *after*; format version 1 has no log of them."""
-    before, name = _parse_position(after)
+    place, newer = _parse_position(after), None
     operations: list[Operation] = []
-    newer: datetime | None = None
     for _ in range(_FILES_AT_ONCE):
         ref, info = opened.repo, await opened.info()
         if info is None:
-            reason = "which has no log of operations"
-            raise UnknownRepositoryError(f"{opened.directory} follows version 1, {reason}")
-        if name is not None:
-            ref = opened.directory.join(f"overwritten/{name}")
-            info = await _read_backup(opened, name, ref)
+            raise UnknownRepositoryError(
+                f"{opened.directory} follows version 1 of the format, which has no log of "
+                "operations"
+            )
+        if place.name is not None:
+            ref = opened.directory.join(f"overwritten/{place.name}")
+            info = await _read_backup(opened, place.name, ref)
         if info is None:
             return OperationsPage(operations, None, f"{ref} does not exist")
-        for each in await opened.decode_in_thread(ref, partial(_operations_of, info, name)):
-            if newer is not None and each.updated_at >= newer:
-                reason = f"the operation of {newer} came after that of {each.updated_at}"
-                raise DamagedError(ref, reason)
-            newer = each.updated_at
-            if before is not None and newer >= before:
-                continue
-            if len(operations) == limit:
-                return OperationsPage(operations, _spell_position(before, name), None)
-            operations.append(each)
-            before = newer
-        if (name := info.repo_before_updates) is None:
+        decode = partial(_decode, info, place, newer, limit - len(operations))
+        page = await opened.decode_in_thread(ref, decode)
+        operations += page.operations
+        if page.is_all and info.repo_before_updates is None:
             return OperationsPage(operations, None, None)
-    return OperationsPage(operations, _spell_position(before, name), None)
+        last = operations[-1].updated_at if operations else place.before
+        if not page.is_all:
+            return OperationsPage(operations, _spell_position(_Position(place.name, last)), None)
+        place, newer = _Position(info.repo_before_updates, last), page.oldest or newer
+    return OperationsPage(operations, _spell_position(place), None)
 
 
-def _operations_of(info: RepoInfo, name: str | None) -> list[Operation]:
-    """Return the operations that the file *name*, by default ``repo``, lists, newest first."""
-    return [
-        Operation(
-            update.kind,
-            update.updated_at,
-            update.backup_path or name,
-            {key: _field(value) for key, value in update.fields.items()},
-        )
-        for update in info.updates()
-    ]
+def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:
+    """Return up to *limit* operations of a file; raise `DecodeError` unless older than *newer*."""
+    operations: list[Operation] = []
+    for update in info.updates():
+        if newer is not None and update.updated_at >= newer:
+            raise DecodeError(f"the operation of {newer} came after that of {update.updated_at}")
+        newer = update.updated_at
+        if place.before is not None and update.updated_at >= place.before:
+            continue
+        if len(operations) == limit:
+            return _FilePage(operations, is_all=False, oldest=newer)
+        fields = {key: _field(value) for key, value in update.fields.items()}
+        backup = update.backup_path or place.name
+        operations.append(Operation(update.kind, update.updated_at, backup, fields))
+    return _FilePage(operations, is_all=True, oldest=newer)
 
 
 def _field(value: Value) -> object:
@@ -383,15 +395,14 @@ async def _read_backup(opened: OpenedRepository, name: str, ref: ObjectRef) -> R
     return None if found is None else found.value
 
 
-def _spell_position(before: datetime | None, name: str | None) -> str:
-    text = "" if before is None else f"{before:%Y-%m-%dT%H:%M:%S.%fZ}"
-    return text if name is None else f"{text}{_SEPARATOR}{name}"
+def _spell_position(place: _Position) -> str:
+    before = "" if place.before is None else f"{place.before:%Y-%m-%dT%H:%M:%S.%fZ}"
+    return before if place.name is None else f"{before}{_SEPARATOR}{place.name}"
 
 
-def _parse_position(after: str | None) -> tuple[datetime | None, str | None]:
-    """Return the time that operations are before, and the file to begin with."""
+def _parse_position(after: str | None) -> _Position:
     if after is None:
-        return None, None
+        return _Position(None, None)
     text, separator, name = after.partition(_SEPARATOR)
     if separator and not is_backup(name):
         raise BadParameterError("after: no page of operations ended with it")
@@ -401,4 +412,4 @@ def _parse_position(after: str | None) -> tuple[datetime | None, str | None]:
         raise BadParameterError("after: it begins with no time") from None
     if before is not None and before.tzinfo is None:
         before = before.replace(tzinfo=UTC)
-    return before, name if separator else None
+    return _Position(name if separator else None, before)

@@ -4,7 +4,7 @@ import gzip
 import json
 import resource
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -99,7 +99,7 @@ def _put(number: int, value: Any, data: bytes) -> bytes:
         document = json.loads(data)
     except ValueError:
         return data
-    places = list(_walk(document))
+    places = list(walk(document))
     if not places:
         return json.dumps(value).encode()
     holder, key = places[number % len(places)]
@@ -107,13 +107,14 @@ def _put(number: int, value: Any, data: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
-def _walk(value: Any) -> Any:
+def walk(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Name the places in a JSON document: what holds each value, and under which key."""
     if not isinstance(value, dict | list):
         return
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in list(items):
         yield value, key
-        yield from _walk(inner)
+        yield from walk(inner)
 
 
 @contextmanager

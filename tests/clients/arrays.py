@@ -8,10 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tests.clients.writing import (
-    BIG,
-    CRC32C,
     GZIP,
-    LITTLE,
     VLEN_UTF8,
     ZSTD,
     Case,
@@ -27,6 +24,7 @@ from tests.clients.writing import (
     transpose,
     v2_keys,
 )
+from tests.formats.zarr.building import BIG, CRC, LITTLE
 
 WRITERS: Final[dict[str, Writer]] = {"zarr": by_zarr, "tensorstore": by_tensorstore}
 
@@ -58,7 +56,7 @@ def _index() -> Iterator[Case]:
         WRITERS.items(),
         ("start", "end"),
         (("little", LITTLE), ("big", BIG)),
-        (("crc", [CRC32C]), ("plain", [])),
+        (("crc", [CRC]), ("plain", [])),
     ):
         codecs = [sharding(INNER, index=[codec, *checks], location=location)]
         yield Case(f"index/{writer}_{location}_{endian}_{crc}", write, VALUES, SHARDS, codecs)
@@ -94,13 +92,13 @@ def _nested() -> Iterator[Case]:
 
 def _after_sharding() -> Iterator[Case]:
     table: dict[str, list[Json]] = {
-        "crc": [sharding(INNER), CRC32C],
-        "crc_index_at_start": [sharding(INNER, location="start"), CRC32C],
-        "two_crcs": [sharding(INNER), CRC32C, CRC32C],
-        "crc_after_both": [sharding(INNER, [sharding((1, 3, 2)), CRC32C]), CRC32C],
+        "crc": [sharding(INNER), CRC],
+        "crc_index_at_start": [sharding(INNER, location="start"), CRC],
+        "two_crcs": [sharding(INNER), CRC, CRC],
+        "crc_after_both": [sharding(INNER, [sharding((1, 3, 2)), CRC]), CRC],
         "gzip": [sharding(INNER), GZIP],
         "zstd": [sharding(INNER), ZSTD],
-        "crc_then_zstd": [sharding(INNER), CRC32C, ZSTD],
+        "crc_then_zstd": [sharding(INNER), CRC, ZSTD],
         "gzip_after_nested": [sharding(INNER, [sharding((1, 3, 2)), GZIP])],
     }
     for name, codecs in table.items():
@@ -112,8 +110,8 @@ def _inside() -> Iterator[Case]:
         "zstd": [LITTLE, ZSTD],
         "gzip": [LITTLE, GZIP],
         "blosc": [LITTLE, BLOSC],
-        "crc": [LITTLE, CRC32C],
-        "zstd_crc": [LITTLE, ZSTD, CRC32C],
+        "crc": [LITTLE, CRC],
+        "zstd_crc": [LITTLE, ZSTD, CRC],
         "big_endian": [BIG],
     }
     for name, codecs in table.items():

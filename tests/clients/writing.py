@@ -13,13 +13,12 @@ import numpy as np
 import tensorstore
 import zarr
 
+from tests.formats.zarr import building
+
 type Json = dict[str, Any]
 type Values = np.ndarray[Any, Any]
 type Shape = tuple[int, ...]
 
-LITTLE: Final[Json] = {"name": "bytes", "configuration": {"endian": "little"}}
-BIG: Final[Json] = {"name": "bytes", "configuration": {"endian": "big"}}
-CRC32C: Final[Json] = {"name": "crc32c"}
 GZIP: Final[Json] = {"name": "gzip", "configuration": {"level": 1}}
 ZSTD: Final[Json] = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 VLEN_UTF8: Final[Json] = {"name": "vlen-utf8"}
@@ -32,21 +31,15 @@ def transpose(*order: int) -> Json:
 
 def sharding(
     inner: Sequence[int],
-    codecs: Sequence[Json] = (LITTLE,),
+    codecs: Sequence[Json] = (building.LITTLE,),
     *,
-    index: Sequence[Json] = (LITTLE, CRC32C),
+    index: Sequence[Json] = (building.LITTLE, building.CRC),
     location: str = "end",
 ) -> Json:
     """Describe the sharding codec with inner chunks of the shape *inner*."""
-    return {
-        "name": "sharding_indexed",
-        "configuration": {
-            "chunk_shape": list(inner),
-            "codecs": list(codecs),
-            "index_codecs": list(index),
-            "index_location": location,
-        },
-    }
+    members = {"index_codecs": list(index), "index_location": location}
+    codec: Json = building.sharding(list(inner), list(codecs), **members)
+    return codec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,10 +1,11 @@
 """JSON documents with wrong values at some positions."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
+
+from tests.attacks.mutating import walk
 
 _leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)
@@ -38,26 +39,18 @@ _hostile = st.recursive(
 )
 
 
-def _positions(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    if isinstance(document, dict | list):
-        for key in document if isinstance(document, dict) else range(len(document)):
-            yield from _positions(document[key], (*path, key))
-
-
 @st.composite
 def mutations(draw: st.DrawFn, *documents: Any) -> Any:
     """Draw one of *documents* with wrong values at some positions, and others missing."""
     document = copy.deepcopy(draw(st.sampled_from(documents)))
     for _ in range(draw(st.integers(1, 3))):
-        path = draw(st.sampled_from(list(_positions(document))))
-        if not path:
+        places = list(walk(document))
+        number = draw(st.integers(-1, len(places) - 1))
+        if number < 0:
             return draw(_hostile)
-        parent = document
-        for key in path[:-1]:
-            parent = parent[key]
+        holder, key = places[number]
         if draw(st.booleans()):
-            parent[path[-1]] = draw(_hostile)
+            holder[key] = draw(_hostile)
         else:
-            del parent[path[-1]]
+            del holder[key]
     return document

@@ -13,7 +13,7 @@ from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException, SkeletonDecodeError
 from neuroglancer.read_precomputed_annotations import AnnotationReader
 
-from tests.clients.precomputed.cases import BY_NAME, FURTHER, SHAPE, VALUES
+from tests.clients.precomputed.cases import BY_NAME, FURTHER, VALUES
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import (
     ABSENT,
@@ -152,15 +152,6 @@ def test_finds_the_format_by_itself(service: str) -> None:
     """Without a driver, the probes for other formats find nothing and ``info`` wins."""
     array = tensorstore.open(f"{service}/bucket/bits/identity_1_2_3/").result()
 
-    same(array.read().result(), VALUES)
-
-
-def test_reads_the_shards_themselves_where_they_are_shown(local: str) -> None:
-    """The raw view gives ``info`` and shards as they are stored."""
-    array = open_volume(f"{local}/raw/bits/identity_1_2_3")
-
-    assert tuple(array.chunk_layout.write_chunk.shape) != (4, 4, 4, 1)
-    assert tuple(array.shape) == (*SHAPE, 1)
     same(array.read().result(), VALUES)
 
 

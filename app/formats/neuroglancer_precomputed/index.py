@@ -6,9 +6,7 @@ little-endian.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from struct import Struct
 from typing import Annotated, Final, Literal, Self
 
@@ -42,10 +40,6 @@ _LOD_NBYTES: Final = 16
 _POSITION_NBYTES: Final = 12
 _MAX_LODS: Final = 1024
 """Each takes time, and halves the resolution: a few dozen are possible."""
-
-
-type IndexRead = Callable[[ObjectRef, ETag | None], Read[MinishardPlaces]]
-"""Describes the read of a shard index, or of an entry; for separate data also their version."""
 
 
 def as_integer(value: object) -> object:
@@ -95,6 +89,18 @@ class Sharding:
             hashed = np.array(list(map(murmurhash3_x86_128, hashed.tolist())), np.uint64)
         shards = hashed >> np.uint64(self.minishard_bits) & np.uint64((1 << self.shard_bits) - 1)
         return shards, hashed & np.uint64((1 << self.minishard_bits) - 1)
+
+    def read_index(
+        self, ref: ObjectRef, minishard: int | None = None, data_etag: ETag | None = None
+    ) -> "Read[MinishardPlaces]":
+        """Describe the read of the shard index, or of the entry of *minishard* only."""
+        if minishard is None:
+            nbytes = self.index_nbytes
+            decode = ShardIndexDecoder(nbytes, data_etag=data_etag)
+            return Read("shard-index", ref, ByteRange(0, nbytes), decode)
+        start = minishard * ENTRY_NBYTES
+        decode = ShardIndexDecoder(ENTRY_NBYTES, minishard, data_etag)
+        return Read("index-entry", ref, ByteRange(start, start + ENTRY_NBYTES), decode)
 
     def shard_name(self, shard: int) -> str:
         """Return the name of a shard file without its ending ("Shard data files")."""
@@ -203,21 +209,6 @@ def encode_minishard(ids: Ids, starts: Ids, stops: Ids, *, is_gzip: bool) -> byt
     return deflate(encoded) if is_gzip else encoded
 
 
-def read_index(nbytes: int, ref: ObjectRef, data_etag: ETag | None = None) -> Read[MinishardPlaces]:
-    """Describe the read of a whole shard index."""
-    decode = ShardIndexDecoder(nbytes, data_etag=data_etag)
-    return Read("shard-index", ref, ByteRange(0, nbytes), decode)
-
-
-def read_entry(
-    minishard: int, ref: ObjectRef, data_etag: ETag | None = None
-) -> Read[MinishardPlaces]:
-    """Describe the read of a single entry of a shard index."""
-    start = minishard * ENTRY_NBYTES
-    decode = ShardIndexDecoder(ENTRY_NBYTES, minishard, data_etag)
-    return Read("index-entry", ref, ByteRange(start, start + ENTRY_NBYTES), decode)
-
-
 @dataclass(frozen=True, slots=True)
 class ShardObject:
     """A shard whose index is read."""
@@ -252,12 +243,13 @@ class ShardObject:
 
 
 async def open_shard(
-    name: ObjectRef, index_nbytes: int, read: IndexRead, fetch: Fetch
+    name: ObjectRef, sharding: Sharding, minishard: int | None, fetch: Fetch
 ) -> ShardObject | None:
-    """Open the shard *name*, which lacks its ending; `None` if there is none.
+    """Open the shard *name*, which lacks its ending, for one *minishard* or all; `None` if there is
+    none.
 
-    It is one object, ``.shard``, or in the old form two: ``.index`` and, without the
-    *index_nbytes*, ``.data``. Of those
+    It is one object, ``.shard``, or in the old form two: ``.index`` and, without its bytes,
+    ``.data``. Of those
 
     1. the index decides whether there is such a shard;
     2. a read of the end of the data finds their version;
@@ -269,17 +261,17 @@ async def open_shard(
     one, alone, data_ref = (
         name._replace(key=f"{name.key}.{ending}") for ending in ("shard", "index", "data")
     )
-    if (index := await fetch(read(one, None))) is not None:
-        if index.size < index_nbytes:
+    if (index := await fetch(sharding.read_index(one, minishard))) is not None:
+        if index.size < sharding.index_nbytes:
             raise DamagedError(one, f"{index.size} bytes are too few for its shard index")
-        place = ByteRange(index_nbytes, index.size)
+        place = ByteRange(sharding.index_nbytes, index.size)
         return ShardObject(index.value, one, Stored(one, place, index.etag))
-    if await fetch(read(alone, None)) is None:
+    if await fetch(sharding.read_index(alone, minishard)) is None:
         return None
     data = await fetch(Read("shard-end", data_ref, SuffixRange(1), Opaque))
     if data is None:
         raise DamagedError(data_ref, "does not exist, though its index does")
-    if (index := await fetch(read(alone, data.etag))) is None:
+    if (index := await fetch(sharding.read_index(alone, minishard, data.etag))) is None:
         raise VersionChangedError(alone)
     return ShardObject(index.value, alone, Stored(data_ref, ByteRange(0, data.size), data.etag))
 
@@ -323,10 +315,9 @@ class MinishardReader:
         """Open the minishard of *chunk_id*; `None` if the shard is absent or it is empty."""
         number, minishard = self.sharding.address(chunk_id)
         name = self.directory.join(self.sharding.shard_name(number))
-        index_nbytes = self.sharding.index_nbytes
-        is_small = index_nbytes <= min(self.whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES)
-        read = partial(read_index, index_nbytes) if is_small else partial(read_entry, minishard)
-        if (shard := await open_shard(name, index_nbytes, read, self.fetch)) is None:
+        most_nbytes = min(self.whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES)
+        needed = None if self.sharding.index_nbytes <= most_nbytes else minishard
+        if (shard := await open_shard(name, self.sharding, needed, self.fetch)) is None:
             return None
         region, most_nbytes = shard.region, self.decoded_nbytes
         try:

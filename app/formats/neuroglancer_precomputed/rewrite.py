@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from app.errors import BadBodyError, ConflictError, DamagedError
 from app.formats.compression import deflate, inflate
 from app.formats.contract import Entry, NewShard
-from app.formats.neuroglancer_precomputed.index import MinishardPlaces, encode_minishard, read_index
+from app.formats.neuroglancer_precomputed.index import MinishardPlaces, encode_minishard
 from app.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
 from app.formats.neuroglancer_precomputed.survey import PrecomputedShard, ShardTables
-from app.formats.reading import DecodeError, Fetch
+from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.surveying import Ranges
 from app.model import ByteRange, ObjectRef, Piece
 
@@ -89,13 +89,15 @@ class ChunkRewriter:
                 (chunk_id,): ByteRange(len(index) + start, len(index) + stop)
                 for chunk_id, start, stop in zip(*columns, strict=True)
             },
-            indexes=[(read_index(len(index), self.ref), MinishardPlaces(index))],
+            indexes=[self._known(index)],
         )
 
     def plan_empty(self) -> NewShard:
         index = bytes(self.shard.part.sharding.index_nbytes)
-        known = (read_index(len(index), self.ref), MinishardPlaces(index))
-        return NewShard(pieces=[index], places={}, indexes=[known])
+        return NewShard(pieces=[index], places={}, indexes=[self._known(index)])
+
+    def _known(self, index: bytes) -> tuple[Read[MinishardPlaces], MinishardPlaces]:
+        return self.shard.part.sharding.read_index(self.ref), MinishardPlaces(index)
 
     def _encode(self, ids: Ids, starts: Ids, stops: Ids, owners: Ids) -> tuple[bytes, bytes]:
         """Encode the shard index, and all minishard indexes; columns are in their order."""

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -19,8 +18,6 @@ from app.formats.neuroglancer_precomputed.index import (
     MinishardIndexDecoder,
     ShardObject,
     open_shard,
-    read_entry,
-    read_index,
 )
 from app.formats.neuroglancer_precomputed.keys import Ids
 from app.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
@@ -135,8 +132,8 @@ class PrecomputedShard:
         name = self.directory.join(self.part.path).join(self._name)
         nbytes, most_nbytes = self.part.sharding.index_nbytes, self.most_nbytes
         is_large = nbytes > most_nbytes
-        read = partial(read_entry, 0) if is_large else partial(read_index, nbytes)
-        if (opened := await open_shard(name, nbytes, read, fetch)) is None:
+        needed = 0 if is_large else None
+        if (opened := await open_shard(name, self.part.sharding, needed, fetch)) is None:
             return None
         if is_large:
             reason = f"a shard index of {nbytes} bytes, over {most_nbytes}"

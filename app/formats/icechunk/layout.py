@@ -41,7 +41,7 @@ from app.formats.listing import (
 )
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
-from app.formats.zarr.layout import Shard, ShardReader
+from app.formats.zarr.layout import Shard, locate_entry
 from app.formats.zarr.survey import describe
 from app.model import (
     MISSING,
@@ -318,9 +318,9 @@ class RepositoryLayout(Layout):
         place: Shard = referenced.place
         if (array := node.document.array) is not None and origin is not None:
             for level in array.levels:
-                shard = ShardReader(level.index, fetch, self.whole_index_nbytes)
+                entry, most_nbytes = level.entry(origin), self.whole_index_nbytes
                 try:
-                    place = await shard.locate(place, level.entry(origin))
+                    place = await locate_entry(place, level.index, entry, fetch, most_nbytes)
                 except DecodeError as error:
                     raise DamagedError(manifest, f"{key}: {error}") from error
         if not isinstance(place, Stored | Part | Inline):

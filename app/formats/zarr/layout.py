@@ -129,8 +129,10 @@ async def locate_chunk(
         return MISSING
     location: Chunk = Whole(directory.join(array.shard_key(origin)))
     for level in array.levels:
-        shard = ShardReader(level.index, fetch, limits.whole_index_nbytes)
-        location = await shard.locate(location, level.entry(origin))
+        entry = level.entry(origin)
+        location = await locate_entry(
+            location, level.index, entry, fetch, limits.whole_index_nbytes
+        )
     return location
 
 
@@ -144,44 +146,38 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
     return Slot(ZarrRewriter(ref, indexes, array.chunk), array.entry(origin))
 
 
-@dataclass(frozen=True, slots=True)
-class ShardReader:
-    """Finds inner chunks of shards by one sharding codec. A shard may be an object, a range of one
-    or inline bytes; the inner chunk is then a range of the same object.
+async def locate_entry(
+    shard: Shard, index: IndexCodec, entry: int, fetch: Fetch, whole_index_nbytes: int
+) -> Chunk:
+    """Locate inner chunk *entry* of *shard*, an object, a range of one or inline bytes; the inner
+    chunk is then a range of the same. Raises: `DamagedError` where the index contradicts a stored
+    shard, `DecodeError` where it contradicts an inline one.
     """
+    if isinstance(shard, Missing):
+        return MISSING
+    if isinstance(shard, Inline):
+        return _locate_inline(shard, index, entry)
+    if index.nbytes > whole_index_nbytes:
+        if isinstance(shard, Whole):
+            # Only the store knows where the shard ends; its last byte comes with size and ETag.
+            end = await fetch(Read("shard-end", shard.ref, SuffixRange(1), Opaque))
+            if (stored := shard_of(shard, end)) is None:
+                return MISSING
+            shard = stored
+        read, entry = index.read_entry(shard, entry), 0
+    else:
+        read = index.read(shard)
+    found = await fetch(read)
+    if (stored := shard_of(shard, found)) is None or found is None:
+        return MISSING
+    return index.narrow(stored, found.value, entry) or MISSING
 
-    index: IndexCodec
-    fetch: Fetch
-    whole_index_nbytes: int
 
-    async def locate(self, shard: Shard, entry: int) -> Chunk:
-        """Locate inner chunk *entry* of *shard*. Raises: `DamagedError` where the index contradicts
-        a stored shard, `DecodeError` where it contradicts an inline one.
-        """
-        if isinstance(shard, Missing):
-            return MISSING
-        if isinstance(shard, Inline):
-            return self._locate_inline(shard, entry)
-        if self.index.nbytes > self.whole_index_nbytes:
-            if isinstance(shard, Whole):
-                # Only the store knows where the shard ends; its last byte comes with size and ETag.
-                end = await self.fetch(Read("shard-end", shard.ref, SuffixRange(1), Opaque))
-                if (stored := shard_of(shard, end)) is None:
-                    return MISSING
-                shard = stored
-            read, entry = self.index.read_entry(shard, entry), 0
-        else:
-            read = self.index.read(shard)
-        index = await self.fetch(read)
-        if (stored := shard_of(shard, index)) is None or index is None:
-            return MISSING
-        return self.index.narrow(stored, index.value, entry) or MISSING
-
-    def _locate_inline(self, shard: Inline, entry: int) -> Chunk:
-        place = self.index.place(len(shard.data))
-        index = self.index(shard.data[place.start : place.stop])
-        found = self.index.find(index, entry, len(shard.data))
-        if found is None:
-            return MISSING
-        etag = ETag(f'{shard.etag[:-1]}-{found.start:x}-{found.length:x}"')
-        return Inline(shard.data[found.start : found.stop], etag)
+def _locate_inline(shard: Inline, codec: IndexCodec, entry: int) -> Chunk:
+    place = codec.place(len(shard.data))
+    index = codec(shard.data[place.start : place.stop])
+    found = codec.find(index, entry, len(shard.data))
+    if found is None:
+        return MISSING
+    etag = ETag(f'{shard.etag[:-1]}-{found.start:x}-{found.length:x}"')
+    return Inline(shard.data[found.start : found.stop], etag)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from app.errors import (
 from app.formats.contract import Document
 from app.formats.reading import DecodeError
 from app.formats.zarr.index import IndexCodec, IndexLocation
-from app.formats.zarr.layout import ShardReader
+from app.formats.zarr.layout import Chunk, Shard, locate_entry
 from app.model import (
     MISSING,
     ByteRange,
@@ -199,17 +200,22 @@ async def test_a_shard_that_vanishes_between_its_reads_has_changed() -> None:
 _SHARD = encode_shard([b"a", None])
 _ELSEWHERE = ObjectRef("memory://bucket", "chunks/abc")
 _FIXED = Fixed(ETag('"name"'))
+_INDEX = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
+
+type _Locate = Callable[[Shard, int], Awaitable[Chunk]]
 
 
-def _around(store: WatchedStore, whole_index_nbytes: int = 2**20) -> ShardReader:
-    index = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
-    return ShardReader(index, ReadCache(store, MetadataCache(2**20), ttl_s=60), whole_index_nbytes)
+def _around(
+    store: WatchedStore, whole_index_nbytes: int = 2**20, index: IndexCodec = _INDEX
+) -> _Locate:
+    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
+    return lambda shard, entry: locate_entry(shard, index, entry, fetch, whole_index_nbytes)
 
 
 async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
     """Bytes with a version of their own; they have no object to be named when damaged."""
     shard = Inline(encode_shard([b"a", b"bc"]), ETag('"v"'))
-    first, second = [await _around(WatchedStore()).locate(shard, entry) for entry in (0, 1)]
+    first, second = [await _around(WatchedStore())(shard, entry) for entry in (0, 1)]
 
     assert isinstance(first, Inline)
     assert isinstance(second, Inline)
@@ -217,7 +223,7 @@ async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
     assert len({shard.etag, first.etag, second.etag}) == 3
     for data in (b"", b"x" * 35, b"x" * 36, b"x" * 100):
         with pytest.raises(DecodeError):
-            await _around(WatchedStore()).locate(Inline(data, ETag('"v"')), 0)
+            await _around(WatchedStore())(Inline(data, ETag('"v"')), 0)
 
 
 _whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
@@ -231,8 +237,8 @@ async def test_a_chunk_of_a_part_is_of_the_version_of_its_index(whole_index_nbyt
     reader = _around(store, whole_index_nbytes)
     part = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)))
 
-    assert await reader.locate(part, 0) == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
-    assert await reader.locate(part, 1) == MISSING
+    assert await reader(part, 0) == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
+    assert await reader(part, 1) == MISSING
     assert {call.if_match for call in store.calls} == {None}
 
 
@@ -247,7 +253,7 @@ async def test_a_chunk_of_a_fixed_shard_is_as_fixed(
     condition = etag if isinstance(condition, str) else condition
     version = Fixed(ETag('"name"'), condition)
     place = Stored(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), version)
-    found = await _around(store, whole_index_nbytes).locate(place, 0)
+    found = await _around(store, whole_index_nbytes)(place, 0)
 
     assert found == Stored(_ELSEWHERE, ByteRange(6, 7), version)
     assert [call.if_match for call in store.calls] == [condition]
@@ -259,13 +265,13 @@ async def test_a_time_does_not_tell_all_versions_apart(whole_index_nbytes: int) 
     store = WatchedStore()
     etag = store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
     place = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), UnmodifiedSince(5))
-    found = await _around(store, whole_index_nbytes).locate(place, 0)
+    found = await _around(store, whole_index_nbytes)(place, 0)
 
     assert found == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
     assert [call.if_match for call in store.calls] == [UnmodifiedSince(5)]
     store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=6)
     with pytest.raises(DamagedError, match="not as it was"):
-        await _around(store, whole_index_nbytes).locate(place, 0)
+        await _around(store, whole_index_nbytes)(place, 0)
 
 
 @_whole_or_by_entry
@@ -282,7 +288,7 @@ async def test_a_shard_that_is_referred_to_has_to_be_there(
     shard = Stored(_ELSEWHERE, place, _FIXED) if is_fixed else Part(_ELSEWHERE, place)
     for entry in (0, 1):
         with pytest.raises(DamagedError, match=f"{_ELSEWHERE}: "):
-            await _around(store, whole_index_nbytes).locate(shard, entry)
+            await _around(store, whole_index_nbytes)(shard, entry)
 
 
 @_whole_or_by_entry
@@ -294,12 +300,12 @@ async def test_a_shard_is_neither_longer_than_its_object_nor_too_short(
     store = WatchedStore()
     data = encode_shard([b"a", None], location="start")
     store.place(_ELSEWHERE, data)
-    reader = ShardReader(index, ReadCache(store, MetadataCache(0), ttl_s=60), whole_index_nbytes)
+    reader = _around(store, whole_index_nbytes, index)
     with pytest.raises(DamagedError, match="too few for a shard"):
-        await _around(store, whole_index_nbytes).locate(Part(_ELSEWHERE, ByteRange(0, 35)), 0)
+        await _around(store, whole_index_nbytes)(Part(_ELSEWHERE, ByteRange(0, 35)), 0)
     assert store.calls == []
     with pytest.raises(DamagedError, match=r"is referred to, and it has"):
-        await reader.locate(Part(_ELSEWHERE, ByteRange(0, len(data) + 1)), 0)
+        await reader(Part(_ELSEWHERE, ByteRange(0, len(data) + 1)), 0)
 
 
 @pytest.mark.parametrize("key", ["c/3", "c/03", "c/0/0", "c", "c/x", "c/-1"])

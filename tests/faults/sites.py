@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ import zarr
 
 from tests.storage.proxy import Mishap, Proxy
 from tests.support.committing import Client, put_array, put_chunks, put_group
-from tests.support.gateways import Gateway, Start, of_dataset
+from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.labs import SMALL, Lab, value
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.sessions import GROUP, array_document
@@ -42,13 +42,10 @@ def killed(
 class Site:
     """A store with arrays in it, a gateway that nothing happens to, and the proxy."""
 
-    def __init__(
-        self, lab: Lab, healthy: Gateway, proxy: Proxy, start: Start, client: httpx.Client
-    ) -> None:
+    def __init__(self, lab: Lab, healthy: Gateway, proxy: Proxy, client: httpx.Client) -> None:
         self.lab = lab
         self.healthy = healthy
         self.proxy = proxy
-        self._start = start
         self._client = client
         self._warm = lab.new_array()
 
@@ -57,7 +54,7 @@ class Site:
         """Run a gateway that has found out already what the store can do."""
         self.proxy.spoil([], Mishap.ERROR)
         told = of_dataset(self.lab.url, self.lab.seaweedfs, endpoint_url=self.proxy.url)
-        with closing(self._start(told | environ)) as made:
+        with forked(told | environ) as made:
             assert self.put(made, f"{self._warm}/c/0", value(SMALL, 0, 0)).is_success
             yield made
 
@@ -74,14 +71,14 @@ class Site:
 
 
 @contextmanager
-def opened(seaweedfs: SeaweedFS, folder: Path, start: Start) -> Generator[Site]:
+def opened(seaweedfs: SeaweedFS, folder: Path) -> Generator[Site]:
     """Start the gateway and the proxy."""
     lab = Lab(folder, seaweedfs)
     with ExitStack() as stack:
-        healthy = stack.enter_context(closing(start(of_dataset(lab.url, seaweedfs))))
+        healthy = stack.enter_context(forked(of_dataset(lab.url, seaweedfs)))
         proxy = stack.enter_context(Proxy(seaweedfs.endpoint_url).running())
         client = stack.enter_context(httpx.Client(timeout=DEADLINE_S))
-        yield Site(lab, healthy, proxy, start, client)
+        yield Site(lab, healthy, proxy, client)
 
 
 NOWHERE: Final = "0" * 20
@@ -94,11 +91,10 @@ IMPATIENT: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "3", "SHARDGATE_LIMITS__DEADL
 class RepositorySite:
     """A repository in SeaweedFS, a gateway that nothing happens to, and the proxy."""
 
-    def __init__(self, place: Place, healthy: Client, proxy: Proxy, start: Start) -> None:
+    def __init__(self, place: Place, healthy: Client, proxy: Proxy) -> None:
         self.place = place
         self.healthy = healthy
         self.proxy = proxy
-        self._start = start
         self.chunk_id = healthy.chunk()
         healthy.commit(put_group("/"), put_array("/a", 4, 4), message="first")
         session_id = begun(healthy)
@@ -113,7 +109,7 @@ class RepositorySite:
         self.proxy.spoil([], Mishap.ERROR)
         environ = configured(self.place, self.proxy.url)
         with (
-            closing(self._start(environ | IMPATIENT)) as made,
+            forked(environ | IMPATIENT) as made,
             client_of(made, self.place) as client,
         ):
             tried = client.api.send("POST", "/tags", {"name": "t", "snapshot_id": NOWHERE})
@@ -210,18 +206,16 @@ def client_of(gateway: Gateway, place: Place) -> Generator[Client]:
 
 
 @contextmanager
-def opened_repository(
-    seaweedfs: SeaweedFS, folder: Path, start: Start
-) -> Generator[RepositorySite]:
+def opened_repository(seaweedfs: SeaweedFS, folder: Path) -> Generator[RepositorySite]:
     """Start what nothing happens to."""
     place = new_place(folder, seaweedfs)
     place.create()
     with (
-        closing(start(configured(place))) as healthy,
+        forked(configured(place)) as healthy,
         client_of(healthy, place) as client,
         Proxy(seaweedfs.endpoint_url).running() as proxy,
     ):
-        yield RepositorySite(place, client, proxy, start)
+        yield RepositorySite(place, client, proxy)
 
 
 def begun(client: Client) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.faults.sites import IMPATIENT
 from tests.storage.proxy import Fault, Lie, Mishap, Proxy, Twist
 from tests.support.crowds import Plans, impossible, plans, play
-from tests.support.gateways import Gateway, Start, of_dataset
+from tests.support.gateways import Gateway, forked, of_dataset, starting
 from tests.support.histories import Write, ever, possible
 from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.seaweedfs import SeaweedFS
@@ -43,9 +43,8 @@ class Mischief(NamedTuple):
 class Pair:
     """The store with arrays in it, and the gateways."""
 
-    def __init__(self, lab: Lab, start: Start, environ: Mapping[str, str]) -> None:
+    def __init__(self, lab: Lab, environ: Mapping[str, str]) -> None:
         self.lab = lab
-        self._start = start
         self._environ = environ
         self.gateways = [self._started() for _ in range(2)]
         self.urls = [each.url for each in self.gateways]
@@ -86,7 +85,7 @@ class Pair:
         self.urls[number] = self.gateways[number].url
 
     def _started(self) -> Gateway:
-        return self._start(self._environ)
+        return starting()(self._environ)
 
 
 MISCHIEF: Final = st.lists(
@@ -104,12 +103,12 @@ QUIET: Final = settings(suppress_health_check=[HealthCheck.too_slow])
 
 @pytest.fixture(scope="module", params=SITES)
 def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Start
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Pair]:
     """Start the gateways."""
     lab = requested_lab(request, tmp_path_factory)
     environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S)
-    with closing(Pair(lab, start, environ)) as made:
+    with closing(Pair(lab, environ)) as made:
         yield made
 
 
@@ -183,14 +182,14 @@ class Erratic(Proxy):
 
 @pytest.fixture(scope="module")
 def erring(
-    seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory, start: Start
+    seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[tuple[Pair, Erratic]]:
     """Start the proxy and two gateways that reach the store through it."""
     lab = Lab(tmp_path_factory.mktemp("erring"), seaweedfs)
     proxy = Erratic(seaweedfs.endpoint_url)
     with proxy.running():
         environ = of_dataset(lab.url, seaweedfs, endpoint_url=proxy.url) | IMPATIENT
-        with closing(Pair(lab, start, environ)) as made:
+        with closing(Pair(lab, environ)) as made:
             yield made, proxy
 
 
@@ -289,15 +288,13 @@ class LyingSite:
 
 
 @pytest.fixture(scope="module")
-def site(
-    seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory, start: Start
-) -> Generator[LyingSite]:
+def site(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Generator[LyingSite]:
     """Start the proxy and the gateway, which has found out already what the store can do."""
     lab = Lab(tmp_path_factory.mktemp("lies"), seaweedfs)
     proxy = Erratic(seaweedfs.endpoint_url)
     with proxy.running():
         environ = of_dataset(lab.url, seaweedfs, ttl_s=0.001, endpoint_url=proxy.url) | ENVIRON
-        with closing(start(environ)) as gateway:
+        with forked(environ) as gateway:
             site = LyingSite(lab, proxy, gateway.url)
             assert site.play([], 0, 0, 1) == {"PUT 200": 1}
             yield site

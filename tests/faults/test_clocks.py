@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.sites import asked, begun, client_of, configured, put
 from tests.support.committing import Client, put_array, put_group
-from tests.support.gateways import AHEAD_S, JUMPS_S, Gateway, Start, of_dataset
+from tests.support.gateways import AHEAD_S, JUMPS_S, Gateway, forked, of_dataset, starting
 from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.writable_repositories import Place, new_place
 
@@ -27,16 +27,15 @@ OLD: Final = [[0, 0], [0, 0]]
 class Folder:
     """A repository in a folder, and gateways whose clocks differ."""
 
-    def __init__(self, place: Place, start: Start, stack: ExitStack) -> None:
+    def __init__(self, place: Place, stack: ExitStack) -> None:
         self.place = place
-        self._start = start
         self._stack = stack
         self.right = self.gateway(0)
         self.right.commit(put_group("/"), put_array("/a", 4, 4), message="first")
 
     def gateway(self, ahead_s: float) -> Client:
         """Start a gateway whose clock is ahead, or behind."""
-        started = self._start(configured(self.place) | {AHEAD_S: str(ahead_s)})
+        started = starting()(configured(self.place) | {AHEAD_S: str(ahead_s)})
         self._stack.enter_context(closing(started))
         return self._stack.enter_context(client_of(started, self.place))
 
@@ -49,12 +48,12 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, start: Start) -> Generator[Folder]:
+def folder(tmp_path: Path) -> Generator[Folder]:
     """Make a repository."""
     place = new_place(tmp_path)
     place.create()
     with ExitStack() as stack:
-        yield Folder(place, start, stack)
+        yield Folder(place, stack)
 
 
 def test_clocks_may_differ_a_bit(folder: Folder) -> None:
@@ -165,14 +164,13 @@ def jumps(request: pytest.FixtureRequest) -> str:
 def site(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    start: Start,
     jumps: str,
 ) -> Generator[Site]:
     """Start the gateway, whose caches forget soon."""
     lab = requested_lab(request, tmp_path_factory)
     environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S) | {JUMPS_S: jumps}
     with (
-        closing(start(environ | {"SHARDGATE_CACHE__CHUNK_BYTES": "0"})) as gateway,
+        forked(environ | {"SHARDGATE_CACHE__CHUNK_BYTES": "0"}) as gateway,
         closing(Site(lab, gateway)) as site,
     ):
         yield site

@@ -14,7 +14,6 @@ from tests.faults.sites import (
     opened_repository,
 )
 from tests.storage.proxy import Mishap
-from tests.support.gateways import Start
 from tests.support.seaweedfs import SeaweedFS
 
 type Kind = type[Commit]
@@ -27,10 +26,10 @@ soak = pytest.mark.soak
 
 @pytest.fixture(scope="module")
 def site(
-    seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory, start: Start
+    seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[RepositorySite]:
     """Start what nothing happens to."""
-    with opened_repository(seaweedfs, tmp_path_factory.mktemp("commits"), start) as made:
+    with opened_repository(seaweedfs, tmp_path_factory.mktemp("commits")) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.sites import DEADLINE_S, IMPATIENT, Site, killed, opened
 from tests.storage.proxy import Mishap
-from tests.support.gateways import Gateway, Start, of_dataset
+from tests.support.gateways import Gateway, of_dataset, starting
 from tests.support.labs import LARGE, SMALL, Lab, Shape, value
 from tests.support.seaweedfs import SeaweedFS, own_ports, running
 
@@ -50,11 +50,9 @@ moments = pytest.mark.parametrize("moment", MOMENTS)
 
 
 @pytest.fixture(scope="module")
-def site(
-    seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory, start: Start
-) -> Generator[Site]:
+def site(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Generator[Site]:
     """Start what lives on."""
-    with opened(seaweedfs, tmp_path_factory.mktemp("killed"), start) as made:
+    with opened(seaweedfs, tmp_path_factory.mktemp("killed")) as made:
         yield made
 
 
@@ -324,7 +322,7 @@ def read_on(base: str, ended: Event) -> set[int]:
     return seen
 
 
-def test_a_store_that_comes_back_is_used_again(tmp_path: Path, weed: Path, start: Start) -> None:
+def test_a_store_that_comes_back_is_used_again(tmp_path: Path, weed: Path) -> None:
     """By itself and soon; meanwhile nobody is told that a chunk is absent."""
     (tmp_path / "weed").mkdir()
     ports, ended = own_ports(tmp_path / "weed"), Event()
@@ -333,7 +331,7 @@ def test_a_store_that_comes_back_is_used_again(tmp_path: Path, weed: Path, start
         lab = Lab(tmp_path / "lab", store)
         name = lab.new_array(SMALL, chunks)
         environ = of_dataset(lab.url, store, ttl_s=0.1) | {"SHARDGATE_CACHE__CHUNK_BYTES": "0"}
-        gateway = start(environ | {"SHARDGATE_LIMITS__DEADLINE_S": "3"})
+        gateway = starting()(environ | {"SHARDGATE_LIMITS__DEADLINE_S": "3"})
     with closing(gateway), ThreadPoolExecutor(WRITERS + READERS) as pool:
         base = f"{gateway.url}/data/{name}"
         writers = [Writer(base, chunk) for chunk in range(WRITERS)]

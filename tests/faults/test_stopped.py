@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Barrier
 from typing import Final
@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.attacks.raw import connect, heard
-from tests.support.gateways import Gateway, Start, gateway_process, of_dataset
+from tests.support.gateways import Gateway, forked, gateway_process, of_dataset
 from tests.support.labs import SMALL, Lab, requested_lab, value
 
 OLD: Final = {0: value(SMALL, 1, 0), 1: value(SMALL, 1, 1)}
@@ -34,16 +34,15 @@ FILLED_S: Final = 0.3
 class Folder:
     """A folder with an array of one shard in it."""
 
-    def __init__(self, path: Path, start: Start, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
         self.lab = Lab(path)
         self._pool = pool
         self.name = self.lab.new_array(SMALL, OLD)
-        self._start = start
 
     @contextmanager
     def gateway(self, **environ: str) -> Generator[Gateway]:
         """Start a gateway before it."""
-        with closing(self._start(of_dataset(self.lab.url) | environ)) as started:
+        with forked(of_dataset(self.lab.url) | environ) as started:
             yield started
 
     def put(self, gateway: Gateway, chunk: int, data: bytes) -> httpx.Response:
@@ -77,10 +76,10 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, start: Start) -> Generator[Folder]:
+def folder(tmp_path: Path) -> Generator[Folder]:
     """Make a folder."""
     with ThreadPoolExecutor(1) as pool:
-        yield Folder(tmp_path, start, pool)
+        yield Folder(tmp_path, pool)
 
 
 def test_who_is_stopped_loses_a_race_and_no_data(folder: Folder) -> None:
@@ -223,9 +222,9 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def base(lab: Lab, start: Start) -> Generator[str]:
+def base(lab: Lab) -> Generator[str]:
     """Start the gateway before it."""
-    with closing(start(of_dataset(lab.url, lab.seaweedfs))) as gateway:
+    with forked(of_dataset(lab.url, lab.seaweedfs)) as gateway:
         yield f"{gateway.url}/data"
 
 

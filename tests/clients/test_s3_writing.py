@@ -19,7 +19,6 @@ import zarr
 from botocore import UNSIGNED
 from botocore.exceptions import ClientError
 from obstore.exceptions import AlreadyExistsError, PreconditionError
-from obstore.store import S3Store
 
 from app.settings import DatasetSettings, LimitSettings, Settings
 from tests.clients.filling import (
@@ -61,12 +60,6 @@ def url(folder: Path, seaweedfs: SeaweedFS) -> Generator[str]:
 def s3(url: str) -> Any:
     """Open boto3's client."""
     return open_boto3(url)
-
-
-@pytest.fixture(scope="module")
-def store(url: str) -> S3Store:
-    """Open obstore's."""
-    return open_obstore(url, "bucket")
 
 
 @pytest.mark.parametrize("body", [b"abc", io.BytesIO(b"abc")])
@@ -177,8 +170,9 @@ def test_s3fs_creates_what_is_not_there(url: str) -> None:
     assert files.cat("bucket/created") == b"1"
 
 
-def test_obstore_puts_and_deletes(store: S3Store) -> None:
+def test_obstore_puts_and_deletes(url: str) -> None:
     """With conditions, one by one and many at once."""
+    store = open_obstore(url, "bucket")
     etag = obstore.put(store, "o/a", b"1", mode="create")["e_tag"]
     assert etag is not None
     with pytest.raises(AlreadyExistsError):

@@ -117,12 +117,14 @@ def prefix() -> str:
     return uuid4().hex
 
 
+@in_each_store
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.filterwarnings("ignore:.*is marked with '@pytest.mark.asyncio'")
-class Suite(StoreTests[Any, cpu.Buffer]):
+class TestOverObstore(StoreTests[Any, cpu.Buffer]):
     """What zarr-python expects of any store; it puts anything under the name of metadata."""
 
     buffer_cls = cpu.Buffer
+    store_cls = ObjectStore
 
     @pytest.fixture(autouse=True)
     def _place(self, url: str, prefix: str) -> Generator[None]:
@@ -136,6 +138,11 @@ class Suite(StoreTests[Any, cpu.Buffer]):
     async def get(self, store: Any, key: str) -> Buffer:
         """Read past the store."""
         return cpu.Buffer.from_bytes(self.client.get(key).raise_for_status().content)
+
+    @pytest.fixture
+    def store_kwargs(self, url: str, prefix: str) -> dict[str, Any]:
+        """Connect obstore."""
+        return {"store": over_obstore(url, prefix, "raw").store}
 
     @pytest.fixture
     def store(self, store_kwargs: dict[str, Any]) -> Any:
@@ -152,18 +159,6 @@ class Suite(StoreTests[Any, cpu.Buffer]):
     def test_store_supports_listing(self, store: Any) -> None:
         """It does."""
         assert store.supports_listing
-
-
-@in_each_store
-class TestOverObstore(Suite):
-    """The tests of stores, over obstore."""
-
-    store_cls = ObjectStore
-
-    @pytest.fixture
-    def store_kwargs(self, url: str, prefix: str) -> dict[str, Any]:
-        """Connect obstore."""
-        return {"store": over_obstore(url, prefix, "raw").store}
 
 
 @pytest.mark.soak

@@ -106,12 +106,6 @@ def path(request: pytest.FixtureRequest) -> str:
     return found
 
 
-@pytest.fixture(scope="module")
-def values(path: str) -> npt.NDArray[np.uint16]:
-    """Return the values of the array."""
-    return LATER if "main" in path else VALUES
-
-
 type Look = Callable[[str], View]
 
 
@@ -133,8 +127,9 @@ def view(look: Look, path: str) -> View:
     return look(path)
 
 
-def test_shows_the_values(view: View, values: npt.NDArray[np.uint16]) -> None:
+def test_shows_the_values(view: View, path: str) -> None:
     """Voxels of three sections have the stored values; the first section is as bright as those."""
+    values = LATER if "main" in path else VALUES
     assert view.values["data"] == values[tuple(SECTIONS.T)].tolist()
 
     z, y = np.indices(SHAPE[:2])

@@ -88,7 +88,9 @@ def test_browsers_guess_no_type(client: httpx.Client, method: str, path: str, st
 def test_stored_pages_are_not_of_this_origin(client: httpx.Client, name: str) -> None:
     """Objects are sandboxed, at first, from memory, when they have not changed, and in part."""
     client.put(f"/any/{name}", content=b"<script>")
-    etag = client.head(f"/any/{name}").headers["etag"]
+    told = client.head(f"/any/{name}").headers
+    assert told["content-type"] == "application/octet-stream"
+    etag = told["etag"]
     for headers, status in (
         ({"x": "1"}, 200),
         ({"x": "2"}, 200),

@@ -90,21 +90,22 @@ class SizedLRUCache[K: Hashable, V]:
 
     def put(self, key: K, value: V) -> None:
         """Replace the value of *key*; a value larger than the cache is not stored."""
-        self.pop(key)
         nbytes = self._sizeof(key, value)
+        _, old_nbytes = self._entries.pop(key, (None, 0))
+        self.currsize -= old_nbytes
         if nbytes > self.maxsize:
             return
         self._entries[key] = value, nbytes
         self.currsize += nbytes
         while self.currsize > self.maxsize:
-            self.pop(next(iter(self._entries)))
+            _, (_, dropped_nbytes) = self._entries.popitem(last=False)
+            self.currsize -= dropped_nbytes
             self.evictions += 1
 
     def pop(self, key: K) -> None:
         """Remove *key*, if it is cached."""
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.currsize -= entry[1]
+        _, nbytes = self._entries.pop(key, (None, 0))
+        self.currsize -= nbytes
 
 
 class MetadataCache(SizedLRUCache[Hashable, Any]):
@@ -175,7 +176,7 @@ class ReadCache:
         if entry is None:
             entry = await self._share(read, read.ref, lambda: self._perform(read))
         else:
-            self._note_hit(read)
+            self.counters.hits += 1
         return entry._replace(expires_at=inf) if ever and entry.known is not None else entry
 
     def prefetch(self, read: Read[Any]) -> None:
@@ -197,7 +198,7 @@ class ReadCache:
         """Return the cached size and version of *ref*, or ask the store."""
         if (entry := self.cached_stat(ref)) is None:
             return await self._share(ref, ref, lambda: self._perform_stat(ref))
-        self._note_hit(ref)
+        self.counters.hits += 1
         return entry
 
     def cached_stat(self, ref: ObjectRef) -> CachedRead | None:
@@ -278,9 +279,6 @@ class ReadCache:
         entry = CachedRead(known, requested_at, inf if is_pinned else requested_at + self._ttl_s)
         self.cache.put(key, entry)
         return entry
-
-    def _note_hit(self, _: Hashable) -> None:
-        self.counters.hits += 1
 
     async def _share(
         self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]

@@ -202,7 +202,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._received_nbytes = 0
         self._is_short = (
-            self._is_idle()
+            (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
             and not head.target.query
             and head.target.host is None
             and not head.expects_continue
@@ -218,10 +219,6 @@ class GatewayProtocol(HttpToolsProtocol):
             self.headers = self.scope["headers"] = head.headers
             self.expect_100_continue = head.expects_continue
             super().on_headers_complete()
-
-    def _is_idle(self) -> bool:
-        is_complete = self.cycle is None or self.cycle.response_complete
-        return is_complete and not self.flow.write_paused
 
     def _begin(self, path: bytes, headers: RequestHeaders) -> bool:
         """Respond, or begin to; return `False` where the request is left to ASGI."""

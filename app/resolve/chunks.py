@@ -84,13 +84,13 @@ class _PendingChunk:
 
     def settle(self, read: "_SpanRead") -> bytes | None:
         """Pass the outcome of *read* to all waiters, and return the bytes of the chunk if any."""
-        task, start = read.task, read.source.byte_range.start
+        task, first = read.task, read.source.byte_range.start
         failure = None if task.cancelled() else task.exception()
         data = None
         if not task.cancelled() and failure is None:
-            wanted = self.chunk.byte_range
-            data = task.result()[wanted.start - start : wanted.stop - start]
-            if len(data) != wanted.length:
+            start, stop = self.chunk.byte_range
+            data = task.result()[start - first : stop - first]
+            if len(data) != stop - start:
                 failure = lost(self.chunk.ref, self.chunk.version)
                 data = None
         for waiter in self.waiters:

@@ -118,16 +118,16 @@ class WarmFiles:
 
     def read(self, ref: ObjectRef, byte_range: ByteRange, etag: ETag) -> Found | None:
         """Read *byte_range* from memory, `None` if it is not all there in that version."""
-        wanted = byte_range.length
-        if not 0 < wanted <= _WARM_NBYTES:
+        start, stop = byte_range
+        if not 0 < stop - start <= _WARM_NBYTES:
             return None
         with self._lock:
             file = self._files.get((ref, etag))
         if file is None:
             return None
-        data = bytearray(wanted)
+        data = bytearray(stop - start)
         try:
-            nbytes = os.preadv(file.fd, [data], byte_range.start, os.RWF_NOWAIT)
+            nbytes = os.preadv(file.fd, [data], start, os.RWF_NOWAIT)
             status = os.fstat(file.fd)
         except (OSError, OverflowError):  # no file reaches past 2^63
             return None
@@ -136,7 +136,7 @@ class WarmFiles:
             with self._lock:
                 self._files.pop((ref, etag), None)
             return None
-        if nbytes < wanted:
+        if nbytes < len(data):
             return None
         modified_s = status.st_mtime_ns // 10**9
         return Found(bytes(data), byte_range, status.st_size, version, modified_s=modified_s)

@@ -28,6 +28,17 @@ type Entry = tuple[int, ...]
 """Identifies an inner chunk within its shard: the number in each index on the way, or an id."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checksummed:
+    """Pieces, followed by the CRC-32C of all their bytes: 4 bytes, little-endian. Ranges under a
+    new checksum are read, and compared with the old one first.
+    """
+
+    pieces: "Sequence[Piece | Checksummed]"
+    replaces: ByteRange | None = None
+    """The old bytes with their checksum at the end; all ranges in the pieces lie in it."""
+
+
 class OpenShard(Protocol):
     """The indexes of one version of a shard, as far as writing it needs them."""
 
@@ -47,7 +58,7 @@ class OpenShard(Protocol):
 class NewShard:
     """A shard that replaces another, or none."""
 
-    pieces: Sequence[Piece]
+    pieces: "Sequence[Piece | Checksummed]"
     places: Mapping[Entry, ByteRange]
     """Ranges in the new object of the chunks that were written."""
     indexes: Sequence[tuple[Read[Any], Any]]

@@ -29,8 +29,9 @@ from app.formats.reading import Versioned
 from app.model import ETag, ObjectRef, Stored, VirtualKey
 from app.resolve.bodies import Demand, Entity
 from app.resolve.budget import ByteBudget
+from app.resolve.checksums import length_of, write_checksums
 from app.resolve.metadata_cache import ReadCache
-from app.storage.contract import ABSENT, CONFLICT, Conflict, ObjectStore, nbytes_of
+from app.storage.contract import ABSENT, CONFLICT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 20
 _BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)
@@ -275,11 +276,12 @@ class Rewrites:
         self, shard: ShardRewriter[Any], old: OpenShard | None, plan: NewShard
     ) -> Mapping[Entry, Stored] | Conflict:
         version = None if old is None else old.etag
-        size = sum(map(nbytes_of, plan.pieces))
+        size = length_of(plan.pieces)
         old_nbytes = 0 if old is None else old.size
         async with self._budget.room(min(_HELD_NBYTES, max(size, old_nbytes))):
+            pieces = await write_checksums(self._store, shard.ref, version, plan.pieces)
             expected = ABSENT if version is None else version
-            etag = await self._store.put(shard.ref, plan.pieces, expected=expected)
+            etag = await self._store.put(shard.ref, pieces, expected=expected)
         if isinstance(etag, Conflict):
             return etag
         self._fetch.forget(shard.ref)

@@ -337,14 +337,10 @@ ONLY_ZARR: Final = ("after/", *BEYOND["tensorstore"])
 """Arrays that TensorStore cannot read there."""
 OLD: Final = "document/endian"
 """Arrays that neither reads there: the service alone knows the codec by its present name."""
-READ_ONLY: Final = [
-    f"after/{name}" for name in ("crc", "crc_index_at_start", "two_crcs", "crc_after_both")
-]
-"""Arrays with a checksum over whole shards."""
-TABLE: Final = [name for name in BY_NAME if not name.startswith(OLD) and name not in READ_ONLY]
+TABLE: Final = [name for name in BY_NAME if not name.startswith(OLD)]
 ON_SEAWEEDFS: Final = (
     "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/two_tensorstore",
-    "inside/zstd_crc_tensorstore", "keys/v2_dot", "fill/nan_zarr",
+    "after/crc_after_both", "inside/zstd_crc_tensorstore", "keys/v2_dot", "fill/nan_zarr",
     "shape/0d_default_zarr", "plain/v2",
 )  # fmt: skip
 FURTHER: Final = [

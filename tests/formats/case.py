@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.formats.contract import Layout, NewShard, Slot, Target
+import google_crc32c
+
+from app.formats.contract import Checksummed, Layout, NewShard, Slot, Target
 from app.formats.reading import Fetch
 from app.formats.surveying import Shard
 from app.model import ByteRange, ByteRequest, Location, Piece, Stored, SuffixRange, VirtualKey
@@ -149,7 +151,19 @@ async def chunks_of(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stor
             yield survey.key(entry.number), survey.whole._replace(byte_range=place)
 
 
-def render(pieces: Sequence[Piece], old: bytes = b"") -> bytes:
+def render(pieces: Sequence[Piece | Checksummed], old: bytes = b"") -> bytes:
     """Put *pieces* one behind the other; ranges are of *old*."""
-    assert all(piece.stop <= len(old) for piece in pieces if isinstance(piece, ByteRange))
-    return b"".join(old[slice(*p)] if isinstance(p, ByteRange) else p for p in pieces)
+    return b"".join(_bytes(piece, old) for piece in pieces)
+
+
+def _bytes(piece: Piece | Checksummed, old: bytes) -> bytes:
+    match piece:
+        case ByteRange(start, stop):
+            assert stop <= len(old)
+            return old[start:stop]
+        case Checksummed(pieces):
+            data = render(pieces, old)
+            checksum: int = google_crc32c.value(data)
+            return data + checksum.to_bytes(4, "little")
+        case _:
+            return piece

@@ -1,6 +1,7 @@
 """Inner chunks written: one rewrite for many, none lost to others, all preconditions held."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.resolve.writers import (
     Replica,
     chunks_of,
     replica,
+    zarr_json,
 )
 from tests.storage.conftest import found
 from tests.support.resolving import ROOT
@@ -202,16 +204,23 @@ async def test_who_leaves_in_time_writes_nothing(memory: MemoryStore) -> None:
     assert await stored(memory) == {0: b"0000", 2: b"2222"}
 
 
-async def test_room_is_held_for_the_larger_of_old_and_new_shard(memory: MemoryStore) -> None:
-    """What is kept may be read to be written again."""
+@pytest.mark.parametrize("checksums", [0, 1, 2])
+async def test_room_is_held_for_the_larger_of_old_and_new_shard(
+    memory: MemoryStore, checksums: int
+) -> None:
+    """What is read for a checksum takes no more than what is read to be written again."""
+    document = json.loads(zarr_json())
+    document["codecs"] += [{"name": "crc32c"}] * checksums
+    memory.place(ROOT.join("a/zarr.json"), json.dumps(document).encode())
     held: list[tuple[str, int]] = []
     one = replica(Between(memory, lambda call, _: held.append((call, one.room.held_bytes))))
 
     for chunk, body in enumerate((b"0000", b"1111", None)):
         await one.put(f"a/c/{chunk % 2}", body)
 
-    size = 2 * CHUNK_NBYTES + 16 * PER_SHARD
+    size = 2 * CHUNK_NBYTES + 16 * PER_SHARD + 4 * checksums
     puts = [nbytes for call, nbytes in held if call == "put"]
     assert puts == [size - CHUNK_NBYTES, size, size]
+    assert checksums == 0 or ("get", size) in held
     assert one.room.held_bytes == 0
     assert await one.read("a/c/1") == b"1111"

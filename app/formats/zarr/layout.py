@@ -12,7 +12,7 @@ from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection, Listing
 from app.formats.zarr.index import IndexCodec, shard_of
 from app.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
-from app.formats.zarr.rewrite import ZarrRewriter, demand_writable
+from app.formats.zarr.rewrite import ZarrRewriter, demand_small
 from app.formats.zarr.survey import ChunkWalk, ZarrShards, array_names, describe
 from app.model import (
     MISSING,
@@ -142,7 +142,7 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
     if coords is None or (origin := array.origin(coords)) is None:
         raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}")
     ref, indexes = directory.join(array.shard_key(origin)), array.indexes
-    demand_writable(ref, indexes, limits.written_nbytes)
+    demand_small(ref, indexes, limits.written_nbytes)
     return Slot(ZarrRewriter(ref, indexes, array.chunk), array.entry(origin))
 
 

@@ -17,10 +17,10 @@ from app.errors import (
     ReadOnlyError,
     UnknownCodingError,
 )
-from app.formats.contract import LARGE_NBYTES, Entry, NewShard
+from app.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
 from app.formats.reading import Fetch
 from app.formats.zarr.codecs import ChunkForm
-from app.formats.zarr.index import IndexCodec, IndexLocation, ShardIndex, shard_of
+from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation, ShardIndex, shard_of
 from app.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
 
 _MOST_GROWTH: Final = 2
@@ -31,12 +31,8 @@ _ABSENT: Final = -1
 type Numbers = NDArray[np.int64]
 
 
-def demand_writable(ref: ObjectRef, codecs: tuple[IndexCodec, ...], most_nbytes: int) -> None:
-    """Check that no index of the shard takes more, and that no checksum covers all of a shard,
-    which would have to be read for a change. Raises: `ReadOnlyError`.
-    """
-    if any(codec.trailer_nbytes for codec in codecs):
-        raise ReadOnlyError(f"{ref}: the shard ends in a checksum of all its bytes")
+def demand_small(ref: ObjectRef, codecs: tuple[IndexCodec, ...], most_nbytes: int) -> None:
+    """Check that no index of the shard takes more. Raises: `ReadOnlyError`."""
     if (largest := max(codec.nbytes for codec in codecs)) > most_nbytes:
         raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most_nbytes}")
 
@@ -140,7 +136,7 @@ class ZarrRewriter:
 class _Content:
     """New content of an entry: an encoded chunk, or a shard inside; or a new object."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[Piece | Checksummed]
     nbytes: int
     places: Mapping[Entry, ByteRange]
     """Ranges of the written chunks, counted from the beginning of the content."""
@@ -173,7 +169,7 @@ def _arrange(
 ) -> _Content:
     starts, nbytes = _columns(codec, old, contents)
     present = np.flatnonzero(nbytes != _ABSENT)
-    total = int(nbytes[present].sum()) + codec.nbytes
+    total = int(nbytes[present].sum()) + codec.nbytes + codec.trailer_nbytes
     order = present if total < LARGE_NBYTES else _in_place(present, starts, nbytes)
     is_first = codec.location is IndexLocation.START
     offsets = np.full_like(starts, _ABSENT)
@@ -181,13 +177,16 @@ def _arrange(
     table = np.stack([offsets, nbytes], axis=1)
     packed: NDArray[np.generic] = table.astype(">i8" if codec.big_endian else "<i8")
     index = ShardIndex(packed.tobytes(), codec.big_endian)
-    pieces: list[Piece] = []
+    pieces: list[Piece | Checksummed] = []
     for run in _runs(order, starts, nbytes):
         if isinstance(run, ByteRange):
             pieces.append(run)
         elif (content := contents[run]) is not None:
             pieces += content.pieces
     pieces.insert(0 if is_first else len(pieces), codec.encode(index))
+    whole = None if old is None else old.place.byte_range
+    for behind in range(codec.trailer_nbytes - CHECKSUM_NBYTES, -1, -CHECKSUM_NBYTES):
+        pieces = [Checksummed(pieces, whole and ByteRange(whole.start, whole.stop - behind))]
     places = {
         (number, *entry): ByteRange(place.start + at, place.stop + at)
         for number, content in contents.items()

@@ -132,7 +132,7 @@ def _encode(
 
 
 @st.composite
-def nestings(draw: st.DrawFn, *, letters: bool = True, trailers: bool = True) -> Nesting:
+def nestings(draw: st.DrawFn, *, letters: bool = True) -> Nesting:
     """Draw an array of up to three dimensions and three levels of shards."""
     ndim, depth = draw(st.integers(0, 3)), draw(st.integers(1, 3))
     small = st.integers(1, 2 if ndim == 3 else 3)
@@ -148,8 +148,7 @@ def nestings(draw: st.DrawFn, *, letters: bool = True, trailers: bool = True) ->
         chunk_shape = tuple(n * c for n, c in zip(chunk_shape, counts, strict=True))
     shard_shape = chunk_shape
     shape = tuple(draw(st.integers(1, 2 * n)) for n in shard_shape)
-    options = {"letters": letters, "trailers": trailers}
-    codecs = draw(_chains(tuple(reversed(shapes)), tuple(range(ndim)), **options))
+    codecs = draw(_chains(tuple(reversed(shapes)), tuple(range(ndim)), letters=letters))
     return Nesting(
         shape, shard_shape, inner, array_metadata(list(shape), list(shard_shape), codecs)
     )
@@ -157,12 +156,7 @@ def nestings(draw: st.DrawFn, *, letters: bool = True, trailers: bool = True) ->
 
 @st.composite
 def _chains(
-    draw: st.DrawFn,
-    shapes: tuple[tuple[int, ...], ...],
-    axes: tuple[int, ...],
-    *,
-    letters: bool,
-    trailers: bool,
+    draw: st.DrawFn, shapes: tuple[tuple[int, ...], ...], axes: tuple[int, ...], *, letters: bool
 ) -> list[Any]:
     """Draw the codecs that shard down to *shapes*; *axes* are those of the array."""
     if not shapes:
@@ -178,8 +172,8 @@ def _chains(
         codecs.append({"name": "transpose", "configuration": {"order": spelled}})
     codec = sharding(
         [shapes[0][axis] for axis in axes],
-        draw(_chains(shapes[1:], axes, letters=letters, trailers=trailers)),
+        draw(_chains(shapes[1:], axes, letters=letters)),
         index_location=draw(st.sampled_from(["start", "end"])),
         index_codecs=draw(st.sampled_from([[LITTLE, CRC], [BIG, CRC], [LITTLE], [BIG]])),
     )
-    return [*codecs, codec, *draw(st.sampled_from([[], [CRC]] if trailers else [[]]))]
+    return [*codecs, codec, *draw(st.sampled_from([[], [CRC]]))]

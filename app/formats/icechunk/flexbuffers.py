@@ -2,14 +2,15 @@
 
 A value is a position, the width of the slots there, and a packed type: six bits for the kind, two
 for the width of the slots that an offset leads to. Offsets lead back and may be shared. A vector
-has slots of one width.
+has slots of one width: the least that holds all its numbers and offsets.
 """
 
+import struct
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from math import isfinite
-from struct import Struct, pack
+from struct import Struct
 from typing import Final, NamedTuple
 
 from app.formats.documents import Json
@@ -23,8 +24,6 @@ _VALUE_NBYTES: Final = 24
 _CONTAINER_NBYTES: Final = 56
 _KEY_NBYTES: Final = 48
 _WIDTHS: Final = (1, 2, 4, 8)
-_SLOT_NBYTES: Final = 8
-"""Width of the slots that are written."""
 _FLOATS: Final = {2: Struct("<e"), 4: Struct("<f"), 8: Struct("<d")}
 _UINT_STOP: Final = 2**64
 _INT_START: Final = -(2**63)
@@ -186,21 +185,32 @@ class _FlexSlot(NamedTuple):
     """Content of the slot of a value: a number, or the position that an offset leads to."""
 
     kind: int
-    content: bytes | int
+    number: float
+    width: int
+    """Least width of the number, or width of the slots of the vector that is led to."""
+    is_offset: bool = False
 
-    @property
-    def packed(self) -> int:
-        return self.kind << 2 | _WIDTHS.index(_SLOT_NBYTES)
+    def width_at(self, end: int, index: int) -> int:
+        """Return the least slot width of a vector written at *end* with this as item *index*."""
+        if not self.is_offset:
+            return self.width
+        steps = ((w, int(end + -end % w + index * w - self.number)) for w in _WIDTHS)
+        return next(width for width, step in steps if step < 1 << 8 * width)
+
+    def packed(self, width: int) -> int:
+        own = self.width if self.is_offset else max(self.width, width)
+        return self.kind << 2 | _WIDTHS.index(own)
 
 
 def encode_flexbuffer(value: Json) -> bytes:
-    """Encode *value*; all slots have 8 bytes, and no vector is typed. Raises: `ValueError` for
-    values that JSON or 64 bits lack, NUL in a key, and deep nesting.
+    """Encode *value*; no vector is typed. Raises: `ValueError` for values that JSON or 64 bits
+    lack, NUL in a key, and deep nesting.
     """
     writer = _FlexWriter()
     root = writer.value(value, 0)
-    writer.put((root,))
-    return bytes(writer.data) + bytes((root.packed, _SLOT_NBYTES))
+    width = root.width_at(len(writer.data), 0)
+    writer.put((root,), width)
+    return bytes(writer.data) + bytes((root.packed(width), width))
 
 
 class _FlexWriter:
@@ -221,55 +231,64 @@ class _FlexWriter:
             return self._map(value, depth + 1)
         return self._vector([self.value(item, depth + 1) for item in value])
 
-    def put(self, slots: Sequence[_FlexSlot]) -> None:
-        """Write aligned *slots*; offsets are relative to their own."""
-        self.data += bytes(-len(self.data) % _SLOT_NBYTES)
-        for _, content in slots:
-            if isinstance(content, int):
-                content = pack("<Q", len(self.data) - content)  # noqa: PLW2901
-            self.data += content
+    def put(self, slots: Sequence[_FlexSlot], width: int) -> None:
+        """Write *slots* of *width* bytes, aligned to that."""
+        self.data += bytes(-len(self.data) % width)
+        for slot in slots:
+            if slot.kind == _K.FLOAT:
+                self.data += struct.pack("<d", slot.number)
+            else:
+                number = len(self.data) - slot.number if slot.is_offset else slot.number
+                self.data += int(number).to_bytes(width, "little", signed=slot.kind == _K.INT)
 
     def _string(self, data: bytes) -> _FlexSlot:
-        self.put((_number_slot(len(data)),))
-        return self._text(_K.STRING, data)
-
-    def _key(self, text: str) -> _FlexSlot:
-        if "\0" in text:
-            raise ValueError("a key has NUL in it")
-        return self._text(_K.KEY, text.encode())
-
-    def _text(self, kind: int, data: bytes) -> _FlexSlot:
+        count = _uint_slot(len(data))
+        self.put((count,), count.width)
         start = len(self.data)
         self.data += data + b"\0"
-        return _FlexSlot(kind, start)
+        return _FlexSlot(_K.STRING, start, count.width, is_offset=True)
+
+    def _key(self, text: str) -> _FlexSlot:
+        data, start = text.encode(), len(self.data)
+        if b"\0" in data:
+            raise ValueError("a key has NUL in it")
+        self.data += data + b"\0"
+        return _FlexSlot(_K.KEY, start, 1, is_offset=True)
 
     def _map(self, members: Mapping[str, Json], depth: int) -> _FlexSlot:
         names = sorted(members, key=str.encode)
         pairs = [(self._key(name), self.value(members[name], depth)) for name in names]
         keys = self._vector([key for key, _ in pairs])
         items = [item for _, item in pairs]
-        return self._vector(items, (keys, _number_slot(_SLOT_NBYTES)))._replace(kind=_K.MAP)
+        return self._vector(items, (keys, _uint_slot(keys.width)))._replace(kind=_K.MAP)
 
     def _vector(self, items: Sequence[_FlexSlot], before: Sequence[_FlexSlot] = ()) -> _FlexSlot:
         """Write *before*, the number of *items*, these, and their packed types."""
-        self.put((*before, _number_slot(len(items)), *items))
-        start = len(self.data) - _SLOT_NBYTES * len(items)
-        self.data += bytes(item.packed for item in items)
-        return _FlexSlot(_K.VECTOR, start)
+        slots = (*before, _uint_slot(len(items)), *items)
+        end = len(self.data)
+        width = max(slot.width_at(end, at) for at, slot in enumerate(slots))
+        self.put(slots, width)
+        start = len(self.data) - width * len(items)
+        self.data += bytes(item.packed(width) for item in items)
+        return _FlexSlot(_K.VECTOR, start, width, is_offset=True)
 
 
 def _number_slot(value: float | None) -> _FlexSlot:
     match value:
         case None:
-            return _FlexSlot(_K.NULL, bytes(_SLOT_NBYTES))
+            return _FlexSlot(_K.NULL, 0, 1)
         case bool():
-            return _FlexSlot(_K.BOOL, pack("<Q", value))
+            return _FlexSlot(_K.BOOL, value, 1)
         case int() if not _INT_START <= value < _UINT_STOP:
             raise ValueError("an integer has more than 64 bits")
         case int() if value >= 0:
-            return _FlexSlot(_K.UINT, pack("<Q", value))
+            return _uint_slot(value)
         case int():
-            return _FlexSlot(_K.INT, pack("<q", value))
+            return _FlexSlot(_K.INT, value, next(w for w in _WIDTHS if value >= -1 << 8 * w - 1))
     if not isfinite(value):
         raise ValueError("a number is not finite, and JSON has none such")
-    return _FlexSlot(_K.FLOAT, pack("<d", value))
+    return _FlexSlot(_K.FLOAT, value, 8)
+
+
+def _uint_slot(value: int) -> _FlexSlot:
+    return _FlexSlot(_K.UINT, value, next(w for w in _WIDTHS if value < 1 << 8 * w))

@@ -46,11 +46,7 @@ _MAX_PARTS: Final = 64
 """In one directory: a name of a chunk is compared with those of each part."""
 SHARDED: Final = "neuroglancer_uint64_sharded_v1"
 _KINDS: Final = {MESHES: "meshes", SKELETONS: "skeletons"}
-_MEANT: Final = (
-    "num_channels", "size", "chunk_sizes", "encoding", "compressed_segmentation_block_size",
-    "vertex_quantization_bits", "annotation_type", "lower_bound", "id", "grid_shape", "chunk_size",
-)  # fmt: skip
-"""Members that give bytes of chunks a meaning, of a document or of an object in it."""
+_VOXELS: Final = ("size", "chunk_sizes", "encoding", "compressed_segmentation_block_size")
 
 
 class Kind(StrEnum):
@@ -412,7 +408,7 @@ def _check(name: str, old: tuple[Json, Json], new: tuple[Json, Json]) -> None:
     sharding = after.get("sharding")
     if sharding is not None and not _is_same_sharding(before["sharding"], sharding):
         raise ConflictError(f"{called} is stored in shards, and its sharding cannot change")
-    meaning, expected = _meaning(*new), _meaning(*old)
+    meaning, expected = _meaning(name, *new), _meaning(name, *old)
     changed = [aspect for aspect, value in expected.items() if meaning[aspect] != value]
     if changed:
         raise ConflictError(f"{called} is stored in shards, and {changed[0]} cannot change")
@@ -425,18 +421,31 @@ def _is_same_sharding(old: Json, new: Json) -> bool:
         return False
 
 
-def _meaning(document: Json, member: Json) -> Mapping[str, Json]:
+def _meaning(name: str, document: Json, member: Json) -> Mapping[str, Json]:
     """Return the members that give the chunks of *member*, and their ids, a meaning."""
+    if name == "scales":
+        return {
+            "data_type": str(document.get("data_type")).lower(),
+            "num_channels": document.get("num_channels"),
+            "voxel_offset": member.get("voxel_offset", [0, 0, 0]),
+            **{each: member.get(each) for each in _VOXELS},
+        }
+    if name == MESHES:
+        return {"vertex_quantization_bits": document.get("vertex_quantization_bits")}
+    if name == SKELETONS:
+        return {"vertex_attributes": document.get("vertex_attributes") or []}
     dimensions = document.get("dimensions")
-    return {
-        "data_type": str(document.get("data_type")).lower(),
-        "voxel_offset": member.get("voxel_offset", [0, 0, 0]),
-        "vertex_attributes": document.get("vertex_attributes") or [],
+    annotations = {
+        "annotation_type": document.get("annotation_type"),
         "dimensions": list(dimensions.items()) if isinstance(dimensions, dict) else dimensions,
         "properties": _each(document, "properties", "id", "type"),
-        "relationships": _each(document, "relationships", "id"),
-        **{name: (document.get(name), member.get(name)) for name in _MEANT},
     }
+    if name == "by_id":
+        return annotations | {"relationships": _each(document, "relationships", "id")}
+    if name == "relationships":
+        return annotations | {"id": member.get("id")}
+    grid = {each: member.get(each) for each in ("grid_shape", "chunk_size")}
+    return annotations | {"lower_bound": document.get("lower_bound"), **grid}
 
 
 def _each(document: Json, name: str, *members: str) -> Json:

@@ -364,6 +364,7 @@ def _weigh(payload: bytes) -> tuple[Manifest, int]:
     try:
         before, _ = tracemalloc.get_traced_memory()
         decoded = ManifestDecoder(_ID, 2**24)(file)
+        gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

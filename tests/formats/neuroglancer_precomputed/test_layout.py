@@ -164,7 +164,7 @@ async def test_what_is_not_sharded_is_served_as_it_is() -> None:
 
 
 async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
-    """The fragments lie right before the manifest, which is read to learn how long they are."""
+    """The fragments lie right before the manifest of the same version, which has their length."""
     case = Container(build_meshes({"2": b"fragments"}, sharding=RAW_SHARDING))
     manifest = encode_manifest([[2], [7]])
     await case.warm("info")
@@ -172,6 +172,8 @@ async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
     place = part(32 + 9, len(manifest))
     assert case.keys == ["0.shard"] * 4
     assert case.reads[2:] == [("0.shard", place), ("0.shard", part(32, 9))]
+    of_manifest, of_fragments = case.store.calls[-2:]
+    assert of_manifest.if_match == of_fragments.if_match is not None
 
     case.store.calls.clear()
     assert await case.read("2.index") == manifest

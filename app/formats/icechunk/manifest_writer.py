@@ -98,9 +98,9 @@ class Rewritten(NamedTuple):
 
     manifests: tuple[ManifestRef, ...]
     """Those that are kept and those that are new, in the order in which the array lists them."""
-    dropped: tuple[Coords, ...] = ()
+    dropped: tuple[Coords, ...]
     """Chunks that lie outside of the grid now."""
-    files: tuple[ManifestFile, ...] = ()
+    files: tuple[ManifestFile, ...]
     """Those of *manifests* that are new."""
 
 

@@ -88,8 +88,9 @@ def encode_metadata(values: Mapping[str, Json]) -> Metadata:
     """Encode *values*, sorted by name. Raises: `ValueError` for what cannot be encoded."""
     names = sorted(values, key=str.encode)
     items = tuple((name, encode_flexbuffer(values[name])) for name in names)
-    if any(len(value) > _MAX_VALUE_NBYTES for _, value in items):
-        raise ValueError(f"an item takes more than {_MAX_VALUE_NBYTES} bytes")
+    for name, value in items:
+        if len(value) > _MAX_VALUE_NBYTES:
+            raise ValueError(f"{name} takes {len(value)} bytes, over {_MAX_VALUE_NBYTES}")
     return Metadata(VERSION, items)
 
 

@@ -315,8 +315,8 @@ class MinishardReader:
         """Open the minishard of *chunk_id*; `None` if the shard is absent or it is empty."""
         number, minishard = self.sharding.address(chunk_id)
         name = self.directory.join(self.sharding.shard_name(number))
-        most_nbytes = min(self.whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES)
-        needed = None if self.sharding.index_nbytes <= most_nbytes else minishard
+        whole_nbytes = min(self.whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES)
+        needed = None if self.sharding.index_nbytes <= whole_nbytes else minishard
         if (shard := await open_shard(name, self.sharding, needed, self.fetch)) is None:
             return None
         region, most_nbytes = shard.region, self.decoded_nbytes

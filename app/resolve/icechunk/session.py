@@ -84,7 +84,6 @@ _RENEWALS: Final = 24
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
 """Longest wait of a write for the commit of its session."""
-type Change = Callable[[SessionView], SessionDocument]
 _READS_AT_ONCE: Final = 32
 _CERTAIN_FAILURES: Final = (
     ClockSkewError,
@@ -98,6 +97,8 @@ _CERTAIN_FAILURES: Final = (
     UnwritableError,
 )
 """Errors after which nothing was committed; after others the outcome is unknown."""
+
+type Change = Callable[[SessionView], SessionDocument]
 
 type CommitChanges = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
 """Commit a change set, or find the commit made before with the same write id."""

@@ -17,7 +17,7 @@ from icechunk import Repository, RepositoryConfig, VirtualChunkContainer, Virtua
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.clients.arrays import BY_NAME
-from tests.clients.writing import Case, counted, quiet, write
+from tests.clients.writing import Case, by_zarr_v2, counted, quiet, write
 from tests.support.repositories import BUILDERS
 from tests.support.seaweedfs import SeaweedFS
 
@@ -38,6 +38,14 @@ SHARDED: Final = (
     "document/names_and_attributes", "document/unknown_member", "plain/v3", "plain/transposed",
 )  # fmt: skip
 """Arrays that are tried in every repository."""
+STORABLE: Final = tuple(
+    case.name
+    for case in BY_NAME.values()
+    if case.write is not by_zarr_v2
+    and case.key_encoding.get("name") == "default"
+    and case.key_encoding.get("configuration", {}).get("separator", "/") == "/"
+)
+"""All that the library can hold: it knows one encoding of keys."""
 
 
 def storage(folder: Path) -> icechunk.Storage:

@@ -28,15 +28,17 @@ from tests.clients.icechunk.library import (
 from tests.clients.icechunk.repositories import (
     ODD_TAGS,
     SHARDED,
+    STORABLE,
     VERSIONS,
     commit,
     set_root,
     spec,
     storage,
+    write_placed,
 )
 from tests.clients.precomputed.cases import BY_NAME as VOLUMES
 from tests.clients.precomputed.volumes import read_tensorstore
-from tests.clients.services import connect, from_each_store, stored_in
+from tests.clients.services import connect, from_each_store, from_folder, stored_in
 from tests.clients.test_reading import OPENERS, over_fsspec
 from tests.clients.writing import counted, quiet, same
 from tests.support.serving import serving
@@ -116,6 +118,23 @@ def test_odd_tags(request: pytest.FixtureRequest, tmp_path: Path, version: str, 
 
     gone = [tag for tag in tags[::2] if unquote(tag) not in tags[1::2]]
     assert found == {tag: 404 if tag in gone else 200 for tag in tags}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("branch", ["main", "native"])
+def test_every_array_that_can_be_stored(tmp_path: Path, version: str, branch: str) -> None:
+    """All chains of codecs, shapes, types and fill values, inline and native."""
+    folder = tmp_path / "placed/all"
+    write_placed(folder, version, tmp_path / "cases", STORABLE)
+    repo = icechunk.Repository.open(storage(folder))
+    session = repo.readonly_session(branch)
+    nodes = nodes_of(session)
+    with from_folder(tmp_path) as url, connect(url) as client:
+        compare_documents(client, f"/bucket/placed/all/@branch.{branch}", nodes)
+        compare_nodes(client, f"/bucket/placed/all/@branch.{branch}", nodes, session.store)
+
+    assert len(nodes) > len(STORABLE) > 100
 
 
 UNKNOWN_TO_TENSORSTORE: Final = {"dtype/string", "after/gzip"}

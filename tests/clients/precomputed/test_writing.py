@@ -15,6 +15,10 @@ import tensorstore
 from cloudfiles import CloudFiles, paths
 from cloudfiles.interfaces import reset_connection_pools
 from cloudvolume import CloudVolume
+from cloudvolume.datasource.precomputed.sharding import (
+    ShardingSpecification,
+    synthesize_shard_files,
+)
 from cloudvolume.exceptions import EmptyFileException
 
 from app.formats.contract import LARGE_NBYTES
@@ -28,6 +32,7 @@ from tests.clients.precomputed.test_reading import (
     read_annotations,
 )
 from tests.clients.precomputed.volumes import (
+    IDENTITY,
     LOSSY,
     MURMUR,
     Volume,
@@ -39,6 +44,7 @@ from tests.clients.precomputed.volumes import (
 )
 from tests.clients.services import Files, Taker, chunks_in, lay_out, mixed, s3_kvstore
 from tests.clients.writing import Values, same
+from tests.formats.neuroglancer_precomputed.shards import chunks_of, decoded
 
 
 def other_values(values: Values) -> Values:
@@ -285,6 +291,35 @@ def test_tensorstore_finds_all_ids(taker: Taker, name: str, how: Any, nbytes: in
     for number in VALUES:
         found = store.read(struct.pack(">Q", number)).result()
         assert (found.value if found.state == "value" else None) == after.get(number)
+
+
+ONE_SHARD: Final = [
+    sharding((0, 2, 0), name, index=index)
+    for name in (IDENTITY, MURMUR)
+    for index in ("raw", "gzip")
+]
+
+
+@pytest.mark.parametrize("how", ONE_SHARD)
+def test_shards_are_those_of_cloudvolume(taker: Taker, name: str, how: Any) -> None:
+    """To the byte, but for gzip, which it compresses otherwise: then all but that is the same.
+
+    It puts minishards into the order in which it is given them.
+    """
+    spec = ShardingSpecification.from_dict(how)
+    ids = sorted(VALUES, key=lambda n: (int(spec.compute_shard_location(n).minishard_number), n))
+    (expected,) = synthesize_shard_files(spec, {n: VALUES[n] for n in ids}).values()
+    path = taker.folder / name
+    (path / "info").write_text(json.dumps(SKELETONS_INFO | {"sharding": how}))
+    taker.push(name, {}, named(VALUES))
+    found = (path / "0.shard").read_bytes()
+
+    if how["minishard_index_encoding"] == "raw":
+        assert found == expected
+    assert decoded(found, how) == decoded(expected, how)
+    assert chunks_of(found, how) == VALUES
+    end = max(stop for each in decoded(found, how) for _, stop in each.values())
+    assert found[64:end] == expected[64:end]
 
 
 def served(taker: Taker, source: Path, name: str, folder: Path) -> None:

@@ -189,7 +189,7 @@ class LimitSettings(Section):
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
     """Largest file of an Icechunk repository: `repo`, snapshots, manifests, logs."""
     coalesce_gap_bytes: ByteSize = ByteSize(1024**2)
-    """Largest gap across which concurrent reads are merged, if that is faster than two."""
+    """Most bytes read between or around wanted chunks, where that is faster than another read."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
     """Largest body read whole; larger ones are streamed, but cached up to 1/16 of the cache."""
     in_flight_bytes: ByteSize = ByteSize(256 * 1024**2)

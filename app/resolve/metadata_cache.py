@@ -54,7 +54,7 @@ class CacheCounters:
     merged: int = 0
     """Chunks read together with a neighbour."""
     unread_nbytes: int = 0
-    """Bytes that were read between such chunks, for no request."""
+    """Bytes that were read between and around such chunks, for no request."""
 
 
 class SizedLRUCache[K: Hashable, V]:
@@ -90,6 +90,8 @@ class SizedLRUCache[K: Hashable, V]:
 
     def put(self, key: K, value: V) -> None:
         """Replace the value of *key*; a value larger than the cache is not stored."""
+        if not self.maxsize:
+            return
         nbytes = self._sizeof(key, value)
         _, old_nbytes = self._entries.pop(key, (None, 0))
         self.currsize -= old_nbytes

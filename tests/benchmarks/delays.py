@@ -1,6 +1,7 @@
 """A proxy that passes bytes to a server some time after they came, as a long way does."""
 
 import asyncio
+import gc
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -58,7 +59,12 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @contextmanager
 def proxying(upstream_port: int, delay_s: float) -> Generator[Proxy]:
-    """Run a proxy in a thread of its own: clients of browsers run a loop in this one."""
+    """Run a proxy in a thread of its own: clients of browsers run a loop in this one.
+
+    A collection of garbage would hold it up for a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()
     proxy, is_ready, is_over = Proxy(upstream_port, delay_s), Event(), asyncio.Event()
     thread = Thread(target=lambda: asyncio.run(proxy.run(is_ready, is_over)))
     thread.start()

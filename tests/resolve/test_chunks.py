@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageThrottledError, TruncatedReadError, VersionChangedError
@@ -130,11 +132,21 @@ def test_whatever_is_merged_is_cut_exactly(ranges: list[tuple[int, int]]) -> Non
     asyncio.run(run())
 
 
+def _without_last(found: Found) -> Found:
+    start, stop = found.byte_range
+    return replace(found, data=found.data[:-1], byte_range=ByteRange(start, stop - 1))
+
+
 @pytest.mark.parametrize("is_fixed", [False, True])
-async def test_a_short_read_is_no_short_chunk(*, is_fixed: bool) -> None:
+@pytest.mark.parametrize(
+    "spoil", [lambda found: replace(found, data=found.data[:-1]), _without_last]
+)
+async def test_a_short_read_is_no_short_chunk(
+    spoil: Callable[[Found], Found], *, is_fixed: bool
+) -> None:
     """Fewer bytes than the object has are a failure of the store for each caller, no damage."""
     case = _Case()
-    case.store.spoil = lambda found: replace(found, data=found.data[:-1])
+    case.store.spoil = spoil
     chunks = [(_fixed if is_fixed else _Case.chunk)(case, at, at + 10) for at in (0, 10)]
     heard = await asyncio.gather(*map(case.reader.read, chunks), return_exceptions=True)
 
@@ -246,10 +258,36 @@ async def test_chunks_of_other_versions_or_objects_are_not_merged() -> None:
 class _LateStore(WatchedStore):
     """Answers after a while."""
 
+    late_s = 0.05
+
     async def get(self, *args: Any, **kwargs: Any) -> Found | NotModified | None:
         """Wait, read."""
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(self.late_s)
         return await super().get(*args, **kwargs)
+
+
+class _LargeCase(_Case):
+    """A reader of an object of 8 MiB, which reads up to 20,000 bytes on each side of a chunk."""
+
+    data = random.Random(0).randbytes(2**23)
+
+    def __init__(
+        self, store: WatchedStore, max_bytes: int = 2**26, max_gap_bytes: int = 60_000
+    ) -> None:
+        super().__init__(store)
+        self.etag = store.place(REF, self.data)
+        self.reader = ChunkReader(
+            store,
+            self.budget,
+            max_bytes=max_bytes,
+            max_gap_bytes=max_gap_bytes,
+            max_span_bytes=2**22,
+        )
+
+    async def read_each(self, *ranges: tuple[int, int]) -> None:
+        """Read ranges one after the other; they have the right bytes."""
+        for start, stop in ranges:
+            assert await self.read((start, stop)) == [self.data[start:stop]]
 
 
 @pytest.mark.parametrize(("store", "requests"), [(WatchedStore, 2), (_LateStore, 1)])
@@ -257,11 +295,7 @@ async def test_gaps_are_bridged_where_a_request_takes_longer(
     store: type[WatchedStore], requests: int
 ) -> None:
     """A chunk further on is read along from a store that answers late, not from a quick one."""
-    case = _Case(store())
-    case.etag = case.store.place(REF, bytes(2**18))
-    case.reader = ChunkReader(
-        case.store, case.budget, max_bytes=0, max_gap_bytes=2**20, max_span_bytes=2**22
-    )
+    case = _LargeCase(store(), max_bytes=0, max_gap_bytes=2**20)
     await case.read((5000, 5010))
     case.store.calls.clear()
 
@@ -270,6 +304,150 @@ async def test_gaps_are_bridged_where_a_request_takes_longer(
     assert len(case.requests) == requests
     assert case.reader.counters.unread_nbytes == (199_990 if requests == 1 else 0)
     assert case.budget.held_bytes == 0
+
+
+_FIRST, _NEAR = (140_000, 140_010), (150_000, 151_000)
+_WIDE = ByteRange(130_000, 171_000)
+
+
+async def test_after_a_read_nearby_more_than_the_chunk_is_read() -> None:
+    """What lies around it comes along from a store that answers late, and is cached when used."""
+    case = _LargeCase(_LateStore())
+    await case.read_each(_FIRST, _NEAR, (140_000, 142_000), (155_000, 161_000))
+    assert case.requests == [ByteRange(*_FIRST), _WIDE]
+    assert case.reader.counters.unread_nbytes == 40_000
+    assert case.budget.held_bytes == 0
+
+    chunk = case.chunk(151_000, 152_000)
+    await case.reader.read(chunk, keep=True)
+    assert case.reader.cached(chunk) == case.data[151_000:152_000]
+    await case.read_each((129_999, 130_001), (170_999, 171_001))
+    assert len(case.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("store", "max_bytes", "chunk"),
+    [
+        pytest.param(WatchedStore, 2**26, _NEAR, id="a store that answers at once"),
+        pytest.param(_LateStore, 0, _NEAR, id="no cache"),
+        pytest.param(_LateStore, 2**17, _NEAR, id="a small cache"),
+        pytest.param(_LateStore, 2**26, (150_000, 160_001), id="a longer chunk"),
+        pytest.param(_LateStore, 2**26, (2_000_000, 2_000_010), id="a chunk further away"),
+    ],
+)
+async def test_otherwise_a_chunk_alone_is_read(
+    store: type[WatchedStore], max_bytes: int, chunk: tuple[int, int]
+) -> None:
+    """Where waiting is short, bytes cannot be kept, or few requests would want them."""
+    case = _LargeCase(store(), max_bytes)
+    await case.read_each(_FIRST, chunk)
+
+    assert case.requests == [ByteRange(*_FIRST), ByteRange(*chunk)]
+
+
+async def test_what_comes_around_a_chunk_is_waited_for() -> None:
+    """Callers join the read; it is cancelled with the last of them, and read anew after that."""
+    case = _LargeCase(_LateStore())
+    await case.read_each(_FIRST)
+    ranges = _NEAR, (152_000, 153_000), (153_000, 154_000)
+    callers = []
+    for each in ranges:
+        callers.append(asyncio.create_task(case.read(each)))
+        await asyncio.sleep(0.01)
+    callers[0].cancel()
+    assert await asyncio.gather(*callers[1:]) == [[case.data[a:b]] for a, b in ranges[1:]]
+    assert case.requests == [ByteRange(*_FIRST), _WIDE]
+
+    caller = asyncio.create_task(case.read((190_000, 190_100)))
+    await asyncio.sleep(0.01)
+    caller.cancel()
+    await case.read_each((190_100, 190_200))
+    assert case.budget.held_bytes == 0
+
+
+async def test_chunks_are_not_held_up_by_what_nobody_asked_for() -> None:
+    """Reads at the same time bring no more for nobody than is read while one request waits."""
+    store = _LateStore()
+    store.late_s = 0.002
+    case = _LargeCase(store)
+    await case.read_each(*((at, at + 10) for at in range(0, 2**23, 2**20)))
+    before = case.reader.counters.unread_nbytes
+    starts = range(100_000, 2**23, 70_000)
+    await asyncio.gather(*(case.read((at, at + 10)) for at in starts))
+
+    assert 0 < case.reader.counters.unread_nbytes - before <= 60_000
+    await case.read_each((30_000, 30_010), (35_000, 35_010))
+    assert len(case.requests) == 8 + len(starts) + 1
+
+
+async def test_bytes_around_chunks_are_kept_in_a_16th_of_the_cache() -> None:
+    """The oldest go first."""
+    case = _LargeCase(_LateStore(), max_bytes=2**22)
+    starts = range(500_000, 2**23, 2**20)
+    await case.read_each(*((at, at + 10) for start in starts for at in (start, start + 20)))
+    assert len(case.requests) == 16
+
+    await case.read_each((starts[7] + 40, starts[7] + 50))
+    assert len(case.requests) == 16
+    await case.read_each((starts[0] + 40, starts[0] + 50))
+    assert len(case.requests) == 17
+
+
+async def test_bytes_on_both_sides_of_a_mebibyte_are_found_from_either() -> None:
+    """What is kept by MiB is kept for each that it lies in."""
+    case = _LargeCase(_LateStore())
+    first, middle, last = ((at, at + 100) for at in (2**20 - 3000, 2**20 - 1000, 2**20 + 1000))
+    await case.read_each(first, middle, last)
+
+    assert len(case.requests) == 2
+
+
+async def test_a_read_around_a_chunk_that_failed_leaves_nothing_behind() -> None:
+    """Its caller hears of it, and the next read tries again."""
+    case = _LargeCase(_LateStore())
+    await case.read_each(_FIRST)
+    case.store.failure = StorageThrottledError(REF, "for the test")
+    with pytest.raises(StorageThrottledError):
+        await case.read(_NEAR)
+
+    await case.read_each(_NEAR)
+    assert case.budget.held_bytes == 0
+
+
+async def test_what_is_read_around_a_chunk_is_of_one_version() -> None:
+    """A chunk of the object that replaced another is not cut from what was read before."""
+    case = _LargeCase(_LateStore())
+    await case.read_each(_FIRST, _NEAR)
+    case.data = bytes(len(case.data))
+    case.etag = case.store.place(REF, case.data)
+
+    await case.read_each((152_000, 153_000))
+
+
+async def test_nothing_is_read_around_a_chunk_without_room_for_it() -> None:
+    """Bytes for later requests take no room from those in flight."""
+    case = _LargeCase(_LateStore())
+    await case.budget.acquire(2**26 - 4)
+    await case.read_each(_FIRST, _NEAR)
+
+    assert case.requests == [ByteRange(*_FIRST), ByteRange(*_NEAR)]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 10_000)), min_size=4, max_size=8))
+def test_whatever_was_read_around_chunks_is_cut_exactly(ranges: list[tuple[int, int]]) -> None:
+    """A read may begin or end with the object."""
+
+    async def run() -> None:
+        store = _LateStore()
+        store.late_s = 0.002
+        case = _LargeCase(store)
+        for number, (distance, nbytes) in enumerate(ranges):
+            start = distance if number % 2 else len(case.data) - nbytes - distance
+            await case.read_each((start, start + nbytes))
+        assert case.budget.held_bytes == 0
+
+    asyncio.run(run())
 
 
 async def test_gaps_are_not_bridged_without_room_for_them() -> None:

@@ -105,10 +105,10 @@ async def test_only_current_bytes_and_nothing_left(seed: int) -> None:
     read = reading(
         store,
         ttl_s=_TTL_S,
-        chunk_bytes=choices.choice([0, 2**20]),
+        chunk_bytes=choices.choice([0, 2**20, 2**26]),
         stream_bytes=choices.choice([2000, 2**20]),
         in_flight_bytes=choices.choice([20_000, 2**20]),
-        gap_bytes=choices.choice([0, 4096]),
+        gap_bytes=choices.choice([0, 4096, 2**20]),
     )
     readers = [asyncio.create_task(_read_on(world, read, choices)) for _ in range(_READERS)]
     ends_at = time.monotonic() + 5
@@ -127,4 +127,4 @@ async def test_only_current_bytes_and_nothing_left(seed: int) -> None:
     assert world.wrong == []
     assert read.budget.held_bytes == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not any((read.chunks._pending, read.chunks._windows, read.chunks._spans))
+    assert not any((read.chunks._pending, read.chunks._windows, read.chunks._reads))

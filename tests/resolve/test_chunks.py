@@ -153,6 +153,14 @@ async def test_a_short_read_is_no_short_chunk(
     assert [type(each) for each in heard] == [TruncatedReadError] * 2
 
 
+async def test_an_object_shorter_than_its_version_was_is_a_failure_of_the_store() -> None:
+    """A version with an ETag never ends before a chunk that its index holds."""
+    case = _Case()
+    case.store.spoil = lambda found: replace(_without_last(found), size=found.byte_range.stop - 1)
+    with pytest.raises(TruncatedReadError):
+        await case.read((10, 20))
+
+
 @pytest.mark.parametrize("is_removed", [False, True])
 async def test_another_version_is_never_read(*, is_removed: bool) -> None:
     """A missing object has changed: only a look-up can prove absence."""

@@ -119,6 +119,7 @@ def _settings(folder: Path) -> dict[str, str]:
         "SHARDGATE_SERVER__ACCESS_LOG": "true",
         "SHARDGATE_SERVER__LOG_FORMAT": "json",
         "SHARDGATE_SERVER__METRICS": '["ana"]',
+        "SHARDGATE_LIMITS__COALESCE_GAP_BYTES": "0",  # else a busy machine's store looks far away
         "SHARDGATE_CALLERS__ANA__TOKEN_SHA256": json.dumps([digest]),
         "SHARDGATE_DATASETS__OPEN__URL": str(folder / "open"),
         "SHARDGATE_DATASETS__PRIVATE__URL": str(folder / "private"),

@@ -173,8 +173,7 @@ class InstrumentedApp:
             self.metrics.count(
                 request.dataset, request.method, request.outcome, request.nbytes, seconds
             )
-            if self._access_log is not None or self._tracing is not None:
-                self._record(request, seconds)
+            self._record(request, seconds)
 
     def _record_immediate(
         self,

@@ -40,7 +40,7 @@ _BLOCK_NBYTES: Final = 1024**2
 _LEAST_AROUND_NBYTES: Final = 16 * 1024
 """Stores less than about a millisecond away are not read around."""
 _RECENT_PARTS: Final = 16
-"""Part of the size of the cache that is added to it for the bytes around chunks."""
+"""The bytes around chunks take such a part of the size of the cache, in addition to it."""
 
 type _ObjectVersion = tuple[ObjectRef, Version]
 
@@ -128,7 +128,7 @@ class _SpanRead:
         self.task = asyncio.create_task(call)
 
     def covers(self, wanted: ByteRange) -> bool:
-        """Return whether the bytes *wanted* are to come with this read, and it goes on."""
+        """Return whether this read will bring the bytes *wanted*, unless it fails."""
         first, last = self.source.byte_range
         return first <= wanted.start and wanted.stop <= last and not self.task.cancelling()
 
@@ -206,7 +206,7 @@ class ChunkReader:
         self._recent = SizedLRUCache[tuple[_ObjectVersion, int], _RecentRead](
             max_bytes // _RECENT_PARTS, lambda _, read: len(read.data) + OVERHEAD_NBYTES
         )
-        """By block of an object."""
+        """What was read around chunks, by number of the block; no bytes if it was only a chunk."""
         self._max_around_bytes = min(max_gap_bytes, self._recent.maxsize // 4)
 
     def cached(self, chunk: Stored) -> bytes | None:
@@ -319,7 +319,7 @@ class ChunkReader:
         chunks: list[_PendingChunk],
     ) -> None:
         ref, etag = version
-        if (near := chunks[0].near) is not None and self._max_around_bytes:
+        if (near := chunks[0].near) is not None:
             wide = self._widen(ref, span, near.size)
             if wide is not span and self._budget.take(wide.length - span.length):
                 unread_nbytes += wide.length - span.length

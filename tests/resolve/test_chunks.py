@@ -346,8 +346,13 @@ async def test_after_a_read_nearby_more_than_the_chunk_is_read() -> None:
 async def test_otherwise_a_chunk_alone_is_read(
     store: type[WatchedStore], max_bytes: int, chunk: tuple[int, int]
 ) -> None:
-    """Where waiting is short, bytes cannot be kept, or few requests would want them."""
+    """Where waiting is short, bytes cannot be kept, or few requests would want them.
+
+    The shortest of a few reads elsewhere shows how long the store takes.
+    """
     case = _LargeCase(store(), max_bytes)
+    await case.read_each(*((at, at + 10) for at in range(3 * 2**20, 2**23, 2**20)))
+    case.store.calls.clear()
     await case.read_each(_FIRST, chunk)
 
     assert case.requests == [ByteRange(*_FIRST), ByteRange(*chunk)]

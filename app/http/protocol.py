@@ -44,7 +44,7 @@ HEAD_S: Final = 10.0
 """Longest wait for the first head to begin, and for any head to end once it has begun."""
 KEEP_ALIVE_S: Final = 5.0
 """Longest wait for the next head after a response."""
-_UNSENT_NBYTES: Final = 256 * 1024
+_UNSENT_NBYTES: Final = 64 * 1024
 """Bytes of a large body in the socket that the network has not taken: with more, clients that read
 one connection after the other leave some of them without a byte for a second."""
 _STALLED_S: Final = 30.0

@@ -24,9 +24,9 @@ from app.observability.requests import (
     OTHER_METHOD,
     Outcome,
     RequestContext,
+    current_request,
     method_label,
     outcome_of,
-    set_current_request,
 )
 from app.observability.tracing import Tracing
 
@@ -109,7 +109,7 @@ class InstrumentedApp:
                 return
             request.nbytes += len(message.get("body", b""))
             if not message.get("more_body"):
-                request.complete()
+                request.outcome = outcome_of(request.status)
 
         await self._follow(request, self.app(scope, receive, send_and_count))
 
@@ -149,7 +149,7 @@ class InstrumentedApp:
         self, request: RequestContext, answer: Awaitable[None], exchange: Exchange | None = None
     ) -> None:
         """Wait for *answer*, which is written to *exchange* if not through ASGI; count and log."""
-        set_current_request(request)
+        current_request.set(request)
         if self._tracing is not None:
             self._tracing.enter(request)
         self.metrics.in_flight += 1
@@ -166,10 +166,10 @@ class InstrumentedApp:
             if exchange is not None:
                 request.status, request.nbytes = exchange.status, exchange.sent_nbytes
                 if exchange.response_complete:
-                    request.complete()
+                    request.outcome = outcome_of(request.status)
             if is_failed:
                 request.outcome = "failed"
-            seconds = request.seconds
+            seconds = time.perf_counter() - request.started_at
             self.metrics.count(
                 request.dataset, request.method, request.outcome, request.nbytes, seconds
             )

@@ -183,7 +183,7 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format *record*."""
-        request = current_request()
+        request = current_request.get()
         time, message = timestamp(int(record.created * 1000)), record.getMessage()
         request_id = None if request is None else request.request_id.decode()
         trace_id = None if request is None else request.trace_id or None
@@ -260,7 +260,7 @@ def log_failure(status: HTTPStatus, error: ShardgateError, dataset: str = "") ->
     """Log the reason of a 5xx response; of private data only the class of the error."""
     if not is_failure(status):
         return
-    request = current_request()
+    request = current_request.get()
     is_public = request is not None and not request.is_private
     has_reason = is_public or _failures_log.isEnabledFor(logging.DEBUG)
     reason = mask_tokens(str(error)) if has_reason else type(error).__name__

@@ -32,7 +32,7 @@ class RequestContext:
     def __init__(
         self, method: str, dataset: str, key: str, client: bytes, *, is_private: bool
     ) -> None:
-        """Start the clock; of private data logs withhold the texts of errors."""
+        """Note the time; of private data logs withhold the texts of errors."""
         self.started_at = time.perf_counter()
         self.method, self.dataset, self._key = method, dataset, key
         self.client, self.is_private = client, is_private
@@ -46,38 +46,20 @@ class RequestContext:
         """The key, without tokens."""
         return mask_tokens(self._key)
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the head of the request was complete."""
-        return time.perf_counter() - self.started_at
 
-    def complete(self) -> None:
-        """Set the outcome by the status, now that the whole response is sent."""
-        self.outcome = outcome_of(self.status)
-
-
-_current: Final = ContextVar[RequestContext | None]("request", default=None)
-
-
-def set_current_request(context: RequestContext) -> None:
-    """Set the request that this task, and the tasks it starts, work for."""
-    _current.set(context)
-
-
-def current_request() -> RequestContext | None:
-    """Return the request that the current task works for."""
-    return _current.get()
+current_request: Final = ContextVar[RequestContext | None]("current_request", default=None)
+"""The request that this task, and the tasks it starts, work for."""
 
 
 def note_request_id(request_id: bytes) -> None:
     """Set the id of the current request."""
-    if (context := _current.get()) is not None:
+    if (context := current_request.get()) is not None:
         context.request_id = request_id
 
 
 def note_caller(name: str) -> None:
     """Set the authenticated caller of the current request."""
-    if (context := _current.get()) is not None:
+    if (context := current_request.get()) is not None:
         context.caller = name
 
 

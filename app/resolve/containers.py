@@ -293,9 +293,9 @@ class Routes:
                 continue
             layout, _, outer = route.container
             rest = VirtualKey(key[len(name[2]) :])
-            if layout.encloses(rest) and not (
-                outer and any(each.encloses(VirtualKey(key[start:])) for each, start in outer)
-            ):
+            if layout.encloses(rest) and not [
+                each for each, start in outer if each.encloses(VirtualKey(key[start:]))
+            ]:
                 tracker.adopt(route.tracker)
                 return Container(layout, rest)
         return None

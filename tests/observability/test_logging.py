@@ -33,7 +33,7 @@ from app.observability.logging import (
     open_access_log,
     timestamp,
 )
-from app.observability.requests import RequestContext, note_request_id, set_current_request
+from app.observability.requests import RequestContext, current_request, note_request_id
 from app.settings import ServerSettings
 
 KEY = "c/7/secret"
@@ -251,7 +251,7 @@ def test_timestamps_are_rfc_3339_in_utc() -> None:
 
 
 def _begin_request(*, is_private: bool) -> None:
-    set_current_request(RequestContext("GET", "em", KEY, b"::1", is_private=is_private))
+    current_request.set(RequestContext("GET", "em", KEY, b"::1", is_private=is_private))
 
 
 def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> str:

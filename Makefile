@@ -49,7 +49,7 @@ $(VENV)/.js: $(wildcard $(JS)/package.json) $(BIN)/python
 
 $(BIN)/python:
 ifneq ($(UV),)
-	uv venv --quiet --allow-existing $(VENV)
+	uv venv --quiet --seed --allow-existing $(VENV)
 else
 	@for python in python3.12 python3.13 python3.14 python3 python; do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \

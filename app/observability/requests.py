@@ -32,7 +32,7 @@ class RequestContext:
     def __init__(
         self, method: str, dataset: str, key: str, client: bytes, *, is_private: bool
     ) -> None:
-        """Note the time; of private data logs withhold the texts of errors."""
+        """Record the start time; logs withhold the texts of errors if *is_private*."""
         self.started_at = time.perf_counter()
         self.method, self.dataset, self._key = method, dataset, key
         self.client, self.is_private = client, is_private

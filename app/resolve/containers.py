@@ -293,9 +293,8 @@ class Routes:
                 continue
             layout, _, outer = route.container
             rest = VirtualKey(key[len(name[2]) :])
-            if layout.encloses(rest) and not [
-                each for each, start in outer if each.encloses(VirtualKey(key[start:]))
-            ]:
+            around = [each for each, start in outer if each.encloses(VirtualKey(key[start:]))]
+            if layout.encloses(rest) and not around:
                 tracker.adopt(route.tracker)
                 return Container(layout, rest)
         return None

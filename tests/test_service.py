@@ -191,7 +191,7 @@ DAMAGE: list[tuple[str, str, Damage]] = [
 
 
 @pytest.mark.parametrize(("service", "key", "damage"), DAMAGE, indirect=["service"])
-def test_damage_is_502_with_the_name_of_the_object(
+def test_damage_is_424_with_the_name_of_the_object(
     service: Service, key: str, damage: Damage
 ) -> None:
     """An object that contradicts itself leaves nothing behind once it is repaired."""
@@ -201,7 +201,7 @@ def test_damage_is_502_with_the_name_of_the_object(
     answer = service.get(chunk)
     service.put({key: whole})
 
-    assert (answer.status_code, answer.headers["content-type"]) == (502, "application/problem+json")
+    assert (answer.status_code, answer.headers["content-type"]) == (424, "application/problem+json")
     assert f"em/{key}: " in answer.json()["detail"]
     assert service.get(chunk).content == service.container.chunks[chunk]
 
@@ -212,7 +212,7 @@ def test_damage_of_one_chunk_is_not_that_of_others(service: Service) -> None:
     service.put({"c/0/0": _past_the_end(build(CHUNKS)["c/0/0"])})
 
     assert service.get("c/0/0").content == CHUNKS["c/0/0"]
-    assert service.get(KEY).status_code == 502
+    assert service.get(KEY).status_code == 424
 
 
 LASTING = {
@@ -224,10 +224,10 @@ LASTING = {
     Fault.STALL: {503, 504},
     Fault.STALL_BODY: {503, 504},
     Fault.RESET: {503, 504},
-    Fault.RESET_BODY: {502, 503, 504},
-    Fault.CUT: {502, 503, 504},
-    Fault.SHORT_LENGTH: {502, 503, 504},
-    Fault.BAD_RANGE: {502, 503, 504},
+    Fault.RESET_BODY: {424, 503, 504},
+    Fault.CUT: {424, 503, 504},
+    Fault.SHORT_LENGTH: {424, 503, 504},
+    Fault.BAD_RANGE: {424, 503, 504},
     Fault.GARBAGE: {503, 504},
 }
 
@@ -290,7 +290,7 @@ def test_a_shard_that_is_replaced_before_every_read_is_an_error(
     """The reads of one response are of one version, and the retries end."""
     service.reach(step)
     service.store.fail(Fault.REPLACE, path=f"/bucket/em/{service.container.shard}")
-    assert service.get().status_code in {502, 503}
+    assert service.get().status_code in {424, 503}
 
     service.store.heal()
     service.put_chunks(service.container.chunks)

@@ -51,13 +51,13 @@ _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
         errors.IssuerUnavailableError,
         errors.StorageThrottledError,
         errors.StorageUnavailableError,
+        errors.TruncatedReadError,
         errors.MetadataMissingError,
         errors.VersionChangedError,
     ),
     HTTPStatus.LOCKED: (errors.LockedError,),
     HTTPStatus.GATEWAY_TIMEOUT: (errors.OverdueError, errors.StorageTimeoutError),
-    HTTPStatus.BAD_GATEWAY: (
-        errors.TruncatedReadError,
+    HTTPStatus.FAILED_DEPENDENCY: (
         errors.StorageRedirectError,
         errors.RangeNotSatisfiedError,
         errors.DamagedError,

@@ -257,7 +257,7 @@ class RepetitionFilter(logging.Filter):
 
 
 def log_failure(status: HTTPStatus, error: ShardgateError, dataset: str = "") -> None:
-    """Log the reason of a 5xx response; of private data only the class of the error."""
+    """Log the reason of a failed response; of private data only the class of the error."""
     if not is_failure(status):
         return
     request = current_request.get()

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, get_args
 
 type Outcome = Literal["hit", "answered", "not_modified", "absent", "refused", "failed", "gone"]
 """``hit`` is a response from memory, ``answered`` other success, ``absent`` 404, ``refused`` any
-other 4xx and 501, ``failed`` any other 5xx or a response that broke off, ``gone`` a client that
-left before the end."""
+other 4xx and 501, ``failed`` 424, any other 5xx or a response that broke off, ``gone`` a client
+that left before the end."""
 
 OUTCOMES: Final[tuple[str, ...]] = get_args(Outcome.__value__)
 OTHER_METHOD: Final = "other"
@@ -73,7 +73,9 @@ def outcome_of(status: int) -> Outcome:
 
 
 def is_failure(status: int) -> bool:
-    """Return whether the service or a store is at fault: any 5xx but 501."""
+    """Return whether the service or a store is at fault: 424, and any 5xx but 501."""
+    if status == HTTPStatus.FAILED_DEPENDENCY:
+        return True
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
 
 

@@ -148,7 +148,7 @@ def test_a_session_that_is_a_bomb_is_damaged(
         stored.write_bytes(bomb)
         answer = client.get(f"/repo/@session.{session_id}/zarr.json")
 
-        assert answer.status_code == 502
+        assert answer.status_code == 424
         assert f"{session_id}.session" in answer.json()["detail"]
 
 

@@ -152,7 +152,7 @@ def test_what_cannot_be_is_damage(client: httpx.Client, key: str) -> None:
     began_at = time.process_time()
     answer = client.get(f"/any/{key}")
 
-    assert answer.status_code == 502
+    assert answer.status_code == 424
     assert key.partition("/")[0] in answer.json()["detail"]
     assert time.process_time() - began_at < MOST_S
 
@@ -224,7 +224,7 @@ def test_a_node_that_is_damaged_is_told(tmp_path: Path) -> None:
         ]
 
         for answer in answers:
-            assert answer.status_code == 502, (str(answer.url), answer.text)
+            assert answer.status_code == 424, (str(answer.url), answer.text)
             assert f"{damaged}.session" in answer.text
         assert client.get(f"/data/@session.{whole}/a/zarr.json").is_success
 
@@ -235,7 +235,7 @@ def test_no_session_begins_at_a_branch_that_is_damaged(tmp_path: Path) -> None:
     with client_of(writable(tmp_path)) as client:
         answer = client.post("/api/datasets/data/sessions")
 
-    assert answer.status_code == 502
+    assert answer.status_code == 424
     assert "repo: there is no snapshot 9" in answer.json()["detail"]
 
 

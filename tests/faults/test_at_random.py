@@ -219,7 +219,7 @@ def test_no_error_of_the_store_loses_what_is_acknowledged(
 
 CLIENTS: Final = 8
 LIES: Final[list[Fault]] = [*Lie, *Twist]
-ANSWERED: Final = {200, 403, 502, 503, 504}
+ANSWERED: Final = {200, 403, 424, 503, 504}
 """Statuses that say nothing of a chunk's absence, and that nothing in the gateway has failed."""
 ENVIRON: Final = {
     "SHARDGATE_CACHE__CHUNK_BYTES": "0",

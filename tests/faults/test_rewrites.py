@@ -292,8 +292,8 @@ class Writer:
                 if answer.is_success:
                     self.acknowledged = self.tried
                 else:
-                    assert answer.status_code in (502, 503, 504), answer.text
-                    assert answer.headers.get("retry-after") or answer.status_code == 502
+                    assert answer.status_code in (424, 503, 504), answer.text
+                    assert answer.headers.get("retry-after") or answer.status_code == 424
                     self.refused += 1
 
     @property

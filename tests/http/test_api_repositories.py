@@ -158,7 +158,7 @@ def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
     backup.write_bytes((tmp_path / "repo").read_bytes())
     with serve(tmp_path) as api:
         answer = api.answer("/operations")
-    assert (answer.status_code, "came after" in answer.json()["detail"]) == (502, True)
+    assert (answer.status_code, "came after" in answer.json()["detail"]) == (424, True)
 
 
 @pytest.mark.parametrize("build", [version_1, eventful])
@@ -247,7 +247,7 @@ def test_paths_and_places_that_are_none(bucket: Api, route: str, query: dict[str
 
 
 def test_a_damaged_repository(tmp_path: Path) -> None:
-    """502 with the name of the file, also for a branch at no snapshot; the dataset is described."""
+    """424 with the name of the file, also for a branch at no snapshot; the dataset is described."""
     create(tmp_path)
     (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
     with serve(tmp_path) as api:
@@ -256,9 +256,9 @@ def test_a_damaged_repository(tmp_path: Path) -> None:
         (tmp_path / "repo").write_bytes(Repo(branches=(ref("bad", 9), ref("main", 0))).file())
         branches = api.answer("/branches")
 
-    assert (answer.status_code, "/repo" in answer.json()["detail"]) == (502, True)
+    assert (answer.status_code, "/repo" in answer.json()["detail"]) == (424, True)
     assert len(described["damaged"]) == 1
-    assert branches.status_code == 502
+    assert branches.status_code == 424
 
 
 AWAY = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
@@ -315,7 +315,7 @@ def test_histories_that_cannot_be(tmp_path: Path, repo: Repo, route: str) -> Non
     """Odd parents, or times that fall, are damage; operations of newer kinds have a number."""
     (tmp_path / "repo").write_bytes(repo.file())
     with serve(tmp_path) as api:
-        assert api.answer(route).status_code == 502
+        assert api.answer(route).status_code == 424
         (tmp_path / "repo").write_bytes(Repo(updates=(update(99, {}),)).file())
         (told,) = api.tell("/operations")["operations"]
     assert (told["kind"], told["fields"]) == ("unknown", {"number": 99})

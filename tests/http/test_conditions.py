@@ -325,12 +325,12 @@ def test_no_failure_of_a_store_is_absence() -> None:
 
 def test_problem_document() -> None:
     """A problem says what and why (RFC 9457); 429, 503 and 504 when to come back."""
-    headers, body = problem(HTTPStatus.BAD_GATEWAY, "s3://b/k: damaged")
+    headers, body = problem(HTTPStatus.FAILED_DEPENDENCY, "s3://b/k: damaged")
 
     assert json.loads(body) == {
         "type": "about:blank",
         "title": "Bad Gateway",
-        "status": 502,
+        "status": 424,
         "detail": "s3://b/k: damaged",
     }
     assert dict(headers)[b"content-type"] == b"application/problem+json"

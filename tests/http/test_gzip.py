@@ -264,11 +264,11 @@ BAD = {"no gzip": b"what was never compressed", "a bomb": zipped(bytes(2**16 + 1
 def test_what_does_not_inflate_is_damage(
     service: Service, name: str, headers: dict[str, str]
 ) -> None:
-    """502 with the name of the object, and nothing left behind; who takes gzip gets it."""
+    """424 with the name of the object, and nothing left behind; who takes gzip gets it."""
     service.put(_with_stored(BAD[name]))
     got = service.ask(**headers)
 
-    assert (got.status, got.headers["cache-control"]) == (502, "no-store")
+    assert (got.status, got.headers["cache-control"]) == (424, "no-store")
     if "method" not in headers:
         assert f"{service.folder}/s0/0.shard: " in json.loads(got.body)["detail"]
     compressed = service.ask(accept_encoding="gzip")

@@ -23,7 +23,7 @@ from app.storage.wrappers import METHODS
         ("not_modified", {304}),
         ("absent", {404}),
         ("refused", {403, 416, 501}),
-        ("failed", {502, 503}),
+        ("failed", {424, 503}),
     ],
 )
 def test_the_status_of_a_complete_response_is_its_outcome(outcome: str, statuses: set[int]) -> None:

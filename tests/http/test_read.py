@@ -103,7 +103,7 @@ def test_damage_is_told_and_not_blessed(
     before = shard.read_bytes()
     answer = client.request("PUT" if body else "DELETE", "/em/c/0/0", content=body)
 
-    assert answer.status_code == 502
+    assert answer.status_code == 424
     assert f"{shard.as_uri()}: the checksum at the end of [0, " in answer.json()["detail"]
     assert shard.read_bytes() == before
     assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]

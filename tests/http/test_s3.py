@@ -145,7 +145,7 @@ def test_codes_are_those_of_s3(status: int, error: ShardgateError | None, code: 
     internal = {status for status in STATUS.values() if error_code(status) == "InternalError"}
 
     assert error_code(HTTPStatus(status), error) == code
-    assert sorted(internal) == [500, 502, 504]
+    assert sorted(internal) == [424, 500, 504]
 
 
 def test_an_error_is_xml_whatever_it_is_about() -> None:

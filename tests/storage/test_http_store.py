@@ -141,7 +141,7 @@ async def test_a_root_may_allow_redirects(
 
 
 def test_clients_are_told_where_a_redirect_leads(faulty: FaultyServer) -> None:
-    """With 502, which is no absence."""
+    """With 424, which is no absence."""
     faulty.redirects["/data/key"] = "https://cdn.example/key"
     datasets = {
         "closed": DatasetSettings(url=f"{faulty.url}/data"),
@@ -151,7 +151,7 @@ def test_clients_are_told_where_a_redirect_leads(faulty: FaultyServer) -> None:
         for name in datasets:
             answer = httpx.get(f"{url}/{name}/key")
 
-            assert answer.status_code == 502
+            assert answer.status_code == 424
             assert f"{faulty.url}/data/key" in answer.json()["detail"]
             assert "https://cdn.example/key" in answer.json()["detail"]
 

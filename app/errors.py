@@ -42,6 +42,7 @@ ShardgateError
 │   ├── StorageDeniedError
 │   ├── StorageThrottledError
 │   ├── StorageUnavailableError
+│   ├── StorageUnusableError
 │   ├── StorageTimeoutError
 │   ├── TruncatedReadError
 │   ├── StorageRedirectError
@@ -254,11 +255,11 @@ class StorageThrottledError(StorageError):
 
 
 class StorageUnavailableError(StorageError):
-    """The store is unreachable, fails, or lacks the bucket; *lasting* if a retry would not help."""
+    """The store is unreachable or fails; it may recover."""
 
-    def __init__(self, ref: ObjectRef, reason: str, *, lasting: bool = False) -> None:
-        super().__init__(ref, reason)
-        self.lasting = lasting
+
+class StorageUnusableError(StorageError):
+    """The store lacks the bucket or a needed feature, or refuses; a retry would not help."""
 
 
 class StorageTimeoutError(StorageError):
@@ -270,7 +271,7 @@ class TruncatedReadError(StorageError):
 
 
 class StorageRedirectError(StorageError):
-    """The server redirects to a URL that is neither below the root nor in `redirects`."""
+    """The server redirects in a circle, or out of the root and the URLs in `redirects`."""
 
 
 class RangeNotSatisfiedError(StorageError):

@@ -217,7 +217,7 @@ def test_damage_of_one_chunk_is_not_that_of_others(service: Service) -> None:
 
 LASTING = {
     Fault.DENY: {403},
-    Fault.NO_BUCKET: {503},
+    Fault.NO_BUCKET: {424},
     Fault.SLOW_DOWN: {503},
     Fault.TOO_MANY: {503},
     Fault.ERROR: {503},

@@ -92,7 +92,7 @@ type Wanted = Callable[[], Window]
 
 type ListNames = Callable[[str], AsyncIterator[str]]
 """Lists the names right below a prefix: objects, and folders with a final slash, relative to the
-container. Raises: `StorageError`, a ``lasting`` one where the store cannot list.
+container. Raises: `StorageUnusableError` where the store cannot list, and any other `StorageError`.
 """
 
 

@@ -180,7 +180,7 @@ class Collection:
 
 type Listing = Callable[[str], AsyncIterator[str]]
 """Lists the keys of the objects below a prefix, both relative to the container. Raises:
-`StorageError`, a ``lasting`` one where the store cannot list.
+`StorageUnusableError` where the store cannot list, and any other `StorageError`.
 """
 
 

@@ -58,11 +58,12 @@ _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
     HTTPStatus.LOCKED: (errors.LockedError,),
     HTTPStatus.GATEWAY_TIMEOUT: (errors.OverdueError, errors.StorageTimeoutError),
     HTTPStatus.FAILED_DEPENDENCY: (
+        errors.ConfigurationError,
+        errors.StorageUnusableError,
         errors.StorageRedirectError,
         errors.RangeNotSatisfiedError,
         errors.DamagedError,
     ),
-    HTTPStatus.INTERNAL_SERVER_ERROR: (errors.ConfigurationError,),
 }
 STATUS: Final = {error: status for status, kinds in _BY_STATUS.items() for error in kinds}
 """Status of every leaf of the error tree."""

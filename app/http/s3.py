@@ -53,6 +53,7 @@ _CODES: Final = {
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "InvalidRange",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplemented",
     HTTPStatus.LOCKED: "AccessDenied",
+    HTTPStatus.FAILED_DEPENDENCY: "FailedDependency",
     HTTPStatus.TOO_MANY_REQUESTS: "SlowDown",
     HTTPStatus.SERVICE_UNAVAILABLE: "SlowDown",
 }

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from app.concurrency import bounded_gather, run_in_thread, take
-from app.errors import DamagedError, OfflineError, StorageUnavailableError
+from app.errors import DamagedError, OfflineError, StorageUnusableError
 from app.formats.contract import Layout
 from app.formats.listing import (
     LAST,
@@ -138,11 +138,11 @@ async def _directories(root: Root, path: str, layout: Layout | None) -> Sequence
             async for listed in root.store.list(directory, delimiter="/")
             if listed.size is None
         ]
-    except StorageUnavailableError as error:
-        if error.lasting and layout is None and path:
+    except StorageUnusableError:
+        if layout is None and path:
             return ()
         below = None if layout is None else layout.names_below()
-        if not error.lasting or below is None:
+        if below is None:
             raise
         names = below
     return [

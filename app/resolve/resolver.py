@@ -244,7 +244,7 @@ class Resolver:
             after = page.after
 
     async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
-        """List up to *limit* keys of *window*; a lasting `StorageError` means: no listing."""
+        """List up to *limit* keys of *window*; `StorageUnusableError` means: no listing."""
 
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)

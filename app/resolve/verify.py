@@ -16,7 +16,7 @@ from app.errors import (
     DamagedError,
     OfflineError,
     StorageError,
-    StorageUnavailableError,
+    StorageUnusableError,
     VersionChangedError,
     lost,
 )
@@ -202,9 +202,7 @@ async def _findings_of(
         async for name in list_names(root.store, root.ref.join(container), shards.prefix):
             if (shard := shards.named(name)) is not None:
                 yield Enclosed("", shard)
-    except StorageUnavailableError as error:
-        if not error.lasting:
-            raise
+    except StorageUnusableError as error:
         if (every := shards.every()) is None:
             reason = f"{error.reason}, and its shards may be too many to try each"
             yield Flaw(error.ref, description.path, reason)

@@ -15,9 +15,11 @@ from typing import Final, Literal, Self
 from app.errors import (
     StorageDeniedError,
     StorageError,
+    StorageRedirectError,
     StorageThrottledError,
     StorageTimeoutError,
     StorageUnavailableError,
+    StorageUnusableError,
     TruncatedReadError,
     VersionChangedError,
 )
@@ -64,19 +66,22 @@ _PRECONDITION_FAILED: Final = 412
 _UNSATISFIED: Final = 416
 _TOO_MANY: Final = 429
 _SERVER_ERROR: Final = 500
+_UNKNOWN: Final = frozenset({501, 505})
+"""Server errors that say what the server never does."""
 _DENIED: Final = frozenset({401, 403, 407})
 _DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
 _TRANSIENT_CODES: Final = frozenset(
     {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
 )
-_FROM_PROXIES: Final = frozenset({204, 404, 410})
+_FROM_PROXIES: Final = frozenset({204, 404, 408, 410, 425})
 """Statuses that proxies send for a while, without an error document of S3."""
 _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
 _FAILURES: Final = (ExchangeError, OSError)
+_CLOSED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +108,16 @@ class Refusal:
         if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
             return StorageThrottledError(ref, reason)
         is_transient = (
-            self.status >= _SERVER_ERROR
+            (self.status >= _SERVER_ERROR and self.status not in _UNKNOWN)
             or self.code in _TRANSIENT_CODES
             or (self.status in _FROM_PROXIES and not self.code)
         )
-        return StorageUnavailableError(ref, reason, lasting=not is_transient)
+        return (StorageUnavailableError if is_transient else StorageUnusableError)(ref, reason)
 
 
-def no_bucket(ref: ObjectRef) -> StorageUnavailableError:
+def no_bucket(ref: ObjectRef) -> StorageUnusableError:
     """Return the error for *ref* in a bucket that does not exist."""
-    return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
+    return StorageUnusableError(ref, "there is no such bucket")
 
 
 class HttpReader(ABC):
@@ -209,7 +214,7 @@ class HttpReader(ABC):
             self._check_absence(ref, response, None)
             return None
         if (size := response.length) is None:
-            raise StorageUnavailableError(ref, "the response has no Content-Length", lasting=True)
+            raise StorageUnusableError(ref, "the response has no Content-Length")
         return response.headers, size
 
     async def aclose(self) -> None:
@@ -288,7 +293,7 @@ class HttpReader(ABC):
             if is_renewed or not self._renew(method, ref, refusal):
                 return refusal
             target, is_renewed = await self._target(method, ref), True
-        raise BadAnswerError(f"more than {_MAX_REDIRECTS} redirects")
+        raise StorageRedirectError(ref, f"more than {_MAX_REDIRECTS} redirects")
 
     async def _explain(self, ref: ObjectRef, refusal: Refusal) -> Refusal:
         """Return the refusal of a GET if that of a HEAD, which has no document, proves nothing."""
@@ -355,7 +360,7 @@ class _Body:
         check_condition(ref, if_match, etag, modified_s)
         wanted = clamp(ref, request, size, if_match)
         if sent != wanted and sent.length != size:
-            raise StorageUnavailableError(ref, f"the server sent {sent} instead of {wanted}")
+            raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
         if length is not None and length != sent.length:
             raise TruncatedReadError(ref, f"Content-Length is {length} of {sent.length} bytes")
         return cls(ref, response, wanted, wanted.start - sent.start, size, etag, modified_s, data)
@@ -391,8 +396,8 @@ def _sent_range(ref: ObjectRef, response: Response, length: int | None) -> tuple
     elif response.status == 200:  # noqa: PLR2004  OK
         if length is not None:
             return ByteRange(0, length), length
-        raise StorageUnavailableError(ref, "the response has no Content-Length", lasting=True)
-    raise StorageUnavailableError(ref, "the response has no valid Content-Range")
+        raise StorageUnusableError(ref, "the response has no Content-Length")
+    raise StorageUnusableError(ref, "the response has no valid Content-Range")
 
 
 async def _read_refusal(method: HttpMethod, response: Response) -> Refusal:
@@ -428,4 +433,5 @@ def _storage_error(ref: ObjectRef, error: ExchangeError | OSError) -> StorageErr
         case ExchangeError():
             return StorageUnavailableError(ref, str(error))
     reason = error.strerror or type(error).__name__
-    return StorageUnavailableError(ref, reason, lasting=isinstance(error, ssl.SSLError))
+    is_refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CLOSED)
+    return (StorageUnusableError if is_refused else StorageUnavailableError)(ref, reason)

@@ -10,7 +10,12 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote, unquote
 
-from app.errors import StorageDeniedError, StorageRedirectError, StorageUnavailableError
+from app.errors import (
+    StorageDeniedError,
+    StorageRedirectError,
+    StorageUnavailableError,
+    StorageUnusableError,
+)
 from app.model import GUARDED, ObjectRef
 from app.storage.contract import Listed
 from app.storage.http1_client import BadUrlError, ForbiddenAddressError, HttpClient, Origin, Target
@@ -61,7 +66,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
     async def list(self, prefix: ObjectRef, **_: str) -> AsyncIterator[Listed]:
         for each in tuple[Listed, ...]():
             yield each
-        raise StorageUnavailableError(prefix, "an HTTP server cannot be listed", lasting=True)
+        raise StorageUnusableError(prefix, "an HTTP server cannot be listed")
 
     async def check_reachable(self, root: ObjectRef) -> None:
         """Send a HEAD; any status below 500 is accepted."""

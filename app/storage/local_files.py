@@ -21,7 +21,7 @@ from app.model import ETag, ObjectRef
 NOT_FOUND: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
 """Error numbers that mean that there is no such file."""
 
-_DENIED: Final = {errno.EACCES, errno.EPERM}
+_DENIED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
 _IN_THE_WAY: Final = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST}
 
 
@@ -42,7 +42,7 @@ def translated(ref: ObjectRef, *, is_write: bool = False) -> Iterator[None]:
             raise UnwritableError(f"{ref}: {reason}") from error
         if error.errno in _DENIED:
             raise StorageDeniedError(ref, reason) from error
-        raise StorageUnavailableError(ref, reason, lasting=True) from error
+        raise StorageUnavailableError(ref, reason) from error
 
 
 def check_folder(root: ObjectRef) -> None:

@@ -30,6 +30,7 @@ from app.errors import (
     StorageError,
     StorageTimeoutError,
     StorageUnavailableError,
+    StorageUnusableError,
     TruncatedReadError,
     VersionChangedError,
 )
@@ -78,9 +79,10 @@ _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
     (("body error",), TruncatedReadError, "the connection closed within the body"),
     (
         ("Received non-partial response", "Requested "),
-        StorageUnavailableError,
+        StorageUnusableError,
         "the server sent another range than was requested",
     ),
+    (("InvalidCertificate",), StorageUnusableError, "the certificate is not trusted"),
     (("HTTP error",), StorageUnavailableError, "the server did not respond"),
 )
 """Phrases of a text without a status, the most specific first."""
@@ -204,9 +206,7 @@ class CloudStore(ReadOnlyStore):
         is_head: bool = False,
     ) -> _OpenObject | NotModified | None:
         if not _is_name(ref.key):
-            raise StorageUnavailableError(
-                ref, "obstore cannot name keys with empty or dot segments", lasting=True
-            )
+            raise StorageUnusableError(ref, "obstore cannot name keys with empty or dot segments")
         options = _options(request, if_match, if_none_match) | {"head": is_head}
         try:
             result: Any = await obstore.get_async(self._store(ref), ref.key, options=options)
@@ -280,7 +280,7 @@ def _checked(
     check_condition(ref, if_match, etag, modified_s)
     sent, wanted = ByteRange(*result.range), clamp(ref, request, meta["size"], if_match)
     if sent != wanted:
-        raise StorageUnavailableError(ref, f"the server sent {sent} instead of {wanted}")
+        raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
     coding = str(result.attributes.get("Content-Encoding", ""))
     gzipped = bool(coding) and is_gzip({b"content-encoding": coding.encode("latin-1")})
     return _OpenObject(Found(b"", sent, meta["size"], etag, gzipped, modified_s), result)
@@ -390,7 +390,7 @@ def _failure(ref: ObjectRef, error: Exception) -> StorageError:
             return kind(ref, reason)
     first = str(error).partition("\n")[0]
     reason = type(error).__name__ if "://" in first else first
-    return StorageUnavailableError(ref, reason, lasting=True)
+    return StorageUnusableError(ref, reason)
 
 
 def _says(error: Exception, phrases: tuple[str, ...]) -> bool:

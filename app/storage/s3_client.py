@@ -31,6 +31,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
     ReadTimeoutError,
+    SSLError,
 )
 from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
@@ -42,6 +43,7 @@ from app.errors import (
     StorageThrottledError,
     StorageTimeoutError,
     StorageUnavailableError,
+    StorageUnusableError,
 )
 from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
@@ -50,7 +52,6 @@ from app.storage.http_headers import METADATA, derive_etag, version_of
 from app.storage.http_reader import NO_SUCH_KEY, HttpReader, Refusal, no_bucket
 from app.storage.wrappers import RetryPolicy
 
-NOT_IMPLEMENTED: Final = 501
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
 _NO_BUCKET: Final = "NoSuchBucket"
@@ -157,7 +158,7 @@ class S3Client:
             answer = await self.send(ref, operation, **params)
             if isinstance(answer, Refusal):
                 error = answer.failure(ref)
-                if is_transient_write(error) and answer.status != NOT_IMPLEMENTED:
+                if is_transient_write(error):
                     raise error
             elif (member := _REQUIRED.get(operation)) and not answer.get(member):
                 raise StorageUnavailableError(ref, f"the response to {operation} has no {member}")
@@ -238,9 +239,12 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         raise StorageTimeoutError(ref, "the server is silent") from error
     except (NoCredentialsError, CredentialRetrievalError, PartialCredentialsError) as error:
         raise StorageDeniedError(ref, f"no credentials to send: {type(error).__name__}") from error
-    except (BotoCoreError, ResponseParserError, ValueError) as error:
-        lasting = not isinstance(error, HTTPClientError | ConnectionError | ResponseParserError)
-        raise StorageUnavailableError(ref, type(error).__name__, lasting=lasting) from error
+    except SSLError as error:
+        raise StorageUnusableError(ref, type(error).__name__) from error
+    except (ConnectionError, HTTPClientError, ResponseParserError) as error:
+        raise StorageUnavailableError(ref, type(error).__name__) from error
+    except (BotoCoreError, ValueError) as error:
+        raise StorageUnusableError(ref, type(error).__name__) from error
 
 
 def _refusal(error: ClientError) -> Refusal:
@@ -260,9 +264,7 @@ def is_refused(answer: S3Answer | Refusal) -> bool:
 
 def is_transient_write(error: StorageError) -> bool:
     """Return whether a write can be sent again after it was looked for."""
-    if isinstance(error, StorageUnavailableError):
-        return not error.lasting
-    return isinstance(error, StorageThrottledError | StorageTimeoutError)
+    return isinstance(error, StorageThrottledError | StorageTimeoutError | StorageUnavailableError)
 
 
 def next_ids(before: WriteIds) -> WriteIds:

@@ -30,7 +30,6 @@ from app.storage.contract import (
 )
 from app.storage.http_reader import HttpReader, Refusal
 from app.storage.s3_client import (
-    NOT_IMPLEMENTED,
     ObjectWrite,
     S3Answer,
     S3Client,
@@ -50,7 +49,7 @@ _KEPT_NBYTES: Final = 64 * 1024**2
 """Writers of a shard mostly write it again: the body that was sent last need not be fetched."""
 _SWEPT: Final = 4096
 _SWEEP_S: Final = 600
-_UNKNOWN_STATUS: Final = frozenset({405, NOT_IMPLEMENTED})
+_UNKNOWN_STATUS: Final = frozenset({405, 501})
 _UNKNOWN_CODES: Final = frozenset({"NotImplemented", "MethodNotAllowed"})
 type Part = ByteRange | list[Piece]
 """A range that the server copies, or pieces that are sent together."""

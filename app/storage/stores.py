@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 
-from app.errors import ConfigurationError, StorageUnavailableError
+from app.errors import ConfigurationError, StorageUnusableError
 from app.model import GUARDED, ObjectRef
 from app.settings import SCHEMES, LimitSettings, StoreSettings
 from app.storage.contract import ObjectStore, OnWrite
@@ -120,7 +120,7 @@ class Stores(StoreWrapper):
         try:
             return self._by_bucket[ref.bucket]
         except KeyError:
-            raise StorageUnavailableError(ref, "no store was opened", lasting=True) from None
+            raise StorageUnusableError(ref, "no store was opened") from None
 
     def _kept(self, kind: str, open_store: Callable[[], ObjectStore]) -> ObjectStore:
         if kind not in self._by_kind:

@@ -128,9 +128,7 @@ def is_plain(segment: str) -> bool:
 
 def is_transient(error: StorageError) -> bool:
     """Return whether the same read can succeed a moment later; a time-out waited long enough."""
-    if isinstance(error, StorageUnavailableError):
-        return not error.lasting
-    return isinstance(error, StorageThrottledError | TruncatedReadError)
+    return isinstance(error, StorageThrottledError | StorageUnavailableError | TruncatedReadError)
 
 
 _ATTEMPTS: Final = 4

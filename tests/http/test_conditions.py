@@ -329,7 +329,7 @@ def test_problem_document() -> None:
 
     assert json.loads(body) == {
         "type": "about:blank",
-        "title": "Bad Gateway",
+        "title": "Failed Dependency",
         "status": 424,
         "detail": "s3://b/k: damaged",
     }

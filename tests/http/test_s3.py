@@ -133,19 +133,21 @@ def test_listings(method: str, query: bytes, is_s3: bool, is_listing: bool) -> N
         (403, None, "AccessDenied"),
         (408, None, "RequestTimeout"),
         (411, None, "MissingContentLength"),
+        (424, None, "FailedDependency"),
+        (500, None, "InternalError"),
         (503, None, "SlowDown"),
         (400, BadKeyError(), "InvalidRequest"),
     ],
 )
 def test_codes_are_those_of_s3(status: int, error: ShardgateError | None, code: str) -> None:
-    """Clients act on the code; only what is our own fault, or the store's, is internal.
+    """Clients act on the code; only a fault of ours, and a silent store, is internal.
 
     Boto3 is told the other ones in `tests/clients/test_s3_writing.py`.
     """
     internal = {status for status in STATUS.values() if error_code(status) == "InternalError"}
 
     assert error_code(HTTPStatus(status), error) == code
-    assert sorted(internal) == [424, 500, 504]
+    assert sorted(internal) == [504]
 
 
 def test_an_error_is_xml_whatever_it_is_about() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from app.errors import StorageUnavailableError, VersionChangedError
+from app.errors import StorageUnusableError, VersionChangedError
 from app.model import EVERYTHING, ByteRange, ByteRequest, Condition, ETag, ObjectRef, VirtualKey
 from app.resolve.bodies import Entity
 from app.resolve.budget import ByteBudget
@@ -148,7 +148,7 @@ class Unlisted(MemoryStore):
         nothing: list[Listed] = []
         for listed in nothing:
             yield listed
-        raise StorageUnavailableError(prefix, "cannot be listed", lasting=True)
+        raise StorageUnusableError(prefix, "cannot be listed")
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import DamagedError, StorageUnavailableError
+from app.errors import DamagedError, StorageUnusableError
 from app.formats.listing import Window
 from app.model import ObjectRef, VirtualKey
 from app.resolve.bodies import Coding
@@ -151,7 +151,7 @@ async def test_the_page_of_links_of_an_array_names_its_chunks() -> None:
     store = Unlisted()
     store.place(ROOT.join("a"), b"1")
     data = reading(store)
-    with pytest.raises(StorageUnavailableError, match="cannot be listed"):
+    with pytest.raises(StorageUnusableError, match="cannot be listed"):
         await data.resolver.page(data.dataset, Window(""), 1000)
 
 

@@ -35,7 +35,7 @@ class _MoodyStore(WatchedStore):
         if mood < 0.5:
             await asyncio.sleep(self._moods.random() * 0.003)
         elif mood < 0.52:
-            raise StorageUnavailableError(ROOT, "a mood", lasting=True)
+            raise StorageUnavailableError(ROOT, "a mood")
 
 
 @dataclass

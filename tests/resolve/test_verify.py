@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import BadKeyError, DamagedError, StorageUnavailableError
+from app.errors import BadKeyError, DamagedError, StorageUnusableError
 from app.formats.surveying import Description
 from app.model import ObjectRef, VirtualKey
 from app.resolve.containers import Containers
@@ -181,7 +181,7 @@ async def test_without_a_listing_the_grid_is_walked() -> None:
     assert (report.arrays, report.shards, len(report.damages)) == (1, 2, 1)
     assert report.damages[0].key == "a/c/12"
     bare = b'{"zarr_format": 3, "node_type": "group"}'
-    with pytest.raises(StorageUnavailableError):
+    with pytest.raises(StorageUnusableError):
         await verify(root_of({"zarr.json": bare}, Unlisted()), chunks=False)
 
 

@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import logging
+import ssl
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
 import pytest
+import trustme
 
 from app.errors import (
     StorageDeniedError,
@@ -14,17 +16,20 @@ from app.errors import (
     StorageThrottledError,
     StorageTimeoutError,
     StorageUnavailableError,
+    StorageUnusableError,
     TruncatedReadError,
     VersionChangedError,
 )
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
 from app.settings import StoreSettings
 from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
+from app.storage.http_reader import Refusal
 from app.storage.http_store import HttpStore
 from app.storage.obstore import CloudStore
 from app.storage.s3 import S3Store
 from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer, etag
+from tests.storage.http1.scripted import ScriptedServer
 from tests.storage.test_conformance import REQUESTS
 
 DATA = bytes(range(256)) * 1024
@@ -76,7 +81,7 @@ FAILURES = [
     (Fault.TOO_MANY, StorageThrottledError),
     (Fault.ERROR, StorageUnavailableError),
     (Fault.BAD_GATEWAY, StorageUnavailableError),
-    (Fault.TEAPOT, StorageUnavailableError),
+    (Fault.TEAPOT, StorageUnusableError),
     (Fault.STALL, StorageTimeoutError),
     (Fault.STALL_BODY, StorageTimeoutError),
     (Fault.RESET, StorageUnavailableError),
@@ -84,11 +89,10 @@ FAILURES = [
     (Fault.CUT, TruncatedReadError),
     (Fault.GARBAGE, StorageUnavailableError),
     (Fault.SHORT_LENGTH, TruncatedReadError),
-    (Fault.WRONG_RANGE, StorageUnavailableError),
-    (Fault.BAD_RANGE, StorageUnavailableError),
+    (Fault.WRONG_RANGE, StorageUnusableError),
+    (Fault.BAD_RANGE, StorageUnusableError),
 ]
-OF_CLOUDS = [(fault, StorageUnavailableError) for fault in (Fault.NO_BUCKET, Fault.IGNORE_RANGE)]
-LASTING = {Fault.TEAPOT, Fault.NO_BUCKET, Fault.BAD_RANGE}
+OF_CLOUDS = [(fault, StorageUnusableError) for fault in (Fault.NO_BUCKET, Fault.IGNORE_RANGE)]
 
 
 @pytest.mark.parametrize(
@@ -131,8 +135,6 @@ async def test_each_fault_has_its_error(
     assert type(raised.value) is type(in_stream.value) is error
     if isinstance(store, CloudStore):
         assert faulty.url not in str(raised.value)
-        if isinstance(raised.value, StorageUnavailableError):
-            assert raised.value.lasting is (fault in LASTING)
     logged = "".join(logging.Formatter().format(record) for record in caplog.records)
     assert "X-Amz-Signature" not in logged
     assert SECRET not in logged + repr(store)
@@ -235,7 +237,7 @@ async def test_an_object_of_unknown_length_is_read_whole(
 
     assert (answer.data, answer.size) == (DATA, len(DATA))
     faulty.fail(Fault.IGNORE_RANGE)
-    with pytest.raises(StorageUnavailableError, match="no Content-Length"):
+    with pytest.raises(StorageUnusableError, match="no Content-Length"):
         await read(store, ref)
 
 
@@ -260,10 +262,48 @@ async def test_nobody_there_is_unavailable() -> None:
         (CloudStore("gs", settings, timeout_s=TIMEOUT_S), "gs://bucket"),
     ):
         for ask in (store.get, store.check_reachable):
-            with pytest.raises(StorageUnavailableError) as raised:
+            with pytest.raises(StorageUnavailableError):
                 await ask(ObjectRef(bucket, "key"))
-            assert not raised.value.lasting
         await store.aclose()
+
+
+async def test_an_untrusted_certificate_is_final() -> None:
+    """A server whose certificate no known authority has signed cannot be used."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+    async with ScriptedServer([[]]).running(tls) as server:
+        url = f"https://127.0.0.1:{server.port}"
+        settings = StoreSettings(endpoint_url=url, anonymous=True)
+        for store, bucket in (
+            (HttpStore(timeout_s=TIMEOUT_S), url),
+            (S3Store(settings, timeout_s=TIMEOUT_S), "s3://bucket"),
+            (CloudStore("gs", settings, timeout_s=TIMEOUT_S), "gs://bucket"),
+        ):
+            for ask in (store.get, store.check_reachable):
+                with pytest.raises(StorageUnusableError):
+                    await ask(ObjectRef(bucket, "key"))
+            await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (400, "RequestTimeout", StorageUnavailableError),
+        (400, "AuthorizationHeaderMalformed", StorageUnusableError),
+        (301, "PermanentRedirect", StorageUnusableError),
+        (404, "", StorageUnavailableError),
+        (404, "NoSuchUpload", StorageUnusableError),
+        (405, "", StorageUnusableError),
+        (408, "", StorageUnavailableError),
+        (425, "", StorageUnavailableError),
+        (501, "NotImplemented", StorageUnusableError),
+        (505, "", StorageUnusableError),
+        (507, "", StorageUnavailableError),
+    ],
+)
+def test_a_refusal_can_pass_or_is_final(status: int, code: str, error: type[StorageError]) -> None:
+    """A status or code that may be another one a moment later does not make a store unusable."""
+    assert type(Refusal("GET", status, code).failure(ObjectRef("s3://b", "k"))) is error
 
 
 async def test_a_cancelled_read_leaves_no_connection(

@@ -12,6 +12,7 @@ from app.errors import (
     StorageDeniedError,
     StorageRedirectError,
     StorageUnavailableError,
+    StorageUnusableError,
 )
 from app.model import GUARDED, ByteRange, ObjectRef
 from app.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
@@ -33,7 +34,7 @@ async def store() -> AsyncGenerator[HttpStore]:
 
 async def test_a_server_cannot_be_listed(store: HttpStore) -> None:
     """Listing fails with words, not with an empty answer."""
-    with pytest.raises(StorageUnavailableError, match="cannot be listed"):
+    with pytest.raises(StorageUnusableError, match="cannot be listed"):
         await anext(store.list(ObjectRef("http://127.0.0.1:1", "")))
 
 

@@ -255,9 +255,8 @@ async def test_a_missing_root_is_not_made(store: LocalStore, folder: Path) -> No
         store.delete(ref, expected=None),
         store.get(ref),
     ):
-        with pytest.raises(StorageUnavailableError) as raised:
+        with pytest.raises(StorageUnavailableError):
             await call
-        assert raised.value.lasting
     assert not (folder / "missing").exists()
 
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from app.errors import ConfigurationError, StorageDeniedError, StorageUnavailableError
+from app.errors import ConfigurationError, StorageDeniedError, StorageUnusableError
 from app.model import ObjectRef
 from app.settings import LimitSettings, StoreSettings
 from app.storage.obstore import CloudStore
@@ -34,7 +34,7 @@ async def test_a_name_that_would_be_changed_is_not_asked_for(
 ) -> None:
     """Obstore strips slashes: another object would answer."""
     for key in ("", "/key", "a//key", "a/", "a/../key", "./key"):
-        with pytest.raises(StorageUnavailableError):
+        with pytest.raises(StorageUnusableError):
             await store.get(ObjectRef("gs://bucket", key))
 
     assert not faulty.seen
@@ -91,7 +91,7 @@ async def test_an_account_must_be_known() -> None:
     """Azure's names are of an account, which the message asks for."""
     store = CloudStore("az", StoreSettings(), timeout_s=1)
 
-    with pytest.raises(StorageUnavailableError, match="Account must be specified"):
+    with pytest.raises(StorageUnusableError, match="Account must be specified"):
         await store.get(ObjectRef("az://bucket", "key"))
 
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from app.errors import StorageError, StorageUnavailableError, UnwritableError, VersionChangedError
+from app.errors import StorageError, StorageUnusableError, UnwritableError, VersionChangedError
 from app.model import ByteRange, ObjectRef, Piece
 from app.storage.contract import ABSENT, CONFLICT, WriteNotice
 from app.storage.s3 import S3Store
@@ -282,6 +282,6 @@ async def test_a_missing_bucket_is_told(seaweedfs: SeaweedFS) -> None:
     store, root = S3Store(seaweedfs.settings), ObjectRef("s3://no-such-bucket", "")
 
     for _ in range(2):
-        with pytest.raises(StorageUnavailableError, match="bucket"):
+        with pytest.raises(StorageUnusableError, match="bucket"):
             await store.verify_conditional_writes(root)
     await store.aclose()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ConfigurationError, StorageUnavailableError, UnwritableError
+from app.errors import ConfigurationError, StorageUnusableError, UnwritableError
 from app.model import ObjectRef
 from app.settings import LimitSettings, StoreSettings
 from app.storage.contract import ABSENT, ObjectStore
@@ -82,7 +82,7 @@ async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: 
             assert stores.keeps_headers(ref) is root.bucket.startswith("memory")
             assert await stores.delete(ref, expected=etag) is True
             assert await stores.get(ref) is None
-        with pytest.raises(StorageUnavailableError):
+        with pytest.raises(StorageUnusableError):
             await stores.get(ObjectRef("s3://bucket", "key"))
 
 

@@ -14,6 +14,7 @@ from app.errors import (
     StorageThrottledError,
     StorageTimeoutError,
     StorageUnavailableError,
+    StorageUnusableError,
     TruncatedReadError,
     VersionChangedError,
 )
@@ -33,7 +34,7 @@ BACKOFF = RetryPolicy(5).backoff
 SLOW = BACKOFF._replace(sleep=lambda _: asyncio.sleep(60))
 FINAL = [
     StorageDeniedError(REF, "denied"),
-    StorageUnavailableError(REF, "no bucket", lasting=True),
+    StorageUnusableError(REF, "no bucket"),
     StorageTimeoutError(REF, "silent"),
     RangeNotSatisfiedError(REF, 5),
     VersionChangedError(REF),

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from app.errors import DamagedError, NotAllowedError, ReadOnlyError, StorageUnavailableError
+from app.errors import DamagedError, NotAllowedError, ReadOnlyError, StorageUnusableError
 from app.formats.contract import Layout
 from app.formats.icechunk.coords import distinct_rows, inside
 from app.formats.icechunk.ids import encode_id
@@ -236,9 +236,7 @@ class RepositoryLayout(Layout):
         named = self.repository.refs.named
         try:
             found = [(kind, await named(kind, fetch, listing)) for kind in (Branch, Tag)]
-        except StorageUnavailableError as error:
-            if not error.lasting:
-                raise
+        except StorageUnusableError:
             found = [(kind, await named(kind, fetch)) for kind in (Branch, Tag)]
         return [State(spell_ref(kind(name)), at) for kind, ids in found for name, at in ids.items()]
 

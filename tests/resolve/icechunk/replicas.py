@@ -86,7 +86,7 @@ class Dying(Tapped):
             return await call()
         if self.left == -1 and self._is_done:
             await call()
-        raise StorageUnavailableError(ref, "out of reach", lasting=True)
+        raise StorageUnavailableError(ref, "out of reach")
 
 
 type Between = Callable[[], Awaitable[object]]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from app.errors import DamagedError
-from app.formats.listing import ListingRules, Name
+from app.formats.listing import ListingRules, Name, RunInThread
 from app.formats.reading import Fetch, Read
 from app.formats.surveying import Collection, Listing, Shards
 from app.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
@@ -154,7 +154,9 @@ class Layout(Protocol):
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Return how *directory*, empty or with a final slash, is listed."""
 
-    async def names(self, _prefix: VirtualKey, _fetch: Fetch) -> Sequence[Name] | None:
+    async def names(
+        self, _prefix: VirtualKey, _fetch: Fetch, _run_in_thread: RunInThread
+    ) -> Sequence[Name] | None:
         """Return the names right below a prefix; by default `None`, for its `ListingRules`."""
         return None
 

@@ -5,14 +5,15 @@ import re
 import secrets
 from datetime import UTC, datetime
 from hashlib import blake2b
+from io import BytesIO
 from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field, ValidationError
 
-from app.errors import BadBodyError, BadHeaderError
-from app.formats.icechunk.changes import ChangeSet, Edit, read_edits
+from app.errors import BadBodyError, BadHeaderError, TooLargeError
+from app.formats.icechunk.changes import ChangeSet, Edit, read_edit, read_edits
 from app.formats.icechunk.conflicts import Policy
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.repo_writer import WriteId
@@ -30,9 +31,13 @@ from app.resolve.icechunk.sessions import Sessions
 from app.resolve.resolver import Resolver
 
 _MAX_COMMIT_NBYTES: Final = 64 * 1024**2
+_MAX_JSON_NBYTES: Final = 2 * 1024**2
+"""Longest JSON text of a commit: no other thread runs while it is parsed."""
+_JSON_LINES: Final = "application/x-ndjson"
 _MEMORY_PER_BYTE: Final = 16
 """Bytes of memory per byte of a body while it is decoded."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+_LINES_SCHEMA: Final = {"type": "string", "description": "Options, then a change in each line."}
 _OF_COMMIT: Final = "Makes a retry safe: of requests with one key only the first commits."
 _OF_SESSION: Final = "Makes a retry safe: a session committed with another key is a conflict."
 
@@ -52,12 +57,17 @@ class CommitOptions(RequestDocument):
     """Commit even if nothing changes."""
 
 
-class CommitBody(CommitOptions):
-    """A commit without a session."""
+class DirectCommitOptions(CommitOptions):
+    """Options of a commit without a session."""
 
     branch: str = "main"
     parent_id: str | None = None
     """The snapshot that the changes are made against; by default the tip of the branch."""
+
+
+class CommitBody(DirectCommitOptions):
+    """A commit without a session."""
+
     changes: list[Any]
     """Changes, applied in order. Paths are absolute, such as `/a/b`. Each is one of
 
@@ -230,7 +240,7 @@ def _add_commit(
         summary="Commit Changes",
         status_code=201,
         responses=CONFLICTS,
-        openapi_extra=reads(CommitBody),
+        openapi_extra=reads(CommitBody, **{_JSON_LINES: _LINES_SCHEMA}),
     )
     async def commit(
         opened: Annotated[OpenedRepository, opening],
@@ -238,6 +248,10 @@ def _add_commit(
         idempotency_key: Annotated[str | None, Header(description=_OF_COMMIT)] = None,
     ) -> CommitResult:
         """Commit changes of nodes, and references to chunks that exist already.
+
+        A body of more than 2 MiB, up to 64 MiB, is sent as `application/x-ndjson`: its first line
+        is an object with all members but `changes`, and each further line, of up to 2 MiB, is one
+        change. Several lines may put chunks of the same array.
 
         Every reference is checked before anything is written: the chunk must exist and be long
         enough. Commits of others since the parent are a conflict only where they changed the same.
@@ -247,23 +261,66 @@ def _add_commit(
             bodies.read_body(request, _MAX_COMMIT_NBYTES) as body,
             decoded.room(_MEMORY_PER_BYTE * len(body)),
         ):
-            document, edits = await asyncio.to_thread(_decode, body)
+            is_in_lines = request.headers.get("content-type", "").lower().startswith(_JSON_LINES)
+            parse = parse_commit_lines if is_in_lines else parse_commit
+            options, edits = await asyncio.to_thread(parse, body)
             write_id = WriteId(f"once-{secrets.token_hex(16)}")
             if key is not None:
-                write_id = WriteId(key, blake2b(body, digest_size=16).hexdigest())
-            parent_id = document.parent_id or ""
-            wanted = _commit_request(document, document.branch, parent_id, write_id)
+                digest = await asyncio.to_thread(blake2b, body, digest_size=16)
+                write_id = WriteId(key, digest.hexdigest())
+            parent_id = options.parent_id or ""
+            wanted = _commit_request(options, options.branch, parent_id, write_id)
             return await committer.commit_edits(opened, edits, wanted)
 
 
-def parse_commit(body: bytes) -> CommitBody:
-    """Parse the body of a commit; its changes are not validated. Raises: `BadBodyError`."""
+def parse_commit(body: bytes) -> tuple[DirectCommitOptions, list[Edit]]:
+    """Parse the JSON body of a commit. Raises: `TooLargeError`, `BadBodyError`."""
+    if len(body) > _MAX_JSON_NBYTES:
+        raise TooLargeError(
+            f"the body has {len(body)} bytes, and as JSON may have {_MAX_JSON_NBYTES}: send more "
+            f"with Content-Type: {_JSON_LINES}, the options on the first line and each change on "
+            "a line of its own"
+        )
     try:
-        return CommitBody.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise BadBodyError(f"the body is not JSON: {error}") from None
+        document = CommitBody.model_validate(_load(body, "the body"))
     except ValidationError as error:
         raise BadBodyError.of(error) from None
+    edits = read_edits(document.changes)
+    document.changes.clear()
+    return document, edits
+
+
+def parse_commit_lines(body: bytes) -> tuple[DirectCommitOptions, list[Edit]]:
+    """Parse the body of a commit that has its options in the first line, and a change in each
+    further line. Raises: `TooLargeError`, `BadBodyError`, with the number of the line.
+    """
+    options, edits = None, list[Edit]()
+    for number, line in enumerate(BytesIO(body), 1):
+        where = f"line {number}"
+        if len(line) > _MAX_JSON_NBYTES:
+            raise TooLargeError(
+                f"{where} has {len(line)} bytes, and may have {_MAX_JSON_NBYTES}: several lines "
+                "may put chunks of one array"
+            )
+        if not line.strip():
+            continue
+        if options is not None:
+            edits.append(read_edit(_load(line, where), where))
+            continue
+        try:
+            options = DirectCommitOptions.model_validate(_load(line, where))
+        except ValidationError as error:
+            raise BadBodyError(f"{where}: {BadBodyError.of(error)}") from None
+    if options is None:
+        raise BadBodyError("the body has no line with the options of the commit")
+    return options, edits
+
+
+def _load(text: bytes, where: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadBodyError(f"{where} is not JSON: {error}") from None
 
 
 def parse_key(key: str | None) -> str | None:
@@ -273,13 +330,6 @@ def parse_key(key: str | None) -> str | None:
     if not _KEY.fullmatch(key):
         raise BadHeaderError("Idempotency-Key: expected 1 to 255 ASCII characters without spaces")
     return f"key-{blake2b(key.encode(), digest_size=16).hexdigest()}"
-
-
-def _decode(body: bytes) -> tuple[CommitBody, list[Edit]]:
-    document = parse_commit(body)
-    edits = read_edits(document.changes)
-    document.changes.clear()
-    return document, edits
 
 
 def _commit_request(

@@ -57,10 +57,13 @@ CONFLICTS: Final[Responses] = {
 """Responses of commits, beside those of all routes."""
 
 
-def reads(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the argument `openapi_extra` of a route that reads its JSON body as *model*."""
+def reads(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any]:
+    """Return the argument `openapi_extra` of a route that reads its JSON body as *model*, or in
+    one of the *others*, schemas by media type.
+    """
     is_required = any(field.is_required() for field in model.model_fields.values())
-    content = {"application/json": {"schema": model.model_json_schema()}}
+    schemas = {"application/json": model.model_json_schema(), **others}
+    content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
     return {"requestBody": {"required": is_required, "content": content}}
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
+from app.concurrency import is_many, run_in_thread, yield_to_loop
 from app.errors import BadKeyError, RequestError, ShardgateError, UnsupportedError
 from app.formats.icechunk.keys import SESSION
 from app.formats.listing import Name
@@ -289,13 +290,15 @@ class DataPlane:
         async with aclosing(resolver.list(dataset, prefix)) as names:
             async for name in names:
                 listed.append(name)
+                await yield_to_loop(len(listed))
                 if len(listed) > MOST_LINKS:
                     break
         if not listed:
             detail = f"{dataset.name} has nothing below {prefix}"
             await _send_missing(responder, dataset, detail)
             return
-        body = listing_page(f"/{dataset.name}/{prefix}", listed)
+        path = f"/{dataset.name}/{prefix}"
+        body = await run_in_thread(listing_page, path, listed, is_long=is_many(len(listed)))
         headers = _listing_headers(dataset, b"text/html; charset=utf-8", body)
         headers += [header for header in page_headers() if header not in headers]
         await responder.send(HTTPStatus.OK, headers, body)

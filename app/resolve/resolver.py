@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 from typing import Final, NamedTuple, cast
 
-from app.concurrency import SingleFlight, Unshared
+from app.concurrency import SingleFlight, Unshared, run_in_thread
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from app.formats.listing import Name, Window
 from app.model import (
@@ -225,14 +225,14 @@ class Resolver:
         """Return whether *key* names a container that may hold others."""
         below = VirtualKey(f"{key}/")
         layout, rest = await dataset.containers.find(dataset.root, below, self._fetch)
-        if (names := await layout.names(rest, self._fetch)) is not None:
+        if (names := await layout.names(rest, self._fetch, run_in_thread)) is not None:
             return bool(names)
         return not rest and not layout.encloses(rest)
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Name]:
         """Yield the names right below *prefix* that clients can request."""
         layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
-        if (names := await layout.names(rest, self._fetch)) is not None:
+        if (names := await layout.names(rest, self._fetch, run_in_thread)) is not None:
             for each in names:
                 yield each
             return

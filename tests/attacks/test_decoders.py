@@ -50,7 +50,7 @@ from app.formats.icechunk.snapshot import (
 from app.formats.icechunk.transaction_log import TransactionLogDecoder
 from app.formats.reading import DecodeError
 from app.formats.zarr.metadata import parse_sent
-from app.http.api_sessions import parse_commit
+from app.http.api_sessions import parse_commit, parse_commit_lines
 from app.http.auth.oidc import decode_jwks
 from app.http.body import decode_aws_chunked
 from app.http.s3 import parse_deletion
@@ -64,13 +64,14 @@ from tests.support.sessions import GROUP, array_document
 
 MOST: Final = 2**20
 MOST_S: Final = 2
+CHUNK: Final = {"coords": [0], "chunk_id": "0" * 20, "length": 4}
 COMMIT: Final = {
     "branch": "main",
     "message": "x",
     "metadata": {"a": [1, None]},
     "changes": [
         {"op": "put_node", "path": "/a", "metadata": array_document((6,), (2,))},
-        {"op": "put_chunks", "path": "/a", "chunks": [{"coords": [0], "chunk_id": "0" * 20}]},
+        {"op": "put_chunks", "path": "/a", "chunks": [CHUNK]},
         {"op": "delete_chunks", "path": "/a", "coords": [[1]]},
         {"op": "delete_node", "path": "/b"},
     ],
@@ -117,6 +118,9 @@ ENTRIES: Final = (None, Inlaid(b"abc"), Native(bytes(12), ByteRange(0, 4)))
 DELETE: Final = b"<Delete><Object><Key>a</Key></Object></Delete>"
 DAMAGED: Final = (DecodeError,)
 REFUSED: Final = (RequestError,)
+COMMIT_LINES: Final = b"\n".join(
+    text(line) for line in ({"message": "x", "metadata": {"a": [1, None]}}, *COMMIT["changes"])
+)
 DECODERS: Final = {
     f"{each.function.__module__.rpartition('.')[2]}.{each.function.__name__}": each
     for each in (
@@ -135,6 +139,7 @@ DECODERS: Final = {
         Decoder(parse_sent, [ARRAY], DAMAGED + REFUSED),
         Decoder(decode_aws_chunked, [FRAMED + b"b" * 64 + b"\r\n\r\n"], REFUSED, (4,)),
         Decoder(parse_commit, [text(COMMIT)], REFUSED),
+        Decoder(parse_commit_lines, [COMMIT_LINES], REFUSED),
         Decoder(decode_jwks, [text({"keys": [JWK]})], (ValueError,)),
         Decoder(parse_deletion, [DELETE], REFUSED),
         Decoder(parse_parts, [PARTS], REFUSED),

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import batched
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from .manifest import run
 from .repositories import ARRAY, CHUNK_NBYTES, create_repository, write_history, write_native
 
 _ROUNDS: Final = 5
+_IN_LINE: Final = 5_000
 _REFERENCES: Final = 100_000
 _PUTS: Final = 2_000
 _PUT_NBYTES: Final = 64 * 1024
@@ -155,14 +157,15 @@ def _create_long_arrays(home: Path, name: str, prefix: str) -> None:
 
 
 def _request(path: str, locations: list[str], offsets: "np.ndarray[Any, Any]") -> bytes:
-    """Spell the request that refers to all chunks of the array *path*."""
+    """Spell the changes that refer to all chunks of the array *path*, each after a line's end."""
     chunks = [
         {"coords": [at], "location": location, "offset": offset, "length": CHUNK_NBYTES}
         for at, (location, offset) in enumerate(zip(locations, offsets.tolist(), strict=True))
     ]
-    changes = [{"op": "put_chunks", "path": path, "chunks": chunks}]
-    request = {"branch": "main", "message": "Refer to all chunks", "changes": changes}
-    return json.dumps(request).encode()
+    changes = (
+        {"op": "put_chunks", "path": path, "chunks": some} for some in batched(chunks, _IN_LINE)
+    )
+    return b"".join(b"\n" + json.dumps(each).encode() for each in changes)
 
 
 async def _request_commit(url: str, body: bytes) -> float:
@@ -170,8 +173,9 @@ async def _request_commit(url: str, body: bytes) -> float:
     async with aiohttp.ClientSession(url, raise_for_status=True) as client:
         async with client.get(f"{_API}/branches") as answer:
             (branch,) = (await answer.json())["branches"]
-        named = body.removesuffix(b"}") + b', "parent_id": "%b"}' % branch["snapshot_id"].encode()
-        headers = {"Content-Type": "application/json"}
+        options = {"message": "Refer to all chunks", "parent_id": branch["snapshot_id"]}
+        named = json.dumps(options).encode() + body
+        headers = {"Content-Type": "application/x-ndjson"}
         began = time.perf_counter()
         async with client.post(f"{_API}/commits", data=named, headers=headers) as answer:
             await answer.read()

@@ -139,6 +139,47 @@ def test_a_commit_with_one_key_is_made_once(client: Client) -> None:
     assert len(client.messages()) == 3
 
 
+def test_a_commit_in_lines_is_one_commit(client: Client) -> None:
+    """A body of JSON lines is one commit of the options in its first line and all its changes."""
+    chunk_id = client.chunk()
+    changes = (put_chunks("/a", chunk_id, [0, 0]), put_chunks("/a", chunk_id, [1, 1]))
+
+    made = client.ask_in_lines({"message": "lines", "parent_id": client.tip}, *changes)
+
+    assert made.status_code == 201, made.text
+    assert client.messages()[0] == "lines"
+    assert client.tip == made.json()["snapshot_id"]
+    assert client.values("a") == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "detail"),
+    [
+        ([], 400, "no line with the options"),
+        ([{"message": "x", "changes": []}], 400, "line 1: changes"),
+        ([{"message": "x"}, put_group("/x"), {"op": "move"}], 400, "line 3: "),
+        ([{"message": "x"}, "x" * 2 * 1024**2], 413, "line 2 has 2097154 bytes"),
+    ],
+)
+def test_a_wrong_line_of_a_commit_is_named(
+    unchanged: Client, lines: list[Any], status: int, detail: str
+) -> None:
+    """The answer to a commit in lines names the line that is wrong or too long."""
+    refused = unchanged.ask_in_lines(*lines)
+
+    assert refused.status_code == status
+    assert detail in refused.json()["detail"]
+    assert unchanged.messages() == ["first"]
+
+
+def test_a_long_commit_as_json_is_refused_with_another_way(unchanged: Client) -> None:
+    """A JSON body that is parsed at once may have 2 MiB; the answer says how to send more."""
+    refused = unchanged.ask(put_group("/x", text="x" * 2 * 1024**2))
+
+    assert refused.status_code == 413
+    assert "application/x-ndjson" in refused.json()["detail"]
+
+
 def test_references_are_looked_at_before_anything_is_written(client: Client) -> None:
     """The answer names the invalid reference."""
     chunk_id, tip = client.chunk(), client.tip

@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import DamagedError, ReadOnlyError
 from app.formats.contract import Format, Layout
-from app.formats.listing import ListingRules, Name
+from app.formats.listing import ListingRules, Name, RunInThread
 from app.formats.reading import Fetch
 from app.model import (
     EVERYTHING,
@@ -78,7 +78,9 @@ class Pointers(Layout):
         """Hide everything."""
         return ListingRules(shows=None)
 
-    async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
+    async def names(
+        self, prefix: VirtualKey, fetch: Fetch, run_in_thread: RunInThread
+    ) -> Sequence[Name]:
         """Name the keys."""
         return [Name(key) for key in self.locations]
 

@@ -77,6 +77,13 @@ class Client:
         body = {"message": "a commit", "changes": list(changes)} | more
         return self.api.send("POST", "/commits", body, **headers)
 
+    def ask_in_lines(self, *lines: Any) -> httpx.Response:
+        """Ask for a commit whose options and changes are on lines of their own."""
+        content = "\n".join(map(json.dumps, lines)).encode()
+        headers = {"Content-Type": "application/x-ndjson"}
+        url = "/api/datasets/repo/commits"
+        return self.api.client.post(url, content=content, headers=headers)
+
     def commit(self, *changes: Mapping[str, Any], key: str | None = None, **more: Any) -> str:
         """Commit, and give the id of the snapshot."""
         answer = self.ask(*changes, key=key, **more)

@@ -100,17 +100,19 @@ type Edit = PutNode | DeleteNode | SetChunks
 type NewId = Callable[[], bytes]
 
 
-def read_edits(items: list[Any]) -> list[Edit]:
+def read_edits(items: Sequence[Any]) -> list[Edit]:
     """Read the list ``changes`` of a request. Raises: `BadBodyError`, with its position."""
-    edits: list[Edit] = []
-    for number, item in enumerate(items):
-        try:
-            edits.append(_ITEM.validate_python(item).edit())
-        except ValidationError as error:
-            raise BadBodyError(f"changes[{number}]: {BadBodyError.of(error)}") from None
-        except BadBodyError as error:
-            raise BadBodyError(f"changes[{number}]: {error}") from None
-    return edits
+    return [read_edit(item, f"changes[{number}]") for number, item in enumerate(items)]
+
+
+def read_edit(item: Any, where: str) -> Edit:
+    """Read one change. Raises: `BadBodyError`, which says *where* it is in the request."""
+    try:
+        return _ITEM.validate_python(item).edit()
+    except ValidationError as error:
+        raise BadBodyError(f"{where}: {BadBodyError.of(error)}") from None
+    except BadBodyError as error:
+        raise BadBodyError(f"{where}: {error}") from None
 
 
 def _check_path(path: str) -> str:
@@ -308,7 +310,7 @@ def check_references(
     each chunk file that *changes* refer to, in bytes. Raises: `NotAllowedError`, `BadBodyError`.
     """
     wanted: dict[bytes, int] = {}
-    locations: set[bytes] = set()
+    locations: dict[bytes, None] = {}
     most_nbytes = config.inline_chunk_threshold_bytes
     for changed in changes.chunks.values():
         payloads = changed.payloads
@@ -318,17 +320,17 @@ def check_references(
                     f"an inline chunk has {len(data)} bytes, and the repository allows "
                     f"{most_nbytes}: POST it to /chunks"
                 )
-        locations.update(payloads.values_of(PayloadKind.LOCATION))
+        locations |= dict.fromkeys(payloads.values_of(PayloadKind.LOCATION))
         natives = payloads.of_kind(PayloadKind.NATIVE)
         stops = natives["start"] + natives["length"]
         for chunk_id, stop in zip(natives["chunk_id"].tolist(), stops.tolist(), strict=True):
             wanted[chunk_id] = max(wanted.get(chunk_id, 0), stop)
-    _check_virtual(sorted(map(bytes.decode, locations)), allowed, config.containers)
+    _check_virtual(map(bytes.decode, locations), allowed, config.containers)
     return wanted
 
 
 def _check_virtual(
-    locations: Sequence[str], allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
+    locations: Iterable[str], allowed: Sequence[Allowed], containers: Sequence[VirtualContainer]
 ) -> None:
     """Check that this service and the library, in *containers*, may follow virtual references."""
     named = {each.name: each.url_prefix for each in containers if each.name is not None}

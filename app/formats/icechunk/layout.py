@@ -151,14 +151,14 @@ class RepositoryLayout(Layout):
 
         return ListingRules(None, (walk,))
 
-    async def names(self, prefix: VirtualKey, fetch: Fetch) -> Sequence[Name]:
+    async def names(self, prefix: VirtualKey, fetch: Fetch, run: RunInThread) -> Sequence[Name]:
         ref, path = split_ref(prefix)
         if ref is None or (snapshot := await self.repository.snapshot(ref, fetch)) is None:
             return ()
         path = path.rstrip("/")
         if snapshot.is_in_array(path):
             return ()
-        names = [Name(f"{name}/") for name in snapshot.below(path)]
+        names = await run(lambda: [Name(f"{name}/") for name in snapshot.below(path)])
         if path in snapshot.nodes:
             names.append(Name(DOCUMENT))
         if prefix:
@@ -198,7 +198,7 @@ class RepositoryLayout(Layout):
         after = window.after.removeprefix(lead) if window.after.startswith(lead) else ""
         within = window._replace(prefix=path, after=after)
         folded = None
-        for block in key_blocks(sound_nodes(snapshot), within):
+        for block in await run(lambda: key_blocks(sound_nodes(snapshot), within)):
             if (start := within.fold(block.start)) is None:
                 async for key, location in self._items(snapshot, block, within, fetch, run):
                     if isinstance(location, Referenced):

@@ -1,5 +1,6 @@
 """Chunk files, written before the commit that refers to them; without one they are garbage."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from functools import partial
@@ -34,19 +35,29 @@ async def chunk_lengths(
     """Return the lengths in bytes of those chunk files of *wanted* that exist."""
     if len(wanted) <= _MAX_STATS:
         return await _stat(store, repository, wanted)
+    by_letter = await asyncio.to_thread(_group_by_letter, wanted)
+    parts = await bounded_gather(partial(_list, store, repository), by_letter)
+    lengths: dict[bytes, int] = {}
+    for part in parts:
+        lengths |= part
+    return lengths
+
+
+def _group_by_letter(wanted: Sequence[bytes]) -> list[list[bytes]]:
     by_letter: dict[str, list[bytes]] = {}
     for chunk_id in wanted:
         by_letter.setdefault(encode_id(chunk_id)[0], []).append(chunk_id)
-    parts = await bounded_gather(partial(_list, store, repository), list(by_letter.values()))
-    return {chunk_id: length for part in parts for chunk_id, length in part.items()}
+    return list(by_letter.values())
 
 
 async def _stat(
     store: ObjectStore, repository: Repository, wanted: Sequence[bytes]
 ) -> dict[bytes, int]:
-    names = [repository.file("chunks", chunk_id) for chunk_id in wanted]
-    stats = zip(wanted, await bounded_gather(store.stat, names), strict=True)
-    return {chunk_id: stat.size for chunk_id, stat in stats if stat is not None}
+    stats = await bounded_gather(
+        lambda chunk_id: store.stat(repository.file("chunks", chunk_id)), wanted
+    )
+    found = zip(wanted, stats, strict=True)
+    return {chunk_id: stat.size for chunk_id, stat in found if stat is not None}
 
 
 async def _list(

@@ -439,8 +439,12 @@ async def _check_references(
     config, allowed = _config(opened, info), opened.repository.allowed
     wanted = await asyncio.to_thread(check_references, changes, config, allowed)
     lengths = await chunk_lengths(store, opened.repository, list(wanted))
-    if any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items()):
+    if await asyncio.to_thread(_are_short, lengths, wanted):
         await asyncio.to_thread(check_natives, changes, lengths)
+
+
+def _are_short(lengths: Mapping[bytes, int], wanted: Mapping[bytes, int]) -> bool:
+    return any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items())
 
 
 def _config(opened: OpenedRepository, info: RepoInfo) -> Config:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.concurrency import run_in_thread
 from app.errors import DamagedError
 from app.formats.icechunk.layout import Icechunk, key_blocks, sound_nodes
 from app.formats.icechunk.snapshot import SnapshotDecoder
@@ -50,7 +51,7 @@ class _Case(Served):
 
     async def names(self, prefix: str) -> list[str]:
         """List what is below *prefix*."""
-        found = await (await self.open()).names(VirtualKey(prefix), self.fetch)
+        found = await (await self.open()).names(VirtualKey(prefix), self.fetch, run_in_thread)
         return [each.name for each in found]
 
 

@@ -156,6 +156,11 @@ async def take[T](stream: AsyncIterator[T], count: int) -> list[T]:
     return taken
 
 
+def largest_share(most: int) -> int:
+    """Return three quarters of *most*; one kind of work gets no more, so that others go on."""
+    return most - most // 4
+
+
 def is_many(count: int) -> bool:
     """Return whether processing *count* items may hold up the event loop."""
     return count > _YIELD_EVERY

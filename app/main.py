@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
+from app.concurrency import largest_share
 from app.datasets import open_datasets, session_formats
 from app.http import s3_uploads
 from app.http.api import build_api
@@ -59,6 +60,8 @@ class Shared(NamedTuple):
     chunks: ChunkReader
     budget: ByteBudget
     """For request and response bodies in flight."""
+    bodies: ByteBudget
+    """The share of request bodies."""
     rewriting: ByteBudget
     """For shards that are rewritten."""
     sessions: Sessions
@@ -136,14 +139,15 @@ def _share(
     )
     fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
     metrics.caches.watch("index", fetch.cache, fetch.counters)
-    bodies = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
+    budget = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
     shared = Shared(
         settings,
         metrics,
         stores,
         fetch,
-        _chunk_reader(stores, bodies, limits, settings.cache.chunk_bytes, metrics),
-        budget=bodies,
+        _chunk_reader(stores, budget, limits, settings.cache.chunk_bytes, metrics),
+        budget=budget,
+        bodies=budget.share(largest_share(limits.in_flight_bytes)),
         rewriting=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
         sessions=Sessions(stores, fetch, on_event=metrics.on_session),
     )
@@ -220,7 +224,7 @@ def _build_routes(
     swaps = RepoSwaps(shared.stores, shared.fetch)
     rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
     committer = Committer(swaps, rewriting, shared.metrics.on_commit)
-    bodies = RequestBodyReader(shared.budget, timeout_s=limits.timeout_s)
+    bodies = RequestBodyReader(shared.bodies, timeout_s=limits.timeout_s)
     commits = build_commits(
         datasets,
         resolver,
@@ -246,6 +250,6 @@ def _build_writing(shared: Shared, router: KeyRouter, authenticator: Authenticat
         router,
         partial(s3_uploads.copy, router),
         s3_uploads.MultipartUploads(uploads, router).steps,
-        budget=shared.budget,
+        budget=shared.bodies,
         limits=bounds,
     )

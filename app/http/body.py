@@ -37,8 +37,6 @@ from app.resolve.budget import ByteBudget, ByteReservation
 SLOWEST_NBYTES_PER_S: Final = 16 * 1024
 """Slowest average rate of a client after the first while; a slower one holds memory in vain."""
 
-_AHEAD_NBYTES: Final = 1024**2
-"""Bytes that are reserved beyond those that have arrived."""
 _LINGER_S: Final = 2.0
 """A connection closed at once, while bytes still arrive, would lose the response."""
 _LINGER_NBYTES: Final = 64 * 1024**2
@@ -90,7 +88,7 @@ class IncomingBody:
         return _parse_length(text, "Content-Length", most_nbytes)
 
     async def read(self, length: int, held: ByteReservation) -> bytes:
-        """Read the *length* bytes, reserved in *held* as they arrive.
+        """Read the *length* bytes, reserved in *held* once they have arrived.
 
         Raises: `BusyError`, `SlowBodyError`, `ClientGoneError`, `BadBodyError` for another length.
         """
@@ -107,18 +105,16 @@ class IncomingBody:
 
     async def _read(self, most_nbytes: int, held: ByteReservation) -> bytes:
         """Read up to *most_nbytes* into one buffer, so that memory never holds them twice."""
-        body, reserved, waited_s = BytesIO(), 0, 0.0
+        body, waited_s = BytesIO(), 0.0
         while self.is_unread:
             arrived = body.tell()
-            if arrived >= reserved:
-                reserved = min(most_nbytes, arrived + _AHEAD_NBYTES)
-                await held.reserve(reserved)
             left_s = self._timeout_s + arrived / SLOWEST_NBYTES_PER_S - waited_s
             began_at = asyncio.get_running_loop().time()
             piece, self.is_unread = await self._next(min(left_s, self._timeout_s))
             waited_s += asyncio.get_running_loop().time() - began_at
             if arrived + len(piece) > most_nbytes:
                 raise BadBodyError(f"the body has more than {most_nbytes} bytes")
+            await held.reserve(arrived + len(piece))
             body.write(piece)
         return body.getvalue()
 
@@ -219,7 +215,7 @@ async def read_payload(
         name = _DECODED_LENGTH.decode()
         length = _parse_length(headers.get(_DECODED_LENGTH), name, most_nbytes)
         framed = await incoming.read_framed(length + length // 8 + _FRAMES_NBYTES, held)
-        await held.reserve(len(framed) + length)
+        await held.reserve(len(framed) + min(length, len(framed)))
         is_long = len(framed) > _IN_THREAD_NBYTES
         body = await run_in_thread(
             _unframe, framed, length, headers, incoming.signatures, is_long=is_long

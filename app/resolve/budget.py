@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
+from app.concurrency import largest_share
 from app.errors import BusyError
 
 
@@ -14,6 +15,24 @@ class _Waiter(NamedTuple):
     turn: asyncio.Future[None]
 
 
+class _Whole:
+    """Bytes and waiters of all shares of a budget."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held = 0
+        self.waiting = 0
+        self.shares: list[ByteBudget] = []
+
+    def admit(self) -> None:
+        """Wake the waiters that fit now: holders that grow, then those of the least used share."""
+        for share in self.shares:
+            share.admit_growing()
+        for share in sorted(self.shares, key=lambda each: each.own_bytes):
+            if not share.admit_entering():
+                return
+
+
 class ByteBudget:
     """Budget of *max_bytes*, which one holder at a time may exceed.
 
@@ -21,44 +40,63 @@ class ByteBudget:
     holder of some bytes gets more as long as all others together hold at most *max_bytes*. So the
     holder that grew last can always grow again, holders finish one after the other, and there is
     no deadlock.
+
+    Holders of one kind have a `share` with a bound of its own. A holder of nothing waits for both
+    bounds, unless its share is empty and the others leave a quarter of the whole. A share that is
+    exceeded counts as full for the others, so that the argument holds across shares too.
     """
 
-    def __init__(self, max_bytes: int, *, wait_s: float) -> None:
+    def __init__(self, max_bytes: int, *, wait_s: float, whole: _Whole | None = None) -> None:
         self.max_bytes = max_bytes
+        self.own_bytes = 0
+        """Bytes held in this share."""
         self._wait_s = wait_s
-        self._held = 0
-        self._waiting: list[_Waiter] = []
+        self._whole = whole or _Whole(max_bytes)
+        self._whole.shares.append(self)
+        self._growing: list[_Waiter] = []
+        self._entering: list[_Waiter] = []
 
     @property
     def held_bytes(self) -> int:
-        return self._held
+        """Bytes held in all shares."""
+        return self._whole.held
+
+    def share(self, max_bytes: int) -> "ByteBudget":
+        """Return a share of up to *max_bytes*."""
+        return ByteBudget(max_bytes, wait_s=self._wait_s, whole=self._whole)
 
     async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
         """Reserve *nbytes*; raise `BusyError` if they do not fit within *wait_s*."""
-        if self._fits(nbytes, held_nbytes) and (held_nbytes or not self._waiting):
-            self._held += nbytes
+        whole = self._whole
+        if (held_nbytes or not whole.waiting) and self._fits(nbytes, held_nbytes):
+            self.own_bytes += nbytes
+            whole.held += nbytes
             return
+        waiting = self._growing if held_nbytes else self._entering
         turn = asyncio.get_running_loop().create_future()
         waiter = _Waiter(nbytes, held_nbytes, turn)
-        self._waiting.append(waiter)
+        waiting.append(waiter)
+        whole.waiting += 1
+        whole.admit()  # others may wait for another share only
         try:
             async with asyncio.timeout(self._wait_s):
                 await turn
         except BaseException as error:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            else:
-                self._held -= nbytes
-            self._admit()
+            is_admitted = waiter not in waiting
+            if not is_admitted:
+                waiting.remove(waiter)
+                whole.waiting -= 1
+            self.release(nbytes if is_admitted else 0)
             if isinstance(error, TimeoutError):
                 raise BusyError(f"no room for {nbytes} more bytes in flight") from None
             raise
 
     def take(self, nbytes: int) -> bool:
         """Reserve *nbytes* if they fit at once; return whether they do."""
-        fits = not self._waiting and self._fits(nbytes, 0)
+        fits = not self._whole.waiting and self._fits(nbytes, 0)
         if fits:
-            self._held += nbytes
+            self.own_bytes += nbytes
+            self._whole.held += nbytes
         return fits
 
     @asynccontextmanager
@@ -71,25 +109,48 @@ class ByteBudget:
             self.release(nbytes)
 
     def release(self, nbytes: int) -> None:
-        self._held -= nbytes
-        if self._waiting:
-            self._admit()
+        self.own_bytes -= nbytes
+        self._whole.held -= nbytes
+        if self._whole.waiting:
+            self._whole.admit()
 
-    def _fits(self, nbytes: int, held_nbytes: int) -> bool:
-        if held_nbytes:
-            return self._held - held_nbytes <= self.max_bytes
-        return not self._held or self._held + nbytes <= self.max_bytes
-
-    def _admit(self) -> None:
-        """Wake the waiters that fit now, those that hold the most bytes first."""
-        while self._waiting:
-            first = max(self._waiting, key=lambda each: each.held_nbytes)
+    def admit_growing(self) -> None:
+        """Wake the holders that can grow now, those that hold the most bytes first."""
+        while self._growing:
+            first = max(self._growing, key=lambda each: each.held_nbytes)
             if not self._fits(first.nbytes, first.held_nbytes):
                 return
-            self._waiting.remove(first)
-            self._held += first.nbytes
-            if not first.turn.done():
-                first.turn.set_result(None)
+            self._admit(first, self._growing)
+
+    def admit_entering(self) -> bool:
+        """Wake the holders of nothing that fit; return `False` if one waits for other shares."""
+        while self._entering:
+            first = self._entering[0]
+            if not self._fits(first.nbytes, 0):
+                return 0 < self.own_bytes > self.max_bytes - first.nbytes
+            self._admit(first, self._entering)
+        return True
+
+    def _fits(self, nbytes: int, held_nbytes: int) -> bool:
+        whole, mine = self._whole, self.own_bytes + nbytes
+        if mine <= self.max_bytes and whole.held + nbytes <= whole.max_bytes:
+            return True
+        others = sum(
+            min(each.own_bytes, each.max_bytes) for each in whole.shares if each is not self
+        )
+        if not self.own_bytes and others <= largest_share(whole.max_bytes):
+            return True
+        # A holder of some bytes asks for room for those of all others only.
+        mine = self.own_bytes + (-held_nbytes if held_nbytes else nbytes)
+        return mine <= self.max_bytes and mine + others <= whole.max_bytes
+
+    def _admit(self, waiter: _Waiter, waiting: list[_Waiter]) -> None:
+        waiting.remove(waiter)
+        self.own_bytes += waiter.nbytes
+        self._whole.held += waiter.nbytes
+        self._whole.waiting -= 1
+        if not waiter.turn.done():
+            waiter.turn.set_result(None)
 
 
 class ByteReservation:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import icechunk
 import pytest
 
 from app.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
 from app.settings import DatasetSettings, LimitSettings, Settings
-from tests.attacks.raw import connect, exchange, flood, heard, statuses
+from tests.attacks.raw import LONGEST_S, connect, exchange, flood, heard, statuses
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.serving import serving
 
@@ -107,6 +108,49 @@ def test_bodies_that_arrive_together_are_bounded(tmp_path: Path) -> None:
     assert 200 in answers
     assert set(answers) <= {200, 503}
     assert peak * 1024 - before < IN_FLIGHT + 3 * len(BODY)
+
+
+PUT_OF_DATA: Final = b"PUT /data/k"
+FRAMED: Final = b"Content-Encoding: aws-chunked\r\nX-Amz-Decoded-Content-Length: 1048576\r\n"
+LENGTH: Final = b"Content-Length: 1048576\r\n"
+IDLE: Final = {
+    "no bytes": (PUT_OF_DATA, LENGTH + b"\r\n"),
+    "a first byte": (PUT_OF_DATA, LENGTH + b"\r\nX"),
+    "all but the last byte": (PUT_OF_DATA, LENGTH + b"\r\n" + bytes(2**20 - 1)),
+    "gzip": (PUT_OF_DATA, LENGTH + b"Content-Encoding: gzip\r\n\r\n\x1f\x8b"),
+    "frames": (PUT_OF_DATA, FRAMED + LENGTH + b"\r\n100000\r\nX"),
+    "no length": (PUT_OF_DATA, FRAMED + b"Transfer-Encoding: chunked\r\n\r\n1\r\nX\r\n"),
+    "chunks": (b"POST /api/datasets/repo/chunks", LENGTH + b"\r\nX"),
+    "commits": (b"POST /api/datasets/repo/commits", LENGTH + b"\r\n{"),
+}
+
+
+@pytest.mark.parametrize(("line", "rest"), IDLE.values(), ids=IDLE)
+def test_bodies_that_do_not_arrive_leave_room_for_reads(
+    line: bytes, rest: bytes, tmp_path: Path
+) -> None:
+    """Requests whose bodies stop hold what has arrived, and never the quarter that reads have."""
+    icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
+    (tmp_path / "there").write_bytes(b"bytes\n")
+    urls = {"data": str(tmp_path), "repo": str(tmp_path / "repo")}
+    settings = Settings(
+        limits=LimitSettings(in_flight_bytes=4 * 2**20, timeout_s=LONGEST_S),
+        datasets={name: DatasetSettings(url=url, writable=True) for name, url in urls.items()},
+    )
+    with serving(settings) as url, ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(connect(url))
+            connection.sendall(line + b" HTTP/1.1\r\nHost: localhost\r\n" + rest)
+        _wait_until_running(url, 8)
+
+        assert httpx.get(f"{url}/data/there", timeout=LONGEST_S / 2).content == b"bytes\n"
+
+
+def _wait_until_running(url: str, count: int) -> None:
+    deadline = time.monotonic() + LONGEST_S / 2
+    while f"requests_in_flight {count + 1}" not in httpx.get(f"{url}/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 GET = b"GET /any/there HTTP/1.1\r\nHost: x\r\n"

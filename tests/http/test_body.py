@@ -53,19 +53,25 @@ async def read(client: Client, length: int, budget: ByteBudget | None = None) ->
         await held.release()
 
 
-async def test_what_arrives_is_counted_as_it_does() -> None:
-    """Who announces much and sends little holds little; without room nobody is asked to send."""
+async def test_body_is_counted_once_it_has_arrived() -> None:
+    """A client that announces a long body holds the bytes that it has sent."""
     budget = ByteBudget(100 * MIB, wait_s=0.01)
     client = Client([bytes(MIB)] * 4, budget)
+
     assert len(await read(client, 4 * MIB, budget)) == 4 * MIB
-    assert client.asked == [MIB, 2 * MIB, 3 * MIB, 4 * MIB]
+    assert client.asked == [0, MIB, 2 * MIB, 3 * MIB]
     assert budget.held_bytes == 0
 
+
+async def test_body_without_room_is_asked_for_one_piece() -> None:
+    """A client whose first bytes find no room is asked for no more."""
+    budget = ByteBudget(100 * MIB, wait_s=0.01)
     await budget.acquire(100 * MIB)
-    client = Client([b"abc"])
+    client = Client([b"ab", b"c"])
+
     with pytest.raises(errors.BusyError):
         await read(client, 3, budget)
-    assert client.asked == []
+    assert client.asked == [0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.errors import BusyError, DamagedError, StorageDeniedError
 from app.model import ByteRange, VirtualKey
 from app.resolve.bodies import Coding, Entity
-from app.resolve.budget import ByteBudget
+from app.resolve.budget import ByteBudget, ByteReservation
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import Watching, holding, settle
 from tests.support.resolving import ROOT, All
@@ -186,6 +186,71 @@ async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
     assert len(inside) == 6
     assert max(inside) == _MAX + 10
     assert budget.held_bytes == 0
+
+
+async def test_share_leaves_the_rest_to_others() -> None:
+    """Others get their quarter at once while a share is full, exceeded, or waited for."""
+    budget = ByteBudget(8, wait_s=0.01)
+    bodies = budget.share(6)
+    async with holding(bodies, 6):
+        with pytest.raises(BusyError):
+            await bodies.acquire(1)
+        await bodies.acquire(5, held_nbytes=6)
+        waiting = asyncio.create_task(bodies.acquire(1))
+        await asyncio.sleep(0)
+        async with holding(budget, 2):
+            assert budget.held_bytes == 13
+            with pytest.raises(BusyError):
+                await budget.acquire(1)
+        with pytest.raises(BusyError):
+            await waiting
+        bodies.release(5)
+    assert budget.held_bytes == 0
+
+
+async def test_the_share_that_holds_least_goes_first() -> None:
+    """Requests that keep one share busy do not keep out a larger request of another share."""
+    budget, order = ByteBudget(8, wait_s=60), list[str]()
+    busy, idle = budget.share(6), budget.share(6)
+
+    async def enter(share: ByteBudget, nbytes: int, name: str) -> None:
+        await share.acquire(nbytes)
+        order.append(name)
+
+    async with holding(idle, 2):
+        for _ in range(6):
+            await busy.acquire(1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(enter(idle, 3, "idle"))
+            await asyncio.sleep(0)
+            group.create_task(enter(busy, 1, "busy"))
+            for _ in range(4):
+                await settle()
+                busy.release(1)
+
+    assert order == ["idle", "busy"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 14), max_size=4))))
+def test_holders_of_shares_do_not_wait_for_one_another(plans: list[tuple[int, list[int]]]) -> None:
+    """Holders finish whatever they hold in which share, and however much more they want."""
+
+    async def run() -> None:
+        budget = ByteBudget(_MAX, wait_s=60)
+        shares = (budget, budget.share(8), budget.share(8))
+
+        async def hold(share: ByteBudget, sizes: list[int]) -> None:
+            held = ByteReservation(share)
+            for nbytes in sizes:
+                await held.grow(nbytes)
+                await asyncio.sleep(0)
+            await held.release()
+
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(hold(shares[number], sizes) for number, sizes in plans))
+        assert budget.held_bytes == 0
+
+    asyncio.run(run())
 
 
 @dataclass

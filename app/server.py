@@ -158,6 +158,7 @@ def configure(
         headers=[("X-Content-Type-Options", "nosniff")],
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type] # a float will do
         timeout_graceful_shutdown=STOP_S,
     )
 

@@ -158,6 +158,8 @@ class ServerSettings(Section):
     """Who may read `/metrics`, as in `datasets.NAME.read`; default: everybody, if all is public."""
     trusted_proxies: _List[IPvAnyNetwork] = ()
     """Networks of proxies whose X-Forwarded-For is trusted, such as `10.0.0.0/8`."""
+    keep_alive_s: PositiveFloat = 75.0
+    """Longest wait for the next request of a connection; proxies close theirs earlier."""
     log_level: LogLevel = "info"
     """Lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"

@@ -16,6 +16,7 @@ import logging
 import resource
 import socket
 import sys
+from collections import OrderedDict
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Self
@@ -41,9 +42,7 @@ MAX_HEADERS: Final = 128
 MAX_PIPELINED: Final = 256
 """Requests that wait behind one on their connection."""
 HEAD_S: Final = 10.0
-"""Longest wait for the first head to begin, and for any head to end once it has begun."""
-KEEP_ALIVE_S: Final = 5.0
-"""Longest wait for the next head after a response."""
+"""Longest wait for the first head to begin; a head that has begun has to end within twice that."""
 _UNSENT_NBYTES: Final = 64 * 1024
 """Bytes of a large body in the socket that the network has not taken: with more, clients that read
 one connection after the other leave some of them without a byte for a second."""
@@ -135,7 +134,9 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.timeout_keep_alive = KEEP_ALIVE_S
+        self._idle: OrderedDict[GatewayProtocol, None]
+        """Connections that wait for a request, the longest idle first."""
+        self._idle = vars(self.server_state).setdefault("idle", OrderedDict())
         self._answering: Any = None
         """The cycle or exchange that was begun last; `cycle` may wait behind it."""
         self._peer = b""
@@ -143,7 +144,9 @@ class GatewayProtocol(HttpToolsProtocol):
         """Whether the last request took the short way."""
         self._received_nbytes = 0
         """Bytes since the last complete head, or the last bytes of a body."""
-        self._is_in_head = False
+        self.is_in_head = False
+        self._slow_head: Any = None
+        """Headers of the head that had begun when the timer last ran out."""
         self._is_refused = False
         """Whether further bytes are dropped."""
         self._waiting_since = 0.0
@@ -153,18 +156,28 @@ class GatewayProtocol(HttpToolsProtocol):
         """uvicorn's default headers, a new list each second, and their lines."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request, unless too many connections are open."""
+        """Wait for the first request; one connection too many takes the place of an idle one."""
         super().connection_made(transport)
         self._peer = peer_of(self.client)
         self.app.metrics.connections += 1
-        if len(self.connections) > max_connections():
+        if len(self.connections) > max_connections() and not self._close_longest_idle():
             self._is_refused = True
             status = HTTPStatus.SERVICE_UNAVAILABLE
             self._write_refusal(RefusedRequestError(status, "too many connections are open"))
             transport.close()
             return
         self._waiting_since = self.loop.time()
+        self._idle[self] = None
         self._set_timer(HEAD_S)
+
+    def _close_longest_idle(self) -> bool:
+        """Close the connection that has waited longest for a request; return whether one waits."""
+        while self._idle:
+            longest, _ = self._idle.popitem(last=False)
+            if not longest.is_in_head:
+                longest.transport.close()
+                return True
+        return False
 
     def data_received(self, data: bytes) -> None:
         """Parse *data*; an upgrade to another protocol is not taken up (RFC 9110 §7.8)."""
@@ -187,11 +200,12 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a head; the ASGI scope is made only for uvicorn's way."""
         self.url, self.headers = b"", []
-        self._is_in_head = True
+        self.is_in_head = True
+        self._idle.pop(self, None)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; drop trailers."""
-        if self._is_in_head:
+        if self.is_in_head:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -199,7 +213,7 @@ class GatewayProtocol(HttpToolsProtocol):
         head = check_head(self.parser, self.url, self.headers, self._received_nbytes)
         if len(self.pipeline) >= MAX_PIPELINED:
             raise RefusedRequestError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once")
-        self._is_in_head = False
+        self.is_in_head = False
         self._received_nbytes = 0
         self._is_short = (
             (self.cycle is None or self.cycle.response_complete)
@@ -282,30 +296,34 @@ class GatewayProtocol(HttpToolsProtocol):
     def _wait(self, now: float) -> None:
         self._waiting_since = now
         self._timeout_s = self.timeout_keep_alive
+        self._idle[self] = None
         if self.timeout_keep_alive_task is None:
-            self._set_timer(self.timeout_keep_alive)
+            self._set_timer(min(HEAD_S, self._timeout_s))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop working for a client that has gone."""
         super().connection_lost(exc)
         self.app.metrics.connections -= 1
+        self._idle.pop(self, None)
         self._end_answering()
         self._unset_keepalive_if_required()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle or slow connection; the timer runs out, and is set for the rest."""
+        """Close an idle or slow connection, or set the timer anew to look at it again."""
         self.timeout_keep_alive_task = None
         if self._is_answering():
             return
-        deadline = self._waiting_since + self._timeout_s + (HEAD_S if self._is_in_head else 0)
-        left_s = deadline - self.loop.time()
-        if left_s > 0:
-            self._set_timer(left_s)
-        elif self._is_in_head:
+        left_s = self._waiting_since + self._timeout_s - self.loop.time()
+        if self.is_in_head and self._slow_head is self.headers:
             status = HTTPStatus.REQUEST_TIMEOUT
             self._refuse(RefusedRequestError(status, "the head came too slowly"))
+        elif self.is_in_head:
+            self._slow_head = self.headers
+            self._set_timer(HEAD_S)
+        elif left_s > 0:
+            self._set_timer(min(HEAD_S, left_s))
         else:
             self.transport.close()
 
@@ -340,13 +358,13 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, refused: RefusedRequestError) -> None:
         """Send the reason, unless it could be taken for another response, and close."""
         self._is_refused = True
-        is_another = self._is_in_head or self.cycle is not self._answering
+        is_another = self.is_in_head or self.cycle is not self._answering
         if self._is_answering() and (is_another or self._answering.response_started):
             self.pipeline.clear()
             self._answering.keep_alive = False
             self.flow.pause_reading()
             return
-        if self._is_in_head or self._is_answering():
+        if self.is_in_head or self._is_answering():
             self._write_refusal(refused)
         self.transport.close()
         self._end_answering()

@@ -16,7 +16,7 @@ import icechunk
 import pytest
 
 from app.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
-from app.settings import DatasetSettings, LimitSettings, Settings
+from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from tests.attacks.raw import LONGEST_S, connect, exchange, flood, heard, statuses
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.serving import serving
@@ -28,6 +28,7 @@ MOST_BYTES_EACH: Final = 16 * 1024
 FEW_FILES: Final = 200
 IN_FLIGHT: Final = 16 * 2**20
 BODY: Final = bytes(12 * 2**20)
+KEPT: Final = b"GET /data/there HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST: Final = b"GET /data/there HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -40,12 +41,12 @@ def gateway(tmp_path: Path) -> Generator[Gateway]:
 
 
 @contextmanager
-def idle(url: str, count: int) -> Generator[list[socket.socket]]:
-    """Open connections, and send nothing, or half a head."""
+def idle(url: str, count: int, sent: bytes = b"") -> Generator[list[socket.socket]]:
+    """Open connections, and send nothing, or what was *sent*."""
     with ExitStack() as stack:
         opened = [stack.enter_context(connect(url)) for _ in range(count)]
-        for each in opened[::2]:
-            each.sendall(LAST[:-2])
+        for each in opened:
+            each.sendall(sent)
         yield opened
 
 
@@ -67,7 +68,7 @@ def test_thousands_of_idle_connections_are_nothing(gateway: Gateway) -> None:
     before = gateway.resident_nbytes
     with many_files() as files:
         count = min(MANY, files * 3 // 4 - OURS)
-        with idle(url, count):
+        with idle(url, count // 2), idle(url, count // 2, LAST[:-2]):
             began_at = time.monotonic()
             assert statuses(exchange(url, LAST)) == [200]
             assert time.monotonic() - began_at < 2
@@ -77,11 +78,26 @@ def test_thousands_of_idle_connections_are_nothing(gateway: Gateway) -> None:
     assert each < MOST_BYTES_EACH
 
 
-def test_more_connections_than_files_are_refused(gateway: Gateway) -> None:
-    """At once, so that files of stores can be opened, and others go on."""
+def test_longest_idle_connection_gives_way_to_a_new_one(gateway: Gateway) -> None:
+    """The connection that has waited longest for a request is closed where files run short."""
     url = gateway.url
     resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
-    with idle(url, FEW_FILES * 3 // 4) as first:
+    with idle(url, FEW_FILES * 3 // 4) as opened:
+        opened[0].sendall(KEPT)
+        assert statuses(opened[0].recv(65536)) == [200]
+
+        assert statuses(exchange(url, LAST)) == [200]
+        assert heard(opened[1]) == b""
+        for each in (opened[0], opened[2]):
+            each.sendall(LAST)
+            assert statuses(heard(each)) == [200]
+
+
+def test_connection_is_refused_where_none_is_idle(gateway: Gateway) -> None:
+    """A connection more than files are there is refused at once while all others send requests."""
+    url = gateway.url
+    resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
+    with idle(url, FEW_FILES * 3 // 4, LAST[:-2]) as first:
         received = exchange(url)
         first[0].sendall(b"\r\n")
         answer = heard(first[0])
@@ -167,12 +183,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     folder: Path = tmp_path_factory.mktemp("any")
     (folder / "there").write_bytes(b"bytes\n")
     settings = Settings(
+        server=ServerSettings(keep_alive_s=SOON_S),
         limits=LimitSettings(timeout_s=SOON_S),
         datasets={"any": DatasetSettings(url=folder.as_uri(), writable=True)},
     )
     with pytest.MonkeyPatch.context() as patch, serving(settings) as served:
         patch.setattr("app.http.protocol.HEAD_S", SOON_S)
-        patch.setattr("app.http.protocol.KEEP_ALIVE_S", SOON_S)
         yield served
 
 
@@ -258,6 +274,24 @@ def test_what_comes_byte_by_byte_is_cut_off(url: str, before: bytes) -> None:
     assert statuses(received)[-1] == 408
     assert time.monotonic() - began_at < 3 * SOON_S + 1
     assert httpx.get(f"{url}/any/k").status_code == 404
+
+
+def test_head_on_a_kept_connection_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection is kept for longer than a head may take, and a head gets none of that time."""
+    monkeypatch.setattr("app.http.protocol.HEAD_S", SOON_S / 3)
+    settings = Settings(
+        server=ServerSettings(keep_alive_s=60), datasets={"any": DatasetSettings(url=str(tmp_path))}
+    )
+    with serving(settings) as url, connect(url) as connection:
+        for _ in range(2):
+            connection.sendall(GET + b"\r\n")
+            assert statuses(connection.recv(65536)) == [404]
+            time.sleep(SOON_S)
+        connection.sendall(GET)
+
+        assert statuses(heard(connection)) == [408]
 
 
 @pytest.mark.parametrize("path", ["/api/nothing", "/healthz", "/any/there"])

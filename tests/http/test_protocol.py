@@ -62,7 +62,7 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Generator[str]:
 def _settings(folder: Path, *, cached: bool) -> Settings:
     """Stream the large chunk unless it is cached."""
     return Settings(
-        server=ServerSettings(cors_origins=("https://a.example",)),
+        server=ServerSettings(cors_origins=("https://a.example",), keep_alive_s=5),
         cache=CacheSettings() if cached else CacheSettings(chunk_bytes=0),
         limits=LimitSettings() if cached else LimitSettings(stream_bytes=1_000_000),
         datasets={"em": DatasetSettings(url=folder.as_uri())},

@@ -292,8 +292,8 @@ class MetadataMissingError(StorageError):
 class VersionChangedError(StorageError):
     """The object was replaced or removed since its index was read."""
 
-    def __init__(self, ref: ObjectRef) -> None:
-        super().__init__(ref, "replaced while it was being read")
+    def __init__(self, ref: ObjectRef, reason: str = "replaced while it was being read") -> None:
+        super().__init__(ref, reason)
 
 
 class DamagedError(ShardgateError):
@@ -305,8 +305,10 @@ class DamagedError(ShardgateError):
         self.reason = reason
 
 
-def lost(ref: ObjectRef, version: Version | UnmodifiedSince) -> VersionChangedError | DamagedError:
+def lost(
+    ref: ObjectRef, version: Version | UnmodifiedSince, cause: StorageError | None = None
+) -> VersionChangedError | DamagedError:
     """Return the error for *ref* that is missing in *version*; damage if metadata refer to it."""
     if isinstance(version, Fixed | UnmodifiedSince):
         return DamagedError(ref, "is missing, or not as it was when it was referred to")
-    return VersionChangedError(ref)
+    return cause if isinstance(cause, VersionChangedError) else VersionChangedError(ref)

@@ -47,6 +47,7 @@ _SERVICE_LINK: Final = re.compile(
 PUBLIC: Final = "public"
 """Rule that every caller fulfils."""
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
+Validator = Literal["etag", "last-modified"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SHORTEST_SECRET: Final = 32
 
@@ -227,6 +228,8 @@ class StoreSettings(Section):
     """Token of temporary credentials."""
     anonymous: bool = False
     """Send no credentials."""
+    validator: Validator = "etag"
+    """`http(s)://`: tells versions apart; `last-modified` is for mirrors with several ETags."""
 
     @model_validator(mode="after")
     def _either_a_key_or_none(self) -> Self:

@@ -236,7 +236,7 @@ class BodyReader:
         try:
             tail = await held.enter(self._store.stream(source.ref, place, if_match=condition))
         except (RangeNotSatisfiedError, VersionChangedError) as error:
-            raise lost(source.ref, source.version) from error
+            raise lost(source.ref, source.version, error) from error
         await held.reserve(_PIECE_BYTES + len(head or b""))
         pieces = tail if head is None else _chain(head, tail)
         is_kept = wanted.length == entity.length <= self._chunks.cache.maxsize // _CACHE_PARTS

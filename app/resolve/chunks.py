@@ -388,7 +388,7 @@ class ChunkReader:
         try:
             found = await self._store.get(ref, byte_range, if_match=condition_of(version))
         except (RangeNotSatisfiedError, VersionChangedError) as error:
-            raise lost(ref, version) from error
+            raise lost(ref, version, error) from error
         if not isinstance(found, Found):
             raise lost(ref, version)
         self._costs[ref.bucket].note(len(found.data), time.monotonic() - began_at)

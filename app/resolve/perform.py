@@ -56,7 +56,7 @@ async def _get(
             read.ref, request, if_match=condition_of(version), if_none_match=known
         )
     except VersionChangedError as error:
-        raise error if version is None else lost(read.ref, version) from error
+        raise error if version is None else lost(read.ref, version, error) from error
     except RangeNotSatisfiedError as error:
         reason = f"{error.size} bytes are too few for its {read.kind}"
         raise DamagedError(read.ref, reason) from error

@@ -9,13 +9,16 @@ from functools import lru_cache
 from typing import Final
 
 from app.model import ByteRange, ByteRequest, Condition, ETag, SuffixRange, UnmodifiedSince
+from app.settings import Validator
 from app.storage.contract import ObjectHeaders
 
 METADATA: Final = b"x-amz-meta-"
-_CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+_CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
 _UNSATISFIED: Final = re.compile(rb"bytes \*/([0-9]{1,19})")
 _STRONG: Final = re.compile(rb'"[\x21\x23-\x7e\x80-\xff]+"')
 _DERIVED: Final = '"~'
+_DATED: Final = re.compile(r'"~([0-9]{1,12})-[0-9]+"')
+"""Version made of a modification time and a size."""
 _USER_METADATA: Final = re.compile(METADATA + rb"(?!shardgate-)[a-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e]*")
 _DEFAULT_TYPES: Final = frozenset(
@@ -34,20 +37,28 @@ def read_headers(
     elif request is not None:
         lines = f"Range: bytes={request.start}-{request.stop - 1}\r\n"
     if isinstance(if_match, UnmodifiedSince):
-        lines += f"If-Unmodified-Since: {formatdate(if_match.epoch_s, usegmt=True)}\r\n"
+        lines += _unmodified_since(if_match.epoch_s)
     elif if_match is not None and not if_match.startswith(_DERIVED):
         lines += f"If-Match: {if_match}\r\n"
+    elif if_match is not None and (dated := _DATED.fullmatch(if_match)):
+        lines += _unmodified_since(int(dated[1]))
     if if_none_match is not None and not if_none_match.startswith(_DERIVED):
         lines += f"If-None-Match: {if_none_match}\r\n"
     return lines.encode("latin-1")
 
 
-def parse_content_range(text: bytes) -> tuple[ByteRange, int] | None:
-    """Parse a ``Content-Range`` into the range and the size of the whole object."""
+def _unmodified_since(epoch_s: int) -> str:
+    return f"If-Unmodified-Since: {formatdate(epoch_s, usegmt=True)}\r\n"
+
+
+def parse_content_range(text: bytes) -> tuple[ByteRange, int | None] | None:
+    """Parse a ``Content-Range`` into the range and the size of the whole object, if it is told."""
     if (match := _CONTENT_RANGE.fullmatch(text)) is None:
         return None
-    first, last, size = map(int, match.groups())
-    return (ByteRange(first, last + 1), size) if first <= last < size else None
+    first, last = int(match[1]), int(match[2])
+    size = None if match[3] == b"*" else int(match[3])
+    is_valid = first <= last and (size is None or last < size)
+    return (ByteRange(first, last + 1), size) if is_valid else None
 
 
 def parse_unsatisfied(text: bytes) -> int | None:
@@ -56,8 +67,13 @@ def parse_unsatisfied(text: bytes) -> int | None:
     return int(match[1]) if match else None
 
 
-def version_of(headers: Mapping[bytes, bytes], size: int) -> ETag:
-    """Return the strong ETag, or one derived from weak ETag, ``Last-Modified`` and size."""
+def version_of(headers: Mapping[bytes, bytes], size: int, validator: Validator = "etag") -> ETag:
+    """Return the strong ETag, or one derived from weak ETag, ``Last-Modified`` and size.
+
+    With the *validator* ``last-modified`` it is made of that and the size, whatever the ETag is.
+    """
+    if validator == "last-modified" and (modified_s := last_modified(headers)) is not None:
+        return ETag(f'{_DERIVED}{modified_s}-{size}"')
     etag = headers.get(b"etag", b"")
     if _STRONG.fullmatch(etag):
         return ETag(etag.decode("latin-1"))
@@ -92,6 +108,12 @@ def is_gzip(headers: Mapping[bytes, bytes]) -> bool:
 def last_modified(headers: Mapping[bytes, bytes]) -> int | None:
     """Return ``Last-Modified`` in seconds since the Unix epoch, `None` if it is no date."""
     text = headers.get(b"last-modified")
+    return None if text is None else parse_date(text.decode("latin-1"))
+
+
+def date_of(headers: Mapping[bytes, bytes]) -> int | None:
+    """Return ``Date`` in seconds since the Unix epoch, `None` if it is no date."""
+    text = headers.get(b"date")
     return None if text is None else parse_date(text.decode("latin-1"))
 
 

@@ -8,9 +8,11 @@ import re
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Literal, NamedTuple
+
+from cachetools import LRUCache, TTLCache
 
 from app.errors import (
     StorageDeniedError,
@@ -23,7 +25,8 @@ from app.errors import (
     TruncatedReadError,
     VersionChangedError,
 )
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef
+from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, SuffixRange
+from app.settings import Validator
 from app.storage.contract import (
     NOT_MODIFIED,
     Found,
@@ -43,6 +46,8 @@ from app.storage.http1_client import (
     Target,
 )
 from app.storage.http_headers import (
+    date_of,
+    is_derived,
     is_gzip,
     last_modified,
     object_headers,
@@ -74,8 +79,22 @@ _THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExce
 _TRANSIENT_CODES: Final = frozenset(
     {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
 )
+_PASSING_CODES: Final = _DENIED_CODES | _THROTTLED_CODES | _TRANSIENT_CODES
 _FROM_PROXIES: Final = frozenset({204, 404, 408, 410, 425})
 """Statuses that proxies send for a while, without an error document of S3."""
+_NO_SUFFIX: Final = frozenset({400, 405, 416, 501})
+"""Statuses of servers that know no suffix ranges."""
+_SUFFIX_RETRIED_S: Final = 3600.0
+_SKIPPED_NBYTES: Final = 1024**2
+"""Most bytes of an object that are read to get at its end."""
+_TRIES: Final = 3
+_BUCKETS: Final = 1024
+_OBJECTS: Final = 8192
+_STRONG_DATE_S: Final = 60
+_ALTERNATES: Final = (
+    "the server alternates between ETags of one version; the setting validator of its store, "
+    '"last-modified", tells versions apart without them'
+)
 _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
@@ -99,6 +118,11 @@ class Refusal:
     @property
     def is_no_such_key(self) -> bool:
         return self.status == _NOT_FOUND and self.code == NO_SUCH_KEY
+
+    @property
+    def may_mean_suffix(self) -> bool:
+        """True if a server that knows no suffix ranges can refuse one in this way."""
+        return self.status in _NO_SUFFIX and self.code not in _PASSING_CODES
 
     def failure(self, ref: ObjectRef) -> StorageError:
         """Return the error for a refusal that is about neither absence, version nor range."""
@@ -127,8 +151,15 @@ class HttpReader(ABC):
     """True if every response about an object has an ETag."""
     follows_redirects = False
 
-    def __init__(self, client: HttpClient) -> None:
+    def __init__(self, client: HttpClient, validator: Validator = "etag") -> None:
         self._http = client
+        self._validator: Validator = validator
+        self._without_suffixes: TTLCache[str, bool] = TTLCache(_BUCKETS, _SUFFIX_RETRIED_S)
+        """Buckets whose servers were seen to know no suffix ranges."""
+        self._sizes: LRUCache[tuple[ObjectRef, bytes], int] = LRUCache(_OBJECTS)
+        """Sizes of versions, by ETag, of servers that do not tell them with a range."""
+        self._seen: LRUCache[ObjectRef, _Seen] = LRUCache(_OBJECTS)
+        """Last versions of objects."""
 
     @abstractmethod
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> Target:
@@ -164,6 +195,8 @@ class HttpReader(ABC):
                 data = await body.read()
             finally:
                 body.response.release()
+        except VersionChangedError as error:
+            raise await self._explained(error, if_match) from error
         except _FAILURES as error:
             raise _storage_error(ref, error) from error
         if body.etag == if_none_match:
@@ -184,6 +217,8 @@ class HttpReader(ABC):
             return
         try:
             body = await self._open(ref, byte_range, if_match, None)
+        except VersionChangedError as error:
+            raise await self._explained(error, if_match) from error
         except _FAILURES as error:
             raise _storage_error(ref, error) from error
         if not isinstance(body, _Body):
@@ -199,7 +234,8 @@ class HttpReader(ABC):
         if (found := await self.head(ref)) is None:
             return None
         headers, size = found
-        etag = version_of(headers, size)
+        etag = version_of(headers, size, self._validator)
+        self._note(ref, headers, size, etag)
         return Stat(size, etag, is_gzip(headers), last_modified(headers), object_headers(headers))
 
     async def head(self, ref: ObjectRef) -> tuple[Mapping[bytes, bytes], int] | None:
@@ -253,24 +289,52 @@ class HttpReader(ABC):
         *,
         is_eager: bool = False,
     ) -> "_Body | NotModified | None":
+        if isinstance(request, SuffixRange) and ref.bucket in self._without_suffixes:
+            return await self._open_end(ref, request, if_match, if_none_match, is_eager=is_eager)
         headers = read_headers(request, if_match, if_none_match)
         response = await self._request("GET", ref, headers, is_eager=is_eager)
+        if isinstance(request, SuffixRange) and _may_lack_suffixes(response, request):
+            if isinstance(response, Response):
+                response.release()
+            body = await self._open_end(ref, request, if_match, if_none_match, is_eager=is_eager)
+            if isinstance(body, _Body) and body.size >= request.length:
+                self._without_suffixes[ref.bucket] = True
+            return body
         if isinstance(response, Refusal):
             if response.status == _NOT_MODIFIED and if_none_match is not None:
                 return NOT_MODIFIED
-            if response.status == _UNSATISFIED and request is not None:
-                explicit = await self._satisfiable(ref, request, response, if_match)
-                return await self._open(ref, explicit, if_match, if_none_match, is_eager=is_eager)
+            if response.status == _UNSATISFIED and isinstance(request, ByteRange):
+                await self._check_range(ref, request, response, if_match)
             self._check_absence(ref, response, if_match)
             return None
         try:
-            data = None
-            if response.length is None and request is None:
-                data = await response.read()
-            return _Body.check(ref, response, request, if_match, data)
+            return await self._checked(ref, response, request, if_match, is_eager=is_eager)
         except BaseException:
             response.release()
             raise
+
+    async def _open_end(
+        self,
+        ref: ObjectRef,
+        suffix: SuffixRange,
+        if_match: Condition | None,
+        if_none_match: ETag | None,
+        *,
+        is_eager: bool,
+    ) -> "_Body | NotModified | None":
+        """Open a suffix as an explicit range of the version that a stat has seen."""
+        for _ in range(_TRIES):
+            if (stat := await self.stat(ref)) is None:
+                if if_match is None:
+                    return None
+                raise VersionChangedError(ref)
+            check_condition(ref, if_match, stat.etag, stat.modified_s)
+            if stat.etag == if_none_match:
+                return NOT_MODIFIED
+            wanted = clamp(ref, suffix, stat.size, if_match)
+            with suppress(VersionChangedError):
+                return await self._open(ref, wanted, stat.etag, None, is_eager=is_eager)
+        raise VersionChangedError(ref)
 
     async def _request(
         self, method: HttpMethod, ref: ObjectRef, headers: bytes = b"", *, is_eager: bool = False
@@ -315,19 +379,98 @@ class HttpReader(ABC):
             raise VersionChangedError(ref)
         raise refusal.failure(ref)
 
-    async def _satisfiable(
-        self, ref: ObjectRef, request: ByteRequest, refusal: Refusal, if_match: Condition | None
-    ) -> ByteRange:
-        """Return the explicit range of a long suffix, which some servers refuse; else raise."""
+    async def _checked(
+        self,
+        ref: ObjectRef,
+        response: Response,
+        request: ByteRequest | None,
+        if_match: Condition | None,
+        *,
+        is_eager: bool,
+    ) -> "_Body":
+        """Check range, length and version of a response, whatever the server did with them."""
+        headers, length, data = response.headers, response.length, None
+        if length is None and request is None:
+            data = await response.read()
+            length = len(data)
+        sent, size = _sent_range(ref, response, length)
+        if size is None:
+            if is_eager and data is None:
+                data = await response.read()  # the connection is free for another request
+                length = len(data)
+            size = await self._size_of(ref, headers)
+        etag, modified_s = version_of(headers, size, self._validator), last_modified(headers)
+        if if_match is None:
+            self._note(ref, headers, size, etag)
+        check_condition(ref, if_match, etag, modified_s)
+        wanted = clamp(ref, request, size, if_match)
+        if sent != wanted and sent.length != size:
+            raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
+        if length is not None and length != sent.length:
+            raise TruncatedReadError(ref, f"Content-Length is {length} of {sent.length} bytes")
+        return _Body(ref, response, wanted, wanted.start - sent.start, size, etag, modified_s, data)
+
+    async def _explained(
+        self, error: VersionChangedError, if_match: Condition | None
+    ) -> VersionChangedError:
+        """Return *error*, with its reason if the server has several ETags for one version."""
+        if self.requires_etags or not isinstance(if_match, str):
+            return error
+        stat = None
+        with suppress(StorageError):
+            stat = await self.stat(error.ref)
+        seen = self._seen.get(error.ref)
+        alternates = (stat is not None and stat.etag == if_match) or (seen and seen.alternates)
+        return VersionChangedError(error.ref, _ALTERNATES) if alternates else error
+
+    async def _size_of(self, ref: ObjectRef, headers: Mapping[bytes, bytes]) -> int:
+        """Return the size of the version with *headers*, which do not tell it, from a HEAD."""
+        name = ref, headers.get(b"etag", b"")
+        if (size := self._sizes.get(name)) is None:
+            if (found := await self.head(ref)) is None:
+                raise VersionChangedError(ref)
+            now, size = found
+            etag = version_of(now, size, self._validator)
+            if etag != version_of(headers, size, self._validator):
+                self._note(ref, headers, size, version_of(headers, size))
+                self._note(ref, now, size, etag)
+                raise VersionChangedError(ref)
+            if not is_derived(etag):
+                self._sizes[name] = size
+        return size
+
+    def _note(self, ref: ObjectRef, headers: Mapping[bytes, bytes], size: int, etag: ETag) -> None:
+        """Note the version that was seen, and whether it had another ETag before.
+
+        A modification time a minute ago names a version as surely as an ETag (RFC 9110 §8.8.2.2).
+        """
+        modified_s, now_s = last_modified(headers), date_of(headers)
+        if modified_s is None or now_s is None or now_s - modified_s < _STRONG_DATE_S:
+            return
+        before, alternates = self._seen.get(ref), False
+        if before is not None and before.version == (modified_s, size):
+            alternates = before.alternates or before.etag != etag
+        self._seen[ref] = _Seen((modified_s, size), etag, alternates)
+
+    async def _check_range(
+        self, ref: ObjectRef, request: ByteRange, refusal: Refusal, if_match: Condition | None
+    ) -> None:
+        """Raise what `clamp` does for a range that a server has refused, if it does."""
         if (size := refusal.size) is None:
             found = await self.stat(ref)
             if found is None:
                 raise VersionChangedError(ref)
             size = found.size
-        explicit = clamp(ref, request, size, if_match)
-        if isinstance(request, ByteRange):
-            raise refusal.failure(ref)
-        return explicit
+        clamp(ref, request, size, if_match)
+
+
+class _Seen(NamedTuple):
+    """Version of an object by its modification time and size, and its last ETag."""
+
+    version: tuple[int, int]
+    etag: ETag
+    alternates: bool
+    """True if it had another ETag before."""
 
 
 @dataclass(slots=True)
@@ -342,28 +485,6 @@ class _Body:
     modified_s: int | None
     data: bytes | None
     """The body, if it had to be read to learn its length."""
-
-    @classmethod
-    def check(
-        cls,
-        ref: ObjectRef,
-        response: Response,
-        request: ByteRequest | None,
-        if_match: Condition | None,
-        data: bytes | None,
-    ) -> Self:
-        """Check range, length and version of a response, whatever the server did with them."""
-        length = response.length if data is None else len(data)
-        sent, size = _sent_range(ref, response, length)
-        etag = version_of(response.headers, size)
-        modified_s = last_modified(response.headers)
-        check_condition(ref, if_match, etag, modified_s)
-        wanted = clamp(ref, request, size, if_match)
-        if sent != wanted and sent.length != size:
-            raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
-        if length is not None and length != sent.length:
-            raise TruncatedReadError(ref, f"Content-Length is {length} of {sent.length} bytes")
-        return cls(ref, response, wanted, wanted.start - sent.start, size, etag, modified_s, data)
 
     async def read(self) -> bytes:
         if self.data is not None:
@@ -387,8 +508,12 @@ class _Body:
         raise TruncatedReadError(self.ref, f"{left} bytes are missing")
 
 
-def _sent_range(ref: ObjectRef, response: Response, length: int | None) -> tuple[ByteRange, int]:
-    """Return the range in the body and the object's size; a 200 with Content-Range is a 206."""
+def _sent_range(
+    ref: ObjectRef, response: Response, length: int | None
+) -> tuple[ByteRange, int | None]:
+    """Return the range in the body and the object's size, if told; a 200 with Content-Range is a
+    206.
+    """
     content_range = response.headers.get(b"content-range")
     if content_range is not None:
         if (parsed := parse_content_range(content_range)) is not None:
@@ -398,6 +523,18 @@ def _sent_range(ref: ObjectRef, response: Response, length: int | None) -> tuple
             return ByteRange(0, length), length
         raise StorageUnusableError(ref, "the response has no Content-Length")
     raise StorageUnusableError(ref, "the response has no valid Content-Range")
+
+
+def _may_lack_suffixes(response: Response | Refusal, suffix: SuffixRange) -> bool:
+    """Return whether *response* is no end of an object, or comes with far more of it."""
+    if isinstance(response, Refusal):
+        return response.may_mean_suffix
+    if (content_range := response.headers.get(b"content-range")) is None:
+        return (response.length or 0) > suffix.length + _SKIPPED_NBYTES
+    sent, size = parse_content_range(content_range) or (None, None)
+    if sent is None or size is None:
+        return False
+    return sent.stop != size or sent.length not in (size, min(suffix.length, size))
 
 
 async def _read_refusal(method: HttpMethod, response: Response) -> Refusal:

@@ -44,6 +44,10 @@ class Fault(Enum):
     SHORT_LENGTH = "announces and sends a byte less than Content-Range says"
     WRONG_RANGE = "sends the range one byte further on"
     BAD_RANGE = "sends a Content-Range that is none"
+    NO_TOTAL = "sends a Content-Range without the size of the object"
+    IGNORE_SUFFIX = "answers a suffix with everything"
+    SUFFIX_AS_PREFIX = "takes -n for 0-n"
+    MIRRORS = "has two ETags for each object, by turns"
     IGNORE_RANGE = "answers 200 with everything"
     RANGE_AS_200 = "answers a range with 200 and Content-Range"
     IGNORE_CONDITIONS = "ignores If-Match, If-None-Match and If-Unmodified-Since"
@@ -88,6 +92,8 @@ class FaultyServer:
         self.redirects: dict[str, str] = {}
         """Where requests for a path are sent on to."""
         self.seen: list[Seen] = []
+        self.suffix_status = 0
+        """The status of answers to suffix ranges, if they are refused."""
         self.replaced = 0
         """How many objects were overwritten; it moves Last-Modified."""
         self.stopping = threading.Event()
@@ -201,6 +207,8 @@ class _Handler(Handler[FaultyServer]):
 
     def _object(self, data: bytes) -> None:
         tag = etag(data)
+        if Fault.MIRRORS in self.faults:
+            tag = f'"{len(self.server.owner.seen) % 2}"'
         ignoring = Fault.IGNORE_CONDITIONS in self.faults
         if not ignoring and self.headers.get("If-Match", tag) != tag:
             self._refuse(412, "PreconditionFailed", "")
@@ -210,6 +218,23 @@ class _Handler(Handler[FaultyServer]):
         if not ignoring and parsedate_to_datetime(modified) > parsedate_to_datetime(since):
             self._refuse(412, "PreconditionFailed", "")
             return
+        headers = self._validators(tag, modified)
+        if not ignoring and self.headers.get("If-None-Match") == headers.get("ETag", "none"):
+            self._send(304, b"", headers)
+            return
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        is_suffix = asked is not None and not asked[1]
+        ignored = Fault.IGNORE_RANGE in self.faults
+        ignored |= is_suffix and Fault.IGNORE_SUFFIX in self.faults
+        if asked is None or self.command == "HEAD" or ignored:
+            self._send(200, data, headers)
+        elif is_suffix and self.server.owner.suffix_status:
+            self._send(self.server.owner.suffix_status, b"")
+        else:
+            self._range(data, asked[1], asked[2], headers)
+
+    def _validators(self, tag: str, modified: str) -> dict[str, str]:
+        """Tell the headers of an object as far as they are to be right."""
         headers = {"Accept-Ranges": "bytes", "ETag": tag, "Last-Modified": modified}
         if Fault.BAD_DATE in self.faults:
             headers["Last-Modified"] = "yesterday"
@@ -219,16 +244,11 @@ class _Handler(Handler[FaultyServer]):
             headers["ETag"] = f"W/{tag}"
         if Fault.NO_ETAG in self.faults:
             del headers["ETag"]
-        if not ignoring and self.headers.get("If-None-Match") == headers.get("ETag", "none"):
-            self._send(304, b"", headers)
-            return
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if asked is None or self.command == "HEAD" or Fault.IGNORE_RANGE in self.faults:
-            self._send(200, data, headers)
-        else:
-            self._range(data, asked[1], asked[2], headers)
+        return headers
 
     def _range(self, data: bytes, first: str, last: str, headers: dict[str, str]) -> None:
+        if not first and Fault.SUFFIX_AS_PREFIX in self.faults:
+            first = "0"
         if first:
             start, stop = int(first), min(int(last or len(data)) + 1, len(data))
         else:
@@ -242,6 +262,8 @@ class _Handler(Handler[FaultyServer]):
             start, stop = start + 1, stop + 1
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
         if Fault.BAD_RANGE in self.faults:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/?"
+        if Fault.NO_TOTAL in self.faults:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/*"
         short = Fault.SHORT_LENGTH in self.faults
         status = 200 if Fault.RANGE_AS_200 in self.faults else 206

@@ -1,0 +1,264 @@
+"""Servers that know less of HTTP than S3 does."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import httpx
+import pytest
+
+from app.errors import (
+    RangeNotSatisfiedError,
+    StorageDeniedError,
+    StorageUnavailableError,
+    VersionChangedError,
+)
+from app.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
+from app.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
+from app.storage.contract import NOT_MODIFIED
+from app.storage.http_store import HttpStore
+from app.storage.s3 import S3Store
+from tests.storage.conftest import found
+from tests.storage.faulty import Fault, FaultyServer, etag
+from tests.support.serving import serving
+
+DATA = bytes(range(256)) * 8192
+type Store = HttpStore | S3Store
+type Spoil = Callable[[FaultyServer], None]
+
+
+@pytest.fixture(params=["http", "s3"])
+async def store(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGenerator[Store]:
+    """Read the faulty server as either kind."""
+    faulty.put("bucket", "key", DATA)
+    settings = faulty.settings()
+    async with aclosing(
+        HttpStore(timeout_s=5) if request.param == "http" else S3Store(settings, timeout_s=5)
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def ref(store: Store, faulty: FaultyServer) -> ObjectRef:
+    """Name the object as the store knows it."""
+    is_http = isinstance(store, HttpStore)
+    return ObjectRef(faulty.url, "bucket/key") if is_http else ObjectRef("s3://bucket", "key")
+
+
+def refusing(status: int) -> Spoil:
+    """Refuse suffixes with *status*."""
+
+    def spoil(faulty: FaultyServer) -> None:
+        faulty.suffix_status = status
+
+    return spoil
+
+
+def with_fault(fault: Fault) -> Spoil:
+    """Let *fault* happen to every request."""
+    return lambda faulty: faulty.fail(fault)
+
+
+NO_SUFFIXES: dict[str, Spoil] = {
+    **{str(status): refusing(status) for status in (400, 405, 416, 501)},
+    **{fault.name: with_fault(fault) for fault in (Fault.IGNORE_SUFFIX, Fault.SUFFIX_AS_PREFIX)},
+}
+
+
+@pytest.fixture(params=NO_SUFFIXES)
+def no_suffixes(request: pytest.FixtureRequest, faulty: FaultyServer) -> None:
+    """Let the server know no suffix ranges."""
+    NO_SUFFIXES[request.param](faulty)
+
+
+@pytest.mark.usefixtures("no_suffixes")
+async def test_suffix_is_read_by_size_where_the_server_takes_none(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """A suffix that a server refuses or ignores is read as an absolute range of one version."""
+    answer = await found(store, ref, SuffixRange(7))
+
+    assert (answer.data, answer.size) == (DATA[-7:], len(DATA))
+    assert [each.method for each in faulty.seen] == ["GET", "HEAD", "GET"]
+    assert faulty.seen[-1].headers["If-Match"] == etag(DATA)
+    assert await store.get(ref, SuffixRange(7), if_match=answer.etag) == answer
+    assert await store.get(ref, SuffixRange(7), if_none_match=answer.etag) is NOT_MODIFIED
+
+
+@pytest.mark.usefixtures("no_suffixes")
+async def test_refused_suffix_is_remembered_for_the_bucket(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """After one refused suffix no other is sent to the same bucket."""
+    await found(store, ref, SuffixRange(7))
+    faulty.seen.clear()
+
+    assert (await found(store, ref, SuffixRange(9))).data == DATA[-9:]
+    assert [each.method for each in faulty.seen] == ["HEAD", "GET"]
+
+
+@pytest.mark.parametrize("status", [400, 405, 416, 501])
+async def test_absent_object_is_absent_where_suffixes_are_refused(
+    faulty: FaultyServer, store: Store, ref: ObjectRef, status: int
+) -> None:
+    """An object that a server does not have is absent, even if it refuses the suffix first."""
+    faulty.suffix_status = status
+    absent = ref._replace(key=f"{ref.key}-absent")
+
+    assert await store.get(absent, SuffixRange(7)) is None
+    with pytest.raises(VersionChangedError):
+        await store.get(absent, SuffixRange(7), if_match=(await found(store, ref)).etag)
+
+
+async def test_object_replaced_between_size_and_range_is_read_anew(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """A suffix is of one version, though the object is replaced after its size was learnt."""
+    faulty.suffix_status = 400
+    faulty.fail(Fault.REPLACE, nth=[2])
+
+    answer = await found(store, ref, SuffixRange(3))
+
+    assert (answer.data, answer.size) == (DATA[::-1][-2:] + b"!", len(DATA) + 1)
+    faulty.fail(Fault.REPLACE, nth=[1])
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, SuffixRange(3), if_match=answer.etag)
+
+
+async def test_empty_object_has_no_suffix(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """A suffix of an empty object is not satisfied, however the server refuses it."""
+    faulty.suffix_status = 400
+    faulty.put("bucket", "key", b"")
+
+    with pytest.raises(RangeNotSatisfiedError):
+        await store.get(ref, SuffixRange(3))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(Fault.TEAPOT, StorageUnavailableError), (Fault.DENY, StorageDeniedError)],
+)
+async def test_refusal_of_every_request_is_an_error(
+    faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault, error: type[Exception]
+) -> None:
+    """A server that refuses the suffix and the object too is not asked without end."""
+    faulty.suffix_status = 400
+    faulty.fail(fault, nth=range(1, 100))
+
+    with pytest.raises(error, match=str(fault.value[0])):
+        await store.get(ref, SuffixRange(3))
+    assert len(faulty.seen) <= 4
+
+
+REQUESTS: dict[ByteRequest, bytes] = {
+    ByteRange(5, 9): DATA[5:9],
+    ByteRange(0, len(DATA)): DATA,
+    ByteRange(100, 10**7): DATA[100:],
+    SuffixRange(7): DATA[-7:],
+    SuffixRange(10**7): DATA,
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+async def test_range_of_unknown_total_is_read(
+    faulty: FaultyServer, store: Store, ref: ObjectRef, request_: ByteRequest
+) -> None:
+    """The size that a range does not tell is asked for once for each version."""
+    faulty.fail(Fault.NO_TOTAL)
+
+    for _ in range(2):
+        answer = await found(store, ref, request_)
+        assert (answer.data, answer.size) == (REQUESTS[request_], len(DATA))
+        assert await store.get(ref, ByteRange(5, 9), if_match=answer.etag) is not None
+    assert [each.method for each in faulty.seen] == ["GET", "HEAD", "GET", "GET", "GET"]
+
+
+@pytest.mark.parametrize("store", ["http"], indirect=True)
+@pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG])
+async def test_replaced_object_of_unknown_total_is_noticed(
+    faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault
+) -> None:
+    """A version without a strong ETag is told apart by its size, which is asked for anew."""
+    faulty.fail(Fault.NO_TOTAL)
+    faulty.fail(fault)
+    first = await found(store, ref, ByteRange(0, 9))
+    faulty.put("bucket", "key", DATA + b"!")
+
+    with pytest.raises(VersionChangedError):
+        await store.get(ref, ByteRange(0, 9), if_match=first.etag)
+
+
+async def test_stream_of_unknown_total_is_read(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """A stream asks for the size of the object before its first piece."""
+    faulty.fail(Fault.NO_TOTAL)
+
+    async with store.stream(ref, ByteRange(5, len(DATA)), if_match=None) as pieces:
+        assert b"".join([piece async for piece in pieces]) == DATA[5:]
+
+
+@pytest.mark.parametrize("store", ["http"], indirect=True)
+async def test_alternating_etags_are_explained(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """The error for an unmodified object whose ETag changes names the setting that helps."""
+    faulty.fail(Fault.MIRRORS)
+    for _ in range(2):
+        tag = (await found(store, ref, ByteRange(0, 9))).etag
+
+    with pytest.raises(VersionChangedError, match=r'validator.*"last-modified"'):
+        await store.get(ref, ByteRange(0, 9), if_match=tag)
+
+
+@pytest.mark.parametrize("store", ["http"], indirect=True)
+async def test_modified_object_is_no_alternation(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """An object whose modification time changes with its ETag was replaced."""
+    first = await found(store, ref, ByteRange(0, 9))
+    faulty.put("bucket", "key", DATA[::-1])
+    await found(store, ref, ByteRange(0, 9))
+
+    with pytest.raises(VersionChangedError, match="replaced while it was being read"):
+        await store.get(ref, ByteRange(0, 9), if_match=first.etag)
+
+
+async def test_mirrors_are_read_by_modification_time(faulty: FaultyServer) -> None:
+    """With the validator last-modified, versions are told apart by time and size alone."""
+    faulty.put("bucket", "key", DATA)
+    faulty.fail(Fault.MIRRORS)
+    ref = ObjectRef(faulty.url, "bucket/key")
+    async with aclosing(HttpStore(timeout_s=5, validator="last-modified")) as store:
+        first = await found(store, ref, ByteRange(0, 9))
+        stat = await store.stat(ref)
+        assert stat is not None
+        assert stat.etag == first.etag
+        assert await store.get(ref, ByteRange(0, 9), if_match=first.etag) == first
+        assert "If-Match" not in faulty.seen[-1].headers
+        assert faulty.seen[-1].headers["If-Unmodified-Since"] == "Mon, 06 Jul 2026 10:00:00 GMT"
+
+        faulty.put("bucket", "key", DATA + b"!")
+        with pytest.raises(VersionChangedError):
+            await store.get(ref, ByteRange(0, 9), if_match=first.etag)
+
+
+def test_dataset_names_the_store_of_its_mirrors(faulty: FaultyServer) -> None:
+    """A dataset on a web server takes the validator of the store that it names."""
+    faulty.put("bucket", "key", DATA)
+    faulty.fail(Fault.MIRRORS)
+    root = f"{faulty.url}/bucket"
+    settings = Settings(
+        cache=CacheSettings(ttl_s=0.001),
+        stores={"mirrors": StoreSettings(validator="last-modified")},
+        datasets={
+            "plain": DatasetSettings(url=root),
+            "mirrored": DatasetSettings(url=root, store="mirrors"),
+        },
+    )
+    with serving(settings) as url:
+        for name, seen in (("plain", 2), ("mirrored", 1)):
+            answers = [httpx.get(f"{url}/{name}/key") for _ in range(2)]
+            assert [each.content for each in answers] == [DATA, DATA]
+            assert len({each.headers["ETag"] for each in answers}) == seen

@@ -68,10 +68,9 @@ _PIECE_NBYTES: Final = 1024**2
 _PAGE: Final = 1000
 _TRIES: Final = 3
 _NO_TIMEOUT: Final = timedelta(days=365)
-_NOT_FOUND: Final = 404
 _UNSATISFIED: Final = 416
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
-_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_CODE: Final = re.compile(r"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _ABOUT_RANGE: Final = ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE")
 _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
     (("token request", "redential"), StorageDeniedError, "no credentials to send"),
@@ -104,7 +103,6 @@ class CloudStore(ReadOnlyStore):
         self._settings = settings
         self._timeout = timedelta(seconds=timeout_s)
         self._stores: dict[str, AzureStore | GCSStore] = {}
-        self._alive: set[str] = set()
 
     async def get(
         self,
@@ -215,7 +213,7 @@ class CloudStore(ReadOnlyStore):
         except PreconditionError:
             raise VersionChangedError(ref) from None
         except FileNotFoundError as error:
-            await self._check_bucket(ref, error)
+            await self._check_absence(ref, error, is_head=is_head)
             if if_match is not None:
                 raise VersionChangedError(ref) from None
             return None
@@ -229,17 +227,34 @@ class CloudStore(ReadOnlyStore):
         opened = _checked(ref, result, request, if_match)
         return NOT_MODIFIED if opened.found.etag == if_none_match else opened
 
-    async def _check_bucket(self, ref: ObjectRef, error: FileNotFoundError) -> None:
-        """Raise if a 404 means the bucket; look for it unless it is known to exist."""
+    async def _check_absence(
+        self, ref: ObjectRef, error: FileNotFoundError, *, is_head: bool
+    ) -> None:
+        """Return if *ref* is absent, else raise: proxies answer 404 too.
+
+        The error document of the service proves it, which the response to a HEAD does not have, or
+        a listing without the object.
+        """
         refusal = _refusal_of(error)
         code = "" if refusal is None else refusal.code
         if code in _NO_BUCKET_CODES:
-            self._alive.discard(ref.bucket)
             raise no_bucket(ref)
-        if code not in _ABSENT_CODES and ref.bucket not in self._alive:
-            with suppress(StorageDeniedError):  # refused, so it exists
-                await self.check_reachable(ref)
-            self._alive.add(ref.bucket)
+        if code in _ABSENT_CODES:
+            return
+        if is_head:
+            is_there = await self._ask(ref, None, None, None) is not None
+        else:
+            is_there = await self._is_listed(ref)
+        if is_there:
+            raise StorageUnavailableError(ref, "the server answered 404 for an object that it has")
+
+    async def _is_listed(self, ref: ObjectRef) -> bool:
+        """Look for *ref* in a listing of its folder, from a little before it if the server can."""
+        folder = ObjectRef(ref.bucket, ref.key[: ref.key.rfind("/") + 1])
+        async for each in self._list(folder, "", ref.key[:-1]):
+            if each.ref.key >= ref.key:
+                return each.ref.key == ref.key
+        return False
 
     def _store(self, ref: ObjectRef) -> AzureStore | GCSStore:
         if (store := self._stores.get(ref.bucket)) is None:
@@ -382,7 +397,7 @@ def _is_about_range(error: Exception) -> bool:
 
 def _failure(ref: ObjectRef, error: Exception) -> StorageError:
     if (refusal := _refusal_of(error)) is not None:
-        return no_bucket(ref) if refusal.status == _NOT_FOUND else refusal.failure(ref)
+        return no_bucket(ref) if refusal.code in _NO_BUCKET_CODES else refusal.failure(ref)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return StorageDeniedError(ref, "the server refuses")
     for phrases, kind, reason in _KINDS:

@@ -91,7 +91,7 @@ class Proxy:
         self.between: Callable[[], object] = lambda: None
         """Called once the spoilt request was passed on, or not."""
         self.hides: Callable[[str, str], bool] = lambda _method, _header: False
-        """Tells of which headers the server shall know nothing."""
+        """Tells of which headers the server shall know nothing; of ``host``, that of the proxy."""
         self.unknown = "no such header"
         """Requests with this header are answered 501."""
         self.passes_on = False
@@ -213,7 +213,10 @@ class _Handler(Handler[Proxy]):
     def _begun(self) -> http.client.HTTPConnection:
         """Send the head, as far as it is passed on."""
         upstream = http.client.HTTPConnection(self.server.owner.upstream, timeout=60)
-        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        own_host = self.server.owner.hides(self.command, "host")
+        upstream.putrequest(
+            self.command, self.path, skip_host=not own_host, skip_accept_encoding=True
+        )
         for name, value in self.headers.items():
             hidden = name.lower() in ("connection", "expect")
             if not hidden and not self.server.owner.hides(self.command, name.lower()):

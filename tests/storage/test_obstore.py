@@ -2,18 +2,26 @@
 
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Final
+from urllib.parse import urlsplit
 
 import pytest
 
-from app.errors import ConfigurationError, StorageDeniedError, StorageUnusableError
-from app.model import ObjectRef
+from app.errors import (
+    ConfigurationError,
+    StorageDeniedError,
+    StorageUnavailableError,
+    StorageUnusableError,
+)
+from app.model import ByteRange, ObjectRef
 from app.settings import LimitSettings, StoreSettings
 from app.storage.obstore import CloudStore
 from app.storage.stores import Stores
 from tests.storage.conftest import az_settings, found
 from tests.storage.faulty import FaultyServer
+from tests.storage.proxy import Lie, Proxy
 from tests.storage.test_faults import DATA, MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
 
@@ -155,3 +163,57 @@ except ConfigurationError as error:
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
 
     assert f"shardgate[{extra}]" in told.stdout.decode()
+
+
+ABSENCES: Final = (Lie.PAGE_404, Lie.EMPTY_404, Lie.QUOTED_404)
+
+
+@pytest.fixture(params=["gs", "az"])
+async def behind_proxy(request: pytest.FixtureRequest) -> AsyncGenerator[tuple[CloudStore, Proxy]]:
+    """Open a store behind a proxy, with an object that was read before, and one beside it."""
+    is_google = request.param == "gs"
+    server = request.getfixturevalue("fake_gcs" if is_google else "azurite")
+    google = StoreSettings(endpoint_url=server.url, anonymous=True)
+    settings = google if is_google else az_settings(server)
+    for name in ("a/b", "a/b/c", "a/b0", "a/present"):
+        server.put(name, DATA)
+    with Proxy(server.url).running() as proxy:
+        proxy.hides = lambda _method, header: header == "host"
+        url = server.url.replace(proxy.upstream, urlsplit(proxy.url).netloc)
+        settings = settings.model_copy(update={"endpoint_url": url})
+        async with aclosing(CloudStore(request.param, settings)) as store:
+            await found(store, ObjectRef(f"{request.param}://bucket", "a/present"))
+            yield store, proxy
+
+
+@pytest.mark.parametrize("lie", ABSENCES)
+@pytest.mark.parametrize("lasts", [1, 1000])
+async def test_404_of_a_proxy_is_no_absence(
+    behind_proxy: tuple[CloudStore, Proxy], request: pytest.FixtureRequest, lie: Lie, lasts: int
+) -> None:
+    """A 404 without the service's own document never makes an existing object absent."""
+    store, proxy = behind_proxy
+    ref = ObjectRef(f"{request.node.callspec.params['behind_proxy']}://bucket", "a/present")
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.get(ref),
+        lambda: store.get(ref, ByteRange(1, 2)),
+        lambda: store.stat(ref),
+    ]
+    for call in calls:
+        proxy.spoil(range(lasts), lie)
+        with pytest.raises(StorageUnavailableError) as raised:
+            await call()
+        assert not raised.value.lasting
+
+
+@pytest.mark.parametrize("lie", ABSENCES)
+async def test_listing_proves_absence(
+    behind_proxy: tuple[CloudStore, Proxy], request: pytest.FixtureRequest, lie: Lie
+) -> None:
+    """An object that is missing in a listing of its folder is absent, whoever answered 404."""
+    store, proxy = behind_proxy
+    bucket = f"{request.node.callspec.params['behind_proxy']}://bucket"
+    for key in ("a/absent", "a/b/c0", "x", "z/z"):
+        for ask in (store.get, store.stat):
+            proxy.spoil([0], lie)
+            assert await ask(ObjectRef(bucket, key)) is None

@@ -18,7 +18,9 @@ from io import BytesIO
 from typing import Any, Final, Literal, NamedTuple
 
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
+from aiohttp import ClientRequest
 from botocore import UNSIGNED
 from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
 from botocore.exceptions import (
@@ -33,10 +35,11 @@ from botocore.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
+from botocore.handlers import add_expect_header
 from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
 
-from app.concurrency import is_large
+from app.concurrency import is_large, resolve
 from app.errors import (
     StorageDeniedError,
     StorageError,
@@ -68,6 +71,7 @@ _SIGNATURE: Final = "s3v4-hashed-before"
 _REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
 _DIGEST: Final = "shardgate_sha256"
 _BODY_OPERATIONS: Final = ("PutObject", "UploadPart")
+_CONTINUE_S: Final = 1.0
 _WRITE_IDS: Final = "shardgate-writes"
 _WRITE_ID: Final = re.compile("[0-9a-f]{16}")
 _BARE_ETAG: Final = re.compile('[^"]+')
@@ -190,6 +194,7 @@ class S3Client:
                     created = self._session.create_client("s3", **self._options(purpose))
                     client = await self._stack.enter_async_context(created)
                     _hash_in_thread(client)
+                    _expect_for_large_bodies(client)
                     self._clients[purpose] = client
         return self._clients[purpose]
 
@@ -205,6 +210,7 @@ class S3Client:
             read_timeout=self._timeouts[purpose],
             max_pool_connections=self._connections,
             retries={"total_max_attempts": 1},
+            http_session_cls=_Session,
             s3={"addressing_style": "path"} if endpoint else {},
         )
         return {
@@ -459,3 +465,34 @@ def _large(body: Any) -> bytes | None:
     """Return the bytes of a file in memory, without a copy, if they are many."""
     data = body.getvalue() if isinstance(body, BytesIO) else b""
     return data if is_large(len(data)) else None
+
+
+def _expect_for_large_bodies(client: Any) -> None:
+    """Send ``Expect: 100-continue``, which botocore does with every body, with large ones only.
+
+    It costs a round trip, and spares the body of a request that is refused.
+    """
+    client.meta.events.unregister("before-call.s3", add_expect_header)
+    for operation in _BODY_OPERATIONS:
+        client.meta.events.register(f"before-call.s3.{operation}", _expect)
+
+
+def _expect(params: Any, **_: Any) -> None:
+    if _large(params["body"]) is not None:
+        params["headers"]["Expect"] = "100-continue"
+
+
+class _Request(ClientRequest):
+    """Request that sends its body though the server does not ask for it (RFC 9110 §10.1.1)."""
+
+    def update_expect_continue(self, expect: bool = False) -> None:  # noqa: FBT001, FBT002  aiohttp's
+        super().update_expect_continue(expect)
+        if self._continue is not None:
+            self.loop.call_later(_CONTINUE_S, resolve, self._continue, True)  # noqa: FBT003
+
+
+class _Session(AIOHTTPSession):  # type: ignore[misc]  # has no types
+    async def _get_session(self, proxy_url: Any) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._request_class = _Request  # noqa: SLF001  aiobotocore has no setting for it
+        return session

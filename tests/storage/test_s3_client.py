@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from app.model import ObjectRef
 from app.settings import StoreSettings
+from app.storage.http_reader import Refusal
 from app.storage.s3_client import S3Client
 from tests.storage.listening import Handler, Listener
 
@@ -33,10 +34,25 @@ class Heard:
 
     url: str = ""
     keeps: bool = True
+    continues: bool = True
+    """Whether bodies are asked for with ``100 Continue``."""
+    refuses: bool = False
+    """Whether requests are refused before their bodies."""
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
 
 
 class _Handler(Handler[Heard]):
+    def handle_expect_100(self) -> bool:
+        heard = self.server.owner
+        if heard.refuses:
+            heard.requests.append((dict(self.headers), b""))
+            self.send_response(412)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            self.close_connection = True
+            return False
+        return super().handle_expect_100() if heard.continues else True
+
     def answer(self) -> None:
         heard = self.server.owner
         if heard.keeps:
@@ -73,15 +89,41 @@ async def s3(heard: Heard) -> AsyncGenerator[S3Client]:
 async def test_bodies_of_any_size_are_sent_and_signed(
     heard: Heard, s3: S3Client, operation: str, nbytes: int
 ) -> None:
-    """The signed digest is that of the body, and the headers are those of a small one."""
+    """The signed digest is that of the body; a large one has only ``Expect`` besides."""
     for size in (9, nbytes):
         await s3.send(REF, operation, Body=BODY[:size], **OPERATIONS[operation])
 
     (small, _), (headers, body) = heard.requests
-    assert small.keys() == headers.keys()
+    is_large = nbytes >= MIB
+    assert headers.keys() - small.keys() == ({"Expect"} if is_large else set())
+    assert small.keys() <= headers.keys()
     assert small.get("Content-Type") == headers.get("Content-Type")
     assert body == BODY[:nbytes]
     assert headers["X-Amz-Content-SHA256"] == sha256(body).hexdigest()
+
+
+@pytest.mark.parametrize("nbytes", [9, 8 * MIB])
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_body_is_sent_to_a_server_that_never_asks_for_it(
+    heard: Heard, s3: S3Client, operation: str, nbytes: int
+) -> None:
+    """A server that never answers ``100 Continue`` is sent the body all the same."""
+    heard.continues = False
+
+    answer = await s3.send(REF, operation, Body=BODY[:nbytes], **OPERATIONS[operation])
+
+    assert not isinstance(answer, Refusal)
+    assert heard.requests[0][1] == BODY[:nbytes]
+
+
+async def test_large_body_of_a_refused_request_is_not_sent(heard: Heard, s3: S3Client) -> None:
+    """A server that refuses a request by its head gets no large body, and its answer counts."""
+    heard.refuses = True
+
+    answer = await s3.send(REF, "put_object", Body=BODY, IfMatch='"e"')
+
+    assert isinstance(answer, Refusal)
+    assert answer.status == 412
 
 
 async def test_a_large_body_is_not_copied(heard: Heard, s3: S3Client) -> None:

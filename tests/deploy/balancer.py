@@ -169,7 +169,7 @@ def write_replicas(folder: Path, urls: Sequence[str]) -> None:
 
 
 _NAME: Final = b"HTTP/1.1 204 No Content\r\nX-Shard: %s\r\n\r\n"
-_BODY: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+HELLO: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,7 @@ class Recorder:
     """Of the shard that all is in; `None` breaks the connection off."""
     answers: bool = True
     """Whether requests are answered; else the connection breaks off."""
+    response: bytes = HELLO
 
     def answer(self, request: Received) -> bytes | None:
         """Note *request*."""
@@ -201,7 +202,7 @@ class Recorder:
             self.asked.append(request)
             return None if self.name is None else _NAME % self.name
         self.received.append(request)
-        return _BODY if self.answers else None
+        return self.response if self.answers else None
 
 
 class _Recording(Handler[Recorder]):

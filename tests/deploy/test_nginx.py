@@ -21,6 +21,7 @@ from tests.attacks.raw import heard, statuses
 from tests.attacks.test_smuggling import LAST, UNCLEAR
 from tests.clients.services import Watched
 from tests.deploy.balancer import (
+    HELLO,
     TOKEN,
     Balancer,
     Received,
@@ -100,7 +101,7 @@ def site(running: Site) -> Generator[Site]:
     for each in running.replicas:
         each.received.clear()
         each.asked.clear()
-    running.change(name=b"name", answers=True)
+    running.change(name=b"name", answers=True, response=HELLO)
     yield running
     if not all(each.answers and each.name for each in running.replicas):
         running.nginx.send_to([each.url for each in running.replicas])
@@ -229,6 +230,16 @@ def test_no_write_is_sent_twice(site: Site, method: str) -> None:
     site.change(answers=False)
 
     assert site.send(method, "/em/c/0", content_length="0") == 503
+    only(site.received)
+
+
+def test_damage_is_answered_once_and_as_it_is(site: Site) -> None:
+    """A 424 of one replica is not asked for at the next one, nor replaced by a page of nginx."""
+    site.change(response=b"HTTP/1.1 424 Failed Dependency\r\nContent-Length: 7\r\n\r\ndamaged")
+    with site.nginx.client() as client:
+        answer = client.get("/em/c/0")
+
+    assert (answer.status_code, answer.text) == (424, "damaged")
     only(site.received)
 
 

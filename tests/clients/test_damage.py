@@ -1,0 +1,121 @@
+"""Clients end at damage, whose status only cloud-volume repeats, and show its reason."""
+
+import re
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+import httpx
+import pytest
+import s3fs
+import tensorstore
+import zarr
+from cloudfiles.interfaces import HttpInterface
+from cloudvolume import CloudVolume
+
+from app.settings import DatasetSettings, Settings
+from tests.clients.filling import KEYS, over_obstore, s3fs_options
+from tests.clients.precomputed.volumes import sharding
+from tests.clients.test_reading import over_fsspec, run_node
+from tests.clients.test_reading import over_obstore as over_obstore_http
+from tests.support.serving import serving
+
+_LONGEST_S: Final = 120
+"""TensorStore would repeat 500, 502, 503 and 504 without end."""
+_FAILED: Final = re.compile(
+    r'^shardgate_requests_total\{.*outcome="failed".*\} ([0-9.]+)$', re.MULTILINE
+)
+_REASON: Final = "7 bytes"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Serve an array and two volumes of one chunk, whose shard or info is cut off."""
+    folder = tmp_path_factory.mktemp("damaged")
+    zarr.create_array(folder / "array", shape=2, chunks=2, shards=2, dtype="u1")[:] = 1
+    for name in ("volume", "info"):
+        _write_volume(folder / name)
+    for damaged in (folder / "array/c/0", folder / "volume/1_1_1/0.shard", folder / "info/info"):
+        damaged.write_bytes(damaged.read_bytes()[:7])
+    datasets = {each.name: DatasetSettings(url=str(each)) for each in folder.iterdir()}
+    with serving(Settings(datasets=datasets)) as served:
+        yield served
+
+
+def _write_volume(path: Path) -> None:
+    scale = {"size": [2] * 3, "chunk_size": [2] * 3, "encoding": "raw", "resolution": [1] * 3}
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": f"file://{path}/",
+        "multiscale_metadata": {"data_type": "uint8", "num_channels": 1, "type": "image"},
+        "scale_metadata": {**scale, "sharding": sharding((0, 0, 0))},
+    }
+    tensorstore.open(spec, create=True).result()[...] = 1
+
+
+def by_tensorstore(url: str, driver: str) -> Any:
+    """Read all with TensorStore."""
+    opened = tensorstore.open({"driver": driver, "kvstore": f"{url}/"}).result(timeout=_LONGEST_S)
+    return opened.read().result(timeout=_LONGEST_S)
+
+
+def by_boto3(url: str) -> Any:
+    """Read the chunk with boto3, which tries five times by default."""
+    keys = {"aws_access_key_id": KEYS, "aws_secret_access_key": KEYS}
+    s3 = boto3.client("s3", endpoint_url=url, region_name="us-east-1", **keys)
+    return s3.get_object(Bucket="array", Key="c/0")
+
+
+def by_zarrita(url: str) -> Any:
+    """Read all with zarrita.js."""
+    (answer,) = run_node([f"{url}/array"]).values()
+    raise OSError(answer["error"])
+
+
+def by_cloudvolume(url: str) -> Any:
+    """Read all with cloud-volume, without its pauses between seven tries."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HttpInterface.get_file.retry, "sleep", lambda _: None)
+        return CloudVolume(f"precomputed://{url}", progress=False)[:]
+
+
+READERS: Final[dict[str, tuple[Callable[[str], Any], int, str]]] = {
+    "tensorstore": (lambda url: by_tensorstore(f"{url}/array", "zarr3"), 1, _REASON),
+    "tensorstore volume": (
+        lambda url: by_tensorstore(f"{url}/volume", "neuroglancer_precomputed"), 1, _REASON,
+    ),
+    "tensorstore info": (
+        lambda url: by_tensorstore(f"{url}/info", "neuroglancer_precomputed"), 1, "424",
+    ),
+    "zarr fsspec": (lambda url: over_fsspec(f"{url}/array")[...], 1, "424"),
+    "zarr obstore": (lambda url: over_obstore_http(f"{url}/array")[...], 1, _REASON),
+    "zarr obstore s3": (
+        lambda url: zarr.open(over_obstore(url, "", "array"), mode="r")[...], 1, _REASON,
+    ),
+    "s3fs": (
+        lambda url: s3fs.S3FileSystem(**s3fs_options(url)).cat_file("array/c/0"), 1, "424",
+    ),
+    "boto3": (by_boto3, 1, f"FailedDependency.*{_REASON}"),
+    "zarrita": (by_zarrita, 1, "424"),
+    "cloud-volume": (lambda url: by_cloudvolume(f"{url}/volume"), 7, "424"),
+}  # fmt: skip
+"""Reads of one damaged object, the requests that they take, and a part of the error."""
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_read_of_damage_ends(url: str, reader: str) -> None:
+    """A client raises an error of its own for 424, most after a single request."""
+    read, requests, said = READERS[reader]
+    before = _failed(url)
+
+    with pytest.raises(Exception, match=said) as raised:
+        read(url)
+
+    assert not isinstance(raised.value, TimeoutError)
+    assert _failed(url) - before == requests
+
+
+def _failed(url: str) -> float:
+    """Return how many requests have failed so far."""
+    return sum(float(count) for count in _FAILED.findall(httpx.get(f"{url}/metrics").text))

@@ -40,6 +40,7 @@ ShardgateError
 ├── IssuerUnavailableError
 ├── StorageError
 │   ├── StorageDeniedError
+│   ├── StorageSkewError
 │   ├── StorageThrottledError
 │   ├── StorageUnavailableError
 │   ├── StorageUnusableError
@@ -248,6 +249,10 @@ class StorageError(ShardgateError):
 
 class StorageDeniedError(StorageError):
     """The store denies access; the object may exist, so this is never taken for absence."""
+
+
+class StorageSkewError(StorageError):
+    """The store refuses signatures of this machine, whose clock differs from that of the store."""
 
 
 class StorageThrottledError(StorageError):

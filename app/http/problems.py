@@ -49,6 +49,7 @@ _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
         errors.ClockSkewError,
         errors.BusyError,
         errors.IssuerUnavailableError,
+        errors.StorageSkewError,
         errors.StorageThrottledError,
         errors.StorageUnavailableError,
         errors.TruncatedReadError,

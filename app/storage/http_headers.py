@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import time
 from calendar import timegm
 from collections.abc import Mapping
 from email.utils import formatdate, parsedate_to_datetime
@@ -109,6 +110,11 @@ def last_modified(headers: Mapping[bytes, bytes]) -> int | None:
     """Return ``Last-Modified`` in seconds since the Unix epoch, `None` if it is no date."""
     text = headers.get(b"last-modified")
     return None if text is None else parse_date(text.decode("latin-1"))
+
+
+def skew_of(headers: Mapping[bytes, bytes]) -> int:
+    """Return by how many seconds the clock of the server is ahead of ours, 0 if unknown."""
+    return 0 if (date_s := date_of(headers)) is None else date_s - int(time.time())
 
 
 def date_of(headers: Mapping[bytes, bytes]) -> int | None:

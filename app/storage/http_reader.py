@@ -9,7 +9,7 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 from cachetools import LRUCache, TTLCache
@@ -18,6 +18,7 @@ from app.errors import (
     StorageDeniedError,
     StorageError,
     StorageRedirectError,
+    StorageSkewError,
     StorageThrottledError,
     StorageTimeoutError,
     StorageUnavailableError,
@@ -54,6 +55,7 @@ from app.storage.http_headers import (
     parse_content_range,
     parse_unsatisfied,
     read_headers,
+    skew_of,
     version_of,
 )
 
@@ -74,6 +76,9 @@ _SERVER_ERROR: Final = 500
 _UNKNOWN: Final = frozenset({501, 505})
 """Server errors that say what the server never does."""
 _DENIED: Final = frozenset({401, 403, 407})
+_SKEWED: Final = "RequestTimeTooSkewed"
+_MOST_SKEW_S: Final = 600
+"""Signatures of URLs are valid for 900 s, and URLs are used for 300 s."""
 _DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
 _TRANSIENT_CODES: Final = frozenset(
@@ -114,6 +119,8 @@ class Refusal:
     """Message of the server; never shown, since it may hold parts of a signature."""
     size: int | None = None
     """Size of the object according to a 416."""
+    skew_s: int = 0
+    """Seconds by which the clock of the server, if it checks signatures, is ahead of ours."""
 
     @property
     def is_no_such_key(self) -> bool:
@@ -127,7 +134,12 @@ class Refusal:
     def failure(self, ref: ObjectRef) -> StorageError:
         """Return the error for a refusal that is about neither absence, version nor range."""
         reason = f"the server answered {self.status} {self.code}".rstrip()
-        if self.status in _DENIED or self.code in _DENIED_CODES:
+        is_denied = self.status in _DENIED
+        if self.code == _SKEWED or (is_denied and abs(self.skew_s) > _MOST_SKEW_S):
+            difference = f"{abs(self.skew_s)} s {'ahead of' if self.skew_s < 0 else 'behind'}"
+            reason += f"; the clock of this machine is {difference} the server's"
+            return StorageSkewError(ref, reason)
+        if is_denied or self.code in _DENIED_CODES:
             return StorageDeniedError(ref, reason)
         if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
             return StorageThrottledError(ref, reason)
@@ -150,6 +162,8 @@ class HttpReader(ABC):
     requires_etags = False
     """True if every response about an object has an ETag."""
     follows_redirects = False
+    is_signed = False
+    """True if URLs are signed, and depend on our clock."""
 
     def __init__(self, client: HttpClient, validator: Validator = "etag") -> None:
         self._http = client
@@ -354,6 +368,8 @@ class HttpReader(ABC):
                 redirects += 1
                 continue
             refusal = await _read_refusal(method, response)
+            if self.is_signed:
+                refusal = replace(refusal, skew_s=skew_of(response.headers))
             if is_renewed or not self._renew(method, ref, refusal):
                 return refusal
             target, is_renewed = await self._target(method, ref), True

@@ -68,6 +68,7 @@ class S3Store(S3Writer, HttpReader):
         )
         http = HttpClient(connections=connections, silence_s=timeout_s, ca_file=client.ca_file)
         HttpReader.__init__(self, http)
+        self.is_signed = not client.is_anonymous
         S3Writer.__init__(self, client, self, options)
         self._in_order: dict[str, bool] = {}
         self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[Target, float]] = {}

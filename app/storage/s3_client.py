@@ -51,7 +51,7 @@ from app.errors import (
 from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders, is_as_expected
-from app.storage.http_headers import METADATA, derive_etag, version_of
+from app.storage.http_headers import METADATA, derive_etag, skew_of, version_of
 from app.storage.http_reader import NO_SUCH_KEY, HttpReader, Refusal, no_bucket
 from app.storage.wrappers import RetryPolicy
 
@@ -257,8 +257,11 @@ def _refusal(error: ClientError) -> Refusal:
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code.isdecimal():  # botocore repeats the status if there is no error document
         code = ""
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
-    return Refusal("GET", status, code)
+    metadata = error.response.get("ResponseMetadata", {})
+    date = metadata.get("HTTPHeaders", {}).get("date", "").encode("latin-1", "replace")
+    return Refusal(
+        "GET", metadata.get("HTTPStatusCode", 500), code, skew_s=skew_of({b"date": date})
+    )
 
 
 def is_refused(answer: S3Answer | Refusal) -> bool:

@@ -2,19 +2,24 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
+from botocore.compat import get_current_datetime
 from botocore.credentials import Credentials
 from pydantic import SecretStr
 
 from app.errors import (
     StorageDeniedError,
     StorageError,
+    StorageSkewError,
     StorageThrottledError,
     StorageTimeoutError,
     StorageUnavailableError,
@@ -219,3 +224,43 @@ async def test_other_ways_to_sign_are_left_to_botocore(query: str) -> None:
             return f"https://bucket--usw2-az1--x-s3.example/key?{query}"
 
     assert await Presigner.of(Client(), "GET", "bucket--usw2-az1--x-s3") is None
+
+
+def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """Sign requests, and compare times, with a clock that is ahead."""
+
+    def now() -> datetime:
+        return get_current_datetime() + timedelta(seconds=seconds)
+
+    monkeypatch.setattr("botocore.auth.get_current_datetime", now)
+    clock = SimpleNamespace(time=lambda: time.time() + seconds)
+    monkeypatch.setattr("app.storage.http_headers.time", clock)
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600])
+async def test_refusal_of_a_wrong_clock_names_the_difference(
+    seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    """A server that refuses the time of a signature is an error about clocks, not about rights."""
+    ref = ObjectRef(f"s3://{seaweedfs.bucket}", "skewed")
+    seaweedfs.put(ref.key, b"data")
+    shift_clock(monkeypatch, seconds)
+    side = "ahead of" if seconds > 0 else "behind"
+    async with aclosing(S3Store(seaweedfs.settings, timeout_s=5)) as store:
+        calls: list[Coroutine[Any, Any, object]] = [
+            store.check_reachable(ref),
+            store.put(ref, [b"new"], expected=None),
+        ]
+        calls += [store.get(ref), store.stat(ref)] if seconds < 0 else []  # valid for longer
+        for call in calls:
+            with pytest.raises(StorageSkewError, match=rf"is (3600|3599|3601) s {side} the server"):
+                await call
+
+
+async def test_denial_with_a_right_clock_is_no_skew(faulty: FaultyServer, store: S3Store) -> None:
+    """A server that denies access, and has our time, is an error about rights."""
+    faulty.fail(Fault.DENY)
+
+    for ask in (store.get, store.stat):
+        with pytest.raises(StorageDeniedError):
+            await ask(REF)

@@ -225,6 +225,8 @@ class StoreSettings(Section):
     """Token of temporary credentials."""
     anonymous: bool = False
     """Send no credentials."""
+    forbidden_is_absent: bool = False
+    """Take 403 for absence: for public buckets that cannot be listed; not with `writable`."""
 
     @model_validator(mode="after")
     def _either_a_key_or_none(self) -> Self:
@@ -359,6 +361,10 @@ class Settings(Section):
             known = {None, *self.stores}
             if dataset.store not in known:
                 raise ValueError(f"datasets.{name}.store: names no [stores] table")
+            store = self.stores[dataset.store] if dataset.store else StoreSettings()
+            if dataset.writable and store.forbidden_is_absent:
+                reason = "goes with no store where forbidden_is_absent: writes must see what exists"
+                raise ValueError(f"datasets.{name}.writable: {reason}")
             if any(prefix.store not in known for prefix in dataset.virtual_chunk_prefixes):
                 setting = f"datasets.{name}.virtual_chunk_prefixes"
                 raise ValueError(f"{setting}: names no [stores] table")

@@ -76,6 +76,10 @@ _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
+_FORBIDDEN: Final = 403
+_ACCESS_DENIED: Final = "AccessDenied"
+_NOT_ABSENT: Final = re.compile("expired|to perform: (?!s3:ListBucket)", re.IGNORECASE)
+"""In messages of AccessDenied that do not depend on the existence of the object."""
 _FAILURES: Final = (ExchangeError, OSError)
 
 
@@ -94,6 +98,17 @@ class Refusal:
     @property
     def is_no_such_key(self) -> bool:
         return self.status == _NOT_FOUND and self.code == NO_SUCH_KEY
+
+    @property
+    def may_hide_absence(self) -> bool:
+        """True if S3 can answer so for an absent key where the caller may not list.
+
+        It answers other codes to wrong keys and signatures. A response to HEAD tells no code.
+        """
+        is_denied = (self.method, self.status) == ("GET", _FORBIDDEN) and (
+            self.code in ("", _ACCESS_DENIED)
+        )
+        return is_denied and not _NOT_ABSENT.search(self.message)
 
     def failure(self, ref: ObjectRef) -> StorageError:
         """Return the error for a refusal that is about neither absence, version nor range."""
@@ -122,8 +137,9 @@ class HttpReader(ABC):
     """True if every response about an object has an ETag."""
     follows_redirects = False
 
-    def __init__(self, client: HttpClient) -> None:
+    def __init__(self, client: HttpClient, *, forbidden_is_absent: bool = False) -> None:
         self._http = client
+        self._forbidden_is_absent = forbidden_is_absent
 
     @abstractmethod
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> Target:
@@ -132,6 +148,10 @@ class HttpReader(ABC):
     @abstractmethod
     def _proves_absence(self, refusal: Refusal) -> bool:
         """Return whether the store itself answered that there is no such object."""
+
+    def _may_hide_absence(self, refusal: Refusal) -> bool:
+        """Return whether 403 can mean that there is no such object."""
+        return refusal.may_hide_absence
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:  # noqa: ARG002
         """Return whether a new URL could succeed after *refusal*."""
@@ -201,7 +221,10 @@ class HttpReader(ABC):
         """Return the response headers and the size of *ref*, `None` if absent."""
         try:
             response = await self._request("HEAD", ref)
-            if isinstance(response, Refusal) and response.status == _NOT_FOUND:
+            if isinstance(response, Refusal) and (
+                response.status == _NOT_FOUND
+                or (response.status == _FORBIDDEN and self._forbidden_is_absent)
+            ):
                 response = await self._explain(ref, response)
         except _FAILURES as error:
             raise _storage_error(ref, error) from error
@@ -306,6 +329,8 @@ class HttpReader(ABC):
             if if_match is None:
                 return
             raise VersionChangedError(ref)
+        if if_match is None and self._forbidden_is_absent and self._may_hide_absence(refusal):
+            return  # with a condition the object was there: it is forbidden now
         if if_match is not None and refusal.status == _PRECONDITION_FAILED:
             raise VersionChangedError(ref)
         raise refusal.failure(ref)

@@ -52,9 +52,11 @@ class HttpStore(ReadOnlyStore, HttpReader):
         timeout_s: float = 10.0,
         guard: "WebGuard | None" = None,
         redirects: Mapping[str, Sequence[Target]] = MappingProxyType({}),
+        forbidden_is_absent: bool = False,
     ) -> None:
         resolve = None if guard is None else guard.resolve
-        super().__init__(HttpClient(connections=connections, silence_s=timeout_s, resolve=resolve))
+        client = HttpClient(connections=connections, silence_s=timeout_s, resolve=resolve)
+        super().__init__(client, forbidden_is_absent=forbidden_is_absent)
         self._guard = guard
         self._redirects = redirects
 
@@ -84,7 +86,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
             self._guard.follow(found)
         elif not any(
             _is_below(found, prefix)
-            for prefix in (Target(ref.bucket), *self._redirects.get(ref.bucket, ()))
+            for prefix in (Target(url_of(ref.bucket)), *self._redirects.get(ref.bucket, ()))
         ):
             shown = found.without_query
             raise StorageRedirectError(
@@ -98,7 +100,13 @@ def _target(ref: ObjectRef) -> Target:
     """Return the URL of *ref*; servers resolve dot segments, however they are quoted."""
     if not {".", ".."}.isdisjoint(ref.key.split("/")):
         raise StorageDeniedError(ref, "the key contains '.' or '..' segments")
-    return Target(f"{ref.bucket.removeprefix(GUARDED)}/{quote(ref.key, safe='/~')}")
+    return Target(f"{url_of(ref.bucket)}/{quote(ref.key, safe='/~')}")
+
+
+def url_of(bucket: str) -> str:
+    """Return the URL that *bucket* stands for: its name may hold that of a store."""
+    scheme, _, rest = bucket.removeprefix(GUARDED).partition("://")
+    return f"{scheme.partition('+')[0]}://{rest}"
 
 
 async def resolve_host(host: str, port: int) -> list[str]:

@@ -67,10 +67,12 @@ _PIECE_NBYTES: Final = 1024**2
 _PAGE: Final = 1000
 _TRIES: Final = 3
 _NO_TIMEOUT: Final = timedelta(days=365)
+_FORBIDDEN: Final = 403
 _NOT_FOUND: Final = 404
 _UNSATISFIED: Final = 416
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_MESSAGE: Final = re.compile(r"<Message>([^<]{0,512})</Message>")
 _ABOUT_RANGE: Final = ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE")
 _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
     (("token request", "redential"), StorageDeniedError, "no credentials to send"),
@@ -165,9 +167,14 @@ class CloudStore(ReadOnlyStore):
                 yield each
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        with _translated(root):
-            async for _ in obstore.list(self._store(root), _NO_PREFIX):
-                pass
+        try:
+            with _translated(root):
+                async for _ in obstore.list(self._store(root), _NO_PREFIX):
+                    pass
+        except StorageDeniedError:
+            if not self._settings.forbidden_is_absent:
+                raise
+            await self.stat(root.join(_NO_PREFIX))
 
     async def aclose(self) -> None:
         self._stores.clear()
@@ -220,6 +227,8 @@ class CloudStore(ReadOnlyStore):
                 raise VersionChangedError(ref) from None
             return None
         except BaseError as error:
+            if if_match is None and await self._hides_absence(ref, error, is_head=is_head):
+                return None
             if request is None or not _is_about_range(error):
                 raise
             if (found := await self.stat(ref)) is None:
@@ -228,6 +237,15 @@ class CloudStore(ReadOnlyStore):
             raise
         opened = _checked(ref, result, request, if_match)
         return NOT_MODIFIED if opened.found.etag == if_none_match else opened
+
+    async def _hides_absence(self, ref: ObjectRef, error: BaseError, *, is_head: bool) -> bool:
+        """Return whether 403 means absence by the settings; a GET tells the code of a HEAD."""
+        refusal = _refusal_of(error)
+        if not self._settings.forbidden_is_absent or refusal is None:
+            return False
+        if is_head and refusal.status == _FORBIDDEN:
+            return await self._ask(ref, ByteRange(0, 1), None, None) is None
+        return bool(refusal.code) and refusal.may_hide_absence
 
     async def _check_bucket(self, ref: ObjectRef, error: FileNotFoundError) -> None:
         """Raise if a 404 means the bucket; look for it unless it is known to exist."""
@@ -322,6 +340,8 @@ def _is_name(key: str) -> bool:
 def _check_settings(scheme: str, settings: StoreSettings) -> None:
     if scheme == "gs" and settings.access_key_id is not None:
         raise ConfigurationError("gs:// takes no access_key_id; see GOOGLE_APPLICATION_CREDENTIALS")
+    if scheme == "az" and settings.forbidden_is_absent:
+        raise ConfigurationError("az:// takes no forbidden_is_absent: Azure answers 404")
     for name in ("session_token", "region"):
         if getattr(settings, name) is not None:
             raise ConfigurationError(f"{scheme}:// takes no {name}")
@@ -369,8 +389,8 @@ def _refusal_of(error: Exception) -> Refusal | None:
     text = str(error)
     if (status := _STATUS.search(text)) is None:
         return None
-    code = _CODE.search(text)
-    return Refusal("GET", int(status[1]), code[1] if code else "")
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    return Refusal("GET", int(status[1]), code[1] if code else "", message[1] if message else "")
 
 
 def _is_about_range(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, quote
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 
-from app.errors import StorageUnavailableError
+from app.errors import StorageDeniedError, StorageUnavailableError
 from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import Listed, is_unfinished
@@ -60,14 +60,15 @@ class S3Store(S3Writer, HttpReader):
         timeout_s: float = 10.0,
         options: S3WriteOptions = S3WriteOptions(),  # noqa: B008  immutable
     ) -> None:
+        settings = settings or StoreSettings()
         client = S3Client(
-            settings or StoreSettings(),
+            settings,
             connections=connections,
             timeout_s=timeout_s,
             deadline_s=options.deadline_s,
         )
         http = HttpClient(connections=connections, silence_s=timeout_s, ca_file=client.ca_file)
-        HttpReader.__init__(self, http)
+        HttpReader.__init__(self, http, forbidden_is_absent=settings.forbidden_is_absent)
         S3Writer.__init__(self, client, self, options)
         self._in_order: dict[str, bool] = {}
         self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[Target, float]] = {}
@@ -86,7 +87,13 @@ class S3Store(S3Writer, HttpReader):
                     yield each
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        await self._client.check_reachable(root)
+        """Look for the bucket, or for a key where buckets that cannot be listed answer 403."""
+        try:
+            await self._client.check_reachable(root)
+        except StorageDeniedError:
+            if not self._forbidden_is_absent:
+                raise
+            await self.head(root.join(_SAMPLE_KEY))
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
         return True
@@ -127,6 +134,9 @@ class S3Store(S3Writer, HttpReader):
 
     def _proves_absence(self, refusal: Refusal) -> bool:
         return refusal.is_no_such_key
+
+    def _may_hide_absence(self, refusal: Refusal) -> bool:
+        return bool(refusal.code) and refusal.may_hide_absence
 
 
 async def presign(client: Any, method: HttpMethod, bucket: str, key: str) -> str:

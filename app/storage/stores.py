@@ -13,7 +13,7 @@ from app.model import GUARDED, ObjectRef
 from app.settings import SCHEMES, LimitSettings, StoreSettings
 from app.storage.contract import ObjectStore, OnWrite
 from app.storage.http1_client import BadUrlError, Target
-from app.storage.http_store import HttpStore, WebGuard
+from app.storage.http_store import HttpStore, WebGuard, url_of
 from app.storage.local import LocalStore, open_within
 from app.storage.memory import MemoryStore
 from app.storage.s3 import S3Store
@@ -63,13 +63,13 @@ class Stores(StoreWrapper):
         """Register the bucket of *url* and return the root in it.
 
         With the store *name* the bucket of ``s3://bucket`` is called ``s3+name://bucket``, since
-        two stores may have buckets of one name; likewise for ``gs://`` and ``az://``. The bucket of
-        a web server is the whole root, which may redirect below the URLs *redirects* too.
+        two stores may have buckets of one name; likewise for other servers. The bucket of a web
+        server is the whole root, which may redirect below the URLs *redirects* too.
 
         Raises: `ConfigurationError`.
         """
         root, kind = _named(parse_root(url), name)
-        if kind in _WEB:
+        if kind.startswith(_WEB):
             root = _web_prefix(root)
             self._redirects[root.bucket] += map(_web_target, redirects)
         self._by_bucket[root.bucket] = self._kept(kind, lambda: self._open(kind, settings))
@@ -90,9 +90,10 @@ class Stores(StoreWrapper):
             raise ConfigurationError(f"{url}: contains '.' or '..' segments")
         if kind == "memory":
             raise ConfigurationError(f"{url}: virtual references cannot lead to memory://")
-        if kind in _WEB:
+        if kind.startswith(_WEB):
             root = _web_prefix(root)
-            inner = self._kept(GUARDED + root.bucket, lambda: self._guarded_web(root.bucket))
+            guard = WebGuard(_web_target(url_of(root.bucket)))
+            inner = self._kept(GUARDED + root.bucket, lambda: self._web(settings, guard=guard))
         elif kind == "file":
             open_local = partial(LocalStore, open_file=open_within)
             inner = self._kept(GUARDED + kind, lambda: self._wrap(open_local()))
@@ -127,17 +128,19 @@ class Stores(StoreWrapper):
             self._by_kind[kind] = open_store()
         return self._by_kind[kind]
 
-    def _guarded_web(self, url: str) -> ObjectStore:
-        return self._retrying(HttpStore(guard=WebGuard(_web_target(url)), **self._connecting))
+    def _web(self, settings: StoreSettings | None, **options: Any) -> ObjectStore:
+        settings = settings or StoreSettings()
+        options["forbidden_is_absent"] = settings.forbidden_is_absent
+        return self._retrying(HttpStore(**options, **self._connecting))
 
     def _open(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
         limits = self._limits
+        if scheme.startswith(_WEB):
+            return self._web(settings, redirects=self._redirects)
         if scheme == "file":
             return self._wrap(LocalStore())
         if scheme == "memory":
             return self._wrap(self.memory)
-        if scheme in _WEB:
-            return self._retrying(HttpStore(redirects=self._redirects, **self._connecting))
         if scheme.startswith(("gs", "az")):
             settings = settings or StoreSettings()
             return self._retrying(_cloud(scheme.partition("+")[0], settings, limits.timeout_s))
@@ -160,7 +163,7 @@ def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectStor
 def _named(root: ObjectRef, name: str | None) -> tuple[ObjectRef, str]:
     """Put the name of the store into that of the bucket; return the kind of store too."""
     scheme, _, place = root.bucket.partition("://")
-    if scheme in ("s3", "gs", "az") and name is not None:
+    if scheme in ("s3", "gs", "az", *_WEB) and name is not None:
         scheme = f"{scheme}+{name}"
     return ObjectRef(f"{scheme}://{place}", root.key), scheme
 

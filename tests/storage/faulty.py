@@ -28,6 +28,13 @@ class Fault(Enum):
 
     DENY = 403, "AccessDenied", "Access Denied"
     EXPIRED = 403, "AccessDenied", "Request has expired"
+    NO_LISTING = 403, "AccessDenied", "User: me is not authorized to perform: s3:ListBucket on it"
+    NO_DECRYPTION = 403, "AccessDenied", "User: me is not authorized to perform: kms:Decrypt on it"
+    WRONG_KEY = 403, "InvalidAccessKeyId", ""
+    WRONG_SECRET = 403, "SignatureDoesNotMatch", ""
+    SKEWED = 403, "RequestTimeTooSkewed", ""
+    ARCHIVED = 403, "InvalidObjectState", ""
+    FORBIDDEN = 403, "", ""
     EXPIRED_TOKEN = 400, "ExpiredToken", "The provided token has expired."
     NO_BUCKET = 404, "NoSuchBucket", ""
     SLOW_DOWN = 503, "SlowDown", "Please reduce your request rate."

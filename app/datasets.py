@@ -1,7 +1,8 @@
 """Datasets of the configuration: their roots, formats, and rules of access."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from app.formats.contract import Format
 from app.formats.documents import DocumentFormat
@@ -19,6 +20,10 @@ from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings, load
 from app.storage.stores import Stores
+
+_ANONYMOUS: Final = "anonymous"
+"""Store of public buckets on the command line."""
+_CLOUDS: Final = ("s3://", "gs://", "az://")
 
 
 def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, Dataset]:
@@ -91,12 +96,34 @@ def formats(
     return [each for each in known if dataset.format in ("auto", each.name)]
 
 
-async def with_root[T](
-    url: str, call: Callable[[Root], Awaitable[T]], allow_virtual: list[str] | None = None
-) -> T:
+class RootOptions(NamedTuple):
+    """Options of the command line for all its roots."""
+
+    allow_virtual: Sequence[str] = ()
+    anonymous: bool = False
+    writable: bool = False
+
+    def tables(self, roots: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Return the tables `stores` and `datasets` of the settings for *roots*, URLs by name."""
+        datasets = {name: self._with_store({"url": url}) for name, url in roots.items()}
+        for table in datasets.values():
+            if self.writable:
+                table["writable"] = True
+            if self.allow_virtual:
+                table["virtual_chunk_prefixes"] = [
+                    self._with_store({"url": prefix}) for prefix in self.allow_virtual
+                ]
+        stores = {_ANONYMOUS: {"anonymous": True}} if self.anonymous else {}
+        return {"stores": stores, "datasets": datasets}
+
+    def _with_store(self, table: dict[str, Any]) -> dict[str, Any]:
+        is_cloud = table["url"].startswith(_CLOUDS)
+        return {**table, "store": _ANONYMOUS} if self.anonymous and is_cloud else table
+
+
+async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: RootOptions) -> T:
     """Open the root *url* as `serve` does, and return the result of *call* with it."""
-    options = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
-    settings = load(None, os.environ, {"datasets": {"root": options}})
+    settings = load(None, os.environ, options.tables({"root": url}))
     async with Stores(settings.limits) as stores:
         ref = open_root(stores, settings, "root")
         await stores.check_reachable(ref)

@@ -21,12 +21,15 @@ import tensorstore
 
 from app import demo
 from app.cli import main
+from app.datasets import RootOptions
+from app.settings import load
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import ref
 from tests.formats.icechunk.repositories import lab as repository
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft as transformer
+from tests.storage.faulty import FaultyServer
 from tests.support.commands import run
 from tests.support.files import write_files
 from tests.support.processes import environ
@@ -93,6 +96,9 @@ def test_help_names_the_commands() -> None:
         (["serve", "--host", "no such host", "a=/tmp"], "cannot listen on no such host:8000: "),
         (["serve", "--strict", "a=/no/where"], "datasets.a.url: file:///no/where"),
         (["serve", "--writable", "a.toml"], "--writable goes with roots; a file says it of each"),
+        (["serve", "--anonymous", "a.toml"], "--anonymous goes with roots; a file says it of each"),
+        (["serve", "--allow-virtual", "s3://b", "a.toml"], "--allow-virtual goes with roots; a "),
+        (["serve", "--allow-virtual", "ftp://b/c", "a=/tmp"], "datasets.a.virtual_chunk_prefixes"),
         (["serve", "--writable", "a=gs://b"], "datasets.a: writable goes with one of file://, s3"),
         (["inspect", "/no/where"], "file:///no/where"),
         (["verify", "/no/where"], "file:///no/where"),
@@ -150,6 +156,59 @@ def test_roots_are_writable_if_that_is_said(
         assert httpx.put(f"{lines[0].split()[0]}a/b", content=b"abc").status_code == status
 
     assert (tmp_path / "a/b").exists() is (status == 200)
+
+
+def test_options_reach_every_root_and_prefix() -> None:
+    """`--anonymous` is for buckets, also of allowed references, and not for folders."""
+    options = RootOptions(("s3://b/p", "/v"), anonymous=True)
+    settings = load(None, {}, options.tables({"bucket": "s3://x", "folder": "/y"}))
+
+    assert settings.stores["anonymous"].anonymous
+    assert {name: each.store for name, each in settings.datasets.items()} == {
+        "bucket": "anonymous",
+        "folder": None,
+    }
+    for dataset in settings.datasets.values():
+        prefixes = [(prefix.url, prefix.store) for prefix in dataset.virtual_chunk_prefixes]
+        assert prefixes == [("s3://b/p", "anonymous"), ("file:///v", None)]
+
+
+def test_the_version_is_shown() -> None:
+    """`--version` needs no command."""
+    assert re.fullmatch(r"shardgate \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+@pytest.mark.parametrize("option", [(), ("--anonymous",)])
+def test_anonymous_roots_need_no_credentials(
+    faulty: FaultyServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: tuple[str, ...],
+) -> None:
+    """With `--anonymous` a bucket is read unsigned; without it the error names the option."""
+    faulty.put("bucket", "notes.txt", b"data")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.url)
+    arguments = ["inspect", "s3://bucket", "notes.txt", "--json", *option]
+    monkeypatch.setattr(sys, "argv", ["shardgate", *arguments])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+
+    if option:
+        assert ended.value.code == 0
+        assert json.loads(out)["object"].endswith("://bucket/notes.txt")
+        assert not any("Authorization" in seen.headers or seen.query for seen in faulty.seen)
+    else:
+        assert ended.value.code == 2
+        assert "s3://bucket" in err
+        assert "--anonymous" in err
+        assert not faulty.seen
 
 
 def test_a_taken_port_is_one_line(examples: Path) -> None:

@@ -130,6 +130,12 @@ def no_bucket(ref: ObjectRef) -> StorageUnavailableError:
     return StorageUnavailableError(ref, "there is no such bucket", lasting=True)
 
 
+def no_credentials(ref: ObjectRef, reason: str) -> StorageDeniedError:
+    """Return the error for *ref* that could only be read without credentials."""
+    hint = "--anonymous, or anonymous = true in [stores.NAME], reads public data without any"
+    return StorageDeniedError(ref, f"no credentials to send: {reason}; {hint}")
+
+
 class HttpReader(ABC):
     """Reads objects over a pool of connections; subclasses know URLs and refusals."""
 

@@ -54,7 +54,7 @@ from app.storage.contract import (
     is_unfinished,
 )
 from app.storage.http_headers import is_derived, is_gzip, version_of
-from app.storage.http_reader import Refusal, no_bucket
+from app.storage.http_reader import Refusal, no_bucket, no_credentials
 from app.storage.wrappers import ReadOnlyStore
 
 if TYPE_CHECKING:  # obstore defines these names for type checkers only
@@ -74,8 +74,8 @@ _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]{0,512})</Message>")
 _ABOUT_RANGE: Final = ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE")
+_NO_CREDENTIALS: Final = ("token request", "redential")
 _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
-    (("token request", "redential"), StorageDeniedError, "no credentials to send"),
     (("kind: Timeout", "TimedOut"), StorageTimeoutError, "the server is silent"),
     (("body error",), TruncatedReadError, "the connection closed within the body"),
     (
@@ -405,6 +405,8 @@ def _failure(ref: ObjectRef, error: Exception) -> StorageError:
         return no_bucket(ref) if refusal.status == _NOT_FOUND else refusal.failure(ref)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return StorageDeniedError(ref, "the server refuses")
+    if _says(error, _NO_CREDENTIALS):
+        return no_credentials(ref, "none in the environment or on this machine")
     for phrases, kind, reason in _KINDS:
         if _says(error, phrases):
             return kind(ref, reason)

@@ -30,6 +30,7 @@ from botocore.exceptions import (
     HTTPClientError,
     NoCredentialsError,
     PartialCredentialsError,
+    ProfileNotFound,
     ReadTimeoutError,
 )
 from botocore.loaders import create_loader
@@ -37,7 +38,6 @@ from botocore.parsers import ResponseParserError
 
 from app.concurrency import is_large
 from app.errors import (
-    StorageDeniedError,
     StorageError,
     StorageThrottledError,
     StorageTimeoutError,
@@ -47,7 +47,13 @@ from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders, is_as_expected
 from app.storage.http_headers import METADATA, derive_etag, version_of
-from app.storage.http_reader import NO_SUCH_KEY, HttpReader, Refusal, no_bucket
+from app.storage.http_reader import (
+    NO_SUCH_KEY,
+    HttpReader,
+    Refusal,
+    no_bucket,
+    no_credentials,
+)
 from app.storage.wrappers import RetryPolicy
 
 NOT_IMPLEMENTED: Final = 501
@@ -236,8 +242,10 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
         raise StorageTimeoutError(ref, "the server is silent") from error
+    except ProfileNotFound as error:
+        raise no_credentials(ref, str(error)) from error
     except (NoCredentialsError, CredentialRetrievalError, PartialCredentialsError) as error:
-        raise StorageDeniedError(ref, f"no credentials to send: {type(error).__name__}") from error
+        raise no_credentials(ref, type(error).__name__) from error
     except (BotoCoreError, ResponseParserError, ValueError) as error:
         lasting = not isinstance(error, HTTPClientError | ConnectionError | ResponseParserError)
         raise StorageUnavailableError(ref, type(error).__name__, lasting=lasting) from error

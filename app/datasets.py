@@ -67,12 +67,17 @@ def open_allowed(
 ) -> tuple[Allowed, ...]:
     """Open the allowed prefixes of virtual references."""
     allowed = []
+    redirects = [
+        prefix.url
+        for prefix in dataset.virtual_chunk_prefixes
+        if prefix.url.startswith(("http://", "https://"))
+    ]
     scheme = dataset.url.partition("://")[0]
     for prefix in dataset.virtual_chunk_prefixes:
         is_alike = prefix.url.startswith(f"{scheme}://")
         name = prefix.store or (dataset.store if is_alike else None)
         store = None if name is None else settings.stores[name]
-        root = stores.open_prefix(prefix.url, store, name)
+        root = stores.open_prefix(prefix.url, store, name, redirects)
         allowed.append(allow(prefix.url, root))
     return tuple(allowed)
 

@@ -211,7 +211,7 @@ class LimitSettings(Section):
 
 
 class StoreSettings(Section):
-    """Endpoint and credentials of an S3, GCS or Azure store."""
+    """Endpoint and credentials of a store, and what its server expects."""
 
     endpoint_url: _ServerUrl | None = None
     """URL of the S3, GCS or Azure server; default: `AWS_ENDPOINT_URL`, or the provider's."""
@@ -225,6 +225,12 @@ class StoreSettings(Section):
     """Token of temporary credentials."""
     anonymous: bool = False
     """Send no credentials."""
+    requester_pays: bool = False
+    """S3: agree to pay for requests, which some buckets demand."""
+    bearer_token: SecretStr | None = None
+    """`https://`: token to send to the server, and to no other that it redirects to."""
+    bearer_token_file: Path | None = None
+    """File of the token, which may change."""
     forbidden_is_absent: bool = False
     """Take 403 for absence: for public buckets that cannot be listed; not with `writable`."""
 
@@ -234,6 +240,10 @@ class StoreSettings(Section):
             raise ValueError("access_key_id and secret_access_key go together")
         if self.anonymous and self.access_key_id is not None:
             raise ValueError("anonymous and access_key_id exclude each other")
+        if self.anonymous and self.requester_pays:
+            raise ValueError("anonymous and requester_pays exclude each other")
+        if self.bearer_token is not None and self.bearer_token_file is not None:
+            raise ValueError("bearer_token and bearer_token_file exclude each other")
         return self
 
 

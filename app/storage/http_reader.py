@@ -7,7 +7,7 @@ the version or the range; a refusal that the store accepts as proof is absence; 
 import re
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, Self
@@ -142,6 +142,8 @@ class HttpReader(ABC):
     requires_etags = False
     """True if every response about an object has an ETag."""
     follows_redirects = False
+    _authorization: Callable[[], Awaitable[bytes]] | None = None
+    """Returns a header line for the server of the object, not for others that it redirects to."""
 
     def __init__(self, client: HttpClient, *, forbidden_is_absent: bool = False) -> None:
         self._http = client
@@ -300,8 +302,12 @@ class HttpReader(ABC):
         self, method: HttpMethod, ref: ObjectRef, headers: bytes = b"", *, is_eager: bool = False
     ) -> Response | Refusal:
         target, is_renewed, redirects = await self._target(method, ref), False, 0
+        own = target.origin
         while redirects <= _MAX_REDIRECTS:
-            response = await self._http.send(method, target, headers, is_eager=is_eager)
+            lines = headers
+            if self._authorization is not None and target.origin == own:
+                lines += await self._authorization()
+            response = await self._http.send(method, target, lines, is_eager=is_eager)
             if response.status in _OK:
                 if self.requires_etags and b"etag" not in response.headers:
                     response.release()

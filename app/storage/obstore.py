@@ -340,8 +340,6 @@ def _is_name(key: str) -> bool:
 def _check_settings(scheme: str, settings: StoreSettings) -> None:
     if scheme == "gs" and settings.access_key_id is not None:
         raise ConfigurationError("gs:// takes no access_key_id; see GOOGLE_APPLICATION_CREDENTIALS")
-    if scheme == "az" and settings.forbidden_is_absent:
-        raise ConfigurationError("az:// takes no forbidden_is_absent: Azure answers 404")
     for name in ("session_token", "region"):
         if getattr(settings, name) is not None:
             raise ConfigurationError(f"{scheme}:// takes no {name}")

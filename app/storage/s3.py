@@ -21,7 +21,7 @@ from app.storage.contract import Listed, is_unfinished
 from app.storage.http1_client import HttpClient, Target
 from app.storage.http_headers import is_strong
 from app.storage.http_reader import HttpMethod, HttpReader, Refusal
-from app.storage.s3_client import S3Client, bucket_of, translated
+from app.storage.s3_client import PAYER, S3Client, bucket_of, translated
 from app.storage.s3_write import S3WriteOptions, S3Writer
 
 _EXPIRES_S: Final = 900
@@ -38,6 +38,7 @@ _QUERY_OF_SIGV4: Final = frozenset(
         "X-Amz-Security-Token",
         "X-Amz-Signature",
         "X-Amz-SignedHeaders",
+        PAYER[0],
     }
 )
 _EXPIRED_STATUS: Final = frozenset({400, 403})
@@ -157,6 +158,8 @@ class Presigner:
     method: HttpMethod
     base: str
     region: str
+    query: str = ""
+    """Parameter that is signed too, with its question mark."""
 
     @classmethod
     async def of(cls, client: Any, method: HttpMethod, bucket: str) -> Self | None:
@@ -168,7 +171,8 @@ class Presigner:
         params = parse_qs(query)
         match params.get("X-Amz-Credential", [""])[0].split("/"):
             case [_, _, region, "s3", _] if params.keys() <= _QUERY_OF_SIGV4:
-                return cls(method, base, region)
+                payer = "?{}={}".format(*PAYER) if PAYER[0] in params else ""
+                return cls(method, base, region, payer)
         return None
 
     def sign(self, key: str, credentials: Any) -> str:
@@ -176,7 +180,7 @@ class Presigner:
         url = self.base + quote(key, safe="/~")
         if not self.region:
             return url
-        request = AWSRequest(self.method, url)
+        request = AWSRequest(self.method, url + self.query)
         S3SigV4QueryAuth(credentials, "s3", self.region, expires=_EXPIRES_S).add_auth(request)
         return str(request.url)
 

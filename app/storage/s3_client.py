@@ -72,6 +72,8 @@ _PIECE_NBYTES: Final = 256 * 1024
 _SIGNATURE: Final = "s3v4-hashed-before"
 _REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
 _DIGEST: Final = "shardgate_sha256"
+PAYER: Final = ("x-amz-request-payer", "requester")
+"""Header, or parameter of a presigned URL, by which the caller agrees to pay."""
 _BODY_OPERATIONS: Final = ("PutObject", "UploadPart")
 _WRITE_IDS: Final = "shardgate-writes"
 _WRITE_ID: Final = re.compile("[0-9a-f]{16}")
@@ -195,6 +197,8 @@ class S3Client:
                     created = self._session.create_client("s3", **self._options(purpose))
                     client = await self._stack.enter_async_context(created)
                     _hash_in_thread(client)
+                    if self._settings.requester_pays:
+                        client.meta.events.register("before-sign.s3", agree_to_pay)
                     self._clients[purpose] = client
         return self._clients[purpose]
 
@@ -431,6 +435,13 @@ def _hash_in_thread(client: Any) -> None:
         client.meta.events.register_first(f"choose-signer.s3.{operation}", _choose_signer)
         client.meta.events.register(f"before-sign.s3.{operation}", _hash)
         client.meta.events.register(f"before-send.s3.{operation}", _divide)
+
+
+def agree_to_pay(request: Any, signature_version: Any, **_: Any) -> None:
+    """Agree to pay for a request of botocore; the agreement is signed with it."""
+    is_presigned = str(signature_version).endswith("-query")
+    name, value = PAYER
+    (request.params if is_presigned else request.headers)[name] = value
 
 
 class _HashedBefore(S3SigV4Auth):

@@ -35,6 +35,7 @@ class Fault(Enum):
     SKEWED = 403, "RequestTimeTooSkewed", ""
     ARCHIVED = 403, "InvalidObjectState", ""
     FORBIDDEN = 403, "", ""
+    UNAUTHORIZED = 401, "", ""
     EXPIRED_TOKEN = 400, "ExpiredToken", "The provided token has expired."
     NO_BUCKET = 404, "NoSuchBucket", ""
     SLOW_DOWN = 503, "SlowDown", "Please reduce your request rate."

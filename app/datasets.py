@@ -1,8 +1,10 @@
 """Datasets of the configuration: their roots, formats, and rules of access."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from app.formats.contract import Format
 from app.formats.documents import DocumentFormat
@@ -19,7 +21,7 @@ from app.resolve.containers import Containers, Dataset
 from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings, load
-from app.storage.stores import Stores
+from app.storage.stores import Stores, parse_root
 
 _ANONYMOUS: Final = "anonymous"
 """Store of public buckets on the command line."""
@@ -59,7 +61,13 @@ def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
     """Open the root of the dataset *name*."""
     dataset = settings.datasets[name]
     store = settings.stores[dataset.store] if dataset.store else None
-    return stores.open_root(dataset.url, store, dataset.store, dataset.redirects)
+    return stores.open_root(
+        dataset.url,
+        store,
+        dataset.store,
+        dataset.redirects,
+        follow_links=dataset.follow_links,
+    )
 
 
 def open_allowed(
@@ -99,6 +107,30 @@ def formats(
         Icechunk(limits.repository_file_bytes, limits.whole_index_bytes, allowed),
     )
     return [each for each in known if dataset.format in ("auto", each.name)]
+
+
+def exposures(settings: Settings) -> Iterator[str]:
+    """Yield a warning for each dataset that lies in another one which more callers may read."""
+    places = {name: _place(settings, name) for name in settings.datasets}
+    for (inner, below), (outer, above) in permutations(places.items(), 2):
+        one, other = settings.datasets[inner], settings.datasets[outer]
+        if below[: len(above)] == above and other.readers - one.readers and not one.is_public:
+            yield (
+                f"datasets.{inner}: {one.url} lies in datasets.{outer}, {other.url}, "
+                f"whose readers can read it there although datasets.{inner}.read does not name them"
+            )
+
+
+def _place(settings: Settings, name: str) -> tuple[str, ...]:
+    """Return the server and the segments of the path of a root."""
+    dataset = settings.datasets[name]
+    root = parse_root(dataset.url)
+    scheme, _, place = root.bucket.partition("://")
+    if scheme == "file":
+        place = os.path.realpath(unquote(place))
+    endpoint = settings.stores[dataset.store].endpoint_url if dataset.store else None
+    endpoint = endpoint or (os.environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None) or ""
+    return scheme, endpoint.rstrip("/"), *filter(None, f"{place}/{root.key}".split("/"))
 
 
 class RootOptions(NamedTuple):

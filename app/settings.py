@@ -323,11 +323,18 @@ class DatasetSettings(Section):
     """Icechunk: URL prefixes of allowed virtual references; a table also names a store."""
     redirects: _List[_ServerUrl] = ()
     """URL prefixes, in addition to the root, to which an `http(s)://` root may redirect."""
+    follow_links: bool = False
+    """`file://`: follow symbolic links that lead out of the root."""
+
+    @property
+    def readers(self) -> frozenset[str]:
+        """Rules of those who may read."""
+        return frozenset({*self.read, *(self.write or ())})
 
     @property
     def is_public(self) -> bool:
         """Return whether every caller may read it."""
-        return PUBLIC in {*self.read, *(self.write or ())}
+        return PUBLIC in self.readers
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -343,6 +350,7 @@ class DatasetSettings(Section):
              "cache_control says private or no-store where not everybody may read"),
             (self.redirects and scheme not in {"http", "https"},
              "redirects goes with an http(s):// url only"),
+            (self.follow_links and scheme != "file", "follow_links goes with a file:// url only"),
             (self.writable and scheme not in WRITABLE_SCHEMES,
              f"writable goes with one of {schemes} only"),
         ):  # fmt: skip

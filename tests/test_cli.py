@@ -21,8 +21,6 @@ import tensorstore
 
 from app import demo
 from app.cli import main
-from app.datasets import RootOptions
-from app.settings import load
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import ref
 from tests.formats.icechunk.repositories import lab as repository
@@ -158,21 +156,6 @@ def test_roots_are_writable_if_that_is_said(
     assert (tmp_path / "a/b").exists() is (status == 200)
 
 
-def test_options_reach_every_root_and_prefix() -> None:
-    """`--anonymous` is for buckets, also of allowed references, and not for folders."""
-    options = RootOptions(("s3://b/p", "/v"), anonymous=True)
-    settings = load(None, {}, options.tables({"bucket": "s3://x", "folder": "/y"}))
-
-    assert settings.stores["anonymous"].anonymous
-    assert {name: each.store for name, each in settings.datasets.items()} == {
-        "bucket": "anonymous",
-        "folder": None,
-    }
-    for dataset in settings.datasets.values():
-        prefixes = [(prefix.url, prefix.store) for prefix in dataset.virtual_chunk_prefixes]
-        assert prefixes == [("s3://b/p", "anonymous"), ("file:///v", None)]
-
-
 def test_the_version_is_shown() -> None:
     """`--version` needs no command."""
     assert re.fullmatch(r"shardgate \d+\.\d+\.\d+\n", run("--version").stdout)
@@ -229,6 +212,24 @@ def test_a_configuration_file_is_served(examples: Path, tmp_path: Path) -> None:
 
     with running("serve", str(config), "--port", "0") as (_, lines):
         assert json.loads(get(lines[0].split()[0] + "zarr.json"))["node_type"] == "group"
+
+
+def test_the_start_warns_of_an_exposed_dataset(examples: Path, tmp_path: Path) -> None:
+    """A private dataset in a public one is told in the log, once."""
+    config = tmp_path / "shardgate.toml"
+    config.write_text(
+        f'[callers.ana]\ntoken_sha256 = ["{"0" * 64}"]\n'
+        f'[datasets.all]\nurl = "{examples}"\n'
+        f'[datasets.em]\nurl = "{examples}/image.zarr"\nread = ["ana"]\n'
+    )
+    with running("serve", str(config), "--port", "0", "--workers", "2", lines=2) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+        assert process.stderr is not None
+        (line,) = process.stderr.read().splitlines()
+
+    assert "WARNING" in line
+    assert "datasets.em: " in line
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from app.storage.contract import ObjectStore, OnWrite
 from app.storage.http1_client import BadUrlError, Target
 from app.storage.http_store import HttpStore, WebGuard, is_literal, url_of
 from app.storage.local import LocalStore, open_within
+from app.storage.local_files import FOLLOWING
 from app.storage.memory import MemoryStore
 from app.storage.s3 import S3Store
 from app.storage.s3_write import S3WriteOptions
@@ -66,12 +67,15 @@ class Stores(StoreWrapper):
         settings: StoreSettings | None = None,
         name: str | None = None,
         redirects: Sequence[str] = (),
+        *,
+        follow_links: bool = False,
     ) -> ObjectRef:
         """Register the bucket of *url* and return the root in it.
 
         With the store *name* the bucket of ``s3://bucket`` is called ``s3+name://bucket``, since
         two stores may have buckets of one name; likewise for other servers. The bucket of a web
-        server is the whole root, which may redirect below the URLs *redirects* too.
+        server is the whole root, which may redirect below the URLs *redirects* too. With
+        *follow_links* that of a folder is called ``links+file:///folder``.
 
         Raises: `ConfigurationError`.
         """
@@ -80,6 +84,8 @@ class Stores(StoreWrapper):
         if kind.startswith(_WEB):
             root = _web_prefix(root)
             self._redirects[root.bucket] += map(_web_target, redirects)
+        if follow_links and kind == "file":
+            root = ObjectRef(FOLLOWING + root.bucket, root.key)
         self._by_bucket[root.bucket] = self._kept(kind, lambda: self._open(kind, settings))
         return root
 

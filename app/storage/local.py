@@ -16,7 +16,7 @@ from typing import Final
 from cachetools import TTLCache
 
 from app.errors import VersionChangedError
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import (
     NO_HEADERS,
     NOT_MODIFIED,
@@ -33,11 +33,13 @@ from app.storage.contract import (
     clamp,
 )
 from app.storage.local_files import (
+    CODED,
     FOLLOWING,
     LEADS_OUT,
     NOT_FOUND,
     check_folder,
     check_links,
+    coded_ending,
     file_version,
     folder_of,
     is_within,
@@ -197,6 +199,8 @@ class LocalStore:
 
     Only data that is certainly in the page cache is read without a thread. Writes and reads have
     separate threads. Links lead out of a folder only if its bucket is called ``links+file://…``.
+    Where there is no file ``name``, the file ``name.gz`` is the object, coded, as in cloud-volume;
+    virtual references name files as they are.
     """
 
     def __init__(self, *, open_file: OpenFile = open_file) -> None:
@@ -259,7 +263,8 @@ class LocalStore:
         """Walk folder by folder, in the order of whole keys.
 
         Common prefixes are folders with a file somewhere below. Links that lead out are left out,
-        and links to a folder that contains them.
+        and links to a folder that contains them. A coded file has its plain name, if that has no
+        dot: ``brain.nii.gz`` is no chunk.
         """
         if delimiter not in ("", "/"):
             raise ValueError(f"folders cannot be rolled up by {delimiter!r}")
@@ -331,7 +336,7 @@ class LocalStore:
                     if if_match is not None:
                         raise VersionChangedError(ref)
                     return None
-                fd, status = opened
+                fd, status, coding = opened
                 etag = file_version(status)
                 modified_s = status.st_mtime_ns // 10**9
                 if if_match is not None and if_match != object_store_version(status):
@@ -341,9 +346,9 @@ class LocalStore:
                 byte_range = clamp(ref, request, status.st_size, if_match)
                 data = _read_range(fd, byte_range)
                 if len(data) == byte_range.length and file_version(os.fstat(fd)) == etag:
-                    if isinstance(if_match, str):
+                    if isinstance(if_match, str) and not coding:
                         self._warm.keep(ref, if_match, fd)
-                    return Found(data, byte_range, status.st_size, etag, modified_s=modified_s)
+                    return Found(data, byte_range, status.st_size, etag, coding, modified_s)
             if if_match is not None:
                 break
         raise VersionChangedError(ref)
@@ -352,29 +357,39 @@ class LocalStore:
         with self._opened(ref) as opened:
             if opened is None:
                 return None
-            _, status = opened
+            _, status, coding = opened
             modified_s = status.st_mtime_ns // 10**9
-            return Stat(status.st_size, file_version(status), modified_s=modified_s)
+            return Stat(status.st_size, file_version(status), coding, modified_s)
 
     @contextmanager
-    def _opened(self, ref: ObjectRef) -> Iterator[tuple[int, os.stat_result] | None]:
-        fd = None
+    def _opened(self, ref: ObjectRef) -> Iterator[tuple[int, os.stat_result, bool] | None]:
+        """Open the file of *ref*, or the coded one in its place; yield its status and coding."""
+        fd, ending = None, ""
         with translated(ref):
-            if (name := name_of(ref.key)) is not None:
-                try:
-                    fd = self._open_file(ref.bucket, name)
-                except OSError as error:
-                    if error.errno not in NOT_FOUND:
-                        raise
+            if name := name_of(ref.key):
+                fd = self._try_open(ref.bucket, name)
+                if fd is None and not ref.bucket.startswith(GUARDED):
+                    ending = coded_ending(folder_of(ref.bucket) + b"/" + name)
+                if ending:
+                    fd = self._try_open(ref.bucket, name + ending.encode())
             if fd is None:
                 check_folder(ref)  # an unmounted disk is not absence
                 yield None
                 return
             try:
                 status = os.fstat(fd)
-                yield (fd, status) if stat.S_ISREG(status.st_mode) else None
+                coding = CODED.get(ending, False)
+                yield (fd, status, coding) if stat.S_ISREG(status.st_mode) else None
             finally:
                 os.close(fd)
+
+    def _try_open(self, bucket: str, name: bytes) -> int | None:
+        try:
+            return self._open_file(bucket, name)
+        except OSError as error:
+            if error.errno not in NOT_FOUND:
+                raise
+            return None
 
     async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, call, *args)
@@ -405,13 +420,14 @@ def _entries(prefix: ObjectRef) -> list[Listed]:
                 where = folder_of(prefix.bucket) + b"/" + name
                 check_links(prefix.bucket, os.path.realpath(where))
                 with os.scandir(where) as entries:
-                    wanted = (entry for entry in entries if entry.name.startswith(begins))
-                    listed += filter(None, (_listed(folder, entry) for entry in wanted))
+                    begun = (entry for entry in entries if entry.name.startswith(begins))
+                    listed += filter(None, (_listed(folder, entry) for entry in begun))
         except OSError as error:
             if error.errno not in NOT_FOUND:
                 raise
             check_folder(prefix)
-    return sorted(listed, key=lambda each: each.ref.key.encode())
+    wanted = (each for each in listed if each.ref.key.startswith(prefix.key))
+    return sorted(wanted, key=lambda each: each.ref.key.encode())
 
 
 def _without_empty(entries: Sequence[Listed]) -> list[Listed]:
@@ -449,10 +465,19 @@ def _listed(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:
         return None
     ref = ObjectRef(prefix.bucket, f"{prefix.key}{name}")
     if stat.S_ISREG(status.st_mode):
+        plain, dot, ending = name.partition(".")
+        if f"{dot}{ending}" in CODED and _is_coded(entry.path, f"{dot}{ending}"):
+            ref = ObjectRef(prefix.bucket, f"{prefix.key}{plain}")
         return Listed(ref, status.st_size, file_version(status), status.st_mtime_ns / 10**9)
     if stat.S_ISDIR(status.st_mode) and not (entry.is_symlink() and _contains(status, entry.path)):
         return Listed(ObjectRef(ref.bucket, f"{ref.key}/"), None)
     return None
+
+
+def _is_coded(path: bytes, ending: str) -> bool:
+    """Return whether the file *path* is the object of its name without *ending*."""
+    plain = path.removesuffix(ending.encode())
+    return not os.path.exists(plain) and coded_ending(plain) == ending  # noqa: PTH110
 
 
 def _contains(folder: os.stat_result, path: bytes) -> bool:

@@ -27,6 +27,8 @@ _IN_THE_WAY: Final = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST
 
 FOLLOWING: Final = "links+"
 """Prefix of the buckets of folders whose links may lead out of them."""
+CODED: Final = {".gz": True}
+"""Endings that cloud-volume gives to the names of files that it compresses, and their codings."""
 LEADS_OUT: Final = "a link leads out of the folder, which follow_links = true would allow"
 
 
@@ -96,6 +98,13 @@ def name_of(key: str) -> bytes | None:
         return key.encode()
     except UnicodeEncodeError:
         return None
+
+
+def coded_ending(path: bytes) -> str:
+    """Return the ending of the coded file in place of the missing file *path*, empty if none."""
+    if path.endswith(tuple(map(str.encode, CODED))):
+        return ""
+    return next((each for each in CODED if os.path.exists(path + each.encode())), "")  # noqa: PTH110
 
 
 def file_version(status: os.stat_result) -> ETag:

@@ -23,12 +23,13 @@ from typing import Final, Self
 
 from cachetools import TTLCache
 
-from app.errors import BadKeyError, RangeNotSatisfiedError, UnwritableError
+from app.errors import BadKeyError, ConflictError, RangeNotSatisfiedError, UnwritableError
 from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.storage.contract import CONFLICT, TEMPORARY, Absent, Conflict, Expected, is_as_expected
 from app.storage.local_files import (
     check_folder,
     check_links,
+    coded_ending,
     file_version,
     folder_of,
     name_of,
@@ -80,6 +81,7 @@ class LocalWriter:
         with _place(ref, is_new=not isinstance(expected, str)) as (folder, name):
             self._sweep(folder)
             old = folder.status(name)
+            _check_plain(ref, old)
             if not _is_as_expected(old, expected):
                 return CONFLICT
             with NewFile.made(folder) as new:
@@ -100,6 +102,7 @@ class LocalWriter:
                 with _place(ref, is_new=False) as (folder, name):
                     with folder.locked():
                         old = folder.status(name)
+                        _check_plain(ref, old)
                         if not _is_as_expected(old, expected):
                             return CONFLICT
                         if is_removed := old is not None:
@@ -335,6 +338,12 @@ def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[tuple[Folder, bytes]]:
         _make_folders(ref.bucket, wanted)
     with Folder.within(ref.bucket, above) as folder:
         yield folder, name
+
+
+def _check_plain(ref: ObjectRef, old: os.stat_result | None) -> None:
+    """Raise `ConflictError` if the object is a coded file, which a plain one would hide."""
+    if old is None and (ending := coded_ending(_path(ref))):
+        raise ConflictError(f"{ref}: is stored as a file {ending}, which is not replaced")
 
 
 def _is_as_expected(old: os.stat_result | None, expected: Expected) -> bool:

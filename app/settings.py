@@ -185,7 +185,7 @@ class LimitSettings(Section):
     whole_index_bytes: ByteSize = ByteSize(4 * 1024**2)
     """Largest shard index read whole; larger ones are read by entry, without their checksum."""
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
-    """Largest minishard index, mesh manifest, or inflated gzip chunk."""
+    """Largest minishard index, mesh manifest, or object whose content coding is removed."""
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
     """Largest file of an Icechunk repository: `repo`, snapshots, manifests, logs."""
     coalesce_gap_bytes: ByteSize = ByteSize(1024**2)

@@ -41,7 +41,7 @@ from app.storage.http1_client import (
     Target,
 )
 from app.storage.http_headers import (
-    is_gzip,
+    content_coding,
     last_modified,
     object_headers,
     parse_content_range,
@@ -192,9 +192,8 @@ class HttpReader(ABC):
         if body.etag == if_none_match:
             return NOT_MODIFIED
         headers = body.response.headers
-        return Found(
-            data, body.byte_range, body.size, body.etag, is_gzip(headers), body.modified_s, headers
-        )
+        coding = content_coding(headers)
+        return Found(data, body.byte_range, body.size, body.etag, coding, body.modified_s, headers)
 
     @asynccontextmanager
     async def stream(
@@ -222,8 +221,8 @@ class HttpReader(ABC):
         if (found := await self.head(ref)) is None:
             return None
         headers, size = found
-        etag = version_of(headers, size)
-        return Stat(size, etag, is_gzip(headers), last_modified(headers), object_headers(headers))
+        etag, coding = version_of(headers, size), content_coding(headers)
+        return Stat(size, etag, coding, last_modified(headers), object_headers(headers))
 
     async def head(self, ref: ObjectRef) -> tuple[Mapping[bytes, bytes], int] | None:
         """Return the response headers and the size of *ref*, `None` if absent."""

@@ -53,7 +53,7 @@ from app.storage.contract import (
     clamp,
     is_unfinished,
 )
-from app.storage.http_headers import is_derived, is_gzip, version_of
+from app.storage.http_headers import content_coding, is_derived, version_of
 from app.storage.http_reader import Refusal, no_bucket, no_credentials
 from app.storage.wrappers import ReadOnlyStore
 
@@ -140,7 +140,7 @@ class CloudStore(ReadOnlyStore):
         if not isinstance(opened, _OpenObject):
             return None
         found = opened.found
-        return Stat(found.size, found.etag, found.is_gzip, found.modified_s)
+        return Stat(found.size, found.etag, found.coding, found.modified_s)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
@@ -299,9 +299,9 @@ def _checked(
     sent, wanted = ByteRange(*result.range), clamp(ref, request, meta["size"], if_match)
     if sent != wanted:
         raise StorageUnavailableError(ref, f"the server sent {sent} instead of {wanted}")
-    coding = str(result.attributes.get("Content-Encoding", ""))
-    gzipped = bool(coding) and is_gzip({b"content-encoding": coding.encode("latin-1")})
-    return _OpenObject(Found(b"", sent, meta["size"], etag, gzipped, modified_s), result)
+    headers[b"content-encoding"] = str(result.attributes.get("Content-Encoding", "")).encode()
+    coding = content_coding(headers)
+    return _OpenObject(Found(b"", sent, meta["size"], etag, coding, modified_s), result)
 
 
 async def _pieces(ref: ObjectRef, opened: _OpenObject) -> AsyncIterator[bytes]:

@@ -327,11 +327,11 @@ class ObjectWrite:
     @property
     def headers(self) -> dict[str, Any]:
         """Parameters of botocore for the headers and the ids of the object."""
-        is_gzip, content_type, metadata = self.kept
+        coding, content_type, metadata = self.kept
         return {
             "Metadata": {**dict(metadata), **ids_metadata(self.ids)},
             "ContentType": content_type or _DEFAULT_TYPE,
-            **({"ContentEncoding": "gzip"} if is_gzip else {}),
+            **({"ContentEncoding": coding} if coding else {}),
         }
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from app import demo as examples
 from app import server
-from app.datasets import open_root, with_root
+from app.datasets import RootOptions, open_root, with_root
 from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.formats.surveying import Description
 from app.model import VirtualKey
@@ -58,7 +59,29 @@ AllowVirtual = Annotated[
     list[str] | None,
     typer.Option(metavar="PREFIX", help="Follow virtual references of Icechunk below this URL."),
 ]
+Anonymous = Annotated[
+    bool, typer.Option("--anonymous", help="Send no credentials to S3, GCS or Azure.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001  the signature of typer
+    if wanted:
+        typer.echo(f"shardgate {version('shardgate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take options that need no command."""
 
 
 @app.command()
@@ -72,6 +95,8 @@ def serve(
     port: Port = None,
     log_level: Level = None,
     workers: Workers = None,
+    anonymous: Anonymous = False,
+    allow_virtual: AllowVirtual = None,
     writable: Annotated[
         bool, typer.Option("--writable", help="Let clients write below the roots options here.")
     ] = False,
@@ -81,7 +106,8 @@ def serve(
 ) -> None:
     """Serve the datasets of a configuration file, or roots without a file."""
     options = {"host": host, "port": port, "log_level": log_level, "workers": workers}
-    settings = _settings(roots or [], options, writable=writable)
+    of_roots = RootOptions(allow_virtual or (), anonymous=anonymous, writable=writable)
+    settings = _settings(roots or [], options, of_roots)
     if not settings.datasets:
         raise ConfigurationError("there is no dataset to serve: name a file or a URL")
     if strict:
@@ -100,9 +126,8 @@ def demo(
 ) -> None:
     """Write small example datasets to a folder, serve them, and print what to open."""
     written = examples.write(folder)
-    settings = _settings(
-        [f"{name}={path}" for name, path in written.items()], {"host": host, "port": port}
-    )
+    roots = [f"{name}={path}" for name, path in written.items()]
+    settings = _settings(roots, {"host": host, "port": port}, RootOptions())
     server.run(settings, lambda base: typer.echo(examples.guide(base)))
 
 
@@ -114,6 +139,7 @@ def inspect(
     as_shard: Annotated[
         bool, typer.Option("--shard", help="KEY is the name of a shard object.")
     ] = False,
+    anonymous: Anonymous = False,
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
 ) -> None:
@@ -128,15 +154,16 @@ def inspect(
     async def locate(root: Root) -> ChunkReport | IndexReport:
         return await (inspect_shard if as_shard else inspect_key)(root, VirtualKey(key or ""))
 
+    options = RootOptions(allow_virtual or (), anonymous=anonymous)
     document: dict[str, Any]
     is_damaged = False
     if key is None:
-        arrays, refs = asyncio.run(with_root(url, describe, allow_virtual))
+        arrays, refs = asyncio.run(with_root(url, describe, options))
         document = {"arrays": list(map(asdict, arrays)), "refs": list(map(asdict, refs))}
         drawn = Group(_draw_table(arrays), *([_draw_table(refs)] if refs else []))
         is_damaged = any(isinstance(each, DamageReport) for each in (*arrays, *refs))
     else:
-        document = asdict(asyncio.run(with_root(url, locate, allow_virtual)))
+        document = asdict(asyncio.run(with_root(url, locate, options)))
         drawn = Group(_draw_facts(document))
     if as_json:
         typer.echo(json.dumps(document, indent=2))
@@ -157,6 +184,7 @@ def verify(
     ref: Annotated[
         str, typer.Option(help="Which ref of an Icechunk repository: a branch, @tag.NAME, an id.")
     ] = "main",
+    anonymous: Anonymous = False,
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
 ) -> None:
@@ -171,7 +199,8 @@ def verify(
         async def check(root: Root) -> Report:
             return await verify_root(root, chunks=chunks, ref=ref, on_shard=on_shard)
 
-        report = asyncio.run(with_root(url, check, allow_virtual))
+        options = RootOptions(allow_virtual or (), anonymous=anonymous)
+        report = asyncio.run(with_root(url, check, options))
     typer.echo(json.dumps(asdict(report), indent=2) if as_json else _draw_report(report))
     if report.damages:
         raise typer.Exit(1)
@@ -191,28 +220,32 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _settings(roots: list[str], options: dict[str, Any], *, writable: bool = False) -> Settings:
+def _settings(roots: list[str], options: dict[str, Any], of_roots: RootOptions) -> Settings:
     """Load the configuration of the command line, and of the file it names."""
     server_options = {name: value for name, value in options.items() if value is not None}
     if len(roots) == 1 and roots[0].endswith(".toml"):
-        if writable:
-            raise ConfigurationError("--writable goes with roots; a file says it of each dataset")
+        for name, value in of_roots._asdict().items():
+            if value:
+                option = name.replace("_", "-")
+                raise ConfigurationError(
+                    f"--{option} goes with roots; a file says it of each dataset"
+                )
         return load(Path(roots[0]), os.environ, {"server": server_options})
-    datasets = _datasets(roots, {"writable": True} if writable else {})
-    return load(None, os.environ, {"server": server_options, "datasets": datasets})
+    return load(None, os.environ, {"server": server_options, **of_roots.tables(_named(roots))})
 
 
-def _datasets(roots: list[str], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    datasets: dict[str, dict[str, Any]] = {}
+def _named(roots: list[str]) -> dict[str, str]:
+    """Return the URLs of *roots* by the names of their datasets."""
+    urls: dict[str, str] = {}
     for root in roots:
         if root.endswith(".toml"):
             raise ConfigurationError(f"{root}: a configuration file goes without roots beside it")
         named = _NAMED_ROOT.fullmatch(root)
         name, url = named.groups() if named else (_default_name(root), root)
-        if name in datasets:
+        if name in urls:
             raise ConfigurationError(f"two datasets are called {name}: write NAME={url}")
-        datasets[name] = {"url": url, **options}
-    return datasets
+        urls[name] = url
+    return urls
 
 
 def _default_name(url: str) -> str:

@@ -1,7 +1,10 @@
 """Datasets of the configuration: their roots, formats, and rules of access."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from app.formats.contract import Format
 from app.formats.documents import DocumentFormat
@@ -18,7 +21,11 @@ from app.resolve.containers import Containers, Dataset
 from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings, load
-from app.storage.stores import Stores
+from app.storage.stores import Stores, parse_root
+
+_ANONYMOUS: Final = "anonymous"
+"""Store of public buckets on the command line."""
+_CLOUDS: Final = ("s3://", "gs://", "az://")
 
 
 def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, Dataset]:
@@ -54,7 +61,13 @@ def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
     """Open the root of the dataset *name*."""
     dataset = settings.datasets[name]
     store = settings.stores[dataset.store] if dataset.store else None
-    return stores.open_root(dataset.url, store, dataset.store, dataset.redirects)
+    return stores.open_root(
+        dataset.url,
+        store,
+        dataset.store,
+        dataset.redirects,
+        follow_links=dataset.follow_links,
+    )
 
 
 def open_allowed(
@@ -62,12 +75,17 @@ def open_allowed(
 ) -> tuple[Allowed, ...]:
     """Open the allowed prefixes of virtual references."""
     allowed = []
+    redirects = [
+        prefix.url
+        for prefix in dataset.virtual_chunk_prefixes
+        if prefix.url.startswith(("http://", "https://"))
+    ]
     scheme = dataset.url.partition("://")[0]
     for prefix in dataset.virtual_chunk_prefixes:
         is_alike = prefix.url.startswith(f"{scheme}://")
         name = prefix.store or (dataset.store if is_alike else None)
         store = None if name is None else settings.stores[name]
-        root = stores.open_prefix(prefix.url, store, name)
+        root = stores.open_prefix(prefix.url, store, name, redirects)
         allowed.append(allow(prefix.url, root))
     return tuple(allowed)
 
@@ -91,12 +109,58 @@ def formats(
     return [each for each in known if dataset.format in ("auto", each.name)]
 
 
-async def with_root[T](
-    url: str, call: Callable[[Root], Awaitable[T]], allow_virtual: list[str] | None = None
-) -> T:
+def exposures(settings: Settings) -> Iterator[str]:
+    """Yield a warning for each dataset that lies in another one which more callers may read."""
+    places = {name: _place(settings, name) for name in settings.datasets}
+    for (inner, below), (outer, above) in permutations(places.items(), 2):
+        one, other = settings.datasets[inner], settings.datasets[outer]
+        if below[: len(above)] == above and other.readers - one.readers and not one.is_public:
+            yield (
+                f"datasets.{inner}: {one.url} lies in datasets.{outer}, {other.url}, "
+                f"whose readers can read it there although datasets.{inner}.read does not name them"
+            )
+
+
+def _place(settings: Settings, name: str) -> tuple[str, ...]:
+    """Return the server and the segments of the path of a root."""
+    dataset = settings.datasets[name]
+    root = parse_root(dataset.url)
+    scheme, _, place = root.bucket.partition("://")
+    if scheme == "file":
+        place = os.path.realpath(unquote(place))
+    endpoint = settings.stores[dataset.store].endpoint_url if dataset.store else None
+    endpoint = endpoint or (os.environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None) or ""
+    return scheme, endpoint.rstrip("/"), *filter(None, f"{place}/{root.key}".split("/"))
+
+
+class RootOptions(NamedTuple):
+    """Options of the command line for all its roots."""
+
+    allow_virtual: Sequence[str] = ()
+    anonymous: bool = False
+    writable: bool = False
+
+    def tables(self, roots: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Return the tables `stores` and `datasets` of the settings for *roots*, URLs by name."""
+        datasets = {name: self._with_store({"url": url}) for name, url in roots.items()}
+        for table in datasets.values():
+            if self.writable:
+                table["writable"] = True
+            if self.allow_virtual:
+                table["virtual_chunk_prefixes"] = [
+                    self._with_store({"url": prefix}) for prefix in self.allow_virtual
+                ]
+        stores = {_ANONYMOUS: {"anonymous": True}} if self.anonymous else {}
+        return {"stores": stores, "datasets": datasets}
+
+    def _with_store(self, table: dict[str, Any]) -> dict[str, Any]:
+        is_cloud = table["url"].startswith(_CLOUDS)
+        return {**table, "store": _ANONYMOUS} if self.anonymous and is_cloud else table
+
+
+async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: RootOptions) -> T:
     """Open the root *url* as `serve` does, and return the result of *call* with it."""
-    options = {"url": url, "virtual_chunk_prefixes": allow_virtual or []}
-    settings = load(None, os.environ, {"datasets": {"root": options}})
+    settings = load(None, os.environ, options.tables({"root": url}))
     async with Stores(settings.limits) as stores:
         ref = open_root(stores, settings, "root")
         await stores.check_reachable(ref)

@@ -176,10 +176,13 @@ class Part(NamedTuple):
     version: UnmodifiedSince | None = None
 
 
-class Gzipped(NamedTuple):
-    """Bytes stored as gzip, sent as such or inflated."""
+class Coded(NamedTuple):
+    """Bytes stored with a content coding, sent as such or inflated."""
 
     place: Stored
+    coding: str
+    etag: ETag | None = None
+    """ETag of a whole object; that of a part is made of version and range."""
 
 
 class Whole(NamedTuple):
@@ -215,5 +218,5 @@ class Referenced(NamedTuple):
     """Time of the last change of the reference, if known."""
 
 
-type Location = Stored | Gzipped | Whole | Inline | Missing | Referenced
+type Location = Stored | Coded | Whole | Inline | Missing | Referenced
 """Location of the bytes of a virtual key."""

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import gc
+import logging
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
+from app.datasets import exposures
 from app.errors import ConfigurationError
 from app.http.instrumentation import InstrumentedApp
 from app.http.protocol import GatewayProtocol
@@ -38,6 +40,8 @@ _M_MMAP_THRESHOLD: Final = -3
 _MMAP_BYTES: Final = 256 * 1024
 _M_TRIM_THRESHOLD: Final = -1
 _TRIM_BYTES: Final = 4 * 1024**2
+
+_log: Final = logging.getLogger(__name__)
 
 type Announce = Callable[[str], None]
 """Called once, with the base URL, when the service accepts requests."""
@@ -61,6 +65,8 @@ def run(settings: Settings, announce: Announce) -> None:
         factory=True,
         is_private=is_private,
     )
+    for warning in exposures(settings):
+        _log.warning(warning)
     if config.workers == 1:
         try:
             _Server(config, announce_url).run([listener])

@@ -188,7 +188,7 @@ class LimitSettings(Section):
     whole_index_bytes: ByteSize = ByteSize(4 * 1024**2)
     """Largest shard index read whole; larger ones are read by entry, without their checksum."""
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
-    """Largest minishard index, mesh manifest, or inflated gzip chunk."""
+    """Largest minishard index, mesh manifest, or object whose content coding is removed."""
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
     """Largest file of an Icechunk repository: `repo`, snapshots, manifests, logs."""
     coalesce_gap_bytes: ByteSize = ByteSize(1024**2)
@@ -214,7 +214,7 @@ class LimitSettings(Section):
 
 
 class StoreSettings(Section):
-    """Endpoint and credentials of an S3, GCS or Azure store."""
+    """Endpoint and credentials of a store, and what its server expects."""
 
     endpoint_url: _ServerUrl | None = None
     """URL of the S3, GCS or Azure server; default: `AWS_ENDPOINT_URL`, or the provider's."""
@@ -230,6 +230,14 @@ class StoreSettings(Section):
     """Send no credentials."""
     validator: Validator = "etag"
     """`http(s)://`: tells versions apart; `last-modified` is for mirrors with several ETags."""
+    requester_pays: bool = False
+    """S3: agree to pay for requests, which some buckets demand."""
+    bearer_token: SecretStr | None = None
+    """`https://`: token to send to the server, and to no other that it redirects to."""
+    bearer_token_file: Path | None = None
+    """File of the token, which may change."""
+    forbidden_is_absent: bool = False
+    """Take 403 for absence: for public buckets that cannot be listed; not with `writable`."""
 
     @model_validator(mode="after")
     def _either_a_key_or_none(self) -> Self:
@@ -237,6 +245,10 @@ class StoreSettings(Section):
             raise ValueError("access_key_id and secret_access_key go together")
         if self.anonymous and self.access_key_id is not None:
             raise ValueError("anonymous and access_key_id exclude each other")
+        if self.anonymous and self.requester_pays:
+            raise ValueError("anonymous and requester_pays exclude each other")
+        if self.bearer_token is not None and self.bearer_token_file is not None:
+            raise ValueError("bearer_token and bearer_token_file exclude each other")
         return self
 
 
@@ -316,11 +328,18 @@ class DatasetSettings(Section):
     """Icechunk: URL prefixes of allowed virtual references; a table also names a store."""
     redirects: _List[_ServerUrl] = ()
     """URL prefixes, in addition to the root, to which an `http(s)://` root may redirect."""
+    follow_links: bool = False
+    """`file://`: follow symbolic links that lead out of the root."""
+
+    @property
+    def readers(self) -> frozenset[str]:
+        """Rules of those who may read."""
+        return frozenset({*self.read, *(self.write or ())})
 
     @property
     def is_public(self) -> bool:
         """Return whether every caller may read it."""
-        return PUBLIC in {*self.read, *(self.write or ())}
+        return PUBLIC in self.readers
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -336,6 +355,7 @@ class DatasetSettings(Section):
              "cache_control says private or no-store where not everybody may read"),
             (self.redirects and scheme not in {"http", "https"},
              "redirects goes with an http(s):// url only"),
+            (self.follow_links and scheme != "file", "follow_links goes with a file:// url only"),
             (self.writable and scheme not in WRITABLE_SCHEMES,
              f"writable goes with one of {schemes} only"),
         ):  # fmt: skip
@@ -364,6 +384,10 @@ class Settings(Section):
             known = {None, *self.stores}
             if dataset.store not in known:
                 raise ValueError(f"datasets.{name}.store: names no [stores] table")
+            store = self.stores[dataset.store] if dataset.store else StoreSettings()
+            if dataset.writable and store.forbidden_is_absent:
+                reason = "goes with no store where forbidden_is_absent: writes must see what exists"
+                raise ValueError(f"datasets.{name}.writable: {reason}")
             if any(prefix.store not in known for prefix in dataset.virtual_chunk_prefixes):
                 setting = f"datasets.{name}.virtual_chunk_prefixes"
                 raise ValueError(f"{setting}: names no [stores] table")

@@ -27,6 +27,7 @@ from tests.formats.icechunk.repositories import lab as repository
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft as transformer
+from tests.storage.faulty import FaultyServer
 from tests.support.commands import run
 from tests.support.files import write_files
 from tests.support.processes import environ
@@ -93,6 +94,9 @@ def test_help_names_the_commands() -> None:
         (["serve", "--host", "no such host", "a=/tmp"], "cannot listen on no such host:8000: "),
         (["serve", "--strict", "a=/no/where"], "datasets.a.url: file:///no/where"),
         (["serve", "--writable", "a.toml"], "--writable goes with roots; a file says it of each"),
+        (["serve", "--anonymous", "a.toml"], "--anonymous goes with roots; a file says it of each"),
+        (["serve", "--allow-virtual", "s3://b", "a.toml"], "--allow-virtual goes with roots; a "),
+        (["serve", "--allow-virtual", "ftp://b/c", "a=/tmp"], "datasets.a.virtual_chunk_prefixes"),
         (["serve", "--writable", "a=gs://b"], "datasets.a: writable goes with one of file://, s3"),
         (["inspect", "/no/where"], "file:///no/where"),
         (["verify", "/no/where"], "file:///no/where"),
@@ -152,6 +156,44 @@ def test_roots_are_writable_if_that_is_said(
     assert (tmp_path / "a/b").exists() is (status == 200)
 
 
+def test_the_version_is_shown() -> None:
+    """`--version` needs no command."""
+    assert re.fullmatch(r"shardgate \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+@pytest.mark.parametrize("option", [(), ("--anonymous",)])
+def test_anonymous_roots_need_no_credentials(
+    faulty: FaultyServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: tuple[str, ...],
+) -> None:
+    """With `--anonymous` a bucket is read unsigned; without it the error names the option."""
+    faulty.put("bucket", "notes.txt", b"data")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.url)
+    arguments = ["inspect", "s3://bucket", "notes.txt", "--json", *option]
+    monkeypatch.setattr(sys, "argv", ["shardgate", *arguments])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+
+    if option:
+        assert ended.value.code == 0
+        assert json.loads(out)["object"].endswith("://bucket/notes.txt")
+        assert not any("Authorization" in seen.headers or seen.query for seen in faulty.seen)
+    else:
+        assert ended.value.code == 2
+        assert "s3://bucket" in err
+        assert "--anonymous" in err
+        assert not faulty.seen
+
+
 def test_a_taken_port_is_one_line(examples: Path) -> None:
     """The second service on a port says so and ends."""
     with running("serve", "--port", "0", str(examples)) as (_, lines):
@@ -170,6 +212,24 @@ def test_a_configuration_file_is_served(examples: Path, tmp_path: Path) -> None:
 
     with running("serve", str(config), "--port", "0") as (_, lines):
         assert json.loads(get(lines[0].split()[0] + "zarr.json"))["node_type"] == "group"
+
+
+def test_the_start_warns_of_an_exposed_dataset(examples: Path, tmp_path: Path) -> None:
+    """A private dataset in a public one is told in the log, once."""
+    config = tmp_path / "shardgate.toml"
+    config.write_text(
+        f'[callers.ana]\ntoken_sha256 = ["{"0" * 64}"]\n'
+        f'[datasets.all]\nurl = "{examples}"\n'
+        f'[datasets.em]\nurl = "{examples}/image.zarr"\nread = ["ana"]\n'
+    )
+    with running("serve", str(config), "--port", "0", "--workers", "2", lines=2) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+        assert process.stderr is not None
+        (line,) = process.stderr.read().splitlines()
+
+    assert "WARNING" in line
+    assert "datasets.em: " in line
 
 
 @pytest.fixture(scope="module")

@@ -327,6 +327,13 @@ LAB = {"url": "https://a.example", "audience": "b"}
         ({"datasets": {"em": {"url": "/em", "write": ["public"]}}}, "write goes with writable"),
         (
             {
+                "stores": {"open": {"forbidden_is_absent": True}},
+                "datasets": {"em": {"url": "s3://em", "store": "open", "writable": True}},
+            },
+            "datasets.em.writable: goes with no store where forbidden_is_absent",
+        ),
+        (
+            {
                 "callers": ANA,
                 "datasets": {
                     "em": {"url": "/em", "read": ["ana"], "cache_control": "Public, max-age=60"}

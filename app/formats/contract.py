@@ -72,10 +72,10 @@ class ShardRewriter[O: OpenShard](Protocol):
     def ref(self) -> ObjectRef:
         """The object."""
 
-    def encode(self, entry: Entry, body: bytes, *, is_gzip: bool) -> bytes:
+    def encode(self, entry: Entry, body: bytes, *, coding: str) -> bytes:
         """Return the stored form of *body*, the chunk *entry* that a client sent; may be slow.
 
-        *is_gzip* says that it came with ``Content-Encoding: gzip``.
+        *coding* is the ``Content-Encoding`` that it came with, one of `CODINGS` or empty.
 
         Raises: `BadBodyError` for what cannot be this chunk, `UnknownCodingError`.
         """

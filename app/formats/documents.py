@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from app.formats.contract import Layout, Translator
 from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
-from app.model import ByteRange, ETag, Inline, ObjectRef, VirtualKey
+from app.model import ByteRange, Coded, ETag, Inline, ObjectRef, Stored, VirtualKey
 
 type Json = Any
 
@@ -123,7 +123,7 @@ class DocumentFormat:
         found = await fetch(read)
         if found is None or found.value.dialect is None:
             return None
-        spec = Versioned(found.value.spec, found.etag, found.size)
+        spec = Versioned(found.value.spec, found.etag, found.size, coding=found.coding)
         return found.value.dialect.layout(directory, spec)
 
 
@@ -139,10 +139,14 @@ class Shown(Protocol):
         """True if `served` differs from the stored document."""
 
 
-def show[S: Shown](document: Versioned[S]) -> Inline:
-    """Return *document* as it is served; a rewritten one has an ETag of its own."""
+def show[S: Shown](ref: ObjectRef, document: Versioned[S]) -> Inline | Coded:
+    """Return *document*, stored as *ref*, as it is served; a rewritten one has another ETag."""
     value, etag = document.value, document.etag
-    return Inline(value.served, etag_of_rewritten(etag) if value.is_rewritten else etag)
+    if value.is_rewritten:
+        return Inline(value.served, etag_of_rewritten(etag))
+    if document.coding:
+        return Coded(Stored(ref, ByteRange(0, document.size), etag), document.coding, etag)
+    return Inline(value.served, etag)
 
 
 def etag_of_rewritten(etag: ETag) -> ETag:

@@ -62,6 +62,8 @@ class Versioned[T](NamedTuple):
     size: int
     modified_s: int | None = None
     """Time of the last modification, if known: whole seconds since 1970 in UTC."""
+    coding: str = ""
+    """Content coding of the object, which was removed before it was decoded."""
 
 
 class Fetch(Protocol):

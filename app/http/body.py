@@ -26,13 +26,14 @@ from app.errors import (
     TooLargeError,
     UnknownCodingError,
 )
-from app.formats.compression import inflated_nbytes
+from app.formats.compression import announced_nbytes
 from app.http.auth.sigv4 import SignatureChain
 from app.http.openapi import RequestDocument
 from app.http.problems import Headers
 from app.http.responses import RequestHeaders, ResponseWriter, combine_headers
 from app.resolve.bodies import Body
 from app.resolve.budget import ByteBudget, ByteReservation
+from app.storage.http_headers import content_coding
 
 SLOWEST_NBYTES_PER_S: Final = 16 * 1024
 """Slowest average rate of a client after the first while; a slower one holds memory in vain."""
@@ -47,8 +48,7 @@ _FRAMES_NBYTES: Final = 16 * 1024
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _CLOSE: Final = (b"connection", b"close")
 _DECODED_LENGTH: Final = b"x-amz-decoded-content-length"
-_NO_CODING: Final = frozenset({b"", b"identity"})
-_GZIP: Final = frozenset({b"gzip", b"x-gzip"})
+_CODINGS: Final = re.compile(r"([!#$%&'*+.^_`|~0-9a-z-]+(, |$))*")
 _CRC_NBYTES: Final = 4
 _SHA256: Final = re.compile(rb"[0-9a-f]{64}")
 _CONTENT_SHA256: Final = b"x-amz-content-sha256"
@@ -179,28 +179,28 @@ class Payload(NamedTuple):
     """Bytes to store, without the transfer coding."""
 
     body: bytes
-    is_gzip: bool
+    coding: str
+    """Content coding, which the bytes still have; empty for none."""
 
 
 class ContentCoding(NamedTuple):
     """Codings of a body."""
 
-    is_gzip: bool
+    name: str
+    """That of the object, see `content_coding`."""
     is_framed: bool
     """Whether it is ``aws-chunked``."""
 
     @classmethod
     def parse(cls, headers: RequestHeaders) -> "ContentCoding":
         """Parse Content-Encoding and x-amz-content-sha256. Raises: `UnknownCodingError`."""
-        is_framed = headers.get(_CONTENT_SHA256, b"").startswith(b"STREAMING-")
         listed = headers.get(b"content-encoding", b"").lower().split(b",")
-        codings = [each.strip() for each in listed if each.strip() not in _NO_CODING]
-        if b"aws-chunked" in codings:
-            codings.remove(b"aws-chunked")
-            is_framed = True
-        if codings and (len(codings) > 1 or codings[0] not in _GZIP):
-            raise UnknownCodingError("a body may come with Content-Encoding: gzip, or none")
-        return cls(bool(codings), is_framed)
+        is_framed = headers.get(_CONTENT_SHA256, b"").startswith(b"STREAMING-")
+        is_framed |= b"aws-chunked" in map(bytes.strip, listed)
+        name = content_coding(headers)
+        if not _CODINGS.fullmatch(name):
+            raise UnknownCodingError(f"Content-Encoding: {name[:80]!r} is no list of codings")
+        return cls(name, is_framed)
 
 
 async def read_payload(
@@ -225,10 +225,10 @@ async def read_payload(
         body = await incoming.read(incoming.length(most_nbytes), held)
         is_long = len(body) > _IN_THREAD_NBYTES
         await run_in_thread(check_digests, body, body, headers, is_long=is_long)
-    # What gzip says to hold is reserved as well: it is inflated before it is stored in a shard.
-    inflated = min(inflated_nbytes(body), most_nbytes) if coding.is_gzip else 0
+    # What a coded body says to hold is reserved as well: it is inflated before it is stored.
+    inflated = min(announced_nbytes(coding.name, body), most_nbytes) if coding.name else 0
     await held.reserve(len(body) + inflated)
-    return Payload(body, coding.is_gzip)
+    return Payload(body, coding.name)
 
 
 def _unframe(
@@ -357,7 +357,7 @@ class RequestBodyReader:
         )
         held = ByteReservation(self._budget)
         try:
-            if ContentCoding.parse(headers).is_gzip:
+            if ContentCoding.parse(headers).name:
                 raise UnknownCodingError("the body must come without Content-Encoding")
             payload = await read_payload(incoming, headers, held, most_nbytes=most_nbytes)
             yield payload.body

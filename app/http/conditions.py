@@ -4,16 +4,17 @@ Only here are ranges inclusive.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from app.errors import BadHeaderError
+from app.formats.compression import CODINGS
 from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, SuffixRange
-from app.resolve.bodies import Coding, Demand, Entity
-from app.storage.http_headers import parse_date
+from app.resolve.bodies import Demand, Entity
+from app.storage.http_headers import CODING_ALIASES, parse_date
 
 _RANGE: Final = re.compile(r"([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 _QUOTED_TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
@@ -21,7 +22,7 @@ _TAG: Final = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"|[^\s",*][^\s",]*'
 """Clients of S3 may leave the quotes out."""
 _TAG_LIST: Final = re.compile(rf"[\s,]*(?:{_TAG})(?:\s*,[\s,]*(?:{_TAG}))*[\s,]*")
 _EACH_TAG: Final = re.compile(_TAG)
-_NO_WEIGHT: Final = re.compile(rb"\s*q=0(?:\.0*)?\s*")
+_NO_WEIGHT: Final = re.compile(r"\s*q=0(?:\.0*)?\s*")
 _YEAR_10000_S: Final = 253_402_300_800
 _HEADERS: Final = "range if-match if-none-match if-range if-modified-since if-unmodified-since"
 _FIELDS: Final = {name.encode(): name.replace("-", "_") for name in _HEADERS.split()}
@@ -122,7 +123,10 @@ class Selection(NamedTuple):
     """Part that the headers describe; `None` for responses without a representation."""
     reads: ByteRange | None = None
     """Part that is sent: *part*, or nothing for HEAD."""
-    is_gzip: bool = False
+    coding: str = ""
+    """Content coding of the representation."""
+    is_s3: bool = False
+    """Whether it has the coding whatever the client accepts."""
 
 
 class Conditions(NamedTuple):
@@ -136,17 +140,14 @@ class Conditions(NamedTuple):
     """A date never matches: versions that are replaced within a second share it (§8.8.2.2)."""
     if_modified_since: str | None = None
     if_unmodified_since: str | None = None
-    takes_gzip: bool = False
-    """Whether the client asked for the whole body and accepts gzip."""
     is_unconditional: bool = False
     """True for a GET with neither preconditions nor Range."""
 
     @staticmethod
     def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
         """Pick the headers that matter; Range has a meaning for GET only (§14.2)."""
-        takes_gzip = method == "GET" and accepts_gzip(headers.get(b"accept-encoding"))
         if method == "GET" and _FIELDS.keys().isdisjoint(headers):
-            return _GZIP_GET if takes_gzip else _PLAIN_GET
+            return _PLAIN_GET
         fields = {
             field: headers[name].decode("latin-1")
             for name, field in _FIELDS.items()
@@ -155,8 +156,7 @@ class Conditions(NamedTuple):
         is_head = method == "HEAD"
         if is_head:
             fields.pop("range", None)
-        takes_gzip &= "range" not in fields
-        return Conditions(is_head, **fields, takes_gzip=takes_gzip, is_unconditional=False)
+        return Conditions(is_head, **fields, is_unconditional=False)
 
     @property
     def is_plain_get(self) -> bool:
@@ -207,7 +207,6 @@ class Conditions(NamedTuple):
 
 
 _PLAIN_GET: Final = Conditions(is_unconditional=True)
-_GZIP_GET: Final = Conditions(takes_gzip=True, is_unconditional=True)
 
 
 @lru_cache(maxsize=4096)
@@ -217,34 +216,68 @@ def _whole_of(length: int) -> Selection:
     return Selection(HTTPStatus.OK, whole, whole)
 
 
-def choose(conditions: Conditions, entity: Entity) -> Selection | None:
-    """Select a part of *entity*; `None` if that needs the length of its inflated gzip.
+class Negotiation(NamedTuple):
+    """The content codings that a client takes."""
 
-    HEAD has no Content-Encoding: viewers take its Content-Length for that of the decoded body.
+    accepted: bytes | None
+    """Accept-Encoding (§12.5.3)."""
+    is_s3: bool
+    """Clients of S3 get objects as they are stored, whatever they accept."""
+
+
+def choose(
+    conditions: Conditions, negotiate: Callable[[], Negotiation], entity: Entity
+) -> Selection | None:
+    """Select a part of *entity*; `None` if that needs the length of its inflated form.
+
+    Ranges count inflated bytes: clients cannot decode a part. HEAD has no Content-Encoding: viewers
+    take its Content-Length for that of the decoded body. What cannot be inflated is sent whole.
     """
-    if entity.coding is not Coding.GZIP:
+    coding = entity.coding
+    if not coding:
         return conditions.choose(entity.etag, entity.length, entity.modified_s)
-    if conditions.takes_gzip:
-        chosen = conditions.choose(entity.gzip_etag, entity.length, entity.modified_s)
-        return chosen._replace(is_gzip=True)
-    status = conditions.precondition(entity.etag, entity.modified_s)
-    return None if status is None else Selection(status)
+    accepted, is_s3 = negotiate()
+    if not is_s3:
+        is_accepted = accepts(coding, accepted)
+        can_inflate = coding in CODINGS and not refuses_identity(accepted)
+        if can_inflate and not (is_accepted and conditions.is_plain_get):
+            status = conditions.precondition(entity.inflated_etag, entity.modified_s)
+            return None if status is None else Selection(status)
+        if not is_accepted:
+            return Selection(HTTPStatus.NOT_ACCEPTABLE)
+        conditions = conditions._replace(range=None)
+    chosen = conditions.choose(entity.etag, entity.length, entity.modified_s)
+    return chosen._replace(coding=coding, is_s3=is_s3)
 
 
 def etag_of_selected(entity: Entity, selection: Selection) -> ETag:
-    """Return the ETag of the representation that is sent: gzip has one of its own."""
-    return entity.gzip_etag if selection.is_gzip else entity.etag
+    """Return the ETag of the representation that is sent: the inflated one has one of its own."""
+    is_stored = selection.coding or not entity.coding
+    return entity.etag if is_stored else entity.inflated_etag
+
+
+def accepts(coding: str, header: bytes | None) -> bool:
+    """Return whether Accept-Encoding names all parts of *coding*, or ``*``.
+
+    Without the header none is accepted (§12.5.3 permits any; obstore cannot decode them).
+    """
+    refused = _parse_accepted(header)
+    return not any(refused.get(name, refused.get("*", True)) for name in coding.split(", "))
+
+
+def refuses_identity(header: bytes | None) -> bool:
+    """Return whether Accept-Encoding has ``identity;q=0``; ``*;q=0`` alone refuses codings only."""
+    return _parse_accepted(header).get("identity", False)
 
 
 @lru_cache(maxsize=256)
-def accepts_gzip(header: bytes | None) -> bool:
-    """Parse Accept-Encoding; without it gzip is not sent (§12.5.3; obstore cannot decode it)."""
-    codings = (each.partition(b";") for each in (header or b"").lower().split(b","))
-    refused = {
-        name.strip(): _NO_WEIGHT.fullmatch(weight) is not None for name, _, weight in codings
-    }
-    named = next((name for name in (b"gzip", b"x-gzip", b"*") if name in refused), None)
-    return named is not None and not refused[named]
+def _parse_accepted(header: bytes | None) -> Mapping[str, bool]:
+    """Return for each name of Accept-Encoding whether its weight is zero."""
+    if header is None:
+        return {}
+    listed = (each.partition(";") for each in header.decode("latin-1").lower().split(","))
+    named = ((name.strip(), _NO_WEIGHT.fullmatch(weight)) for name, _, weight in listed)
+    return {CODING_ALIASES.get(name, name): weight is not None for name, weight in named}
 
 
 def _is_later(modified_s: int | None, header: str | None) -> bool | None:

@@ -10,13 +10,20 @@ from typing import Any, Final, NamedTuple
 
 from app.concurrency import is_many, run_in_thread, yield_to_loop
 from app.errors import BadKeyError, RequestError, ShardgateError, UnsupportedError
+from app.formats.compression import CODINGS
 from app.formats.icechunk.keys import SESSION
 from app.formats.listing import Name
 from app.http import s3
 from app.http.auth.access import NOBODY, Caller, Datasets
 from app.http.auth.authenticator import Authenticator
 from app.http.body import ClientGoneError, UntilDisconnect, lingering_writer
-from app.http.conditions import Conditions, Selection, choose, etag_of_selected
+from app.http.conditions import (
+    Conditions,
+    Negotiation,
+    Selection,
+    choose,
+    etag_of_selected,
+)
 from app.http.paths import Scope, quote_segment, split_target
 from app.http.problems import Headers, encode_headers
 from app.http.responses import (
@@ -40,7 +47,7 @@ from app.http.responses import (
 from app.http.write import WritePlane, allowed_methods
 from app.model import Stored, VirtualKey
 from app.observability.requests import note_caller
-from app.resolve.bodies import Coding, Entity, Opened
+from app.resolve.bodies import Entity, Opened
 from app.resolve.containers import Dataset
 from app.resolve.icechunk.sessions import KeyRouter
 from app.resolve.resolver import CachedEntity
@@ -129,7 +136,9 @@ class DataPlane:
         raw_path, headers, conditions, dataset, key, caller = get
         found = self._resolver.recall(dataset, key)
         entity = None if found is None else found.entity
-        selection = None if entity is None else choose(conditions, entity)
+        selection = (
+            None if entity is None else choose(conditions, partial(_negotiate, headers), entity)
+        )
         body = None
         if entity is not None and selection is not None:
             body = self._resolver.at_hand(entity, selection.reads)
@@ -140,7 +149,7 @@ class DataPlane:
         fields, more = parts
         head = entity_head(fields) + encode_headers(more)
         known = _KnownKey(dataset, key, found, head)
-        is_plain = isinstance(entity.source, Stored) and entity.coding is Coding.PLAIN
+        is_plain = isinstance(entity.source, Stored) and not entity.coding
         if is_plain and conditions.is_unconditional:
             if len(self._hot) >= _MAX_HOT:
                 self._hot.clear()
@@ -247,7 +256,8 @@ class DataPlane:
         resolver = self._resolver
         if SESSION in key:
             resolver, dataset, key = await self._router.route(dataset, key)
-        choose_part = partial(choose, conditions)
+        negotiate = partial(_negotiate, responder.headers, responder.query)
+        choose_part = partial(choose, conditions, negotiate)
         async with resolver.open(dataset, key, choose_part, conditions.reading) as opened:
             if opened is not None:
                 await _send_entity(responder, dataset, key, opened)
@@ -304,6 +314,10 @@ class DataPlane:
         await responder.send(HTTPStatus.OK, headers, body)
 
 
+def _negotiate(headers: RequestHeaders, query: bytes = b"") -> Negotiation:
+    return Negotiation(headers.get(b"accept-encoding"), s3.speaks_s3(headers, query))
+
+
 async def _describe_bucket(responder: Responder, method: str, names: frozenset[bytes]) -> None:
     """Answer HeadBucket, GetBucketLocation or GetBucketVersioning."""
     if method == "HEAD":
@@ -328,6 +342,13 @@ async def _send_entity(
         unsatisfied = (b"content-range", b"bytes */%d" % entity.length)
         detail = f"{key} has {entity.length} bytes, none of them in the range"
         await responder.problem(status, detail, unsatisfied)
+    elif status is HTTPStatus.NOT_ACCEPTABLE:
+        detail = (
+            f"{key} is stored with Content-Encoding: {entity.coding}, which is not accepted, and"
+        )
+        can = entity.coding in CODINGS
+        detail += " neither is identity" if can else " cannot be decoded here"
+        await responder.problem(status, detail, (b"vary", b"Accept-Encoding"))
     else:
         etag = etag_of_selected(entity, opened.choice)
         detail = f"the current version of {key} is {etag}"

@@ -17,7 +17,7 @@ from app.http.s3 import error_code, error_document, speaks_s3
 from app.model import ETag, VirtualKey
 from app.observability.logging import log_failure
 from app.observability.requests import note_request_id
-from app.resolve.bodies import Body, Coding, Entity, Opened
+from app.resolve.bodies import Body, Entity, Opened
 from app.resolve.containers import Dataset
 from app.storage.contract import ObjectHeaders
 from app.storage.http_headers import METADATA
@@ -116,13 +116,13 @@ type DeferredResponse = Callable[[Exchange], Awaitable[None]]
 class Responder:
     """Sends the response to one request with *headers*."""
 
-    __slots__ = ("_cors", "_query", "_write", "has_started", "headers", "request_id")
+    __slots__ = ("_cors", "_write", "has_started", "headers", "query", "request_id")
 
     def __init__(
         self, headers: RequestHeaders, write: ResponseWriter, cors: Cors, query: bytes = b""
     ) -> None:
         self.headers = headers
-        self._query = query
+        self.query = query
         self.request_id = request_id(headers.get(b"x-request-id"))
         note_request_id(self.request_id)
         self.has_started = False
@@ -144,7 +144,7 @@ class Responder:
     @property
     def is_s3(self) -> bool:
         """Return whether the client speaks S3."""
-        return speaks_s3(self.headers, self._query)
+        return speaks_s3(self.headers, self.query)
 
     @property
     def is_foreign(self) -> bool:
@@ -224,13 +224,14 @@ def request_id(sent: bytes | None) -> bytes:
     return b"%b-%x" % (_process, next(_numbers))
 
 
-_GZIP: Final = (b"content-encoding", b"gzip")
 _LASTING: Final = b"public, max-age=31536000, immutable"
 """For keys that name the same for ever (RFC 8246)."""
 _LASTING_PRIVATE: Final = b"private, max-age=31536000, immutable"
 _PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
 """For responses that depend on the caller; a token may be in the path."""
-_VARY: Final = (b"vary", b"Accept-Encoding")
+_VARY: Final = b"Accept-Encoding"
+_VARY_OF_S3: Final = b"Accept-Encoding, Authorization, Amz-Sdk-Invocation-Id"
+"""By these a cache tells clients of S3 from others; see `speaks_s3`."""
 _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 """For every object, whatever its type: it shares its origin with the pages of the service."""
 _CONTENT_TYPES: Final = {
@@ -249,7 +250,7 @@ _CONTENT_TYPES: Final = {
 """By name or file extension; no type that a browser would run."""
 
 type EntityFields = tuple[
-    ETag, int | None, VirtualKey, bytes, bool, bool, int | None, ObjectHeaders
+    ETag, int | None, VirtualKey, bytes, bool, bytes, int | None, ObjectHeaders
 ]
 """Values that the headers of all responses with the same body depend on, as a cache key."""
 
@@ -276,14 +277,15 @@ def describe_entity(
     dataset: Dataset, key: VirtualKey, entity: Entity, selection: Selection
 ) -> tuple[EntityFields, Headers] | None:
     """Return the fields that the common headers depend on, and the other headers."""
-    status, part, _, is_gzip = selection
+    status, part, _, coding, is_s3 = selection
     if part is None and status is not HTTPStatus.NOT_MODIFIED:
         return None
     more: Headers = []
     if status is HTTPStatus.PARTIAL_CONTENT and part is not None:
         more.append((b"content-range", content_range(part, entity.length)))
-    if is_gzip and part is not None:
-        more.append(_GZIP)
+    if coding and part is not None:
+        more.append((b"content-encoding", coding.encode("latin-1")))
+    vary = _VARY_OF_S3 if is_s3 else _VARY if entity.coding or entity.is_inflated else b""
     if entity.is_lasting:
         cache_control = _LASTING if dataset.is_public else _LASTING_PRIVATE
     else:
@@ -294,7 +296,7 @@ def describe_entity(
         key,
         cache_control,
         dataset.is_public,
-        entity.coding is not Coding.PLAIN,
+        vary,
         entity.modified_s,
         entity.headers,
     )
@@ -309,7 +311,7 @@ def entity_head(fields: EntityFields) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _common_headers(fields: EntityFields) -> Headers:
-    etag, length, key, cache_control, is_public, varies, modified_s, stored = fields
+    etag, length, key, cache_control, is_public, vary, modified_s, stored = fields
     headers = [(b"etag", etag.encode("latin-1")), (b"cache-control", cache_control), _SANDBOX]
     if length is not None:
         headers += [
@@ -320,8 +322,8 @@ def _common_headers(fields: EntityFields) -> Headers:
         ]
     if not is_public:
         headers += _PRIVATE
-    if varies:
-        headers.append(_VARY)
+    if vary:
+        headers.append((b"vary", vary))
     return headers + last_modified(modified_s)
 
 

@@ -26,7 +26,7 @@ from app.http.paths import check_key, quote_segment
 from app.http.responses import NO_STORE, RequestHeaders
 from app.http.write import COPY_SOURCE, Handler, Put, WriteRequest
 from app.model import EVERYTHING, ByteRange, ETag, VirtualKey
-from app.resolve.bodies import Coding, Entity, Opened
+from app.resolve.bodies import Entity, Opened
 from app.resolve.budget import ByteReservation
 from app.resolve.containers import Dataset
 from app.resolve.icechunk.sessions import KeyRouter
@@ -158,9 +158,8 @@ async def copy(
 ) -> None:
     """Pass the bytes and headers of the source, of any dataset, to *put*, and answer.
 
-    With the directive REPLACE the headers of the request replace those of the source. Stored gzip
-    is copied as it is, except to parts: those get the bytes of a plain GET, of which the client may
-    choose a range.
+    With the directive REPLACE the headers of the request replace those of the source. The stored
+    form is copied, with its coding unless the request names another.
     """
     dataset, key = await _parse_source(request)
     resolver, dataset, key = await router.route(dataset, key)
@@ -170,18 +169,15 @@ async def copy(
     if directive not in (b"COPY", b"REPLACE"):
         raise BadHeaderError("x-amz-metadata-directive is COPY or REPLACE")
 
-    def choose(entity: Entity) -> Selection | None:
+    def choose(entity: Entity) -> Selection:
         if demand is not None and not demand(entity.names):
             raise PreconditionFailedError(f"{key}: its version fails a precondition of the copy")
-        is_gzip = entity.coding is Coding.GZIP
-        if is_gzip and is_part:
-            return None
         wanted = part or ByteRange(0, entity.length)
         if wanted.stop > entity.length:
             raise BadHeaderError(f"{_SOURCE_RANGE.decode()}: {key} has {entity.length} bytes")
         if wanted.length > request.max_nbytes:
             raise TooLargeError(f"{key}: {wanted.length} bytes are too many for a copy")
-        return Selection(HTTPStatus.OK, wanted, wanted, is_gzip)
+        return Selection(HTTPStatus.OK, wanted, wanted, entity.coding)
 
     held = request.held
     async with resolver.open(dataset, key, choose, part or EVERYTHING, held) as opened:
@@ -190,8 +186,9 @@ async def copy(
             await request.responder.problem(HTTPStatus.NOT_FOUND, detail)
             return
         body = await _read(opened, held)
-        headers = opened.entity.headers if directive == b"COPY" else None
-        etag = await put(Payload(body, opened.choice.is_gzip), headers)
+        coding = opened.entity.coding
+        kept = opened.entity.headers._replace(coding=coding)
+        etag = await put(Payload(body, coding), kept if directive == b"COPY" else None)
     await request.send_xml(s3.copied("CopyPartResult" if is_part else "CopyObjectResult", etag))
 
 

@@ -101,7 +101,7 @@ class WriteRequest(NamedTuple):
             raise BadHeaderError(
                 "user metadata is ASCII, of 1,800 bytes at most, and not named shardgate-…"
             )
-        return stored._replace(is_gzip=ContentCoding.parse(self.headers).is_gzip)
+        return stored._replace(coding=ContentCoding.parse(self.headers).name)
 
     def parameter(self, name: str) -> str:
         """Return the parameter *name*. Raises: `BadParameterError` if it is absent or repeated."""
@@ -222,7 +222,7 @@ class WritePlane:
         demand, headers = request.demand(), request.object_headers()
 
         def put(payload: Payload, source: ObjectHeaders | None = None) -> Awaitable[ETag | None]:
-            stored = (source or headers)._replace(is_gzip=payload.is_gzip)
+            stored = source or headers._replace(coding=headers.coding or payload.coding)
             change = KeyWrite(request.key, payload.body, stored, demand)
             return self._router.put(request.dataset, change)
 

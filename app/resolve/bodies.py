@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol, cast
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
-from app.formats.compression import inflate, inflated_nbytes
+from app.formats.compression import announced_nbytes, decode_content
 from app.formats.reading import DecodeError
-from app.model import ByteRange, ETag, Fixed, Inline, Stored, condition_of, etag_of
+from app.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of, etag_of
 from app.resolve.budget import ByteReservation
 from app.resolve.chunks import ChunkReader
 from app.resolve.metadata_cache import ReadCache
@@ -29,17 +28,6 @@ type Demand = Callable[[Sequence[ETag]], bool]
 is absent, and returns whether the request may proceed."""
 
 
-class Coding(Enum):
-    """Content coding of an entity's source."""
-
-    PLAIN = auto()
-    """The only form."""
-    GZIP = auto()
-    """Compressed; a client may accept it so."""
-    INFLATED = auto()
-    """Decompressed from `GZIP`."""
-
-
 class Entity(NamedTuple):
     """Version, length and location of the bytes that a key names."""
 
@@ -47,7 +35,10 @@ class Entity(NamedTuple):
     length: int
     source: Stored | Inline
     first: Found | None = None
-    coding: Coding = Coding.PLAIN
+    coding: str = ""
+    """Content coding of the source; a client may accept it so."""
+    is_inflated: bool = False
+    """Whether the source had a content coding, which was removed."""
     is_lasting: bool = False
     """Whether the key will always name the same bytes."""
     modified_s: int | None = None
@@ -55,10 +46,13 @@ class Entity(NamedTuple):
     headers: ObjectHeaders = NO_HEADERS
 
     @staticmethod
-    def at(place: Stored | Inline, modified_s: int | None = None) -> "Entity":
+    def at(place: Stored | Coded | Inline, modified_s: int | None = None) -> "Entity":
         """Make the entity of a part of an object; its ETag is the object's with the range."""
         if isinstance(place, Inline):
             return Entity(place.etag, len(place.data), place, modified_s=modified_s)
+        if isinstance(place, Coded):
+            entity = Entity.at(place.place, modified_s)
+            return entity._replace(etag=place.etag or entity.etag, coding=place.coding)
         _, (start, stop), version = place
         tag = f'{etag_of(version)[:-1]}-{start:x}-{stop - start:x}"'
         return Entity(ETag(tag), stop - start, place, modified_s=modified_s)
@@ -71,17 +65,17 @@ class Entity(NamedTuple):
     @property
     def names(self) -> tuple[ETag, ...]:
         """All ETags that clients may know this version by."""
-        return (self.etag, self.gzip_etag)
+        return forms_of(self.etag)
 
     @property
-    def gzip_etag(self) -> ETag:
-        """ETag of the gzip form; *etag* is that of the inflated form."""
-        return gzip_name(self.etag)
+    def inflated_etag(self) -> ETag:
+        """ETag of the inflated form; *etag* is that of the stored one."""
+        return forms_of(self.etag)[1]
 
 
-def gzip_name(etag: ETag) -> ETag:
-    """Return the ETag of the gzip form of the version *etag*."""
-    return ETag(f'{etag[:-1]}-gzip"')
+def forms_of(etag: ETag) -> tuple[ETag, ETag]:
+    """Return the ETags of the stored and of the inflated form of the version *etag*."""
+    return etag, ETag(f'{etag[:-1]}-identity"')
 
 
 class Choice(Protocol):
@@ -136,7 +130,7 @@ class Opening[C: Choice]:
 
 
 class BodyReader:
-    """Reads the bytes of entities, more than *stream_bytes* in pieces; inflates gzip.
+    """Reads the bytes of entities, more than *stream_bytes* in pieces; removes content codings.
 
     A chunk that is streamed is cached too if it takes a small part of the cache, and the budget has
     room for all of it. It is sent in pieces again, so that it does not hold up other responses.
@@ -184,33 +178,35 @@ class BodyReader:
         return await self._chunks.read(chunk, keep=is_whole)
 
     async def inflate(self, held: ByteReservation, entity: Entity) -> Entity:
-        """Inflate *entity*. Raises: `DamagedError` for invalid or too much gzip, and as `read`."""
+        """Remove the coding of *entity*. Raises: `DamagedError` for invalid or too much data, and
+        as `read`.
+        """
         source = cast("Stored", entity.source)
         try:
             data = await self._inflate(held, entity)
         except DecodeError as error:
             await self._check_version(source)
             raise DamagedError(source.ref, f"{source.byte_range}: {error}") from error
-        inflated = Inline(data, entity.etag)
-        return entity._replace(
-            length=len(data), source=inflated, first=None, coding=Coding.INFLATED
-        )
+        etag = entity.inflated_etag
+        inflated = entity._replace(etag=etag, length=len(data), source=Inline(data, etag))
+        return inflated._replace(first=None, coding="", is_inflated=True)
 
     async def _inflate(self, held: ByteReservation, entity: Entity) -> bytes:
+        coding = entity.coding
         if entity.length > self._decoded_bytes:
-            raise DecodeError(f"{entity.length} bytes of gzip are too many to inflate")
+            raise DecodeError(f"{entity.length} bytes of {coding} are too many to inflate")
         body = await self.read(held, entity, ByteRange(0, entity.length))
         if not isinstance(body, bytes):
             await held.reserve(entity.length)
             body = b"".join([piece async for piece in body])
-        announced_nbytes = min(inflated_nbytes(body), self._decoded_bytes)
-        await held.reserve(len(body) + announced_nbytes)
+        expected_nbytes = min(announced_nbytes(coding, body), self._decoded_bytes)
+        await held.reserve(len(body) + expected_nbytes)
         data = None
-        if max(len(body), announced_nbytes) <= _INFLATE_IN_THREAD_NBYTES:
-            with suppress(DecodeError):  # several members, or a wrong length in the trailer
-                data = inflate(body, announced_nbytes)
+        if max(len(body), expected_nbytes) <= _INFLATE_IN_THREAD_NBYTES:
+            with suppress(DecodeError):  # it holds more than it announces
+                data = decode_content(coding, body, expected_nbytes)
         if data is None:
-            data = await asyncio.to_thread(inflate, body, self._decoded_bytes)
+            data = await asyncio.to_thread(decode_content, coding, body, self._decoded_bytes)
         await held.reserve(len(body) + len(data))
         return data
 

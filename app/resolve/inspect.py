@@ -14,7 +14,7 @@ from app.formats.contract import Layout
 from app.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
 from app.model import (
     ByteRange,
-    Gzipped,
+    Coded,
     Inline,
     Missing,
     Part,
@@ -158,7 +158,7 @@ async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey)
     shard = shards.holding(rest) if shards is not None else None
     report = None if shard is None else await _inspect(root, shard)
     location = await layout.locate(rest, root.fetch)
-    match location.place if isinstance(location, Gzipped | Referenced) else location:
+    match location.place if isinstance(location, Coded | Referenced) else location:
         case Stored(ref, place, version):
             etag = etag_of(version)
             return ChunkReport(key, "stored", str(ref), place.start, place.stop, etag, report)

@@ -22,8 +22,8 @@ from app.formats.reading import Fetch
 from app.formats.surveying import Collection, Listing
 from app.model import (
     MISSING,
+    Coded,
     ETag,
-    Gzipped,
     Inline,
     Location,
     Missing,
@@ -312,7 +312,7 @@ class ListedKey(NamedTuple):
 
     key: str
     nbytes: int | None
-    """Stored bytes: of gzip the compressed ones. `None` for a common prefix."""
+    """Stored bytes, with their content coding. `None` for a common prefix."""
     etag: ETag | None
     """`None` too where only reading the object would tell."""
     modified_s: float | None = None
@@ -402,7 +402,7 @@ def _entry(
             return ListedKey(found.key, byte_range.length, None, modified_s)
         case Referenced((Stored() | Inline()) as source, by, is_lasting, modified_s):
             entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
-        case (Stored(ref) as source) | Gzipped(Stored(ref) as source):
+        case (Stored(ref) as source) | (Coded(Stored(ref)) as source):
             entity, modified_s = Entity.at(source), object_modified_s(ref)
         case Inline() as source:
             entity = Entity.at(source)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
-from app.formats.compression import inflate
+from app.formats.compression import CODINGS, decode_content
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.model import ByteRange, ByteRequest, ETag, Fixed, condition_of
 from app.resolve.budget import ByteBudget, ByteReservation
@@ -18,8 +18,8 @@ _FIRST_READ_NBYTES: Final = 32 * 1024**2
 _DECODE_IN_THREAD_NBYTES: Final = 256 * 1024
 """Longer data is decoded off the event loop."""
 _GZIP: Final = b"\x1f\x8b"
-_GZIP_IN_THREAD_NBYTES: Final = 4 * 1024
-"""Longer gzip data too, which may inflate a thousandfold."""
+_COMPRESSED_IN_THREAD_NBYTES: Final = 4 * 1024
+"""Longer compressed data too, which may inflate a thousandfold."""
 _UNKNOWN_SIZES_AT_ONCE: Final = 2
 _SLOW_KINDS: Final = frozenset({"config"})
 """Kinds that are decoded off the event loop whatever their size: YAML takes 10 µs a byte."""
@@ -72,21 +72,29 @@ async def _decode[T: Weighable](
     request, decode = read.request, read.decode
     stop = min(request.stop, found.size) if isinstance(request, ByteRange) else 0
     is_complete = found.byte_range.stop >= stop
-    if found.is_gzip and isinstance(request, ByteRange) and found.byte_range.length == found.size:
-        decode = partial(_decode_gzip, read.decode, request.length)
+    coding = ""
+    if (
+        found.coding in CODINGS
+        and isinstance(request, ByteRange)
+        and (request.start, stop) == (0, found.size)
+    ):
+        coding = found.coding
+        decode = partial(_decode_coded, coding, read.decode, request.length)
     try:
-        if is_complete and len(found.data) <= _max_nbytes_on_loop(read, found.data):
+        if is_complete and len(found.data) <= _max_nbytes_on_loop(read, found):
             value = decode(found.data)
         else:
-            nbytes = await _memory_nbytes(read, found if is_complete else None)
+            nbytes = await _memory_nbytes(read, found if is_complete and not coding else None)
             await held.grow(unknown_nbytes if nbytes is None else nbytes)
             parts = [found.data]
             if not is_complete:
                 parts.append(await _read_rest(store, read, found, stop))
             value = await asyncio.to_thread(lambda: decode(b"".join(parts)))
-        return Versioned(value, found.etag, found.size, found.modified_s)
+        return Versioned(value, found.etag, found.size, found.modified_s, coding)
     except DecodeError as error:
         reason = str(error)  # the traceback of the error refers to decompressed data
+    if found.coding and not coding:
+        reason += f" (it is stored with Content-Encoding: {found.coding})"
     raise DamagedError(read.ref, reason)
 
 
@@ -106,14 +114,15 @@ async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:
     return await asyncio.to_thread(read.memory_nbytes, data, read.request.length)
 
 
-def _max_nbytes_on_loop(read: Read[Any], data: bytes) -> int:
+def _max_nbytes_on_loop(read: Read[Any], found: Found) -> int:
     if read.kind in _SLOW_KINDS or read.memory_nbytes is not None:
         return 0
-    return _GZIP_IN_THREAD_NBYTES if data.startswith(_GZIP) else _DECODE_IN_THREAD_NBYTES
+    is_compressed = found.coding or found.data.startswith(_GZIP)
+    return _COMPRESSED_IN_THREAD_NBYTES if is_compressed else _DECODE_IN_THREAD_NBYTES
 
 
-def _decode_gzip[T](decode: Callable[[bytes], T], max_nbytes: int, data: bytes) -> T:
-    return decode(inflate(data, max_nbytes))
+def _decode_coded[T](coding: str, decode: Callable[[bytes], T], max_nbytes: int, data: bytes) -> T:
+    return decode(decode_content(coding, data, max_nbytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from app.formats.listing import Name, Window
 from app.model import (
     ByteRange,
     ByteRequest,
-    Gzipped,
+    Coded,
     Inline,
     Missing,
     ObjectRef,
@@ -26,7 +26,7 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.bodies import BodyReader, Choice, Coding, Entity, Opened, Opening
+from app.resolve.bodies import BodyReader, Choice, Entity, Opened, Opening
 from app.resolve.budget import ByteBudget, ByteReservation
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Container, Dataset, Routes
@@ -120,8 +120,8 @@ class Resolver:
 
         `None` proves that there are no such bytes. *reading* is the part that will be read in any
         case; of an object that is served unchanged it saves the request for the size. If *choose*
-        returns `None` for gzip, it is called again with the inflated entity. The bytes are
-        reserved in *held* until the block ends.
+        returns `None` for an entity with a coding, it is called again with the inflated one. The
+        bytes are reserved in *held* until the block ends.
         """
         attempt = partial(self._open, dataset, key, choose, reading)
         return Opening(attempt, self._fetch, held or ByteReservation(self._budget))
@@ -190,11 +190,10 @@ class Resolver:
                 return None
             case Stored() as place:
                 return Entity.at(place, tracker.modified.get(place.ref))
+            case Coded() as coded:
+                return Entity.at(coded, tracker.modified.get(coded.place.ref))
             case Inline() as document:
                 return Entity.at(document, tracker.modified.get(dataset.root.join(key)))
-            case Gzipped(place):
-                entity = Entity.at(place, tracker.modified.get(place.ref))
-                return entity._replace(coding=Coding.GZIP)
             case Whole(ref):
                 return await self._whole(ref, look_up)
             case Referenced(place, by, is_lasting, modified_s):
@@ -266,8 +265,7 @@ class Resolver:
         if stat is None:
             return None
         place = Stored(ref, ByteRange(0, stat.size), stat.etag)
-        coding = Coding.GZIP if stat.is_gzip else Coding.PLAIN
-        entity = Entity(stat.etag, stat.size, place, first, coding)
+        entity = Entity(stat.etag, stat.size, place, first, stat.coding)
         return entity._replace(modified_s=stat.modified_s, headers=stat.headers)
 
     async def _part(self, part: Part, look_up: _LookUp) -> Entity:
@@ -319,7 +317,7 @@ class Resolver:
             return self._fetch.put_stat(ref, None, requested_at), None
         headers = found.headers
         kept = headers if isinstance(headers, ObjectHeaders) else object_headers(headers)
-        stat = Stat(found.size, found.etag, found.is_gzip, found.modified_s, kept)
+        stat = Stat(found.size, found.etag, found.coding, found.modified_s, kept)
         return self._fetch.put_stat(ref, stat, requested_at), found
 
 

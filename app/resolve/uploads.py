@@ -121,7 +121,7 @@ class Uploads:
             body = await self._join(upload, completion.parts, held)
             await run_in_thread(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
             metadata = tuple((name, value) for name, value in begun.get("metadata", ()))
-            headers = ObjectHeaders(begun["is_gzip"], begun.get("content_type", ""), metadata)
+            headers = ObjectHeaders(begun["coding"], begun["content_type"], metadata)
             write = KeyWrite(upload.key, body, headers, completion.demand)
             etag = await self._writer.put(upload.dataset, write)
         except (UnknownUploadError, BadPartError, PreconditionFailedError):

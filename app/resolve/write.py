@@ -17,16 +17,17 @@ from app.errors import (
     RangeNotSatisfiedError,
     ShardgateError,
     TooLargeError,
+    UnknownCodingError,
     UnsupportedError,
     UnwritableError,
 )
-from app.formats.compression import inflate
+from app.formats.compression import CODINGS, decode_content
 from app.formats.contract import Document, ShardRewriter, Slot, Stray
 from app.formats.documents import begins_like_json, etag_of_rewritten
 from app.formats.listing import Window
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
-from app.resolve.bodies import Demand, gzip_name
+from app.resolve.bodies import Demand, forms_of
 from app.resolve.containers import LIKE_A_CHUNK, Dataset, PassThrough
 from app.resolve.metadata_cache import FreshnessTracker, ReadCache
 from app.resolve.resolver import Resolver
@@ -93,8 +94,8 @@ class PassthroughWriter:
     ) -> ETag:
         """Store *body* with *headers*, or the inflated body where the store keeps no headers."""
         is_kept = self._store.keeps_headers(ref)
-        if headers.is_gzip:
-            inflated = await self._inflate(body)  # else no reader could
+        if headers.coding in CODINGS:
+            inflated = await self._inflate(headers.coding, body)  # else no reader could
             body = body if is_kept else inflated
             del inflated  # frees its memory while the store is slow
         headers = headers if is_kept else NO_HEADERS
@@ -121,10 +122,10 @@ class PassthroughWriter:
         self._fetch.mark_removed(ref)
 
     async def put_document(
-        self, document: Document, body: bytes, *, is_gzip: bool, demand: Demand | None
+        self, document: Document, body: bytes, *, coding: str, demand: Demand | None
     ) -> ETag:
         """Translate *body*, the document as clients see it, to its stored form, and store that."""
-        requested = await self._inflate(body) if is_gzip else body
+        requested = await self._inflate(coding, body) if coding else body
         if len(requested) > self._document_bytes:
             raise TooLargeError(f"{document.ref}: over {self._document_bytes} bytes of metadata")
         ref, translated = document.ref, requested
@@ -179,22 +180,24 @@ class PassthroughWriter:
         if not isinstance(found, Found):
             return None, None
         try:
-            data = inflate(found.data, max_nbytes) if found.is_gzip else found.data
+            data = found.data
+            if found.coding in CODINGS:
+                data = await asyncio.to_thread(decode_content, found.coding, data, max_nbytes)
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
         if len(data) > max_nbytes:
             raise DamagedError(ref, f"metadata of more than {max_nbytes} bytes")
         return data, found.etag
 
-    async def _inflate(self, body: bytes) -> bytes:
+    async def _inflate(self, coding: str, body: bytes) -> bytes:
         try:
-            return await asyncio.to_thread(inflate, body, self._decoded_bytes)
+            return await asyncio.to_thread(decode_content, coding, body, self._decoded_bytes)
         except DecodeError as error:
             raise BadBodyError(str(error)) from error
 
 
 def _object_names(etag: ETag | None) -> Sequence[ETag]:
-    return () if etag is None else (etag, gzip_name(etag))
+    return () if etag is None else forms_of(etag)
 
 
 def _document_names(etag: ETag | None) -> Sequence[ETag]:
@@ -229,7 +232,7 @@ class Writer:
         """Write a key that is known to name an object; see `put`."""
         await self._store.verify_conditional_writes(dataset.root)
         target = Whole(dataset.root.join(write.key))
-        self._check_metadata(target, write)
+        self._check_headers(target, write)
         return await self._write(target, write)
 
     async def demand_place(
@@ -292,15 +295,18 @@ class Writer:
         if any(await bounded_gather(self._fetch.refresh, old)):
             target = await dataset.containers.target(dataset.root, key, self._fetch)
         if not isinstance(target, Stray):
-            self._check_metadata(target, write)
+            self._check_headers(target, write)
             return target
         if write.body is not None:
             raise BadKeyError(f"{key} is no chunk: write the metadata of its array first")
         return Whole(target.ref)
 
-    def _check_metadata(self, target: Slot | Document | Whole, write: KeyWrite) -> None:
+    def _check_headers(self, target: Slot | Document | Whole, write: KeyWrite) -> None:
         if isinstance(target, Whole) and self._store.keeps_headers(target.ref):
             return
+        if (coding := write.headers.coding) and coding not in CODINGS:
+            reason = "can be neither kept nor removed"
+            raise UnknownCodingError(f"{write.key}: Content-Encoding: {coding} {reason}")
         for name, _ in write.headers.metadata:
             if name not in _SET_BY_TOOLS:
                 reason = "cannot be kept, only objects in S3 have metadata"
@@ -314,7 +320,7 @@ class Writer:
             return None
         if isinstance(target, Document):
             return await self._objects.put_document(
-                target, body, is_gzip=headers.is_gzip, demand=demand
+                target, body, coding=headers.coding, demand=demand
             )
         return await self._objects.put(target.ref, body, headers, demand=demand)
 
@@ -323,7 +329,7 @@ async def _encode(slot: Slot, write: KeyWrite) -> ChunkChange:
     shard, entry = slot
     body = write.body
     if body is not None:
-        encode = partial(shard.encode, entry, body, is_gzip=write.headers.is_gzip)
+        encode = partial(shard.encode, entry, body, coding=write.headers.coding)
         body = await run_in_thread(encode, is_long=len(body) > _IN_THREAD_NBYTES)
     return ChunkChange(write.key, entry, body, write.demand)
 

@@ -23,15 +23,16 @@ from app.model import (
 class ObjectHeaders(NamedTuple):
     """Headers that an object is stored with."""
 
-    is_gzip: bool = False
-    """True if ``Content-Encoding`` is gzip."""
+    coding: str = ""
+    """``Content-Encoding``, see `content_coding`; empty for none."""
     content_type: str = ""
     metadata: tuple[tuple[str, str], ...] = ()
     """User metadata of S3: pairs of a name without ``x-amz-meta-`` and a value."""
 
     @property
     def nbytes(self) -> int:
-        return len(self.content_type) + sum(len(name) + len(value) for name, value in self.metadata)
+        own = len(self.coding) + len(self.content_type)
+        return own + sum(len(name) + len(value) for name, value in self.metadata)
 
 
 NO_HEADERS: Final = ObjectHeaders()
@@ -43,7 +44,7 @@ class Stat:
 
     size: int
     etag: ETag
-    is_gzip: bool = False
+    coding: str = ""
     modified_s: int | None = field(default=None, compare=False)
     """Time of the last modification in whole seconds since the Unix epoch, if known."""
     headers: ObjectHeaders = field(default=NO_HEADERS, compare=False)
@@ -57,7 +58,7 @@ class Found:
     byte_range: ByteRange
     size: int
     etag: ETag
-    is_gzip: bool = False
+    coding: str = ""
     modified_s: int | None = field(default=None, compare=False)
     headers: ObjectHeaders | Mapping[bytes, bytes] = field(default=NO_HEADERS, compare=False)
     """Headers of the object, or raw response headers for `object_headers` to parse."""

@@ -26,6 +26,8 @@ _DEFAULT_TYPES: Final = frozenset(
     {b"binary/octet-stream", b"application/octet-stream", b"application/x-www-form-urlencoded"}
 )
 _MAX_NBYTES: Final = 8192
+CODING_ALIASES: Final = {"x-gzip": "gzip", "x-compress": "compress"}
+_NO_CODINGS: Final = frozenset({"", "identity", "aws-chunked"})
 
 
 def read_headers(
@@ -96,14 +98,15 @@ def is_strong(etag: str) -> bool:
     return _STRONG.fullmatch(etag.encode()) is not None
 
 
-def is_gzip(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether gzip is the only coding, apart from the framing ``aws-chunked``."""
-    if (coding := headers.get(b"content-encoding")) is None:
-        return False
-    return [c for c in coding.lower().replace(b" ", b"").split(b",") if c != b"aws-chunked"] in (
-        [b"gzip"],
-        [b"x-gzip"],
-    )
+def content_coding(headers: Mapping[bytes, bytes]) -> str:
+    """Return ``Content-Encoding`` as a list of registered names, in the order of their use.
+
+    ``identity`` is no coding, and neither is the framing ``aws-chunked``.
+    """
+    if (listed := headers.get(b"content-encoding")) is None:
+        return ""
+    names = (each.strip() for each in listed.decode("latin-1").lower().split(","))
+    return ", ".join(CODING_ALIASES.get(name, name) for name in names if name not in _NO_CODINGS)
 
 
 def last_modified(headers: Mapping[bytes, bytes]) -> int | None:
@@ -147,5 +150,5 @@ def object_headers(headers: Mapping[bytes, bytes]) -> ObjectHeaders:
         for name, value in headers.items()
         if _USER_METADATA.fullmatch(name) and _VALUE.fullmatch(value)
     )
-    kept = ObjectHeaders(is_gzip(headers), content_type.decode(), metadata)
-    return kept if kept.nbytes <= _MAX_NBYTES else ObjectHeaders(kept.is_gzip)
+    kept = ObjectHeaders(content_coding(headers), content_type.decode(), metadata)
+    return kept if kept.nbytes <= _MAX_NBYTES else ObjectHeaders(kept.coding)

@@ -7,7 +7,7 @@ the version or the range; a refusal that the store accepts as proof is absence; 
 import re
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -27,7 +27,7 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, SuffixRange
-from app.settings import Validator
+from app.settings import StoreSettings
 from app.storage.contract import (
     NOT_MODIFIED,
     Found,
@@ -47,9 +47,9 @@ from app.storage.http1_client import (
     Target,
 )
 from app.storage.http_headers import (
+    content_coding,
     date_of,
     is_derived,
-    is_gzip,
     last_modified,
     object_headers,
     parse_content_range,
@@ -104,6 +104,10 @@ _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
+_FORBIDDEN: Final = 403
+_ACCESS_DENIED: Final = "AccessDenied"
+_NOT_ABSENT: Final = re.compile("expired|to perform: (?!s3:ListBucket)", re.IGNORECASE)
+"""In messages of AccessDenied that do not depend on the existence of the object."""
 _FAILURES: Final = (ExchangeError, OSError)
 _CLOSED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
@@ -131,6 +135,17 @@ class Refusal:
         """True if a server that knows no suffix ranges can refuse one in this way."""
         return self.status in _NO_SUFFIX and self.code not in _PASSING_CODES
 
+    @property
+    def may_hide_absence(self) -> bool:
+        """True if S3 can answer so for an absent key where the caller may not list.
+
+        It answers other codes to wrong keys and signatures. A response to HEAD tells no code.
+        """
+        is_denied = (self.method, self.status) == ("GET", _FORBIDDEN) and (
+            self.code in ("", _ACCESS_DENIED)
+        )
+        return is_denied and not _NOT_ABSENT.search(self.message)
+
     def failure(self, ref: ObjectRef) -> StorageError:
         """Return the error for a refusal that is about neither absence, version nor range."""
         reason = f"the server answered {self.status} {self.code}".rstrip()
@@ -156,6 +171,12 @@ def no_bucket(ref: ObjectRef) -> StorageUnusableError:
     return StorageUnusableError(ref, "there is no such bucket")
 
 
+def no_credentials(ref: ObjectRef, reason: str) -> StorageDeniedError:
+    """Return the error for *ref* that could only be read without credentials."""
+    hint = "--anonymous, or anonymous = true in [stores.NAME], reads public data without any"
+    return StorageDeniedError(ref, f"no credentials to send: {reason}; {hint}")
+
+
 class HttpReader(ABC):
     """Reads objects over a pool of connections; subclasses know URLs and refusals."""
 
@@ -164,10 +185,13 @@ class HttpReader(ABC):
     follows_redirects = False
     is_signed = False
     """True if URLs are signed, and depend on our clock."""
+    _authorization: Callable[[], Awaitable[bytes]] | None = None
+    """Returns a header line for the server of the object, not for others that it redirects to."""
 
-    def __init__(self, client: HttpClient, validator: Validator = "etag") -> None:
+    def __init__(self, client: HttpClient, settings: StoreSettings) -> None:
         self._http = client
-        self._validator: Validator = validator
+        self._validator = settings.validator
+        self._forbidden_is_absent = settings.forbidden_is_absent
         self._without_suffixes: TTLCache[str, bool] = TTLCache(_BUCKETS, _SUFFIX_RETRIED_S)
         """Buckets whose servers were seen to know no suffix ranges."""
         self._sizes: LRUCache[tuple[ObjectRef, bytes], int] = LRUCache(_OBJECTS)
@@ -182,6 +206,10 @@ class HttpReader(ABC):
     @abstractmethod
     def _proves_absence(self, refusal: Refusal) -> bool:
         """Return whether the store itself answered that there is no such object."""
+
+    def _may_hide_absence(self, refusal: Refusal) -> bool:
+        """Return whether 403 can mean that there is no such object."""
+        return refusal.may_hide_absence
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:  # noqa: ARG002
         """Return whether a new URL could succeed after *refusal*."""
@@ -216,9 +244,8 @@ class HttpReader(ABC):
         if body.etag == if_none_match:
             return NOT_MODIFIED
         headers = body.response.headers
-        return Found(
-            data, body.byte_range, body.size, body.etag, is_gzip(headers), body.modified_s, headers
-        )
+        coding = content_coding(headers)
+        return Found(data, body.byte_range, body.size, body.etag, coding, body.modified_s, headers)
 
     @asynccontextmanager
     async def stream(
@@ -248,15 +275,18 @@ class HttpReader(ABC):
         if (found := await self.head(ref)) is None:
             return None
         headers, size = found
-        etag = version_of(headers, size, self._validator)
+        etag, coding = version_of(headers, size, self._validator), content_coding(headers)
         self._note(ref, headers, size, etag)
-        return Stat(size, etag, is_gzip(headers), last_modified(headers), object_headers(headers))
+        return Stat(size, etag, coding, last_modified(headers), object_headers(headers))
 
     async def head(self, ref: ObjectRef) -> tuple[Mapping[bytes, bytes], int] | None:
         """Return the response headers and the size of *ref*, `None` if absent."""
         try:
             response = await self._request("HEAD", ref)
-            if isinstance(response, Refusal) and response.status == _NOT_FOUND:
+            if isinstance(response, Refusal) and (
+                response.status == _NOT_FOUND
+                or (response.status == _FORBIDDEN and self._forbidden_is_absent)
+            ):
                 response = await self._explain(ref, response)
         except _FAILURES as error:
             raise _storage_error(ref, error) from error
@@ -354,8 +384,12 @@ class HttpReader(ABC):
         self, method: HttpMethod, ref: ObjectRef, headers: bytes = b"", *, is_eager: bool = False
     ) -> Response | Refusal:
         target, is_renewed, redirects = await self._target(method, ref), False, 0
+        own = target.origin
         while redirects <= _MAX_REDIRECTS:
-            response = await self._http.send(method, target, headers, is_eager=is_eager)
+            lines = headers
+            if self._authorization is not None and target.origin == own:
+                lines += await self._authorization()
+            response = await self._http.send(method, target, lines, is_eager=is_eager)
             if response.status in _OK:
                 if self.requires_etags and b"etag" not in response.headers:
                     response.release()
@@ -391,6 +425,8 @@ class HttpReader(ABC):
             if if_match is None:
                 return
             raise VersionChangedError(ref)
+        if if_match is None and self._forbidden_is_absent and self._may_hide_absence(refusal):
+            return  # with a condition the object was there: it is forbidden now
         if if_match is not None and refusal.status == _PRECONDITION_FAILED:
             raise VersionChangedError(ref)
         raise refusal.failure(ref)

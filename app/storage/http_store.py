@@ -1,30 +1,38 @@
 """Objects of a plain HTTP server, and guards for reads that virtual references ask for."""
 
 import asyncio
+import re
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 from urllib.parse import quote, unquote
 
 from app.errors import (
+    ConfigurationError,
     StorageDeniedError,
     StorageRedirectError,
     StorageUnavailableError,
     StorageUnusableError,
 )
 from app.model import GUARDED, ObjectRef
-from app.settings import Validator
+from app.settings import StoreSettings
 from app.storage.contract import Listed
 from app.storage.http1_client import BadUrlError, ForbiddenAddressError, HttpClient, Origin, Target
 from app.storage.http_reader import HttpMethod, HttpReader, Refusal
 from app.storage.wrappers import ReadOnlyStore, is_plain
 
+_TOKEN: Final = re.compile("[!-~]+")
+_TOKEN_S: Final = 10.0
+
 type LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
+_UNAUTHORIZED: Final = 401
 _SERVER_ERROR: Final = 500
 _ABSENT: Final = frozenset({404, 410})
 _NAT64: Final = IPv6Network("64:ff9b::/96")
@@ -45,26 +53,29 @@ _NOT_PUBLIC: Final = tuple(
 class HttpStore(ReadOnlyStore, HttpReader):
     """Reads objects below the URL that is the bucket; the rest of the path is the key.
 
-    Redirects are followed below the bucket, and below the URLs that *redirects* has for it; with a
-    *guard*, where that allows it.
+    Redirects are followed below the bucket, and below the URLs that *redirects* has for it.
     """
 
     follows_redirects = True
 
     def __init__(
         self,
+        settings: StoreSettings | None = None,
         *,
         connections: int = 64,
         timeout_s: float = 10.0,
         guard: "WebGuard | None" = None,
         redirects: Mapping[str, Sequence[Target]] = MappingProxyType({}),
-        validator: Validator = "etag",
     ) -> None:
+        settings = settings or StoreSettings()
         resolve = None if guard is None else guard.resolve
         client = HttpClient(connections=connections, silence_s=timeout_s, resolve=resolve)
-        super().__init__(client, validator)
-        self._guard = guard
+        super().__init__(client, settings)
         self._redirects = redirects
+        self._setting = "redirects" if guard is None else "virtual_chunk_prefixes"
+        self._token = BearerToken.of(settings)
+        if self._token is not None:
+            self._authorization = self._token.header
 
     async def list(self, prefix: ObjectRef, **_: str) -> AsyncIterator[Listed]:
         for each in tuple[Listed, ...]():
@@ -82,22 +93,22 @@ class HttpStore(ReadOnlyStore, HttpReader):
     def _proves_absence(self, refusal: Refusal) -> bool:
         return refusal.status in _ABSENT
 
+    def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:  # noqa: ARG002
+        """Read the token again after 401."""
+        return refusal.status == _UNAUTHORIZED and (
+            self._token is not None and self._token.expire()
+        )
+
     def _follow(self, ref: ObjectRef, target: Target, location: str) -> Target:
         try:
             found = target.redirected(location)
         except BadUrlError as error:
             shown = location.partition("?")[0].rpartition("@")[2]
             raise StorageRedirectError(ref, f"redirected to {shown!r}: {error}") from error
-        if self._guard is not None:
-            self._guard.follow(found)
-        elif not any(
-            _is_below(found, prefix)
-            for prefix in (Target(url_of(ref.bucket)), *self._redirects.get(ref.bucket, ()))
-        ):
-            shown = found.without_query
-            raise StorageRedirectError(
-                ref, f"redirected to {shown}, which is neither below the root nor in its redirects"
-            )
+        allowed = Target(url_of(ref.bucket)), *self._redirects.get(ref.bucket, ())
+        if not any(_is_below(found, prefix) for prefix in allowed):
+            reason = f"redirected to {found.without_query}, which {self._setting} does not allow"
+            raise StorageRedirectError(ref, reason)
         return found
 
 
@@ -123,31 +134,71 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 
 class WebGuard:
-    """Keeps reads and redirects below one prefix, and on public addresses.
+    """Keeps reads and redirects on public addresses.
 
-    A server that the operator named by its address or as ``localhost`` may have any address. Of
+    Servers that the operator named in *prefixes* by address or as ``localhost`` may have any. Of
     other servers only the addresses that were checked are connected to, without a second look-up.
     """
 
-    def __init__(self, root: Target, *, look_up: LookUp = resolve_host) -> None:
-        self._root = root
+    def __init__(self, prefixes: Sequence[Target], *, look_up: LookUp = resolve_host) -> None:
+        self._prefixes = prefixes
         self._look_up = look_up
 
     async def resolve(self, origin: Origin) -> Sequence[str]:
         """Return the public addresses of *origin*; raise `ForbiddenAddressError` if none."""
-        if origin == self._root.origin and _is_literal(origin.host):
+        named = {prefix.origin for prefix in self._prefixes}
+        if origin in named and is_literal(origin.host):
             return [origin.host]
         found = await self._look_up(origin.host, origin.port)
         if not (public := [address for address in found if is_public(address)]):
             raise ForbiddenAddressError(f"{origin.host} has no public address")
         return public
 
-    def follow(self, target: Target) -> None:
-        """Raise `ForbiddenAddressError` if a redirect to *target* leaves the prefix."""
-        if not _is_below(target, self._root):
-            scheme, host, port = target.origin
-            place = f"{scheme}://{host}:{port}"
-            raise ForbiddenAddressError(f"redirected out of the allowed prefix, to {place}")
+
+class BearerToken:
+    """Token for a server; that in a file is read again after some seconds, and after a refusal."""
+
+    def __init__(self, token: str | Path) -> None:
+        """Raise `ConfigurationError` if a file has no token."""
+        self._path = token if isinstance(token, Path) else None
+        self._header = _header_of(token)
+        self._until = time.monotonic() + _TOKEN_S
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> Self | None:
+        """Return the token in *settings*, if they have one."""
+        if settings.bearer_token is not None:
+            return cls(settings.bearer_token.get_secret_value())
+        return None if settings.bearer_token_file is None else cls(settings.bearer_token_file)
+
+    async def header(self) -> bytes:
+        """Return the line of the header; a file that cannot be read leaves the token as it is."""
+        if self._path is not None and time.monotonic() > self._until:
+            async with self._lock:
+                if time.monotonic() > self._until:
+                    with suppress(ConfigurationError):
+                        self._header = await asyncio.to_thread(_header_of, self._path)
+                    self._until = time.monotonic() + _TOKEN_S
+        return self._header
+
+    def expire(self) -> bool:
+        """Let the file be read again; return `False` if there is none."""
+        self._until = 0.0
+        return self._path is not None
+
+
+def _header_of(token: str | Path) -> bytes:
+    where = token if isinstance(token, Path) else "bearer_token"
+    try:
+        text = token.read_text("ascii").strip() if isinstance(token, Path) else token
+    except OSError as error:
+        raise ConfigurationError(f"{where}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        text = ""
+    if not _TOKEN.fullmatch(text):
+        raise ConfigurationError(f"{where}: holds no bearer token") from None
+    return f"Authorization: Bearer {text}\r\n".encode()
 
 
 def _is_below(target: Target, prefix: Target) -> bool:
@@ -163,7 +214,8 @@ def _segments(path: str) -> list[str]:
     return [unquote(segment) for segment in path.split("/")]
 
 
-def _is_literal(host: str) -> bool:
+def is_literal(host: str) -> bool:
+    """Return whether *host* is an address or ``localhost``, which no name service explains."""
     if host == "localhost":
         return True
     with suppress(ValueError):

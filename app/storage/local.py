@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import lru_cache
 from itertools import batched
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from cachetools import TTLCache
 
 from app.errors import VersionChangedError
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from app.storage.contract import (
     NO_HEADERS,
     NOT_MODIFIED,
@@ -32,12 +33,20 @@ from app.storage.contract import (
     clamp,
 )
 from app.storage.local_files import (
+    CODED,
+    FOLLOWING,
+    LEADS_OUT,
     NOT_FOUND,
     check_folder,
+    check_links,
+    coded_ending,
     file_version,
     folder_of,
+    is_within,
+    may_lead,
     name_of,
     object_store_version,
+    path_of,
     translated,
 )
 from app.storage.local_write import LocalWriter, verify_locks
@@ -54,45 +63,69 @@ _WRITE_THREADS: Final = 8
 _PROBED_FOLDERS: Final = 64
 """Folders that are searched for files at a time: a page of a listing may need no more."""
 
-type OpenFile = Callable[[bytes, bytes], int]
-"""Opens the file of a name in a folder for reading; must not block on a pipe."""
+type OpenFile = Callable[[str, bytes], int]
+"""Opens the file of a name in the folder of a bucket for reading; must not block on a pipe."""
 
 
-def open_file(folder: bytes, name: bytes) -> int:
-    """Open a file for reading; a pipe does not block."""
-    return os.open(folder + b"/" + name, _FLAGS)
+def open_file(bucket: str, name: bytes) -> int:
+    """Open a file for reading; links lead out of the folder only if *bucket* allows that.
+
+    A file that is no link costs one more call of the system, which tells its path.
+    """
+    folder = folder_of(bucket)
+    if bucket.startswith(FOLLOWING):
+        return os.open(folder + b"/" + name, _FLAGS)
+    path = folder + b"/" + name
+    try:
+        fd = os.open(path, _FLAGS | os.O_NOFOLLOW)
+    except OSError as error:
+        is_absent = error.errno == errno.ENOENT
+        if is_absent and os.path.realpath(path).startswith(_real_prefix(folder)):
+            raise
+        return open_within(bucket, name, LEADS_OUT)
+    try:
+        path = path_of(fd)
+    except OSError:
+        os.close(fd)
+        raise
+    if path.startswith(_real_prefix(folder)):
+        return fd
+    os.close(fd)
+    _real_prefix.cache_clear()  # the folder itself may be a link that has changed
+    return open_within(bucket, name, LEADS_OUT)
 
 
-def open_within(folder: bytes, name: bytes) -> int:
-    """Open the regular file *name* of *folder*; symbolic links may not lead out of the folder.
+@lru_cache(maxsize=1024)
+def _real_prefix(folder: bytes) -> bytes:
+    return os.path.realpath(folder).rstrip(b"/") + b"/"
+
+
+def open_within(bucket: str, name: bytes, reason: str = "a link leads out of the folder") -> int:
+    """Open the regular file *name* of a folder; symbolic links may not lead out of the folder.
 
     The file is found without opening it, and opened only if the system says that it lies in the
-    folder, so that a link that is swapped in between leads nowhere. *folder* itself may be a link.
+    folder, so that a link that is swapped in between leads nowhere. The folder may be a link, too.
 
-    Raises: `PermissionError` if a link leads out, and `OSError`.
+    Raises: `PermissionError` with *reason* if a link leads out, and `OSError`.
     """
-    root = os.path.realpath(folder)
+    root = os.path.realpath(folder_of(bucket))
     path = root + b"/" + name
     try:
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
-        _check_within(root, os.path.realpath(path))
+        if not is_within(root, os.path.realpath(path)):
+            raise PermissionError(errno.EACCES, reason) from None
         if error.errno == errno.ELOOP:
             raise PermissionError(errno.EACCES, "a link leads in a circle") from None
         raise
     try:
-        handle = b"/proc/self/fd/%d" % found
-        _check_within(root, os.readlink(handle))  # noqa: PTH115  paths are bytes
+        if not is_within(root, path_of(found)):
+            raise PermissionError(errno.EACCES, reason)
         if not stat.S_ISREG(os.fstat(found).st_mode):
             raise OSError(errno.ENXIO, "not a regular file")
-        return os.open(handle, _FLAGS)
+        return os.open(b"/proc/self/fd/%d" % found, _FLAGS)
     finally:
         os.close(found)
-
-
-def _check_within(root: bytes, path: bytes) -> None:
-    if not path.startswith(root.rstrip(b"/") + b"/") and path != root:
-        raise PermissionError(errno.EACCES, "a link leads out of the folder")
 
 
 class WarmFiles:
@@ -165,7 +198,9 @@ class LocalStore:
     """Reads and writes files in threads of its own: a slow disk never holds up the event loop.
 
     Only data that is certainly in the page cache is read without a thread. Writes and reads have
-    separate threads. *open_file* may refuse to follow links.
+    separate threads. Links lead out of a folder only if its bucket is called ``links+file://…``.
+    Where there is no file ``name``, the file ``name.gz`` is the object, coded, as in cloud-volume;
+    virtual references name files as they are.
     """
 
     def __init__(self, *, open_file: OpenFile = open_file) -> None:
@@ -227,8 +262,9 @@ class LocalStore:
     ) -> AsyncIterator[Listed]:
         """Walk folder by folder, in the order of whole keys.
 
-        Common prefixes are folders with a file somewhere below; links to a folder that contains
-        them are left out.
+        Common prefixes are folders with a file somewhere below. Links that lead out are left out,
+        and links to a folder that contains them. A coded file has its plain name, if that has no
+        dot: ``brain.nii.gz`` is no chunk.
         """
         if delimiter not in ("", "/"):
             raise ValueError(f"folders cannot be rolled up by {delimiter!r}")
@@ -300,7 +336,7 @@ class LocalStore:
                     if if_match is not None:
                         raise VersionChangedError(ref)
                     return None
-                fd, status = opened
+                fd, status, coding = opened
                 etag = file_version(status)
                 modified_s = status.st_mtime_ns // 10**9
                 if if_match is not None and if_match != object_store_version(status):
@@ -310,9 +346,9 @@ class LocalStore:
                 byte_range = clamp(ref, request, status.st_size, if_match)
                 data = _read_range(fd, byte_range)
                 if len(data) == byte_range.length and file_version(os.fstat(fd)) == etag:
-                    if isinstance(if_match, str):
+                    if isinstance(if_match, str) and not coding:
                         self._warm.keep(ref, if_match, fd)
-                    return Found(data, byte_range, status.st_size, etag, modified_s=modified_s)
+                    return Found(data, byte_range, status.st_size, etag, coding, modified_s)
             if if_match is not None:
                 break
         raise VersionChangedError(ref)
@@ -321,29 +357,39 @@ class LocalStore:
         with self._opened(ref) as opened:
             if opened is None:
                 return None
-            _, status = opened
+            _, status, coding = opened
             modified_s = status.st_mtime_ns // 10**9
-            return Stat(status.st_size, file_version(status), modified_s=modified_s)
+            return Stat(status.st_size, file_version(status), coding, modified_s)
 
     @contextmanager
-    def _opened(self, ref: ObjectRef) -> Iterator[tuple[int, os.stat_result] | None]:
-        fd = None
+    def _opened(self, ref: ObjectRef) -> Iterator[tuple[int, os.stat_result, bool] | None]:
+        """Open the file of *ref*, or the coded one in its place; yield its status and coding."""
+        fd, ending = None, ""
         with translated(ref):
-            if (name := name_of(ref.key)) is not None:
-                try:
-                    fd = self._open_file(folder_of(ref.bucket), name)
-                except OSError as error:
-                    if error.errno not in NOT_FOUND:
-                        raise
+            if name := name_of(ref.key):
+                fd = self._try_open(ref.bucket, name)
+                if fd is None and not ref.bucket.startswith(GUARDED):
+                    ending = coded_ending(folder_of(ref.bucket) + b"/" + name)
+                if ending:
+                    fd = self._try_open(ref.bucket, name + ending.encode())
             if fd is None:
                 check_folder(ref)  # an unmounted disk is not absence
                 yield None
                 return
             try:
                 status = os.fstat(fd)
-                yield (fd, status) if stat.S_ISREG(status.st_mode) else None
+                coding = CODED.get(ending, False)
+                yield (fd, status, coding) if stat.S_ISREG(status.st_mode) else None
             finally:
                 os.close(fd)
+
+    def _try_open(self, bucket: str, name: bytes) -> int | None:
+        try:
+            return self._open_file(bucket, name)
+        except OSError as error:
+            if error.errno not in NOT_FOUND:
+                raise
+            return None
 
     async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, call, *args)
@@ -371,14 +417,17 @@ def _entries(prefix: ObjectRef) -> list[Listed]:
     with translated(prefix):
         try:
             if (name := name_of(path)) is not None:
-                with os.scandir(folder_of(prefix.bucket) + b"/" + name) as entries:
-                    wanted = (entry for entry in entries if entry.name.startswith(begins))
-                    listed += filter(None, (_listed(folder, entry) for entry in wanted))
+                where = folder_of(prefix.bucket) + b"/" + name
+                check_links(prefix.bucket, os.path.realpath(where))
+                with os.scandir(where) as entries:
+                    begun = (entry for entry in entries if entry.name.startswith(begins))
+                    listed += filter(None, (_listed(folder, entry) for entry in begun))
         except OSError as error:
             if error.errno not in NOT_FOUND:
                 raise
             check_folder(prefix)
-    return sorted(listed, key=lambda each: each.ref.key.encode())
+    wanted = (each for each in listed if each.ref.key.startswith(prefix.key))
+    return sorted(wanted, key=lambda each: each.ref.key.encode())
 
 
 def _without_empty(entries: Sequence[Listed]) -> list[Listed]:
@@ -412,12 +461,23 @@ def _listed(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:
         return None
     if TEMPORARY in name:
         return None
+    if entry.is_symlink() and not may_lead(prefix.bucket, os.path.realpath(entry.path)):
+        return None
     ref = ObjectRef(prefix.bucket, f"{prefix.key}{name}")
     if stat.S_ISREG(status.st_mode):
+        plain, dot, ending = name.partition(".")
+        if f"{dot}{ending}" in CODED and _is_coded(entry.path, f"{dot}{ending}"):
+            ref = ObjectRef(prefix.bucket, f"{prefix.key}{plain}")
         return Listed(ref, status.st_size, file_version(status), status.st_mtime_ns / 10**9)
     if stat.S_ISDIR(status.st_mode) and not (entry.is_symlink() and _contains(status, entry.path)):
         return Listed(ObjectRef(ref.bucket, f"{ref.key}/"), None)
     return None
+
+
+def _is_coded(path: bytes, ending: str) -> bool:
+    """Return whether the file *path* is the object of its name without *ending*."""
+    plain = path.removesuffix(ending.encode())
+    return not os.path.exists(plain) and coded_ending(plain) == ending  # noqa: PTH110
 
 
 def _contains(folder: os.stat_result, path: bytes) -> bool:

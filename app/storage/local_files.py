@@ -25,6 +25,13 @@ _DENIED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
 _IN_THE_WAY: Final = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST}
 
 
+FOLLOWING: Final = "links+"
+"""Prefix of the buckets of folders whose links may lead out of them."""
+CODED: Final = {".gz": True}
+"""Endings that cloud-volume gives to the names of files that it compresses, and their codings."""
+LEADS_OUT: Final = "a link leads out of the folder, which follow_links = true would allow"
+
+
 @contextmanager
 def translated(ref: ObjectRef, *, is_write: bool = False) -> Iterator[None]:
     """Raise `StorageError`, or an error of a write, in place of `OSError`."""
@@ -57,6 +64,32 @@ def folder_of(bucket: str) -> bytes:
     return unquote_to_bytes(bucket.partition("://")[2])
 
 
+def path_of(fd: int) -> bytes:
+    """Return the path of an open file or folder, without links."""
+    try:
+        return os.readlink(b"/proc/self/fd/%d" % fd)  # noqa: PTH115  paths are bytes
+    except OSError as error:  # must not be taken for absence
+        raise PermissionError(errno.EACCES, "/proc does not tell where links lead") from error
+
+
+def is_within(root: bytes, path: bytes) -> bool:
+    """Return whether *path* is *root* or lies below; neither has links."""
+    return path == root or path.startswith(root.rstrip(b"/") + b"/")
+
+
+def may_lead(bucket: str, path: bytes) -> bool:
+    """Return whether links in the folder that is *bucket* may lead to *path*, without links."""
+    if bucket.startswith(FOLLOWING):
+        return True
+    return is_within(os.path.realpath(folder_of(bucket)), path)
+
+
+def check_links(bucket: str, path: bytes) -> None:
+    """Raise `PermissionError` unless `may_lead`."""
+    if not may_lead(bucket, path):
+        raise PermissionError(errno.EACCES, LEADS_OUT)
+
+
 def name_of(key: str) -> bytes | None:
     """Return the path of *key* in its folder, `None` if it can name no file there."""
     if "\0" in key or (key and any(part in ("", ".", "..") for part in key.split("/"))):
@@ -65,6 +98,13 @@ def name_of(key: str) -> bytes | None:
         return key.encode()
     except UnicodeEncodeError:
         return None
+
+
+def coded_ending(path: bytes) -> str:
+    """Return the ending of the coded file in place of the missing file *path*, empty if none."""
+    if path.endswith(tuple(map(str.encode, CODED))):
+        return ""
+    return next((each for each in CODED if os.path.exists(path + each.encode())), "")  # noqa: PTH110
 
 
 def file_version(status: os.stat_result) -> ETag:

@@ -2,7 +2,8 @@
 
 A new file is made durable under a temporary name. It gets its name under a lock of the folder, if
 the old file is in the expected version. The lock is on the folder itself, so that it leaves no file
-behind, and ends with the process. Links are followed: their target is replaced or removed.
+behind, and ends with the process. Links are followed where reads follow them: their target is
+replaced or removed.
 
 A folder is removed with its last file, and an empty one is replaced by a file of its name. A writer
 whose folder was removed before it has put a file there creates it again.
@@ -22,14 +23,17 @@ from typing import Final, Self
 
 from cachetools import TTLCache
 
-from app.errors import BadKeyError, RangeNotSatisfiedError, UnwritableError
+from app.errors import BadKeyError, ConflictError, RangeNotSatisfiedError, UnwritableError
 from app.model import ByteRange, ETag, ObjectRef, Piece
 from app.storage.contract import CONFLICT, TEMPORARY, Absent, Conflict, Expected, is_as_expected
 from app.storage.local_files import (
     check_folder,
+    check_links,
+    coded_ending,
     file_version,
     folder_of,
     name_of,
+    path_of,
     translated,
 )
 
@@ -77,6 +81,7 @@ class LocalWriter:
         with _place(ref, is_new=not isinstance(expected, str)) as (folder, name):
             self._sweep(folder)
             old = folder.status(name)
+            _check_plain(ref, old)
             if not _is_as_expected(old, expected):
                 return CONFLICT
             with NewFile.made(folder) as new:
@@ -97,6 +102,7 @@ class LocalWriter:
                 with _place(ref, is_new=False) as (folder, name):
                     with folder.locked():
                         old = folder.status(name)
+                        _check_plain(ref, old)
                         if not _is_as_expected(old, expected):
                             return CONFLICT
                         if is_removed := old is not None:
@@ -123,7 +129,7 @@ def verify_locks(root: ObjectRef) -> None:
     path = os.path.realpath(folder_of(root.bucket) + b"/" + (name_of(root.key.rstrip("/")) or b""))
     while not os.path.isdir(path):  # noqa: PTH112  paths are bytes
         path = os.path.dirname(path)  # noqa: PTH120
-    with translated(root, is_write=True), Folder.opened(path) as folder:
+    with translated(root, is_write=True), Folder.within(root.bucket, path) as folder:
         try:
             with folder.locked(), Folder.opened(path) as other:
                 is_exclusive = not _try_lock(other.fd)
@@ -154,6 +160,17 @@ class Folder:
             yield cls(path, fd)
         finally:
             os.close(fd)
+
+    @classmethod
+    @contextmanager
+    def within(cls, bucket: str, path: bytes) -> Iterator[Self]:
+        """Open the folder *path*; raise `PermissionError` if links in *bucket* may not lead there.
+
+        What is done in the open folder is done there, whatever becomes of the links.
+        """
+        with cls.opened(path) as folder:
+            check_links(bucket, path_of(folder.fd))
+            yield folder
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -318,10 +335,15 @@ def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[tuple[Folder, bytes]]:
         path = os.path.realpath(wanted)
     above, _, name = path.rpartition(b"/")
     if is_new and not os.path.isdir(above):  # noqa: PTH112
-        root = folder_of(ref.bucket)
-        _make_folders(root, wanted.removeprefix(root + b"/").split(b"/")[:-1])
-    with Folder.opened(above) as folder:
+        _make_folders(ref.bucket, wanted)
+    with Folder.within(ref.bucket, above) as folder:
         yield folder, name
+
+
+def _check_plain(ref: ObjectRef, old: os.stat_result | None) -> None:
+    """Raise `ConflictError` if the object is a coded file, which a plain one would hide."""
+    if old is None and (ending := coded_ending(_path(ref))):
+        raise ConflictError(f"{ref}: is stored as a file {ending}, which is not replaced")
 
 
 def _is_as_expected(old: os.stat_result | None, expected: Expected) -> bool:
@@ -337,14 +359,15 @@ def _read(ref: ObjectRef, source: int, piece: ByteRange) -> Iterator[bytes]:
         at += len(data)
 
 
-def _make_folders(folder: bytes, names: list[bytes]) -> None:
-    """Create the nested folders *names* below *folder*, durably."""
-    for name in names:
+def _make_folders(bucket: str, path: bytes) -> None:
+    """Create the folders of the file *path*, durably."""
+    folder = folder_of(bucket)
+    for name in path.removeprefix(folder + b"/").split(b"/")[:-1]:
         above, folder = folder, folder + b"/" + name
         if not os.path.isdir(folder):  # noqa: PTH112  paths are bytes
-            with suppress(FileExistsError):
-                os.mkdir(folder)  # noqa: PTH102
-            with Folder.opened(above) as opened:
+            with Folder.within(bucket, above) as opened:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=opened.fd)
                 opened.sync()
 
 

@@ -111,9 +111,7 @@ class MemoryStore:
         if etag == if_none_match:
             return NOT_MODIFIED
         start, stop = within = clamp(ref, request, len(data), if_match)
-        return Found(
-            data[start:stop], within, len(data), etag, headers.is_gzip, modified_s, headers
-        )
+        return Found(data[start:stop], within, len(data), etag, headers.coding, modified_s, headers)
 
     @asynccontextmanager
     async def stream(
@@ -128,7 +126,7 @@ class MemoryStore:
         if (found := self._objects.get(ref)) is None:
             return None
         data, etag, modified_s, headers = found
-        return Stat(len(data), etag, headers.is_gzip, modified_s, headers)
+        return Stat(len(data), etag, headers.coding, modified_s, headers)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""

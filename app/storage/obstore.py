@@ -54,8 +54,8 @@ from app.storage.contract import (
     clamp,
     is_unfinished,
 )
-from app.storage.http_headers import is_derived, is_gzip, version_of
-from app.storage.http_reader import Refusal, no_bucket
+from app.storage.http_headers import content_coding, is_derived, version_of
+from app.storage.http_reader import Refusal, no_bucket, no_credentials
 from app.storage.wrappers import ReadOnlyStore
 
 if TYPE_CHECKING:  # obstore defines these names for type checkers only
@@ -68,12 +68,14 @@ _PIECE_NBYTES: Final = 1024**2
 _PAGE: Final = 1000
 _TRIES: Final = 3
 _NO_TIMEOUT: Final = timedelta(days=365)
+_FORBIDDEN: Final = 403
 _UNSATISFIED: Final = 416
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _CODE: Final = re.compile(r"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
+_MESSAGE: Final = re.compile(r"<Message>([^<]{0,512})</Message>")
 _ABOUT_RANGE: Final = ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE")
+_NO_CREDENTIALS: Final = ("token request", "redential")
 _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
-    (("token request", "redential"), StorageDeniedError, "no credentials to send"),
     (("kind: Timeout", "TimedOut"), StorageTimeoutError, "the server is silent"),
     (("body error",), TruncatedReadError, "the connection closed within the body"),
     (
@@ -138,7 +140,7 @@ class CloudStore(ReadOnlyStore):
         if not isinstance(opened, _OpenObject):
             return None
         found = opened.found
-        return Stat(found.size, found.etag, found.is_gzip, found.modified_s)
+        return Stat(found.size, found.etag, found.coding, found.modified_s)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
@@ -165,9 +167,14 @@ class CloudStore(ReadOnlyStore):
                 yield each
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        with _translated(root):
-            async for _ in obstore.list(self._store(root), _NO_PREFIX):
-                pass
+        try:
+            with _translated(root):
+                async for _ in obstore.list(self._store(root), _NO_PREFIX):
+                    pass
+        except StorageDeniedError:
+            if not self._settings.forbidden_is_absent:
+                raise
+            await self.stat(root.join(_NO_PREFIX))
 
     async def aclose(self) -> None:
         self._stores.clear()
@@ -218,6 +225,8 @@ class CloudStore(ReadOnlyStore):
                 raise VersionChangedError(ref) from None
             return None
         except BaseError as error:
+            if if_match is None and await self._hides_absence(ref, error, is_head=is_head):
+                return None
             if request is None or not _is_about_range(error):
                 raise
             if (found := await self.stat(ref)) is None:
@@ -247,6 +256,15 @@ class CloudStore(ReadOnlyStore):
             is_there = await self._is_listed(ref)
         if is_there:
             raise StorageUnavailableError(ref, "the server answered 404 for an object that it has")
+
+    async def _hides_absence(self, ref: ObjectRef, error: BaseError, *, is_head: bool) -> bool:
+        """Return whether 403 means absence by the settings; a GET tells the code of a HEAD."""
+        refusal = _refusal_of(error)
+        if not self._settings.forbidden_is_absent or refusal is None:
+            return False
+        if is_head and refusal.status == _FORBIDDEN:
+            return await self._ask(ref, ByteRange(0, 1), None, None) is None
+        return bool(refusal.code) and refusal.may_hide_absence
 
     async def _is_listed(self, ref: ObjectRef) -> bool:
         """Look for *ref* in a listing of its folder, from a little before it if the server can."""
@@ -296,9 +314,9 @@ def _checked(
     sent, wanted = ByteRange(*result.range), clamp(ref, request, meta["size"], if_match)
     if sent != wanted:
         raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
-    coding = str(result.attributes.get("Content-Encoding", ""))
-    gzipped = bool(coding) and is_gzip({b"content-encoding": coding.encode("latin-1")})
-    return _OpenObject(Found(b"", sent, meta["size"], etag, gzipped, modified_s), result)
+    headers[b"content-encoding"] = str(result.attributes.get("Content-Encoding", "")).encode()
+    coding = content_coding(headers)
+    return _OpenObject(Found(b"", sent, meta["size"], etag, coding, modified_s), result)
 
 
 async def _pieces(ref: ObjectRef, opened: _OpenObject) -> AsyncIterator[bytes]:
@@ -384,8 +402,8 @@ def _refusal_of(error: Exception) -> Refusal | None:
     text = str(error)
     if (status := _STATUS.search(text)) is None:
         return None
-    code = _CODE.search(text)
-    return Refusal("GET", int(status[1]), code[1] if code else "")
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    return Refusal("GET", int(status[1]), code[1] if code else "", message[1] if message else "")
 
 
 def _is_about_range(error: Exception) -> bool:
@@ -400,6 +418,8 @@ def _failure(ref: ObjectRef, error: Exception) -> StorageError:
         return no_bucket(ref) if refusal.code in _NO_BUCKET_CODES else refusal.failure(ref)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return StorageDeniedError(ref, "the server refuses")
+    if _says(error, _NO_CREDENTIALS):
+        return no_credentials(ref, "none in the environment or on this machine")
     for phrases, kind, reason in _KINDS:
         if _says(error, phrases):
             return kind(ref, reason)

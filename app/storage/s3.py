@@ -14,14 +14,14 @@ from urllib.parse import parse_qs, quote
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 
-from app.errors import StorageUnavailableError
+from app.errors import StorageDeniedError, StorageUnavailableError
 from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import Listed, is_unfinished
 from app.storage.http1_client import HttpClient, Target
 from app.storage.http_headers import is_strong
 from app.storage.http_reader import HttpMethod, HttpReader, Refusal
-from app.storage.s3_client import S3Client, bucket_of, translated
+from app.storage.s3_client import PAYER, S3Client, bucket_of, translated
 from app.storage.s3_write import S3WriteOptions, S3Writer
 
 _EXPIRES_S: Final = 900
@@ -38,6 +38,7 @@ _QUERY_OF_SIGV4: Final = frozenset(
         "X-Amz-Security-Token",
         "X-Amz-Signature",
         "X-Amz-SignedHeaders",
+        PAYER[0],
     }
 )
 _EXPIRED_STATUS: Final = frozenset({400, 403})
@@ -60,14 +61,15 @@ class S3Store(S3Writer, HttpReader):
         timeout_s: float = 10.0,
         options: S3WriteOptions = S3WriteOptions(),  # noqa: B008  immutable
     ) -> None:
+        settings = settings or StoreSettings()
         client = S3Client(
-            settings or StoreSettings(),
+            settings,
             connections=connections,
             timeout_s=timeout_s,
             deadline_s=options.deadline_s,
         )
         http = HttpClient(connections=connections, silence_s=timeout_s, ca_file=client.ca_file)
-        HttpReader.__init__(self, http)
+        HttpReader.__init__(self, http, settings)
         self.is_signed = not client.is_anonymous
         S3Writer.__init__(self, client, self, options)
         self._in_order: dict[str, bool] = {}
@@ -87,7 +89,13 @@ class S3Store(S3Writer, HttpReader):
                     yield each
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        await self._client.check_reachable(root)
+        """Look for the bucket, or for a key where buckets that cannot be listed answer 403."""
+        try:
+            await self._client.check_reachable(root)
+        except StorageDeniedError:
+            if not self._forbidden_is_absent:
+                raise
+            await self.head(root.join(_SAMPLE_KEY))
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
         return True
@@ -129,6 +137,9 @@ class S3Store(S3Writer, HttpReader):
     def _proves_absence(self, refusal: Refusal) -> bool:
         return refusal.is_no_such_key
 
+    def _may_hide_absence(self, refusal: Refusal) -> bool:
+        return bool(refusal.code) and refusal.may_hide_absence
+
 
 async def presign(client: Any, method: HttpMethod, bucket: str, key: str) -> str:
     """Return botocore's presigned URL; without credentials it is not signed."""
@@ -148,6 +159,8 @@ class Presigner:
     method: HttpMethod
     base: str
     region: str
+    query: str = ""
+    """Parameter that is signed too, with its question mark."""
 
     @classmethod
     async def of(cls, client: Any, method: HttpMethod, bucket: str) -> Self | None:
@@ -159,7 +172,8 @@ class Presigner:
         params = parse_qs(query)
         match params.get("X-Amz-Credential", [""])[0].split("/"):
             case [_, _, region, "s3", _] if params.keys() <= _QUERY_OF_SIGV4:
-                return cls(method, base, region)
+                payer = "?{}={}".format(*PAYER) if PAYER[0] in params else ""
+                return cls(method, base, region, payer)
         return None
 
     def sign(self, key: str, credentials: Any) -> str:
@@ -167,7 +181,7 @@ class Presigner:
         url = self.base + quote(key, safe="/~")
         if not self.region:
             return url
-        request = AWSRequest(self.method, url)
+        request = AWSRequest(self.method, url + self.query)
         S3SigV4QueryAuth(credentials, "s3", self.region, expires=_EXPIRES_S).add_auth(request)
         return str(request.url)
 

@@ -32,6 +32,7 @@ from botocore.exceptions import (
     HTTPClientError,
     NoCredentialsError,
     PartialCredentialsError,
+    ProfileNotFound,
     ReadTimeoutError,
     SSLError,
 )
@@ -41,7 +42,6 @@ from botocore.parsers import ResponseParserError
 
 from app.concurrency import is_large, resolve
 from app.errors import (
-    StorageDeniedError,
     StorageError,
     StorageThrottledError,
     StorageTimeoutError,
@@ -52,7 +52,13 @@ from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders, is_as_expected
 from app.storage.http_headers import METADATA, derive_etag, skew_of, version_of
-from app.storage.http_reader import NO_SUCH_KEY, HttpReader, Refusal, no_bucket
+from app.storage.http_reader import (
+    NO_SUCH_KEY,
+    HttpReader,
+    Refusal,
+    no_bucket,
+    no_credentials,
+)
 from app.storage.wrappers import RetryPolicy
 
 _NOT_FOUND: Final = 404
@@ -70,6 +76,8 @@ _PIECE_NBYTES: Final = 256 * 1024
 _SIGNATURE: Final = "s3v4-hashed-before"
 _REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
 _DIGEST: Final = "shardgate_sha256"
+PAYER: Final = ("x-amz-request-payer", "requester")
+"""Header, or parameter of a presigned URL, by which the caller agrees to pay."""
 _BODY_OPERATIONS: Final = ("PutObject", "UploadPart")
 _CONTINUE_S: Final = 1.0
 _WRITE_IDS: Final = "shardgate-writes"
@@ -195,6 +203,8 @@ class S3Client:
                     client = await self._stack.enter_async_context(created)
                     _hash_in_thread(client)
                     _expect_for_large_bodies(client)
+                    if self._settings.requester_pays:
+                        client.meta.events.register("before-sign.s3", agree_to_pay)
                     self._clients[purpose] = client
         return self._clients[purpose]
 
@@ -243,8 +253,10 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
         raise StorageTimeoutError(ref, "the server is silent") from error
+    except ProfileNotFound as error:
+        raise no_credentials(ref, str(error)) from error
     except (NoCredentialsError, CredentialRetrievalError, PartialCredentialsError) as error:
-        raise StorageDeniedError(ref, f"no credentials to send: {type(error).__name__}") from error
+        raise no_credentials(ref, type(error).__name__) from error
     except SSLError as error:
         raise StorageUnusableError(ref, type(error).__name__) from error
     except (ConnectionError, HTTPClientError, ResponseParserError) as error:
@@ -326,11 +338,11 @@ class ObjectWrite:
     @property
     def headers(self) -> dict[str, Any]:
         """Parameters of botocore for the headers and the ids of the object."""
-        is_gzip, content_type, metadata = self.kept
+        coding, content_type, metadata = self.kept
         return {
             "Metadata": {**dict(metadata), **ids_metadata(self.ids)},
             "ContentType": content_type or _DEFAULT_TYPE,
-            **({"ContentEncoding": "gzip"} if is_gzip else {}),
+            **({"ContentEncoding": coding} if coding else {}),
         }
 
 
@@ -434,6 +446,13 @@ def _hash_in_thread(client: Any) -> None:
         client.meta.events.register_first(f"choose-signer.s3.{operation}", _choose_signer)
         client.meta.events.register(f"before-sign.s3.{operation}", _hash)
         client.meta.events.register(f"before-send.s3.{operation}", _divide)
+
+
+def agree_to_pay(request: Any, signature_version: Any, **_: Any) -> None:
+    """Agree to pay for a request of botocore; the agreement is signed with it."""
+    is_presigned = str(signature_version).endswith("-query")
+    name, value = PAYER
+    (request.params if is_presigned else request.headers)[name] = value
 
 
 class _HashedBefore(S3SigV4Auth):

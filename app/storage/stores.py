@@ -13,14 +13,23 @@ from app.model import GUARDED, ObjectRef
 from app.settings import SCHEMES, LimitSettings, StoreSettings
 from app.storage.contract import ObjectStore, OnWrite
 from app.storage.http1_client import BadUrlError, Target
-from app.storage.http_store import HttpStore, WebGuard, url_of
+from app.storage.http_store import HttpStore, WebGuard, is_literal, url_of
 from app.storage.local import LocalStore, open_within
+from app.storage.local_files import FOLLOWING
 from app.storage.memory import MemoryStore
 from app.storage.s3 import S3Store
 from app.storage.s3_write import S3WriteOptions
 from app.storage.wrappers import GuardedStore, RetryingStore, RetryPolicy, StoreWrapper, is_plain
 
 _WEB: Final = ("http", "https")
+_SCHEMES_OF: Final = {
+    "requester_pays": ("s3",),
+    "bearer_token": _WEB,
+    "bearer_token_file": _WEB,
+    "forbidden_is_absent": ("s3", "gs", *_WEB),
+    "validator": _WEB,
+}
+"""Schemes of the roots that a setting of a store is for."""
 
 type Wrap = Callable[[ObjectStore], ObjectStore]
 
@@ -49,7 +58,7 @@ class Stores(StoreWrapper):
         self._by_kind: dict[str, ObjectStore] = {}
         self._by_bucket: dict[str, ObjectStore] = {}
         self._redirects = defaultdict[str, list[Target]](list)
-        """URLs below which the root of a web server may redirect, by bucket."""
+        """URLs below which the root or prefix of a web server may redirect, by bucket."""
         self.memory = MemoryStore()
         """Store of ``memory://`` roots; tests put objects here."""
 
@@ -59,41 +68,55 @@ class Stores(StoreWrapper):
         settings: StoreSettings | None = None,
         name: str | None = None,
         redirects: Sequence[str] = (),
+        *,
+        follow_links: bool = False,
     ) -> ObjectRef:
         """Register the bucket of *url* and return the root in it.
 
         With the store *name* the bucket of ``s3://bucket`` is called ``s3+name://bucket``, since
         two stores may have buckets of one name; likewise for other servers. The bucket of a web
-        server is the whole root, which may redirect below the URLs *redirects* too.
+        server is the whole root, which may redirect below the URLs *redirects* too. With
+        *follow_links* that of a folder is called ``links+file:///folder``.
 
         Raises: `ConfigurationError`.
         """
         root, kind = _named(parse_root(url), name)
+        _check_settings(url, settings or StoreSettings())
         if kind.startswith(_WEB):
             root = _web_prefix(root)
             self._redirects[root.bucket] += map(_web_target, redirects)
+        if follow_links and kind == "file":
+            root = ObjectRef(FOLLOWING + root.bucket, root.key)
         self._by_bucket[root.bucket] = self._kept(kind, lambda: self._open(kind, settings))
         return root
 
     def open_prefix(
-        self, url: str, settings: StoreSettings | None = None, name: str | None = None
+        self,
+        url: str,
+        settings: StoreSettings | None = None,
+        name: str | None = None,
+        redirects: Sequence[str] = (),
     ) -> ObjectRef:
         """Register a bucket for virtual references to objects below *url*.
 
         Its name, such as ``guarded+file:///folder``, is its own, so that a dataset at the same
-        place is read without a guard. The bucket of a folder or a web server is the whole prefix.
+        place is read without a guard. The bucket of a folder or a web server is the whole prefix;
+        a web server may redirect below the URLs *redirects* too.
 
         Raises: `ConfigurationError`.
         """
         root, kind = _named(parse_root(url), name)
+        _check_settings(url, settings or StoreSettings())
         if not all(map(is_plain, root.key.split("/"))):
             raise ConfigurationError(f"{url}: contains '.' or '..' segments")
         if kind == "memory":
             raise ConfigurationError(f"{url}: virtual references cannot lead to memory://")
         if kind.startswith(_WEB):
             root = _web_prefix(root)
-            guard = WebGuard(_web_target(url_of(root.bucket)))
-            inner = self._kept(GUARDED + root.bucket, lambda: self._web(settings, guard=guard))
+            bucket = GUARDED + root.bucket
+            allowed = self._redirects[bucket]
+            allowed += map(_web_target, (url_of(root.bucket), *redirects))
+            inner = self._kept(bucket, lambda: self._web(settings, guard=WebGuard(allowed)))
         elif kind == "file":
             open_local = partial(LocalStore, open_file=open_within)
             inner = self._kept(GUARDED + kind, lambda: self._wrap(open_local()))
@@ -129,15 +152,13 @@ class Stores(StoreWrapper):
         return self._by_kind[kind]
 
     def _web(self, settings: StoreSettings | None, **options: Any) -> ObjectStore:
-        validator = "etag" if settings is None else settings.validator
-        return self._retrying(HttpStore(validator=validator, **options, **self._connecting))
+        options |= {"redirects": self._redirects, **self._connecting}
+        return self._retrying(HttpStore(settings, **options))
 
     def _open(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
         limits = self._limits
         if scheme.startswith(_WEB):
-            return self._web(settings, redirects=self._redirects)
-        if settings is not None and settings.validator != "etag":
-            raise ConfigurationError(f"{scheme.partition('+')[0]}:// takes no validator")
+            return self._web(settings)
         if scheme == "file":
             return self._wrap(LocalStore())
         if scheme == "memory":
@@ -150,6 +171,18 @@ class Stores(StoreWrapper):
 
     def _retrying(self, store: ObjectStore) -> ObjectStore:
         return RetryingStore(self._wrap(store), RetryPolicy(self._limits.deadline_s))
+
+
+def _check_settings(url: str, settings: StoreSettings) -> None:
+    """Raise `ConfigurationError` for settings of a store that has no use for them."""
+    scheme = url.partition("://")[0]
+    for name, schemes in _SCHEMES_OF.items():
+        is_set = getattr(settings, name) != StoreSettings.model_fields[name].default
+        if is_set and scheme not in schemes:
+            raise ConfigurationError(f"{url}: {scheme}:// takes no {name}")
+    has_token = settings.bearer_token is not None or settings.bearer_token_file is not None
+    if has_token and scheme == "http" and not is_literal(urlsplit(url).hostname or ""):
+        raise ConfigurationError(f"{url}: a bearer token needs https://")
 
 
 def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectStore:

@@ -6,12 +6,14 @@ What is stored as gzip has tests of its own beside its formats.
 import gzip
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import brotli
 import httpx
 import pytest
 import zstandard
@@ -104,17 +106,26 @@ def zipped() -> bytes:
     return gzip.compress(HELD, 9, mtime=0)
 
 
-BOMBS: Final[dict[str, Callable[[], bytes]]] = {
-    "gzip": zipped,
-    "many members": lambda: gzip.compress(HELD[: 2**24], 9, mtime=0) * 64,
-    "gzip in gzip": lambda: gzip.compress(zipped(), mtime=0) * 2_000,
+BOMBS: Final[dict[str, tuple[str, Callable[[], bytes]]]] = {
+    "gzip": ("gzip", zipped),
+    "many members": ("gzip", lambda: gzip.compress(HELD[: 2**24], 9, mtime=0) * 64),
+    "gzip in gzip": ("gzip", lambda: gzip.compress(zipped(), mtime=0) * 2_000),
+    "deflate": ("deflate", lambda: zlib.compress(HELD, 9)),
+    "br": ("br", lambda: brotli.compress(HELD, quality=5)),
+    "zstd": ("zstd", lambda: zstandard.compress(HELD)),
+    "zstd without its size": (
+        "zstd",
+        lambda: zstandard.ZstdCompressor(write_content_size=False).compress(HELD),
+    ),
 }
+"""By content coding."""
 
 
 @pytest.fixture(scope="module", params=BOMBS)
-def bomb(request: pytest.FixtureRequest) -> bytes:
+def bomb(request: pytest.FixtureRequest) -> tuple[str, bytes]:
     """Make each of them, before memory is counted."""
-    return BOMBS[request.param]()
+    coding, make = BOMBS[request.param]
+    return coding, make()
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +137,13 @@ def sessions() -> list[bytes]:
 
 @pytest.mark.parametrize("key", [CHUNK, "info", "other"])
 @pytest.mark.usefixtures("_little")
-def test_a_body_that_is_a_bomb_is_refused(client: httpx.Client, key: str, bomb: bytes) -> None:
+def test_a_body_that_is_a_bomb_is_refused(
+    client: httpx.Client, key: str, bomb: tuple[str, bytes]
+) -> None:
     """Whatever it is to become; what was there stays."""
+    coding, body = bomb
     before = client.get(f"/volume/{key}")
-    written = client.put(f"/volume/{key}", content=bomb, headers={"content-encoding": "gzip"})
+    written = client.put(f"/volume/{key}", content=body, headers={"content-encoding": coding})
     after = client.get(f"/volume/{key}")
 
     assert written.status_code in (400, 413, 415)

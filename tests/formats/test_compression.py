@@ -1,14 +1,15 @@
-"""`app.formats.compression`: gzip, and not more of it than is allowed."""
+"""`app.formats.compression`: gzip and other codings, and not more of it than is allowed."""
 
+import zlib
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.compression import inflate, inflated_nbytes
+from app.formats.compression import announced_nbytes, decode_content, inflate, inflated_nbytes
 from app.formats.reading import DecodeError
-from tests.support.zipped import zipped
+from tests.support.zipped import ENCODERS, encoded, zipped
 
 _MOST_NBYTES = 2**20
 _contents = st.binary(max_size=2000) | st.integers(0, 2**17).map(bytes)
@@ -73,3 +74,44 @@ def test_the_limit_is_one_of_all_members_together(most_nbytes: int, count: int) 
 def test_a_great_many_members_are_read() -> None:
     """Two megabytes of empty ones would be work of minutes if each cost what is left."""
     assert inflate(zipped(b"") * 100_000, 100) == b""
+
+
+@given(st.sampled_from(list(ENCODERS)), _contents)
+def test_content_codings_are_removed(coding: str, content: bytes) -> None:
+    """All of the content comes back, and none if a byte more than the limit is there."""
+    data = encoded(coding, content)
+
+    assert decode_content(coding, data, len(content)) == content
+    if content:
+        with pytest.raises(DecodeError, match=r"more than|declares"):
+            decode_content(coding, data, len(content) - 1)
+    if coding in ("gzip", "zstd") and content:
+        assert announced_nbytes(coding, data) == len(content)
+
+
+@given(st.sampled_from(list(ENCODERS)), st.binary(min_size=1, max_size=300), st.data())
+def test_an_encoded_body_that_ends_early_is_refused(
+    coding: str, content: bytes, data: st.DataObject
+) -> None:
+    """A body with a content coding is refused without its last bytes."""
+    whole = encoded(coding, content)
+    length = data.draw(st.integers(1, len(whole) - 1))
+
+    with pytest.raises(DecodeError):
+        decode_content(coding, whole[:length], _MOST_NBYTES)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
+def test_a_body_without_its_coding_is_refused(coding: str) -> None:
+    """Plain text is no content coding, and neither is one that has no decoder."""
+    with pytest.raises(DecodeError):
+        decode_content(coding, b"plain text", _MOST_NBYTES)
+
+
+@given(_contents)
+def test_deflate_comes_without_its_frame_too(content: bytes) -> None:
+    """Some servers send raw DEFLATE, which browsers accept."""
+    raw = zlib.compressobj(wbits=-15)
+    data = raw.compress(content) + raw.flush()
+
+    assert decode_content("deflate", data, _MOST_NBYTES) == content

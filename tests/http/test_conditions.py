@@ -3,6 +3,7 @@
 import json
 from email.utils import formatdate
 from http import HTTPStatus
+from typing import Final
 
 import pytest
 from hypothesis import given
@@ -12,17 +13,22 @@ from app import errors
 from app.errors import BadHeaderError
 from app.http.conditions import (
     Conditions,
+    Negotiation,
     Selection,
     UnsatisfiableError,
-    accepts_gzip,
+    accepts,
     content_range,
     parse_demand,
     parse_range,
     resolve_range,
 )
+from app.http.conditions import (
+    choose as choose_form,
+)
 from app.http.problems import STATUS, Headers, problem
 from app.http.responses import Cors, combine_headers
-from app.model import EVERYTHING, ByteRange, ETag, SuffixRange
+from app.model import EVERYTHING, ByteRange, ETag, ObjectRef, Stored, SuffixRange
+from app.resolve.bodies import Entity
 
 
 @pytest.mark.parametrize(
@@ -229,30 +235,91 @@ def test_reading_is_certain_only_without_conditions(
 )  # fmt: skip
 def test_gzip_is_accepted(header: str | None, *, is_accepted: bool) -> None:
     """By its names, or as any coding, with a weight above zero; silence is no wish (§12.5.3)."""
-    assert accepts_gzip(None if header is None else header.encode()) is is_accepted
+    assert accepts("gzip", None if header is None else header.encode()) is is_accepted
 
 
 @pytest.mark.parametrize(
-    ("method", "headers", "takes_gzip"),
+    ("coding", "header", "is_accepted"),
     [
-        ("GET", {}, True),
-        ("GET", {b"if-none-match": b'"v1"', b"if-match": b"*"}, True),
-        ("GET", {b"if-range": b'"v1"'}, True),
-        ("GET", {b"range": b"bytes=0-"}, False),
-        ("GET", {b"range": b"bytes=0-1,3-4"}, False),
-        ("GET", {b"range": b"lines=1-2"}, False),
-        ("HEAD", {}, False),
-        ("HEAD", {b"range": b"bytes=0-"}, False),
+        ("br", "gzip, br;q=0.1", True),
+        ("br", "gzip, *", True),
+        ("br", "br;q=0, *", False),
+        ("compress", "x-compress", True),
+        ("gzip, br", "br, gzip", True),
+        ("gzip, br", "br", False),
+        ("gzip, br", "*", True),
     ],
 )
-def test_a_body_comes_as_gzip_only_if_all_of_it_is_asked_for(
-    method: str, headers: dict[bytes, bytes], *, takes_gzip: bool
-) -> None:
-    """Not for HEAD, nor with a Range, be it one that is then ignored."""
-    plain = Conditions.parse(method, headers)
-    accepting = Conditions.parse(method, {**headers, b"accept-encoding": b"br, gzip"})
+def test_each_coding_is_accepted(coding: str, header: str, *, is_accepted: bool) -> None:
+    """What has several codings is accepted by a client that accepts each of them."""
+    assert accepts(coding, header.encode()) is is_accepted
 
-    assert (plain.takes_gzip, accepting.takes_gzip) == (False, takes_gzip)
+
+_WHOLE: Final = Selection(HTTPStatus.OK, ByteRange(0, 9), ByteRange(0, 9), "br")
+_STORED: Final[list[tuple[str, dict[bytes, bytes]]]] = [
+    ("GET", {}),
+    ("GET", {b"if-none-match": b'"v"', b"if-match": b"*"}),
+    ("GET", {b"if-range": b'"v1"'}),
+]
+_INFLATED: Final[list[tuple[str, dict[bytes, bytes]]]] = [
+    ("GET", {b"range": b"bytes=0-"}),
+    ("GET", {b"range": b"bytes=0-1,3-4"}),
+    ("GET", {b"range": b"lines=1-2"}),
+    ("HEAD", {}),
+    ("HEAD", {b"range": b"bytes=0-"}),
+]
+
+
+def _choose(
+    method: str, headers: dict[bytes, bytes], accepted: bytes, coding: str, *, is_s3: bool = False
+) -> Selection | None:
+    place = Stored(ObjectRef("s3://b", "k"), ByteRange(0, 9), ETag('"v1"'))
+    entity = Entity(ETag('"v1"'), 9, place, coding=coding)
+    conditions = Conditions.parse(method, headers)
+    return choose_form(conditions, lambda: Negotiation(accepted, is_s3), entity)
+
+
+@pytest.mark.parametrize(("method", "headers"), [*_STORED, *_INFLATED])
+def test_a_coding_is_sent_only_if_the_whole_body_is_asked_for(
+    method: str, headers: dict[bytes, bytes]
+) -> None:
+    """HEAD, and a GET with a Range, even one that is ignored, are about the inflated form."""
+    is_whole = (method, headers) in _STORED
+
+    assert _choose(method, headers, b"br, gzip", "br") == (_WHOLE if is_whole else None)
+    assert _choose(method, headers, b"gzip", "br") is None
+
+
+@pytest.mark.parametrize(("method", "headers"), [*_STORED, *_INFLATED])
+@pytest.mark.parametrize(
+    ("coding", "accepted", "refused"),
+    [
+        ("compress", b"compress", b"gzip, br"),
+        ("gzip, br", b"br, gzip", b"br"),
+        ("br", b"br, identity;q=0", b"gzip, identity;q=0"),
+    ],
+)
+def test_what_cannot_be_inflated_is_sent_whole_or_refused(
+    method: str, headers: dict[bytes, bytes], coding: str, accepted: bytes, refused: bytes
+) -> None:
+    """A client that accepts the coding gets all of it, another one 406."""
+    sent = None if method == "HEAD" else ByteRange(0, 9)
+
+    found = _choose(method, headers, accepted, coding)
+    assert found == _WHOLE._replace(coding=coding, reads=sent)
+    assert _choose(method, headers, refused, coding) == Selection(HTTPStatus.NOT_ACCEPTABLE)
+
+
+def test_a_client_of_s3_gets_the_stored_form() -> None:
+    """The ranges of a client of S3 count stored bytes, whatever it accepts."""
+    part = {b"range": b"bytes=-4", b"if-match": b'"v1"'}
+
+    for coding in ("br", "compress"):
+        chosen = _choose("GET", part, b"identity", coding, is_s3=True)
+        assert chosen is not None
+        assert chosen[:4] == (206, ByteRange(5, 9), ByteRange(5, 9), coding)
+        head = _choose("HEAD", {}, b"identity", coding, is_s3=True)
+        assert head == _WHOLE._replace(reads=None, coding=coding, is_s3=True)
 
 
 MANY = 10_000

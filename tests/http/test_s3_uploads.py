@@ -200,7 +200,7 @@ def test_what_is_wrong_is_told_as_s3_does(client: httpx.Client) -> None:
         ("/nothing/a", {}, 404),
         ("/any/folder/", {}, 400),
         ("/any", {}, 501),
-        ("/any/zipped", {"content-encoding": "br"}, 415),
+        ("/em/zarr.json", {"content-encoding": "compress"}, 415),
     ],
 )
 def test_uploads_that_can_come_to_nothing_are_not_begun(

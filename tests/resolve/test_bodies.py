@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.errors import BusyError, DamagedError, StorageDeniedError
 from app.model import ByteRange, VirtualKey
-from app.resolve.bodies import Coding, Entity
+from app.resolve.bodies import Entity
 from app.resolve.budget import ByteBudget, ByteReservation
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import Watching, holding, settle
@@ -99,23 +99,23 @@ async def test_many_at_once_are_inflated_one_after_the_other() -> None:
 
 
 async def test_gzip_and_what_it_holds_are_held_together() -> None:
-    """Both stay reserved until the client has the body; the ETag of the gzip is another one."""
+    """Both stay reserved until the client has the body; the inflated form has another ETag."""
     data = _case(_OBJECTS).data
     seen: list[Entity] = []
 
     def inflated(entity: Entity) -> All | None:
         seen.append(entity)
-        return None if entity.coding is Coding.GZIP else All(ByteRange(3, 9))
+        return None if entity.coding else All(ByteRange(3, 9))
 
     async with data.resolver.open(data.dataset, VirtualKey(_KEY), inflated) as opened:
         assert opened is not None
         assert opened.body == _CHUNK[3:9]
-        assert opened.entity.coding is Coding.INFLATED
+        assert opened.entity.is_inflated
         assert data.budget.held_bytes == len(_STORED) + len(_CHUNK)
     assert data.budget.held_bytes == 0
     compressed, whole = seen
     assert (compressed.length, whole.length) == (len(_STORED), len(_CHUNK))
-    assert whole.etag == compressed.etag != compressed.gzip_etag
+    assert whole.etag == compressed.inflated_etag != compressed.etag
 
 
 @pytest.mark.parametrize("told", [0, 2**32 - 1])

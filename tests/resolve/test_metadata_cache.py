@@ -17,9 +17,10 @@ from app.model import ByteRange, ETag, Fixed, ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
 from app.resolve.perform import DirectFetch, perform
-from app.storage.contract import Found, Stat
+from app.storage.contract import Found, ObjectHeaders, Stat
 from tests.formats.icechunk.building import REPO_INFO, envelope
 from tests.resolve.stores import REF, Clock, WatchedStore, settle
+from tests.support.zipped import encoded
 
 _TTL_S = 60.0
 _MAX = 10
@@ -349,3 +350,44 @@ async def test_what_takes_much_memory_waits_for_room(data: bytes, read: Read[Opa
     assert isinstance(found, Versioned)
     assert found.value.nbytes == len(data)
     assert len(_FILE) < 1000 < 2**20 <= memory_nbytes(_FILE, 2**22)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
+async def test_what_has_a_content_coding_is_decoded(coding: str) -> None:
+    """A whole object is decoded within the limit of its read, and a part as it is stored."""
+    store, data = WatchedStore(), encoded(coding, b"text" * 1000)
+    store.place(REF, data, headers=ObjectHeaders(coding))
+    whole = await perform(store, Read("metadata", REF, ByteRange(0, 4000), Opaque))
+    part = await perform(store, Read("index-entry", REF, ByteRange(1, 9), Opaque))
+
+    assert isinstance(whole, Versioned)
+    assert (whole.value.data, whole.coding, whole.size) == (b"text" * 1000, coding, len(data))
+    assert isinstance(part, Versioned)
+    assert (part.value.data, part.coding) == (data[1:9], "")
+    with pytest.raises(DamagedError):
+        await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
+
+
+async def test_a_file_of_a_repository_with_a_content_coding_is_decoded() -> None:
+    """Its memory is reserved before the coding is removed."""
+    store, read = (
+        WatchedStore(),
+        Read("n", REF, ByteRange(0, 2**22), Opaque, memory_nbytes=memory_nbytes),
+    )
+    store.place(REF, encoded("br", _FILE), headers=ObjectHeaders("br"))
+    found = await perform(store, read, decoding=ByteBudget(2**30, wait_s=1))
+
+    assert isinstance(found, Versioned)
+    assert found.value.data == _FILE
+
+
+async def test_damage_behind_an_unknown_coding_tells_the_coding() -> None:
+    """A document is decoded as it is stored if its coding is unknown: some name a charset there."""
+
+    def decode(data: bytes) -> Opaque:
+        raise DecodeError(f"no JSON: {data!r}")
+
+    store = WatchedStore()
+    store.place(REF, b"x", headers=ObjectHeaders("compress"))
+    with pytest.raises(DamagedError, match=r"no JSON: b'x' .*Content-Encoding: compress"):
+        await perform(store, Read("metadata", REF, ByteRange(0, 9), decode))

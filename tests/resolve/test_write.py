@@ -1,7 +1,6 @@
 """Writes of objects, documents, many keys and whole prefixes."""
 
 import asyncio
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.resolve.writers import (
 )
 from tests.support.repositories import create
 from tests.support.resolving import ROOT, All
+from tests.support.zipped import encoded
 
 
 async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -> None:
@@ -53,16 +53,19 @@ async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -
         await one.put("notes/one", b"ours", bool)
 
 
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
 @pytest.mark.parametrize("keeps_headers", [False, True])
-async def test_an_object_that_came_as_gzip(memory: MemoryStore, *, keeps_headers: bool) -> None:
-    """A store with headers keeps gzip and coding, another one the inflated body; readers get it."""
+async def test_an_object_that_came_with_a_coding(
+    memory: MemoryStore, coding: str, *, keeps_headers: bool
+) -> None:
+    """A store with headers keeps body and coding, another one the inflated body; readers get it."""
 
     class Store(Between):
         def keeps_headers(self, _: object) -> bool:
             return keeps_headers
 
-    one, data = replica(Store(memory)), gzip.compress(b"text")
-    await one.put("notes/new", data, is_gzip=True)
+    one, data = replica(Store(memory)), encoded(coding, b"text")
+    await one.put("notes/new", data, coding=coding)
 
     assert await stored(memory, "notes/new") == (data if keeps_headers else b"text")
     assert await one.read("notes/new") == b"text"

@@ -72,10 +72,10 @@ class Replica:
         body: bytes | None,
         demand: Demand | None = None,
         *,
-        is_gzip: bool = False,
+        coding: str = "",
     ) -> ETag | None:
         """Write one key."""
-        given = KeyWrite(VirtualKey(key), body, ObjectHeaders(is_gzip), demand)
+        given = KeyWrite(VirtualKey(key), body, ObjectHeaders(coding), demand)
         return await self.writer.put(self.reading.dataset, given)
 
     async def read(self, key: str) -> bytes | None:

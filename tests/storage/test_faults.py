@@ -21,12 +21,13 @@ from app.errors import (
     VersionChangedError,
 )
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
-from app.settings import StoreSettings
+from app.settings import LimitSettings, StoreSettings
 from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
 from app.storage.http_reader import Refusal
 from app.storage.http_store import HttpStore
 from app.storage.obstore import CloudStore
 from app.storage.s3 import S3Store
+from app.storage.stores import Stores
 from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer, etag
 from tests.storage.http1.scripted import ScriptedServer
@@ -349,3 +350,73 @@ async def test_an_unknown_modification_time_meets_no_condition(
     for request in REQUESTS:
         with pytest.raises(VersionChangedError):
             await store.get(ref, request, if_match=UnmodifiedSince(2**33))
+
+
+HIDING = [
+    *itertools.product(("http", "s3", "gs"), (Fault.DENY, Fault.NO_LISTING)),
+    ("http", Fault.FORBIDDEN),
+]
+"""Refusals that an absent key may get where keys cannot be listed."""
+REFUSING = [
+    *itertools.product(
+        ("http", "s3", "gs"),
+        (
+            Fault.EXPIRED,
+            Fault.EXPIRED_TOKEN,
+            Fault.NO_DECRYPTION,
+            Fault.WRONG_KEY,
+            Fault.WRONG_SECRET,
+            Fault.SKEWED,
+            Fault.ARCHIVED,
+        ),
+    ),
+    ("s3", Fault.FORBIDDEN),
+    ("gs", Fault.FORBIDDEN),
+]
+"""Refusals that absent and present keys get alike."""
+
+
+def hiding_root(stores: Stores, faulty: FaultyServer, kind: str) -> ObjectRef:
+    """Open a root of *kind* whose store takes 403 for absence."""
+    faulty.put("bucket", "key", DATA)
+    if kind == "http":
+        settings = StoreSettings(forbidden_is_absent=True)
+        return stores.open_root(f"{faulty.url}/bucket", settings, "public")
+    if kind == "gs":
+        settings = StoreSettings(endpoint_url=faulty.url, anonymous=True, forbidden_is_absent=True)
+    else:
+        settings = faulty.settings(forbidden_is_absent=True)
+    return stores.open_root(f"{kind}://bucket", settings, "public")
+
+
+@pytest.mark.parametrize(("kind", "fault"), HIDING)
+async def test_a_forbidden_object_is_absent_where_the_settings_say_so(
+    faulty: FaultyServer, kind: str, fault: Fault
+) -> None:
+    """With `forbidden_is_absent` 403 is absence, except for a version that was seen."""
+    async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as stores:
+        root = hiding_root(stores, faulty, kind)
+        ref = root.join("key")
+        seen = (await found(stores, ref)).etag
+        faulty.fail(fault)
+
+        assert await stores.get(ref) is None
+        assert await stores.get(ref, MIDDLE) is None
+        assert await stores.stat(ref) is None
+        await stores.check_reachable(root)
+        with pytest.raises(StorageDeniedError):
+            await stores.get(ref, MIDDLE, if_match=seen)
+
+
+@pytest.mark.parametrize(("kind", "fault"), REFUSING)
+async def test_wrong_credentials_are_never_absence(
+    faulty: FaultyServer, kind: str, fault: Fault
+) -> None:
+    """With `forbidden_is_absent` wrong keys, signatures and clocks are refused as before."""
+    async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as stores:
+        root = hiding_root(stores, faulty, kind)
+        faulty.fail(fault)
+
+        for read_absent in (stores.get, stores.stat):
+            with pytest.raises(StorageError):
+                await read_absent(root.join("absent"))

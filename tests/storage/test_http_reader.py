@@ -230,7 +230,7 @@ async def test_mirrors_are_read_by_modification_time(faulty: FaultyServer) -> No
     faulty.put("bucket", "key", DATA)
     faulty.fail(Fault.MIRRORS)
     ref = ObjectRef(faulty.url, "bucket/key")
-    async with aclosing(HttpStore(timeout_s=5, validator="last-modified")) as store:
+    async with aclosing(HttpStore(StoreSettings(validator="last-modified"), timeout_s=5)) as store:
         first = await found(store, ref, ByteRange(0, 9))
         stat = await store.stat(ref)
         assert stat is not None

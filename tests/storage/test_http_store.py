@@ -3,10 +3,13 @@
 import socket
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, nullcontext
+from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
+from app.datasets import open_allowed
 from app.errors import (
     ConfigurationError,
     StorageDeniedError,
@@ -98,13 +101,15 @@ async def test_a_redirect_out_of_the_root_is_refused(
     faulty.put("cdn", "moved", b"data")
     opening = stores.open_prefix if is_guarded else stores.open_root
 
-    is_denied = is_guarded and "@" not in location
-    with pytest.raises(StorageDeniedError if is_denied else StorageRedirectError) as raised:
+    with pytest.raises(StorageRedirectError) as raised:
         await stores.get(opening(f"{faulty.url}/data").join("key"))
 
     said = str(raised.value)
     assert ": redirected " in said
-    assert is_guarded or "moved" in said
+    assert f"{faulty.url}/data/key: " in said
+    assert "moved" in said
+    if "@" not in location and "https" not in location:
+        assert ("virtual_chunk_prefixes" if is_guarded else "redirects") in said
     assert "hunter2" not in said
     assert {seen.path for seen in faulty.seen} == {"/data/key", "/data/near"}
     assert not other.seen
@@ -139,6 +144,109 @@ async def test_a_root_may_allow_redirects(
     for ref in root.join("away"), above.join("data/key"):
         with pytest.raises(StorageRedirectError):
             await stores.get(ref)
+
+
+async def test_a_reference_may_redirect_below_another_allowed_prefix(
+    faulty: FaultyServer, other: FaultyServer, stores: Stores
+) -> None:
+    """A dataset that allows the servers at both ends allows the redirect between them."""
+    faulty.redirects["/data/key"] = f"{other.url}/cdn/moved?signature=x"
+    faulty.redirects["/data/away"] = f"{other.url}/private/moved"
+    prefixes = (f"{faulty.url}/data", f"{other.url}/cdn", "s3://bucket")
+    settings = Settings.model_validate(
+        {"datasets": {"lab": {"url": "s3://lab", "virtual_chunk_prefixes": prefixes}}}
+    )
+    first, *_ = open_allowed(stores, settings.datasets["lab"], settings)
+
+    assert (await found(stores, first.root.join("key"))).data == b"data"
+    with pytest.raises(StorageRedirectError, match="virtual_chunk_prefixes"):
+        await stores.get(first.root.join("away"))
+
+
+async def test_an_allowed_redirect_leads_to_public_addresses_only(
+    faulty: FaultyServer, stores: Stores
+) -> None:
+    """A name that is allowed, and means this machine, is not connected to."""
+    name = f"http://{socket.gethostname()}:{faulty.url.rpartition(':')[2]}"
+    faulty.put("cdn", "moved", b"data")
+    faulty.redirects["/data/key"] = f"{name}/cdn/moved"
+    root = stores.open_prefix(f"{faulty.url}/data", redirects=[f"{name}/cdn"])
+
+    assert "has no public address" in await denied(stores, root.join("key"))
+    assert {seen.path for seen in faulty.seen} == {"/data/key"}
+
+
+TOKEN = "hunter2"
+
+
+async def test_a_token_is_sent_to_its_own_server_only(
+    faulty: FaultyServer, other: FaultyServer, stores: Stores
+) -> None:
+    """A server that is redirected to does not see the token, nor does one without that store."""
+    faulty.redirects["/data/key"] = f"{other.url}/cdn/moved"
+    faulty.redirects["/data/near"] = "/data/key"
+    faulty.put("data", "plain", b"data")
+    settings = StoreSettings(bearer_token=SecretStr(TOKEN))
+    cdn = [f"{other.url}/cdn"]
+    with_token = stores.open_root(f"{faulty.url}/data", settings, "lab", cdn)
+    without = stores.open_root(f"{faulty.url}/data", redirects=cdn)
+
+    for root in (with_token, without):
+        assert (await found(stores, root.join("near"))).data == b"data"
+    await found(stores, without.join("plain"))
+
+    sent = [seen.headers.get("Authorization") for seen in faulty.seen]
+    assert sent == [f"Bearer {TOKEN}"] * 2 + [None] * 3
+    assert [seen.headers.get("Authorization") for seen in other.seen] == [None] * 2
+    assert TOKEN not in repr(settings)
+
+
+async def test_a_token_that_is_refused_is_read_again(
+    faulty: FaultyServer, stores: Stores, tmp_path: Path
+) -> None:
+    """A new token in the file is used at once, also for references; the old one is not told."""
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    faulty.put("data", "key", b"data")
+    settings = StoreSettings(bearer_token_file=file)
+    for opening in (stores.open_root, stores.open_prefix):
+        ref = opening(f"{faulty.url}/data", settings, "lab").join("key")
+        await found(stores, ref)
+        file.write_text("renewed")
+        faulty.fail(Fault.UNAUTHORIZED, nth=[0])
+        await found(stores, ref)
+        file.unlink()
+        await found(stores, ref)
+        faulty.fail(Fault.UNAUTHORIZED)
+        assert "renewed" not in await denied(stores, ref)
+        faulty.heal()
+        file.write_text(TOKEN)
+
+    sent = [seen.headers["Authorization"] for seen in faulty.seen[:4]]
+    assert sent == [f"Bearer {TOKEN}"] * 2 + ["Bearer renewed"] * 2
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "said"),
+    [
+        ("https://a.example", {"bearer_token_file": "/no/where"}, "/no/where: No such file"),
+        ("https://a.example", {"bearer_token_file": "/dev/null"}, "holds no bearer token"),
+        ("https://a.example", {"bearer_token": "hun\r\nter2"}, "holds no bearer token"),
+        ("http://a.example", {"bearer_token": TOKEN}, "needs https://"),
+        ("s3://bucket", {"bearer_token": TOKEN}, "s3:// takes no bearer_token"),
+        ("https://a.example", {"requester_pays": True}, "https:// takes no requester_pays"),
+        ("az://bucket", {"forbidden_is_absent": True}, "az:// takes no forbidden_is_absent"),
+    ],
+)
+def test_settings_that_a_server_cannot_have_stop_the_start(
+    stores: Stores, url: str, settings: dict[str, object], said: str
+) -> None:
+    """A token that cannot be sent, or would be sent in the clear, is refused without telling it."""
+    for opening in (stores.open_root, stores.open_prefix):
+        with pytest.raises(ConfigurationError, match=said) as raised:
+            opening(url, StoreSettings.model_validate(settings), "lab")
+
+        assert "ter2" not in str(raised.value)
 
 
 def test_clients_are_told_where_a_redirect_leads(faulty: FaultyServer) -> None:
@@ -229,7 +337,7 @@ async def test_what_a_name_means_is_not_told(addresses: list[str]) -> None:
     async def look_up(_: str, __: int) -> Sequence[str]:
         return next(answers)
 
-    guard = WebGuard(Target("http://rebound.example/data"), look_up=look_up)
+    guard = WebGuard([Target("http://rebound.example/data")], look_up=look_up)
     assert await guard.resolve(Origin("http", "rebound.example", 80)) == ["8.8.8.8"]
     async with aclosing(HttpStore(timeout_s=2, guard=guard)) as store:
         with pytest.raises(StorageDeniedError) as raised:

@@ -351,25 +351,37 @@ async def test_a_key_that_climbs_is_denied(stores: Stores, guarded: Path) -> Non
         ("link", "../data/a/b/file", "link", False),
     ],
 )
+@pytest.mark.parametrize("is_guarded", [False, True])
 async def test_a_link_that_leads_out_is_denied(
-    stores: Stores, guarded: Path, link: str, target: str, key: str, *, leads_out: bool
+    stores: Stores,
+    guarded: Path,
+    link: str,
+    target: str,
+    key: str,
+    *,
+    leads_out: bool,
+    is_guarded: bool,
 ) -> None:
-    """To a file, a folder or nothing; only the end of a link must lie below the prefix."""
+    """To a file, a folder or nothing; only the end of a link must lie below the prefix or root."""
     (guarded / link).symlink_to(target)
-    root = stores.open_prefix(guarded.as_uri())
+    opening = stores.open_prefix if is_guarded else stores.open_root
+    root = opening(guarded.as_uri())
 
     if leads_out:
-        assert "leads out" in await denied(stores, root.join(key))
+        reason = await denied(stores, root.join(key))
+        assert "leads out" in reason
+        assert is_guarded or "follow_links = true" in reason
     else:
         assert await read_guarded(stores, root, key) == b"plain"
 
 
 async def test_the_operator_may_name_any_folder(stores: Stores, guarded: Path) -> None:
-    """A prefix may be a link or the root; a dataset at the same place is read without a guard."""
+    """A prefix may be a link or the root; a dataset there may follow links out of it."""
     (guarded.parent / "link").symlink_to("data")
     (guarded / "out").symlink_to("../secret")
     root = stores.open_prefix((guarded.parent / "link").as_uri())
-    everything, served = stores.open_prefix("file:///"), stores.open_root(guarded.as_uri())
+    everything = stores.open_prefix("file:///")
+    served = stores.open_root(guarded.as_uri(), follow_links=True)
 
     assert await read_guarded(stores, root, "a/b/file") == b"plain"
     with pytest.raises(StorageDeniedError):
@@ -378,6 +390,40 @@ async def test_the_operator_may_name_any_folder(stores: Stores, guarded: Path) -
         await read_guarded(stores, everything, f"{guarded}/a/b/file".removeprefix("/")) == b"plain"
     )
     assert await read_guarded(stores, served, "out") == b"secret"
+
+
+async def test_a_root_may_be_a_link_that_is_turned(stores: Stores, guarded: Path) -> None:
+    """Files are read wherever the link of the root leads at the moment."""
+    (guarded.parent / "new").mkdir()
+    (guarded.parent / "new" / "file").write_bytes(b"new")
+    (guarded / "file").write_bytes(b"old")
+    current = guarded.parent / "current"
+    root = stores.open_root(current.as_uri())
+    for target, data in ((guarded, b"old"), (guarded.parent / "new", b"new")):
+        current.unlink(missing_ok=True)
+        current.symlink_to(target)
+
+        assert await read_guarded(stores, root, "file") == data
+
+
+@pytest.mark.parametrize("follow_links", [False, True])
+async def test_links_that_lead_out_are_listed_where_they_are_followed(
+    stores: Stores, guarded: Path, *, follow_links: bool
+) -> None:
+    """Elsewhere they are left out, and listing below them is denied."""
+    (guarded / "file").symlink_to("../secret")
+    (guarded / "near").symlink_to("a")
+    (guarded / "out").symlink_to("../data-evil")
+    root = stores.open_root(guarded.as_uri(), follow_links=follow_links)
+    names = ["a/b/file", "near/b/file", *(("file", "out/secret") if follow_links else ())]
+
+    assert [each.ref.key async for each in stores.list(root)] == sorted(names)
+    below = stores.list(root.join("out/"))
+    if follow_links:
+        assert (await anext(aiter(below))).ref.key == "out/secret"
+    else:
+        with pytest.raises(StorageDeniedError):
+            await anext(aiter(below))
 
 
 async def test_a_circle_of_links_is_denied(stores: Stores, guarded: Path) -> None:
@@ -411,9 +457,10 @@ async def test_an_unmounted_folder_is_no_absence(stores: Stores, guarded: Path) 
         await anext(aiter(stores.list(stores.open_prefix(guarded.as_uri()))))
 
 
+@pytest.mark.parametrize("is_guarded", [False, True])
 @pytest.mark.parametrize("kind", ["file", "folder"])
 async def test_a_link_that_is_swapped_never_leads_out(
-    stores: Stores, guarded: Path, kind: str
+    stores: Stores, guarded: Path, kind: str, *, is_guarded: bool
 ) -> None:
     """A name that becomes a link while it is opened leads to nothing outside."""
     name, key = ("x", "x/secret") if kind == "folder" else ("secret", "secret")
@@ -430,7 +477,7 @@ async def test_a_link_that_is_swapped_never_leads_out(
             inside.symlink_to(outside)
             inside.unlink()
 
-    root = stores.open_prefix(guarded.as_uri())
+    root = (stores.open_prefix if is_guarded else stores.open_root)(guarded.as_uri())
     swapper = threading.Thread(target=swap)
     swapper.start()
     seen = set[bytes | None]()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -148,6 +148,39 @@ async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
     assert await store.get(ref_of(folder, "link")) is None
     assert isinstance(await store.put(ref_of(folder, "link"), [b"3"], expected=ABSENT), str)
     assert (folder / "far" / "target").read_bytes() == b"3"
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "key"),
+    [
+        ("link", "../secret", "link"),
+        ("link", "../absent", "link"),
+        ("link", "../outside", "link/key"),
+        ("link", "../outside", "link/old"),
+        ("link", "../outside", "link/a/b/key"),
+        ("link", "..", "link/outside"),
+    ],
+)
+async def test_a_write_never_follows_a_link_out_of_the_folder(
+    store: LocalStore, folder: Path, link: str, target: str, key: str
+) -> None:
+    """Neither a file nor a folder is made, replaced or removed beyond such a link."""
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "old").write_bytes(b"old")
+    (folder / link).symlink_to(target)
+    before = sorted(folder.parent.rglob("*"))
+
+    with pytest.raises(StorageDeniedError, match="leads out"):
+        await store.put(ref_of(folder, key), [b"1"], expected=None)
+    with suppress(StorageDeniedError):
+        await store.delete(ref_of(folder, key), expected=None)
+    with pytest.raises(StorageDeniedError, match="leads out"):
+        await store.verify_conditional_writes(ref_of(folder, "link/"))
+
+    assert sorted(folder.parent.rglob("*")) == before
+    assert (outside / "old").read_bytes() == b"old"
+    assert (folder.parent / "secret").read_bytes() == b"secret"
 
 
 async def test_a_key_that_names_no_file_is_refused(store: LocalStore, folder: Path) -> None:

@@ -48,21 +48,24 @@ async def test_a_name_that_would_be_changed_is_not_asked_for(
     assert not faulty.seen
 
 
-async def test_gzip_is_given_as_it_is(azurite: Azurite, fake_gcs: FakeGcs) -> None:
-    """What was stored as gzip is not inflated on the way, and says that it is gzip."""
-    azurite.put("gzip", DATA, is_gzip=True)
-    fake_gcs.put("gzip", DATA, is_gzip=True)
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd"])
+async def test_what_has_a_coding_is_given_as_it_is(
+    azurite: Azurite, fake_gcs: FakeGcs, coding: str
+) -> None:
+    """What was stored with a coding is not inflated on the way, and says its coding."""
+    azurite.put("coded", DATA, coding=coding)
+    fake_gcs.put("coded", DATA, coding=coding)
     google = StoreSettings(endpoint_url=fake_gcs.url, anonymous=True)
     for store, bucket in (
         (CloudStore("az", az_settings(azurite)), "az://bucket"),
         (CloudStore("gs", google), "gs://bucket"),
     ):
-        ref = ObjectRef(bucket, "gzip")
+        ref = ObjectRef(bucket, "coded")
         answer, stat = await found(store, ref, MIDDLE), await store.stat(ref)
 
         assert stat is not None
-        assert (answer.data, answer.is_gzip) == (DATA[1000:201_000], True)
-        assert (stat.size, stat.is_gzip) == (len(DATA), True)
+        assert (answer.data, answer.coding) == (DATA[1000:201_000], coding)
+        assert (stat.size, stat.coding) == (len(DATA), coding)
 
 
 async def test_credentials_count(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:

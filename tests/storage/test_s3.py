@@ -27,11 +27,14 @@ from app.errors import (
 )
 from app.model import ObjectRef
 from app.settings import StoreSettings
+from app.storage.contract import ABSENT
 from app.storage.http1_client import Target
 from app.storage.http_reader import HttpMethod
 from app.storage.s3 import Presigner, S3Store, presign
+from app.storage.s3_client import agree_to_pay
 from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer
+from tests.storage.proxy import Proxy
 from tests.support.seaweedfs import SeaweedFS
 
 REF = ObjectRef("s3+lab://bucket", "key")
@@ -164,7 +167,7 @@ async def test_without_credentials_nothing_is_signed(faulty: FaultyServer) -> No
     async with aclosing(anonymous) as store:
         await found(store, ObjectRef(REF.bucket, "a b+c#d"))
     async with aclosing(S3Store(StoreSettings(endpoint_url=faulty.url), timeout_s=1)) as store:
-        with pytest.raises(StorageDeniedError, match="no credentials"):
+        with pytest.raises(StorageDeniedError, match=r"no credentials .* --anonymous,"):
             await store.get(REF)
 
     assert [seen.query for seen in faulty.seen] == [""]
@@ -191,11 +194,16 @@ async def test_a_wrong_secret_is_denied(seaweedfs: SeaweedFS) -> None:
                 await ask(ObjectRef(f"s3://{seaweedfs.bucket}", "key"))
 
 
+@pytest.mark.parametrize("pays", [False, True])
 @pytest.mark.parametrize("options", ENDPOINTS, ids=["path", "host", "token"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_urls_are_those_of_botocore(method: HttpMethod, options: dict[str, Any]) -> None:
+async def test_urls_are_those_of_botocore(
+    method: HttpMethod, options: dict[str, Any], *, pays: bool
+) -> None:
     """To the letter, if they are made in the same second."""
     async with _client(**options) as client:
+        if pays:
+            client.meta.events.register("before-sign.s3", agree_to_pay)
         signer = await Presigner.of(client, method, "my-bucket")
         assert signer is not None
         credentials = Credentials("AKID", "secret", options.get("aws_session_token"))
@@ -205,6 +213,34 @@ async def test_urls_are_those_of_botocore(method: HttpMethod, options: dict[str,
                 theirs = await presign(client, method, "my-bucket", key)
                 ours = signer.sign(key, credentials)
             assert ours == theirs
+            assert ("x-amz-request-payer=requester&" in ours) is pays
+
+
+async def test_a_requester_agrees_to_pay_for_every_request(seaweedfs: SeaweedFS) -> None:
+    """The agreement is signed, in the query of reads and the headers of all other requests."""
+    agreed: list[bool] = []
+
+    def note(_: str, header: str) -> bool:
+        agreed.append(header == "x-amz-request-payer")
+        return False
+
+    root = ObjectRef(f"s3://{seaweedfs.bucket}", "pays")
+    with Proxy(seaweedfs.endpoint_url).running() as proxy:
+        proxy.hides = note
+        settings = {"endpoint_url": proxy.url, "requester_pays": True}
+        store = S3Store(seaweedfs.settings.model_copy(update=settings))
+        await store.verify_conditional_writes(root)
+        etag = await store.put(root.join("key"), [b"data"], expected=ABSENT)
+        assert isinstance(etag, str)
+        assert (await found(store, root.join("key"))).data == b"data"
+        assert [each.size async for each in store.list(root)] == [4]
+        await store.check_reachable(root)
+        await store.delete(root.join("key"), expected=None)
+        await store.aclose()
+
+    in_query = sum("x-amz-request-payer=requester" in request for request in proxy.seen)
+    assert in_query
+    assert sum(agreed) + in_query == len(proxy.seen)
 
 
 @pytest.mark.parametrize(

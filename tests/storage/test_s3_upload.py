@@ -172,7 +172,7 @@ async def test_the_server_copies_what_stays(large: LargeObject) -> None:
 
 async def test_a_copy_has_the_headers_it_is_given(large: LargeObject) -> None:
     """Content coding and metadata are sent with each rewrite."""
-    headers = ObjectHeaders(is_gzip=True, metadata=(("a", "b"),))
+    headers = ObjectHeaders("br", metadata=(("a", "b"),))
     await large.store.put(large.ref, CHANGES, expected=large.etag, headers=headers)
 
     stat = await large.store.stat(large.ref)

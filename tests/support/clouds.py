@@ -33,10 +33,10 @@ class FakeGcs:
         body = json.dumps({"name": _BUCKET}).encode()
         self._send("POST", "/storage/v1/b?project=test", body, "application/json")
 
-    def put(self, key: str, data: bytes, *, is_gzip: bool = False) -> None:
+    def put(self, key: str, data: bytes, *, coding: str = "") -> None:
         """Store *data*."""
         query = f"uploadType=media&name={quote(key, safe='')}"
-        query += "&contentEncoding=gzip" if is_gzip else ""
+        query += f"&contentEncoding={coding}" if coding else ""
         self._send("POST", f"/upload/storage/v1/b/{_BUCKET}/o?{query}", data)
 
     def delete(self, key: str) -> None:
@@ -67,11 +67,11 @@ class Azurite:
         self._client = client
         self._send("PUT", f"/{_BUCKET}", b"", query="restype=container")
 
-    def put(self, key: str, data: bytes, *, is_gzip: bool = False) -> None:
+    def put(self, key: str, data: bytes, *, coding: str = "") -> None:
         """Store *data*."""
         told = {"x-ms-blob-type": "BlockBlob"}
-        if is_gzip:
-            told["x-ms-blob-content-encoding"] = "gzip"
+        if coding:
+            told["x-ms-blob-content-encoding"] = coding
         self._send("PUT", f"/{_BUCKET}/{quote(key)}", data, told)
 
     def delete(self, key: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from app.datasets import formats as configured_formats
 from app.formats.contract import Format
 from app.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
-from app.resolve.bodies import Body, Coding, Entity
+from app.resolve.bodies import Body, Entity
 from app.resolve.budget import ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers, Dataset
@@ -42,10 +42,10 @@ class Reading:
     dataset: Dataset
 
     async def read(self, key: str, asked: ByteRequest | None = None) -> bytes | None:
-        """Read all bytes of *key*, inflated if they are gzip; see `Resolver.open` for *asked*."""
+        """Read all bytes of *key*, without a coding; see `Resolver.open` for *asked*."""
 
         def choose(entity: Entity) -> All | None:
-            return None if entity.coding is Coding.GZIP else everything(entity)
+            return None if entity.coding else everything(entity)
 
         async with self.resolver.open(self.dataset, VirtualKey(key), choose, asked) as opened:
             return None if opened is None else await gather(opened.body)

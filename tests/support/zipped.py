@@ -1,8 +1,28 @@
-"""Gzip that is the same whenever it is written: tests are named after their data."""
+"""Compressed data that are the same whenever they are written: tests are named after them."""
 
 import gzip
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+import brotli
+import zstandard
 
 
 def zipped(data: bytes) -> bytes:
     """Compress *data*, and put no time in."""
     return gzip.compress(data, mtime=0)
+
+
+ENCODERS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "gzip": zipped,
+    "deflate": zlib.compress,
+    "br": brotli.compress,
+    "zstd": zstandard.compress,
+}
+"""By content coding."""
+
+
+def encoded(coding: str, data: bytes) -> bytes:
+    """Apply the content *coding* to *data*."""
+    return ENCODERS[coding](data)

@@ -41,7 +41,7 @@ from app.formats.neuroglancer_precomputed.survey import (
 )
 from app.formats.reading import DecodeError, Fetch, Versioned
 from app.formats.surveying import Collection, Listing, Survey
-from app.model import MISSING, ByteRange, Gzipped, Location, ObjectRef, Stored, VirtualKey, Whole
+from app.model import MISSING, ByteRange, Coded, Location, ObjectRef, Stored, VirtualKey, Whole
 
 MARKER: Final = VirtualKey("info")
 _PAGE: Final = 1001
@@ -83,7 +83,7 @@ class PrecomputedLayout(Layout):
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate a chunk by its name in the unsharded container; serve other objects whole."""
         if key == MARKER:
-            return show(self.info)
+            return show(self.directory.join(MARKER), self.info)
         path, _, name = key.rpartition("/")
         parts = self.info.value.parts_at.get(path, ())
         for part in parts:
@@ -107,7 +107,7 @@ class PrecomputedLayout(Layout):
             return MISSING
         if part.kind is Kind.FRAGMENTS:
             return await reader.locate_fragments(minishard, chunk)
-        return Gzipped(chunk) if part.sharding.data_encoding == "gzip" else chunk
+        return _coded(part, chunk)
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
         """Find where *key* is written; shards themselves cannot be, as chunks would be lost."""
@@ -191,6 +191,10 @@ class PrecomputedLayout(Layout):
         return PrecomputedShards(self.directory, part, self.options.decoded_nbytes)
 
 
+def _coded(part: ShardedPart, place: Stored) -> Stored | Coded:
+    return Coded(place, "gzip") if part.sharding.data_encoding == "gzip" else place
+
+
 @dataclass(frozen=True, slots=True)
 class VolumeWalk:
     """Walks the stored chunks of a volume; without a hash a shard holds a box of the grid."""
@@ -259,9 +263,7 @@ class IdWalk:
             yield lead + text
         name = text + part.names.suffix if isinstance(part.names, IdNames) else text
         if self._owner(name) is part.kind:
-            yield Item(
-                lead + name, Gzipped(place) if part.sharding.data_encoding == "gzip" else place
-            )
+            yield Item(lead + name, _coded(part, place))
 
     def _owner(self, name: str) -> Kind | None:
         for part in self.parts:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import BadBodyError, ConflictError, DamagedError
-from app.formats.compression import deflate, inflate
+from app.formats.compression import decode_content, deflate
 from app.formats.contract import Entry, NewShard
 from app.formats.neuroglancer_precomputed.index import MinishardPlaces, encode_minishard
 from app.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
@@ -36,12 +36,12 @@ class ChunkRewriter:
     def ref(self) -> ObjectRef:
         return self.shard.ref
 
-    def encode(self, entry: Entry, body: bytes, *, is_gzip: bool) -> bytes:
+    def encode(self, entry: Entry, body: bytes, *, coding: str) -> bytes:
         """Check a chunk, and compress it where the shard has gzip, unless it came so."""
         plain = body
-        if is_gzip:
+        if coding:
             try:
-                plain = inflate(body, self.shard.most_nbytes)
+                plain = decode_content(coding, body, self.shard.most_nbytes)
             except DecodeError as error:
                 raise BadBodyError(f"the body: {error}") from error
         if not plain:
@@ -53,7 +53,7 @@ class ChunkRewriter:
                 raise BadBodyError(f"{len(plain)} bytes of a chunk that has {nbytes}")
         if self.shard.part.sharding.data_encoding == "raw":
             return plain
-        return body if is_gzip else deflate(plain)
+        return body if coding == "gzip" else deflate(plain)
 
     async def open(self, _: Collection[Entry], fetch: Fetch) -> ShardTables | None:
         """Read all indexes; their entries are checked by `plan`. Raises: `DamagedError`,

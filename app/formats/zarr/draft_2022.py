@@ -301,7 +301,7 @@ class HierarchyLayout(Layout):
             return Whole(self.directory.join(key))
         if (document := self._read(key)) is not None:
             found = await fetch(document)
-            return MISSING if found is None else show(found)
+            return MISSING if found is None else show(document.ref, found)
         array = await self._array_of(key, fetch)
         return await locate_chunk(self.directory, array, key, fetch, self.limits)
 

@@ -71,7 +71,7 @@ class ZarrLayout(Layout):
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate an inner chunk by its key in the unsharded array; serve other objects whole."""
         if key == MARKER:
-            return show(self.node)
+            return show(self.directory.join(MARKER), self.node)
         return await locate_chunk(self.directory, self.node.value.array, key, fetch, self.limits)
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:

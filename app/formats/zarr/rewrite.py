@@ -108,8 +108,8 @@ class ZarrRewriter:
     """Of the index, then of the indexes of the shards inside."""
     chunk: ChunkForm
 
-    def encode(self, _: Entry, body: bytes, *, is_gzip: bool) -> bytes:
-        if is_gzip:
+    def encode(self, _: Entry, body: bytes, *, coding: str) -> bytes:
+        if coding:
             raise UnknownCodingError("inner chunks have no content coding, only codecs")
         if (fault := self.chunk.fault(body)) is not None:
             raise BadBodyError(fault)

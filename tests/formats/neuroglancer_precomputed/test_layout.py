@@ -8,7 +8,7 @@ import pytest
 import tensorstore as ts
 
 from app.errors import VersionChangedError
-from app.model import Gzipped, Inline, Stored, VirtualKey, Whole
+from app.model import Coded, Inline, Stored, VirtualKey, Whole
 from tests.formats.case import Container
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
@@ -191,7 +191,7 @@ async def test_fragments_of_gzip_manifests_are_stored_as_they_are() -> None:
     empty = Container({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
 
     assert isinstance(await case.locate("2"), Stored)
-    assert isinstance(await case.locate("2.index"), Gzipped)
+    assert isinstance(await case.locate("2.index"), Coded)
     assert await case.read("2.index") == encode_manifest([[2], [7]])
     assert [await empty.read(key) for key in ("2", "3")] == [b"", None]
 

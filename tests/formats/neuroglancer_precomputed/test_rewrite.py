@@ -304,10 +304,10 @@ async def test_chunks_of_voxels_have_one_size(
         shard, entry = await container(info).slot(key)
         for wrong in (nbytes - 1, nbytes + 1, 0):
             with pytest.raises(BadBodyError, match=str(nbytes) if wrong else "empty"):
-                shard.encode(entry, bytes(wrong), is_gzip=False)
+                shard.encode(entry, bytes(wrong), coding="")
             with pytest.raises(BadBodyError):
-                shard.encode(entry, zipped(bytes(wrong)), is_gzip=True)
-        assert shard.encode(entry, bytes(nbytes), is_gzip=False)
+                shard.encode(entry, zipped(bytes(wrong)), coding="gzip")
+        assert shard.encode(entry, bytes(nbytes), coding="")
 
 
 @pytest.mark.parametrize(
@@ -317,9 +317,9 @@ async def test_encoded_chunks_have_any_size_but_none(members: Any) -> None:
     """Only their decoders know it."""
     shard, entry = await container(volume_info(RAW_SHARDING, **members)).slot(next(iter(IDS)))
 
-    assert shard.encode(entry, b"x", is_gzip=False) == b"x"
+    assert shard.encode(entry, b"x", coding="") == b"x"
     with pytest.raises(BadBodyError):
-        shard.encode(entry, b"", is_gzip=False)
+        shard.encode(entry, b"", coding="")
 
 
 async def test_gzip_is_stored_as_it_came() -> None:
@@ -327,15 +327,15 @@ async def test_gzip_is_stored_as_it_came() -> None:
     shard, entry = await container(skeleton_info(GZIP_DATA)).slot("7")
     plain, other = await container(skeleton_info(RAW_SHARDING)).slot("7")
     body = b"a skeleton " * 100
-    stored = shard.encode(entry, body, is_gzip=False)
+    stored = shard.encode(entry, body, coding="")
 
-    assert shard.encode(entry, zipped(body), is_gzip=True) == zipped(body)
+    assert shard.encode(entry, zipped(body), coding="gzip") == zipped(body)
     assert len(stored) < len(body)
-    assert stored == shard.encode(entry, body, is_gzip=False)
+    assert stored == shard.encode(entry, body, coding="")
     assert stored[4:8] == bytes(4)
-    assert shard.encode(entry, stored, is_gzip=True) == stored
-    assert plain.encode(other, zipped(body), is_gzip=True) == body
-    assert plain.encode(other, zipped(body), is_gzip=False) == zipped(body)
+    assert shard.encode(entry, stored, coding="gzip") == stored
+    assert plain.encode(other, zipped(body), coding="gzip") == body
+    assert plain.encode(other, zipped(body), coding="") == zipped(body)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
     shard, entry = await container(skeleton_info(sharding)).slot("7")
 
     with pytest.raises(BadBodyError):
-        shard.encode(entry, body, is_gzip=True)
+        shard.encode(entry, body, coding="gzip")
 
 
 def spelled(info: object) -> dict[str, bytes]:

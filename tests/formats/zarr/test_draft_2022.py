@@ -248,11 +248,11 @@ async def test_the_length_of_a_chunk_is_checked_where_it_is_known(
     objects = {**build({}), "meta/root.array.json": encode(metadata)}
     shard, entry = await Container(objects).slot("data/root/c3")
 
-    assert shard.encode(entry, bytes(nbytes or 5), is_gzip=False) == bytes(nbytes or 5)
+    assert shard.encode(entry, bytes(nbytes or 5), coding="") == bytes(nbytes or 5)
     with pytest.raises(BadBodyError):
-        shard.encode(entry, bytes(nbytes + 1 if nbytes else 0), is_gzip=False)
+        shard.encode(entry, bytes(nbytes + 1 if nbytes else 0), coding="")
     with pytest.raises(UnknownCodingError):
-        shard.encode(entry, bytes(nbytes or 5), is_gzip=True)
+        shard.encode(entry, bytes(nbytes or 5), coding="gzip")
 
 
 def _paths(found: Sequence[Collection | DamagedError]) -> list[str]:

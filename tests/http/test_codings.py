@@ -1,0 +1,183 @@
+"""Objects with a content coding: sent so to clients that accept it and to clients of S3."""
+
+import hashlib
+import json
+import re
+from collections.abc import Generator
+from typing import Any, Final
+
+import httpx
+import pytest
+from pydantic import ByteSize
+
+from app.settings import DatasetSettings, LimitSettings, Settings
+from tests.formats.zarr.building import build, chunk_bytes
+from tests.http.test_gzip import Got, ask
+from tests.support.serving import client_of
+from tests.support.zipped import ENCODERS, encoded
+
+PLAIN: Final = b"chunk of a volume " * 500
+MOST: Final = 2**16
+S3: Final = {"authorization": "AWS4-HMAC-SHA256 any"}
+CODINGS: Final = list(ENCODERS)
+
+
+@pytest.fixture(scope="module")
+def client() -> Generator[httpx.Client]:
+    """Serve one bucket as it is stored, and as arrays."""
+    root = "memory://codings"
+    datasets = {
+        "raw": DatasetSettings(url=root, view="raw", writable=True),
+        "em": DatasetSettings(url=root, writable=True),
+    }
+    limits = LimitSettings(decoded_bytes=ByteSize(MOST))
+    with client_of(Settings(datasets=datasets, limits=limits)) as opened:
+        yield opened
+
+
+def store(client: httpx.Client, key: str, coding: str, data: bytes) -> str:
+    """Store *data* with a coding, and return the ETag in quotes that S3 gives it."""
+    headers = {"content-encoding": coding}
+    assert client.put(f"/raw/{key}", content=data, headers=headers).status_code == 200
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+def shown(got: Got) -> tuple[int, bytes, str | None, str | None]:
+    """Return what identifies a form: status, body, coding, ETag."""
+    return got.status, got.body, got.headers.get("content-encoding"), got.headers.get("etag")
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_client_that_accepts_a_coding_gets_the_stored_bytes(
+    client: httpx.Client, coding: str
+) -> None:
+    """Other clients, and HEAD and ranges of all, get the inflated bytes under another ETag."""
+    data = encoded(coding, PLAIN)
+    etag = store(client, coding, coding, data)
+    inflated = f'{etag[:-1]}-identity"'
+    path, accepting = f"/em/{coding}", {"accept_encoding": f"identity;q=0.5, {coding}"}
+    stored, other = ask(client, path, **accepting), ask(client, path, accept_encoding="identity")
+    head, part = ask(client, path, "HEAD", **accepting), ask(client, path, range="bytes=2-9")
+
+    assert shown(stored) == (200, data, coding, etag)
+    assert shown(other) == (200, PLAIN, None, inflated)
+    assert shown(head) == (200, b"", None, inflated)
+    assert shown(part) == (206, PLAIN[2:10], None, inflated)
+    assert head.headers["content-length"] == str(len(PLAIN))
+    assert {each.headers["vary"] for each in (stored, other, head, part)} == {"Accept-Encoding"}
+    assert ask(client, path, if_none_match=etag, **accepting).status == 304
+    assert ask(client, path, if_none_match=inflated).status == 304
+    assert ask(client, path, if_none_match=etag).status == 200
+
+
+@pytest.mark.parametrize("coding", [*CODINGS, "compress", "gzip, br"])
+def test_a_client_of_s3_gets_the_stored_bytes(client: httpx.Client, coding: str) -> None:
+    """Size, ETag and ranges are those of the listing, whatever the client accepts."""
+    key, data = f"s3/{coding}", encoded(coding, PLAIN) if coding in CODINGS else b"any bytes"
+    etag = store(client, key, coding, data)
+    got, head, part = (
+        ask(client, f"/em/{key}", method, accept_encoding="identity", **S3, **more)
+        for method, more in (("GET", {}), ("HEAD", {}), ("GET", {"range": "bytes=1-4"}))
+    )
+    listing = client.get("/em?list-type=2", params={"prefix": key}).text
+
+    assert shown(got) == (200, data, coding, etag)
+    assert shown(head) == (200, b"", coding, etag)
+    assert shown(part) == (206, data[1:5], coding, etag)
+    assert head.headers["content-length"] == str(len(data))
+    assert part.headers["content-range"] == f"bytes 1-4/{len(data)}"
+    assert re.findall(r"<Size>(\d+)", listing) == [str(len(data))]
+    assert etag[1:-1] in listing
+    assert "Authorization" in got.headers["vary"]
+
+
+@pytest.mark.parametrize("coding", ["compress", "gzip, br"])
+def test_a_coding_that_cannot_be_removed_is_named(client: httpx.Client, coding: str) -> None:
+    """A client that does not accept it is answered 406, and the answer tells the coding."""
+    etag = store(client, "unknown", coding, b"any bytes")
+    accepted = ask(client, "/em/unknown", accept_encoding=coding, range="bytes=2-3")
+    refused = ask(client, "/em/unknown", accept_encoding="gzip")
+
+    assert shown(accepted) == (200, b"any bytes", coding, etag)
+    assert (refused.status, refused.headers["vary"]) == (406, "Accept-Encoding")
+    assert f"Content-Encoding: {coding}" in json.loads(refused.body)["detail"]
+    assert ask(client, "/em/unknown", "HEAD").status == 406
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("bad", ["junk", "cut", "bomb"])
+def test_what_does_not_inflate_is_refused(client: httpx.Client, coding: str, bad: str) -> None:
+    """A body that is not what its coding says is stored neither as an object nor inflated."""
+    body = {
+        "junk": b"what was never compressed",
+        "cut": encoded(coding, PLAIN)[:-1],
+        "bomb": encoded(coding, bytes(MOST + 1)),
+    }[bad]
+    answer = client.put("/em/bad", content=body, headers={"content-encoding": coding})
+
+    assert answer.status_code == 400
+    assert client.get("/em/bad").status_code == 404
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_metadata_with_a_coding_are_understood(client: httpx.Client, coding: str) -> None:
+    """A document that is not rewritten has the same forms as any other object."""
+    for key, data in build({"c/0/0": chunk_bytes(1)}).items():
+        folder = f"docs/{coding}/array/{key}"
+        if key == "zarr.json":
+            store(client, folder, coding, encoded(coding, data))
+        else:
+            client.put(f"/raw/{folder}", content=data)
+    group = json.dumps({"zarr_format": 3, "node_type": "group"}).encode()
+    etag = store(client, f"docs/{coding}/zarr.json", coding, encoded(coding, group))
+    path = f"/em/docs/{coding}"
+
+    assert client.get(f"{path}/array/c/0/0").content == chunk_bytes(1)
+    assert "sharding" not in client.get(f"{path}/array/zarr.json").text
+    assert shown(ask(client, f"{path}/zarr.json"))[1:3] == (group, None)
+    stored = (200, encoded(coding, group), coding, etag)
+    assert shown(ask(client, f"{path}/zarr.json", accept_encoding=coding)) == stored
+    assert shown(ask(client, f"{path}/zarr.json", **S3)) == stored
+
+
+def _copy(client: httpx.Client, source: str, key: str, **headers: str) -> None:
+    told = {"x-amz-copy-source": f"em/{source}", **S3}
+    told |= {name.replace("_", "-"): value for name, value in headers.items()}
+    assert client.put(f"/em/{key}", headers=told).status_code == 200
+
+
+def _upload_copy(client: httpx.Client, source: str, key: str, coding: str) -> None:
+    begun = client.post(f"/em/{key}?uploads", headers={"content-encoding": coding, **S3})
+    upload = re.findall("<UploadId>(.*)</UploadId>", begun.text)[0]
+    told = {"x-amz-copy-source": f"em/{source}", **S3}
+    part = client.put(f"/em/{key}?partNumber=1&uploadId={upload}", headers=told)
+    etag = re.findall("<ETag>(.*)</ETag>", part.text)[0]
+    named = f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>"
+    body = f"<CompleteMultipartUpload>{named}</CompleteMultipartUpload>"
+    done = client.post(f"/em/{key}?uploadId={upload}", content=body, headers=S3)
+    assert done.status_code == 200
+
+
+@pytest.mark.parametrize("coding", [*CODINGS, "compress"])
+def test_copies_keep_the_coding(client: httpx.Client, coding: str) -> None:
+    """CopyObject, with either directive, and UploadPartCopy copy the stored bytes."""
+    data = encoded(coding, PLAIN) if coding in CODINGS else b"any bytes"
+    etag = store(client, f"from/{coding}", coding, data)
+    replacing: dict[str, Any] = {"x_amz_metadata_directive": "REPLACE", "x_amz_meta_a": "b"}
+    _copy(client, f"from/{coding}", f"to/{coding}")
+    _copy(client, f"from/{coding}", f"replaced/{coding}", **replacing)
+    _upload_copy(client, f"from/{coding}", f"parts/{coding}", coding)
+
+    for folder in ("to", "replaced", "parts"):
+        got = ask(client, f"/em/{folder}/{coding}", **S3)
+        assert shown(got) == (200, data, coding, etag)
+
+
+def test_a_copy_may_name_the_coding(client: httpx.Client) -> None:
+    """A copy onto itself with REPLACE mends the coding of an object."""
+    data = encoded("br", PLAIN)
+    assert client.put("/em/unnamed", content=data).status_code == 200
+    replacing = {"x_amz_metadata_directive": "REPLACE", "content_encoding": "br"}
+    _copy(client, "unnamed", "unnamed", **replacing)
+
+    assert client.get("/em/unnamed", headers={"accept-encoding": "identity"}).content == PLAIN

@@ -1,0 +1,72 @@
+"""Datasets of the configuration and of the command line."""
+
+import pytest
+
+from app.datasets import RootOptions, exposures
+from app.settings import Settings, load
+
+CALLERS = {name: {"token_sha256": [digit * 64]} for name, digit in (("ana", "0"), ("bob", "1"))}
+
+
+def settings_of(**datasets: dict[str, object]) -> Settings:
+    """Return the settings with *datasets* and two stores."""
+    stores = {"one": {"endpoint_url": "http://127.0.0.1:1"}, "other": {"anonymous": True}}
+    return Settings.model_validate({"callers": CALLERS, "stores": stores, "datasets": datasets})
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        ({"url": "s3://b/a/c", "read": ["ana"]}, {"url": "s3://b/a"}),
+        ({"url": "s3://b/a", "read": ["ana"]}, {"url": "s3://b/a"}),
+        ({"url": "s3://b/a", "read": ["ana"]}, {"url": "s3://b", "read": ["ana", "bob"]}),
+        ({"url": "s3://b/a", "read": ["ana"]}, {"url": "s3://b", "store": "other"}),
+        ({"url": "/a/./b", "read": ["ana"]}, {"url": "file:///a"}),
+        ({"url": "https://a.example/b%20c/d", "read": ["ana"]}, {"url": "https://a.example/b c"}),
+    ],
+)
+def test_a_dataset_within_another_that_more_may_read_is_named(
+    inner: dict[str, object], outer: dict[str, object]
+) -> None:
+    """The warning names both datasets and their URLs."""
+    settings = settings_of(inner=inner, outer=outer)
+    (warning,) = exposures(settings)
+
+    for name, dataset in settings.datasets.items():
+        assert f"datasets.{name}" in warning
+        assert dataset.url in warning
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        ({"url": "s3://b/a"}, {"url": "s3://b"}),
+        ({"url": "s3://b/a", "read": ["ana", "bob"]}, {"url": "s3://b", "read": ["ana"]}),
+        ({"url": "s3://b/ab", "read": ["ana"]}, {"url": "s3://b/a"}),
+        ({"url": "s3://b", "read": ["ana"]}, {"url": "s3://b/a"}),
+        ({"url": "s3://b/a", "read": ["ana"], "store": "one"}, {"url": "s3://b"}),
+        ({"url": "gs://b/a", "read": ["ana"]}, {"url": "s3://b"}),
+    ],
+)
+def test_datasets_that_expose_nothing_are_not_named(
+    inner: dict[str, object], outer: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Datasets apart, around, of another server, or with fewer readers are no trap."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+
+    assert list(exposures(settings_of(inner=inner, outer=outer))) == []
+
+
+def test_options_reach_every_root_and_prefix() -> None:
+    """`--anonymous` is for buckets, also of allowed references, and not for folders."""
+    options = RootOptions(("s3://b/p", "/v"), anonymous=True)
+    settings = load(None, {}, options.tables({"bucket": "s3://x", "folder": "/y"}))
+
+    assert settings.stores["anonymous"].anonymous
+    assert {name: each.store for name, each in settings.datasets.items()} == {
+        "bucket": "anonymous",
+        "folder": None,
+    }
+    for dataset in settings.datasets.values():
+        prefixes = [(prefix.url, prefix.store) for prefix in dataset.virtual_chunk_prefixes]
+        assert prefixes == [("s3://b/p", "anonymous"), ("file:///v", None)]

@@ -199,8 +199,8 @@ class LocalStore:
 
     Only data that is certainly in the page cache is read without a thread. Writes and reads have
     separate threads. Links lead out of a folder only if its bucket is called ``links+file://…``.
-    Where there is no file ``name``, the file ``name.gz`` is the object, coded, as in cloud-volume;
-    virtual references name files as they are.
+    Where there is no file ``name``, ``name.gz``, ``.br`` or ``.zstd`` is the object, coded, as
+    cloud-volume writes it; virtual references name files as they are.
     """
 
     def __init__(self, *, open_file: OpenFile = open_file) -> None:
@@ -362,7 +362,7 @@ class LocalStore:
             return Stat(status.st_size, file_version(status), coding, modified_s)
 
     @contextmanager
-    def _opened(self, ref: ObjectRef) -> Iterator[tuple[int, os.stat_result, bool] | None]:
+    def _opened(self, ref: ObjectRef) -> Iterator[tuple[int, os.stat_result, str] | None]:
         """Open the file of *ref*, or the coded one in its place; yield its status and coding."""
         fd, ending = None, ""
         with translated(ref):
@@ -378,7 +378,7 @@ class LocalStore:
                 return
             try:
                 status = os.fstat(fd)
-                coding = CODED.get(ending, False)
+                coding = CODED.get(ending, "")
                 yield (fd, status, coding) if stat.S_ISREG(status.st_mode) else None
             finally:
                 os.close(fd)

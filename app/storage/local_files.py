@@ -27,7 +27,7 @@ _IN_THE_WAY: Final = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST
 
 FOLLOWING: Final = "links+"
 """Prefix of the buckets of folders whose links may lead out of them."""
-CODED: Final = {".gz": True}
+CODED: Final = {".gz": "gzip", ".br": "br", ".zstd": "zstd"}
 """Endings that cloud-volume gives to the names of files that it compresses, and their codings."""
 LEADS_OUT: Final = "a link leads out of the folder, which follow_links = true would allow"
 

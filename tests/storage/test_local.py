@@ -224,6 +224,42 @@ async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: 
                 pass
 
 
+@pytest.mark.parametrize(("ending", "coding"), [("gz", "gzip"), ("br", "br"), ("zstd", "zstd")])
+async def test_a_coded_file_is_read_by_its_plain_name(
+    stores: Stores, folder: Path, ending: str, coding: str
+) -> None:
+    """It has its coding, unless it is asked for by its whole name, or there is a plain file."""
+    (folder / f"0-64.{ending}").write_bytes(b"coded")
+    root = stores.open_root(folder.as_uri())
+    ref = root.join("0-64")
+    stat, answer = await stores.stat(ref), await found(stores, ref)
+
+    assert stat is not None
+    assert (stat.size, stat.coding, stat.etag) == (5, coding, answer.etag)
+    for _ in range(2):  # from a warm file too
+        part = await found(stores, ref, ByteRange(1, 3), if_match=answer.etag)
+        assert (part.data, part.coding) == (b"od", coding)
+    assert (await found(stores, root.join(f"0-64.{ending}"))).coding == ""
+    assert await stores.get(stores.open_prefix(folder.as_uri()).join("0-64")) is None
+    (folder / "0-64").write_bytes(b"plain")
+    assert (await found(stores, ref)).data == b"plain"
+
+
+async def test_coded_chunks_are_listed_by_their_plain_names(
+    store: LocalStore, folder: Path
+) -> None:
+    """Files with a plain one beside them, and names with a dot, are listed as they are."""
+    for name in ("1.gz", "1.br", "2", "2.gz", "3.zstd", "brain.nii.gz", ".gz", "4.xz"):
+        (folder / name).touch()
+    (folder / "out.gz").symlink_to("../secret")
+
+    listed = [each.ref.key async for each in store.list(ObjectRef(folder.as_uri(), ""))]
+    begun = [each.ref.key async for each in store.list(ObjectRef(folder.as_uri(), "1."))]
+
+    assert listed == [".gz", "1", "1.br", "2", "2.gz", "3", "4.xz", "brain.nii.gz"]
+    assert begun == ["1.br"]
+
+
 DATA = bytes(range(256)) * 4
 MTIME_NS = 1_700_000_000_123_456_789
 

@@ -183,6 +183,21 @@ async def test_a_write_never_follows_a_link_out_of_the_folder(
     assert (folder.parent / "secret").read_bytes() == b"secret"
 
 
+async def test_a_coded_file_is_not_replaced(store: LocalStore, folder: Path) -> None:
+    """A plain file would hide it, and its removal would bring it back: both conflict."""
+    (folder / "0-64.gz").write_bytes(b"coded")
+    stat = await store.stat(ref_of(folder, "0-64"))
+    assert stat is not None
+    for expected in (None, ABSENT, stat.etag):
+        with pytest.raises(ConflictError, match=r"\.gz"):
+            await store.put(ref_of(folder, "0-64"), [b"1"], expected=expected)
+    with pytest.raises(ConflictError, match=r"\.gz"):
+        await store.delete(ref_of(folder, "0-64"), expected=stat.etag)
+    await put(store, ref_of(folder, "0-64.gz"), b"new")
+
+    assert os.listdir(folder) == ["0-64.gz"]  # noqa: PTH208
+
+
 async def test_a_key_that_names_no_file_is_refused(store: LocalStore, folder: Path) -> None:
     """The error is one of the request."""
     long = "n" * 256

@@ -13,6 +13,7 @@ from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException, SkeletonDecodeError
 from neuroglancer.read_precomputed_annotations import AnnotationReader
 
+from app.settings import DatasetSettings, Settings
 from tests.clients.precomputed.cases import BY_NAME, FURTHER, VALUES
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import (
@@ -36,6 +37,7 @@ from tests.clients.precomputed.volumes import (
 )
 from tests.clients.services import ask, from_each_store
 from tests.clients.writing import same
+from tests.support.serving import serving
 
 
 def test_chunks_are_the_files_of_the_twin(
@@ -53,6 +55,22 @@ def test_chunks_are_the_files_of_the_twin(
             assert "content-encoding" not in answer.headers
             assert answer.status_code == expected[0], name
             assert expected[1] in {None, answer.content}, name
+
+
+@pytest.mark.parametrize("compress", ["gzip", "br", "zstd"])
+def test_a_folder_that_cloudvolume_compressed_is_read(tmp_path: Path, compress: str) -> None:
+    """The chunks, whose files have the ending of their coding, are read by their plain names."""
+    values = np.arange(70 * 64 * 2, dtype="u2").reshape(70, 64, 2, 1)
+    info = CloudVolume.create_new_info(
+        1, "image", "uint16", "raw", (1, 1, 1), (0, 0, 0), (70, 64, 2), chunk_size=(64, 64, 2)
+    )
+    volume = CloudVolume(f"precomputed://{tmp_path.as_uri()}", info=info, compress=compress)
+    volume.commit_info()
+    volume[:] = values
+    assert not (tmp_path / "1_1_1/0-64_0-64_0-2").exists()
+
+    with serving(Settings(datasets={"em": DatasetSettings(url=tmp_path.as_uri())})) as url:
+        np.testing.assert_array_equal(CloudVolume(f"precomputed://{url}/em")[:], values)
 
 
 def _files(folder: Path) -> list[Path]:

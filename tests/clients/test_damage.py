@@ -91,7 +91,7 @@ READERS: Final[dict[str, tuple[Callable[[str], Any], int, str]]] = {
     "zarr fsspec": (lambda url: over_fsspec(f"{url}/array")[...], 1, "424"),
     "zarr obstore": (lambda url: over_obstore_http(f"{url}/array")[...], 1, _REASON),
     "zarr obstore s3": (
-        lambda url: zarr.open(over_obstore(url, "", "array"), mode="r")[...], 1, _REASON,
+        lambda url: zarr.open_array(over_obstore(url, "", "array"), mode="r")[...], 1, _REASON,
     ),
     "s3fs": (
         lambda url: s3fs.S3FileSystem(**s3fs_options(url)).cat_file("array/c/0"), 1, "424",

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -33,9 +33,9 @@ from app.http.write import BodyLimits, WritePlane
 from app.observability.logging import log_loop_exception, open_access_log
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
-from app.resolve.budget import ByteBudget
+from app.resolve.budget import BucketBudgets, ByteBudget
 from app.resolve.chunks import ChunkReader
-from app.resolve.containers import Containers
+from app.resolve.containers import Containers, Dataset
 from app.resolve.icechunk.commit import Committer
 from app.resolve.icechunk.repo_swap import RepoSwaps
 from app.resolve.icechunk.sessions import KeyHandlers, KeyRouter, Sessions
@@ -56,12 +56,13 @@ class Shared(NamedTuple):
     settings: Settings
     metrics: Metrics
     stores: Stores
+    datasets: Mapping[str, Dataset]
     fetch: ReadCache
     chunks: ChunkReader
-    budget: ByteBudget
-    """For request and response bodies in flight."""
+    responses: BucketBudgets
+    """For response bodies in flight, by the bucket that they come from."""
     bodies: ByteBudget
-    """The share of request bodies."""
+    """For request bodies in flight."""
     rewriting: ByteBudget
     """For shards that are rewritten."""
     sessions: Sessions
@@ -91,7 +92,7 @@ def create_app(
             await tracing.aclose()
 
     cors = Cors(settings.server.cors_origins)
-    datasets = Datasets(open_datasets(shared.stores, settings), settings.server.metrics)
+    datasets = Datasets(shared.datasets, settings.server.metrics)
     tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
     hosts = Hosts(settings.server.host, settings.server.hosts)
     authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
@@ -121,6 +122,7 @@ def _build_limiter(settings: Settings) -> ConcurrencyLimiter:
         most=limits.requests,
         most_per_client=limits.client_requests,
         longest_s=limits.answer_s,
+        several_datasets=len(settings.datasets) > 1,
         proxies=settings.server.trusted_proxies,
     )
 
@@ -139,19 +141,22 @@ def _share(
     )
     fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
     metrics.caches.watch("index", fetch.cache, fetch.counters)
+    datasets = open_datasets(stores, settings)
     budget = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
+    responses = BucketBudgets(budget, [each.root.bucket for each in datasets.values()])
     shared = Shared(
         settings,
         metrics,
         stores,
+        datasets,
         fetch,
-        _chunk_reader(stores, budget, limits, settings.cache.chunk_bytes, metrics),
-        budget=budget,
+        _chunk_reader(stores, responses, limits, settings.cache.chunk_bytes, metrics),
+        responses=responses,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         rewriting=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
         sessions=Sessions(stores, fetch, on_event=metrics.on_session),
     )
-    metrics.caches.watch_budget("bodies", shared.budget)
+    metrics.caches.watch_budget("bodies", budget)
     metrics.caches.watch_budget("rewrites", shared.rewriting)
     return shared
 
@@ -173,7 +178,7 @@ def _open_router(shared: Shared) -> tuple[KeyRouter, Sequence[Rewrites]]:
     plain, rewrites = _open_handlers(shared, shared.stores, shared.fetch, shared.chunks)
     fetch = ReadCache(sessions.stores, shared.fetch.cache, ttl_s=0, is_shared=False)
     shared.metrics.caches.watch("index", fetch.cache, fetch.counters)
-    chunks = _chunk_reader(sessions.stores, shared.budget, limits, 0, shared.metrics)
+    chunks = _chunk_reader(sessions.stores, shared.responses, limits, 0, shared.metrics)
     of_sessions, more = _open_handlers(shared, sessions.stores, fetch, chunks)
     containers = Containers(session_formats(limits))
     return KeyRouter(plain, of_sessions, sessions, containers, shared.fetch), (rewrites, more)
@@ -187,7 +192,7 @@ def _open_handlers(
         stores,
         fetch,
         chunks,
-        shared.budget,
+        shared.responses,
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
@@ -201,14 +206,14 @@ def _open_handlers(
 
 def _chunk_reader(
     stores: ObjectReader,
-    bodies: ByteBudget,
+    budgets: BucketBudgets,
     limits: LimitSettings,
     max_bytes: int,
     metrics: Metrics,
 ) -> ChunkReader:
     chunks = ChunkReader(
         stores,
-        bodies,
+        budgets,
         max_bytes=max_bytes,
         max_gap_bytes=limits.coalesce_gap_bytes,
         max_span_bytes=limits.stream_bytes,

@@ -78,7 +78,7 @@ class Gateway:
         begun = self._data.begin(raw_path, headers, now, segment)
         if begun is None or isinstance(begun, ImmediateResponse):
             return begun
-        permit = self._limiter.read_permit()
+        permit = self._limiter.read_permit(raw_path)
         return None if permit is None else partial(self._read, headers, begun, permit)
 
     async def _read(

@@ -1,13 +1,13 @@
-"""Limits on concurrent requests, in all and of each client, and on the wait for a response."""
+"""Limits on concurrent requests, in all and of each kind, and on the wait for a response."""
 
 from collections import Counter
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, Self
 
-from app.concurrency import Deadline, Deadlines
+from app.concurrency import Deadline, Deadlines, largest_share
 from app.errors import BusyError, OverdueError, TooManyRequestsError
-from app.http.paths import Scope
+from app.http.paths import Scope, dataset_in
 from app.http.responses import Exchange, RequestHeaders, combine_headers
 
 type Networks = Sequence[IPv4Network | IPv6Network]
@@ -71,17 +71,29 @@ def _network_of(client: str) -> str:
 class ConcurrencyLimiter:
     """Admits *most* requests at a time, and *most_per_client* of each client unless that is 0.
 
-    A read whose response has not begun after *longest_s* is cancelled.
+    Three quarters of *most* may be writes, which wait for their clients, or requests of one of
+    *several_datasets*, which wait for its store. A read whose response has not begun after
+    *longest_s* is cancelled.
     """
 
     def __init__(
-        self, *, most: int, most_per_client: int, longest_s: float, proxies: Networks
+        self,
+        *,
+        most: int,
+        most_per_client: int,
+        longest_s: float,
+        proxies: Networks,
+        several_datasets: bool,
     ) -> None:
         self.most = most
+        self.most_writes = largest_share(most)
+        self.most_per_dataset = largest_share(most) if several_datasets else most
         self.most_per_client = most_per_client
         self.deadlines = Deadlines(longest_s)
         self._proxies = proxies
         self.running = 0
+        self.writing = 0
+        self.by_dataset: Counter[str] = Counter()
         self.by_client: Counter[str] = Counter()
 
     def permit(self, scope: Scope) -> "Permit":
@@ -90,13 +102,17 @@ class ConcurrencyLimiter:
         if self.most_per_client and scope["client"] is not None:
             headers = combine_headers(scope["headers"])
             client = client_of(scope["client"][0], headers, self._proxies)
-        return Permit(self, client, is_read=scope["method"] in _READS)
+        dataset = dataset_in(scope["path"])
+        return Permit(self, client, dataset, is_read=scope["method"] in _READS)
 
-    def read_permit(self) -> "Permit | None":
-        """Return a permit of a read; `None` if none is free, or if the client matters."""
-        if self.most_per_client or self.running >= self.most:
+    def read_permit(self, raw_path: bytes) -> "Permit | None":
+        """Return a permit of a read; `None` if none is free, or client or spelling matter."""
+        dataset = raw_path[1:].partition(b"/")[0].decode("latin-1")
+        if self.most_per_client or self.running >= self.most or "%" in dataset:
             return None
-        return Permit(self, None, is_read=True)
+        if self.by_dataset.get(dataset, 0) >= self.most_per_dataset:
+            return None
+        return Permit(self, None, dataset, is_read=True)
 
 
 class Permit(Deadline):
@@ -106,32 +122,49 @@ class Permit(Deadline):
     response of a read did not begin in time.
     """
 
-    __slots__ = ("_has_begun", "_limiter", "client", "exchange", "is_read")
+    __slots__ = ("_has_begun", "_limiter", "client", "dataset", "exchange", "is_read")
 
-    def __init__(self, limiter: ConcurrencyLimiter, client: str | None, *, is_read: bool) -> None:
+    def __init__(
+        self, limiter: ConcurrencyLimiter, client: str | None, dataset: str, *, is_read: bool
+    ) -> None:
         super().__init__(limiter.deadlines)
         self._limiter = limiter
         self._has_begun = False
         self.exchange: Exchange | None = None
         """The response, where it is not written through ASGI."""
         self.client = client
+        self.dataset = dataset
         self.is_read = is_read
 
     def __enter__(self) -> Self:
-        limiter, client = self._limiter, self.client
+        limiter, client, dataset = self._limiter, self.client, self.dataset
         if limiter.running >= limiter.most:
             raise BusyError(f"too many concurrent requests (limit {limiter.most})")
+        if not self.is_read and limiter.writing >= limiter.most_writes:
+            raise BusyError(f"too many concurrent writes (limit {limiter.most_writes})")
+        of_dataset = limiter.by_dataset.get(dataset, 0)
+        if of_dataset >= (limit := limiter.most_per_dataset):
+            raise BusyError(f"too many concurrent requests of {dataset} (limit {limit})")
         if client is not None:
             if limiter.by_client[client] >= (limit := limiter.most_per_client):
                 text = f"too many concurrent requests from this client (limit {limit})"
                 raise TooManyRequestsError(text)
             limiter.by_client[client] += 1
         limiter.running += 1
-        return super().__enter__() if self.is_read else self
+        limiter.by_dataset[dataset] = of_dataset + 1
+        if self.is_read:
+            return super().__enter__()
+        limiter.writing += 1
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        limiter, client = self._limiter, self.client
+        limiter, client, dataset = self._limiter, self.client, self.dataset
         limiter.running -= 1
+        if not self.is_read:
+            limiter.writing -= 1
+        limiter.by_dataset[dataset] -= 1
+        if not limiter.by_dataset[dataset]:
+            del limiter.by_dataset[dataset]
         if client is not None:
             limiter.by_client[client] -= 1
             if not limiter.by_client[client]:

@@ -1,7 +1,7 @@
 """Limits on the bytes held in memory for bodies in flight and for decoding."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
@@ -151,6 +151,27 @@ class ByteBudget:
         self._whole.waiting -= 1
         if not waiter.turn.done():
             waiter.turn.set_result(None)
+
+
+class BucketBudgets(dict[str, ByteBudget]):
+    """Shares of *whole* by bucket, three quarters each, so that no store that hangs takes all.
+
+    Buckets other than *buckets* have a share together: those of sessions and virtual references.
+    One bucket alone has no bound of its own.
+    """
+
+    def __init__(self, whole: ByteBudget, buckets: Collection[str] = ()) -> None:
+        names = set(buckets)
+
+        def share() -> ByteBudget:
+            return whole.share(largest_share(whole.max_bytes)) if len(names) > 1 else whole
+
+        super().__init__((name, share()) for name in names)
+        self._others = share()
+
+    def __missing__(self, _: str) -> ByteBudget:
+        """Return the share of all other buckets."""
+        return self._others
 
 
 class ByteReservation:

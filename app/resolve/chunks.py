@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -173,7 +173,7 @@ class ChunkReader:
     are neighbours, so that more are likely to come, the window lasts `_WINDOW_S`.
 
     Neighbours are read together across a gap of up to *max_gap_bytes* where reading it takes less
-    time than another request, as measured for the store, and where *budget* has room for it.
+    time than another request, as measured for the store, and where *budgets* has room for it.
 
     Where the same block of the object was read before, a third of such a gap is read on each side
     of a chunk, and kept for a while: a browser that sends six requests at a time asks for these
@@ -184,14 +184,14 @@ class ChunkReader:
     def __init__(
         self,
         store: ObjectReader,
-        budget: ByteBudget,
+        budgets: Mapping[str, ByteBudget],
         *,
         max_bytes: int,
         max_gap_bytes: int,
         max_span_bytes: int,
     ) -> None:
         self._store = store
-        self._budget = budget
+        self._budgets = budgets
         self._costs = defaultdict[str, StoreCost](StoreCost)
         """By bucket."""
         self._max_gap_bytes = max_gap_bytes
@@ -293,7 +293,7 @@ class ChunkReader:
         chunks = self._windows.pop(version)
         reads = self._split(chunks, self._gap_bytes(version))
         unread_nbytes = sum(each.unread_nbytes for each in reads)
-        if unread_nbytes and not self._budget.take(unread_nbytes):
+        if unread_nbytes and not self._budgets[version[0].bucket].take(unread_nbytes):
             reads = self._split(chunks, 0)
         self.counters.merged += len(chunks) - len(reads)
         for each in reads:
@@ -321,7 +321,7 @@ class ChunkReader:
         ref, etag = version
         if (near := chunks[0].near) is not None:
             wide = self._widen(ref, span, near.size)
-            if wide is not span and self._budget.take(wide.length - span.length):
+            if wide is not span and self._budgets[ref.bucket].take(wide.length - span.length):
                 unread_nbytes += wide.length - span.length
                 span = wide
         self._costs[ref.bucket].unread_nbytes += unread_nbytes
@@ -346,8 +346,9 @@ class ChunkReader:
 
     def _end(self, version: _ObjectVersion, read: _SpanRead, task: asyncio.Task[Found]) -> None:
         if read.unread_nbytes:
-            self._budget.release(read.unread_nbytes)
-            self._costs[read.source.ref.bucket].unread_nbytes -= read.unread_nbytes
+            bucket = read.source.ref.bucket
+            self._budgets[bucket].release(read.unread_nbytes)
+            self._costs[bucket].unread_nbytes -= read.unread_nbytes
         self._reads[version].remove(read)
         if not self._reads[version]:
             del self._reads[version]

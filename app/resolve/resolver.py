@@ -1,7 +1,7 @@
 """Resolve a dataset and a virtual key to an entity and its bytes."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -77,7 +77,7 @@ class Resolver:
         store: ObjectReader,
         fetch: ReadCache,
         chunks: ChunkReader,
-        budget: ByteBudget,
+        budgets: Mapping[str, ByteBudget],
         *,
         stream_bytes: int,
         decoded_bytes: int,
@@ -90,7 +90,7 @@ class Resolver:
             store, chunks, stream_bytes=stream_bytes, decoded_bytes=decoded_bytes
         )
         self._routes = Routes(fetch)
-        self._budget = budget
+        self._budgets = budgets
         self._stream_bytes = stream_bytes
         self._clock = clock
         self._first_reads: SingleFlight[_FirstRead] | Unshared[_FirstRead]
@@ -124,7 +124,9 @@ class Resolver:
         bytes are reserved in *held* until the block ends.
         """
         attempt = partial(self._open, dataset, key, choose, reading)
-        return Opening(attempt, self._fetch, held or ByteReservation(self._budget))
+        if held is None:
+            held = ByteReservation(self._budgets[dataset.root.bucket])
+        return Opening(attempt, self._fetch, held)
 
     async def _open[C: Choice](
         self,

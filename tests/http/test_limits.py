@@ -1,11 +1,12 @@
 """`app.http.limits` and `disconnect`: requests that are too many, wait too long, or are left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_network
+from itertools import product
 from threading import Event, Semaphore
 from typing import Any
 
@@ -32,8 +33,8 @@ class Gated(MemoryStore):
         super().__init__()
         self.asked = Semaphore(0)
         self.gate = Event()
-        for name in ("slow", "fast"):
-            self.place(ObjectRef("memory://any", name), name.encode())
+        for name, bucket in product(("slow", "fast"), ("memory://any", "memory://other")):
+            self.place(ObjectRef(bucket, name), name.encode())
 
     async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
         """Read."""
@@ -70,13 +71,18 @@ class Service:
 
 
 @contextmanager
-def service(server: ServerSettings | None = None, **limits: Any) -> Generator[Service]:
+def service(
+    server: ServerSettings | None = None, names: Sequence[str] = ("any",), **limits: Any
+) -> Generator[Service]:
     """Serve a store that waits."""
     store = Gated()
     settings = Settings(
         server=server or ServerSettings(cors_origins=("https://a.example",)),
         limits=LimitSettings(**limits),
-        datasets={"any": DatasetSettings(url="memory://any", writable=True, view="raw")},
+        datasets={
+            name: DatasetSettings(url=f"memory://{name}", writable=True, view="raw")
+            for name in names
+        },
     )
     with ExitStack() as stack:
         url = stack.enter_context(serving(settings, wrap=lambda _: store))
@@ -112,6 +118,48 @@ def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
         assert preflight.is_success
         assert [each.result().status_code for each in waiting] == [404, 200]
         assert served.client.get("/any/other").status_code == 404
+
+
+def test_dataset_leaves_a_quarter_of_the_requests_to_others() -> None:
+    """Requests that wait for the store of one dataset are refused before others are."""
+    with service(names=("any", "other"), requests=4) as served:
+        waiting = served.wait(2) + served.wait(1, "/any/slow?v=")
+        paths = ["/any/fast", "/any/fast?v=1", "/%61ny/fast", "/api/datasets/any", "/any/"]
+        refused = [served.client.get(path) for path in paths]
+        read = [served.client.get(path) for path in ("/other/fast", "/api/datasets")]
+        served.store.gate.set()
+
+        assert {each.status_code for each in refused} == {503}
+        for each in refused:
+            assert each.json()["detail"] == "too many concurrent requests of any (limit 3)"
+            assert each.headers["retry-after"] == "1"
+        assert [each.status_code for each in read] == [200, 200]
+        assert [each.result().status_code for each in waiting] == [404, 404, 200]
+        assert served.client.get("/any/fast").content == b"fast"
+
+
+def test_only_dataset_has_all_requests() -> None:
+    """A dataset beside which there is no other leaves no requests to others."""
+    with service(requests=4) as served:
+        waiting = served.wait(3)
+
+        assert served.client.get("/any/fast").content == b"fast"
+        served.store.gate.set()
+        assert [each.result().status_code for each in waiting] == [404] * 3
+
+
+def test_writes_leave_a_quarter_of_the_requests_to_reads() -> None:
+    """Requests whose bodies do not arrive are refused before reads are."""
+    head = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    with service(requests=4) as served, ExitStack() as stack:
+        for _ in range(3):
+            connection = stack.enter_context(connect(str(served.client.base_url)))
+            connection.sendall(head)
+        while (refused := served.client.put("/any/k", content=b"x")).status_code != 503:
+            pass
+
+        assert refused.json()["detail"] == "too many concurrent writes (limit 3)"
+        assert served.client.get("/any/fast").content == b"fast"
 
 
 def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.errors import BusyError, DamagedError, StorageDeniedError
 from app.model import ByteRange, VirtualKey
 from app.resolve.bodies import Entity
-from app.resolve.budget import ByteBudget, ByteReservation
+from app.resolve.budget import BucketBudgets, ByteBudget, ByteReservation
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import Watching, holding, settle
 from tests.support.resolving import ROOT, All
@@ -206,6 +206,21 @@ async def test_share_leaves_the_rest_to_others() -> None:
             await waiting
         bodies.release(5)
     assert budget.held_bytes == 0
+
+
+async def test_bucket_leaves_a_quarter_to_others() -> None:
+    """Reads of a bucket, or of sessions, leave a quarter of the budget to reads of another."""
+    budget = ByteBudget(8, wait_s=0.01)
+    budgets = BucketBudgets(budget, ["s3://a", "s3://b", "s3://b"])
+    for bucket in ("s3://a", "session://"):
+        async with holding(budgets[bucket], 6):
+            with pytest.raises(BusyError):
+                await budgets[bucket].acquire(1)
+            async with holding(budgets["s3://b"], 2):
+                assert budget.held_bytes == 8
+
+    async with holding(BucketBudgets(budget, ["s3://a"])["s3://a"], 8):
+        assert budget.held_bytes == 8
 
 
 async def test_the_share_that_holds_least_goes_first() -> None:

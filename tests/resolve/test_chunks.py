@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.errors import DamagedError, StorageThrottledError, TruncatedReadError, VersionChangedError
 from app.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
-from app.resolve.budget import ByteBudget
+from app.resolve.budget import BucketBudgets, ByteBudget
 from app.resolve.chunks import ChunkReader, StoreCost
 from app.storage.contract import Found, NotModified
 from tests.resolve.stores import REF, WatchedStore, settle
@@ -29,8 +29,9 @@ class _Case:
         self.store = store or WatchedStore()
         self.etag = self.store.place(REF, _DATA)
         self.budget = ByteBudget(2**26, wait_s=0.2)
+        budgets = BucketBudgets(self.budget)
         self.reader = ChunkReader(
-            self.store, self.budget, max_bytes=max_bytes, max_gap_bytes=_GAP, max_span_bytes=_SPAN
+            self.store, budgets, max_bytes=max_bytes, max_gap_bytes=_GAP, max_span_bytes=_SPAN
         )
 
     def chunk(self, start: int, stop: int) -> Stored:
@@ -286,7 +287,7 @@ class _LargeCase(_Case):
         self.etag = store.place(REF, self.data)
         self.reader = ChunkReader(
             store,
-            self.budget,
+            BucketBudgets(self.budget),
             max_bytes=max_bytes,
             max_gap_bytes=max_gap_bytes,
             max_span_bytes=2**22,

@@ -8,7 +8,7 @@ from app.datasets import formats as configured_formats
 from app.formats.contract import Format
 from app.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
 from app.resolve.bodies import Body, Entity
-from app.resolve.budget import ByteBudget
+from app.resolve.budget import BucketBudgets, ByteBudget
 from app.resolve.chunks import ChunkReader
 from app.resolve.containers import Containers, Dataset
 from app.resolve.metadata_cache import MetadataCache, ReadCache
@@ -88,14 +88,15 @@ def reading(
     """Put a resolver together as the service does."""
     fetch = ReadCache(store, MetadataCache(index_bytes), ttl_s=ttl_s, clock=clock)
     budget = ByteBudget(in_flight_bytes, wait_s=0.2)
+    budgets = BucketBudgets(budget)
     chunks = ChunkReader(
-        store, budget, max_bytes=chunk_bytes, max_gap_bytes=gap_bytes, max_span_bytes=stream_bytes
+        store, budgets, max_bytes=chunk_bytes, max_gap_bytes=gap_bytes, max_span_bytes=stream_bytes
     )
     resolver = Resolver(
         store,
         fetch,
         chunks,
-        budget,
+        budgets,
         stream_bytes=stream_bytes,
         decoded_bytes=decoded_bytes,
         clock=clock,

@@ -22,7 +22,7 @@ from app.http.auth.access import (
     may_read,
 )
 from app.http.auth.sigv4 import Signatures
-from app.http.paths import Scope, token_in
+from app.http.paths import Scope, dataset_in, token_in
 from app.http.responses import RequestHeaders, combine_headers
 from app.observability.requests import note_caller
 from app.resolve.containers import Dataset
@@ -197,7 +197,7 @@ class Authenticator:
 
     def _is_private(self, path: str) -> bool:
         """Return whether *path* names a private dataset, or an unknown one beside private ones."""
-        name = path.removeprefix("/api/datasets")[1:].partition("/")[0]
+        name = dataset_in(path)
         dataset = self._datasets.get(name)
         if dataset is not None:
             return not dataset.is_public

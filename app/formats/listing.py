@@ -8,10 +8,12 @@ from typing import Final, Literal, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from app.formats.surveying import Shards
 from app.model import Location
 
 LAST: Final = "\U0010ffff"
 """Sorts after every character of a key."""
+_INDEXES: Final = 8
 _REMEMBERED: Final = 64
 """Levels of a grid that are remembered: in the order of keys, a walk alternates between a few."""
 
@@ -126,6 +128,21 @@ texts if their layout has to locate them.
 """
 
 
+class GridWalk(NamedTuple):
+    """A walk of all cells that stored *shards* may hold, of which they may hold few."""
+
+    walk: Walk
+    shards: Shards
+    at_once: int
+    """Shards whose indexes may be in memory together."""
+
+    @classmethod
+    def of(cls, walk: Walk, shards: Shards, index_nbytes: int, most_nbytes: int) -> Self | Walk:
+        """Add the *shards* to a *walk*, unless their indexes are too large to be read whole."""
+        at_once = min(_INDEXES, most_nbytes // index_nbytes)
+        return cls(walk, shards, at_once) if at_once else walk
+
+
 def _show_all(_: str) -> bool:
     return True
 
@@ -136,7 +153,7 @@ class ListingRules:
 
     shows: Callable[[str], bool] | None = _show_all
     """Returns whether a stored object or folder is listed; `None` hides all. Shards are hidden."""
-    walks: Sequence[Walk] = ()
+    walks: Sequence[Walk | GridWalk] = ()
     is_plain: bool = False
     """True if everything below is served as it is stored."""
 

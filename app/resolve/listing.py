@@ -1,25 +1,30 @@
 """Walk the containers and keys below a root, and list keys in pages."""
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import batched
 from typing import Final, NamedTuple
 
-from app.concurrency import bounded_gather, run_in_thread, take
+from app.concurrency import bounded_gather, run_in_thread, take, yield_to_loop
 from app.errors import DamagedError, OfflineError, StorageUnusableError
 from app.formats.contract import Layout
 from app.formats.listing import (
     LAST,
+    GridWalk,
     Item,
     ListingIO,
     ListingRules,
     Walk,
+    Wanted,
     Window,
 )
 from app.formats.reading import Fetch
-from app.formats.surveying import Collection, Listing
+from app.formats.surveying import Collection, Listing, Shard
 from app.model import (
     MISSING,
     Coded,
@@ -41,6 +46,12 @@ from app.storage.contract import Listed, ObjectReader
 _MAX_EXAMINED: Final = 10_000
 """Keys examined for a page beyond its limit: shards may hold few of the chunks they could."""
 _BATCH: Final = 500
+_SPARSE: Final = 64
+"""Keys missing in a row after which those that exist are taken from all indexes of a collection,"""
+_MAX_SHARDS: Final = 1024
+"""if it has up to so many shards,"""
+_MAX_CHUNKS: Final = 65_536
+"""and these up to so many chunks; others are examined cell by cell."""
 _LOCATED_AT_ONCE: Final = 64
 """Neighbours share an index, which is read once for all that wait for it."""
 _MAX_KEY_NBYTES: Final = 1024
@@ -189,6 +200,8 @@ class Tree:
     root: Root
     window: Window
     """The keys that are still wanted; the caller moves it on while they are walked."""
+    misses: int = 0
+    """Keys that the caller has found missing since the last one that exists."""
 
     async def walk(self) -> AsyncGenerator[FoundKey]:
         """Yield the wanted keys, and some others.
@@ -218,18 +231,39 @@ class Tree:
         async for found in streams[0] if len(streams) == 1 else _merge(streams):
             yield found
 
-    async def _virtual(self, directory: _ListedFolder, walk: Walk) -> AsyncGenerator[FoundKey]:
+    async def _virtual(
+        self, directory: _ListedFolder, walk: Walk | GridWalk
+    ) -> AsyncGenerator[FoundKey]:
         lead, layout = directory.path.removesuffix(directory.inside), directory.layout
         container = self.root.ref.join(lead.rstrip("/"))
         look = partial(list_names, self.root.store, container, delimiter="/")
         io = ListingIO(look, run_in_thread, bounded_gather)
-        async for found in walk(lambda: self.window.below(lead), io):
+        async for found in self._chunks(container, walk, lambda: self.window.below(lead), io):
             if isinstance(found, Item):
                 yield FoundKey(lead + found.key, found.location)
             else:
                 yield FoundKey(lead + found, None, layout, VirtualKey(found))
             if not self.window.meets(directory.path):
                 return
+
+    async def _chunks(
+        self, container: ObjectRef, walk: Walk | GridWalk, wanted: Wanted, io: ListingIO
+    ) -> AsyncGenerator[Item | str]:
+        """Walk chunks; where a grid turns out to be sparse, those in the indexes of its shards."""
+        if not isinstance(walk, GridWalk):
+            async for found in walk(wanted, io):
+                yield found
+            return
+        was_sparse = False
+        async for found in walk.walk(wanted, io):
+            if self.misses >= _SPARSE and not was_sparse:
+                was_sparse = True
+                if (keys := await stored_keys(self.root, container, walk)) is not None:
+                    start = found.key if isinstance(found, Item) else found
+                    for key in _select(keys, start, wanted):
+                        yield key
+                    return
+            yield found
 
     async def _stored(
         self, directory: _ListedFolder, rules: ListingRules
@@ -273,6 +307,59 @@ class Tree:
                 below = _ListedFolder(key, layout, "", below.depth)
         async for found in self._walk(below):
             yield found
+
+
+async def stored_keys(root: Root, container: ObjectRef, grid: GridWalk) -> list[str] | None:
+    """Return the sorted keys of all chunks in the stored shards of *container*; `None` where they
+    are too many, or an index is damaged.
+    """
+    stored: list[Shard] = []
+    async for name in list_names(root.store, container, grid.shards.prefix):
+        if (shard := grid.shards.named(name)) is not None:
+            stored.append(shard)
+        if len(stored) > _MAX_SHARDS:
+            return None
+        await yield_to_loop(len(stored))
+    try:
+        keys = await _keys_in(stored, root.fetch, grid.at_once)
+    except DamagedError:  # it matters only to who wants the keys of its shard
+        return None
+    return None if keys is None else await asyncio.to_thread(sorted, keys)
+
+
+async def _keys_in(shards: Sequence[Shard], fetch: Fetch, at_once: int) -> list[str] | None:
+    async def read(shard: Shard) -> list[str] | None:
+        if (survey := await shard.survey(fetch)) is None:
+            return []
+        table = await asyncio.to_thread(survey.table)
+        numbers, _ = table.sound(survey.whole.ref)
+        if len(numbers) > _MAX_CHUNKS:
+            return None
+        if survey.inner is not None:
+            return await _keys_in(list(map(survey.inner, table)), fetch, at_once)
+        return await asyncio.to_thread(lambda: list(map(survey.key, numbers.tolist())))
+
+    keys: list[str] = []
+    for some in batched(shards, at_once):
+        for found in await bounded_gather(read, some):
+            if found is None or len(keys) + len(found) > _MAX_CHUNKS:
+                return None
+            keys += found
+    return keys
+
+
+def _select(keys: Sequence[str], start: str, wanted: Wanted) -> Iterator[str]:
+    """Yield the wanted ones of the sorted *keys* from *start* on."""
+    at = bisect_left(keys, start)
+    while at < len(keys):
+        key, window = keys[at], wanted()
+        if window.admits(key):
+            yield key
+            at += 1
+        elif window.is_past(key):
+            return
+        else:
+            at = max(at + 1, bisect_left(keys, max(window.prefix, window.after)))
 
 
 def _show(
@@ -354,6 +441,7 @@ async def list_page(
                 return Page(entries, last)
             folded = key if place is None else window.fold(key)
             examined, last, after = examined + 1, key, key
+            tree.misses = tree.misses + 1 if isinstance(place, Missing) else 0
             if folded is not None and not isinstance(place, Missing):
                 entries.append(ListedKey(folded, None, None))
                 last, after = folded, folded + LAST

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from app.errors import DamagedError, StorageUnusableError
 from app.formats.listing import Window
 from app.model import ObjectRef, VirtualKey
+from app.resolve import listing
 from app.resolve.listing import ListedKey, Page
 from app.storage.memory import MemoryStore
 from app.storage.wrappers import Call, TracedStore
 from tests.formats.icechunk import case as icechunk_case
 from tests.formats.neuroglancer_precomputed import case as precomputed_case
-from tests.formats.neuroglancer_precomputed.shards import build_shards, morton
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
 from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
 from tests.formats.zarr import case as zarr_case
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard, sharding
@@ -109,16 +110,73 @@ async def test_a_sparse_array_of_any_size_is_listed_at_once() -> None:
 
 
 async def test_what_is_missing_is_passed_over_but_not_for_ever() -> None:
-    """A page ends after too many missing keys, and says where to continue."""
+    """A page ends after too many missing keys in an index too large to be read whole, and says
+    where to continue.
+    """
     store = MemoryStore()
     metadata = array_metadata([12_000], [12_000], [sharding([1])])
     store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
     store.place(ROOT.join("c/0"), encode_shard([None] * 9 + [b"x"] + [None] * 11_990))
-    data = reading(store)
+    data = reading(store, decoded_bytes=2**10)
     pages = await _pages(data, Window("c/"), 5)
 
     assert [[entry.key for entry in page] for page in pages] == [[], ["c/9"]]
     assert await data.resolver.page(data.dataset, Window("c/"), 0) == Page([], None)
+
+
+def _sparse_volume(grid: int, algorithm: str, cells: Sequence[tuple[int, ...]]) -> dict[str, bytes]:
+    """Store *cells* of a volume of *grid* chunks of 2048 voxels along each axis."""
+    bits = {"preshift_bits": 9, "minishard_bits": 6, "shard_bits": 15}
+    sharding = RAW_SHARDING | {"hash": algorithm, **bits}
+    members = {"size": [2048 * grid] * 3, "chunk_sizes": [[2048] * 3], "voxel_offset": [0] * 3}
+    info = json.dumps(precomputed_case.volume_info(sharding, **members)).encode()
+    chunks = {morton(cell, (grid,) * 3): b"x" for cell in cells}
+    shards = build_shards(chunks, sharding)
+    return {"info": info, **{f"s0/{name}": shard for name, shard in shards.items()}}
+
+
+@pytest.mark.parametrize("limit", [1000, 1])
+@pytest.mark.parametrize("algorithm", ["identity", "murmurhash3_x86_128"])
+async def test_a_sparse_volume_of_any_size_is_listed_by_its_shards(
+    algorithm: str, limit: int
+) -> None:
+    """The chunks of a volume of 2^60 cells are listed from the indexes of its three shards."""
+    grid = 2**20
+    cells = [(5, 700_001, 12), (999_999, 3, 524_288), (77, 1_048_575, 9)]
+    data = reading(_store(_sparse_volume(grid, algorithm, cells)), root=BUCKET)
+    names = ("_".join(f"{2048 * n}-{2048 * n + 2048}" for n in cell) for cell in cells)
+    expected = sorted(f"s0/{name}" for name in names)
+
+    pages = await _pages(data, Window("s0/"), limit)
+    below = await _pages(data, Window("s0/2047997952-2048000000_6"), limit)
+
+    assert [entry.key for page in pages for entry in page] == expected
+    assert [entry.key for page in below for entry in page] == [expected[2]]
+    assert len(pages) <= len(cells) + 2
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_large_sparse_shards_are_listed_by_their_indexes(*, nested: bool) -> None:
+    """The chunks of an array of 2^40 elements are listed from the index of its shard, or from
+    those of the shards inside.
+    """
+    inner = sharding([1], [sharding([1])]) if nested else sharding([1])
+    store = MemoryStore()
+    metadata = array_metadata([2**40], [2**15], [inner])
+    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    number = 2**20
+    places = [2**15 * number + 30_000, 2**15 * number + 7]
+    entries: list[bytes | None] = [None] * 2**15
+    for place in places:
+        entries[place % 2**15] = encode_shard([b"x"]) if nested else b"x"
+    store.place(ROOT.join(f"c/{number}"), encode_shard(entries))
+    data = reading(store)
+
+    pages = await _pages(data, Window("c/"), 1)
+
+    expected = sorted(f"c/{place}" for place in places)
+    assert [entry.key for page in pages for entry in page] == expected
+    assert len(pages) <= len(places) + 1
 
 
 async def test_a_damaged_shard_fails_the_page() -> None:
@@ -322,12 +380,14 @@ def windows(draw: st.DrawFn, keys: set[str]) -> Window:
 @settings(max_examples=150, suppress_health_check=[HealthCheck.data_too_large])
 @given(trees(), st.data())
 async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject) -> None:
-    """Pages of any size, from any start, have each key once."""
+    """Pages of any size, from any start, have each key once, by cells and by indexes."""
     objects, keys = tree
     served = reading(_store(objects), root=BUCKET)
     window = data.draw(windows(keys))
     limit = data.draw(st.sampled_from([1, 2, 3, 7, 1000]))
-    pages = await _pages(served, window, limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "_SPARSE", data.draw(st.sampled_from([0, 1, 64])))
+        pages = await _pages(served, window, limit)
     found = [entry.key for page in pages for entry in page]
 
     assert found == _expected(keys, window)

@@ -16,6 +16,7 @@ from app.formats.listing import (
     Axis,
     Cell,
     Grid,
+    GridWalk,
     Item,
     ListingIO,
     ListingRules,
@@ -162,10 +163,11 @@ class PrecomputedLayout(Layout):
 
         return ListingRules(shows, tuple(self._walks(parts, fetch)))
 
-    def _walks(self, parts: Sequence[ShardedPart], fetch: Fetch) -> Iterator[Walk]:
+    def _walks(self, parts: Sequence[ShardedPart], fetch: Fetch) -> Iterator[Walk | GridWalk]:
         for part in parts:
             if isinstance(part.names, VoxelBounds):
-                yield VolumeWalk(part.names, self._shards(part))
+                walk = VolumeWalk(part.names, shards := self._shards(part))
+                yield GridWalk.of(walk, shards, part.sharding.index_nbytes, shards.most_nbytes)
             elif part.kind is not Kind.FRAGMENTS:
                 yield IdWalk(part, parts, self._shards(part), fetch)
 

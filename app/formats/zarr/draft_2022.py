@@ -30,7 +30,7 @@ from app.formats.zarr.index import IndexCodec, IndexLocation
 from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
 from app.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored
-from app.formats.zarr.survey import ChunkWalk, ZarrShards
+from app.formats.zarr.survey import ZarrShards, walk_chunks
 from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 
 type Json = Any
@@ -328,7 +328,9 @@ class HierarchyLayout(Layout):
             return ListingRules()
         if (array := found.value.array) is None:
             return PLAIN
-        return ListingRules(lambda name: not _CHUNK_NAME.fullmatch(name), (ChunkWalk(array),))
+        shards = ZarrShards(self.directory, array, directory)
+        walk = walk_chunks(shards, self.limits.written_nbytes)
+        return ListingRules(lambda name: not _CHUNK_NAME.fullmatch(name), (walk,))
 
     async def collections(
         self, fetch: Fetch, listing: Listing

@@ -13,7 +13,7 @@ from app.formats.surveying import Collection, Listing
 from app.formats.zarr.index import IndexCodec, shard_of
 from app.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
 from app.formats.zarr.rewrite import ZarrRewriter, demand_small
-from app.formats.zarr.survey import ChunkWalk, ZarrShards, array_names, describe
+from app.formats.zarr.survey import ZarrShards, array_names, describe, walk_chunks
 from app.model import (
     MISSING,
     ETag,
@@ -93,7 +93,8 @@ class ZarrLayout(Layout):
             return ListingRules()
         if array is None or directory:
             return PLAIN
-        return ListingRules(lambda name: not array.keys.owns(name), (ChunkWalk(array),))
+        walk = walk_chunks(ZarrShards(self.directory, array), self.limits.written_nbytes)
+        return ListingRules(lambda name: not array.keys.owns(name), (walk,))
 
     async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
         """Describe an array; a group has only what is below it."""

@@ -15,9 +15,11 @@ import numpy as np
 from app.formats.listing import (
     Cell,
     Grid,
+    GridWalk,
     ListingIO,
     ListNames,
     Rows,
+    Walk,
     Wanted,
 )
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
@@ -102,6 +104,14 @@ class ChunkWalk:
                 numbers.append(int(found[1]))
         rows = np.frombuffer(numbers, np.uint64)
         return np.unique(rows.reshape(-1, ndim - len(shard) if is_last else 1), axis=0)
+
+
+def walk_chunks(shards: "ZarrShards", most_nbytes: int) -> Walk | GridWalk:
+    """Return the walk of the chunks in *shards*; all their indexes may be read up to *most_nbytes*
+    at once.
+    """
+    index_nbytes = max(index.nbytes for index in shards.array.indexes)
+    return GridWalk.of(ChunkWalk(shards.array), shards, index_nbytes, most_nbytes)
 
 
 @dataclass(frozen=True, slots=True)

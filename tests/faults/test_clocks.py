@@ -1,5 +1,6 @@
 """Gateways whose clocks are wrong or jump."""
 
+import re
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -86,6 +87,41 @@ def test_a_repository_from_the_future_is_not_written(folder: Folder) -> None:
 
     assert asked(fast, session_id, message="ours").status_code == 201
     folder.demand("ours", "of tomorrow", values=[[1, 0], [0, 2]])
+
+
+@pytest.mark.parametrize("ahead_s", [HOURS_S, -HOURS_S])
+def test_wrong_clock_creates_no_repository(tmp_path: Path, ahead_s: float) -> None:
+    """A gateway whose clock is hours off refuses to create a repository, and another may do it."""
+    place = new_place(tmp_path)
+    with ExitStack() as stack:
+        wrong, right = (
+            stack.enter_context(closing(starting()(configured(place) | {AHEAD_S: str(each)})))
+            for each in (ahead_s, 0)
+        )
+        answers = [
+            httpx.post(f"{gateway.url}/api/datasets", json={"name": "repo"}, timeout=30)
+            for gateway in (wrong, right)
+        ]
+
+    assert [each.status_code for each in answers] == [503, 201]
+    side = "ahead of" if ahead_s > 0 else "behind"
+    assert re.search(rf"the clock of this machine is 1(8000|7999|8001) s {side}", answers[0].text)
+    (first,) = place.open().ancestry(branch="main")
+    assert abs(first.written_at.timestamp() - time.time()) < 3600
+
+
+def test_future_snapshot_is_named(folder: Folder) -> None:
+    """A commit before the time of the newest snapshot is refused with its id and the difference."""
+    fast = folder.gateway(WRONG_S)
+    newest = fast.commit(put_group("/g"), message="of tomorrow")
+
+    commit = folder.right.ask(put_group("/h"), message="ours")
+    tag = folder.right.api.send("POST", "/tags", {"name": "t", "snapshot_id": newest})
+
+    for answer in (commit, tag):
+        assert answer.status_code == 503
+        assert re.search(rf"snapshot {newest} was written (60|5\d) s ahead", answer.text)
+        assert "retry-after" in answer.headers
 
 
 @pytest.mark.parametrize("ahead_s", [-WRONG_S, HOURS_S, -HOURS_S])

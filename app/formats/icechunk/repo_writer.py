@@ -66,15 +66,17 @@ class FutureError(ValueError):
     """A stored time is ahead of the clock."""
 
 
-def moment_after(newest_us: int, now_us: int) -> int:
+def moment_after(newest_us: int, now_us: int, newest: str) -> int:
     """Return the time, or the first after *newest_us* if the clock is a little behind that; both
-    are microseconds since 1970, UTC. Raises: `FutureError`.
+    are microseconds since 1970, UTC.
+
+    Raises: `FutureError`, which names *newest*.
     """
     if newest_us > now_us + _MOST_AHEAD_US:
         ahead_s = (newest_us - now_us) // 1_000_000
         raise FutureError(
-            f"it was written {ahead_s} s ahead of {moment(now_us)}, the time here: one of the "
-            "clocks is wrong"
+            f"{newest} was written {ahead_s} s ahead of {moment(now_us)}, the time here: the clock "
+            "here is behind, or that of its writer was ahead; later ones must wait for that time"
         )
     return max(now_us, newest_us + 1)
 

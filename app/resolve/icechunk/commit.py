@@ -390,9 +390,10 @@ class CommitBuilder:
         request = self.request
         try:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
-            flushed_at_us = moment_after(base.flushed_at_us, self.swaps.now_us())
+            newest, now_us = f"snapshot {tip.snapshot_id}", self.swaps.now_us()
+            flushed_at_us = moment_after(base.flushed_at_us, now_us, newest)
         except FutureError as error:
-            raise ClockSkewError(f"{self.opened.directory}: {tip.snapshot_id}: {error}") from None
+            raise ClockSkewError(f"{self.opened.directory}: {error}") from None
         except ValueError as error:
             raise BadBodyError(f"metadata: {error}") from None
         return StoredSnapshot(

@@ -31,7 +31,7 @@ from app.formats.icechunk.flatbuffers import fits, memory_nbytes
 from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from app.formats.icechunk.keys import MAIN
 from app.formats.icechunk.layout import Icechunk
-from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, encode_metadata
+from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, Update, encode_metadata
 from app.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
@@ -163,8 +163,9 @@ class RepoSwaps:
             if change is None:
                 return _Prepared(answer, None, backup)
             require_unlocked(info, ref)
-            newest_us = next((each.updated_at_us for each in info.updates()), 0)
-            at_us = moment_after(newest_us, now_us)
+            newest = next(iter(info.updates()), None)
+            newest_us = 0 if newest is None else newest.updated_at_us
+            at_us = moment_after(newest_us, now_us, _named(newest))
             data = rewrite_repo(info, change, at_us, backup)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
@@ -190,7 +191,21 @@ async def demand_clock(store: ObjectStore, written: ObjectRef, now_s: float) -> 
         return
     skew_s = stat.modified_s - int(now_s)
     if abs(skew_s) > SKEW_S:
-        raise ClockSkewError(f"{written}: the store's clock differs from ours by {skew_s:+} s")
+        side = "ahead of" if skew_s < 0 else "behind"
+        raise ClockSkewError(
+            f"{written}: the clock of this machine is {abs(skew_s)} s {side} that of the store; "
+            f"times that are written may differ from it by {SKEW_S} s"
+        )
+
+
+def _named(update: Update | None) -> str:
+    """Return the snapshot that *update* made, or else its kind."""
+    match update:
+        case Update(fields={"new_snap_id": bytes(object_id)}):
+            return f"snapshot {encode_id(object_id)}"
+        case Update(kind):
+            return f"the last change ({kind})"
+    return "the repository"
 
 
 async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
@@ -199,16 +214,17 @@ async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
     Of several callers one succeeds. An attempt that stopped halfway can be completed by another.
 
     Raises: `ConflictError` where the root is not empty, or another caller was faster;
-    `UnwritableError`, `StorageError`.
+    `ClockSkewError`, `UnwritableError`, `StorageError`.
     """
     if not any(isinstance(each, Icechunk) for each in dataset.containers.formats):
         raise ConflictError(f"{dataset.name} is configured as {dataset.format}: not of Icechunk")
-    root, store = dataset.root, swaps.store
+    root, store, began_s = dataset.root, swaps.store, swaps.clock()
     await store.verify_conditional_writes(root)
     await _check_empty(swaps, root)
     now_us = swaps.now_us()
     log = write_transaction_log(ROOT_ID, _NO_CHANGES)
-    await store.put(root.join(_TRANSACTION_LOG), [log], expected=ABSENT)
+    if await store.put(root.join(_TRANSACTION_LOG), [log], expected=ABSENT) is not CONFLICT:
+        await demand_clock(store, root.join(_TRANSACTION_LOG), began_s)
     metadata = encode_metadata(ROOT_METADATA)
     first = StoredSnapshot(ROOT_ID, {}, {}, now_us, ROOT_MESSAGE, metadata)
     snapshot = write_snapshot(first)

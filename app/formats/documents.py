@@ -22,6 +22,11 @@ def begins_like_json(data: bytes) -> bool:
     return not text or text.startswith(b"{")
 
 
+def as_integer(value: Json) -> Json:
+    """Return an integer for ``4.0``, as JSON may spell it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Dialect[S: Weighable](Protocol):
     """One way to understand a marker."""
 
@@ -47,6 +52,11 @@ class Marked:
     @property
     def nbytes(self) -> int:
         return 0 if self.spec is None else self.spec.nbytes
+
+    @property
+    def why_sharded(self) -> str:
+        """Reason why not all that the marker describes is served unsharded."""
+        return getattr(self.spec, "why_sharded", "")
 
 
 def json_memory_nbytes(text: bytes) -> int:

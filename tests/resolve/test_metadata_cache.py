@@ -349,3 +349,24 @@ async def test_what_takes_much_memory_waits_for_room(data: bytes, read: Read[Opa
     assert isinstance(found, Versioned)
     assert found.value.nbytes == len(data)
     assert len(_FILE) < 1000 < 2**20 <= memory_nbytes(_FILE, 2**22)
+
+
+@dataclass(frozen=True)
+class _Unsharded:
+    why_sharded: str
+    nbytes: int = 0
+
+
+async def test_why_something_is_served_as_stored_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A version is named once, however often it is read, and a new version again."""
+    case = _Case()
+    read = Read("metadata", REF, None, lambda _: _Unsharded("it is odd"))
+    for data in (b"old", b"new"):
+        case.store.place(REF, data)
+        for _ in range(2):
+            case.memory.pop(read)
+            await case.fetch(read)
+
+    assert [each.message for each in caplog.records] == [f"{REF}: served as stored: it is odd"] * 2

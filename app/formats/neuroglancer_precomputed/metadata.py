@@ -15,8 +15,8 @@ import pydantic.dataclasses
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import BadBodyError, ConflictError
-from app.formats.documents import begins_like_json
-from app.formats.neuroglancer_precomputed.index import Integer, Sharding, as_integer
+from app.formats.documents import as_integer, begins_like_json
+from app.formats.neuroglancer_precomputed.index import Integer, Sharding
 from app.formats.neuroglancer_precomputed.keys import (
     CellNames,
     IdNames,

@@ -319,8 +319,11 @@ class ReadCache:
         finally:
             kind_of_read.reset(kind)
         if read.kind in _MARKER_KINDS:
-            if found is None or not _is_metadata(found):
+            if found is None or _is_page(found):
                 self._check_absence(read.ref, requested_at)
+            elif not _is_metadata(found):
+                if read.ref in self._markers:
+                    raise DamagedError(read.ref, "it was metadata before, and is none any more")
             elif requested_at > self._forgotten_at(read.ref):
                 self.mark_present(read.ref)
         if isinstance(found, NotModified):
@@ -328,6 +331,10 @@ class ReadCache:
         if found is not None:
             self._report(read.ref, found)
         return self._put(read, found, requested_at, is_pinned=read.is_pinned and found is not None)
+
+
+def _is_page(found: Versioned[Any] | NotModified) -> bool:
+    return not isinstance(found, NotModified) and getattr(found.value, "is_page", False)
 
 
 def _is_metadata(found: Versioned[Any] | NotModified) -> bool:

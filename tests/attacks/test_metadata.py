@@ -148,7 +148,7 @@ def place(path: Path, data: bytes) -> None:
     "key",
     [f"{name}/zarr.json" for name in REFUSED]
     + [f"{name}/c/0/0" for name in REFUSED]
-    + [f"{name}/info" for name in REFUSED_INFOS]
+    + ["lists in an info/info"]
     + [f"{name}/s/0-32_0-32_0-32" for name in REFUSED_INFOS],
 )
 def test_what_cannot_be_is_damage(client: httpx.Client, key: str) -> None:
@@ -170,6 +170,14 @@ def test_arrays_that_are_not_understood_are_served_as_they_are_stored(
 
     assert client.get(f"/any/{name}/zarr.json").content == NOT_UNDERSTOOD[name]
     assert client.get(f"/any/{name}/c/0/0").content == b"a shard, perhaps"
+
+
+@pytest.mark.parametrize("name", REFUSED_INFOS.keys() - {"lists in an info"})
+def test_an_info_with_a_scale_that_is_not_understood_is_served_as_it_is_stored(
+    client: httpx.Client, name: str
+) -> None:
+    """Only the chunks of that scale are refused."""
+    assert client.get(f"/any/{name}/info").content == REFUSED_INFOS[name]
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -227,6 +227,10 @@ class ReadOnlyTranslator:
 
     is_of_all: bool
 
+    def is_marker(self, _: bytes) -> bool:
+        """Return true: the metadata of an array give its keys a meaning."""
+        return True
+
     async def translate(self, sent: bytes, stored: bytes | None, _: Fetch) -> bytes:
         """Return *sent*, the metadata of an array. Raises: `ConflictError`."""
         for document in (parse_sent(sent), parse_stored(stored)):

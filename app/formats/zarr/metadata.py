@@ -252,6 +252,10 @@ class NodeTranslator:
     directory: ObjectRef
     limit_bytes: int
 
+    def is_marker(self, _: bytes) -> bool:
+        """Return true: every ``zarr.json`` is one."""
+        return True
+
     async def translate(self, sent: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
         """Return *sent* with the chunk grid and the codecs of the *stored* sharded array."""
         document = parse_sent(sent)

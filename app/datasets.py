@@ -101,10 +101,13 @@ def formats(
         Zarr3(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
     )
     precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
+    is_named = dataset.format != "auto"
     known: tuple[Format, ...] = (
-        DocumentFormat("zarr", ZARR_JSON, zarr, limits.metadata_bytes),
-        DocumentFormat("precomputed", INFO, precomputed, limits.metadata_bytes),
-        Icechunk(limits.repository_file_bytes, limits.whole_index_bytes, allowed),
+        DocumentFormat("zarr", ZARR_JSON, zarr, limits.metadata_bytes, is_named=is_named),
+        DocumentFormat("precomputed", INFO, precomputed, limits.metadata_bytes, is_named=is_named),
+        Icechunk(
+            limits.repository_file_bytes, limits.whole_index_bytes, allowed, is_named=is_named
+        ),
     )
     return [each for each in known if dataset.format in ("auto", each.name)]
 

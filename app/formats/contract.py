@@ -109,6 +109,9 @@ class Slot(NamedTuple):
 class Translator(Protocol):
     """Turns a document as clients see it into the form that is stored."""
 
+    def is_marker(self, stored: bytes) -> bool:
+        """Return whether *stored*, which `translate` returned, gives keys below it a meaning."""
+
     async def translate(self, sent: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
         """Return what to store for *sent* in place of the document *stored*, if there is one.
 

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from app.errors import DamagedError
 from app.formats.contract import Layout, Translator
 from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
 from app.model import ByteRange, Coded, ETag, Inline, ObjectRef, Stored, VirtualKey
@@ -20,6 +21,22 @@ def begins_like_json(data: bytes) -> bool:
     """Return whether *data* begins like a JSON object, or is empty like a truncated one."""
     text = data.lstrip(_BEFORE_JSON)
     return not text or text.startswith(b"{")
+
+
+def begins_like_page(data: bytes) -> bool:
+    """Return whether *data* begins like HTML or XML: an error page of a server or a proxy."""
+    return data.lstrip(_BEFORE_JSON).startswith(b"<")
+
+
+def check_not_blank(data: bytes) -> None:
+    """Raise `DecodeError` for a marker that is empty or zeroed, as a crash leaves a file."""
+    if not data.strip(b"\0"):
+        raise DecodeError("it has only zero bytes" if data else "it is empty")
+
+
+def as_integer(value: Json) -> Json:
+    """Return an integer for ``4.0``, as JSON may spell it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Dialect[S: Weighable](Protocol):
@@ -41,12 +58,22 @@ class Marked:
 
     dialect: Dialect[Any] | None = None
     spec: Weighable | None = None
-    is_metadata: bool = True
-    """False for what does not begin like a JSON object, such as an error page."""
+    is_page: bool = False
+    """True for an error page in place of the marker."""
+
+    @property
+    def is_metadata(self) -> bool:
+        """False for a file that has the name of the marker by chance."""
+        return self.dialect is not None
 
     @property
     def nbytes(self) -> int:
         return 0 if self.spec is None else self.spec.nbytes
+
+    @property
+    def why_sharded(self) -> str:
+        """Reason why not all that the marker describes is served unsharded."""
+        return getattr(self.spec, "why_sharded", "")
 
 
 def json_memory_nbytes(text: bytes) -> int:
@@ -83,8 +110,10 @@ class MarkerDecoder:
     limit_bytes: int
 
     def __call__(self, data: bytes) -> Marked:
+        check_not_blank(data)
         if not begins_like_json(data):
-            return replace(self._claim(None, data), is_metadata=False)
+            marked = self._claim(None, data)
+            return marked if marked.is_metadata else Marked(is_page=begins_like_page(data))
         return DocumentDecoder(self._claim, self.limit_bytes)(data)
 
     def _claim(self, document: Json, data: bytes) -> Marked:
@@ -102,6 +131,8 @@ class DocumentFormat:
     marker: VirtualKey
     dialects: tuple[Dialect[Any], ...]
     limit_bytes: int
+    is_named: bool = False
+    """True if the settings name the format: then no file has the name of the marker by chance."""
 
     def claim(self, _: VirtualKey) -> int | None:
         return None
@@ -122,6 +153,8 @@ class DocumentFormat:
         (read,) = self.markers(directory)
         found = await fetch(read)
         if found is None or found.value.dialect is None:
+            if found is not None and self.is_named and not found.value.is_page:
+                raise DamagedError(read.ref, f"no metadata of the format {self.name}")
             return None
         spec = Versioned(found.value.spec, found.etag, found.size, coding=found.coding)
         return found.value.dialect.layout(directory, spec)

@@ -51,7 +51,7 @@ class MissingArray(PassThrough):
     """Layout of a key named like a chunk that belongs to no array; no object is served for it."""
 
     fault: DamagedError | None = None
-    """Raised for reads, where consolidated metadata describe the array."""
+    """Raised for reads, where there should be an array, or its metadata are damaged."""
 
     async def locate(self, key: VirtualKey, _: Fetch) -> Location:  # noqa: ARG002
         """Return `MISSING`. Raises: `DamagedError` where there should be an array."""
@@ -83,7 +83,8 @@ class Containers:
     """Opens containers below a root; *fetch* caches markers, absent ones too.
 
     The search descends from the root and ends at the first container that encloses the key, so
-    that chunk keys, however deep, cost no look-ups of their own.
+    that chunk keys, however deep, cost no look-ups of their own. The nearest marker decides: a
+    damaged one hides no container below it.
     """
 
     formats: Sequence[Format]
@@ -109,8 +110,10 @@ class Containers:
         container, fault = await self._search(root, key, fetch, prefetch)
         found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
+        if fault is not None and fault.ref == root.join(key):
+            raise fault
         if isinstance(fault, MetadataMissingError):
-            if is_like_a_chunk or fault.ref == root.join(key):
+            if is_like_a_chunk:
                 raise fault
         elif is_like_a_chunk and (fault or await self._is_stray(root, key, found, fetch)):
             return Container(MissingArray(root, fault=fault), key)
@@ -123,6 +126,7 @@ class Containers:
         formats: Sequence[Format] = self.formats
         rest = key
         fault: MetadataMissingError | DamagedError | None = None
+        is_total = False
         outer: list[tuple[Layout, int]] = []
         directory, start = root, 0
         for _ in range(MAX_DEPTH):
@@ -130,15 +134,17 @@ class Containers:
             for read in _likely_markers(formats, root, key, start, nests=nests):
                 prefetch(read)
             try:
-                opened = await self._open(directory, fetch)
+                opened, damage = await self._open(directory, fetch)
             except MetadataMissingError as error:
                 if self._translator(error.ref) is None:
                     raise
-                opened, fault = None, error
+                opened, damage, fault, is_total = None, None, error, False
             if opened is not None:
                 fmt, found = opened
-                formats, rest, fault = (fmt,), VirtualKey(key[start:]), None
+                formats, rest, fault, is_total = (fmt,), VirtualKey(key[start:]), damage, False
                 outer.append((found, start))
+            elif damage is not None:
+                fault, is_total = damage, self._translator(damage.ref) is None
             elif any(each.expects(key[begin : start - 1]) for each, begin in outer):
                 reason = "has no metadata, though consolidated metadata describe an array there"
                 fault = fault or DamagedError(directory, reason)
@@ -147,6 +153,8 @@ class Containers:
                 break
             start = slash + 1
             directory = root.join(key[:slash])
+        if fault is not None and is_total and key[start:]:
+            raise fault  # a repository has no keys that do not depend on it
         return Container(found, rest, outer[:-1]), fault
 
     async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
@@ -155,7 +163,7 @@ class Containers:
         try:
             layout, rest = await self.find(root, key, fetch)
             target = await layout.target(rest, fetch)
-        except MetadataMissingError as error:
+        except (MetadataMissingError, DamagedError) as error:
             if translator is None or error.ref != root.join(key):
                 raise
             target = Whole(error.ref)
@@ -165,14 +173,25 @@ class Containers:
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory* if it is a container. Raises: `DamagedError`, `MetadataMissingError`."""
-        opened = await self._open(directory, fetch)
-        return None if opened is None else opened[1]
-
-    async def _open(self, directory: ObjectRef, fetch: Fetch) -> tuple[Format, Layout] | None:
-        for fmt in self.formats:
-            if (layout := await fmt.open(directory, fetch)) is not None:
-                return fmt, layout
+        opened, damage = await self._open(directory, fetch)
+        if opened is not None:
+            return opened[1]
+        if damage is not None:
+            raise damage
         return None
+
+    async def _open(
+        self, directory: ObjectRef, fetch: Fetch
+    ) -> tuple[tuple[Format, Layout] | None, DamagedError | None]:
+        """Open *directory* by the first format that can, and return the damage of other markers."""
+        damage = None
+        for fmt in self.formats:
+            try:
+                if (layout := await fmt.open(directory, fetch)) is not None:
+                    return (fmt, layout), damage
+            except DamagedError as damaged:
+                damage = damage or damaged
+        return None, damage
 
     def around(self, root: ObjectRef) -> Layout:
         """Return the layout of the keys outside of all containers below *root*."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
@@ -328,12 +328,12 @@ class _Summarizer:
         if key not in self._groups:
             document = VirtualKey(f"{key}/zarr.json".lstrip("/"))
             root = self._root
-            layout, rest = await root.containers.find(root.ref, document, root.fetch)
-            match await layout.locate(rest, root.fetch):
-                case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
-                    self._groups[key] = summarize_group(key, data)
-                case _:
-                    self._groups[key] = GroupSummary(key)
+            self._groups[key] = GroupSummary(key)
+            with suppress(DamagedError):  # of the group: the array may be sound
+                layout, rest = await root.containers.find(root.ref, document, root.fetch)
+                match await layout.locate(rest, root.fetch):
+                    case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
+                        self._groups[key] = summarize_group(key, data)
         return self._groups[key]
 
 

@@ -40,7 +40,7 @@ from app.model import (
     Whole,
 )
 from app.resolve.bodies import Entity
-from app.resolve.containers import MAX_DEPTH, Containers
+from app.resolve.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
 from app.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
@@ -87,20 +87,28 @@ class Visited(NamedTuple):
 
 
 async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
-    """Open every container below *root*, parents first, by listing or by the metadata's names."""
-    paths = [""]
+    """Open every container below *root*, parents first, by listing or by the metadata's names.
+
+    Below a damaged one directories of chunks are passed over.
+    """
+    paths = [("", False)]
     while paths:
-        path = paths.pop()
+        path, is_doubtful = paths.pop()
+        layout = None
         try:
             layout = await root.containers.open(root.ref.join(path), root.fetch)
         except DamagedError as damage:
+            is_doubtful = True
             yield OpenedContainer(path, damage)
-            continue
-        if layout is not None:
-            yield OpenedContainer(path, layout)
+        else:
+            if layout is not None:
+                is_doubtful = False
+                yield OpenedContainer(path, layout)
+            elif is_doubtful and LIKE_A_CHUNK.search(path):
+                continue
         if layout is None or not layout.encloses(VirtualKey("")):
-            names = await _directories(root, path, layout)
-            paths += [join_path(path, name) for name in reversed(names)]
+            names = await _directories(root, path, layout, is_needed=not path and not is_doubtful)
+            paths += [(join_path(path, name), is_doubtful) for name in reversed(names)]
 
 
 async def find_collections(root: Root) -> AsyncGenerator[Visited]:
@@ -140,8 +148,12 @@ async def list_names(
         yield listed.ref.key.removeprefix(start.key)
 
 
-async def _directories(root: Root, path: str, layout: Layout | None) -> Sequence[str]:
-    """Return the directories right below *path*, or the containers that its metadata name."""
+async def _directories(
+    root: Root, path: str, layout: Layout | None, *, is_needed: bool
+) -> Sequence[str]:
+    """Return the directories right below *path*, or the containers that its metadata name. A
+    listing *is_needed* unless something is known already.
+    """
     directory = root.ref.join(path).prefix
     try:
         names: Sequence[str] = [
@@ -150,7 +162,7 @@ async def _directories(root: Root, path: str, layout: Layout | None) -> Sequence
             if listed.size is None
         ]
     except StorageUnusableError:
-        if layout is None and path:
+        if layout is None and not is_needed:
             return ()
         below = None if layout is None else layout.names_below()
         if below is None:
@@ -215,9 +227,7 @@ class Tree:
             layout, rest, _ = claimed
             start = _ListedFolder(prefix.removesuffix(rest), layout, "")
         else:
-            layout = await root.containers.open(root.ref, root.fetch) or root.containers.around(
-                root.ref
-            )
+            layout = await self._open(root.ref) or root.containers.around(root.ref)
             start = _ListedFolder("", layout, "")
         async for found in self._walk(start):
             yield found
@@ -302,11 +312,17 @@ class Tree:
         below = _ListedFolder(key, directory.layout, inside, directory.depth + 1)
         if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
             ref = self.root.ref.join(key.removesuffix("/"))
-            layout = await self.root.containers.open(ref, self.root.fetch)
-            if layout is not None:
+            if (layout := await self._open(ref)) is not None:
                 below = _ListedFolder(key, layout, "", below.depth)
         async for found in self._walk(below):
             yield found
+
+    async def _open(self, directory: ObjectRef) -> Layout | None:
+        """Open a container; the objects of a damaged one are listed as they are stored."""
+        try:
+            return await self.root.containers.open(directory, self.root.fetch)
+        except DamagedError:
+            return None
 
 
 async def stored_keys(root: Root, container: ObjectRef, grid: GridWalk) -> list[str] | None:

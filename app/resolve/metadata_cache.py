@@ -1,5 +1,6 @@
 """Cache of decoded indexes and metadata, shared reads, and the freshness of look-ups."""
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
@@ -18,6 +19,8 @@ from app.model import ETag, ObjectRef
 from app.resolve.budget import ByteBudget
 from app.resolve.perform import perform
 from app.storage.contract import NotModified, ObjectReader, Stat
+
+_log = logging.getLogger(__name__)
 
 OVERHEAD_NBYTES: Final = 1024
 """Memory of a cache entry without its value: the key, its reference, its place in the order."""
@@ -163,6 +166,8 @@ class ReadCache:
         self._all_forgotten_at = -inf
         self._markers = LRUCache[ObjectRef, float](_MAX_MARKERS)
         """Markers that were present, with the time since when each is missing, or `inf`."""
+        self._reported = LRUCache[ObjectRef, ETag](_MAX_MARKERS)
+        """Versions of metadata whose `why_sharded` is in the log."""
         self.counters = CacheCounters()
         self.generation = 0
         """Incremented whenever cached state turns out to be outdated."""
@@ -245,6 +250,13 @@ class ReadCache:
             return
         raise MetadataMissingError(ref)
 
+    def _report(self, ref: ObjectRef, found: Versioned[Any]) -> None:
+        """Log once why an array or a part of a volume is served as it is stored."""
+        reason = getattr(found.value, "why_sharded", "")
+        if reason and self._reported.get(ref) != found.etag:
+            self._reported[ref] = found.etag
+            _log.warning("%s: served as stored: %s", ref, reason)
+
     def _forgotten_at(self, ref: ObjectRef) -> float:
         return max(self._forgotten.get(ref, -inf), self._all_forgotten_at)
 
@@ -307,13 +319,22 @@ class ReadCache:
         finally:
             kind_of_read.reset(kind)
         if read.kind in _MARKER_KINDS:
-            if found is None or not _is_metadata(found):
+            if found is None or _is_page(found):
                 self._check_absence(read.ref, requested_at)
+            elif not _is_metadata(found):
+                if read.ref in self._markers:
+                    raise DamagedError(read.ref, "it was metadata before, and is none any more")
             elif requested_at > self._forgotten_at(read.ref):
                 self.mark_present(read.ref)
         if isinstance(found, NotModified):
             return self._put(read, known, requested_at)
+        if found is not None:
+            self._report(read.ref, found)
         return self._put(read, found, requested_at, is_pinned=read.is_pinned and found is not None)
+
+
+def _is_page(found: Versioned[Any] | NotModified) -> bool:
+    return not isinstance(found, NotModified) and getattr(found.value, "is_page", False)
 
 
 def _is_metadata(found: Versioned[Any] | NotModified) -> bool:

@@ -23,7 +23,7 @@ from app.errors import (
 )
 from app.formats.compression import CODINGS, decode_content
 from app.formats.contract import Document, ShardRewriter, Slot, Stray
-from app.formats.documents import begins_like_json, etag_of_rewritten
+from app.formats.documents import etag_of_rewritten
 from app.formats.listing import Window
 from app.formats.reading import DecodeError, Read, Versioned, Weighable
 from app.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
@@ -139,7 +139,7 @@ class PassthroughWriter:
             return await self._store.put(ref, [translated], expected=etag or ABSENT)
 
         etag = await self._repeat(ref, attempt)
-        if begins_like_json(translated):
+        if document.translator.is_marker(translated):
             self._fetch.mark_present(ref)
         else:
             self._fetch.mark_removed(ref)

@@ -76,6 +76,11 @@ REFUSED: Final = {
     "objects in objects": with_text("attributes", '{"a":' * 500_000 + "1" + "}" * 500_000),
     "shards in shards": nested(5_000),
     "a long number": with_text("shape", f"[{'9' * 5_000}, 4]"),
+    "no object": b"[]",
+    "another encoding": json.dumps(ARRAY).encode("utf-16"),
+    "more than may be": with_text("attributes", json.dumps("a" * 9_000_000)),
+}
+NOT_UNDERSTOOD: Final = {
     "a number beyond 2^63": with_text("shape", f"[{2**63}, 4]"),
     "infinity": with_text("shape", "[1e400, 4]"),
     "NaN": with_text("shape", "[NaN, 4]"),
@@ -83,9 +88,7 @@ REFUSED: Final = {
     "a separator that climbs": with_text(
         "chunk_key_encoding", '{"name": "default", "configuration": {"separator": "/../"}}'
     ),
-    "no object": b"[]",
-    "another encoding": json.dumps(ARRAY).encode("utf-16"),
-    "more than may be": with_text("attributes", json.dumps("a" * 9_000_000)),
+    "codecs that are no list": with_text("codecs", '{"sharding_indexed": 1}'),
 }
 REFUSED_INFOS: Final = {
     "minishard bits": info(minishard_bits=10**9),
@@ -122,7 +125,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(folder: Path) -> Generator[httpx.Client]:
     """Serve what is there."""
     served = {name: make() for name, make in SERVED.items()}
-    for kind, documents in (("zarr.json", REFUSED | served), ("info", REFUSED_INFOS)):
+    nodes = REFUSED | NOT_UNDERSTOOD | served
+    for kind, documents in (("zarr.json", nodes), ("info", REFUSED_INFOS)):
         for name, document in documents.items():
             place(folder / name / kind, document)
     for number, key in enumerate(CLIMBING + UNSPEAKABLE):
@@ -144,7 +148,7 @@ def place(path: Path, data: bytes) -> None:
     "key",
     [f"{name}/zarr.json" for name in REFUSED]
     + [f"{name}/c/0/0" for name in REFUSED]
-    + [f"{name}/info" for name in REFUSED_INFOS]
+    + ["lists in an info/info"]
     + [f"{name}/s/0-32_0-32_0-32" for name in REFUSED_INFOS],
 )
 def test_what_cannot_be_is_damage(client: httpx.Client, key: str) -> None:
@@ -155,6 +159,25 @@ def test_what_cannot_be_is_damage(client: httpx.Client, key: str) -> None:
     assert answer.status_code == 424
     assert key.partition("/")[0] in answer.json()["detail"]
     assert time.process_time() - began_at < MOST_S
+
+
+@pytest.mark.parametrize("name", NOT_UNDERSTOOD)
+def test_arrays_that_are_not_understood_are_served_as_they_are_stored(
+    client: httpx.Client, folder: Path, name: str
+) -> None:
+    """The document and the objects below it are the stored ones, and the reason is short."""
+    place(folder / name / "c/0/0", b"a shard, perhaps")
+
+    assert client.get(f"/any/{name}/zarr.json").content == NOT_UNDERSTOOD[name]
+    assert client.get(f"/any/{name}/c/0/0").content == b"a shard, perhaps"
+
+
+@pytest.mark.parametrize("name", REFUSED_INFOS.keys() - {"lists in an info"})
+def test_an_info_with_a_scale_that_is_not_understood_is_served_as_it_is_stored(
+    client: httpx.Client, name: str
+) -> None:
+    """Only the chunks of that scale are refused."""
+    assert client.get(f"/any/{name}/info").content == REFUSED_INFOS[name]
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -56,7 +56,7 @@ def test_the_first_dialect_that_knows_a_document_has_it(document: Any, at: int) 
     "data",
     [
         b"{}", b"[]", b"1", b'"a"', b"null", b' {"c": 1}\n', b'\xef\xbb\xbf{"c": 1}',
-        b"read me", b"\x89PNG\r\n", b"\0" * 1000, b"[" * 10**6,
+        b"read me", b"\x89PNG\r\n", b"\0{}", b"[" * 10**6,
     ],
 )  # fmt: skip
 def test_what_no_dialect_knows_is_nothing(data: bytes) -> None:
@@ -69,7 +69,7 @@ def test_what_no_dialect_knows_is_nothing(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b" \n", b"{", b"{}}", b'{"a": 1}{', b'{"a": "\xff"}', b'{"a": ' + b"1" * 90,
+        b" \n", b"{", b"{}}", b'{"a": 1}{', b'{"a": "\xff"}', b'{"a": ' + b"1" * 90,
         b"\xef\xbb\xbf{", b'{"a":' * 10**6, b'{"a": ' + b"1" * 10**4 + b"}",
     ],
     ids=lambda data: data[:9],
@@ -78,6 +78,13 @@ def test_what_is_left_of_a_document_is_refused(data: bytes) -> None:
     """A file that begins like one, or is empty, was to be a marker; depth has a limit."""
     with pytest.raises(DecodeError, match="no JSON"):
         MarkerDecoder(_DIALECTS, 10**7)(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 1000])
+def test_a_marker_that_a_crash_has_left_is_refused(data: bytes) -> None:
+    """An empty or zeroed file has no name by chance."""
+    with pytest.raises(DecodeError, match=r"it is empty|it has only zero bytes"):
+        _decode(data)
 
 
 def test_a_dialect_may_refuse_what_is_its_own() -> None:
@@ -111,16 +118,39 @@ class _Case:
             self.store.place(ROOT.join("marker"), marker)
         self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
 
-    async def open(self) -> Layout | None:
+    async def open(self, *, is_named: bool = False) -> Layout | None:
         """Open the container."""
-        name = VirtualKey("marker")
-        return await DocumentFormat("test", name, _DIALECTS, _LIMIT).open(ROOT, self.fetch)
+        fmt = DocumentFormat("test", VirtualKey("marker"), _DIALECTS, _LIMIT, is_named)
+        return await fmt.open(ROOT, self.fetch)
 
 
 @pytest.mark.parametrize("marker", [None, b"{}", b"[]", b"no JSON", b"x" * 101])
 async def test_a_directory_that_no_dialect_knows_is_no_container(marker: bytes | None) -> None:
     """Without a marker, or with a file that happens to have its name."""
     assert await _Case(marker).open() is None
+
+
+@pytest.mark.parametrize("marker", [b"{}", b"[]", b"no JSON", b"\x7b\x22"])
+async def test_below_a_named_format_no_file_has_the_name_by_chance(marker: bytes) -> None:
+    """What no dialect knows is damage; an error page is as if the marker were missing."""
+    with pytest.raises(DamagedError, match="marker"):
+        await _Case(marker).open(is_named=True)
+
+    assert await _Case(b"<html>Bad gateway</html>").open(is_named=True) is None
+
+
+async def test_a_marker_that_was_known_is_not_there_by_chance() -> None:
+    """Once it was metadata, what no dialect knows is damage, until it is metadata again."""
+    case = _Case(b'{"a": 1}')
+    assert await case.open() is not None
+    for content in (b"{}", b"[]", b"no JSON"):
+        case.store.place(ROOT.join("marker"), content)
+        case.fetch.forget(ROOT.join("marker"))
+        with pytest.raises(DamagedError, match="metadata before"):
+            await case.open()
+    case.store.place(ROOT.join("marker"), b'{"a": 2}')
+
+    assert await case.open() is not None
 
 
 async def test_a_marker_is_read_once_for_all_dialects() -> None:

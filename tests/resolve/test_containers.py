@@ -125,12 +125,89 @@ async def test_absence_of_a_marker_is_remembered() -> None:
 async def test_a_marker_that_cannot_be_read_is_never_absence() -> None:
     """A container that cannot be decoded, or that the store denies, is not passed through."""
     case = _Case(vol={"zarr_format": 4})
+    layout, rest = await case.containers.find(ROOT, VirtualKey("vol/c/0/0"), case.fetch)
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
-        await case.find("vol/c/0/0")
+        await layout.locate(rest, case.fetch)
+    with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
+        await case.find("vol/zarr.json")
     case = _Case(vol=_ARRAY)
     case.store.failure = StorageDeniedError(ROOT, "for the test")
     with pytest.raises(StorageDeniedError):
         await case.find("vol/c/0/0")
+
+
+_BROKEN = [b"", b"{", b"\0" * 9, b'{"zarr_format": 4}']
+
+
+@pytest.mark.parametrize(
+    ("name", "marker", "broken"),
+    [
+        *(("auto", "g/zarr.json", broken) for broken in _BROKEN),
+        *(("zarr", "g/zarr.json", broken) for broken in _BROKEN),
+        *(("auto", "g/info", broken) for broken in _BROKEN[:3]),
+    ],
+)
+async def test_a_damaged_marker_hides_no_container_below(
+    name: str, marker: str, broken: bytes
+) -> None:
+    """The nearest marker decides; keys of chunks without a nearer one are damage that names it."""
+    memory = filled()
+    memory.place(ROOT.join("g/a/zarr.json"), zarr_json())
+    await replica(memory).put("g/a/c/0", b"0000")
+    for key in ("c/0", "README.md"):
+        memory.place(ROOT.join(f"g/{key}"), b"some bytes")
+    memory.place(ROOT.join(marker), broken)
+    one = replica(memory)
+    if name == "zarr":
+        _configure(one, name)
+
+    assert await one.read("g/a/c/0") == b"0000"
+    assert await one.read("g/a/zarr.json") is not None
+    assert await one.read("g/README.md") == b"some bytes"
+    for key in ("g/c/0", "g/b/0.0", marker):
+        with pytest.raises(DamagedError, match=marker):
+            await one.read(key)
+    with pytest.raises(BadKeyError):
+        await one.put("g/c/5", b"0000")
+
+
+async def test_a_damaged_repository_has_no_absent_keys() -> None:
+    """Every key without a nearer container depends on it, and listings go on."""
+    memory = filled()
+    memory.place(ROOT.join("r/repo"), b"\0" * 100)
+    memory.place(ROOT.join("r/b/zarr.json"), _PLAIN)
+    one = replica(memory)
+
+    for key in ("r/x/zarr.json", "r/@branch.main/x/c/0", "r/README.md", "r/repo"):
+        with pytest.raises(DamagedError, match="r/repo"):
+            await one.read(key)
+    assert await one.read("r/b/zarr.json") == _PLAIN
+
+
+@pytest.mark.parametrize("key", ["a/zarr.json", "b/zarr.json", "b/info"])
+async def test_a_damaged_marker_can_be_replaced(key: str) -> None:
+    """A PUT of its own key repairs it, and DELETE removes it."""
+    memory = filled()
+    memory.place(ROOT.join(key), b"{")
+    one = replica(memory)
+    with pytest.raises(DamagedError):
+        await one.read(key)
+    await one.put(key, None)
+    assert await one.read(key) is None
+    memory.place(ROOT.join(key), b"{")
+    await one.put(key, _PLAIN)
+
+    assert await one.read(key) == _PLAIN
+
+
+async def test_a_note_may_be_written_under_the_name_of_a_marker() -> None:
+    """What is no marker, and was written here, is served as it is."""
+    memory = filled()
+    one = replica(memory)
+    await one.put("n/info", b"{}")
+
+    assert await one.read("n/info") == b"{}"
+    assert await one.read("n/README.md") is None
 
 
 class _Losing(Between):

@@ -13,16 +13,17 @@ from app.errors import DamagedError, StorageUnusableError
 from app.formats.listing import Window
 from app.model import ObjectRef, VirtualKey
 from app.resolve import listing
-from app.resolve.listing import ListedKey, Page
+from app.resolve.listing import ListedKey, Page, find_collections, find_containers
 from app.storage.memory import MemoryStore
 from app.storage.wrappers import Call, TracedStore
+from tests.formats.case import filled
 from tests.formats.icechunk import case as icechunk_case
 from tests.formats.neuroglancer_precomputed import case as precomputed_case
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
 from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
 from tests.formats.zarr import case as zarr_case
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard, sharding
-from tests.resolve.stores import Unlisted
+from tests.resolve.stores import Unlisted, WatchedStore
 from tests.support.resolving import ROOT, All, Reading, reading
 
 _SHARDS = 10
@@ -197,6 +198,40 @@ async def test_a_damaged_shard_fails_the_page() -> None:
         traced.data.fetch.forget(ROOT.join(key))
     expected = ["/".join(["c", *map(str, cell)]) for cell in product(range(2), repeat=3)]
     assert await traced.page(Window("c/")) == sorted(expected)
+
+
+@pytest.mark.parametrize("marker", ["zarr.json", "b/zarr.json", "info", "b/info", "b/repo"])
+async def test_a_damaged_marker_ends_no_listing(marker: str) -> None:
+    """What is below it is listed, containers as such and all else as it is stored."""
+    store = filled({marker: b"", "b/a/zarr.json": json.dumps(
+        array_metadata([4], [4], [sharding([2])])).encode(), "b/c/0": b"unknown",
+        "b/a/c/0": encode_shard([b"xx", b"yy"])})  # fmt: skip
+    data = reading(store)
+    expected = sorted([marker, "b/a/zarr.json", "b/a/c/0", "b/a/c/1", "b/c/0"])
+
+    ((page),) = await _pages(data, Window(""), 100)
+    assert [entry.key for entry in page] == expected
+    names = [each.name async for each in data.resolver.list(data.dataset, VirtualKey("b/"))]
+    assert {"a/", "c/"} <= set(names)
+    found = {
+        each.path: each.found async for each in find_collections(data.resolver.root(data.dataset))
+    }
+    damage = found.pop(marker.rpartition("/")[0])
+    assert isinstance(damage, DamagedError)
+    assert set(found) == {"b/a"}
+
+
+async def test_directories_of_chunks_below_a_damaged_array_are_passed_over() -> None:
+    """An array may have very many of them; containers with such names are found."""
+    array = json.dumps(array_metadata([4], [4], [LITTLE])).encode()
+    objects = dict.fromkeys(("0/zarr.json", "g/1/zarr.json"), array)
+    store = WatchedStore()
+    filled({"zarr.json": b"{", "c/0/1": b"", "1/2/x": b"", **objects}, store)
+    data = reading(store)
+    found = [each.path async for each in find_containers(data.resolver.root(data.dataset))]
+
+    assert found == ["", "0", "g/1"]
+    assert not any(call.ref.key.startswith(ROOT.join("c/0").key) for call in store.calls)
 
 
 async def test_the_page_of_links_of_an_array_names_its_chunks() -> None:

@@ -391,3 +391,24 @@ async def test_damage_behind_an_unknown_coding_tells_the_coding() -> None:
     store.place(REF, b"x", headers=ObjectHeaders("compress"))
     with pytest.raises(DamagedError, match=r"no JSON: b'x' .*Content-Encoding: compress"):
         await perform(store, Read("metadata", REF, ByteRange(0, 9), decode))
+
+
+@dataclass(frozen=True)
+class _Unsharded:
+    why_sharded: str
+    nbytes: int = 0
+
+
+async def test_why_something_is_served_as_stored_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A version is named once, however often it is read, and a new version again."""
+    case = _Case()
+    read = Read("metadata", REF, None, lambda _: _Unsharded("it is odd"))
+    for data in (b"old", b"new"):
+        case.store.place(REF, data)
+        for _ in range(2):
+            case.memory.pop(read)
+            await case.fetch(read)
+
+    assert [each.message for each in caplog.records] == [f"{REF}: served as stored: it is odd"] * 2

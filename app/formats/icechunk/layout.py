@@ -90,6 +90,8 @@ class Icechunk:
     limit_nbytes: int
     whole_index_nbytes: int
     allowed: tuple[Allowed, ...] = ()
+    is_named: bool = False
+    """True if the settings name the format: then no file is called ``repo`` by chance."""
     name: str = "icechunk"
 
     def claim(self, key: VirtualKey) -> int | None:
@@ -108,8 +110,12 @@ class Icechunk:
         found = await fetch(refs.read, ever=True)
         if found is not None and found.value.info is None:  # by now it may be one
             found = await fetch(refs.read)
+        if found is not None and found.value.info is None:
+            if self.is_named and not found.value.is_page:
+                raise DamagedError(refs.read.ref, "it does not begin like a file of Icechunk")
+            return None
         if found is not None:
-            return None if found.value.info is None else self._layout(directory, refs)
+            return self._layout(directory, refs)
         files = FileRefs(directory)
         if await fetch(files.read(MAIN), ever=True) is None:
             return None

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from app.errors import DamagedError, NotAllowedError, OfflineError
+from app.formats.documents import begins_like_page, check_not_blank
 from app.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
 from app.formats.icechunk.flatbuffers import MAGIC, memory_nbytes
 from app.formats.icechunk.ids import decode_id, encode_id
@@ -49,6 +50,8 @@ class RepoMarker:
     """Decoded file ``repo``; without `info` it is not a file of Icechunk."""
 
     info: RepoInfo | None
+    is_page: bool = False
+    """True for an error page in place of the file."""
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +59,7 @@ class RepoMarker:
 
     @property
     def is_metadata(self) -> bool:
-        """True for a file of Icechunk; an error page, for example, is none."""
+        """False for a file that has the name by chance."""
         return self.info is not None
 
 
@@ -67,8 +70,9 @@ class RepoMarkerDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> RepoMarker:
+        check_not_blank(data)
         if not (data.startswith(MAGIC) or MAGIC.startswith(data)):
-            return RepoMarker(None)
+            return RepoMarker(None, is_page=begins_like_page(data))
         return RepoMarker(RepoInfoDecoder(self.limit_nbytes)(data))
 
 

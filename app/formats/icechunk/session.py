@@ -27,7 +27,7 @@ from app.formats.icechunk.manifest import Native
 from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
 from app.formats.reading import DecodeError
-from app.formats.zarr.codecs import UnshardableError, codec_name, has_sharding
+from app.formats.zarr.codecs import codec_name, has_sharding
 from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.metadata import chunk_keys
 from app.model import ByteRange, ETag, ObjectRef
@@ -267,7 +267,7 @@ def _view_stored(path: str, stored: StoredNode) -> ViewedNode:
     shape = stored.array.grid
     try:
         keys = chunk_keys(json.loads(stored.document).get("chunk_key_encoding"), len(shape))
-    except (UnshardableError, ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError, RecursionError):
         keys = ChunkKeys("c/", "/", len(shape))  # the library uses one encoding
     chunks = Chunks(keys, shape, stored.array.manifests)
     return ViewedNode(stored.node_id, path, stored.document, chunks)
@@ -291,10 +291,7 @@ def read_chunks(document: bytes) -> Chunks | None:
     node = read_document(document)
     if (name := codec_name(node["chunk_grid"])) != "regular":
         raise DecodeError(f"the chunk grid is {name:.80}, and only regular is written")
-    try:
-        keys = chunk_keys(node.get("chunk_key_encoding"), len(grid.chunks))
-    except UnshardableError as error:
-        raise DecodeError(str(error)) from None
+    keys = chunk_keys(node.get("chunk_key_encoding"), len(grid.chunks))
     if (keys.prefix, keys.separator) != ("c/", "/"):
         raise DecodeError("the chunk key encoding is not default with the separator /")
     return Chunks(keys, grid.array.grid)

@@ -9,6 +9,7 @@ written.
 import json
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import floordiv, lt
 from struct import pack
 from typing import Any, Final, NamedTuple
@@ -44,13 +45,14 @@ from app.formats.icechunk.repo_info import (
     read_metadata,
 )
 from app.formats.reading import DecodeError
-from app.formats.zarr.codecs import UnshardableError, shape_of
+from app.formats.zarr.codecs import shape_of
 from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.metadata import Node as ZarrNode
 from app.formats.zarr.metadata import chunk_keys, parse_node
 
 ARRAY: Final = 1
 GROUP: Final = 2
+_MOST_REASONS: Final = 3
 _SIZE_AT: Final = 16
 _COUNT_AT: Final = 24
 """In the struct that lists a manifest in version 1, after its id."""
@@ -346,6 +348,13 @@ class Snapshot:
     flushed_at_s: int
     """Time of writing by the clock of the writer: seconds since 1970, UTC."""
 
+    @property
+    def why_sharded(self) -> str:
+        """Reasons why arrays are not served unsharded, of the first few."""
+        documents = {p: n.document for p, n in self.nodes.items() if isinstance(n, SnapshotNode)}
+        reasons = (f"/{p}: {d.why_sharded}" for p, d in documents.items() if d.why_sharded)
+        return "; ".join(islice(reasons, _MOST_REASONS))
+
     def find(self, path: str) -> tuple[str, str] | None:
         """Return the path of the node at or above *path*, and the rest of *path*."""
         node = path
@@ -445,7 +454,7 @@ def _parse_node(stored: StoredNode, document: Any) -> SnapshotNode:
         raise DecodeError(f"the snapshot has {len(grid)} dimensions and zarr.json {ndim}")
     try:
         keys = chunk_keys(document.get("chunk_key_encoding"), ndim)
-    except UnshardableError:  # the library uses one encoding, and ignores the document
+    except DecodeError:  # the library uses one encoding, and ignores the document
         keys = ChunkKeys("c/", "/", ndim)
     return replace(node, chunks=Chunks(keys, grid, stored.array.manifests))
 

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from app.errors import DamagedError, VersionChangedError
 from app.formats.compression import deflate, inflate, inflate_to_array
+from app.formats.documents import as_integer
 from app.formats.neuroglancer_precomputed.keys import Ids
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
@@ -40,11 +41,6 @@ _LOD_NBYTES: Final = 16
 _POSITION_NBYTES: Final = 12
 _MAX_LODS: Final = 1024
 """Each takes time, and halves the resolution: a few dozen are possible."""
-
-
-def as_integer(value: object) -> object:
-    """Return an integer for ``4.0``, as JSON may spell it."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Integer = Annotated[int, Field(strict=True), BeforeValidator(as_integer)]

@@ -14,6 +14,8 @@ _SIGNED: Final = "(0|-?[1-9][0-9]{0,19})"
 _ID: Final = re.compile(_NUMBER, re.ASCII)
 _BOUNDS: Final = re.compile("_".join([f"{_SIGNED}-{_SIGNED}"] * 3), re.ASCII)
 _CELL: Final = re.compile(f"{_NUMBER}(?:_{_NUMBER})*", re.ASCII)
+LIKE_A_CHUNK: Final = re.compile(r"-?[0-9][0-9_:-]*(?:\.index)?", re.ASCII)
+"""Names of chunks of every kind, and others."""
 MAX_ID: Final = 2**64 - 1
 
 type Ids = npt.NDArray[np.uint64]

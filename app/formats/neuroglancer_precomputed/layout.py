@@ -25,7 +25,7 @@ from app.formats.listing import (
     Wanted,
 )
 from app.formats.neuroglancer_precomputed.index import MinishardReader
-from app.formats.neuroglancer_precomputed.keys import IdNames, VoxelBounds
+from app.formats.neuroglancer_precomputed.keys import LIKE_A_CHUNK, IdNames, VoxelBounds
 from app.formats.neuroglancer_precomputed.metadata import (
     Info,
     InfoTranslator,
@@ -82,7 +82,9 @@ class PrecomputedLayout(Layout):
     options: Precomputed
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        """Locate a chunk by its name in the unsharded container; serve other objects whole."""
+        """Locate a chunk by its name in the unsharded container; serve other objects whole.
+        Raises: `DamagedError` for a chunk of a malformed member.
+        """
         if key == MARKER:
             return show(self.directory.join(MARKER), self.info)
         path, _, name = key.rpartition("/")
@@ -92,7 +94,14 @@ class PrecomputedLayout(Layout):
                 return await self._locate_chunk(part, chunk_id, fetch)
         if any(part.names.owns(name) for part in parts):
             return MISSING
+        self._check(path, name)
         return Whole(self.directory.join(key))
+
+    def _check(self, path: str, name: str) -> None:
+        """Raise `DamagedError` where *name* may be that of a chunk of a malformed member."""
+        fault = self.info.value.faults_at.get(path)
+        if fault is not None and LIKE_A_CHUNK.fullmatch(name):
+            raise DamagedError(self.directory.join(MARKER), fault)
 
     async def _locate_chunk(self, part: ShardedPart, chunk_id: int, fetch: Fetch) -> Location:
         reader = MinishardReader(
@@ -125,6 +134,7 @@ class PrecomputedLayout(Layout):
                     f"{key} is a shard: its chunks are written by their own keys, and the whole "
                     'object through a dataset with view = "raw"'
                 )
+        self._check(path, name)
         return Whole(self.directory.join(key))
 
     def _slot(self, part: ShardedPart, chunk_id: int) -> Slot:

@@ -4,7 +4,7 @@ of one that a client writes, which keeps the sharding.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
@@ -15,8 +15,8 @@ import pydantic.dataclasses
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import BadBodyError, ConflictError
-from app.formats.documents import begins_like_json
-from app.formats.neuroglancer_precomputed.index import Integer, Sharding, as_integer
+from app.formats.documents import as_integer, begins_like_json
+from app.formats.neuroglancer_precomputed.index import Integer, Sharding
 from app.formats.neuroglancer_precomputed.keys import (
     CellNames,
     IdNames,
@@ -41,6 +41,7 @@ _DATA_TYPES: Final = {f"{kind}int{8 * n}": n for kind in ("", "u") for n in (1, 
     "float32": 4
 }
 """Bytes of a voxel in one channel."""
+_MOST_REASONS: Final = 3
 _MAX_AXES: Final = 64
 _MAX_PARTS: Final = 64
 """In one directory: a name of a chunk is compared with those of each part."""
@@ -107,6 +108,24 @@ def _parse[T](members: TypeAdapter[T], document: Json) -> T:
         raise DecodeError(reason.removeprefix(": ")) from None
 
 
+class Member(NamedTuple):
+    """An object of an ``info`` that may be sharded."""
+
+    name: str
+    """Of the member of the document that has it."""
+    value: Json
+    path: str | None = None
+    parts: Sequence[ShardedPart] = ()
+    """Empty unless it is sharded."""
+    fault: str = ""
+    """Reason why it is served as it is stored, though the sharding is known."""
+
+    @property
+    def loses_sharding(self) -> bool:
+        """True if clients see it without the sharding."""
+        return bool(self.parts) or (not self.fault and self.value.get("sharding", 0) is None)
+
+
 @dataclass(frozen=True, slots=True)
 class Info:
     """A decoded ``info``."""
@@ -114,9 +133,10 @@ class Info:
     served: bytes
     is_rewritten: bool
     document: Json
+    members: tuple[Member, ...]
     parts_at: Mapping[str, Sequence[ShardedPart]]
-    members: tuple[tuple[str, Json], ...]
-    """Objects of the document that may be sharded, each with the name of its member."""
+    faults_at: Mapping[str, str]
+    """Faults of members, by the directories of their chunks."""
     paths: frozenset[str]
     """Directories of chunks, sharded or not."""
     below: tuple[str, ...]
@@ -130,6 +150,15 @@ class Info:
     def parts(self) -> tuple[ShardedPart, ...]:
         return tuple(chain.from_iterable(self.parts_at.values()))
 
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(member.fault for member in self.members if member.fault)
+
+    @property
+    def why_sharded(self) -> str:
+        """Reasons why members stay sharded, of the first few."""
+        return "; ".join(self.faults[:_MOST_REASONS])
+
 
 def parse_info(document: Json, data: bytes) -> Info | None:
     """Understand *document*, parsed from *data*; `None` if it is no precomputed ``info``."""
@@ -138,39 +167,53 @@ def parse_info(document: Json, data: bytes) -> Info | None:
     kind = document.get("@type", _VOLUME if "scales" in document else None)
     if not isinstance(kind, str) or not kind.startswith("neuroglancer_"):
         return None
-    members = tuple(_members(kind, document))
-    is_rewritten = any(_loses_sharding(member) for _, member in members)
+    parts_at: defaultdict[str, list[ShardedPart]] = defaultdict(list)
+    members = tuple(_read(name, value, parts_at) for name, value in _members(kind, document))
+    is_rewritten = any(member.loses_sharding for member in members)
     return Info(
-        served=_without_sharding(kind, data) if is_rewritten else data,
+        served=_without_sharding(kind, data, members) if is_rewritten else data,
         is_rewritten=is_rewritten,
         document=document,
-        parts_at=_by_path(part for name, member in members for part in _parts(name, member)),
         members=members,
-        paths=frozenset(path for _, member in members if (path := path_of(member))),
+        parts_at=dict(parts_at),
+        faults_at={m.path: m.fault for m in members if m.fault and m.path is not None},
+        paths=frozenset(member.path for member in members if member.path),
         below=tuple(_below(document)),
     )
 
 
-def _loses_sharding(member: Json) -> bool:
-    return is_sharded(member) or member.get("sharding", 0) is None
-
-
-def _without_sharding(kind: str, data: bytes) -> bytes:
-    document = json.loads(data)
-    for _, member in _members(kind, document):
-        if _loses_sharding(member):
-            del member["sharding"]
-    return json.dumps(document).encode()
-
-
-def _by_path(parts: Iterable[ShardedPart]) -> Mapping[str, Sequence[ShardedPart]]:
-    found: defaultdict[str, list[ShardedPart]] = defaultdict(list)
+def _read(name: str, value: Json, parts_at: defaultdict[str, list[ShardedPart]]) -> Member:
+    """Read a member, and add its parts to *parts_at*; one that is malformed costs no other."""
+    path = None
+    try:
+        path = path_of(value)
+        parts = tuple(_parts(name, value))
+        _check_count(parts, parts_at)
+    except DecodeError as error:
+        return Member(name, value, path, fault=f"{_called(name, value)}: {error}")
     for part in parts:
-        here = found[part.path]
-        if len(here) == _MAX_PARTS:
-            raise DecodeError(f"chunks of more than {_MAX_PARTS} kinds are in one directory")
-        here.append(part)
-    return dict(found)
+        parts_at[part.path].append(part)
+    return Member(name, value, path, parts)
+
+
+def _check_count(
+    parts: Sequence[ShardedPart], parts_at: Mapping[str, Sequence[ShardedPart]]
+) -> None:
+    if parts and len(parts) + len(parts_at.get(parts[0].path, ())) > _MAX_PARTS:
+        raise DecodeError(f"chunks of more than {_MAX_PARTS} kinds are in one directory")
+
+
+def _called(name: str, value: Json) -> str:
+    key = value.get("key", "") if isinstance(value, dict) else value
+    return f"{name} {str(key)[:80]}".strip()
+
+
+def _without_sharding(kind: str, data: bytes, members: Sequence[Member]) -> bytes:
+    document = json.loads(data)
+    for (_, value), member in zip(_members(kind, document), members, strict=True):
+        if member.loses_sharding:
+            del value["sharding"]
+    return json.dumps(document).encode()
 
 
 def _members(kind: str, document: Json) -> Iterator[tuple[str, Json]]:
@@ -187,13 +230,15 @@ def _members(kind: str, document: Json) -> Iterator[tuple[str, Json]]:
 
 def _objects(document: Json, name: str) -> Iterator[tuple[str, Json]]:
     found = document.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    if not isinstance(found, list):
         raise DecodeError(f"{name} is no list of objects")
     return ((name, each) for each in found)
 
 
 def path_of(member: Json) -> str | None:
     """Return the directory of *member*, relative to the ``info``; `None` if it is outside."""
+    if not isinstance(member, dict):
+        raise DecodeError("is no object")
     key = member.get("key", "")
     if not isinstance(key, str):
         raise DecodeError(f"a key is no text: {str(key)[:80]}")
@@ -277,9 +322,12 @@ class MemberDescription(NamedTuple):
 def describe(info: Info) -> Iterator[MemberDescription | DecodeError]:
     """Describe all members, each scale by each chunk size; ``#2`` tells equal paths apart."""
     last: dict[str, int] = {}
-    for name, member in info.members:
+    for member in info.members:
+        if member.fault:
+            yield DecodeError(member.fault)
+            continue
         try:
-            for description, sharded in _describe(info, name, member):
+            for description, sharded in _describe(info, member):
                 path = _unique(description.path, last)
                 yield MemberDescription(replace(description, path=path), sharded)
         except DecodeError as error:
@@ -297,8 +345,8 @@ def _unique(path: str, last: dict[str, int]) -> str:
     return name
 
 
-def _describe(info: Info, name: str, member: Json) -> Iterator[MemberDescription]:
-    path, parts = path_of(member), list(_parts(name, member))
+def _describe(info: Info, read: Member) -> Iterator[MemberDescription]:
+    name, member, path, parts, _ = read
     description = Description(
         path=member["key"] if path is None else path,
         format="precomputed",
@@ -349,6 +397,10 @@ def _text(value: Json) -> str | None:
 class InfoTranslator:
     """Keeps the sharding of stored shards, and all members that give their bytes a meaning."""
 
+    def is_marker(self, stored: bytes) -> bool:
+        """Return whether *stored* is an ``info`` of this format."""
+        return _parse_stored(stored) is not None
+
     async def translate(self, sent: bytes, stored: bytes | None, _: Fetch) -> bytes:
         """Return *sent* with the sharding of the objects that *stored* has as well. A document
         that is no ``info`` of this format is stored unchanged. Raises: `BadBodyError`,
@@ -357,11 +409,12 @@ class InfoTranslator:
         old = None if stored is None else _parse_stored(stored)
         if old is None and not begins_like_json(sent):
             return sent
-        document, new = _parse_sent(sent)
+        known = [] if old is None else [member.value for member in old.members if member.fault]
+        document, new = _parse_sent(sent, known)
         if old is None or not _restore(old, document, new):
             return sent
         translated = json.dumps(document).encode()
-        _parse_sent(translated)
+        _parse_sent(translated, known)
         return translated
 
 
@@ -372,26 +425,31 @@ def _parse_stored(stored: bytes) -> Info | None:
         return None
 
 
-def _parse_sent(sent: bytes) -> tuple[Json, Info | None]:
+def _parse_sent(sent: bytes, known: Sequence[Json]) -> tuple[Json, Info | None]:
+    """Parse a sent document; of malformed members it may have those that are *known*."""
     try:
         document = json.loads(sent)
-        return document, parse_info(document, sent)
+        info = parse_info(document, sent)
     except DecodeError as error:
         raise BadBodyError(f"the info: {error}") from error
     except (ValueError, RecursionError) as error:
         raise BadBodyError(f"the info is no JSON: {error}") from None
+    for member in () if info is None else info.members:
+        if member.fault and member.value not in known:
+            raise BadBodyError(f"the info: {member.fault}")
+    return document, info
 
 
 def _restore(old: Info, document: Json, new: Info | None) -> bool:
     """Set the sharding of objects of *old* in those of *document*; return whether any was."""
     members: defaultdict[tuple[str, str | None], list[Json]] = defaultdict(list)
-    for name, member in () if new is None else new.members:
-        members[name, path_of(member)].append(member)
+    for each in () if new is None else new.members:
+        members[each.name, each.path].append(each.value)
     is_any = False
-    for name, member in old.members:
-        if not is_sharded(member):
+    for name, member, path, parts, _ in old.members:
+        if not parts:
             continue
-        here = members[name, path_of(member)]
+        here = members[name, path]
         if member is old.document and not here:
             raise ConflictError(f"what is stored in shards is {name}, and no other @type")
         if here:
@@ -404,8 +462,7 @@ def _restore(old: Info, document: Json, new: Info | None) -> bool:
 
 def _check(name: str, old: tuple[Json, Json], new: tuple[Json, Json]) -> None:
     (_, before), (_, after) = old, new
-    called = f"{name} {before.get('key', '')}".strip()
-    sharding = after.get("sharding")
+    called, sharding = _called(name, before), after.get("sharding")
     if sharding is not None and not _is_same_sharding(before["sharding"], sharding):
         raise ConflictError(f"{called} is stored in shards, and its sharding cannot change")
     meaning, expected = _meaning(name, *new), _meaning(name, *old)

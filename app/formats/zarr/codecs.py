@@ -9,17 +9,20 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import crc32c
 
+from app.formats.documents import Json, as_integer
 from app.formats.reading import DecodeError
 from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation
 
-type Json = Any
-
 _MAX_NDIM: Final = 64
 _MAX_SIZE: Final = 2**63 - 1
+_MEMBERS: Final = {"chunk_shape", "codecs", "index_codecs", "index_location"}
+_LITTLE: Final = {"name": "bytes", "configuration": {"endian": "little"}}
+_MAX_UNDECLARED: Final = 65_536
+"""Entries of an index without ``index_codecs``, which is always read whole."""
 _ITEM_NBYTES: Final = {
     "bool": 1,
     "bfloat16": 2,
@@ -30,10 +33,6 @@ _ITEM_NBYTES: Final = {
 }
 _BY_BITS: Final = re.compile("(?:u?int|float|r)(8|[1-9][0-9]{1,5})")
 """Data types that are named after their bits; any whole number of bytes is a data type ``r*``."""
-
-
-class UnshardableError(Exception):
-    """The array cannot be unsharded without decoding; the message says why."""
 
 
 def codec_name(codec: Json) -> str:
@@ -54,15 +53,16 @@ def configuration(named: Json) -> dict[str, Json]:
 
 def shape_of(value: Json, name: str, ndim: int | None = None, least: int = 1) -> tuple[int, ...]:
     """Read a list of *ndim* sizes of at least *least*; *name* is for errors."""
-    if not isinstance(value, list) or any(type(n) is not int or n < least for n in value):
-        raise DecodeError(f"{name} is no list of sizes: {str(value)[:80]}")
-    if len(value) > _MAX_NDIM:
+    if isinstance(value, list) and len(value) > _MAX_NDIM:
         raise DecodeError(f"{name} has {len(value)} dimensions, more than {_MAX_NDIM}")
-    if any(n > _MAX_SIZE for n in value):
+    sizes: list[Json] = list(map(as_integer, value)) if isinstance(value, list) else [None]
+    if any(type(size) is not int or size < least for size in sizes):
+        raise DecodeError(f"{name} is no list of sizes: {str(value)[:80]}")
+    if any(size > _MAX_SIZE for size in sizes):
         raise DecodeError(f"{name} has a size above 2^63-1")
-    if ndim is not None and len(value) != ndim:
-        raise DecodeError(f"{name} has {len(value)} dimensions instead of {ndim}")
-    return tuple(value)
+    if ndim is not None and len(sizes) != ndim:
+        raise DecodeError(f"{name} has {len(sizes)} dimensions instead of {ndim}")
+    return tuple(sizes)
 
 
 def has_sharding(codecs: Json) -> bool:
@@ -96,7 +96,7 @@ type Flat = tuple[tuple[ShardingLevel, ...], tuple[Json, ...]]
 def unshard(codecs: Json, shard_shape: tuple[int, ...]) -> Flat:
     """Flatten *codecs*, which encode chunks of *shard_shape* and contain a sharding codec. An inner
     chain that cannot be flattened further stays as the codecs of its chunks. Raises:
-    `UnshardableError` where the outermost shards cannot be read by range, `DecodeError`.
+    `DecodeError` where the outermost shards cannot be read by range.
     """
     levels, flat = _flatten(codecs, shard_shape, tuple(range(len(shard_shape))))
     return levels, _merge_transposes(flat, len(shard_shape))
@@ -110,21 +110,25 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
         order = _transpose_order(codec, len(shape))
         shape, axes = _permute(shape, order), _permute(axes, order)
     if unknown := set(names[at + 1 :]) - {"crc32c"}:
-        raise UnshardableError(f"{min(unknown):.80} after sharding_indexed hides where chunks lie")
+        raise DecodeError(f"{min(unknown):.80} after sharding_indexed hides where chunks lie")
     sharding = configuration(codecs[at])
+    if unknown := sharding.keys() - _MEMBERS:
+        raise DecodeError(f"sharding_indexed has the unknown member {min(unknown):.80}")
     chunk_shape = shape_of(sharding.get("chunk_shape"), "chunk_shape", len(shape))
     if any(outer % inner for outer, inner in zip(shape, chunk_shape, strict=True)):
         raise DecodeError(
             f"inner chunks of {list(chunk_shape)} do not divide shards of {list(shape)}"
         )
     level = _level(sharding, shape, chunk_shape, axes, CHECKSUM_NBYTES * len(names[at + 1 :]))
-    inner_codecs = sharding.get("codecs")
+    inner_codecs = sharding.get("codecs", [_LITTLE])
     if not isinstance(inner_codecs, list) or not inner_codecs:
         raise DecodeError("sharding_indexed has no list of codecs")
     inner: Flat = (), tuple(map(_current_spelling, inner_codecs))
     if has_sharding(inner_codecs):
-        with suppress(UnshardableError):
-            inner = _flatten(inner_codecs, chunk_shape, axes)
+        with suppress(DecodeError):
+            flattened = _flatten(inner_codecs, chunk_shape, axes)
+            if flattened[0][0].index.has_checksum is not None:
+                inner = flattened
     levels, flat = inner
     return (level, *levels), (*codecs[:at], *flat)
 
@@ -151,16 +155,23 @@ def _index_codec(sharding: dict[str, Json], entry_count: int, trailer_nbytes: in
     location = sharding.get("index_location", "end")
     if location not in ("start", "end"):
         raise DecodeError(f"index_location is neither start nor end: {str(location)[:80]}")
-    codecs = sharding.get("index_codecs")
+    if "index_codecs" not in sharding:  # as drafted until July 2023
+        if entry_count > _MAX_UNDECLARED:
+            raise DecodeError(f"an index of {entry_count} entries, and no index_codecs")
+        place = IndexLocation(location)
+        return IndexCodec(
+            entry_count, place, big_endian=False, has_checksum=None, trailer_nbytes=trailer_nbytes
+        )
+    codecs = sharding["index_codecs"]
     if not isinstance(codecs, list) or not codecs:
-        raise DecodeError("sharding_indexed has no list of index_codecs")
+        raise DecodeError("index_codecs is no list of codecs")
     match [codec_name(codec) for codec in codecs]:
         case ["bytes" | "endian"]:
             has_checksum = False
         case ["bytes" | "endian", "crc32c"]:
             has_checksum = True
         case names:
-            raise UnshardableError(f"the shard index is encoded by {' + '.join(names):.80}")
+            raise DecodeError(f"the shard index is encoded by {' + '.join(names):.80}")
     endian = configuration(codecs[0]).get("endian")
     if endian not in ("little", "big"):
         raise DecodeError(f"the index codec's endian is neither little nor big: {endian!s:.80}")
@@ -172,7 +183,7 @@ def _index_codec(sharding: dict[str, Json], entry_count: int, trailer_nbytes: in
 def _transpose_order(codec: Json, ndim: int) -> tuple[int, ...]:
     """Read the permutation of a ``transpose``: encoded axis *i* is axis ``order[i]``."""
     if (name := codec_name(codec)) != "transpose":
-        raise UnshardableError(f"{name:.80} before sharding_indexed changes whole shards")
+        raise DecodeError(f"{name:.80} before sharding_indexed changes whole shards")
     order = configuration(codec).get("order")
     axes = tuple(range(ndim))
     if order in ("C", "F"):

@@ -22,7 +22,6 @@ from app.formats.surveying import Collection, Description, Listing, Shards
 from app.formats.zarr.codecs import (
     ChunkForm,
     ShardingLevel,
-    UnshardableError,
     item_nbytes,
     shape_of,
 )
@@ -102,14 +101,14 @@ class ArrayParser:
             return Node("array", data, is_rewritten=False)
         try:
             array = parse_draft_array(document, self.path)
-        except UnshardableError as reason:
+            served = json.dumps(without_transformer(document)).encode()
+        except (DecodeError, RecursionError) as reason:
             return Node("array", data, is_rewritten=False, why_sharded=str(reason))
-        served = json.dumps(without_transformer(document)).encode()
         return Node("array", served, is_rewritten=True, array=array)
 
 
 def parse_consolidated(document: Json, data: bytes) -> Node:
-    """Rewrite the arrays in consolidated metadata; damaged ones are unchanged."""
+    """Rewrite the arrays in consolidated metadata; those not understood are unchanged."""
     nodes = document.get("metadata") if isinstance(document, dict) else None
     if not isinstance(nodes, dict):
         return Node("group", data, is_rewritten=False)
@@ -125,22 +124,24 @@ def _unsharded(node: Json) -> Json:
         if isinstance(node, dict) and node.get(_TRANSFORMERS):
             parse_draft_array(node)
             return without_transformer(node)
-    except (UnshardableError, DecodeError):
+    except DecodeError:
         pass
     return node
 
 
 def parse_draft_array(document: dict[str, Json], path: str = "") -> ArraySpec:
-    """Read the metadata of an array with transformers. Raises: `UnshardableError`."""
+    """Read the metadata of an array with transformers. Raises: `DecodeError` where it
+    cannot be unsharded.
+    """
     sharding = _sharding(document[_TRANSFORMERS])
     if why := _unknown_extension(document.get("extensions")):
-        raise UnshardableError(why)
+        raise DecodeError(why)
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
     if not isinstance(grid, dict):
         raise DecodeError(f"the chunk grid is no object: {str(grid)[:80]}")
     if grid.get("type") != "regular" or "extension" in grid:
-        raise UnshardableError(f"the chunk grid is {str(grid.get('type'))[:80]}")
+        raise DecodeError(f"the chunk grid is {str(grid.get('type'))[:80]}")
     chunk_shape = shape_of(grid.get("chunk_shape"), "chunk_shape", len(shape))
     separator = grid.get("separator", "/")
     if separator not in ("/", "."):
@@ -164,12 +165,12 @@ def _sharding(transformers: Json) -> dict[str, Json]:
     if not isinstance(transformers, list) or not all(isinstance(t, dict) for t in transformers):
         raise DecodeError(f"storage_transformers is no list of objects: {str(transformers)[:80]}")
     if len(transformers) > 1:
-        raise UnshardableError("several storage transformers are stacked")
+        raise DecodeError("several storage transformers are stacked")
     (transformer,) = transformers
     if not _matches(_SHARDING, extension := transformer.get("extension")):
-        raise UnshardableError(f"the storage transformer is {str(extension)[:80]}")
+        raise DecodeError(f"the storage transformer is {str(extension)[:80]}")
     if (shard_format := transformer.get("type")) != "indexed":
-        raise UnshardableError(f"the binary shard format is {str(shard_format)[:80]}")
+        raise DecodeError(f"the binary shard format is {str(shard_format)[:80]}")
     configuration = transformer.get("configuration")
     if not isinstance(configuration, dict):
         raise DecodeError("the sharding transformer has no configuration")
@@ -225,6 +226,10 @@ class ReadOnlyTranslator:
     """Refuses to change the metadata of arrays with transformers, or of all arrays."""
 
     is_of_all: bool
+
+    def is_marker(self, _: bytes) -> bool:
+        """Return true: the metadata of an array give its keys a meaning."""
+        return True
 
     async def translate(self, sent: bytes, stored: bytes | None, _: Fetch) -> bytes:
         """Return *sent*, the metadata of an array. Raises: `ConflictError`."""
@@ -369,13 +374,18 @@ class HierarchyLayout(Layout):
     async def _collection(self, path: str, fetch: Fetch) -> Collection | DamagedError:
         read = self._read_array(path)
         try:
-            if (found := await fetch(read)) is None:
-                return DamagedError(read.ref, "does not exist")
-            description = describe(path, found.value)
+            found = await fetch(read)
         except DamagedError as damaged:
             return damaged
+        if found is None:
+            return DamagedError(read.ref, "does not exist")
+        why = found.value.why_sharded
+        try:
+            description = describe(path, found.value)
         except DecodeError as error:
-            return DamagedError(read.ref, str(error))
+            if not why:
+                return DamagedError(read.ref, str(error))
+            description = Description(path.removesuffix("/"), "zarr", "array", why_sharded=why)
         return Collection(description, self._shards(path, found.value.array))
 
     def _shards(self, path: str, array: ArraySpec | None) -> ZarrShards | None:

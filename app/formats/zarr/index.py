@@ -1,6 +1,7 @@
 """The shard index: offset and nbytes of every inner chunk ("Binary shard format")."""
 
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -69,7 +70,8 @@ class IndexCodec:
     entry_count: int
     location: IndexLocation
     big_endian: bool
-    has_checksum: bool
+    has_checksum: bool | None
+    """`None` where only the shard tells; a new one has a checksum."""
     trailer_nbytes: int = 0
     """Checksums of the codecs after this one, at the very end of the shard."""
     nbytes: int = field(init=False, compare=False)
@@ -78,7 +80,8 @@ class IndexCodec:
     """The bytes to read of a shard of any size; an index at the end comes with the trailer."""
 
     def __post_init__(self) -> None:
-        nbytes = self.entry_count * ENTRY_NBYTES + CHECKSUM_NBYTES * self.has_checksum
+        checksum_nbytes = 0 if self.has_checksum is False else CHECKSUM_NBYTES
+        nbytes = self.entry_count * ENTRY_NBYTES + checksum_nbytes
         object.__setattr__(self, "nbytes", nbytes)
         request: ByteRange | SuffixRange = SuffixRange(nbytes + self.trailer_nbytes)
         if self.location is IndexLocation.START:
@@ -88,11 +91,12 @@ class IndexCodec:
     def place(self, shard_nbytes: int) -> ByteRange:
         """Return the range of the index in a shard of *shard_nbytes*, if it is long enough."""
         stop = shard_nbytes - self.trailer_nbytes
-        if stop < self.nbytes:
+        nbytes = self.nbytes if self.has_checksum is not None else self.nbytes - CHECKSUM_NBYTES
+        if stop < nbytes:
             raise DecodeError(f"{shard_nbytes} bytes are too few for a shard: it is truncated")
         if self.location is IndexLocation.START:
-            return ByteRange(0, self.nbytes)
-        return ByteRange(stop - self.nbytes, stop)
+            return ByteRange(0, nbytes)
+        return ByteRange(stop - nbytes, stop)
 
     def find(self, index: ShardIndex, entry: int, shard_nbytes: int) -> ByteRange | None:
         """Return the range of inner chunk *entry* of a shard of *shard_nbytes*, if it is stored.
@@ -151,12 +155,14 @@ class IndexCodec:
 
     def encode(self, index: ShardIndex) -> bytes:
         """Encode *index*, which has `entry_count` entries in the byte order of this codec."""
-        if not self.has_checksum:
+        if self.has_checksum is False:
             return index.entries
         checksum: int = crc32c.crc32c(index.entries)
         return index.entries + checksum.to_bytes(CHECKSUM_NBYTES, "little")
 
     def __call__(self, data: bytes) -> ShardIndex:
+        if self.has_checksum is None:
+            return self._decode_either(data)
         if len(data) not in {self.nbytes, self.nbytes + self.trailer_nbytes}:
             raise DecodeError(f"the shard index has {len(data)} bytes instead of {self.nbytes}")
         entries = data[: self.entry_count * ENTRY_NBYTES]
@@ -164,6 +170,14 @@ class IndexCodec:
         if self.has_checksum and crc32c.crc32c(entries) != int.from_bytes(checksum, "little"):
             raise DecodeError("the checksum of the shard index does not match")
         return ShardIndex(entries, self.big_endian)
+
+    def _decode_either(self, data: bytes) -> ShardIndex:
+        """Decode an index with a checksum that matches, or one without."""
+        with suppress(DecodeError):
+            return replace(self, has_checksum=True)(data)
+        bare = replace(self, has_checksum=False)
+        is_first = self.location is IndexLocation.START
+        return bare(data[: bare.nbytes] if is_first else data[-bare.nbytes - self.trailer_nbytes :])
 
 
 def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stored | None:

@@ -18,7 +18,6 @@ from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.formats.zarr.codecs import (
     ChunkForm,
     ShardingLevel,
-    UnshardableError,
     chunk_form,
     codec_name,
     configuration,
@@ -43,6 +42,10 @@ _HIDDEN: Final = (
 _MISREAD: Final = (
     "the stored shards would be misread; to replace the array, delete it with all its chunks first"
 )
+_UNDERSTOOD: Final = frozenset(
+    ["attributes", "chunk_grid", "chunk_key_encoding", "consolidated_metadata", "data_type"]
+)
+"""Members that may be objects and have a meaning."""
 _SHARDS: Final = ("chunk_grid", "codecs")
 """The members that clients see in another form."""
 _OPTIONAL: Final = frozenset(
@@ -147,21 +150,25 @@ def _parse_array_node(document: dict[str, Json], data: bytes) -> Node:
         return Node("array", data, is_rewritten=False)
     try:
         array = parse_array(document)
-    except UnshardableError as reason:
+        served = _encode(without_shards(document, array))
+    except (DecodeError, RecursionError) as reason:
         return Node("array", data, is_rewritten=False, why_sharded=str(reason))
-    return Node("array", _encode(without_shards(document, array)), is_rewritten=True, array=array)
+    return Node("array", served, is_rewritten=True, array=array)
 
 
 def parse_array(document: dict[str, Json]) -> ArraySpec:
-    """Read the metadata of an array that has a sharding codec. Raises: `UnshardableError`,
-    `DecodeError`.
+    """Read the metadata of an array that has a sharding codec. Raises: `DecodeError` where it
+    cannot be unsharded; the message says why.
     """
+    for name, member in document.items():
+        if name not in _UNDERSTOOD and isinstance(member, dict) and member.get("must_understand"):
+            raise DecodeError(f"the extension {name:.80} must be understood")
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
     if codec_name(grid) != "regular":
-        raise UnshardableError(f"the chunk grid is {codec_name(grid):.80}")
+        raise DecodeError(f"the chunk grid is {codec_name(grid):.80}")
     if document.get("storage_transformers"):
-        raise UnshardableError("storage transformers change the keys or the bytes of shards")
+        raise DecodeError("storage transformers change the keys or the bytes of shards")
     shard_shape = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape))
     levels, codecs = unshard(document["codecs"], shard_shape)
     return ArraySpec(
@@ -175,10 +182,10 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
 
 
 def chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:
-    """Read ``chunk_key_encoding``. Raises: `UnshardableError` if unknown, `DecodeError`."""
+    """Read ``chunk_key_encoding``. Raises: `DecodeError`, also for an unknown one."""
     name = codec_name(encoding)
     if name not in {"default", "v2"}:
-        raise UnshardableError(f"the chunk key encoding is {name:.80}")
+        raise DecodeError(f"the chunk key encoding is {name:.80}")
     separator = configuration(encoding).get("separator", "/" if name == "default" else ".")
     if separator not in ("/", "."):
         raise DecodeError(f"the separator is neither '/' nor '.': {str(separator)[:80]}")
@@ -189,7 +196,8 @@ def without_shards(document: dict[str, Json], array: ArraySpec) -> dict[str, Jso
     """Return the metadata of the unsharded array; all other members are unchanged."""
     chunk_shape = list(array.inner_chunk_shape)
     grid = {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}
-    return {**document, "chunk_grid": grid, "codecs": list(array.codecs)}
+    rewritten = {"shape": list(array.shape), "chunk_grid": grid, "codecs": list(array.codecs)}
+    return document | rewritten
 
 
 def consolidated_nodes(group: NodeDocument) -> dict[str, Json] | None:
@@ -208,7 +216,7 @@ def _unsharded(node: Json) -> Json:
     try:
         if isinstance(node, dict) and has_sharding(node.get("codecs")):
             return without_shards(node, parse_array(node))
-    except (UnshardableError, DecodeError):
+    except DecodeError:
         pass
     return node
 
@@ -243,6 +251,10 @@ class NodeTranslator:
 
     directory: ObjectRef
     limit_bytes: int
+
+    def is_marker(self, _: bytes) -> bool:
+        """Return true: every ``zarr.json`` is one."""
+        return True
 
     async def translate(self, sent: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
         """Return *sent* with the chunk grid and the codecs of the *stored* sharded array."""
@@ -300,7 +312,7 @@ def restore(sent: NodeDocument, stored: Json) -> NodeDocument:
     try:
         if parse_array(restored).keys != parse_array(stored).keys:
             raise ConflictError(f"chunk_key_encoding cannot change: {_MISREAD}")
-    except (DecodeError, UnshardableError) as error:
+    except DecodeError as error:
         raise ConflictError(f"{error}: {_MISREAD}") from None
     return restored
 

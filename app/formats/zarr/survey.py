@@ -35,7 +35,18 @@ _FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})/", re.ASCII)
 
 
 def describe(node: Node) -> Description:
-    """Describe an array. Raises: `DecodeError` for invalid metadata."""
+    """Describe an array; of one that is not understood give the reason alone. Raises:
+    `DecodeError` for an array without shards whose metadata are invalid.
+    """
+    try:
+        return _describe(node)
+    except DecodeError:
+        if not node.why_sharded:
+            raise
+        return Description("", "zarr", "array", why_sharded=node.why_sharded)
+
+
+def _describe(node: Node) -> Description:
     served: dict[str, Json] = json.loads(node.served)
     spec = node.array
     codecs = served.get("codecs")

@@ -42,7 +42,7 @@ from app.formats.icechunk.snapshot import (
 )
 from app.formats.reading import DecodeError, Fetch, Read
 from app.formats.surveying import Listing, State
-from app.model import ByteRange, ETag, Fixed, ObjectRef, VirtualKey
+from app.model import ByteRange, ETag, Fixed, ObjectRef
 from app.resolve.listing import Root, list_names
 
 _BATCH: Final = 64
@@ -154,10 +154,11 @@ class OpenedRepository:
 
 
 async def open_repository(root: Root, path: str) -> OpenedRepository:
-    """Open the repository at *path* below *root*. Raises: `UnknownRepositoryError`."""
-    key = VirtualKey(f"{path}/" if path else "")
-    layout, rest = await root.containers.find(root.ref, key, root.fetch)
-    if not isinstance(layout, RepositoryLayout) or rest:
+    """Open the repository at *path* below *root*. Raises: `UnknownRepositoryError`,
+    `DamagedError`.
+    """
+    layout = await root.containers.open(root.ref.join(path), root.fetch)
+    if not isinstance(layout, RepositoryLayout):
         place = f"at {path}" if path else "at its root; its path is needed"
         raise UnknownRepositoryError(f"the dataset has no Icechunk repository {place}")
     repository = layout.repository

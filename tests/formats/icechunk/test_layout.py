@@ -69,6 +69,16 @@ async def test_what_has_no_marker_is_no_repository() -> None:
             await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
 
 
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"\0" * 50, b"ICD" + b"x" * 50])
+async def test_a_damaged_repo_of_a_named_format_is_no_absence(content: bytes) -> None:
+    """Where the settings name the format no other file is called so; an error page is passed by."""
+    icechunk = Icechunk(LIMIT, LIMIT, is_named=True)
+    with pytest.raises(DamagedError, match="repo"):
+        await icechunk.open(ROOT, DirectFetch(filled({"repo": content})))
+
+    assert await icechunk.open(ROOT, DirectFetch(filled({"repo": b"<html></html>"}))) is None
+
+
 async def test_a_native_chunk_is_a_part_of_its_file() -> None:
     """Whose version is its name; an inner chunk too, however deep it lies."""
     chunk_id = spell(digest(b"native"))

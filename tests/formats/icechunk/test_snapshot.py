@@ -266,11 +266,9 @@ _OF_GROUPS: list[tuple[Any, str]] = [
         *((_array("/a", {**PLAIN, "shape": shape}), "dimensions")
           for shape in ([5], [5, 7, 1], [1] * 1000)),
         *((_array("/a", {**PLAIN, "shape": shape}), "shape")
-          for shape in ([5, -7], "5", None, [True, 1], [5, 7.0], [5, 2**63], [5, float("nan")])),
+          for shape in ([5, -7], "5", None, [True, 1], [5, 7.5], [5, 2**63], [5, float("nan")])),
         (_array("/a", GROUP), "disagree"),
         (_array("/a", {**SHARDED, "shape": [5]}), "dimensions"),
-        (_array("/a", {**PLAIN, "chunk_key_encoding":
-                       {"name": "v2", "configuration": {"separator": "x"}}}), "x"),
     ],
 )  # fmt: skip
 def test_a_damaged_document_hurts_its_node_only(node: building.Node, reason: str) -> None:

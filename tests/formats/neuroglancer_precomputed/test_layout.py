@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorstore as ts
 
-from app.errors import VersionChangedError
+from app.errors import DamagedError, VersionChangedError
 from app.model import Coded, Inline, Stored, VirtualKey, Whole
 from tests.formats.case import Container
 from tests.formats.neuroglancer_precomputed.case import (
@@ -91,6 +91,20 @@ async def test_an_absent_shard_is_looked_for_once_in_either_form() -> None:
     assert await case.read("s0/5-6_8-10_0-1") is None
 
     assert case.keys == ["s0/1.shard", "s0/1.index"]
+
+
+async def test_a_malformed_scale_costs_no_other() -> None:
+    """Its chunks are damage that names it, never absent; its shards are plain objects."""
+    info = volume_info(RAW_SHARDING)
+    info["scales"] += volume_info(RAW_SHARDING, key="s1", chunk_sizes=[[3, 3]])["scales"]
+    case = Container({**_OBJECTS, "info": json.dumps(info).encode(), "s1/0.shard": b"a shard"})
+
+    assert await case.read(FIRST) == _CHUNKS[FIRST]
+    with pytest.raises(DamagedError, match="info: scales s1: chunk_sizes"):
+        await case.read(FIRST.replace("s0", "s1"))
+    with pytest.raises(DamagedError):
+        await case.target(FIRST.replace("s0", "s1"))
+    assert await case.read("s1/0.shard") == b"a shard"
 
 
 @pytest.mark.parametrize("key", ["s0", "a/b/8_8_8", "a/b/"])

@@ -1,6 +1,7 @@
 """``info``: parsed, served, described, and written by clients."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -214,7 +215,8 @@ def _kinds(count: int) -> dict[str, Any]:
 
 
 _BITS: list[Any] = [-1, 65, 2**70, 1.5, 65.0, "1", None, True, [], {}]
-_NO_LISTS: list[Any] = [None, 3, {}, [3], [[]], "scales", [volume_info(None), None]]
+_NO_LISTS: list[Any] = [None, 3, {}, "scales"]
+_NO_OBJECTS: list[Any] = [[3], [[]], [volume_info(None), None]]
 _NO_GRIDS: dict[str, list[Any]] = {
     "size": [None, [7, 5], [7, 5, -1], [7, 5, 1.5], [7, 5, 1e300], [7, 5, True], [2**63, 1, 1],
              "7,5,1"],
@@ -238,15 +240,18 @@ def _bad_shardings() -> Iterator[tuple[Sharding, str]]:
 
 def _bad_grids() -> Iterator[tuple[dict[str, Any], str]]:
     for name, values in _NO_GRIDS.items():
-        reason = "a key is" if name == "key" else rf"^{name}[.0-9]*: "
+        reason = "a key is" if name == "key" else rf"^scales s0: {name}[.0-9]*: "
         yield from ((volume_info(RAW_SHARDING, **{name: value}), reason) for value in values)
     yield _level_with(), "grid_shape: Field required"
-    yield from ((_level_with(grid_shape=value), r"^grid_shape[.0-9]*: ") for value in _NO_SHAPES)
+    yield from (
+        (_level_with(grid_shape=value), r"^spatial spatial0: grid_shape[.0-9]*: ")
+        for value in _NO_SHAPES
+    )
     yield _level_with(grid_shape=[0] * 65), "at most 64"  # looked at before what they are
     for name in ("scales", "relationships", "spatial"):
         document = volume_info(None) if name == "scales" else annotation_info(RAW_SHARDING)
-        reason = f"{name} is no list of objects"
-        yield from (({**document, name: value}, reason) for value in _NO_LISTS)
+        reason = f"^{name} .*: is no object"
+        yield from (({**document, name: value}, reason) for value in _NO_OBJECTS)
     yield _cube(21, 22, 22), "ids of 65 bits, more than 64"
     yield from ((_kinds(n), "chunk_sizes: List should have at most 64") for n in (65, 500_000))
     two = volume_info(RAW_SHARDING)
@@ -258,10 +263,37 @@ def _bad_grids() -> Iterator[tuple[dict[str, Any], str]]:
     ("document", "reason"),
     [*((skeleton_info(sharding), reason) for sharding, reason in _bad_shardings()), *_bad_grids()],
 )
-def test_what_nobody_could_find_or_decode_is_refused(document: Any, reason: str) -> None:
-    """Bits, hashes, encodings, grids and lists that are none, too large or too many are named."""
-    with pytest.raises(DecodeError, match=reason):
-        _parse(document)
+def test_what_nobody_could_find_or_decode_is_named(document: Any, reason: str) -> None:
+    """Bits, hashes, encodings, grids that are none, too large or too many cost their member."""
+    info = _parse(document)
+    (*_, fault) = info.faults
+
+    assert re.search(reason, fault)
+    assert len(fault) < 300
+    assert info.why_sharded
+
+
+@pytest.mark.parametrize("name", ["scales", "relationships", "spatial"])
+@pytest.mark.parametrize("value", _NO_LISTS)
+def test_what_is_no_list_is_refused(name: str, value: Any) -> None:
+    """Without a list of members nothing of the document is known."""
+    document = volume_info(None) if name == "scales" else annotation_info(RAW_SHARDING)
+
+    with pytest.raises(DecodeError, match=f"{name} is no list of objects"):
+        _parse({**document, name: value})
+
+
+def test_a_malformed_scale_is_served_as_it_is_stored() -> None:
+    """Only scales that are understood lose their sharding."""
+    document = volume_info(RAW_SHARDING, size=[7])
+    document["scales"] += [None, *volume_info(RAW_SHARDING, key="s1")["scales"]]
+    info = _parse(document)
+    served = json.loads(info.served)
+
+    assert served["scales"][:2] == document["scales"][:2]
+    assert served["scales"][2] == volume_info(None, key="s1")["scales"][0]
+    assert [part.path for part in info.parts] == ["s1"]
+    assert set(info.faults_at) == {"s0"}
 
 
 def test_the_limits_themselves_are_read() -> None:
@@ -555,6 +587,21 @@ async def test_what_contradicts_itself_is_refused(change: Callable[[Document], N
 
     with pytest.raises(BadBodyError):
         await _translate(json.dumps(given).encode(), None)
+
+
+async def test_a_malformed_scale_that_is_stored_may_be_written_back() -> None:
+    """Clients got it so, and the other scales keep their shards; another one is refused."""
+    stored = deepcopy(VOLUME)
+    stored["scales"].append({**stored["scales"][0], "key": "s9", "size": "large"})
+    given = _served(stored)
+
+    assert await _stored({**given, "type": "segmentation"}, stored) == {
+        **stored,
+        "type": "segmentation",
+    }
+    given["scales"][-1]["size"] = "larger"
+    with pytest.raises(BadBodyError, match="scales s9: size"):
+        await _stored(given, stored)
 
 
 @pytest.mark.parametrize("given", [b"{}", b'{"some": "settings"}', b"a note", b"\xff\xd8"])

@@ -97,13 +97,18 @@ def build(
     endian: str = "<",
     crc: bool = True,
     trailer: bool = False,
+    is_declared: bool = True,
 ) -> dict[str, bytes]:
-    """Write a 2-d array of 5 x 7 elements: inner chunks 2 x 2, shards 4 x 4."""
+    """Write a 2-d array of 5 x 7 elements: inner chunks 2 x 2, shards 4 x 4; the metadata tell how
+    the index is encoded if that *is_declared*.
+    """
     codec = sharding(
         [2, 2],
         index_codecs=[BIG if endian == ">" else LITTLE, *([CRC] if crc else [])],
         index_location=location,
     )
+    if not is_declared:
+        del codec["configuration"]["index_codecs"]
     metadata = array_metadata([5, 7], [4, 4], [codec, *([CRC] if trailer else [])], **ANY_LENGTH)
     objects = {"zarr.json": json.dumps(metadata).encode()}
     for shard in itertools.product(range(2), range(2)):

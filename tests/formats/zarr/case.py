@@ -25,6 +25,16 @@ CASES = (
     _case("big-endian", endian=">"),
     _case("no-checksum", crc=False, checksummed=False),
     _case("start-no-checksum-big", location="start", crc=False, endian=">", checksummed=False),
+    _case("undeclared", is_declared=False, checksummed=False),
+    _case("undeclared-no-checksum", crc=False, is_declared=False, checksummed=False),
+    _case("undeclared-start", location="start", is_declared=False, checksummed=False),
+    _case(
+        "undeclared-start-no-checksum",
+        location="start",
+        crc=False,
+        is_declared=False,
+        checksummed=False,
+    ),
     _case("checksum-after", trailer=True),
     _case("checksum-after-start", trailer=True, location="start"),
     Case(

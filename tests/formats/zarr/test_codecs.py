@@ -7,7 +7,6 @@ import pytest
 from app.formats.reading import DecodeError
 from app.formats.zarr.codecs import (
     ChunkForm,
-    UnshardableError,
     chunk_form,
     has_sharding,
     shape_of,
@@ -78,7 +77,7 @@ def test_codecs_may_be_spelled_otherwise() -> None:
 )
 def test_what_hides_the_chunks_is_served_sharded(codecs: list[Any], reason: str) -> None:
     """Where a chunk cannot be read by range the reason is told."""
-    with pytest.raises(UnshardableError, match=reason):
+    with pytest.raises(DecodeError, match=reason):
         unshard(codecs, (4,))
 
 
@@ -104,13 +103,14 @@ _NO_ORDERS: list[Any] = [[0], [0, 0], [0, 2], [-1, 0], "A", None, [0, 1, 2], {}]
         (sharding([2, 2]), "chunk_shape has 2 dimensions instead of 1"),
         (sharding([2], index_location="middle"), "neither start nor end: middle"),
         (sharding([2], index_location=["end"]), "neither start nor end"),
-        (sharding([2], index_codecs=[]), "no list of index_codecs"),
+        (sharding([2], index_codecs=[]), "index_codecs is no list"),
         (sharding([2], index_codecs=["bytes"]), "neither little nor big: None"),
         (
             sharding([2], index_codecs=[{"name": "bytes", "configuration": {"endian": {}}}]),
             "neither little nor big",
         ),
-        (sharding([2]) | {"configuration": {"chunk_shape": [2]}}, "no list of index_codecs"),
+        (_configured(index_codecs=None), "index_codecs is no list"),
+        (_configured(predefined_index=[]), "unknown member predefined_index"),
         (_configured(codecs={}), "no list of codecs"),
         (_configured(codecs=[]), "no list of codecs"),
         (sharding([2]) | {"configuration": []}, "configuration of sharding_indexed is no object"),
@@ -126,9 +126,38 @@ def test_what_contradicts_the_specification_is_refused(codec: Any, reason: str) 
             unshard([transpose, sharding([2, 2])], (4, 4))
 
 
+def test_what_drafts_left_out_has_a_meaning() -> None:
+    """A chunk without codecs is little-endian; the shard tells of the checksum of its index."""
+    codec = sharding([2])
+    codec["configuration"] = {"chunk_shape": [2]}
+    (level,), codecs = unshard([codec], (4,))
+
+    assert codecs == (LITTLE,)
+    assert (level.index.big_endian, level.index.has_checksum) == (False, None)
+
+
+def test_a_shard_inside_keeps_an_index_that_is_not_declared() -> None:
+    """Only at the end of an object can bytes before the index be read with it."""
+    inner = _configured(chunk_shape=[1])
+    del inner["configuration"]["index_codecs"]
+    levels, codecs = unshard([sharding([2], [inner])], (4,))
+
+    assert (len(levels), list(codecs)) == (1, [inner])
+
+
+def test_whole_numbers_may_be_spelled_as_floats() -> None:
+    """JSON has no integers, and some writers spell 4 as 4.0."""
+    shape = shape_of([4.0, 2], "shape")
+
+    assert shape == (4, 2)
+    assert {type(size) for size in shape} == {int}
+
+
 @pytest.mark.parametrize(
-    "value", [None, 4, "4", {}, [1.0], ["1"], [None], [True], [-1], [2**63], [10**4000], [1] * 65]
-)
+    "value",
+    [None, 4, "4", {}, [1.5], [float("inf")], [float("nan")], [1e19], ["1"], [None], [True], [-1],
+     [2**63], [10**4000], [1] * 65],
+)  # fmt: skip
 def test_what_is_no_shape_is_refused(value: Any) -> None:
     """Neither other types nor sizes beyond all measure pass for a shape."""
     with pytest.raises(DecodeError, match="shape"):

@@ -121,7 +121,6 @@ async def test_a_chunk_costs_its_metadata_and_its_index() -> None:
     [
         (b"{", "no JSON"),
         (b"[]", "no object"),
-        (encode(array_metadata([5, 7], [2, 2], [sharding([0, 2])])), "chunks_per_shard"),
         (b" " * (2**20 + 1), "metadata of more than 1048576 bytes"),
     ],
 )

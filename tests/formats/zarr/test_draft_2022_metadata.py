@@ -203,6 +203,22 @@ _KEPT: list[tuple[Json, str]] = [
     ({"storage_transformers": [{"extension": SHARDING}]}, "format is None"),
     ({"chunk_grid": {"type": "rectilinear"}}, "the chunk grid is rectilinear"),
     ({"extensions": [_MUST]}, "example.org/warp/1.0 must be understood"),
+    ({"storage_transformers": "sharding"}, "no list of objects"),
+    ({"storage_transformers": {"a": 1}}, "no list of objects"),
+    ({"storage_transformers": ["sharding"]}, "no list of objects"),
+    ({"storage_transformers": [{**sharding(0), "configuration": 3}]}, "no config"),
+    ({"shape": [5, -7]}, "shape is no list of sizes"),
+    ({"chunk_grid": "regular"}, "the chunk grid is no object"),
+    ({"chunk_grid": {"type": "regular"}}, "chunk_shape is no list"),
+    (array_metadata([5, 7], [2], [sharding([2, 2])]), "chunk_shape has 1 dimensions"),
+    (array_metadata([5, 7], [2, 0], [sharding([2, 2])]), "chunk_shape is no list of sizes"),
+    (array_metadata([5, 7], [2, 2], [sharding([2, 2])], separator="-"), "the separator is"),
+    (_configured([2, 0]), "chunks_per_shard is no list of sizes"),
+    (_configured(None), "chunks_per_shard is no list of sizes"),
+    (_configured([2, 2**63]), "chunks_per_shard has a size above 2^63-1"),
+    (_configured([2, 2, 2]), "chunks_per_shard has 3 dimensions instead of 2"),
+    (_configured([]), "chunks_per_shard has 0 dimensions instead of 2"),
+    (_configured([2, 2], []), "chunks_per_shard has 2 dimensions instead of 0"),
 ]  # fmt: skip
 
 
@@ -265,32 +281,10 @@ def test_last_dimensions_that_are_left_out_are_not_sharded(
     assert example.indexes[0].nbytes == 1024
 
 
-@pytest.mark.parametrize(
-    ("document", "reason"),
-    [
-        ([], "no object"),
-        (None, "no object"),
-        ({**_SHARDED, "storage_transformers": "sharding"}, "no list of objects"),
-        ({**_SHARDED, "storage_transformers": {"a": 1}}, "no list of objects"),
-        ({**_SHARDED, "storage_transformers": ["sharding"]}, "no list of objects"),
-        ({**_SHARDED, "storage_transformers": [{**sharding(0), "configuration": 3}]}, "no config"),
-        ({**_SHARDED, "shape": [5, -7]}, "shape is no list of sizes"),
-        ({**_SHARDED, "chunk_grid": "regular"}, "the chunk grid is no object"),
-        ({**_SHARDED, "chunk_grid": {"type": "regular"}}, "chunk_shape is no list"),
-        (array_metadata([5, 7], [2], [sharding([2, 2])]), "chunk_shape has 1 dimensions"),
-        (array_metadata([5, 7], [2, 0], [sharding([2, 2])]), "chunk_shape is no list of sizes"),
-        (array_metadata([5, 7], [2, 2], [sharding([2, 2])], separator="-"), "the separator is"),
-        (_configured([2, 0]), "chunks_per_shard is no list of sizes"),
-        (_configured(None), "chunks_per_shard is no list of sizes"),
-        (_configured([2, 2**63]), r"chunks_per_shard has a size above 2\^63-1"),
-        (_configured([2, 2, 2]), "chunks_per_shard has 3 dimensions instead of 2"),
-        (_configured([]), "chunks_per_shard has 0 dimensions instead of 2"),
-        (_configured([2, 2], []), "chunks_per_shard has 2 dimensions instead of 0"),
-    ],
-)
-def test_damaged_metadata_are_refused(document: Any, reason: str) -> None:
-    """What contradicts itself or the draft is an error that says what is wrong."""
-    with pytest.raises(DecodeError, match=reason):
+@pytest.mark.parametrize("document", [[], None, 7, "array"])
+def test_damaged_metadata_are_refused(document: Any) -> None:
+    """What is no object at all is an error that says so."""
+    with pytest.raises(DecodeError, match="no object"):
         _decode(document)
 
 

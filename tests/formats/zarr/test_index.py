@@ -29,7 +29,7 @@ def _endian(codec: IndexCodec) -> str:
 
 def _drawn(data: st.DataObject, codec: IndexCodec) -> tuple[list[tuple[int, int]], bytes]:
     entries = data.draw(st.lists(_entries, min_size=codec.entry_count, max_size=codec.entry_count))
-    return entries, encode_index(entries, endian=_endian(codec), crc=codec.has_checksum)
+    return entries, encode_index(entries, endian=_endian(codec), crc=bool(codec.has_checksum))
 
 
 @given(_codecs, st.data())

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -73,6 +74,21 @@ def test_every_other_member_is_untouched(
     assert accepted.chunk_grid.to_dict()["configuration"] == shape
 
 
+_NOT_UNDERSTOOD: list[tuple[dict[str, Any], str]] = [
+    ({"shape": "8"}, "shape is no list"),
+    ({"shape": [8, -6]}, "shape is no list"),
+    ({"shape": [8, "6"]}, "shape is no list"),
+    ({"shape": [8]}, "chunk_shape has 2 dimensions instead of 1"),
+    ({"shape": [8, 2**63]}, "a size above"),
+    ({"chunk_grid": None}, "without a name"),
+    ({"chunk_grid": {"name": "regular"}}, "chunk_shape is no list"),
+    ({"chunk_key_encoding": {"name": "default", "configuration": {"separator": "/../"}}},
+     "the separator is neither"),
+    ({"codecs": [sharding([3, 3])]}, "do not divide"),
+    ({"codecs": [sharding([2, 3], index_location="configuration")]}, "neither start nor end"),
+    ({"codecs": [sharding([2, 3], index_codecs=[{"name": "gzip"}])]}, "encoded by gzip"),
+    ({"codecs": [{"name": "sharding_indexed"}]}, "chunk_shape is no list"),
+]  # fmt: skip
 _ODD: list[Any] = [None, [], 3, "x", {}, {"metadata": None}]
 
 
@@ -88,6 +104,9 @@ _ODD: list[Any] = [None, [], 3, "x", {}, {"metadata": None}]
         ({**SHARDED, "chunk_grid": {"name": "rectilinear"}}, "the chunk grid is rectilinear"),
         ({**SHARDED, "chunk_key_encoding": {"name": "fanout"}}, "chunk key encoding is fanout"),
         ({**SHARDED, "storage_transformers": [{"name": "mirror"}]}, "storage transformers"),
+        ({**SHARDED, "x_warp": {"name": "warp", "must_understand": True}}, "extension x_warp must"),
+        *(({**SHARDED, **changed}, "") for changed in ({"codecs": 7}, {"codecs": [7, 8]})),
+        *(({**SHARDED, **changed}, reason) for changed, reason in _NOT_UNDERSTOOD),
     ],
 )  # fmt: skip
 def test_other_nodes_are_served_byte_by_byte(document: dict[str, Any], reason: str) -> None:
@@ -113,6 +132,15 @@ def test_consolidated_arrays_are_rewritten(other: Any) -> None:
         return _consolidated({"a": array, "b": other, "g": GROUP, "g/c": array})
 
     assert json.loads(_decode(nodes(SHARDED)).served) == nodes(_SERVED)
+
+
+def test_whole_numbers_are_served_as_integers() -> None:
+    """Readers that refuse 8.0 read the array that is served."""
+    data = json.dumps(array_metadata([8, 6], [4, 6], [sharding([2, 3])]))
+    served = json.loads(_read(re.sub(r"\[(\d), (\d)\]", r"[\1.0, \2.0]", data).encode()).served)
+
+    assert json.dumps(served["shape"]) == "[8, 6]"
+    assert json.dumps(served["chunk_grid"]["configuration"]) == '{"chunk_shape": [2, 3]}'
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,14 @@ def test_an_array_that_is_served_as_it_is_need_not_be_understood(
     assert ("gzip after sharding_indexed" in described.why_sharded) is ("codecs" in members)
 
 
+def test_an_array_that_is_not_understood_is_described_by_the_reason() -> None:
+    """Sharded metadata that contradict themselves are no damage: they are served as stored."""
+    described = _described(array_metadata([8], [4], [sharding([2])]) | {"shape": "eight"})
+
+    assert (described.kind, described.shape) == ("array", None)
+    assert described.why_sharded == "shape is no list of sizes: eight"
+
+
 @pytest.mark.parametrize(
     "members",
     [{"shape": 8}, {"shape": None}, {"codecs": None}, {"codecs": [7]}, {"data_type": None},

@@ -80,9 +80,12 @@ def open_allowed(
         for prefix in dataset.virtual_chunk_prefixes
         if prefix.url.startswith(("http://", "https://"))
     ]
-    scheme = dataset.url.partition("://")[0]
+    scheme, _, rest = dataset.url.partition("://")
+    server = f"{scheme}://"
+    if scheme in ("http", "https"):  # whose token is not for other servers
+        server += rest.partition("/")[0] + "/"
     for prefix in dataset.virtual_chunk_prefixes:
-        is_alike = prefix.url.startswith(f"{scheme}://")
+        is_alike = f"{prefix.url}/".startswith(server)
         name = prefix.store or (dataset.store if is_alike else None)
         store = None if name is None else settings.stores[name]
         root = stores.open_prefix(prefix.url, store, name, redirects)

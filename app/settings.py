@@ -302,7 +302,7 @@ class VirtualPrefix(Section):
     url: _RootUrl
     """A folder, bucket or host, or a part of one."""
     store: str | None = None
-    """Name of a `[stores.NAME]` table; default: that of the dataset."""
+    """Name of a `[stores.NAME]` table; default: that of the dataset, if on a server like its."""
 
 
 class DatasetSettings(Section):

@@ -107,8 +107,10 @@ class HttpStore(ReadOnlyStore, HttpReader):
             raise StorageRedirectError(ref, f"redirected to {shown!r}: {error}") from error
         allowed = Target(url_of(ref.bucket)), *self._redirects.get(ref.bucket, ())
         if not any(_is_below(found, prefix) for prefix in allowed):
-            reason = f"redirected to {found.without_query}, which {self._setting} does not allow"
-            raise StorageRedirectError(ref, reason)
+            shown = found.without_query
+            raise StorageRedirectError(
+                ref, f"redirected to {shown}, which the setting {self._setting} does not allow"
+            )
         return found
 
 

@@ -201,6 +201,22 @@ async def test_a_token_is_sent_to_its_own_server_only(
     assert TOKEN not in repr(settings)
 
 
+async def test_a_token_of_a_dataset_is_not_for_other_servers_of_its_references(
+    faulty: FaultyServer, other: FaultyServer, stores: Stores
+) -> None:
+    """A prefix on another server has the token only if it names the store."""
+    faulty.put("data", "moved", b"data")
+    prefixes = [f"{faulty.url}/data", f"{other.url}/cdn"]
+    dataset = {"url": f"{faulty.url}/lab", "store": "lab", "virtual_chunk_prefixes": prefixes}
+    lab = {"bearer_token": TOKEN}
+    settings = Settings.model_validate({"stores": {"lab": lab}, "datasets": {"em": dataset}})
+    for allowed in open_allowed(stores, settings.datasets["em"], settings):
+        await found(stores, allowed.root.join("moved"))
+
+    assert [seen.headers.get("Authorization") for seen in faulty.seen] == [f"Bearer {TOKEN}"]
+    assert [seen.headers.get("Authorization") for seen in other.seen] == [None]
+
+
 async def test_a_token_that_is_refused_is_read_again(
     faulty: FaultyServer, stores: Stores, tmp_path: Path
 ) -> None:

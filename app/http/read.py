@@ -222,16 +222,16 @@ class DataPlane:
         name, key = split_target(scope["raw_path"])
         dataset = await self._authenticator.enter(scope, name)
         operation = s3.unserved_operation(method, names, {}, of_key=bool(key))
-        if operation is not None and responder.is_s3:
+        if operation is not None:
             raise UnsupportedError(f"{operation} is not served")
-        if key and b"tagging" in names and responder.is_s3:
+        if key and b"tagging" in names:
             await self._list_tags(responder, dataset, key)
         elif key and not key.endswith("/"):
             conditions = Conditions.parse(method, responder.headers)
             await self._read(dataset, key, conditions, responder)
         elif not key and s3.lists_objects(method, names, is_s3=responder.is_s3):
             await self._list_objects(responder, dataset, s3.ListRequest.parse(query))
-        elif not key and responder.is_s3:
+        elif not key and (responder.is_s3 or s3.describes_bucket(names)):
             await _describe_bucket(responder, method, names)
         elif key is None:
             detail = "a dataset is no object; its keys follow a slash"

@@ -97,9 +97,12 @@ _SUBRESOURCES: Final = frozenset(
     b"accelerate acl analytics attributes cors encryption intelligent-tiering inventory"
     b" legal-hold lifecycle location logging metadataTable metrics notification object-lock"
     b" ownershipControls partNumber policy policyStatus publicAccessBlock renameObject"
-    b" replication requestPayment restore retention select session tagging torrent uploadId"
-    b" uploads versionId versioning versions website".split()
+    b" replication requestPayment response-cache-control response-content-disposition"
+    b" response-content-encoding response-content-language response-content-type response-expires"
+    b" restore retention select session tagging torrent uploadId uploads versionId versioning"
+    b" versions website".split()
 )
+"""Parameters that change what a request is about, and with that the meaning of its response."""
 _SERVED_OF_BUCKETS: Final = frozenset({b"location", b"versioning"})
 _SERVED_OF_KEYS: Final = frozenset({b"tagging"})
 """Subresources that GET and HEAD serve."""
@@ -140,9 +143,14 @@ def upload_step(method: str, names: Collection[bytes]) -> str | None:
     return next(steps, None)
 
 
+def describes_bucket(names: Collection[bytes]) -> bool:
+    """Return whether a request of a dataset is GetBucketLocation or GetBucketVersioning."""
+    return not _SERVED_OF_BUCKETS.isdisjoint(names)
+
+
 def lists_objects(method: str, names: Collection[bytes], *, is_s3: bool) -> bool:
     """Return whether a request of a dataset is ListObjects, maybe bare, or ListObjectsV2."""
-    is_plain = is_s3 and method == "GET" and _SERVED_OF_BUCKETS.isdisjoint(names)
+    is_plain = is_s3 and method == "GET" and not describes_bucket(names)
     return is_plain or not _LIST_PARAMETERS.isdisjoint(names)
 
 

@@ -71,6 +71,8 @@ def test_who_speaks_s3(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -
         ("GET", False, b"uploads", "uploads"),
         ("POST", False, b"delete", None),
         ("GET", False, b"list-type=2&prefix=acl", None),
+        ("GET", True, b"response-content-type=text/html", "response-content-type"),
+        ("GET", True, b"token=t&v=3&response=1", None),
     ],
 )
 def test_operations(method: str, of_key: bool, query: bytes, unserved: str | None) -> None:  # noqa: FBT001

@@ -9,7 +9,17 @@ from email.utils import formatdate, parsedate_to_datetime
 from functools import lru_cache
 from typing import Final
 
-from app.model import ByteRange, ByteRequest, Condition, ETag, SuffixRange, UnmodifiedSince
+from cachetools import LRUCache
+
+from app.model import (
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    ObjectRef,
+    SuffixRange,
+    UnmodifiedSince,
+)
 from app.settings import Validator
 from app.storage.contract import ObjectHeaders
 
@@ -28,6 +38,8 @@ _DEFAULT_TYPES: Final = frozenset(
 _MAX_NBYTES: Final = 8192
 CODING_ALIASES: Final = {"x-gzip": "gzip", "x-compress": "compress"}
 _NO_CODINGS: Final = frozenset({"", "identity", "aws-chunked"})
+_OBJECTS: Final = 8192
+_STRONG_DATE_S: Final = 60
 
 
 def read_headers(
@@ -81,6 +93,30 @@ def version_of(headers: Mapping[bytes, bytes], size: int, validator: Validator =
     if _STRONG.fullmatch(etag):
         return ETag(etag.decode("latin-1"))
     return derive_etag(b"%b\n%b\n%d" % (etag, headers.get(b"last-modified", b""), size))
+
+
+class VersionWatch:
+    """Notices servers that give one version of an object several ETags.
+
+    A modification time of a minute ago names a version as surely as an ETag (RFC 9110 §8.8.2.2).
+    """
+
+    def __init__(self) -> None:
+        self._seen: LRUCache[ObjectRef, tuple[tuple[int, int], ETag, bool]] = LRUCache(_OBJECTS)
+        """Last version by time and size, its ETag, and whether it had another one before."""
+
+    def note(self, ref: ObjectRef, headers: Mapping[bytes, bytes], size: int, etag: ETag) -> None:
+        """Note the version of a response."""
+        modified_s, now_s = last_modified(headers), date_of(headers)
+        if modified_s is None or now_s is None or now_s - modified_s < _STRONG_DATE_S:
+            return
+        version = (modified_s, size)
+        before, last, alternate = self._seen.get(ref, (version, etag, False))
+        self._seen[ref] = version, etag, before == version and (alternate or last != etag)
+
+    def alternate(self, ref: ObjectRef) -> bool:
+        """Return whether the last version of *ref* had several ETags."""
+        return ref in self._seen and self._seen[ref][2]
 
 
 def derive_etag(facts: bytes) -> ETag:

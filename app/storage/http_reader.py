@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from cachetools import LRUCache, TTLCache
 
@@ -47,8 +47,8 @@ from app.storage.http1_client import (
     Target,
 )
 from app.storage.http_headers import (
+    VersionWatch,
     content_coding,
-    date_of,
     is_derived,
     last_modified,
     object_headers,
@@ -95,7 +95,6 @@ _SKIPPED_NBYTES: Final = 1024**2
 _TRIES: Final = 3
 _BUCKETS: Final = 1024
 _OBJECTS: Final = 8192
-_STRONG_DATE_S: Final = 60
 _ALTERNATES: Final = (
     "the server alternates between ETags of one version; the setting validator of its store, "
     '"last-modified", tells versions apart without them'
@@ -196,8 +195,7 @@ class HttpReader(ABC):
         """Buckets whose servers were seen to know no suffix ranges."""
         self._sizes: LRUCache[tuple[ObjectRef, bytes], int] = LRUCache(_OBJECTS)
         """Sizes of versions, by ETag, of servers that do not tell them with a range."""
-        self._seen: LRUCache[ObjectRef, _Seen] = LRUCache(_OBJECTS)
-        """Last versions of objects."""
+        self._versions = VersionWatch()
 
     @abstractmethod
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> Target:
@@ -276,7 +274,7 @@ class HttpReader(ABC):
             return None
         headers, size = found
         etag, coding = version_of(headers, size, self._validator), content_coding(headers)
-        self._note(ref, headers, size, etag)
+        self._versions.note(ref, headers, size, etag)
         return Stat(size, etag, coding, last_modified(headers), object_headers(headers))
 
     async def head(self, ref: ObjectRef) -> tuple[Mapping[bytes, bytes], int] | None:
@@ -367,18 +365,19 @@ class HttpReader(ABC):
         is_eager: bool,
     ) -> "_Body | NotModified | None":
         """Open a suffix as an explicit range of the version that a stat has seen."""
+        etag: ETag | None = None
         for _ in range(_TRIES):
             if (stat := await self.stat(ref)) is None:
                 if if_match is None:
                     return None
                 raise VersionChangedError(ref)
             check_condition(ref, if_match, stat.etag, stat.modified_s)
-            if stat.etag == if_none_match:
+            if (etag := stat.etag) == if_none_match:
                 return NOT_MODIFIED
             wanted = clamp(ref, suffix, stat.size, if_match)
             with suppress(VersionChangedError):
-                return await self._open(ref, wanted, stat.etag, None, is_eager=is_eager)
-        raise VersionChangedError(ref)
+                return await self._open(ref, wanted, etag, None, is_eager=is_eager)
+        raise await self._explained(VersionChangedError(ref), etag)
 
     async def _request(
         self, method: HttpMethod, ref: ObjectRef, headers: bytes = b"", *, is_eager: bool = False
@@ -453,7 +452,7 @@ class HttpReader(ABC):
             size = await self._size_of(ref, headers)
         etag, modified_s = version_of(headers, size, self._validator), last_modified(headers)
         if if_match is None:
-            self._note(ref, headers, size, etag)
+            self._versions.note(ref, headers, size, etag)
         check_condition(ref, if_match, etag, modified_s)
         wanted = clamp(ref, request, size, if_match)
         if sent != wanted and sent.length != size:
@@ -466,14 +465,13 @@ class HttpReader(ABC):
         self, error: VersionChangedError, if_match: Condition | None
     ) -> VersionChangedError:
         """Return *error*, with its reason if the server has several ETags for one version."""
-        if self.requires_etags or not isinstance(if_match, str):
-            return error
         stat = None
-        with suppress(StorageError):
-            stat = await self.stat(error.ref)
-        seen = self._seen.get(error.ref)
-        alternates = (stat is not None and stat.etag == if_match) or (seen and seen.alternates)
-        return VersionChangedError(error.ref, _ALTERNATES) if alternates else error
+        if isinstance(if_match, str) and not self.requires_etags:
+            with suppress(StorageError):
+                stat = await self.stat(error.ref)
+        if (stat is not None and stat.etag == if_match) or self._versions.alternate(error.ref):
+            return VersionChangedError(error.ref, _ALTERNATES)
+        return error
 
     async def _size_of(self, ref: ObjectRef, headers: Mapping[bytes, bytes]) -> int:
         """Return the size of the version with *headers*, which do not tell it, from a HEAD."""
@@ -484,25 +482,12 @@ class HttpReader(ABC):
             now, size = found
             etag = version_of(now, size, self._validator)
             if etag != version_of(headers, size, self._validator):
-                self._note(ref, headers, size, version_of(headers, size))
-                self._note(ref, now, size, etag)
+                self._versions.note(ref, headers, size, version_of(headers, size))
+                self._versions.note(ref, now, size, etag)
                 raise VersionChangedError(ref)
             if not is_derived(etag):
                 self._sizes[name] = size
         return size
-
-    def _note(self, ref: ObjectRef, headers: Mapping[bytes, bytes], size: int, etag: ETag) -> None:
-        """Note the version that was seen, and whether it had another ETag before.
-
-        A modification time a minute ago names a version as surely as an ETag (RFC 9110 §8.8.2.2).
-        """
-        modified_s, now_s = last_modified(headers), date_of(headers)
-        if modified_s is None or now_s is None or now_s - modified_s < _STRONG_DATE_S:
-            return
-        before, alternates = self._seen.get(ref), False
-        if before is not None and before.version == (modified_s, size):
-            alternates = before.alternates or before.etag != etag
-        self._seen[ref] = _Seen((modified_s, size), etag, alternates)
 
     async def _check_range(
         self, ref: ObjectRef, request: ByteRange, refusal: Refusal, if_match: Condition | None
@@ -514,15 +499,6 @@ class HttpReader(ABC):
                 raise VersionChangedError(ref)
             size = found.size
         clamp(ref, request, size, if_match)
-
-
-class _Seen(NamedTuple):
-    """Version of an object by its modification time and size, and its last ETag."""
-
-    version: tuple[int, int]
-    etag: ETag
-    alternates: bool
-    """True if it had another ETag before."""
 
 
 @dataclass(slots=True)

@@ -143,7 +143,7 @@ DECODERS: Final = {
         Decoder(decode_jwks, [text({"keys": [JWK]})], (ValueError,)),
         Decoder(parse_deletion, [DELETE], REFUSED),
         Decoder(parse_parts, [PARTS], REFUSED),
-        Decoder(parse_content_range, [b"bytes 0-9/10"]),
+        Decoder(parse_content_range, [b"bytes 0-9/10", b"bytes 0-9/*"]),
         Decoder(parse_unsatisfied, [b"bytes */10"]),
     )
 }

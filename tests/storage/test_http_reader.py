@@ -213,6 +213,20 @@ async def test_alternating_etags_are_explained(
 
 
 @pytest.mark.parametrize("store", ["http"], indirect=True)
+@pytest.mark.parametrize("request_", [ByteRange(0, 9), SuffixRange(9)], ids=str)
+async def test_alternating_etags_are_explained_where_the_size_is_asked_for(
+    faulty: FaultyServer, store: Store, ref: ObjectRef, request_: ByteRequest
+) -> None:
+    """A read that needs the size of the version names the setting too, without a condition."""
+    faulty.fail(Fault.MIRRORS)
+    faulty.fail(Fault.NO_TOTAL)
+    faulty.suffix_status = 400
+
+    with pytest.raises(VersionChangedError, match=r'validator.*"last-modified"'):
+        await store.get(ref, request_)
+
+
+@pytest.mark.parametrize("store", ["http"], indirect=True)
 async def test_modified_object_is_no_alternation(
     faulty: FaultyServer, store: Store, ref: ObjectRef
 ) -> None:

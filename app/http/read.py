@@ -117,12 +117,12 @@ class DataPlane:
                 dataset = self._datasets.get(name)
             else:
                 dataset, key = hot.dataset, hot.key
-            if dataset is None or not key or key.endswith("/") or SESSION in key:
+            if not key or key.endswith("/") or SESSION in key:
                 return None
             caller: Caller | None = NOBODY
-            if not dataset.is_public:
+            if dataset is None or not dataset.is_public:
                 caller = self._authenticator.cached_reader(dataset, headers, now, segment)
-            if caller is None:
+            if dataset is None or caller is None:
                 return None
             if hot is not None:
                 body = self._resolver.recall_body(hot.found)

@@ -1,8 +1,8 @@
 """``/_shard/{dataset}/{key}``: keys that belong on one replica, for consistent hashing.
 
 A balancer asks before each request for a chunk; no index is read. It has no credentials: of a
-private dataset only trusted proxies get the name of a shard. Others, and requests for anything that
-does not exist, get a hash of the path.
+private dataset only trusted proxies get the name of a shard. Others get a hash of the path at once,
+as they do for a dataset that does not exist.
 """
 
 import asyncio
@@ -76,9 +76,8 @@ class ShardAffinity:
             dataset = self._datasets.get(split_target(path)[0])
         except BadKeyError:
             return True
-        if dataset is None or dataset.is_public:
-            return True
-        return is_within(peer.decode(), self._proxies)
+        is_public = dataset is not None and dataset.is_public
+        return is_public or is_within(peer.decode(), self._proxies)
 
     def _respond_later(self, path: bytes, exchange: Exchange) -> Awaitable[None]:
         return self._respond(path, exchange.write)

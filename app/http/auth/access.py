@@ -1,6 +1,7 @@
 """Callers, and which datasets they may read and write.
 
-A dataset that the caller may not read is indistinguishable from one that does not exist.
+A dataset that the caller may not read is indistinguishable from one that does not exist. The same
+functions are entered for both, so that neither can be told by the time that an answer takes.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -74,7 +75,7 @@ class Datasets:
         would be fill value to a reader that forgot them.
         """
         dataset = self._datasets.get(name)
-        if dataset is not None and may_read(caller, dataset):
+        if may_read(caller, dataset) and dataset is not None:
             return dataset
         if caller is NOBODY and not self.is_all_public:
             raise UnauthenticatedError(f"{name} needs credentials, or there is no such dataset")
@@ -97,9 +98,9 @@ class Datasets:
         _demand(caller, self._watchers, "see metrics of all datasets")
 
 
-def may_read(caller: Caller, dataset: Dataset) -> bool:
-    """Return whether *caller* may read *dataset*."""
-    return not dataset.readers.isdisjoint(caller.grants)
+def may_read(caller: Caller, dataset: Dataset | None) -> bool:
+    """Return whether *dataset* exists, and *caller* may read it."""
+    return dataset is not None and not dataset.readers.isdisjoint(caller.grants)
 
 
 def may_write(caller: Caller, dataset: Dataset) -> bool:

@@ -147,11 +147,14 @@ class Authenticator:
         """Readers with the end of validity, by dataset, credentials and whether in the path."""
 
     def cached_reader(
-        self, dataset: Dataset, headers: RequestHeaders, now: float, segment: bytes | None
+        self, dataset: Dataset | None, headers: RequestHeaders, now: float, segment: bytes | None
     ) -> Caller | None:
-        """Return the cached caller who may read a private *dataset*; see `DataPlane.begin`."""
+        """Return the cached caller who may read *dataset*, which is private or does not exist.
+
+        See `DataPlane.begin`.
+        """
         sent = segment or headers.get(b"authorization", b"")
-        key = dataset.name, sent, segment is not None
+        key = "" if dataset is None else dataset.name, sent, segment is not None
         caller, until = self._readers.get(key, (None, -inf))
         if until <= now:
             known = self._tokens.cached(sent if segment is None else token_in(segment))

@@ -1,8 +1,10 @@
 """Datasets that not everybody may see, over the wire."""
 
 import hashlib
+import sys
 from collections.abc import Generator
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
@@ -13,6 +15,8 @@ import zarr
 from botocore import UNSIGNED
 from botocore.config import Config
 
+from app.http.instrumentation import InstrumentedApp
+from app.main import create_app
 from tests.http.auth.people import TEXT, TOKENS, People, settings
 from tests.support.serving import serving
 
@@ -72,6 +76,63 @@ def test_what_one_may_not_see_is_as_if_it_did_not_exist(
     )
 
     assert private == unknown
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> InstrumentedApp:
+    """Build the service, to be called in this thread."""
+    return create_app(settings(tmp_path_factory.mktemp("called")))
+
+
+async def functions_entered(
+    app: InstrumentedApp, method: str, path: str, authorization: bytes | None
+) -> list[str]:
+    """List the functions of the service that one request enters, in their order."""
+    headers = {b"host": b"localhost", b"content-length": b"0"}
+    if authorization is not None:
+        headers[b"authorization"] = authorization
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/app/" in frame.f_code.co_filename:
+            entered.append(frame.f_code.co_qualname)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_: dict[str, Any]) -> None:
+        pass
+
+    raw_path, _, query = path.encode().partition(b"?")
+    scope = {
+        "type": "http", "method": method, "path": path.partition("?")[0], "raw_path": raw_path,
+        "query_string": query, "headers": list(headers.items()), "client": ("192.0.2.1", 1),
+        "http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "root_path": "",
+    }  # fmt: skip
+    sys.setprofile(note)
+    try:
+        if method != "GET" or app.begin(raw_path, headers, b"192.0.2.1", 0) is None:
+            await app(scope, receive, send)
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+@pytest.mark.parametrize("authorization", [None, b"Bearer token-of-eve", b"Bearer none"])
+@pytest.mark.parametrize(("method", "path"), [*REQUESTS, ("GET", "/_shard/{}/text.txt")])
+async def test_private_dataset_takes_the_work_of_an_unknown_one(
+    app: InstrumentedApp, method: str, path: str, authorization: bytes | None
+) -> None:
+    """No request tells a private dataset from an unknown one by the time that its answer takes."""
+
+    async def work_for(name: str) -> list[str]:
+        for _ in range(2):  # the first one fills caches
+            entered = await functions_entered(app, method, path.format(name), authorization)
+        return entered
+
+    private = await work_for("private")
+    assert private == await work_for("unknown")
+    assert private
 
 
 def test_nobody_is_asked_for_credentials(people: People) -> None:

@@ -161,11 +161,12 @@ def has_ipv6() -> bool:
 
 
 def write_replicas(folder: Path, urls: Sequence[str]) -> None:
-    """List the replicas at *urls* as the example does."""
-    (example, *_) = (_CONFIGURATION / "replicas.conf").read_text().splitlines()
-    _, _, rest = example.split(" ", 2)
-    lines = [f"server {url.removeprefix('http://')} {rest}\n" for url in urls]
-    (folder / "replicas.conf").write_text("".join(lines))
+    """List the replicas at *urls* as the examples do."""
+    for name in "replicas.conf", "writers.conf":
+        (*_, example) = (_CONFIGURATION / name).read_text().splitlines()
+        _, _, rest = example.split(" ", 2)
+        lines = [f"server {url.removeprefix('http://')} {rest}\n" for url in urls]
+        (folder / name).write_text("".join(lines))
 
 
 _NAME: Final = b"HTTP/1.1 204 No Content\r\nX-Shard: %s\r\n\r\n"

@@ -225,6 +225,14 @@ def test_answers_under_way_are_finished(rendered: Rendered) -> None:
     assert pod["terminationGracePeriodSeconds"] > forgetting_s + STOP_S
 
 
+def test_a_replica_goes_only_after_another_is_known(rendered: Rendered) -> None:
+    """In a rolling update the balancer has learnt of a new replica before an old one ends."""
+    deployment = rendered.resources[GATEWAY]["spec"]
+
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert deployment["minReadySeconds"] >= DNS_S
+
+
 def test_a_store_that_is_down_takes_no_replica_out(rendered: Rendered) -> None:
     """No probe asks for the state of stores."""
     (gateway,) = rendered.pods()[GATEWAY[1]]["containers"]
@@ -393,6 +401,8 @@ def test_all_listen_on_ipv6_where_they_are_told(plain: Rendered, direct: Rendere
 
 SERVICE: Final = "demo-shardgate-replicas.lab.svc.cluster.local"
 REPLICAS: Final = 3
+DNS_S: Final = 6
+"""Seconds for which names of Services are known to CoreDNS and nginx."""
 SHARDS: Final = 24
 CHUNKS: Final = 4
 """Of each shard."""
@@ -435,7 +445,7 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanc
         files = Chart(helm(request)).render(**{"balancer.resolver": resolver})
         for name, text in files.resources["ConfigMap", "demo-shardgate-balancer"]["data"].items():
             here = text.replace("listen 8080", f"listen 127.0.0.1:{port}")
-            (tmp_path / name).write_text(here.replace("valid=5s", "valid=1s"))
+            (tmp_path / name).write_text(here)
         started = listening(command(new_nginx(request), tmp_path), port, tmp_path / "output")
         nginx = Balancer(tmp_path, port, stack.enter_context(started))
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}"))

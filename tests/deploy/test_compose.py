@@ -57,7 +57,7 @@ class Composed(NamedTuple):
             "8333": str(ports["store"]),
             "8443": str(ports["balancer"]),
             "0.0.0.0": "127.0.0.1",
-            "127.0.0.11 valid=5s": f"{self.resolver} valid=1s",
+            "127.0.0.11": self.resolver,
             "store": "127.0.0.1",
             "daemon off;": "daemon off; user root;" if os.geteuid() == 0 else "daemon off;",
             **{f"/{name}": str(self.root / name) for name in _FOLDERS},

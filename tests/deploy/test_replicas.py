@@ -29,6 +29,7 @@ from tests.deploy.balancer import TOKEN, Balancer, balancing
 from tests.support.crowds import Step, impossible, play
 from tests.support.gateways import Environ, Gateway, forked, of_dataset
 from tests.support.labs import SMALL, Lab
+from tests.support.processes import free_ports
 from tests.support.seaweedfs import SeaweedFS
 
 SHAPE: Final = (64, 64)
@@ -269,6 +270,35 @@ def test_a_replica_that_is_killed_loses_nothing(environ: Environ, lab: Lab, tmp_
     assert any(write.begin < killed_at < write.end for write in writes)
     for found in (*seen, lab.read(name)):
         assert impossible(writes, found) == []
+
+
+def test_reads_go_on_as_soon_as_one_of_two_replicas_lives(tmp_path: Path) -> None:
+    """After both replicas have died, the first one that lives again answers every read."""
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "object").write_bytes(b"bytes")
+    ports = free_ports(2)
+    with ExitStack() as stack:
+
+        def start(port: int) -> Gateway:
+            environ = of_dataset(str(root)) | {"SHARDGATE_SERVER__PORT": str(port)}
+            return stack.enter_context(forked(environ))
+
+        first, second = map(start, ports)
+        balancer = stack.enter_context(balancing(tmp_path, [first.url, second.url]))
+        client = stack.enter_context(balancer.client())
+
+        def statuses() -> set[int]:
+            return {client.get("/data/object").status_code for _ in range(20)}
+
+        first.kill()
+        with_second = statuses()
+        second.kill()
+        with_none = statuses()
+        start(ports[0])
+        with_first = statuses()
+
+    assert (with_second, with_none, with_first) == ({200}, {503}, {200})
 
 
 def read_back(url: str, balancer: Balancer, name: str) -> dict[str, bytes | None]:

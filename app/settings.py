@@ -184,7 +184,7 @@ class LimitSettings(Section):
     """Limits on single requests and on all of them together."""
 
     metadata_bytes: ByteSize = ByteSize(8 * 1024**2)
-    """Largest metadata document."""
+    """Largest metadata document that is rewritten; longer ones are passed on as stored."""
     whole_index_bytes: ByteSize = ByteSize(4 * 1024**2)
     """Largest shard index read whole; larger ones are read by entry, without their checksum."""
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)

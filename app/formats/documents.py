@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from app.errors import DamagedError
-from app.formats.contract import Layout, Translator
+from app.formats.contract import Layout, Target, Translator
+from app.formats.listing import ListingRules
 from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
-from app.model import ByteRange, Coded, ETag, Inline, ObjectRef, Stored, VirtualKey
+from app.model import ByteRange, Coded, ETag, Inline, Location, ObjectRef, Stored, VirtualKey, Whole
 
 type Json = Any
 
+SETTING: Final = "limits.metadata_bytes"
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
+_MOST_SEARCHED: Final = 16
+"""Markers of up to so many times the limit are searched for what has to be rewritten."""
+_PIECE_NBYTES: Final = 1024**2
+"""Searched at a time, so that other threads can run."""
+_LONGEST_TEXT_NBYTES: Final = 64
+_OTHER_SPELLINGS: Final = (rb"\u004", rb"\u005", rb"\u006", rb"\u007", b"\0")
+"""Beginnings of escaped letters, and a byte of other encodings than UTF-8."""
 _VIEW_REVISION: Final = "u1"
 """Changes whenever the same stored metadata are served in another form."""
 
@@ -26,6 +35,15 @@ def begins_like_json(data: bytes) -> bool:
 def begins_like_page(data: bytes) -> bool:
     """Return whether *data* begins like HTML or XML: an error page of a server or a proxy."""
     return data.lstrip(_BEFORE_JSON).startswith(b"<")
+
+
+def may_contain(data: bytes, text: bytes) -> bool:
+    """Return whether the JSON *data* has *text*, or letters in any other spelling."""
+    pieces = (
+        data[start : start + _PIECE_NBYTES + _LONGEST_TEXT_NBYTES]
+        for start in range(0, len(data), _PIECE_NBYTES)
+    )
+    return any(each in piece for piece in pieces for each in (text, *_OTHER_SPELLINGS))
 
 
 def check_not_blank(data: bytes) -> None:
@@ -45,6 +63,9 @@ class Dialect[S: Weighable](Protocol):
     def parse(self, document: Json, data: bytes) -> S | None:
         """Understand *document*, parsed from *data*; `None` if it is of another dialect."""
 
+    def may_rewrite(self, data: bytes) -> bool:
+        """Return whether the document *data*, too long to be parsed, may have another form."""
+
     def layout(self, directory: ObjectRef, spec: Versioned[S]) -> Layout:
         """Open the container at *directory* that *spec* describes."""
 
@@ -60,11 +81,13 @@ class Marked:
     spec: Weighable | None = None
     is_page: bool = False
     """True for an error page in place of the marker."""
+    is_long: bool = False
+    """True for a document above the limit, which is not parsed."""
 
     @property
     def is_metadata(self) -> bool:
         """False for a file that has the name of the marker by chance."""
-        return self.dialect is not None
+        return self.dialect is not None or self.is_long
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +114,7 @@ class DocumentDecoder[S: Weighable]:
 
     def __call__(self, data: bytes) -> S:
         if len(data) > self.limit_bytes:
-            raise DecodeError(f"metadata of more than {self.limit_bytes} bytes")
+            raise DecodeError(f"metadata of more than {self.limit_bytes} bytes: {SETTING}")
         try:
             return self.parse(json.loads(data), data)
         except DecodeError:
@@ -114,6 +137,8 @@ class MarkerDecoder:
         if not begins_like_json(data):
             marked = self._claim(None, data)
             return marked if marked.is_metadata else Marked(is_page=begins_like_page(data))
+        if len(data) > self.limit_bytes:
+            return Marked(is_long=True)
         return DocumentDecoder(self._claim, self.limit_bytes)(data)
 
     def _claim(self, document: Json, data: bytes) -> Marked:
@@ -121,6 +146,45 @@ class MarkerDecoder:
             if (spec := dialect.parse(document, data)) is not None:
                 return Marked(dialect, spec)
         return Marked()
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """A document that is not parsed."""
+
+    may_be_rewritten: bool
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchingDecoder:
+    """Searches a document of at most *limit_bytes* for what any of *dialects* would rewrite."""
+
+    dialects: tuple[Dialect[Any], ...]
+    limit_bytes: int
+
+    def __call__(self, data: bytes) -> Searched:
+        is_whole = len(data) <= self.limit_bytes
+        return Searched(not is_whole or any(each.may_rewrite(data) for each in self.dialects))
+
+
+@dataclass(frozen=True, slots=True)
+class LongContainer(Layout):
+    """A container whose marker is too long to be parsed: everything is served as it is stored."""
+
+    directory: ObjectRef
+
+    async def locate(self, key: VirtualKey, _: Fetch) -> Location:
+        return Whole(self.directory.join(key))
+
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        return Whole(self.directory.join(key))
+
+    def encloses(self, _: VirtualKey) -> bool:
+        return False
+
+    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
+        return ListingRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +216,38 @@ class DocumentFormat:
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         (read,) = self.markers(directory)
         found = await fetch(read)
-        if found is None or found.value.dialect is None:
-            if found is not None and self.is_named and not found.value.is_page:
+        if found is None:
+            return None
+        if found.value.is_long:
+            return await self._open_long(directory, read, fetch)
+        if found.value.dialect is None:
+            if self.is_named and not found.value.is_page:
                 raise DamagedError(read.ref, f"no metadata of the format {self.name}")
             return None
         spec = Versioned(found.value.spec, found.etag, found.size, coding=found.coding)
         return found.value.dialect.layout(directory, spec)
+
+    async def _open_long(
+        self, directory: ObjectRef, read: Read[Marked], fetch: Fetch
+    ) -> Layout | None:
+        """Open *directory*, whose marker is longer than the limit. Raises: `DamagedError` where it
+        has to be rewritten.
+        """
+        most_nbytes = _MOST_SEARCHED * self.limit_bytes
+        search = SearchingDecoder(self.dialects, most_nbytes)
+        request = ByteRange(0, most_nbytes + 1)
+        found = await fetch(Read("metadata", read.ref, request, search, memory_nbytes=_text_nbytes))
+        if found is None:
+            return None
+        if found.value.may_be_rewritten:
+            reason = f"metadata of more than {self.limit_bytes} bytes, which have to be rewritten"
+            raise DamagedError(read.ref, f"{reason}: {SETTING}")
+        return LongContainer(directory)
+
+
+def _text_nbytes(data: bytes | None, most_nbytes: int) -> int:
+    """Return the memory of a document that is searched and not parsed."""
+    return most_nbytes if data is None else len(data)
 
 
 class Shown(Protocol):

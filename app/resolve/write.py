@@ -127,7 +127,8 @@ class PassthroughWriter:
         """Translate *body*, the document as clients see it, to its stored form, and store that."""
         requested = await self._inflate(coding, body) if coding else body
         if len(requested) > self._document_bytes:
-            raise TooLargeError(f"{document.ref}: over {self._document_bytes} bytes of metadata")
+            reason = f"over {self._document_bytes} bytes of metadata: limits.metadata_bytes"
+            raise TooLargeError(f"{document.ref}: {reason}")
         ref, translated = document.ref, requested
 
         async def attempt() -> ETag | Conflict:
@@ -186,7 +187,8 @@ class PassthroughWriter:
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
         if len(data) > max_nbytes:
-            raise DamagedError(ref, f"metadata of more than {max_nbytes} bytes")
+            reason = f"metadata of more than {max_nbytes} bytes: limits.metadata_bytes"
+            raise DamagedError(ref, reason)
         return data, found.etag
 
     async def _inflate(self, coding: str, body: bytes) -> bytes:

@@ -8,9 +8,16 @@ import pytest
 
 from app.errors import DamagedError
 from app.formats.contract import Layout
-from app.formats.documents import DocumentFormat, MarkerDecoder, etag_of_rewritten
+from app.formats.documents import (
+    DocumentDecoder,
+    DocumentFormat,
+    Marked,
+    MarkerDecoder,
+    etag_of_rewritten,
+    may_contain,
+)
 from app.formats.reading import DecodeError, Opaque, Versioned
-from app.model import ByteRange, ETag, ObjectRef, VirtualKey
+from app.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
 from app.resolve.containers import PassThrough
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from tests.resolve.stores import WatchedStore
@@ -31,6 +38,9 @@ class _Dialect:
         if document[self.member] == 0:
             raise DecodeError(f"{self.member} is 0")
         return Opaque(data)
+
+    def may_rewrite(self, data: bytes) -> bool:
+        return may_contain(data, b'"rewrite"')
 
     def translator(self, directory: ObjectRef) -> None:
         """Leave documents alone."""
@@ -93,15 +103,54 @@ def test_a_dialect_may_refuse_what_is_its_own() -> None:
         _decode(b'{"a": 0}')
 
 
-@pytest.mark.parametrize(("nbytes", "is_read"), [(_LIMIT, True), (_LIMIT + 1, False)])
-def test_a_document_has_a_limit(nbytes: int, *, is_read: bool) -> None:
-    """The limit itself is allowed."""
-    data = b'{"a": 1}'.ljust(nbytes)
-    if is_read:
-        assert _decode(data).spec == Opaque(data)
-    else:
-        with pytest.raises(DecodeError, match="metadata of more than 100 bytes"):
-            _decode(data)
+def test_a_document_has_a_limit() -> None:
+    """The limit itself is allowed; a longer marker is not parsed, and a longer other document is
+    refused with the name of the setting.
+    """
+    data = b'{"a": 1}'.ljust(_LIMIT)
+
+    assert _decode(data) == Marked(_DIALECTS[0], Opaque(data))
+    assert _decode(data + b" ") == Marked(is_long=True)
+    with pytest.raises(DecodeError, match=r"more than 100 bytes: limits\.metadata_bytes"):
+        DocumentDecoder(lambda _, data: Opaque(data), _LIMIT)(data + b" ")
+
+
+_LONG = [b'{"a": "' + b"x" * 200, b'{"a": 1, "rewrites": "rewrite this"}'.ljust(101)]
+
+
+@pytest.mark.parametrize("marker", _LONG)
+async def test_a_long_marker_without_anything_to_rewrite_is_passed_on(marker: bytes) -> None:
+    """All keys below it name objects, and what it takes to know that is read once."""
+    case = _Case(marker)
+    for _ in range(2):
+        layout = await case.open()
+        assert layout is not None
+        for key in map(VirtualKey, ("marker", "c/0")):
+            assert await layout.locate(key, case.fetch) == Whole(ROOT.join(key))
+            assert not layout.encloses(key)
+
+    assert len(case.store.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        b'{"a": "' + b"x" * 200 + b'", "rewrite": 1}',
+        b'{"a": 1, "\\u0072ewrite": 1}'.ljust(101),
+        b'{"a": "' + b"x" * 16 * _LIMIT,
+        b'{\0"\0a\0'.ljust(101),
+        b'{"a": "'.ljust(2**20 - 3) + b'"rewrite": 1}',
+    ],
+)
+async def test_a_long_marker_that_may_be_rewritten_is_refused(marker: bytes) -> None:
+    """Text may be escaped, and a marker too long to be searched; the reason names the setting."""
+    case = _Case(marker)
+    case.limit = max(_LIMIT, len(marker) // 10) if len(marker) > 2**17 else _LIMIT
+    for _ in range(2):
+        with pytest.raises(DamagedError, match=r"marker: .*rewritten: limits\.metadata_bytes"):
+            await case.open()
+
+    assert len(case.store.calls) == 2
 
 
 def test_what_is_served_rewritten_has_a_version_of_its_own() -> None:
@@ -117,10 +166,11 @@ class _Case:
         if marker is not None:
             self.store.place(ROOT.join("marker"), marker)
         self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
+        self.limit = _LIMIT
 
     async def open(self, *, is_named: bool = False) -> Layout | None:
         """Open the container."""
-        fmt = DocumentFormat("test", VirtualKey("marker"), _DIALECTS, _LIMIT, is_named)
+        fmt = DocumentFormat("test", VirtualKey("marker"), _DIALECTS, self.limit, is_named)
         return await fmt.open(ROOT, self.fetch)
 
 
@@ -162,7 +212,7 @@ async def test_a_marker_is_read_once_for_all_dialects() -> None:
     assert [call.request for call in case.store.calls] == [ByteRange(0, _LIMIT + 1)]
 
 
-@pytest.mark.parametrize("marker", [b"", b"{no JSON", b'{"a": 0}', b"{" * 101])
+@pytest.mark.parametrize("marker", [b"", b"{no JSON", b'{"a": 0}', b"{" * 99])
 async def test_a_marker_that_cannot_be_understood_is_named(marker: bytes) -> None:
     """It is damage of that object, an empty one too."""
     with pytest.raises(DamagedError) as caught:

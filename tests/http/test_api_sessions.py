@@ -9,9 +9,12 @@ from pathlib import Path
 
 import httpx
 import icechunk
+import numpy as np
 import pytest
+import zarr
 
 from app.settings import DatasetSettings, Settings
+from tests.formats.icechunk.building_repo import Repo
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, Replicas, array_document, replicas
 
@@ -70,6 +73,50 @@ def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
         assert abs(lasts.total_seconds() - 24 * 3600) < 120
     assert client.post(SESSIONS, json={"branch": "none"}).status_code == 404
     assert client.post(SESSIONS, json={"branches": "main"}).status_code == 400
+
+
+def test_attributes_of_a_rectilinear_array_can_change(pair: Replicas) -> None:
+    """The session takes its zarr.json and its chunks, and what is not changed stays."""
+    writer = pair.repo.writable_session("main")
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        root = zarr.open_group(writer.store, mode="a")
+        root.create_array("rect", shape=(10, 6), chunks=[[4, 4, 2], [3, 3]], dtype="u1")[:] = 4
+        writer.commit("a rectilinear array")
+        session_id = pair.begin()
+        node = zarr.open_group(pair.store(session_id), mode="a")["rect"]
+        assert isinstance(node, zarr.Array)
+        node.attrs["unit"] = "nm"
+        node[8:, 3:] = 7
+        pair.committed(session_id)
+        found = zarr.open_group(pair.repo.readonly_session("main").store, mode="r")["rect"]
+
+        assert isinstance(found, zarr.Array)
+        assert dict(found.attrs) == {"unit": "nm"}
+        assert np.array_equal(np.unique(np.asarray(found[:8])), [4])
+        assert np.array_equal(np.unique(np.asarray(found[8:, 3:])), [7])
+
+
+def test_a_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) -> None:
+    """2,000 of them; one whose configuration is too long is refused before anything is written."""
+    config = icechunk.RepositoryConfig.default()
+    store = icechunk.s3_store(region="us-east-1")
+    for number in range(2_000):
+        url = f"s3://bucket-{number}/prefix/"
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(url, store))
+    storage = icechunk.local_filesystem_storage(str(tmp_path / "repo"))
+    repo = icechunk.Repository.create(storage, config=config)
+    settings = DatasetSettings(url=(tmp_path / "repo").as_uri(), writable=True)
+    with client_of(Settings(datasets={"data": settings})) as client:
+        pair = Replicas((client,), repo)
+        session_id = pair.begin()
+        assert pair.put(session_id, "zarr.json", GROUP).status_code == 200
+        assert pair.committed(session_id) == pair.history[0]
+
+        (tmp_path / "repo/repo").write_bytes(Repo(more={9: bytes(2**20 + 1)}).file())
+        answer = client.post(SESSIONS)
+
+    assert answer.status_code == 424
+    assert "a configuration of more than 1048576 bytes" in answer.json()["detail"]
 
 
 def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:

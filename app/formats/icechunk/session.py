@@ -27,7 +27,7 @@ from app.formats.icechunk.manifest import Native
 from app.formats.icechunk.payloads import Inlaid
 from app.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
 from app.formats.reading import DecodeError
-from app.formats.zarr.codecs import codec_name, has_sharding
+from app.formats.zarr.codecs import has_sharding
 from app.formats.zarr.keys import ChunkKeys
 from app.formats.zarr.metadata import chunk_keys
 from app.model import ByteRange, ETag, ObjectRef
@@ -289,8 +289,6 @@ def read_chunks(document: bytes) -> Chunks | None:
     if (grid := read_grid(document)) is None:
         return None
     node = read_document(document)
-    if (name := codec_name(node["chunk_grid"])) != "regular":
-        raise DecodeError(f"the chunk grid is {name:.80}, and only regular is written")
     keys = chunk_keys(node.get("chunk_key_encoding"), len(grid.chunks))
     if (keys.prefix, keys.separator) != ("c/", "/"):
         raise DecodeError("the chunk key encoding is not default with the separator /")

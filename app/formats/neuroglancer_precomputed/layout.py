@@ -10,7 +10,7 @@ import numpy as np
 
 from app.errors import BadKeyError, ConflictError, DamagedError, ReadOnlyError
 from app.formats.contract import Layout, Slot, Target, Translator
-from app.formats.documents import Json, show
+from app.formats.documents import Json, may_contain, show
 from app.formats.listing import (
     PLAIN,
     Axis,
@@ -65,6 +65,9 @@ class Precomputed:
 
     def parse(self, document: Json, data: bytes) -> Info | None:
         return parse_info(document, data)
+
+    def may_rewrite(self, data: bytes) -> bool:
+        return may_contain(data, b'"sharding"')
 
     def layout(self, directory: ObjectRef, spec: Versioned[Info]) -> "PrecomputedLayout":
         return PrecomputedLayout(directory, spec, self)

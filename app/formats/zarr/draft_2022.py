@@ -285,6 +285,9 @@ class Zarr2022(ZarrLimits):
             raise DecodeError(f"metadata_key_suffix is no short string: {str(suffix)[:80]}")
         return Hierarchy(suffix, _unknown_extension(document.get("extensions")))
 
+    def may_rewrite(self, _: bytes) -> bool:
+        return False
+
     def layout(self, directory: ObjectRef, spec: Versioned[Hierarchy]) -> "HierarchyLayout":
         return HierarchyLayout(directory, spec.value, self)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from app.errors import BadKeyError, DamagedError
 from app.formats.contract import Document, Layout, Slot, Target, Translator
-from app.formats.documents import Json, show
+from app.formats.documents import Json, may_contain, show
 from app.formats.listing import PLAIN, ListingRules
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection, Listing
@@ -52,6 +52,9 @@ class Zarr3(ZarrLimits):
 
     def parse(self, document: Json, data: bytes) -> Node:
         return parse_node(document, data)
+
+    def may_rewrite(self, data: bytes) -> bool:
+        return may_contain(data, b'"sharding_indexed"')
 
     def layout(self, directory: ObjectRef, spec: Versioned[Node]) -> "ZarrLayout":
         return ZarrLayout(directory, spec, self)

@@ -19,6 +19,7 @@ import cachetools
 
 from app.errors import (
     ClockSkewError,
+    DamagedError,
     ShardgateError,
     StorageError,
     StorageUnavailableError,
@@ -130,9 +131,9 @@ class Sessions:
         tip = await opened.repository.refs.resolve(Branch(branch), opened.fetch)
         if tip is None:
             raise UnknownRefError(f"there is no branch {branch} in {opened.directory}")
-        now_s, inline_nbytes = self._clock(), 0
-        if not isinstance(info.config, DecodeError):
-            inline_nbytes = info.config.inline_chunk_threshold_bytes
+        if isinstance(info.config, DecodeError):  # nothing could be committed
+            raise DamagedError(opened.repo, str(info.config))
+        now_s, inline_nbytes = self._clock(), info.config.inline_chunk_threshold_bytes
         document = SessionDocument(
             branch, tip.snapshot_id, inline_nbytes, now_s, now_s + LIFETIME_S
         )

@@ -34,7 +34,7 @@ from app.resolve.inspect import (
     inspect_root,
     inspect_shard,
 )
-from app.resolve.listing import Root
+from app.resolve.listing import Root, explain_emptiness
 from app.resolve.verify import Report
 from app.resolve.verify import verify as verify_root
 from app.settings import LogLevel, Settings, load
@@ -119,32 +119,35 @@ def inspect(
 ) -> None:
     """Show the arrays of a root, the location of a key, or the index of a shard.
 
-    The exit code is 1 if anything shown is damaged.
+    The exit code is 1 if anything shown is damaged, or nothing is found.
     """
 
-    async def describe(root: Root) -> tuple[list[Any], list[Any]]:
-        return await inspect_root(root), await inspect_refs(root)
+    async def describe(root: Root) -> tuple[list[Any], list[Any], str]:
+        if nothing := await explain_emptiness(root):
+            return [], [], nothing
+        return await inspect_root(root), await inspect_refs(root), ""
 
     async def locate(root: Root) -> ChunkReport | IndexReport:
         return await (inspect_shard if as_shard else inspect_key)(root, VirtualKey(key or ""))
 
     document: dict[str, Any]
-    is_damaged = False
+    nothing, is_damaged = "", False
     if key is None:
-        arrays, refs = asyncio.run(with_root(url, describe, allow_virtual))
+        arrays, refs, nothing = asyncio.run(with_root(url, describe, allow_virtual))
         document = {"arrays": list(map(asdict, arrays)), "refs": list(map(asdict, refs))}
         drawn = Group(_draw_table(arrays), *([_draw_table(refs)] if refs else []))
         is_damaged = any(isinstance(each, DamageReport) for each in (*arrays, *refs))
     else:
         document = asdict(asyncio.run(with_root(url, locate, allow_virtual)))
         drawn = Group(_draw_facts(document))
+        if document.get("state") == "absent":
+            nothing = f"{key}: {document['reason'] or 'there is no such key'}"
     if as_json:
         typer.echo(json.dumps(document, indent=2))
-    else:
+    elif document.get("arrays") != []:
         # Piped output is not wrapped: a program or a pager reads it.
         Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(drawn)
-    if is_damaged:
-        raise typer.Exit(1)
+    _finish(nothing, is_damaged=is_damaged)
 
 
 @app.command()
@@ -160,7 +163,10 @@ def verify(
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every index, and every reference of a ref; exit code 1 if anything is damaged."""
+    """Check every index, and every reference of a ref.
+
+    The exit code is 1 if anything is damaged, or nothing is found.
+    """
     with _progress("{task.completed} checked, {task.fields[damaged]} damaged") as progress:
         task = progress.add_task("", total=None, damaged=0)
 
@@ -168,13 +174,15 @@ def verify(
             checked = report.shards + sum(report.counts.values())
             progress.update(task, completed=checked, damaged=len(report.damages))
 
-        async def check(root: Root) -> Report:
-            return await verify_root(root, chunks=chunks, ref=ref, on_shard=on_shard)
+        async def check(root: Root) -> tuple[Report, str]:
+            if nothing := await explain_emptiness(root):
+                return Report(), nothing
+            report = await verify_root(root, chunks=chunks, ref=ref, on_shard=on_shard)
+            return report, ""
 
-        report = asyncio.run(with_root(url, check, allow_virtual))
+        report, nothing = asyncio.run(with_root(url, check, allow_virtual))
     typer.echo(json.dumps(asdict(report), indent=2) if as_json else _draw_report(report))
-    if report.damages:
-        raise typer.Exit(1)
+    _finish(nothing, is_damaged=bool(report.damages))
 
 
 def main() -> None:
@@ -185,10 +193,22 @@ def main() -> None:
         sys.exit(130)
     except (ShardgateError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        line = "".join(c if c.isprintable() else " " for c in message)
-        typer.echo(f"shardgate: error: {line}", err=True)
+        _print_error(message)
         sys.exit(1 if isinstance(error, DamagedError) else 2)
     sys.exit(code or 0)
+
+
+def _finish(nothing: str, *, is_damaged: bool) -> None:
+    """End with exit code 1 if there is damage, or nothing, whose reason is printed."""
+    if nothing:
+        _print_error(nothing)
+    if nothing or is_damaged:
+        raise typer.Exit(1)
+
+
+def _print_error(message: str) -> None:
+    line = "".join(c if c.isprintable() else " " for c in message)
+    typer.echo(f"shardgate: error: {line}", err=True)
 
 
 def _settings(roots: list[str], options: dict[str, Any], *, writable: bool = False) -> Settings:
@@ -273,16 +293,24 @@ def _draw_facts(document: Mapping[str, Any]) -> Table:
 
 
 def _draw_report(report: Report) -> str:
-    """Format the totals, then one line for each damage."""
+    """Format the totals, a line for each damage, and what was checked."""
     lines = [f"not checked: {path or '.'}: {why}" for path, why in report.not_checked.items()]
     lines.append(
-        f"{report.arrays} collections, {report.shards:,} shards, {report.chunks:,} inner chunks "
-        f"of {report.nbytes:,} bytes: {len(report.damages) or 'none'} damaged"
+        f"{_count(report.arrays, 'collections')}, {_count(report.shards, 'shards')}, "
+        f"{_count(report.chunks, 'inner chunks')} of {_count(report.nbytes, 'bytes')}: "
+        f"{len(report.damages) or 'none'} damaged"
     )
     if report.counts:
-        lines.append(", ".join(f"{number:,} {things}" for things, number in report.counts.items()))
+        lines.append(", ".join(_count(number, things) for things, number in report.counts.items()))
     lines += [f"damaged: {d.object}: {d.key}: {d.reason}" for d in report.damages]
+    chunks = f" and {_count(report.chunks, 'chunks')}" if report.reads_chunks else ""
+    lines.append(f"checked the indexes of {_count(report.shards, 'shards')}{chunks}")
     return "\n".join(lines)
+
+
+def _count(number: int, things: str) -> str:
+    """Format a number of *things*, whose plural ends in ``s``."""
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
 
 
 def _cells(report: Description | RefReport | DamageReport) -> dict[str, str]:

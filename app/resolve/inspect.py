@@ -144,6 +144,9 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     trace = await layout.trace(rest, root.fetch) if isinstance(layout, Stateful) else None
     try:
         report = await _locate(root, layout, key, rest)
+        if report.state == "absent" and layout == root.containers.around(root.ref):
+            looked = f"looked in the folders above for {root.containers.markers}"
+            report = replace(report, reason=f"no such object, and no container: {looked}")
     except NotAllowedError as error:
         report = ChunkReport(key, "refused", reason=str(error))
     if trace is None:

@@ -32,7 +32,6 @@ from app.formats.neuroglancer_precomputed.metadata import (
     ShardedPart,
     describe,
     parse_info,
-    voxel_nbytes,
 )
 from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from app.formats.neuroglancer_precomputed.survey import (
@@ -127,8 +126,8 @@ class PrecomputedLayout(Layout):
         return Whole(self.directory.join(key))
 
     def _slot(self, part: ShardedPart, chunk_id: int) -> Slot:
-        info, sharding, most_nbytes = self.info.value, part.sharding, self.options.decoded_nbytes
-        here = info.parts_at[part.path]
+        sharding, most_nbytes = part.sharding, self.options.decoded_nbytes
+        here = self.info.value.parts_at[part.path]
         if part.kind in {Kind.MANIFESTS, Kind.FRAGMENTS}:
             raise ReadOnlyError("sharded multi-resolution meshes can only be read")
         if len(here) > 1:
@@ -139,9 +138,7 @@ class PrecomputedLayout(Layout):
             )
         number, _ = sharding.address(chunk_id)
         shard = PrecomputedShard(self.directory, here[0], number, most_nbytes)
-        is_volume = part.kind is Kind.VOLUME
-        nbytes = voxel_nbytes(info.document, part.member) if is_volume else None
-        return Slot(ChunkRewriter(shard, nbytes), (chunk_id,))
+        return Slot(ChunkRewriter(shard, part.voxel_nbytes), (chunk_id,))
 
     def encloses(self, key: VirtualKey) -> bool:
         paths = self.info.value.paths

@@ -70,6 +70,8 @@ class ShardedPart:
     names: Names
     sharding: Sharding
     member: Json = field(repr=False, compare=False)
+    voxel_nbytes: int | None = None
+    """Bytes of a voxel, all channels, in a volume of raw chunks."""
 
 
 _Offset = Annotated[Integer, Field(gt=-(2**63), lt=2**63)]
@@ -144,7 +146,7 @@ def parse_info(document: Json, data: bytes) -> Info | None:
         served=_without_sharding(kind, data) if is_rewritten else data,
         is_rewritten=is_rewritten,
         document=document,
-        parts_at=_by_path(part for name, member in members for part in _parts(name, member)),
+        parts_at=_by_path(chain.from_iterable(_parts(document, *each) for each in members)),
         members=members,
         paths=frozenset(path for _, member in members if (path := path_of(member))),
         below=tuple(_below(document)),
@@ -220,15 +222,16 @@ def is_sharded(member: Json) -> bool:
     return is_known and path_of(member) is not None
 
 
-def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
+def _parts(document: Json, name: str, member: Json) -> Iterator[ShardedPart]:
     """Yield the parts of *member*, none of one that is not sharded."""
     if not is_sharded(member):
         return
     path, sharding = path_of(member) or "", _parse(_SHARDING, member["sharding"])
     if name == "scales":
+        nbytes = _voxel_nbytes(document, member)
         for names in voxel_bounds(member):
             _check_bits(names.grid)
-            yield ShardedPart(Kind.VOLUME, path, names, sharding, member)
+            yield ShardedPart(Kind.VOLUME, path, names, sharding, member, nbytes)
     elif name == MESHES:
         yield ShardedPart(Kind.MANIFESTS, path, IdNames(".index"), sharding, member)
         yield ShardedPart(Kind.FRAGMENTS, path, IdNames(), sharding, member)
@@ -248,7 +251,7 @@ def voxel_bounds(scale: Json) -> list[VoxelBounds]:
     return [VoxelBounds(found.voxel_offset, found.size, each) for each in found.chunk_sizes]
 
 
-def voxel_nbytes(document: Json, scale: Json) -> int | None:
+def _voxel_nbytes(document: Json, scale: Json) -> int | None:
     """Return the bytes of a voxel, all channels, in raw chunks of *scale*; `None` for others."""
     nbytes = _DATA_TYPES.get(str(document.get("data_type")).lower())
     channels = _channels(document)
@@ -298,7 +301,7 @@ def _unique(path: str, last: dict[str, int]) -> str:
 
 
 def _describe(info: Info, name: str, member: Json) -> Iterator[MemberDescription]:
-    path, parts = path_of(member), list(_parts(name, member))
+    path, parts = path_of(member), list(_parts(info.document, name, member))
     description = Description(
         path=member["key"] if path is None else path,
         format="precomputed",

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +36,7 @@ from app.resolve.inspect import (
 from app.resolve.listing import Root, explain_emptiness
 from app.resolve.verify import Report
 from app.resolve.verify import verify as verify_root
-from app.settings import LogLevel, Settings, load
+from app.settings import LogLevel, Settings, dataset_name, load
 from app.storage.stores import Stores
 
 app = typer.Typer(
@@ -47,7 +46,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_NAMED_ROOT: Final = re.compile(r"([^/=]+)=(.+)")
 _PIPED_COLUMNS: Final = 500
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
@@ -186,14 +184,20 @@ def verify(
 
 
 def main() -> None:
-    """Run the command; an error is one line, and exit code 2."""
+    """Run the command; each error is one line, and exit code 2."""
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="shardgate", standalone_mode=False)
     except typer.Abort:
         sys.exit(130)
     except (ShardgateError, typer.TyperException) as error:
-        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        _print_error(message)
+        match error:
+            case typer.TyperException():
+                _print_error(error.format_message())
+            case ConfigurationError(args=lines):
+                for line in lines:
+                    _print_error(str(line))
+            case _:
+                _print_error(str(error))
         sys.exit(1 if isinstance(error, DamagedError) else 2)
     sys.exit(code or 0)
 
@@ -227,12 +231,24 @@ def _datasets(roots: list[str], options: dict[str, Any]) -> dict[str, dict[str, 
     for root in roots:
         if root.endswith(".toml"):
             raise ConfigurationError(f"{root}: a configuration file goes without roots beside it")
-        named = _NAMED_ROOT.fullmatch(root)
-        name, url = named.groups() if named else (_default_name(root), root)
+        name, url = _split_name(root)
+        try:
+            dataset_name(name)
+        except ValueError as error:
+            suggested = str(error).rpartition(" ")[2]
+            reason = f"is not a name for a dataset; write {suggested}={url}"
+            raise ConfigurationError(f"datasets.{name}: {reason}") from error
         if name in datasets:
             raise ConfigurationError(f"two datasets are called {name}: write NAME={url}")
         datasets[name] = {"url": url, **options}
     return datasets
+
+
+def _split_name(root: str) -> tuple[str, str]:
+    """Split ``NAME=URL``; an existing path, and what looks like one, may hold ``=`` too."""
+    name, separator, url = root.partition("=")
+    is_path = name.startswith(("/", ".", "~")) or "://" in name or Path(root).exists()
+    return (name, url) if separator and url and not is_path else (_default_name(root), root)
 
 
 def _default_name(url: str) -> str:

@@ -86,6 +86,11 @@ def test_help_names_the_commands() -> None:
         (["serve", "a/x.zarr", "s3://b/x"], "two datasets are called x: write NAME=s3://b/x"),
         (["serve", "api=/tmp"], "datasets.api: is not a name for a dataset"),
         (["serve", "http://host:80"], "datasets.host:80: is not a name for a dataset"),
+        (["serve", "a/b=/tmp"], "datasets.a/b: is not a name for a dataset; write a-b=/tmp"),
+        (
+            ["serve", "my data.zarr"],
+            "datasets.my data: is not a name for a dataset; write my-data=my",
+        ),
         (["serve", "a=ftp://x/y"], "datasets.a.url: begins with none of"),
         (["serve", "--port", "65536", "a=/tmp"], "server.port: "),
         (["serve", "--port", "x", "a=/tmp"], "Invalid value for '--port'"),

@@ -113,7 +113,9 @@ def zeroed(shard: bytes) -> bytes:
 
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 @pytest.mark.parametrize("damage", [shortened, zeroed])
-async def test_a_chunk_that_lost_bytes_is_named(chain: Sequence[BytesBytesCodec], damage: Any) -> None:
+async def test_a_chunk_that_lost_bytes_is_named(
+    chain: Sequence[BytesBytesCodec], damage: Any
+) -> None:
     """A short chunk and one of zeroes are found, but zeroes that nothing compressed."""
     objects = written(chain)
     objects["c/0/1"] = damage(objects["c/0/1"])

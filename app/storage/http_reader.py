@@ -74,6 +74,8 @@ _FROM_PROXIES: Final = frozenset({204, 404, 410})
 """Statuses that proxies send for a while, without an error document of S3."""
 _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
+_EXPLAINED: Final = frozenset({403, 404})
+"""Statuses of a HEAD whose reason a GET tells."""
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
 _FAILURES: Final = (ExchangeError, OSError)
@@ -201,7 +203,7 @@ class HttpReader(ABC):
         """Return the response headers and the size of *ref*, `None` if absent."""
         try:
             response = await self._request("HEAD", ref)
-            if isinstance(response, Refusal) and response.status == _NOT_FOUND:
+            if isinstance(response, Refusal) and response.status in _EXPLAINED:
                 response = await self._explain(ref, response)
         except _FAILURES as error:
             raise _storage_error(ref, error) from error

@@ -16,6 +16,7 @@ from functools import cache, partial
 from hashlib import sha256
 from io import BytesIO
 from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -177,7 +178,8 @@ class S3Client:
             except ClientError as error:
                 if _refusal(error).status == _NOT_FOUND:
                     raise no_bucket(ref) from error
-                raise
+                # Unlike the answer to a HEAD, that to a listing has S3's code.
+                await client.list_objects_v2(Bucket=bucket_of(ref), MaxKeys=1)
 
     async def aclose(self) -> None:
         await self._stack.aclose()
@@ -235,12 +237,21 @@ def translated(ref: ObjectRef) -> Iterator[None]:
             raise no_bucket(ref) from error
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
-        raise StorageTimeoutError(ref, "the server is silent") from error
+        raise StorageTimeoutError(ref, f"{_endpoint(error)} is silent") from error
     except (NoCredentialsError, CredentialRetrievalError, PartialCredentialsError) as error:
         raise StorageDeniedError(ref, f"no credentials to send: {type(error).__name__}") from error
     except (BotoCoreError, ResponseParserError, ValueError) as error:
         lasting = not isinstance(error, HTTPClientError | ConnectionError | ResponseParserError)
-        raise StorageUnavailableError(ref, type(error).__name__, lasting=lasting) from error
+        reason = type(error).__name__
+        if isinstance(error, BotoCoreError) and "endpoint_url" in error.kwargs:
+            reason = f"cannot reach {_endpoint(error)}: {reason}"
+        raise StorageUnavailableError(ref, reason, lasting=lasting) from error
+
+
+def _endpoint(error: BotoCoreError) -> str:
+    """Return the server of the URL in *error*, which may hold a signature."""
+    url = urlsplit(str(error.kwargs.get("endpoint_url", "")))
+    return f"{url.scheme}://{url.netloc}" if url.netloc else "the server"
 
 
 def _refusal(error: ClientError) -> Refusal:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from app import demo as examples
 from app import server
-from app.datasets import open_root, with_root
+from app.datasets import make_folders, open_root, with_root
 from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.formats.surveying import Description
 from app.model import VirtualKey
@@ -82,8 +82,11 @@ def serve(
     settings = _settings(roots or [], options, writable=writable)
     if not settings.datasets:
         raise ConfigurationError("there is no dataset to serve: name a file or a URL")
+    warnings = make_folders(settings)
     if strict:
         asyncio.run(_reach(settings))
+    for warning in warnings:
+        typer.echo(f"shardgate: warning: {warning}", err=True)
     server.run(settings, lambda base: _announce(settings, base))
 
 
@@ -139,7 +142,7 @@ def inspect(
         document = asdict(asyncio.run(with_root(url, locate, allow_virtual)))
         drawn = Group(_draw_facts(document))
         if document.get("state") == "absent":
-            nothing = f"{key}: {document['reason'] or 'there is no such key'}"
+            nothing = f"{key}: {document['reason']}"
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     elif document.get("arrays") != []:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 from app.formats.contract import Format
 from app.formats.documents import DocumentFormat
@@ -18,7 +19,8 @@ from app.resolve.containers import Containers, Dataset
 from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings, load
-from app.storage.stores import Stores
+from app.storage.local_files import folder_of
+from app.storage.stores import Stores, parse_root
 
 
 def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, Dataset]:
@@ -55,6 +57,25 @@ def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
     dataset = settings.datasets[name]
     store = settings.stores[dataset.store] if dataset.store else None
     return stores.open_root(dataset.url, store, dataset.store, dataset.redirects)
+
+
+def make_folders(settings: Settings) -> list[str]:
+    """Make the folders of writable local roots; return warnings of folders that do not exist."""
+    warnings = []
+    for name, dataset in settings.datasets.items():
+        if not dataset.url.startswith("file://"):
+            continue
+        folder, reason = Path(os.fsdecode(folder_of(parse_root(dataset.url).bucket))), ""
+        if not dataset.writable:
+            reason = "" if folder.exists() else "does not exist"
+        else:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = f"cannot be made: {error.strerror}"
+        if reason:
+            warnings.append(f"datasets.{name}.url: {dataset.url} {reason}")
+    return warnings
 
 
 def open_allowed(

@@ -157,6 +157,27 @@ def test_roots_are_writable_if_that_is_said(
     assert (tmp_path / "a/b").exists() is (status == 200)
 
 
+@pytest.mark.parametrize("is_writable", [False, True])
+def test_a_root_that_does_not_exist_is_made_if_it_is_writable(
+    tmp_path: Path, *, is_writable: bool
+) -> None:
+    """A repository can be made in it at once; a read-only root is warned of."""
+    root = tmp_path / "new folder" / "lab"
+    options = ["--writable"] if is_writable else []
+    with running("serve", "--port", "0", *options, str(root)) as (process, lines):
+        base = lines[0].split()[0].removesuffix("lab/")
+        made = httpx.post(f"{base}api/datasets", json={"name": "lab"})
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+        assert process.stderr is not None
+        warned = process.stderr.read()
+
+    assert made.status_code == (201 if is_writable else 405)
+    assert root.exists() is is_writable
+    expected = f"shardgate: warning: datasets.lab.url: {root.as_uri()} does not exist\n"
+    assert warned == ("" if is_writable else expected)
+
+
 def test_a_taken_port_is_one_line(examples: Path) -> None:
     """The second service on a port says so and ends."""
     with running("serve", "--port", "0", str(examples)) as (_, lines):

@@ -201,11 +201,12 @@ async def test_an_endpoint_that_is_not_there_is_named() -> None:
     endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
     keys = {"access_key_id": "id", "secret_access_key": SecretStr("secret")}
 
-    async def list_all(ref: ObjectRef) -> None:
-        async for _ in store.list(ref):
-            pass
-
     async with aclosing(S3Store(StoreSettings(endpoint_url=endpoint, **keys))) as store:
+
+        async def list_all(ref: ObjectRef) -> None:
+            async for _ in store.list(ref):
+                pass
+
         for ask in (store.stat, store.get, store.check_reachable, list_all):
             with pytest.raises(StorageUnavailableError, match=f"cannot .* {endpoint}: ") as caught:
                 await ask(REF)

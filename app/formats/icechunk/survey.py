@@ -93,7 +93,8 @@ async def _snapshot(repository: Repository, ref: str, fetch: Fetch) -> tuple[Sna
         snapshot = await repository.snapshot(parsed, fetch)
         if snapshot is not None:
             return snapshot, spelled
-    raise UnknownRefError(f"there is no ref {ref} in {repository.directory}")
+    hint = await repository.suggest_ref(ref, fetch)
+    raise UnknownRefError(f"there is no ref {ref} in {repository.directory}: {hint}")
 
 
 def _survey_arrays(

@@ -181,6 +181,14 @@ class PrecomputedLayout(Layout):
         named = [part for part in parts if part.names.parse(name) is not None]
         return next(map(self._shards, [*named, *parts]), None)
 
+    async def explain_absence(self, key: VirtualKey, _: Fetch) -> str:
+        """Return the rule for the names of chunks that *key* does not follow."""
+        path, _slash, name = key.rpartition("/")
+        parts = self.info.value.parts_at.get(path, ())
+        if any(part.names.parse(name) is not None for part in parts):
+            return ""
+        return next((part.names.rule for part in parts if part.names.owns(name)), "")
+
     def names_below(self) -> Sequence[str]:
         return self.info.value.below
 

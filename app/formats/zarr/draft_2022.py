@@ -352,6 +352,11 @@ class HierarchyLayout(Layout):
         found = sorted(path for path in paths if path is not None)
         return [await self._collection(path, fetch) for path in found]
 
+    async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
+        """Return the grid of chunks that *key* is not on."""
+        array = None if self.hierarchy.why_sharded else await self._array_of(key, fetch)
+        return "" if array is None else array.explain_absence(key, array_of(key) or "")
+
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
         if self.hierarchy.why_sharded:
             return None

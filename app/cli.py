@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from app import demo as examples
 from app import server
-from app.datasets import RootOptions, open_root, with_root
+from app.datasets import RootOptions, make_folders, open_root, with_root
 from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.formats.surveying import Description
 from app.model import VirtualKey
@@ -35,10 +34,10 @@ from app.resolve.inspect import (
     inspect_root,
     inspect_shard,
 )
-from app.resolve.listing import Root
+from app.resolve.listing import Root, explain_emptiness
 from app.resolve.verify import Report
 from app.resolve.verify import verify as verify_root
-from app.settings import LogLevel, Settings, load
+from app.settings import LogLevel, Settings, dataset_name, load
 from app.storage.stores import Stores
 
 app = typer.Typer(
@@ -48,7 +47,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_NAMED_ROOT: Final = re.compile(r"([^/=]+)=(.+)")
 _PIPED_COLUMNS: Final = 500
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
@@ -110,8 +108,11 @@ def serve(
     settings = _settings(roots or [], options, of_roots)
     if not settings.datasets:
         raise ConfigurationError("there is no dataset to serve: name a file or a URL")
+    warnings = make_folders(settings)
     if strict:
         asyncio.run(_reach(settings))
+    for warning in warnings:
+        typer.echo(f"shardgate: warning: {warning}", err=True)
     server.run(settings, lambda base: _announce(settings, base))
 
 
@@ -145,33 +146,36 @@ def inspect(
 ) -> None:
     """Show the arrays of a root, the location of a key, or the index of a shard.
 
-    The exit code is 1 if anything shown is damaged.
+    The exit code is 1 if anything shown is damaged, or nothing is found.
     """
 
-    async def describe(root: Root) -> tuple[list[Any], list[Any]]:
-        return await inspect_root(root), await inspect_refs(root)
+    async def describe(root: Root) -> tuple[list[Any], list[Any], str]:
+        if nothing := await explain_emptiness(root):
+            return [], [], nothing
+        return await inspect_root(root), await inspect_refs(root), ""
 
     async def locate(root: Root) -> ChunkReport | IndexReport:
         return await (inspect_shard if as_shard else inspect_key)(root, VirtualKey(key or ""))
 
     options = RootOptions(allow_virtual or (), anonymous=anonymous)
     document: dict[str, Any]
-    is_damaged = False
+    nothing, is_damaged = "", False
     if key is None:
-        arrays, refs = asyncio.run(with_root(url, describe, options))
+        arrays, refs, nothing = asyncio.run(with_root(url, describe, options))
         document = {"arrays": list(map(asdict, arrays)), "refs": list(map(asdict, refs))}
         drawn = Group(_draw_table(arrays), *([_draw_table(refs)] if refs else []))
         is_damaged = any(isinstance(each, DamageReport) for each in (*arrays, *refs))
     else:
         document = asdict(asyncio.run(with_root(url, locate, options)))
         drawn = Group(_draw_facts(document))
+        if document.get("state") == "absent":
+            nothing = f"{key}: {document['reason']}"
     if as_json:
         typer.echo(json.dumps(document, indent=2))
-    else:
+    elif document.get("arrays") != []:
         # Piped output is not wrapped: a program or a pager reads it.
         Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(drawn)
-    if is_damaged:
-        raise typer.Exit(1)
+    _finish(nothing, is_damaged=is_damaged)
 
 
 @app.command()
@@ -188,7 +192,10 @@ def verify(
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every index, and every reference of a ref; exit code 1 if anything is damaged."""
+    """Check every index, and every reference of a ref.
+
+    The exit code is 1 if anything is damaged, or nothing is found.
+    """
     with _progress("{task.completed} checked, {task.fields[damaged]} damaged") as progress:
         task = progress.add_task("", total=None, damaged=0)
 
@@ -196,28 +203,48 @@ def verify(
             checked = report.shards + sum(report.counts.values())
             progress.update(task, completed=checked, damaged=len(report.damages))
 
-        async def check(root: Root) -> Report:
-            return await verify_root(root, chunks=chunks, ref=ref, on_shard=on_shard)
+        async def check(root: Root) -> tuple[Report, str]:
+            if nothing := await explain_emptiness(root):
+                return Report(), nothing
+            report = await verify_root(root, chunks=chunks, ref=ref, on_shard=on_shard)
+            return report, ""
 
         options = RootOptions(allow_virtual or (), anonymous=anonymous)
-        report = asyncio.run(with_root(url, check, options))
+        report, nothing = asyncio.run(with_root(url, check, options))
     typer.echo(json.dumps(asdict(report), indent=2) if as_json else _draw_report(report))
-    if report.damages:
-        raise typer.Exit(1)
+    _finish(nothing, is_damaged=bool(report.damages))
 
 
 def main() -> None:
-    """Run the command; an error is one line, and exit code 2."""
+    """Run the command; each error is one line, and exit code 2."""
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="shardgate", standalone_mode=False)
     except typer.Abort:
         sys.exit(130)
     except (ShardgateError, typer.TyperException) as error:
-        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        line = "".join(c if c.isprintable() else " " for c in message)
-        typer.echo(f"shardgate: error: {line}", err=True)
+        match error:
+            case typer.TyperException():
+                _print_error(error.format_message())
+            case ConfigurationError(args=lines):
+                for line in lines:
+                    _print_error(str(line))
+            case _:
+                _print_error(str(error))
         sys.exit(1 if isinstance(error, DamagedError) else 2)
     sys.exit(code or 0)
+
+
+def _finish(nothing: str, *, is_damaged: bool) -> None:
+    """End with exit code 1 if there is damage, or nothing, whose reason is printed."""
+    if nothing:
+        _print_error(nothing)
+    if nothing or is_damaged:
+        raise typer.Exit(1)
+
+
+def _print_error(message: str) -> None:
+    line = "".join(c if c.isprintable() else " " for c in message)
+    typer.echo(f"shardgate: error: {line}", err=True)
 
 
 def _settings(roots: list[str], options: dict[str, Any], of_roots: RootOptions) -> Settings:
@@ -240,12 +267,24 @@ def _named(roots: list[str]) -> dict[str, str]:
     for root in roots:
         if root.endswith(".toml"):
             raise ConfigurationError(f"{root}: a configuration file goes without roots beside it")
-        named = _NAMED_ROOT.fullmatch(root)
-        name, url = named.groups() if named else (_default_name(root), root)
+        name, url = _split_name(root)
+        try:
+            dataset_name(name)
+        except ValueError as error:
+            suggested = str(error).rpartition(" ")[2]
+            reason = f"is not a name for a dataset; write {suggested}={url}"
+            raise ConfigurationError(f"datasets.{name}: {reason}") from error
         if name in urls:
             raise ConfigurationError(f"two datasets are called {name}: write NAME={url}")
         urls[name] = url
     return urls
+
+
+def _split_name(root: str) -> tuple[str, str]:
+    """Split ``NAME=URL``; an existing path, and what looks like one, may hold ``=`` too."""
+    name, separator, url = root.partition("=")
+    is_path = name.startswith(("/", ".", "~")) or "://" in name or Path(root).exists()
+    return (name, url) if separator and url and not is_path else (_default_name(root), root)
 
 
 def _default_name(url: str) -> str:
@@ -306,16 +345,24 @@ def _draw_facts(document: Mapping[str, Any]) -> Table:
 
 
 def _draw_report(report: Report) -> str:
-    """Format the totals, then one line for each damage."""
+    """Format the totals, a line for each damage, and what was checked."""
     lines = [f"not checked: {path or '.'}: {why}" for path, why in report.not_checked.items()]
     lines.append(
-        f"{report.arrays} collections, {report.shards:,} shards, {report.chunks:,} inner chunks "
-        f"of {report.nbytes:,} bytes: {len(report.damages) or 'none'} damaged"
+        f"{_count(report.arrays, 'collections')}, {_count(report.shards, 'shards')}, "
+        f"{_count(report.chunks, 'inner chunks')} of {_count(report.nbytes, 'bytes')}: "
+        f"{len(report.damages) or 'none'} damaged"
     )
     if report.counts:
-        lines.append(", ".join(f"{number:,} {things}" for things, number in report.counts.items()))
+        lines.append(", ".join(_count(number, things) for things, number in report.counts.items()))
     lines += [f"damaged: {d.object}: {d.key}: {d.reason}" for d in report.damages]
+    chunks = f" and {_count(report.chunks, 'chunks')}" if report.reads_chunks else ""
+    lines.append(f"checked the indexes of {_count(report.shards, 'shards')}{chunks}")
     return "\n".join(lines)
+
+
+def _count(number: int, things: str) -> str:
+    """Format a number of *things*, whose plural ends in ``s``."""
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
 
 
 def _cells(report: Description | RefReport | DamageReport) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import permutations
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -21,6 +22,7 @@ from app.resolve.containers import Containers, Dataset
 from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings, load
+from app.storage.local_files import folder_of
 from app.storage.stores import Stores, parse_root
 
 _ANONYMOUS: Final = "anonymous"
@@ -68,6 +70,25 @@ def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
         dataset.redirects,
         follow_links=dataset.follow_links,
     )
+
+
+def make_folders(settings: Settings) -> list[str]:
+    """Make the folders of writable local roots; return warnings of folders that do not exist."""
+    warnings = []
+    for name, dataset in settings.datasets.items():
+        if not dataset.url.startswith("file://"):
+            continue
+        folder, reason = Path(os.fsdecode(folder_of(parse_root(dataset.url).bucket))), ""
+        if not dataset.writable:
+            reason = "" if folder.exists() else "does not exist"
+        else:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = f"cannot be made: {error.strerror}"
+        if reason:
+            warnings.append(f"datasets.{name}.url: {dataset.url} {reason}")
+    return warnings
 
 
 def open_allowed(

@@ -70,7 +70,10 @@ class ShardgateError(Exception):
 
 
 class ConfigurationError(ShardgateError):
-    """A setting is wrong; the message is one line that names it."""
+    """Settings are wrong; each argument is a line that names one."""
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 class RequestError(ShardgateError):

@@ -8,7 +8,8 @@ import json
 import re
 import secrets
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
@@ -50,6 +51,9 @@ LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 Validator = Literal["etag", "last-modified"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SHORTEST_SECRET: Final = 32
+_MISSING: Final = "is missing"
+_STAND_IN: Final = "https://stand-in.example"
+_ROUNDS: Final = 4
 
 type TextCheck = Callable[[str], str]
 """Returns a text, or raises `ValueError`."""
@@ -66,8 +70,6 @@ def matches(pattern: str, complaint: str, *, reserved: Collection[str] = ()) -> 
     return check
 
 
-dataset_name: Final = matches(_NAME, "is not a name for a dataset", reserved=RESERVED)
-"""Check of the first segment of the paths of a dataset."""
 caller_name: Final = matches(_NAME, "is not a name for a caller or an issuer", reserved={PUBLIC})
 server_url: Final = matches(
     r"https?://[^/@?#\s]+(/[^?#\s]*)?", "is not the http(s):// URL of a server"
@@ -85,6 +87,18 @@ host_name: Final = matches(
 )
 header_value: Final = matches(r"[\x20-\x7e]+", "is not a header value")
 digest: Final = matches("[0-9A-Fa-f]{64}", "is not a SHA-256 digest of 64 hexadecimal characters")
+
+
+def dataset_name(name: str) -> str:
+    """Check the first segment of the paths of a dataset."""
+    if name in RESERVED or not re.fullmatch(_NAME, name):
+        raise ValueError(f"is not a name for a dataset; try {_suggest_name(name)}")
+    return name
+
+
+def _suggest_name(name: str) -> str:
+    allowed = re.sub("[^A-Za-z0-9._]+", "-", name).strip("-._") or "data"
+    return f"{allowed}-data" if allowed in RESERVED else allowed
 
 
 def dataset_url(url: str) -> str:
@@ -134,6 +148,12 @@ type _ServerUrl = Annotated[str, AfterValidator(server_url)]
 type _IssuerUrl = Annotated[str, AfterValidator(issuer_url)]
 type _RootUrl = Annotated[str, AfterValidator(dataset_url)]
 type _CallerName = Annotated[str, AfterValidator(caller_name)]
+
+
+def _refuse(complaints: Iterable[str]) -> None:
+    """Raise `ValueError` with all *complaints*, one a line, if there are any."""
+    if text := "\n".join(complaints):
+        raise ValueError(text)
 
 
 class Section(
@@ -347,7 +367,7 @@ class DatasetSettings(Section):
         directives = {each.strip().lower() for each in (self.cache_control or "private").split(",")}
         is_kept_apart = bool(directives & {"private", "no-store"}) and "public" not in directives
         schemes = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)
-        for is_wrong, complaint in (
+        complaints = (
             (self.writable and self.write is None and not self.is_public,
              "write says who may, where not everybody may read"),
             (self.write is not None and not self.writable, "write goes with writable = true"),
@@ -358,9 +378,8 @@ class DatasetSettings(Section):
             (self.follow_links and scheme != "file", "follow_links goes with a file:// url only"),
             (self.writable and scheme not in WRITABLE_SCHEMES,
              f"writable goes with one of {schemes} only"),
-        ):  # fmt: skip
-            if is_wrong:
-                raise ValueError(complaint)
+        )  # fmt: skip
+        _refuse(complaint for is_wrong, complaint in complaints if is_wrong)
         return self
 
 
@@ -379,22 +398,23 @@ class Settings(Section):
     )
 
     @model_validator(mode="after")
-    def _stores_exist(self) -> Self:
-        for name, dataset in self.datasets.items():
-            known = {None, *self.stores}
-            if dataset.store not in known:
-                raise ValueError(f"datasets.{name}.store: names no [stores] table")
-            store = self.stores[dataset.store] if dataset.store else StoreSettings()
-            if dataset.writable and store.forbidden_is_absent:
-                reason = "goes with no store where forbidden_is_absent: writes must see what exists"
-                raise ValueError(f"datasets.{name}.writable: {reason}")
-            if any(prefix.store not in known for prefix in dataset.virtual_chunk_prefixes):
-                setting = f"datasets.{name}.virtual_chunk_prefixes"
-                raise ValueError(f"{setting}: names no [stores] table")
+    def _tables_agree(self) -> Self:
+        _refuse([*self._unknown_stores(), *self._unknown_callers(), *self._twins()])
         return self
 
-    @model_validator(mode="after")
-    def _rules_name_somebody(self) -> Self:
+    def _unknown_stores(self) -> Iterator[str]:
+        known = {None, *self.stores}
+        hiding = {name for name, store in self.stores.items() if store.forbidden_is_absent}
+        for name, dataset in self.datasets.items():
+            if dataset.store not in known:
+                yield f"datasets.{name}.store: names no [stores] table"
+            elif dataset.writable and dataset.store in hiding:
+                reason = "goes with no store where forbidden_is_absent: writes must see what exists"
+                yield f"datasets.{name}.writable: {reason}"
+            if any(prefix.store not in known for prefix in dataset.virtual_chunk_prefixes):
+                yield f"datasets.{name}.virtual_chunk_prefixes: names no [stores] table"
+
+    def _unknown_callers(self) -> Iterator[str]:
         rules = {"server.metrics": self.server.metrics or ()}
         for name, dataset in self.datasets.items():
             rules[f"datasets.{name}.read"] = dataset.read
@@ -402,22 +422,19 @@ class Settings(Section):
         for setting, names in rules.items():
             for rule in names:
                 if not self._is_rule(rule):
-                    raise ValueError(f"{setting}: {rule!r} names no caller and no issuer")
-        return self
+                    yield f"{setting}: {rule!r} names no caller and no issuer"
 
-    @model_validator(mode="after")
-    def _callers_and_issuers_are_distinct(self) -> Self:
+    def _twins(self) -> Iterator[str]:
         known: set[str] = set()
         for name, caller in self.callers.items():
             own = {*caller.token_sha256, *filter(None, [caller.access_key_id])}
             if own & known:
-                raise ValueError(f"callers.{name}: has the token or key of another caller")
+                yield f"callers.{name}: has the token or key of another caller"
             known |= own
         for name, issuer in self.issuers.items():
             if issuer.url in known:
-                raise ValueError(f"issuers.{name}: has the url of another issuer")
+                yield f"issuers.{name}: has the url of another issuer"
             known.add(issuer.url)
-        return self
 
     def _is_rule(self, rule: str) -> bool:
         issuer, colon, value = rule.partition(":")
@@ -440,25 +457,57 @@ def load(
 ) -> Settings:
     """Read the file *path*, overridden by *environ*, and both by *options* of the command line.
 
-    Raises: `ConfigurationError` with one line that names the setting.
+    Raises: `ConfigurationError` with a line for each wrong setting.
     """
     document = {} if path is None else _parse(path)
-    variables = {}
+    complaints, variables = [], {}
     for variable, path_in_capitals in _variables(environ):
+        if not path_in_capitals:
+            complaints.append(f"{variable}: is no setting; write {PREFIX}SECTION__NAME")
+            continue
         names = _as_spelled(path_in_capitals, document)
         variables[".".join(names)] = variable
         _put(document, names, environ[variable])
     for section, values in (options or {}).items():
         for name, value in values.items():
             _put(document, (section, name), value)
-    try:
-        return Settings.model_validate(document)
-    except ValidationError as error:
-        # The cause would show the values, and with them secrets.
-        wrong = error.errors(include_url=False, include_input=False)
-        # A misspelled name also leaves another one missing: tell the misspelling.
-        first = min(wrong, key=lambda details: details["type"] != "extra_forbidden")
-        raise ConfigurationError(_complaint(first, variables)) from None
+    settings, faults = _validate(document)
+    complaints += [f"{_spell(setting, variables)}: {reason}" for setting, reason in faults]
+    if settings is None or complaints:
+        # Without a cause, which would show the values, and with them secrets.
+        raise ConfigurationError(*complaints)
+    return settings
+
+
+def _validate(document: dict[str, Any]) -> tuple[Settings | None, list[tuple[str, str]]]:
+    """Validate *document*; return settings and reasons of all faults.
+
+    A fault hides others: checks across tables need valid tables. So wrong values are taken away,
+    and the rest is validated again; what that shows of settings known to be wrong is left out.
+    """
+    faults: list[tuple[str, str]] = []
+    settings = None
+    for _ in range(_ROUNDS):
+        try:
+            settings = Settings.model_validate(document)
+            break
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_input=False)
+        known = [setting for setting, _ in faults]
+        faults += [
+            (setting, reason)
+            for setting, reason in chain.from_iterable(map(_faults_of, wrong))
+            if not any(_is_related(setting, each) for each in known)
+        ]
+        for details in reversed(wrong):
+            _take_away(document, details)
+    # A misspelled name leaves another one missing: the misspelling is told.
+    meant = {setting.rpartition(".")[0] for setting, reason in faults if "did you mean" in reason}
+    return settings, [
+        fault
+        for fault in faults
+        if fault[1] != _MISSING or fault[0].rpartition(".")[0] not in meant
+    ]
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -473,7 +522,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the variables of the service, with the path of the setting that each names."""
+    """Yield the variables of the service, with the path of the setting that each names, if any."""
     for variable, value in environ.items():
         if not variable.startswith(PREFIX):
             continue
@@ -482,7 +531,7 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...
             section, _, rest = rest.lower().partition("__")
             yield variable, (section, *rest.rsplit("__", 1))
         elif not (_SERVICE_LINK.fullmatch(rest) or value.startswith(("tcp://", "udp://"))):
-            raise ConfigurationError(f"{variable}: is no setting; write {PREFIX}SECTION__NAME")
+            yield variable, ()
 
 
 def _as_spelled(names: tuple[str, ...], document: Mapping[str, Any]) -> tuple[str, ...]:
@@ -503,27 +552,58 @@ def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
     table[last] = value
 
 
-def _complaint(details: ErrorDetails, variables: Mapping[str, str]) -> str:
+def _faults_of(details: ErrorDetails) -> Iterator[tuple[str, str]]:
+    """Yield settings and what is wrong with them; checks across tables begin with the setting."""
     location = [str(part) for part in details["loc"] if part != "[key]"]
-    reason = details["msg"].removeprefix("Value error, ")
-    if not location:
-        setting, _, reason = reason.partition(": ")
-        location = [setting]
+    reasons = details["msg"].removeprefix("Value error, ").splitlines()
     match details["type"]:
         case "extra_forbidden":
-            reason = f"is no setting{_suggestion(location)}"
+            reasons = [f"is no setting{_suggestion(location)}"]
         case "missing":
-            reason = "is missing"
+            reasons = [_MISSING]
         case "byte_size" | "byte_size_unit":
-            reason = "is not a size such as 256MiB"
-    setting = ".".join(location)
+            reasons = ["is not a size such as 256MiB"]
+    for reason in reasons:
+        setting, _, rest = ("", "", reason) if location else reason.partition(": ")
+        yield ".".join(location) or setting, rest
+
+
+def _is_related(setting: str, other: str) -> bool:
+    return f"{setting}.".startswith(f"{other}.") or other.startswith(f"{setting}.")
+
+
+def _take_away(document: dict[str, Any], details: ErrorDetails) -> None:
+    """Take a wrong value out of *document*: a table is emptied, a missing value gets a stand-in."""
+    *path, last = [part for part in details["loc"] if part != "[key]"] or [""]
+    table: Any = document
+    try:
+        for part in path:
+            if not isinstance(table[part], dict | list):
+                last = part
+                break
+            table = table[part]
+        if details["type"] == "missing":
+            table[last] = _STAND_IN
+        elif isinstance(table[last], dict) and details["type"] == "value_error":
+            table[last] = {}
+        else:
+            del table[last]
+    except (LookupError, TypeError):
+        return  # a list in a variable, or taken away already
+
+
+def _spell(setting: str, variables: Mapping[str, str]) -> str:
+    """Return the variable that *setting* comes from, else its path in the file."""
     for name, variable in variables.items():
         if name == setting or name.startswith(f"{setting}."):
-            setting = variable
-    return f"{setting}: {reason}"
+            return variable
+    return setting
 
 
 def _suggestion(location: list[str]) -> str:
-    table: type[BaseModel] = Settings if len(location) == 1 else TABLES[location[0]]
-    close = difflib.get_close_matches(location[-1], table.model_fields, n=1)
+    *path, name = location
+    table: type[BaseModel] = TABLES[path[0]] if path else Settings
+    if "virtual_chunk_prefixes" in path[1:]:
+        table = VirtualPrefix
+    close = difflib.get_close_matches(name, table.model_fields, n=1)
     return f"; did you mean {close[0]}?" if close else ""

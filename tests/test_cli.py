@@ -87,6 +87,11 @@ def test_help_names_the_commands() -> None:
         (["serve", "a/x.zarr", "s3://b/x"], "two datasets are called x: write NAME=s3://b/x"),
         (["serve", "api=/tmp"], "datasets.api: is not a name for a dataset"),
         (["serve", "http://host:80"], "datasets.host:80: is not a name for a dataset"),
+        (["serve", "a/b=/tmp"], "datasets.a/b: is not a name for a dataset; write a-b=/tmp"),
+        (
+            ["serve", "my data.zarr"],
+            "datasets.my data: is not a name for a dataset; write my-data=my",
+        ),
         (["serve", "a=ftp://x/y"], "datasets.a.url: begins with none of"),
         (["serve", "--port", "65536", "a=/tmp"], "server.port: "),
         (["serve", "--port", "x", "a=/tmp"], "Invalid value for '--port'"),
@@ -192,6 +197,27 @@ def test_anonymous_roots_need_no_credentials(
         assert "s3://bucket" in err
         assert "--anonymous" in err
         assert not faulty.seen
+
+
+@pytest.mark.parametrize("is_writable", [False, True])
+def test_a_root_that_does_not_exist_is_made_if_it_is_writable(
+    tmp_path: Path, *, is_writable: bool
+) -> None:
+    """A repository can be made in it at once; a read-only root is warned of."""
+    root = tmp_path / "new folder" / "lab"
+    options = ["--writable"] if is_writable else []
+    with running("serve", "--port", "0", *options, str(root)) as (process, lines):
+        base = lines[0].split()[0].removesuffix("lab/")
+        made = httpx.post(f"{base}api/datasets", json={"name": "lab"})
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_S)
+        assert process.stderr is not None
+        warned = process.stderr.read()
+
+    assert made.status_code == (201 if is_writable else 405)
+    assert root.exists() is is_writable
+    expected = f"shardgate: warning: datasets.lab.url: {root.as_uri()} does not exist\n"
+    assert warned == ("" if is_writable else expected)
 
 
 def test_a_taken_port_is_one_line(examples: Path) -> None:
@@ -412,8 +438,8 @@ def test_verify_finds_nothing_wrong_with_the_examples(examples: Path) -> None:
 
 def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
     """A chunk in gzip, a manifest, a minishard index, an entry of the draft: each a line."""
-    cells = precomputed.build({"s0/-1-2_5-8_0-1": b"first"})
-    draft = transformer.build({"data/root/c0/0": b"first"})
+    cells = precomputed.build({"s0/-1-2_5-8_0-1": b"123456789"})
+    draft = transformer.build({"data/root/c0/0": zipped(b"four")})
     meshes = precomputed.build_meshes({"1": b"flesh"}, sharding=RAW_SHARDING)
     skeletons = precomputed.build_skeletons({"1": b"bones"}, sharding=precomputed.GZIP_DATA)
     sound = {"cells": cells, "draft": draft, "meshes": meshes, "skeletons": skeletons}
@@ -434,15 +460,64 @@ def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
 
     assert verified.returncode == 1
     assert "Traceback" not in verified.stderr
-    first, *lines = verified.stdout.splitlines()
+    first, *lines, last = verified.stdout.splitlines()
     assert first == "4 collections, 4 shards, 2 inner chunks of 125 bytes: 4 damaged"
+    assert last == "checked the indexes of 4 shards and 2 chunks"
     shown = [line.removeprefix(f"damaged: {tmp_path.as_uri()}/") for line in lines]
     assert [re.sub(r"(no gzip): .*", r"\1", line) for line in shown] == [
-        "cells/s0/0.shard: cells/s0/0.shard: minishard index 0 at [8, 32) ends past 31 bytes",
-        f"{'draft/data/root/c0/0: ' * 2}inner chunk 0 at [0, 5) overlaps the shard index",
+        "cells/s0/0.shard: cells/s0/0.shard: minishard index 0 at [12, 36) ends past 35 bytes",
+        f"{'draft/data/root/c0/0: ' * 2}inner chunk 0 at [0, 24) overlaps the shard index",
         "meshes/0.shard: meshes/1.index: its fragments have 6 bytes, and there are 5 before it",
         "skeletons/0.shard: skeletons/1: no gzip",
     ]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_nothing_found_is_exit_code_1_with_where_it_was_looked_for(
+    tmp_path: Path, command: str
+) -> None:
+    """A folder without any container is an error; a program still gets a document."""
+    write_files({"a/b/c": b"x", "a/notes.json": b"{}"}, tmp_path)
+    shown, told = run(command, str(tmp_path)), run(command, str(tmp_path), "--json")
+
+    markers = "zarr.json, info, repo, refs/branch.main/ref.json"
+    where = f"no container found: looked there and in all folders below for {markers}"
+    assert (shown.returncode, told.returncode) == (1, 1)
+    assert shown.stderr == f"shardgate: error: {tmp_path.as_uri()}/: {where}\n"
+    assert json.loads(told.stdout)["arrays"] in ([], 0)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_web_server_without_a_container_is_exit_code_1(tmp_path: Path, command: str) -> None:
+    """Folders of a web server cannot be listed, which is said."""
+    with running("serve", "--port", "0", str(tmp_path)) as (_, lines):
+        shown = run(command, lines[0].split()[0])
+
+    assert shown.returncode == 1
+    assert "looked there and not in folders below (an HTTP server cannot be listed)" in shown.stderr
+
+
+@pytest.mark.parametrize("key", ["image.zarr/s0/c/9/9/9", "image.zarr/s9/zarr.json", "nowhere/x"])
+def test_inspect_of_an_absent_key_is_exit_code_1(examples: Path, key: str) -> None:
+    """The state is shown, and the key named."""
+    shown = run("inspect", str(examples), key)
+
+    assert shown.returncode == 1
+    assert re.search(r"state +absent", shown.stdout)
+    assert shown.stderr.startswith(f"shardgate: error: {key}: ")
+    assert ("looked in the folders above for zarr.json" in shown.stderr) is (key == "nowhere/x")
+
+
+def test_one_of_a_kind_is_singular(tmp_path: Path) -> None:
+    """Numbers and nouns agree; the last line says whether chunks were read."""
+    write_files(precomputed.build({"s0/-1-2_5-8_0-1": b"123456789"}), tmp_path)
+    indexes, chunks = (
+        run("verify", str(tmp_path), *options).stdout.splitlines() for options in ((), ["--chunks"])
+    )
+
+    assert indexes[0] == "1 collection, 1 shard, 1 inner chunk of 9 bytes: none damaged"
+    assert indexes[-1] == "checked the indexes of 1 shard"
+    assert chunks[-1] == "checked the indexes of 1 shard and 1 chunk"
 
 
 @pytest.fixture

@@ -171,6 +171,65 @@ def test_a_wrong_file_is_one_line_that_names_the_setting(
     assert "hunter2" not in message
 
 
+def test_all_wrong_settings_are_told_at_once(config: Path) -> None:
+    """Each wrong setting of a file and of the environment has a line with its own path."""
+    config.write_text(
+        """
+        [server]
+        prot = 1
+        workers = 0
+        [stores.lab]
+        access_key_id = "me"
+        [datasets.em]
+        url = "s3://b"
+        redirect = ["https://a"]
+        store = "lap"
+        [datasets.x]
+        urll = "s3://b"
+        [datasets.y]
+        url = "s3://b"
+        store = "lap"
+        read = ["bob"]
+        virtual_chunk_prefixes = [{ url = "s3://c", redirects = ["https://a"] }, "ftp://d"]
+        """
+    )
+    environ = {"SHARDGATE_PORT": "1", "SHARDGATE_CACHE__TTL_S": "0"}
+
+    with pytest.raises(ConfigurationError) as caught:
+        load(config, environ)
+
+    told = dict(line.split(": ", 1) for line in caught.value.args)
+    assert sorted(told) == [
+        "SHARDGATE_CACHE__TTL_S",
+        "SHARDGATE_PORT",
+        "datasets.em.redirect",
+        "datasets.em.store",
+        "datasets.x.urll",
+        "datasets.y.read",
+        "datasets.y.store",
+        "datasets.y.virtual_chunk_prefixes.0.redirects",
+        "datasets.y.virtual_chunk_prefixes.1.url",
+        "server.prot",
+        "server.workers",
+        "stores.lab",
+    ]
+    assert told["datasets.em.redirect"] == "is no setting; did you mean redirects?"
+    assert told["datasets.y.virtual_chunk_prefixes.0.redirects"] == "is no setting"
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [("a/b", "a-b"), ("my data", "my-data"), ("api", "api-data"), ("é", "data"), (".a", "a")],
+)
+def test_a_name_that_no_dataset_can_have_is_told_with_one_that_it_can(
+    name: str, suggested: str
+) -> None:
+    """The complaint suggests a valid name that is alike."""
+    told = complaint(None, {}, {"datasets": {name: {"url": "s3://b"}}})
+
+    assert told == f"datasets.{name}: is not a name for a dataset; try {suggested}"
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
@@ -203,7 +262,10 @@ def test_variables_below_what_is_no_table_do_not_crash(config: Path) -> None:
         config, {"SHARDGATE_SERVER__PORT": "1", "SHARDGATE_DATASETS__EM__URL": "s3://b"}
     )
 
-    assert message.endswith("Input should be a valid dictionary or instance of ServerSettings")
+    assert message == (
+        "SHARDGATE_SERVER__PORT: Input should be a valid dictionary or instance of ServerSettings; "
+        "SHARDGATE_DATASETS__EM__URL: Input should be a valid dictionary"
+    )
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,10 @@ class Layout(Protocol):
         """Return the shards that a key, of a chunk or a shard, belongs to; by default `None`."""
         return None
 
+    async def explain_absence(self, _key: VirtualKey, _fetch: Fetch) -> str:
+        """Return why no object can have a key, where the metadata tell; empty by default."""
+        return ""
+
     def expects(self, _path: str) -> bool:
         """Return whether the metadata describe a sharded array at a path below; by default no."""
         return False

@@ -43,6 +43,12 @@ class Description:
     """Reason why a sharded collection is not served unsharded."""
 
 
+def uncheckable(description: Description) -> str:
+    """Return the reason why the bytes of chunks are not checked."""
+    codec = description.codecs[-1] if description.codecs else description.kind
+    return f"the bytes of its chunks: no check is known for {codec}"
+
+
 class Entry(NamedTuple):
     """An index entry: a chunk, or a shard inside of the shard."""
 
@@ -159,6 +165,10 @@ class Shards(Protocol):
     def prefix(self) -> str:
         """The prefix of the shards: empty, or with a final slash."""
 
+    @property
+    def is_checkable(self) -> bool:
+        """True if `Survey.check` looks at the bytes of chunks."""
+
     def named(self, key: str) -> Shard | None:
         """Return the shard that is stored under *key*; `None` if it cannot be one."""
 
@@ -255,7 +265,7 @@ class Stateful(Protocol):
         """Return the reference to the chunk *key*; `None` where there is none."""
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
-        """Check all references of *ref*; with *chunks*, yield chunks with checksums as well.
+        """Check all references of *ref*; with *chunks*, yield chunks with frames as well.
 
         Raises: `UnknownRefError`, `OfflineError`, `DamagedError`, `StorageError` where the
         references cannot be read.

@@ -105,7 +105,8 @@ def problem(
 ) -> tuple[Headers, bytes]:
     """Return the headers and body of a problem document, with extension *members*."""
     document = {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
-    body = json.dumps({**document, **(members or {})}).encode()
+    text = json.dumps({**document, **(members or {})}, ensure_ascii=False)
+    body = text.encode(errors="replace")
     headers = [
         (b"content-type", b"application/problem+json"),
         (b"content-length", b"%d" % len(body)),

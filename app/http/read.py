@@ -268,7 +268,9 @@ class DataPlane:
                 headers += cache_headers(dataset)
                 await responder.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
             else:
-                await _send_missing(responder, dataset, f"{dataset.name} has no {key}")
+                why = await resolver.explain_absence(dataset, key)
+                detail = f"{dataset.name} has no {key}{why and f': {why}'}"
+                await _send_missing(responder, dataset, detail)
 
     async def _list_objects(
         self, responder: Responder, dataset: Dataset, request: s3.ListRequest

@@ -19,6 +19,7 @@ from app.errors import (
     UnsupportedError,
 )
 from app.http import s3
+from app.http.auth.access import why_read_only
 from app.http.auth.authenticator import Authenticator
 from app.http.body import ContentCoding, IncomingBody, Payload, read_payload
 from app.http.conditions import parse_demand
@@ -186,7 +187,7 @@ class WritePlane:
         names = s3.parameter_names(query)
         allowed = allowed_methods(dataset, key, names)
         if not dataset.is_writable or method not in allowed.decode().split(", "):
-            reason = "" if dataset.is_writable else f": {dataset.name} is not writable"
+            reason = "" if dataset.is_writable else f": {why_read_only(dataset.name)}"
             detail = f"{method} is not served here{reason}"
             status = HTTPStatus.METHOD_NOT_ALLOWED
             await responder.problem(status, detail, (b"allow", allowed))

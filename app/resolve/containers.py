@@ -91,6 +91,13 @@ class Containers:
     format: str = "auto"
     """The configured format. Below a named one, keys like those of chunks name no objects."""
 
+    @property
+    def markers(self) -> str:
+        """The names of the objects that mark containers, for people."""
+        nowhere = ObjectRef("", "")
+        names = [read.ref.key for fmt in self.formats for read in fmt.markers(nowhere)]
+        return ", ".join(names)
+
     async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch
     ) -> tuple[Layout, VirtualKey]:

@@ -144,6 +144,12 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     trace = await layout.trace(rest, root.fetch) if isinstance(layout, Stateful) else None
     try:
         report = await _locate(root, layout, key, rest)
+        if report.state == "absent":
+            reason = await layout.explain_absence(rest, root.fetch)
+            if layout == root.containers.around(root.ref):
+                looked = f"looked in the folders above for {root.containers.markers}"
+                reason = f"no such object, and no container: {looked}"
+            report = replace(report, reason=reason or "there is no such key")
     except NotAllowedError as error:
         report = ChunkReport(key, "refused", reason=str(error))
     if trace is None:

@@ -111,6 +111,20 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
             paths += [(join_path(path, name), is_doubtful) for name in reversed(names)]
 
 
+async def explain_emptiness(root: Root) -> str:
+    """Return where containers were looked for, if there is none at *root* or below. Raises:
+    `StorageError`, unless the store cannot list.
+    """
+    below = "and in all folders below"
+    try:
+        async with aclosing(find_containers(root)) as containers:
+            async for _ in containers:
+                return ""
+    except StorageUnusableError as error:
+        below = f"and not in folders below ({error.reason})"
+    return f"{root.ref}: no container found: looked there {below} for {root.containers.markers}"
+
+
 async def find_collections(root: Root) -> AsyncGenerator[Visited]:
     """Visit every collection of every container below *root*. Raises: `StorageError`."""
     async for opened in find_containers(root):

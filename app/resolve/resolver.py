@@ -9,7 +9,13 @@ from math import inf
 from typing import Final, NamedTuple, cast
 
 from app.concurrency import SingleFlight, Unshared, run_in_thread
-from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
+from app.errors import (
+    DamagedError,
+    RangeNotSatisfiedError,
+    ShardgateError,
+    VersionChangedError,
+    lost,
+)
 from app.formats.listing import Name, Window
 from app.model import (
     ByteRange,
@@ -221,6 +227,13 @@ class Resolver:
         tracker = FreshnessTracker(self._fetch)
         found = self._routes.recall(dataset, key, tracker)
         return found or await self._routes.find(dataset, key, tracker)
+
+    async def explain_absence(self, dataset: Dataset, key: VirtualKey) -> str:
+        """Return why *key*, which names nothing, cannot name anything, where metadata tell."""
+        with suppress(ShardgateError):  # absence is proved whatever this finds
+            layout, rest, _ = await self.find_container(dataset, key)
+            return await layout.explain_absence(rest, self._fetch)
+        return ""
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
         """Return whether *key* names a container that may hold others."""

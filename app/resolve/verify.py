@@ -37,6 +37,7 @@ from app.formats.surveying import (
     Stateful,
     Survey,
     Unchecked,
+    uncheckable,
 )
 from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, coalesce, condition_of
 from app.resolve.listing import (
@@ -76,6 +77,8 @@ class Report:
     shards: int = 0
     chunks: int = 0
     nbytes: int = 0
+    reads_chunks: bool = False
+    """Whether chunks were read, and not only indexes."""
     counts: dict[str, int] = field(default_factory=dict)
     """Counts of other things in repositories: snapshots, manifests, references."""
     not_checked: dict[str, str] = field(default_factory=dict)
@@ -119,7 +122,7 @@ async def verify(
 
 class _Verifier:
     def __init__(self, root: Root, ref: str, on_shard: OnShard, *, chunks: bool) -> None:
-        self.report = Report()
+        self.report = Report(reads_chunks=chunks)
         self._root = root
         self._ref = ref
         self._on_shard = on_shard
@@ -151,7 +154,7 @@ class _Verifier:
                 if isinstance(found, DamagedError):
                     yield found
                 else:
-                    async for finding in _findings_of(self._root, path, found):
+                    async for finding in _findings_of(self._root, path, found, chunks=self._chunks):
                         yield finding
             return
         fetch = DirectFetch(self._root.store)
@@ -190,7 +193,7 @@ class _Verifier:
 
 
 async def _findings_of(
-    root: Root, container: str, collection: Collection
+    root: Root, container: str, collection: Collection, *, chunks: bool
 ) -> AsyncGenerator[Finding]:
     """Yield the stored shards, or all possible ones where the store cannot list."""
     description, shards = collection.description, collection.shards
@@ -198,6 +201,8 @@ async def _findings_of(
     if shards is None:
         yield Unchecked(description.path, description.why_sharded or "it is not sharded")
         return
+    if chunks and not shards.is_checkable:
+        yield Unchecked(description.path, uncheckable(description))
     try:
         async for name in list_names(root.store, root.ref.join(container), shards.prefix):
             if (shard := shards.named(name)) is not None:
@@ -278,7 +283,8 @@ class _ShardCheck:
             return
         if survey is None:
             return
-        self.report.shards = 1  # those inside are parts of it
+        # Shards inside are parts of it; a chunk without an index is none.
+        self.report.shards = min(1, len(survey.indexes.starts))
         table, nbytes, faults = await asyncio.to_thread(_check_table, survey)
         for fault in faults:
             self.damage(survey.whole.ref, fault.key, fault.reason)

@@ -370,6 +370,9 @@ class Origin(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
 
 type Resolve = Callable[[Origin], Awaitable[Sequence[str]]]
 """Returns the addresses of a server, or raises an `ExchangeError` or `OSError`."""
@@ -538,6 +541,8 @@ class HttpClient:
                     server_hostname=None if tls is None else origin.host,
                 )
             except OSError as error:
+                reason = error.strerror or type(error).__name__
+                error.strerror = f"cannot connect to {origin}: {reason}"
                 failure = error
             else:
                 return connection

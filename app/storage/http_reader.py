@@ -101,6 +101,8 @@ _ALTERNATES: Final = (
 )
 _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
+_EXPLAINED: Final = frozenset({403, 404})
+"""Statuses of a HEAD whose reason a GET tells."""
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
 _FORBIDDEN: Final = 403
@@ -281,10 +283,7 @@ class HttpReader(ABC):
         """Return the response headers and the size of *ref*, `None` if absent."""
         try:
             response = await self._request("HEAD", ref)
-            if isinstance(response, Refusal) and (
-                response.status == _NOT_FOUND
-                or (response.status == _FORBIDDEN and self._forbidden_is_absent)
-            ):
+            if isinstance(response, Refusal) and response.status in _EXPLAINED:
                 response = await self._explain(ref, response)
         except _FAILURES as error:
             raise _storage_error(ref, error) from error

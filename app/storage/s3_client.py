@@ -16,6 +16,7 @@ from functools import cache, partial
 from hashlib import sha256
 from io import BytesIO
 from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
@@ -190,7 +191,8 @@ class S3Client:
             except ClientError as error:
                 if _refusal(error).status == _NOT_FOUND:
                     raise no_bucket(ref) from error
-                raise
+                # Unlike the answer to a HEAD, that to a listing has S3's code.
+                await client.list_objects_v2(Bucket=bucket_of(ref), MaxKeys=1)
 
     async def aclose(self) -> None:
         await self._stack.aclose()
@@ -252,17 +254,29 @@ def translated(ref: ObjectRef) -> Iterator[None]:
             raise no_bucket(ref) from error
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
-        raise StorageTimeoutError(ref, "the server is silent") from error
+        raise StorageTimeoutError(ref, f"{_endpoint(error)} is silent") from error
     except ProfileNotFound as error:
         raise no_credentials(ref, str(error)) from error
     except (NoCredentialsError, CredentialRetrievalError, PartialCredentialsError) as error:
         raise no_credentials(ref, type(error).__name__) from error
     except SSLError as error:
-        raise StorageUnusableError(ref, type(error).__name__) from error
+        raise StorageUnusableError(ref, _reason(error)) from error
     except (ConnectionError, HTTPClientError, ResponseParserError) as error:
-        raise StorageUnavailableError(ref, type(error).__name__) from error
+        raise StorageUnavailableError(ref, _reason(error)) from error
     except (BotoCoreError, ValueError) as error:
         raise StorageUnusableError(ref, type(error).__name__) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BotoCoreError) and "endpoint_url" in error.kwargs:
+        return f"cannot reach {_endpoint(error)}: {type(error).__name__}"
+    return type(error).__name__
+
+
+def _endpoint(error: BotoCoreError) -> str:
+    """Return the server of the URL in *error*, which may hold a signature."""
+    url = urlsplit(str(error.kwargs.get("endpoint_url", "")))
+    return f"{url.scheme}://{url.netloc}" if url.netloc else "the server"
 
 
 def _refusal(error: ClientError) -> Refusal:

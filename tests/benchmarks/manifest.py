@@ -87,7 +87,7 @@ def _compare(kind: _Kind, home: Path, store: Server) -> Iterator[Figure]:
     ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
     yield Figure.over("g", f"first chunk, 1,000,000 {kind.name} references", "ms", ours)
     yield Figure.over("g", "  the library, in its process", "ms", theirs)
-    yield Figure.over("g", "  ratio to it", "×", ratios, Goal("at most", 2))  # noqa: RUF001
+    yield Figure.over("g", "  ratio to it", "×", ratios, Goal("at most", 2))
     yield Figure.over("g", "  resident memory a reference", "bytes", growth, kind.held)
 
 

@@ -52,7 +52,7 @@ def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int)
             Figure.over(
                 "n",
                 f"{size.label}, cached: p99 to p50",
-                "×",  # noqa: RUF001
+                "×",
                 [each.p99_ms / each.p50_ms for each in warm],
                 size.slowest,
             ),

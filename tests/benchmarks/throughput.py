@@ -151,4 +151,4 @@ def ratio(
 ) -> Figure:
     """Compare round by round: what disturbs a round disturbs both."""
     ratios = [o.per_second / t.per_second for o, t in zip(ours, theirs, strict=True)]
-    return Figure.over(part, what, "×", ratios, goal)  # noqa: RUF001
+    return Figure.over(part, what, "×", ratios, goal)

@@ -62,7 +62,7 @@ def measure(home: Path, root: Path, store: Server, *, rounds: int) -> list[Figur
 
 def _beside(what: str, ours: list[float], bucket: list[float], most: float) -> Figure:
     ratios = [o / b for o, b in zip(ours, bucket, strict=True)]
-    return Figure.over("p", f"  {what}, beside the bucket", "×", ratios, Goal("at most", most))  # noqa: RUF001
+    return Figure.over("p", f"  {what}, beside the bucket", "×", ratios, Goal("at most", most))
 
 
 def _look(browser: Browser, page_url: str, url: str) -> float:

@@ -95,6 +95,17 @@ def client(tmp_path: Path, shard: Path) -> Generator[httpx.Client]:
         yield opened
 
 
+@pytest.mark.parametrize("key", ["c/9/9", "c/3/0", "c/01/0", "c/0"])
+def test_a_chunk_off_the_grid_is_told_with_the_grid(client: httpx.Client, key: str) -> None:
+    """A key that is like that of a chunk and names none is answered with the grid, another not."""
+    answers = [client.get(f"/em/{path}") for path in (key, "c/1/3", "other")]
+
+    assert [answer.status_code for answer in answers] == [404] * 3
+    off, absent, other = (answer.json()["detail"] for answer in answers)
+    assert off == f"em has no {key}: the array has 3×4 chunks, c/0/0 to c/2/3"
+    assert (absent, other) == ("em has no c/1/3", "em has no other")
+
+
 @pytest.mark.parametrize("body", [NEW, None])
 def test_damage_is_told_and_not_blessed(
     client: httpx.Client, shard: Path, body: bytes | None

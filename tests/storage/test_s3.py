@@ -35,6 +35,7 @@ from app.storage.s3_client import agree_to_pay
 from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer
 from tests.storage.proxy import Proxy
+from tests.support.processes import free_ports
 from tests.support.seaweedfs import SeaweedFS
 
 REF = ObjectRef("s3+lab://bucket", "key")
@@ -182,6 +183,41 @@ async def test_the_environment_is_enough(
     seaweedfs.put("environment", b"data")
     async with aclosing(S3Store(None)) as store:
         await found(store, ObjectRef(f"s3://{seaweedfs.bucket}", "environment"))
+
+
+@pytest.mark.parametrize(
+    ("key_id", "code"), [(None, "SignatureDoesNotMatch"), ("nobody", "InvalidAccessKeyId")]
+)
+async def test_a_denial_has_the_code_of_the_store(
+    seaweedfs: SeaweedFS, key_id: str | None, code: str
+) -> None:
+    """Also where HEAD is asked first, whose answer has no document: a GET or listing tells it."""
+    wrong = {"access_key_id": key_id or seaweedfs.access_key_id}
+    settings = seaweedfs.settings.model_copy(
+        update={"secret_access_key": SecretStr("wrong"), **wrong}
+    )
+    ref = ObjectRef(f"s3://{seaweedfs.bucket}", "key")
+    async with aclosing(S3Store(settings)) as store:
+        for ask in (store.stat, store.get, store.check_reachable):
+            with pytest.raises(StorageDeniedError, match=f"the server answered 403 {code}$"):
+                await ask(ref)
+
+
+async def test_an_endpoint_that_is_not_there_is_named() -> None:
+    """Reads, listings and the check of a root name the server, and no signature."""
+    endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
+    keys = {"access_key_id": "id", "secret_access_key": SecretStr("secret")}
+
+    async with aclosing(S3Store(StoreSettings(endpoint_url=endpoint, **keys))) as store:
+
+        async def list_all(ref: ObjectRef) -> None:
+            async for _ in store.list(ref):
+                pass
+
+        for ask in (store.stat, store.get, store.check_reachable, list_all):
+            with pytest.raises(StorageUnavailableError, match=f"cannot .* {endpoint}: ") as caught:
+                await ask(REF)
+            assert "Signature" not in str(caught.value)
 
 
 async def test_a_wrong_secret_is_denied(seaweedfs: SeaweedFS) -> None:

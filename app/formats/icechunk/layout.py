@@ -237,6 +237,23 @@ class RepositoryLayout(Layout):
             return None
         return OnlyShard(enclose(node, coords, place))
 
+    async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
+        """Return how the ref is spelled, if *key* begins with none; else the grid of chunks."""
+        ref, path = split_ref(key)
+        if ref is None:
+            return ""
+        is_named = path != key and await self.repository.refs.resolve(ref, fetch) is not None
+        if key.startswith("@") and not is_named:
+            return await self.repository.suggest_ref(key.partition("/")[0], fetch)
+        if (found := await self._find(key, fetch)) is None:
+            return ""
+        node, rest = found.node, found.rest
+        if node.chunks is None or not node.chunks.keys.owns(rest) or node.parse(rest) is not None:
+            return ""
+        array = node.document.array
+        counts = node.chunks.grid if array is None else [axis.count for axis in array.axes]
+        return f"{found.path or 'the array'} has {node.chunks.keys.describe(counts)}"
+
     async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
         """Return branches and tags; only ``main`` where the store cannot list files of refs."""
         named = self.repository.refs.named

@@ -34,6 +34,7 @@ from app.model import ByteRange, ETag, Fixed, Inline, ObjectRef, Part, Reference
 
 REPO: Final = "repo"
 _REF_NBYTES: Final = 64 * 1024
+_MARKS: Final = re.compile(r"^@?(branch\.|tag\.)?")
 _ESCAPED: Final = re.compile(r"[^ !$&'()+,\-.0-9:;=@A-Z_a-z]")
 
 
@@ -272,6 +273,14 @@ class Repository:
         if snapshot is None:
             return None
         return snapshot, found.modified_s or snapshot.flushed_at_s
+
+    async def suggest_ref(self, spelled: str, fetch: Fetch) -> str:
+        """Return how the ref that *spelled* may mean is written in keys, or how all are."""
+        name = unquote(_MARKS.sub("", spelled))
+        for ref in (Branch(name), Tag(name)):
+            if await self.refs.resolve(ref, fetch) is not None:
+                return f"write {spell_ref(ref)}"
+        return "refs are spelled @branch.NAME, @tag.NAME or @SNAPSHOTID"
 
     async def manifest(self, object_id: bytes, fetch: Fetch) -> Manifest:
         """Read a manifest that a snapshot refers to. Raises: `DamagedError`, also without it."""

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter, mul
+from typing import ClassVar
 
 from app.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
 from app.formats.icechunk.coords import inside
@@ -16,7 +17,6 @@ from app.formats.surveying import (
     ARRAYS,
     Counted,
     Enclosed,
-    Entry,
     EntryTable,
     Finding,
     Flaw,
@@ -25,8 +25,9 @@ from app.formats.surveying import (
     Shard,
     Survey,
     Unchecked,
+    uncheckable,
 )
-from app.formats.zarr.codecs import has_intact_checksum
+from app.formats.zarr.codecs import ChunkForm, chunk_form
 from app.formats.zarr.survey import ZarrShard, describe
 from app.model import ByteRange, Inline, ObjectRef, Part, Stored, VirtualKey
 
@@ -36,8 +37,13 @@ class _SurveyedArray:
     key: str
     node: SnapshotNode
     chunks: Chunks
-    reads_chunks: bool
-    """`True` if chunks, or shards, hold a checksum or an index to verify."""
+    form: ChunkForm = ChunkForm()  # noqa: RUF009  immutable
+    """Of chunks that are checked."""
+
+    @property
+    def reads_chunks(self) -> bool:
+        """Return whether chunks, or shards, have a checksum, frame or index to verify."""
+        return self.node.document.array is not None or self.form.reads_bytes
 
     def chunk_key(self, coords: tuple[int, ...]) -> str:
         array = self.node.document.array
@@ -51,7 +57,7 @@ class _SurveyedArray:
 async def survey_ref(
     repository: Repository, ref: str, fetch: Fetch, *, chunks: bool
 ) -> AsyncGenerator[Finding]:
-    """Follow every reference of a snapshot; with *chunks* yield unsharded ones with checksum too.
+    """Follow every reference of a snapshot; with *chunks* yield unsharded ones with a frame too.
 
     Raises: `UnknownRefError`, `DamagedError` for the snapshot.
     """
@@ -60,17 +66,15 @@ async def survey_ref(
     for path, reason in snapshot.faults:
         yield Flaw(file, f"{spelled}{path}", reason)
     arrays: defaultdict[bytes, list[_SurveyedArray]] = defaultdict(list)
-    for path, node in snapshot.nodes.items():
-        key = f"{spelled}/{path}".rstrip("/")
-        try:
-            array = _survey_array(key, node, chunks=chunks)
-        except DecodeError as error:
-            yield Flaw(file, key, str(error))
+    for array in _survey_arrays(snapshot, spelled, file, chunks=chunks):
+        if isinstance(array, Flaw):
+            yield array
             continue
-        if array is not None:
-            yield Counted(ARRAYS, 1)
-            for object_id, _ in array.chunks.manifests:
-                arrays[object_id].append(array)
+        yield Counted(ARRAYS, 1)
+        if chunks and not array.form.is_checked:
+            yield Unchecked(array.key, uncheckable(describe(array.node.document)))
+        for object_id, _ in array.chunks.manifests:
+            arrays[object_id].append(array)
     containers = await repository.containers(fetch)
     for object_id, some in sorted(arrays.items(), key=itemgetter(0)):
         try:
@@ -89,18 +93,33 @@ async def _snapshot(repository: Repository, ref: str, fetch: Fetch) -> tuple[Sna
         snapshot = await repository.snapshot(parsed, fetch)
         if snapshot is not None:
             return snapshot, spelled
-    raise UnknownRefError(f"there is no ref {ref} in {repository.directory}")
+    hint = await repository.suggest_ref(ref, fetch)
+    raise UnknownRefError(f"there is no ref {ref} in {repository.directory}: {hint}")
 
 
-def _survey_array(
-    key: str, node: SnapshotNode | DecodeError, *, chunks: bool
-) -> _SurveyedArray | None:
-    if isinstance(node, DecodeError):
-        raise node
-    if node.chunks is None:
-        return None
-    is_checked = chunks and describe(node.document).codecs[-1:] == ("crc32c",)
-    return _SurveyedArray(key, node, node.chunks, node.document.array is not None or is_checked)
+def _survey_arrays(
+    snapshot: Snapshot, spelled: str, file: ObjectRef, *, chunks: bool
+) -> Iterator[_SurveyedArray | Flaw]:
+    for path, node in snapshot.nodes.items():
+        key = f"{spelled}/{path}".rstrip("/")
+        try:
+            if isinstance(node, DecodeError):
+                raise node
+            if node.chunks is not None:
+                form = _chunk_form(node) if chunks else ChunkForm()
+                yield _SurveyedArray(key, node, node.chunks, form)
+        except DecodeError as error:
+            yield Flaw(file, key, str(error))
+
+
+def _chunk_form(node: SnapshotNode) -> ChunkForm:
+    """Return the form of the chunks of an array; that of inner chunks if it is sharded."""
+    if (array := node.document.array) is not None:
+        return array.chunk
+    found = describe(node.document)
+    shape = found.inner_chunk_shape or ()
+    is_regular = len(shape) == len(found.shape or ())
+    return chunk_form(found.codecs, shape, found.data_type if is_regular else None)
 
 
 def _find_misplaced(file: ObjectRef, manifest: Manifest, array: _SurveyedArray) -> Iterator[Flaw]:
@@ -141,7 +160,8 @@ def _follow_references(
         data = found.data if isinstance(found, Inline) else None
         place = Part(file, ByteRange(0, len(found.data))) if isinstance(found, Inline) else found
         if array.reads_chunks:
-            yield Enclosed(array.key, enclose(array.node, coords, place), data)
+            shard = enclose(array.node, coords, place, array.form)
+            yield Enclosed(array.key, shard, data)
         elif data is None:
             known = last.get((place.ref, place.version))
             if known is None or known.place.byte_range.stop < place.byte_range.stop:
@@ -152,12 +172,17 @@ def _follow_references(
         yield Unchecked(array.key, f"{count} of its chunks: {reason}")
 
 
-def enclose(node: SnapshotNode, coords: tuple[int, ...], place: Stored | Part) -> Shard:
+def enclose(
+    node: SnapshotNode,
+    coords: tuple[int, ...],
+    place: Stored | Part,
+    form: ChunkForm = ChunkForm(),  # noqa: B008  immutable
+) -> Shard:
     """Return the shard, or unsharded chunk, at the grid position *coords*, stored at *place*."""
     array = node.document.array
     if array is None:
         key = VirtualKey(node.chunks.keys.format(coords) if node.chunks else "")
-        return PlainChunk(key, place)
+        return PlainChunk(key, place, form)
     return ZarrShard(place.ref, array, tuple(map(mul, coords, array.shard_shape)), inside=place)
 
 
@@ -167,6 +192,7 @@ class OnlyShard:
 
     shard: Shard
     prefix: str = ""
+    is_checkable: ClassVar = True
 
     def named(self, _: str) -> Shard | None:
         return None
@@ -180,10 +206,11 @@ class OnlyShard:
 
 @dataclass(frozen=True, slots=True)
 class PlainChunk:
-    """An unsharded chunk that ends in a checksum, seen as a shard of one chunk without index."""
+    """An unsharded chunk, seen as a shard of one chunk without index."""
 
     key: VirtualKey
     place: Stored | Part
+    form: ChunkForm
 
     @property
     def ref(self) -> ObjectRef:
@@ -202,11 +229,7 @@ class PlainChunk:
             whole=whole,
             table=lambda: EntryTable(only.starts, only),
             key=lambda _: self.key,
-            check=_check_chunk,
+            check=lambda _, data: self.form.check(data),
             indexes=Ranges.of(),
             index_location="end",
         )
-
-
-def _check_chunk(_: Entry, data: bytes) -> str | None:
-    return None if has_intact_checksum(data) else "the checksum of the chunk does not match"

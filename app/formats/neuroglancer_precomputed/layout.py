@@ -33,7 +33,6 @@ from app.formats.neuroglancer_precomputed.metadata import (
     ShardedPart,
     describe,
     parse_info,
-    voxel_nbytes,
 )
 from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from app.formats.neuroglancer_precomputed.survey import (
@@ -141,8 +140,8 @@ class PrecomputedLayout(Layout):
         return Whole(self.directory.join(key))
 
     def _slot(self, part: ShardedPart, chunk_id: int) -> Slot:
-        info, sharding, most_nbytes = self.info.value, part.sharding, self.options.decoded_nbytes
-        here = info.parts_at[part.path]
+        sharding, most_nbytes = part.sharding, self.options.decoded_nbytes
+        here = self.info.value.parts_at[part.path]
         if part.kind in {Kind.MANIFESTS, Kind.FRAGMENTS}:
             raise ReadOnlyError("sharded multi-resolution meshes can only be read")
         if len(here) > 1:
@@ -153,9 +152,7 @@ class PrecomputedLayout(Layout):
             )
         number, _ = sharding.address(chunk_id)
         shard = PrecomputedShard(self.directory, here[0], number, most_nbytes)
-        is_volume = part.kind is Kind.VOLUME
-        nbytes = voxel_nbytes(info.document, part.member) if is_volume else None
-        return Slot(ChunkRewriter(shard, nbytes), (chunk_id,))
+        return Slot(ChunkRewriter(shard, part.voxel_nbytes), (chunk_id,))
 
     def encloses(self, key: VirtualKey) -> bool:
         paths = self.info.value.paths
@@ -198,6 +195,14 @@ class PrecomputedLayout(Layout):
         parts = self.info.value.parts_at.get(path, ())
         named = [part for part in parts if part.names.parse(name) is not None]
         return next(map(self._shards, [*named, *parts]), None)
+
+    async def explain_absence(self, key: VirtualKey, _: Fetch) -> str:
+        """Return the rule for the names of chunks that *key* does not follow."""
+        path, _slash, name = key.rpartition("/")
+        parts = self.info.value.parts_at.get(path, ())
+        if any(part.names.parse(name) is not None for part in parts):
+            return ""
+        return next((part.names.rule for part in parts if part.names.owns(name)), "")
 
     def names_below(self) -> Sequence[str]:
         return self.info.value.below

@@ -71,6 +71,8 @@ class ShardedPart:
     names: Names
     sharding: Sharding
     member: Json = field(repr=False, compare=False)
+    voxel_nbytes: int | None = None
+    """Bytes of a voxel, all channels, in a volume of raw chunks."""
 
 
 _Offset = Annotated[Integer, Field(gt=-(2**63), lt=2**63)]
@@ -168,7 +170,7 @@ def parse_info(document: Json, data: bytes) -> Info | None:
     if not isinstance(kind, str) or not kind.startswith("neuroglancer_"):
         return None
     parts_at: defaultdict[str, list[ShardedPart]] = defaultdict(list)
-    members = tuple(_read(name, value, parts_at) for name, value in _members(kind, document))
+    members = tuple(_read(document, *member, parts_at) for member in _members(kind, document))
     is_rewritten = any(member.loses_sharding for member in members)
     return Info(
         served=_without_sharding(kind, data, members) if is_rewritten else data,
@@ -182,12 +184,14 @@ def parse_info(document: Json, data: bytes) -> Info | None:
     )
 
 
-def _read(name: str, value: Json, parts_at: defaultdict[str, list[ShardedPart]]) -> Member:
+def _read(
+    document: Json, name: str, value: Json, parts_at: defaultdict[str, list[ShardedPart]]
+) -> Member:
     """Read a member, and add its parts to *parts_at*; one that is malformed costs no other."""
     path = None
     try:
         path = path_of(value)
-        parts = tuple(_parts(name, value))
+        parts = tuple(_parts(document, name, value))
         _check_count(parts, parts_at)
     except DecodeError as error:
         return Member(name, value, path, fault=f"{_called(name, value)}: {error}")
@@ -265,15 +269,16 @@ def is_sharded(member: Json) -> bool:
     return is_known and path_of(member) is not None
 
 
-def _parts(name: str, member: Json) -> Iterator[ShardedPart]:
+def _parts(document: Json, name: str, member: Json) -> Iterator[ShardedPart]:
     """Yield the parts of *member*, none of one that is not sharded."""
     if not is_sharded(member):
         return
     path, sharding = path_of(member) or "", _parse(_SHARDING, member["sharding"])
     if name == "scales":
+        nbytes = _voxel_nbytes(document, member)
         for names in voxel_bounds(member):
             _check_bits(names.grid)
-            yield ShardedPart(Kind.VOLUME, path, names, sharding, member)
+            yield ShardedPart(Kind.VOLUME, path, names, sharding, member, nbytes)
     elif name == MESHES:
         yield ShardedPart(Kind.MANIFESTS, path, IdNames(".index"), sharding, member)
         yield ShardedPart(Kind.FRAGMENTS, path, IdNames(), sharding, member)
@@ -293,7 +298,7 @@ def voxel_bounds(scale: Json) -> list[VoxelBounds]:
     return [VoxelBounds(found.voxel_offset, found.size, each) for each in found.chunk_sizes]
 
 
-def voxel_nbytes(document: Json, scale: Json) -> int | None:
+def _voxel_nbytes(document: Json, scale: Json) -> int | None:
     """Return the bytes of a voxel, all channels, in raw chunks of *scale*; `None` for others."""
     nbytes = _DATA_TYPES.get(str(document.get("data_type")).lower())
     channels = _channels(document)

@@ -19,7 +19,7 @@ from app.formats.neuroglancer_precomputed.index import (
     ShardObject,
     open_shard,
 )
-from app.formats.neuroglancer_precomputed.keys import Ids
+from app.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
 from app.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.formats.surveying import Entry, EntryTable, Fault, Ranges, Survey
@@ -33,6 +33,13 @@ _EVERY_BITS: Final = 12
 """With more bits the shards are too many to try each."""
 _INDEXES: Final = 4
 """All minishard indexes of a shard may hold so many times the limit of one."""
+_COMPRESSED_SEGMENTATION: Final = "compressed_segmentation"
+_EDGES: Final = {
+    "jpeg": (b"\xff\xd8\xff", b"\xff\xd9"),
+    "png": (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"),
+}
+"""First and last bytes of images."""
+_CHECKED: Final = frozenset({*_EDGES, _COMPRESSED_SEGMENTATION})
 _NAMED_FAULTS: Final = 100
 """So many chunks of a shard with the same fault are named; the rest is counted."""
 
@@ -50,6 +57,12 @@ class PrecomputedShards:
     def prefix(self) -> str:
         path = self.part.path
         return f"{path}/" if path else ""
+
+    @property
+    def is_checkable(self) -> bool:
+        part = self.part
+        is_known = part.voxel_nbytes is not None or str(part.member.get("encoding")) in _CHECKED
+        return is_known or part.kind is Kind.MANIFESTS or part.sharding.data_encoding == "gzip"
 
     def named(self, key: str) -> "PrecomputedShard | None":
         found = _NAME.fullmatch(key.removeprefix(self.prefix))
@@ -151,6 +164,16 @@ class PrecomputedShard:
                 raise VersionChangedError(ref)
             pieces += _without_gaps(found.value.data, starts, stops)
         return ShardTables(self, opened, numbers, places, b"".join(pieces))
+
+
+def _has_channels(data: bytes) -> bool:
+    """Return whether the offsets of channels, in words of 4 bytes, ascend from the end of the
+    header.
+    """
+    words = np.frombuffer(data, "<u4", len(data) // 4)
+    count = int(words[0]) if len(words) else 0
+    edges = np.append(words[:count], len(words))
+    return 0 < count < len(words) and edges[0] == count and bool((edges[:-1] < edges[1:]).all())
 
 
 def _find_indexes(shard: ShardObject, most_nbytes: int) -> tuple[Ids, Ranges]:
@@ -308,7 +331,9 @@ class ShardTables:
             yield Fault(self.shard.key, f"{more:,} more chunks: each {reason}")
 
     def check(self, entry: Entry, data: bytes) -> str | None:
-        """Inflate gzip; decode a manifest, and check that its fragments fit before it."""
+        """Inflate gzip; check the encoding of voxels; decode a manifest, and check that its
+        fragments fit before it.
+        """
         part, most_nbytes = self.shard.part, self.shard.most_nbytes
         is_gzip = part.sharding.data_encoding == "gzip"
         try:
@@ -316,9 +341,24 @@ class ShardTables:
                 manifest = MeshManifestDecoder(is_gzip, most_nbytes)(data)
                 return self._check_fragments(entry, manifest.fragments_nbytes)
             if is_gzip:
-                inflate(data, most_nbytes)
+                data = inflate(data, most_nbytes)
         except DecodeError as error:
             return str(error)
+        return self._check_voxels(entry, data) if part.kind is Kind.VOLUME else None
+
+    def _check_voxels(self, entry: Entry, data: bytes) -> str | None:
+        part = self.shard.part
+        encoding = str(part.member.get("encoding"))
+        if isinstance(part.names, VoxelBounds) and part.voxel_nbytes is not None:
+            nbytes = part.voxel_nbytes * part.names.count_voxels(entry.number)
+            is_whole = len(data) == nbytes
+            return None if is_whole else f"the chunk has {len(data)} bytes instead of {nbytes}"
+        if (edges := _EDGES.get(encoding)) is not None:
+            begins, ends = edges
+            is_whole = data.startswith(begins) and data.endswith(ends)
+            return None if is_whole else f"no whole {encoding}: it does not begin or end like one"
+        if encoding == _COMPRESSED_SEGMENTATION and not _has_channels(data):
+            return "no compressed segmentation: the offsets of its channels are invalid"
         return None
 
     def _check_fragments(self, manifest: Entry, nbytes: int) -> str | None:

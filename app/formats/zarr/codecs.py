@@ -13,6 +13,7 @@ from typing import Final
 
 import crc32c
 
+from app.formats.compression import MEASURES
 from app.formats.documents import Json, as_integer
 from app.formats.reading import DecodeError
 from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation
@@ -23,6 +24,8 @@ _MEMBERS: Final = {"chunk_shape", "codecs", "index_codecs", "index_location"}
 _LITTLE: Final = {"name": "bytes", "configuration": {"endian": "little"}}
 _MAX_UNDECLARED: Final = 65_536
 """Entries of an index without ``index_codecs``, which is always read whole."""
+_MAX_PLAIN: Final = 2**30
+"""Where the size of decoded chunks is unknown, so many bytes of one are decoded."""
 _ITEM_NBYTES: Final = {
     "bool": 1,
     "bfloat16": 2,
@@ -227,6 +230,20 @@ class ChunkForm:
     """Size of each, where no codec makes it depend on the values."""
     has_checksum: bool = False
     """True if the last codec appends a CRC-32C."""
+    compressor: str = ""
+    """The last other codec, if it makes frames that can be checked."""
+    plain_nbytes: int | None = None
+    """Size of what the compressor gets, where that does not depend on the values."""
+
+    @property
+    def is_checked(self) -> bool:
+        """Return whether `check` looks at the bytes or their number."""
+        return self.nbytes is not None or self.reads_bytes
+
+    @property
+    def reads_bytes(self) -> bool:
+        """Return whether `check` looks at more than the number of bytes."""
+        return self.has_checksum or bool(self.compressor)
 
     def fault(self, data: bytes) -> str | None:
         """Return why *data* cannot be an inner chunk, or `None` if it can."""
@@ -238,16 +255,39 @@ class ChunkForm:
             return "the checksum of the inner chunk does not match"
         return None
 
+    def check(self, data: bytes) -> str | None:
+        """Return the `fault` of *data*, or one of the compressor's frame, which is decoded."""
+        if (fault := self.fault(data)) is not None or not self.compressor:
+            return fault
+        frame = data[:-CHECKSUM_NBYTES] if self.has_checksum else data
+        expected = self.plain_nbytes
+        try:
+            found = MEASURES[self.compressor](frame, _MAX_PLAIN if expected is None else expected)
+        except DecodeError as error:
+            return str(error)
+        if None in (found, expected) or found == expected:
+            return None
+        return f"{self.compressor} holds {found} bytes instead of {expected}"
+
 
 def chunk_form(codecs: Sequence[Json], chunk_shape: Sequence[int], data_type: Json) -> ChunkForm:
     """Return the form of chunks of *chunk_shape* that *codecs* have encoded."""
     names = [codec.get("name") if isinstance(codec, dict) else codec for codec in codecs]
     element = item_nbytes(data_type)
-    nbytes = None
-    if element is not None and set(names) <= {"transpose", "bytes", "crc32c"}:
-        checksums_nbytes = CHECKSUM_NBYTES * names.count("crc32c")
-        nbytes = math.prod(chunk_shape) * element + checksums_nbytes
-    return ChunkForm(nbytes, has_checksum=names[-1:] == ["crc32c"])
+    nbytes = None if element is None else math.prod(chunk_shape) * element
+    has_checksum = names[-1:] == ["crc32c"]
+    at = len(names) - 1 - has_checksum
+    compressor = str(names[at]).removeprefix("numcodecs.") if at >= 0 else ""
+    if compressor in MEASURES:
+        return ChunkForm(None, has_checksum, compressor, _encoded_nbytes(nbytes, names[:at]))
+    return ChunkForm(_encoded_nbytes(nbytes, names), has_checksum)
+
+
+def _encoded_nbytes(nbytes: int | None, names: Sequence[Json]) -> int | None:
+    """Return the size of *nbytes* after the codecs *names*, if it does not depend on the values."""
+    if nbytes is None or not {"transpose", "bytes", "crc32c"}.issuperset(names):
+        return None
+    return nbytes + CHECKSUM_NBYTES * names.count("crc32c")
 
 
 def has_intact_checksum(data: bytes) -> bool:

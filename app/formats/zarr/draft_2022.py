@@ -14,6 +14,7 @@ from operator import mul
 from typing import Any, Final
 
 from app.errors import ConflictError, DamagedError
+from app.formats.compression import MEASURES
 from app.formats.contract import Document, Layout, Target
 from app.formats.documents import DocumentDecoder, show
 from app.formats.listing import PLAIN, ListingRules
@@ -197,12 +198,24 @@ def _chunk_form(document: dict[str, Json], chunk_shape: Sequence[int]) -> ChunkF
     """Return the form of chunks; zarr-python 2 kept filters among the attributes."""
     attributes = document.get("attributes")
     filters = isinstance(attributes, dict) and attributes.get("filters")
-    data_type = document.get("data_type")
-    if document.get("compressor") or filters or not isinstance(data_type, str):
+    data_type, nbytes = document.get("data_type"), None
+    if not filters and isinstance(data_type, str):
+        found = _BY_BYTES.fullmatch(data_type)
+        nbytes = int(found[1]) if found else item_nbytes(data_type)
+    plain_nbytes = None if nbytes is None else prod(chunk_shape) * nbytes
+    if not document.get("compressor"):
+        return ChunkForm(plain_nbytes)
+    compressor = (_compressor(document) or "").partition("/")[0]
+    if compressor not in MEASURES:
         return ChunkForm()
-    found = _BY_BYTES.fullmatch(data_type)
-    nbytes = int(found[1]) if found else item_nbytes(data_type)
-    return ChunkForm(None if nbytes is None else prod(chunk_shape) * nbytes)
+    return ChunkForm(compressor=compressor, plain_nbytes=plain_nbytes)
+
+
+def _compressor(document: dict[str, Json]) -> str | None:
+    """Return name and version of the compressor of an array: ``gzip/1.0``."""
+    compressor = document.get("compressor")
+    uri = compressor.get("codec") if isinstance(compressor, dict) else None
+    return _CODEC.sub(r"\1", uri) if isinstance(uri, str) else None
 
 
 def without_transformer(document: dict[str, Json]) -> dict[str, Json]:
@@ -249,8 +262,7 @@ def describe(path: str, document: Node) -> Description:
         chunk_shape = shape_of(grid.get("chunk_shape"), "chunk_shape", least=0)
     if isinstance(data_type, dict):  # an extension has a core data type for a fallback
         data_type = data_type.get("type")
-    compressor = served.get("compressor")
-    uri = compressor.get("codec") if isinstance(compressor, dict) else None
+    compressor = _compressor(served)
     per_shard = document.array.shard_shape if document.array else None
     return Description(
         path=path.removesuffix("/"),
@@ -259,7 +271,7 @@ def describe(path: str, document: Node) -> Description:
         shape=shape_of(served.get("shape"), "shape", least=0),
         data_type=data_type if isinstance(data_type, str) else None,
         inner_chunk_shape=chunk_shape,
-        codecs=(_CODEC.sub(r"\1", uri),) if isinstance(uri, str) else (),
+        codecs=() if compressor is None else (compressor,),
         shard_shape=tuple(map(mul, chunk_shape, per_shard)) if per_shard is not None else None,
         chunks_per_shard=per_shard,
         index_location=("end",) if document.array else (),
@@ -349,6 +361,11 @@ class HierarchyLayout(Layout):
         paths = [self.hierarchy.array_path(key) async for key in listing("meta/")]
         found = sorted(path for path in paths if path is not None)
         return [await self._collection(path, fetch) for path in found]
+
+    async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
+        """Return the grid of chunks that *key* is not on."""
+        array = None if self.hierarchy.why_sharded else await self._array_of(key, fetch)
+        return "" if array is None else array.explain_absence(key, array_of(key) or "")
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
         if self.hierarchy.why_sharded:

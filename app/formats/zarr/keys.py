@@ -1,6 +1,7 @@
 """Chunk keys and chunk coordinates (Zarr v3 core, "Chunk key encoding")."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,6 +45,18 @@ class ChunkKeys:
         if len(coords) == self.ndim:
             return self.format(coords)
         return self.prefix + "".join(f"{at}{self.separator}" for at in coords)
+
+    def describe(self, counts: Sequence[int]) -> str:
+        """Return the size of a grid of chunks, and the first and the last key."""
+        if not self.ndim:
+            return f"1 chunk, {self._scalar}"
+        size = "×".join(map(str, counts))
+        if 0 in counts:
+            return f"{size} chunks"
+        first, last = (
+            self.format(tuple(n and n - 1 for n in each)) for each in ([0] * self.ndim, counts)
+        )
+        return f"{size} chunks, {first} to {last}"
 
     def owns(self, key: str) -> bool:
         """Return whether *key*, or a prefix of keys, is spelled like those of chunks."""

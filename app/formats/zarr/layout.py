@@ -108,6 +108,12 @@ class ZarrLayout(Layout):
         except DecodeError as error:
             return (DamagedError(self.directory.join(MARKER), str(error)),)
 
+    async def explain_absence(self, key: VirtualKey, _: Fetch) -> str:
+        """Return the grid of chunks that *key* is not on."""
+        array = self.node.value.array
+        name = self.directory.key.rpartition("/")[2]
+        return "" if array is None else array.explain_absence(key, name)
+
     def expects(self, path: str) -> bool:
         return path in self.node.value.sharded
 
@@ -144,7 +150,8 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
     """Return where the inner chunk *key* is written. Raises: `BadKeyError`, `ReadOnlyError`."""
     coords = array.keys.parse(key)
     if coords is None or (origin := array.origin(coords)) is None:
-        raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}")
+        grid = array.explain_absence(key, "it")
+        raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}: {grid}")
     ref, indexes = directory.join(array.shard_key(origin)), array.indexes
     demand_small(ref, indexes, limits.written_nbytes)
     return Slot(ZarrRewriter(ref, indexes, array.chunk), array.entry(origin))

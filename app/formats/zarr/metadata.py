@@ -95,6 +95,13 @@ class ArraySpec:
         origin = tuple(map(mul, coords, self.levels[-1].inner_chunk_shape))
         return origin if all(map(lt, origin, self.shape)) else None
 
+    def explain_absence(self, key: str, name: str) -> str:
+        """Return the grid of the array *name* if *key* is like that of a chunk, and not on it."""
+        coords = self.keys.parse(key)
+        if not self.keys.owns(key) or (coords is not None and self.origin(coords) is not None):
+            return ""
+        return f"{name or 'the array'} has {self.keys.describe([axis.count for axis in self.axes])}"
+
     def entry(self, origin: tuple[int, ...]) -> tuple[int, ...]:
         """Return, for each level, the index entry that holds the array element *origin*."""
         return tuple(level.entry(origin) for level in self.levels)

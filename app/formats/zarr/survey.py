@@ -133,6 +133,10 @@ class ZarrShards:
     array: ArraySpec
     prefix: str = ""
 
+    @property
+    def is_checkable(self) -> bool:
+        return self.array.chunk.is_checked
+
     def named(self, key: str) -> "ZarrShard | None":
         coords = self.array.keys.parse(key)
         if coords is None or not all(map(lt, coords, self._counts)):
@@ -192,7 +196,7 @@ class ZarrShard:
             whole=whole,
             table=partial(self._table, found.value.data, length),
             key=self._key,
-            check=lambda _, data: self.array.chunk.fault(data),
+            check=lambda _, data: self.array.chunk.check(data),
             indexes=Ranges.of(codec.place_in(whole)),
             index_location=codec.location.value,
             checksummed=[

@@ -40,6 +40,12 @@ class Identity(NamedTuple):
     """In seconds since 1970."""
 
 
+def why_read_only(name: str) -> str:
+    """Return why the dataset *name* takes no writes, and how it would."""
+    setting = f"datasets.{name}.writable = true"
+    return f"{name} is not writable; set {setting}, or serve its root with --writable"
+
+
 class Datasets:
     """Datasets by name; *watchers* are the rules of those who may see metrics."""
 
@@ -85,7 +91,7 @@ class Datasets:
         """Return a dataset that *caller* may write to. Raises: `ReadOnlyError`, see `find`."""
         dataset = self.find(name, caller)
         if not dataset.is_writable:
-            raise ReadOnlyError(f"{name} is not writable")
+            raise ReadOnlyError(why_read_only(name))
         demand_writing(caller, dataset)
         return dataset
 

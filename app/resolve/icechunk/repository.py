@@ -106,7 +106,8 @@ class OpenedRepository:
         for ref, _ in parse_ref(spelled or MAIN.name):
             if (found := await self.repository.refs.resolve(ref, self.fetch)) is not None:
                 return found.snapshot_id
-        raise UnknownRefError(f"there is no {spelled or MAIN.name} in {self.directory}")
+        hint = await self.repository.suggest_ref(spelled, self.fetch)
+        raise UnknownRefError(f"there is no {spelled or MAIN.name} in {self.directory}: {hint}")
 
     async def ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
         """Yield a snapshot and its ancestors; raise `UnknownRefError` if it does not exist."""

@@ -199,6 +199,30 @@ async def test_what_is_neither_document_nor_chunk_is_nothing(key: str) -> None:
     assert await (await case.open()).locate(VirtualKey(key), case.fetch) == MISSING
 
 
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("@v1/g/a/c/0", "write @tag.v1"),
+        ("@main/g/a/c/0", "write @branch.main"),
+        ("@branch.v1/zarr.json", "write @tag.v1"),
+        ("@v2/zarr.json", "refs are spelled @branch.NAME, @tag.NAME or @SNAPSHOTID"),
+        ("@tag.v1/none", ""),
+        ("@session.x/zarr.json", ""),
+        ("g/a/c/9", "g/a has 4 chunks, c/0 to c/3"),
+        ("@tag.v1/g/a/c/00", "g/a has 4 chunks, c/0 to c/3"),
+        ("g/a/c/3", ""),
+        ("s/c/9/9", "s has 3×4 chunks, c/0/0 to c/2/3"),
+        ("g/none", ""),
+    ],
+)
+async def test_absence_is_explained_by_refs_and_grids(key: str, reason: str) -> None:
+    """A ref that is spelled in another way is suggested, and a chunk is told the grid."""
+    case = _Case()
+    layout = await case.open()
+
+    assert await layout.explain_absence(VirtualKey(key), case.fetch) == reason
+
+
 async def test_the_arrays_of_main_are_described() -> None:
     """With their paths; a damaged one is told of."""
     builder = _builder()

@@ -202,14 +202,18 @@ def test_chunks_of_other_types_are_of_any_length(data_type: object) -> None:
         ([_transpose(1, 0), BIG], ChunkForm(12)),
         ([LITTLE, CRC], ChunkForm(16, has_checksum=True)),
         ([LITTLE, "crc32c", CRC], ChunkForm(20, has_checksum=True)),
-        ([LITTLE, _GZIP], ChunkForm()),
-        ([LITTLE, _GZIP, CRC], ChunkForm(has_checksum=True)),
-        ([LITTLE, CRC, _GZIP], ChunkForm()),
+        ([LITTLE, _GZIP], ChunkForm(compressor="gzip", plain_nbytes=12)),
+        (
+            [LITTLE, _GZIP, CRC],
+            ChunkForm(None, has_checksum=True, compressor="gzip", plain_nbytes=12),
+        ),
+        ([LITTLE, CRC, _GZIP], ChunkForm(compressor="gzip", plain_nbytes=16)),
+        ([{"name": "packbits"}, "numcodecs.zstd"], ChunkForm(compressor="zstd")),
         ([{"name": "packbits"}], ChunkForm()),
     ],
 )
 def test_codecs_tell_the_length_and_the_checksum(codecs: list[Any], expected: ChunkForm) -> None:
-    """Of what they make of six elements of two bytes."""
+    """Codecs tell what they make of six elements of two bytes."""
     assert chunk_form(codecs, (3, 2), "int16") == expected
 
 

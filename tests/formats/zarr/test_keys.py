@@ -29,6 +29,22 @@ def test_what_is_formatted_parses(keys: ChunkKeys, data: st.DataObject) -> None:
     assert keys.parse(keys.format(coords)) == coords
 
 
+@pytest.mark.parametrize(
+    ("keys", "counts", "described"),
+    [
+        (ChunkKeys("c/", "/", 3), [8, 8, 8], "8×8×8 chunks, c/0/0/0 to c/7/7/7"),
+        (ChunkKeys("", ".", 2), [1, 3], "1×3 chunks, 0.0 to 0.2"),
+        (ChunkKeys("c/", "/", 0), [], "1 chunk, c"),
+        (ChunkKeys("c/", "/", 2), [0, 3], "0×3 chunks"),
+    ],
+)
+def test_a_grid_is_described_with_its_first_and_last_key(
+    keys: ChunkKeys, counts: list[int], described: str
+) -> None:
+    """An empty grid has no keys."""
+    assert keys.describe(counts) == described
+
+
 @given(_encodings, _texts)
 def test_what_parses_is_canonical(keys: ChunkKeys, text: str) -> None:
     """There is one spelling of each key: whatever else is written is none."""

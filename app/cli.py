@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import Annotated, Any, Final
 
 import typer
@@ -239,7 +240,7 @@ def _datasets(roots: list[str], options: dict[str, Any]) -> dict[str, dict[str, 
             dataset_name(name)
         except ValueError as error:
             suggested = str(error).rpartition(" ")[2]
-            reason = f"is not a name for a dataset; write {suggested}={url}"
+            reason = f"is not a name for a dataset; write {suggested}={quote(url)}"
             raise ConfigurationError(f"datasets.{name}: {reason}") from error
         if name in datasets:
             raise ConfigurationError(f"two datasets are called {name}: write NAME={url}")

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import Annotated, Any, Final
 
 import typer
@@ -272,7 +273,7 @@ def _named(roots: list[str]) -> dict[str, str]:
             dataset_name(name)
         except ValueError as error:
             suggested = str(error).rpartition(" ")[2]
-            reason = f"is not a name for a dataset; write {suggested}={url}"
+            reason = f"is not a name for a dataset; write {suggested}={quote(url)}"
             raise ConfigurationError(f"datasets.{name}: {reason}") from error
         if name in urls:
             raise ConfigurationError(f"two datasets are called {name}: write NAME={url}")

@@ -90,7 +90,7 @@ def test_help_names_the_commands() -> None:
         (["serve", "a/b=/tmp"], "datasets.a/b: is not a name for a dataset; write a-b=/tmp"),
         (
             ["serve", "my data.zarr"],
-            "datasets.my data: is not a name for a dataset; write my-data=my",
+            "datasets.my data: is not a name for a dataset; write my-data='my data.zarr'",
         ),
         (["serve", "a=ftp://x/y"], "datasets.a.url: begins with none of"),
         (["serve", "--port", "65536", "a=/tmp"], "server.port: "),

@@ -255,7 +255,7 @@ class ReadCache:
         reason = getattr(found.value, "why_sharded", "")
         if reason and self._reported.get(ref) != found.etag:
             self._reported[ref] = found.etag
-            _log.warning("%s: served as stored: %s", ref, reason)
+            _log.info("%s: served as stored: %s", ref, reason)
 
     def _forgotten_at(self, ref: ObjectRef) -> float:
         return max(self._forgotten.get(ref, -inf), self._all_forgotten_at)

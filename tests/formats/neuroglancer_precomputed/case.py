@@ -1,9 +1,11 @@
 """Sharded precomputed containers, written after the documents."""
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 from tests.formats.case import Case
@@ -91,6 +93,12 @@ def chunk_bytes(number: int) -> bytes:
     return bytes((number * 7 + i) % 251 for i in range(5 + number % 3))
 
 
+def voxels(key: str, number: int) -> bytes:
+    """Bytes of a raw chunk, unlike those of any other."""
+    bounds = (map(int, each) for each in re.findall(r"(-?\d+)-(-?\d+)", key.rpartition("/")[2]))
+    return bytes(number * 7 + i for i in range(prod(end - begin for begin, end in bounds)))
+
+
 def build(
     chunks: Mapping[str, bytes], *, sharding: Sharding = RAW_SHARDING, old: bool = False
 ) -> dict[str, bytes]:
@@ -150,7 +158,7 @@ def _volumes() -> Iterator[Case]:
         yield Case(
             name,
             partial(build, **options),
-            {key: chunk_bytes(number) for key, number in IDS.items() if number != 3},
+            {key: voxels(key, number) for key, number in IDS.items() if number != 3},
             absent=(
                 "s0/2-5_8-10_0-1",
                 "s0/5-6_8-10_0-1",

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.formats.case import Case
 from tests.formats.zarr import building
-from tests.formats.zarr.building import chunk_bytes
+from tests.support.zipped import zipped
 
 CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
 SHARDING = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
@@ -147,12 +147,18 @@ def build_scalar(chunks: Mapping[str, bytes], *, per_shard: list[int]) -> dict[s
 
 
 def _case(
-    name: str, write: Any, present: list[str], absent: list[str], metadata: str = ".json"
+    name: str,
+    write: Any,
+    present: list[str],
+    absent: list[str],
+    *,
+    metadata: str = ".json",
+    nbytes: int = 4,
 ) -> Case:
     return Case(
         name,
         write,
-        {key: chunk_bytes(number) for number, key in enumerate(present)},
+        {key: zipped(bytes([number] * nbytes)) for number, key in enumerate(present)},
         tuple(absent),
         checksummed=False,
         metadata=(metadata, "zarr.json"),
@@ -191,17 +197,20 @@ CASES = (
         partial(build, shape=(4, 8, 6), per_shard=(1, 3, 2), path="/cube"),
         [f"data/root/cube/c{n}" for n in ("0/0/0", "0/2/1", "1/3/2", "1/0/0")],
         [f"data/root/cube/c{n}" for n in ("0/1/1", "1/3/3", "2/0/0", "1/2/2", "0/0")],
+        nbytes=8,
     ),
     _case(
         "no-dimension",
         partial(build_scalar, per_shard=[]),
         ["data/root/scalar/c"],
         ["data/root/scalar/c0", "data/root/scalar/c/0", "data/root/scalar"],
+        nbytes=1,
     ),
     _case(
         "zarr-python-no-dimension",
         partial(build_scalar, per_shard=[3]),
         ["data/root/scalar/c0"],
         ["data/root/scalar/c", "data/root/scalar/c1", "data/root/scalar"],
+        nbytes=1,
     ),
 )

@@ -345,11 +345,8 @@ async def _send_entity(
         detail = f"{key} has {entity.length} bytes, none of them in the range"
         await responder.problem(status, detail, unsatisfied)
     elif status is HTTPStatus.NOT_ACCEPTABLE:
-        detail = (
-            f"{key} is stored with Content-Encoding: {entity.coding}, which is not accepted, and"
-        )
-        can = entity.coding in CODINGS
-        detail += " neither is identity" if can else " cannot be decoded here"
+        other = "identity neither" if entity.coding in CODINGS else "and cannot be removed here"
+        detail = f"Content-Encoding: {entity.coding} of {key} is not accepted, {other}"
         await responder.problem(status, detail, (b"vary", b"Accept-Encoding"))
     else:
         etag = etag_of_selected(entity, opened.choice)

@@ -138,6 +138,8 @@ def test_metadata_with_a_coding_are_understood(client: httpx.Client, coding: str
     stored = (200, encoded(coding, group), coding, etag)
     assert shown(ask(client, f"{path}/zarr.json", accept_encoding=coding)) == stored
     assert shown(ask(client, f"{path}/zarr.json", **S3)) == stored
+    listing = client.get("/em?list-type=2", params={"prefix": f"docs/{coding}/zarr.json"}).text
+    assert re.findall(r"<Size>(\d+)", listing) == [str(len(stored[1]))]
 
 
 def _copy(client: httpx.Client, source: str, key: str, **headers: str) -> None:

@@ -37,7 +37,8 @@ _DEFAULT_TYPES: Final = frozenset(
 )
 _MAX_NBYTES: Final = 8192
 CODING_ALIASES: Final = {"x-gzip": "gzip", "x-compress": "compress"}
-_NO_CODINGS: Final = frozenset({"", "identity", "aws-chunked"})
+_NO_CODINGS: Final = frozenset({"", "identity", "aws-chunked", "utf-8"})
+"""``aws-chunked`` is a framing, and ``utf-8`` a charset, which some tools name in this place."""
 _OBJECTS: Final = 8192
 _STRONG_DATE_S: Final = 60
 
@@ -135,10 +136,7 @@ def is_strong(etag: str) -> bool:
 
 
 def content_coding(headers: Mapping[bytes, bytes]) -> str:
-    """Return ``Content-Encoding`` as a list of registered names, in the order of their use.
-
-    ``identity`` is no coding, and neither is the framing ``aws-chunked``.
-    """
+    """Return ``Content-Encoding`` as a list of registered names, in the order of their use."""
     if (listed := headers.get(b"content-encoding")) is None:
         return ""
     names = (each.strip() for each in listed.decode("latin-1").lower().split(","))

@@ -103,10 +103,11 @@ def test_a_derived_version_changes_with_each_fact() -> None:
         (b"Br", "br"),
         (b"aws-chunked", ""),
         (b"identity", ""),
+        (b"UTF-8", ""),
         (b"", ""),
     ],
 )
 def test_a_coding_has_one_spelling(coding: bytes, expected: str) -> None:
-    """The coding of an object leaves out its framing, and has the registered names."""
+    """The coding of an object leaves out framing and charset, and has the registered names."""
     assert content_coding({b"content-encoding": coding}) == expected
     assert content_coding({}) == ""

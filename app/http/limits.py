@@ -10,6 +10,8 @@ from app.errors import BusyError, OverdueError, TooManyRequestsError
 from app.http.paths import Scope, dataset_in
 from app.http.responses import Exchange, RequestHeaders, combine_headers
 
+type _Group = tuple[str, str]
+"""Kind of requests, and their dataset; empty for all datasets."""
 type Networks = Sequence[IPv4Network | IPv6Network]
 
 _READS: Final = ("GET", "HEAD")
@@ -71,9 +73,9 @@ def _network_of(client: str) -> str:
 class ConcurrencyLimiter:
     """Admits *most* requests at a time, and *most_per_client* of each client unless that is 0.
 
-    Three quarters of *most* may be writes, which wait for their clients, or requests of one of
-    *several_datasets*, which wait for its store. A read whose response has not begun after
-    *longest_s* is cancelled.
+    Three quarters of *most* may be requests of one of *several_datasets*, which wait for its store,
+    and three quarters of any share may be writes, which wait for their clients. A read whose
+    response has not begun after *longest_s* is cancelled.
     """
 
     def __init__(
@@ -86,14 +88,12 @@ class ConcurrencyLimiter:
         several_datasets: bool,
     ) -> None:
         self.most = most
-        self.most_writes = largest_share(most)
         self.most_per_dataset = largest_share(most) if several_datasets else most
         self.most_per_client = most_per_client
         self.deadlines = Deadlines(longest_s)
         self._proxies = proxies
         self.running = 0
-        self.writing = 0
-        self.by_dataset: Counter[str] = Counter()
+        self.by_group: dict[_Group, int] = {}
         self.by_client: Counter[str] = Counter()
 
     def permit(self, scope: Scope) -> "Permit":
@@ -110,7 +110,7 @@ class ConcurrencyLimiter:
         dataset = raw_path[1:].partition(b"/")[0].decode("latin-1")
         if self.most_per_client or self.running >= self.most or "%" in dataset:
             return None
-        if self.by_dataset.get(dataset, 0) >= self.most_per_dataset:
+        if self.by_group.get(("requests", dataset), 0) >= self.most_per_dataset:
             return None
         return Permit(self, None, dataset, is_read=True)
 
@@ -122,7 +122,7 @@ class Permit(Deadline):
     response of a read did not begin in time.
     """
 
-    __slots__ = ("_has_begun", "_limiter", "client", "dataset", "exchange", "is_read")
+    __slots__ = ("_groups", "_has_begun", "_limiter", "client", "exchange", "is_read")
 
     def __init__(
         self, limiter: ConcurrencyLimiter, client: str | None, dataset: str, *, is_read: bool
@@ -133,38 +133,41 @@ class Permit(Deadline):
         self.exchange: Exchange | None = None
         """The response, where it is not written through ASGI."""
         self.client = client
-        self.dataset = dataset
         self.is_read = is_read
+        most = limiter.most_per_dataset
+        self._groups: tuple[tuple[_Group, int], ...] = ((("requests", dataset), most),)
+        if not is_read:
+            self._groups += (
+                (("writes", dataset), largest_share(most)),
+                (("writes", ""), largest_share(limiter.most)),
+            )
 
     def __enter__(self) -> Self:
-        limiter, client, dataset = self._limiter, self.client, self.dataset
+        limiter, client = self._limiter, self.client
         if limiter.running >= limiter.most:
             raise BusyError(f"too many concurrent requests (limit {limiter.most})")
-        if not self.is_read and limiter.writing >= limiter.most_writes:
-            raise BusyError(f"too many concurrent writes (limit {limiter.most_writes})")
-        of_dataset = limiter.by_dataset.get(dataset, 0)
-        if of_dataset >= (limit := limiter.most_per_dataset):
-            raise BusyError(f"too many concurrent requests of {dataset} (limit {limit})")
+        by_group = limiter.by_group
+        for (kind, dataset), limit in self._groups:
+            if by_group.get((kind, dataset), 0) >= limit:
+                what = f"{kind} of {dataset}" if dataset else kind
+                raise BusyError(f"too many concurrent {what} (limit {limit})")
         if client is not None:
             if limiter.by_client[client] >= (limit := limiter.most_per_client):
                 text = f"too many concurrent requests from this client (limit {limit})"
                 raise TooManyRequestsError(text)
             limiter.by_client[client] += 1
         limiter.running += 1
-        limiter.by_dataset[dataset] = of_dataset + 1
-        if self.is_read:
-            return super().__enter__()
-        limiter.writing += 1
-        return self
+        for group, _ in self._groups:
+            by_group[group] = by_group.get(group, 0) + 1
+        return super().__enter__() if self.is_read else self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        limiter, client, dataset = self._limiter, self.client, self.dataset
+        limiter, client = self._limiter, self.client
         limiter.running -= 1
-        if not self.is_read:
-            limiter.writing -= 1
-        limiter.by_dataset[dataset] -= 1
-        if not limiter.by_dataset[dataset]:
-            del limiter.by_dataset[dataset]
+        for group, _ in self._groups:
+            limiter.by_group[group] -= 1
+            if not limiter.by_group[group]:
+                del limiter.by_group[group]
         if client is not None:
             limiter.by_client[client] -= 1
             if not limiter.by_client[client]:

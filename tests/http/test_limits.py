@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from app.errors import BusyError
 from app.http.body import ClientGoneError, UntilDisconnect
-from app.http.limits import client_of, peer_of
+from app.http.limits import ConcurrencyLimiter, Permit, client_of, peer_of
 from app.model import ObjectRef
 from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from app.storage.contract import Found, Listed, NotModified
@@ -158,8 +159,27 @@ def test_writes_leave_a_quarter_of_the_requests_to_reads() -> None:
         while (refused := served.client.put("/any/k", content=b"x")).status_code != 503:
             pass
 
-        assert refused.json()["detail"] == "too many concurrent writes (limit 3)"
+        assert refused.json()["detail"] == "too many concurrent writes of any (limit 3)"
         assert served.client.get("/any/fast").content == b"fast"
+
+
+def test_writes_leave_a_quarter_of_a_dataset_to_its_reads() -> None:
+    """Writes to a dataset leave requests to its reads where there are other datasets, too."""
+    limiter = ConcurrencyLimiter(
+        most=16, most_per_client=0, longest_s=1, proxies=(), several_datasets=True
+    )
+
+    def permit(method: str, path: str) -> Permit:
+        return limiter.permit({"method": method, "path": path, "client": None, "headers": []})
+
+    with ExitStack() as stack:
+        for path in ["/a/k"] * 9 + ["/b/k"] * 3:
+            stack.enter_context(permit("PUT", path))
+        for path, detail in (("/a/k", "writes of a .limit 9"), ("/b/k", "writes .limit 12")):
+            with pytest.raises(BusyError, match=detail):
+                permit("PUT", path).__enter__()
+    assert limiter.by_group == {}
+    assert limiter.running == 0
 
 
 def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:

@@ -225,7 +225,7 @@ def test_each_client_has_a_bound_of_its_own() -> None:
 def test_who_waits_too_long_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the answer waits for; what was done for it ends."""
     monkeypatch.setattr("app.concurrency._SWEEP_S", 0.02)
-    with service(answer_s=0.1) as served:
+    with service(answer_s=1) as served:
         answer = served.client.get(path, headers=ORIGIN)
 
         assert answer.status_code == 504

@@ -123,10 +123,10 @@ async def test_datasets_are_looked_at_together() -> None:
     opened = reading(store)
     many = [replace(opened.dataset, name=f"d{n}", root=ROOT.join(str(n))) for n in range(50)]
 
-    async with asyncio.timeout(2):
-        seen = await OverviewCache(opened.resolver, within_s=0.05).read_all(many)
+    async with asyncio.timeout(20):
+        seen = await OverviewCache(opened.resolver, within_s=0.5).read_all(many)
 
-    assert {each.reason for each in seen} == {"the store took longer than 0.05 s"}
+    assert {each.reason for each in seen} == {"the store took longer than 0.5 s"}
 
 
 async def test_a_fault_of_ours_stays_with_its_dataset(caplog: pytest.LogCaptureFixture) -> None:

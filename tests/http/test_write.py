@@ -153,7 +153,7 @@ def test_who_stops_sending_is_told(client: httpx.Client) -> None:
         status, headers, _ = line.hear()
 
         assert (status, headers["connection"]) == (408, "close")
-        assert 0.8 < time.monotonic() - began_at < 4
+        assert time.monotonic() - began_at > 0.8
         assert line.hears_the_end()
     assert get(client, "/any/silent") is None
     with wire(client) as line:

@@ -198,7 +198,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 async def stores() -> AsyncGenerator[Stores]:
     """Open the stores of all kinds."""
-    async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as opened:
+    async with Stores(LimitSettings(timeout_s=60, deadline_s=60)) as opened:
         yield opened
 
 

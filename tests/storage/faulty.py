@@ -19,8 +19,14 @@ from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+import pytest
+
 from app.settings import StoreSettings
 from tests.storage.listening import Handler, Listener
+
+LONGEST_S: Final = 60.0
+"""Far more than an answer takes on a busy machine."""
+_STALLED_S: Final = 1.0
 
 
 class Fault(Enum):
@@ -68,6 +74,12 @@ class Fault(Enum):
     CHUNKED = "announces no length"
     REDIRECT = "redirects to the same object"
     REPLACE = "replaces the object just before it answers"
+
+
+def timeout_of(request: pytest.FixtureRequest) -> float:
+    """Return the time-out of a store: short only where the server is to stop answering."""
+    fault = getattr(request.node, "callspec", None) and request.node.callspec.params.get("fault")
+    return _STALLED_S if fault in (Fault.STALL, Fault.STALL_BODY) else LONGEST_S
 
 
 _DATES: Final = ("Mon, 06 Jul 2026 10:00:00 GMT", "Tue, 07 Jul 2026 10:00:00 GMT")
@@ -150,7 +162,7 @@ class FaultyServer:
     def wait_for(self, count: int) -> None:
         """Return when *count* requests were seen."""
         with self._noted:
-            self._noted.wait_for(lambda: len(self.seen) >= count, timeout=5)
+            self._noted.wait_for(lambda: len(self.seen) >= count, timeout=LONGEST_S)
 
     def faults_of(self, seen: Seen) -> set[Fault]:
         """Note a request and tell what shall go wrong with it."""

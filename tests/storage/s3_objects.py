@@ -18,7 +18,7 @@ class Written:
         self.notices: list[tuple[WriteWay, WriteNotice]] = []
         self.store = S3Store(
             server.settings.model_copy(update={"endpoint_url": url or server.endpoint_url}),
-            timeout_s=5,
+            timeout_s=60,
             options=S3WriteOptions(
                 on_write=lambda way, _, notice: self.notices.append((way, notice)), **options
             ),

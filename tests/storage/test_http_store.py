@@ -23,14 +23,14 @@ from app.storage.http1_client import HttpClient, Origin, Target
 from app.storage.http_store import HttpStore, WebGuard, is_public
 from app.storage.stores import Stores
 from tests.storage.conftest import denied, found
-from tests.storage.faulty import Fault, FaultyServer
+from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
 from tests.support.serving import serving
 
 
 @pytest.fixture
 async def store() -> AsyncGenerator[HttpStore]:
     """Open a store with little patience."""
-    opened = HttpStore(timeout_s=1)
+    opened = HttpStore(timeout_s=LONGEST_S)
     yield opened
     await opened.aclose()
 
@@ -355,7 +355,7 @@ async def test_what_a_name_means_is_not_told(addresses: list[str]) -> None:
 
     guard = WebGuard([Target("http://rebound.example/data")], look_up=look_up)
     assert await guard.resolve(Origin("http", "rebound.example", 80)) == ["8.8.8.8"]
-    async with aclosing(HttpStore(timeout_s=2, guard=guard)) as store:
+    async with aclosing(HttpStore(timeout_s=LONGEST_S, guard=guard)) as store:
         with pytest.raises(StorageDeniedError) as raised:
             await store.get(ObjectRef("guarded+http://rebound.example/data", "key"))
 

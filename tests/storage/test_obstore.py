@@ -20,7 +20,7 @@ from app.settings import LimitSettings, StoreSettings
 from app.storage.obstore import CloudStore
 from app.storage.stores import Stores
 from tests.storage.conftest import az_settings, found
-from tests.storage.faulty import FaultyServer
+from tests.storage.faulty import LONGEST_S, FaultyServer
 from tests.storage.proxy import Lie, Proxy
 from tests.storage.test_faults import DATA, MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
@@ -33,7 +33,7 @@ async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
     """Read the faulty server as if it was Google's."""
     faulty.put("bucket", "key", DATA)
     settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
-    async with aclosing(CloudStore("gs", settings, timeout_s=0.5)) as opened:
+    async with aclosing(CloudStore("gs", settings, timeout_s=LONGEST_S)) as opened:
         yield opened
 
 
@@ -100,7 +100,7 @@ async def test_missing_credentials_are_denied(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_an_account_must_be_known() -> None:
     """Azure's names are of an account, which the message asks for."""
-    store = CloudStore("az", StoreSettings(), timeout_s=1)
+    store = CloudStore("az", StoreSettings(), timeout_s=LONGEST_S)
 
     with pytest.raises(StorageUnusableError, match="Account must be specified"):
         await store.get(ObjectRef("az://bucket", "key"))

@@ -33,7 +33,7 @@ from app.storage.http_reader import HttpMethod
 from app.storage.s3 import Presigner, S3Store, presign
 from app.storage.s3_client import agree_to_pay
 from tests.storage.conftest import found
-from tests.storage.faulty import Fault, FaultyServer
+from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 from tests.storage.proxy import Proxy
 from tests.support.processes import free_ports
 from tests.support.seaweedfs import SeaweedFS
@@ -62,10 +62,10 @@ def _moment(url: str) -> str:
 
 
 @pytest.fixture
-async def store(faulty: FaultyServer) -> AsyncGenerator[S3Store]:
+async def store(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGenerator[S3Store]:
     """Read the faulty server with some credentials."""
     faulty.put("bucket", "key", b"data")
-    opened = S3Store(faulty.settings(), timeout_s=1)
+    opened = S3Store(faulty.settings(), timeout_s=timeout_of(request))
     yield opened
     await opened.aclose()
 
@@ -164,10 +164,12 @@ async def test_a_failed_listing_is_no_end(
 async def test_without_credentials_nothing_is_signed(faulty: FaultyServer) -> None:
     """An anonymous URL has no query; missing credentials are denied before a request."""
     faulty.put("bucket", "a b+c#d", b"data")
-    anonymous = S3Store(StoreSettings(endpoint_url=faulty.url, anonymous=True), timeout_s=1)
+    anonymous = S3Store(StoreSettings(endpoint_url=faulty.url, anonymous=True), timeout_s=LONGEST_S)
     async with aclosing(anonymous) as store:
         await found(store, ObjectRef(REF.bucket, "a b+c#d"))
-    async with aclosing(S3Store(StoreSettings(endpoint_url=faulty.url), timeout_s=1)) as store:
+    async with aclosing(
+        S3Store(StoreSettings(endpoint_url=faulty.url), timeout_s=LONGEST_S)
+    ) as store:
         with pytest.raises(StorageDeniedError, match=r"no credentials .* --anonymous,"):
             await store.get(REF)
 

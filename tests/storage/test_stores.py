@@ -13,7 +13,7 @@ from app.storage.wrappers import TracedStore
 from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer
 
-LIMITS = LimitSettings(timeout_s=2, deadline_s=5)
+LIMITS = LimitSettings(timeout_s=60, deadline_s=60)
 
 
 @pytest.mark.parametrize(

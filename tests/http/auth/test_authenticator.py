@@ -1,6 +1,5 @@
 """`app.http.auth.authenticator`: bearer tokens, and callers who may read."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from math import inf
@@ -119,17 +118,19 @@ def cached(
     return authenticator.cached_reader(dataset(reader, name), headers, now, segment)
 
 
-async def test_a_reader_is_cached_while_the_token_is_good() -> None:
-    """For a second at most, by the clock of the event loop."""
-    short = await authenticator_of(time.time() + 0.3)
+async def test_a_reader_is_cached_while_the_token_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader is cached for a second at most, by the clock of the event loop."""
+    time_s = 1000.0
+    monkeypatch.setattr("time.time", lambda: time_s)
+    short = await authenticator_of(time_s + 0.3)
     assert (cached(short), cached(short, NOW + 0.2)) == (ANA, ANA)
-    await asyncio.sleep(0.35)
+    time_s += 0.35
     assert cached(short, NOW + 0.2) == ANA
     assert cached(short, NOW + 0.4) is None
 
-    expiring = await authenticator_of(time.time() + 0.3)
+    expiring = await authenticator_of(time_s + 0.3)
     assert cached(expiring) == ANA
-    await asyncio.sleep(0.35)
+    time_s += 0.35
     assert cached(expiring, NOW + 1) is None
 
 

@@ -1,6 +1,5 @@
 """Commits in one process: a wrong clock, expiration, and a store of very many chunk files."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -102,6 +101,11 @@ async def test_what_cannot_be_known_commits_nothing(committing: Committing) -> N
     assert raised.value.actual_parent == theirs
 
 
+OTHERS = [encode_id(secrets.token_bytes(12))[1:] for _ in range(100)]
+MOST_LISTED = 100_000
+"""Names of one folder after which its listing should have been given up."""
+
+
 class CrowdedStore(LocalStore):
     """Lists other chunk files first, without end if *crowd* is `None`."""
 
@@ -116,7 +120,8 @@ class CrowdedStore(LocalStore):
         others = 0
         while self.crowd is None or others < self.crowd:
             others += 1
-            name = prefix.key + encode_id(secrets.token_bytes(12))[1:]
+            assert others <= MOST_LISTED
+            name = prefix.key + OTHERS[others % len(OTHERS)]
             yield Listed(ObjectRef(prefix.bucket, name), 1)
             await yield_to_loop(others)
         async for each in super().list(prefix, delimiter=delimiter, after=after):
@@ -139,7 +144,6 @@ async def test_chunk_files_are_found_however_many_there_are(
     for number, chunk_id in enumerate(ids[1:], 1):
         (place.folder / "chunks" / encode_id(chunk_id)).write_bytes(bytes(number))
 
-    async with asyncio.timeout(20):
-        found = await chunk_lengths(store, opened.repository, ids)
+    found = await chunk_lengths(store, opened.repository, ids)
 
     assert found == {chunk_id: number for number, chunk_id in enumerate(ids[1:], 1)}

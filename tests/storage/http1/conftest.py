@@ -91,7 +91,7 @@ async def narrow(ca_file: str) -> AsyncGenerator[HttpClient]:
 @pytest.fixture
 async def hasty() -> AsyncGenerator[HttpClient]:
     """Open a client of one connection with little patience."""
-    async with aclosing(HttpClient(connections=1, silence_s=0.3)) as opened:
+    async with aclosing(HttpClient(connections=1, silence_s=1)) as opened:
         yield opened
 
 

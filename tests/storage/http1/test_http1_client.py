@@ -440,7 +440,7 @@ async def test_a_silent_server_is_not_asked_again(serve: Serve, hasty: HttpClien
     """On a kept connection, however long it was idle, silence ends the request as well."""
     server = await serve([*ANSWERED, Do.READ], ANSWERED)
     await fetch(hasty, server.target())
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.2)
     with pytest.raises(TimeoutError):
         await hasty.send("GET", server.target())
 
@@ -451,10 +451,10 @@ async def test_slow_but_steady_is_no_silence(serve: Serve) -> None:
     """An answer may take longer than any of its pauses may last."""
     data = answer(b"0123456789")
     steps: list[Step] = [Do.READ]
-    for start in range(0, len(data), 8):
-        steps += [0.12, data[start : start + 8]]
+    for byte in data:
+        steps += [0.05, bytes([byte])]
     server = await serve(steps)
-    async with aclosing(HttpClient(connections=1, silence_s=0.6)) as client:
+    async with aclosing(HttpClient(connections=1, silence_s=2)) as client:
         assert await fetch(client, server.target()) == b"0123456789"
 
 

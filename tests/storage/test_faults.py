@@ -284,9 +284,9 @@ async def test_an_untrusted_certificate_is_final() -> None:
         url = f"https://127.0.0.1:{server.port}"
         settings = StoreSettings(endpoint_url=url, anonymous=True)
         for store, bucket in (
-            (HttpStore(timeout_s=TIMEOUT_S), url),
-            (S3Store(settings, timeout_s=TIMEOUT_S), "s3://bucket"),
-            (CloudStore("gs", settings, timeout_s=TIMEOUT_S), "gs://bucket"),
+            (HttpStore(timeout_s=LONGEST_S), url),
+            (S3Store(settings, timeout_s=LONGEST_S), "s3://bucket"),
+            (CloudStore("gs", settings, timeout_s=LONGEST_S), "gs://bucket"),
         ):
             for ask in (store.get, store.check_reachable):
                 with pytest.raises(StorageUnusableError):

@@ -9,7 +9,7 @@ import pytest
 from app.errors import (
     RangeNotSatisfiedError,
     StorageDeniedError,
-    StorageUnavailableError,
+    StorageUnusableError,
     VersionChangedError,
 )
 from app.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
@@ -137,7 +137,7 @@ async def test_empty_object_has_no_suffix(
 
 @pytest.mark.parametrize(
     ("fault", "error"),
-    [(Fault.TEAPOT, StorageUnavailableError), (Fault.DENY, StorageDeniedError)],
+    [(Fault.TEAPOT, StorageUnusableError), (Fault.DENY, StorageDeniedError)],
 )
 async def test_refusal_of_every_request_is_an_error(
     faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault, error: type[Exception]

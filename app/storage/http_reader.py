@@ -4,24 +4,17 @@ Refusals are classified in this order: the store may have a newer URL; 304, 412 
 the version or the range; a refusal that the store accepts as proof is absence; others are failures.
 """
 
-import re
-import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 from cachetools import LRUCache, TTLCache
 
 from app.errors import (
-    StorageDeniedError,
     StorageError,
     StorageRedirectError,
-    StorageSkewError,
-    StorageThrottledError,
-    StorageTimeoutError,
-    StorageUnavailableError,
     StorageUnusableError,
     TruncatedReadError,
     VersionChangedError,
@@ -39,9 +32,6 @@ from app.storage.contract import (
 )
 from app.storage.http1_client import (
     BadAnswerError,
-    CutOffError,
-    ExchangeError,
-    ForbiddenAddressError,
     HttpClient,
     Response,
     Target,
@@ -53,16 +43,11 @@ from app.storage.http_headers import (
     last_modified,
     object_headers,
     parse_content_range,
-    parse_unsatisfied,
     read_headers,
     skew_of,
     version_of,
 )
-
-type HttpMethod = Literal["GET", "HEAD"]
-
-NO_SUCH_KEY: Final = "NoSuchKey"
-"""The only code that proves absence in S3: proxies in front of it answer 404 too."""
+from app.storage.refusals import FAILURES, HttpMethod, Refusal, read_refusal, storage_error
 
 _OK: Final = frozenset({200, 206})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -71,24 +56,6 @@ _NOT_MODIFIED: Final = 304
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
 _UNSATISFIED: Final = 416
-_TOO_MANY: Final = 429
-_SERVER_ERROR: Final = 500
-_UNKNOWN: Final = frozenset({501, 505})
-"""Server errors that say what the server never does."""
-_DENIED: Final = frozenset({401, 403, 407})
-_SKEWED: Final = "RequestTimeTooSkewed"
-_MOST_SKEW_S: Final = 600
-"""Signatures of URLs are valid for 900 s, and URLs are used for 300 s."""
-_DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
-_THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
-_TRANSIENT_CODES: Final = frozenset(
-    {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
-)
-_PASSING_CODES: Final = _DENIED_CODES | _THROTTLED_CODES | _TRANSIENT_CODES
-_FROM_PROXIES: Final = frozenset({204, 404, 408, 410, 425})
-"""Statuses that proxies send for a while, without an error document of S3."""
-_NO_SUFFIX: Final = frozenset({400, 405, 416, 501})
-"""Statuses of servers that know no suffix ranges."""
 _SUFFIX_RETRIED_S: Final = 3600.0
 _SKIPPED_NBYTES: Final = 1024**2
 """Most bytes of an object that are read to get at its end."""
@@ -99,83 +66,8 @@ _ALTERNATES: Final = (
     "the server alternates between ETags of one version; the setting validator of its store, "
     '"last-modified", tells versions apart without them'
 )
-_DOCUMENT_NBYTES: Final = 16 * 1024
-_WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _EXPLAINED: Final = frozenset({403, 404})
 """Statuses of a HEAD whose reason a GET tells."""
-_CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
-_MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
-_FORBIDDEN: Final = 403
-_ACCESS_DENIED: Final = "AccessDenied"
-_NOT_ABSENT: Final = re.compile("expired|to perform: (?!s3:ListBucket)", re.IGNORECASE)
-"""In messages of AccessDenied that do not depend on the existence of the object."""
-_FAILURES: Final = (ExchangeError, OSError)
-_CLOSED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A response without the object: its status, and the code of S3's error document."""
-
-    method: HttpMethod
-    status: int
-    code: str = ""
-    message: str = ""
-    """Message of the server; never shown, since it may hold parts of a signature."""
-    size: int | None = None
-    """Size of the object according to a 416."""
-    skew_s: int = 0
-    """Seconds by which the clock of the server, if it checks signatures, is ahead of ours."""
-
-    @property
-    def is_no_such_key(self) -> bool:
-        return self.status == _NOT_FOUND and self.code == NO_SUCH_KEY
-
-    @property
-    def may_mean_suffix(self) -> bool:
-        """True if a server that knows no suffix ranges can refuse one in this way."""
-        return self.status in _NO_SUFFIX and self.code not in _PASSING_CODES
-
-    @property
-    def may_hide_absence(self) -> bool:
-        """True if S3 can answer so for an absent key where the caller may not list.
-
-        It answers other codes to wrong keys and signatures. A response to HEAD tells no code.
-        """
-        is_denied = (self.method, self.status) == ("GET", _FORBIDDEN) and (
-            self.code in ("", _ACCESS_DENIED)
-        )
-        return is_denied and not _NOT_ABSENT.search(self.message)
-
-    def failure(self, ref: ObjectRef) -> StorageError:
-        """Return the error for a refusal that is about neither absence, version nor range."""
-        reason = f"the server answered {self.status} {self.code}".rstrip()
-        is_denied = self.status in _DENIED
-        if self.code == _SKEWED or (is_denied and abs(self.skew_s) > _MOST_SKEW_S):
-            difference = f"{abs(self.skew_s)} s {'ahead of' if self.skew_s < 0 else 'behind'}"
-            reason += f"; the clock of this machine is {difference} the server's"
-            return StorageSkewError(ref, reason)
-        if is_denied or self.code in _DENIED_CODES:
-            return StorageDeniedError(ref, reason)
-        if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
-            return StorageThrottledError(ref, reason)
-        is_transient = (
-            (self.status >= _SERVER_ERROR and self.status not in _UNKNOWN)
-            or self.code in _TRANSIENT_CODES
-            or (self.status in _FROM_PROXIES and not self.code)
-        )
-        return (StorageUnavailableError if is_transient else StorageUnusableError)(ref, reason)
-
-
-def no_bucket(ref: ObjectRef) -> StorageUnusableError:
-    """Return the error for *ref* in a bucket that does not exist."""
-    return StorageUnusableError(ref, "there is no such bucket")
-
-
-def no_credentials(ref: ObjectRef, reason: str) -> StorageDeniedError:
-    """Return the error for *ref* that could only be read without credentials."""
-    hint = "--anonymous, or anonymous = true in [stores.NAME], reads public data without any"
-    return StorageDeniedError(ref, f"no credentials to send: {reason}; {hint}")
 
 
 class HttpReader(ABC):
@@ -239,8 +131,8 @@ class HttpReader(ABC):
                 body.response.release()
         except VersionChangedError as error:
             raise await self._explained(error, if_match) from error
-        except _FAILURES as error:
-            raise _storage_error(ref, error) from error
+        except FAILURES as error:
+            raise storage_error(ref, error) from error
         if body.etag == if_none_match:
             return NOT_MODIFIED
         headers = body.response.headers
@@ -260,8 +152,8 @@ class HttpReader(ABC):
             body = await self._open(ref, byte_range, if_match, None)
         except VersionChangedError as error:
             raise await self._explained(error, if_match) from error
-        except _FAILURES as error:
-            raise _storage_error(ref, error) from error
+        except FAILURES as error:
+            raise storage_error(ref, error) from error
         if not isinstance(body, _Body):
             raise VersionChangedError(ref)
         try:
@@ -285,8 +177,8 @@ class HttpReader(ABC):
             response = await self._request("HEAD", ref)
             if isinstance(response, Refusal) and response.status in _EXPLAINED:
                 response = await self._explain(ref, response)
-        except _FAILURES as error:
-            raise _storage_error(ref, error) from error
+        except FAILURES as error:
+            raise storage_error(ref, error) from error
         if isinstance(response, Refusal):
             self._check_absence(ref, response, None)
             return None
@@ -300,8 +192,8 @@ class HttpReader(ABC):
     async def _head_status(self, ref: ObjectRef) -> int:
         try:
             return (await self._request("HEAD", ref)).status
-        except _FAILURES as error:
-            raise _storage_error(ref, error) from error
+        except FAILURES as error:
+            raise storage_error(ref, error) from error
 
     async def _get_nothing(
         self,
@@ -399,7 +291,7 @@ class HttpReader(ABC):
                 target = self._follow(ref, target, location.decode("latin-1"))
                 redirects += 1
                 continue
-            refusal = await _read_refusal(method, response)
+            refusal = await read_refusal(method, response)
             if self.is_signed:
                 refusal = replace(refusal, skew_s=skew_of(response.headers))
             if is_renewed or not self._renew(method, ref, refusal):
@@ -530,8 +422,8 @@ class _Body:
                 skip = max(0, skip - len(piece))
                 if not left:
                     return
-        except _FAILURES as error:
-            raise _storage_error(self.ref, error) from error
+        except FAILURES as error:
+            raise storage_error(self.ref, error) from error
         raise TruncatedReadError(self.ref, f"{left} bytes are missing")
 
 
@@ -562,40 +454,3 @@ def _may_lack_suffixes(response: Response | Refusal, suffix: SuffixRange) -> boo
     if sent is None or size is None:
         return False
     return sent.stop != size or sent.length not in (size, min(suffix.length, size))
-
-
-async def _read_refusal(method: HttpMethod, response: Response) -> Refusal:
-    document = b""
-    try:
-        if method == "GET" and response.status not in _WITHOUT_DOCUMENT:
-            async for piece in response.pieces():
-                document += piece
-                if len(document) >= _DOCUMENT_NBYTES:
-                    break
-    except _FAILURES:
-        document = b""  # the status is enough
-    finally:
-        response.release()
-    code, message = _CODE.search(document), _MESSAGE.search(document)
-    return Refusal(
-        method,
-        response.status,
-        code[1].decode() if code else "",
-        message[1].decode(errors="replace") if message else "",
-        parse_unsatisfied(response.headers.get(b"content-range", b"")),
-    )
-
-
-def _storage_error(ref: ObjectRef, error: ExchangeError | OSError) -> StorageError:
-    match error:
-        case TimeoutError():
-            return StorageTimeoutError(ref, "the server is silent")
-        case CutOffError():
-            return TruncatedReadError(ref, str(error))
-        case ForbiddenAddressError():
-            return StorageDeniedError(ref, str(error))
-        case ExchangeError():
-            return StorageUnavailableError(ref, str(error))
-    reason = error.strerror or type(error).__name__
-    is_refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CLOSED)
-    return (StorageUnusableError if is_refused else StorageUnavailableError)(ref, reason)

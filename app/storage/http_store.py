@@ -24,7 +24,8 @@ from app.model import GUARDED, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import Listed
 from app.storage.http1_client import BadUrlError, ForbiddenAddressError, HttpClient, Origin, Target
-from app.storage.http_reader import HttpMethod, HttpReader, Refusal
+from app.storage.http_reader import HttpReader
+from app.storage.refusals import HttpMethod, Refusal
 from app.storage.wrappers import ReadOnlyStore, is_plain
 
 _TOKEN: Final = re.compile("[!-~]+")

@@ -55,7 +55,7 @@ from app.storage.contract import (
     is_unfinished,
 )
 from app.storage.http_headers import content_coding, is_derived, version_of
-from app.storage.http_reader import Refusal, no_bucket, no_credentials
+from app.storage.refusals import Refusal, no_bucket, no_credentials
 from app.storage.wrappers import ReadOnlyStore
 
 if TYPE_CHECKING:  # obstore defines these names for type checkers only

@@ -20,7 +20,8 @@ from app.settings import StoreSettings
 from app.storage.contract import Listed, is_unfinished
 from app.storage.http1_client import HttpClient, Target
 from app.storage.http_headers import is_strong
-from app.storage.http_reader import HttpMethod, HttpReader, Refusal
+from app.storage.http_reader import HttpReader
+from app.storage.refusals import HttpMethod, Refusal
 from app.storage.s3_client import PAYER, S3Client, bucket_of, translated
 from app.storage.s3_write import S3WriteOptions, S3Writer
 

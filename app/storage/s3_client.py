@@ -53,13 +53,8 @@ from app.model import ETag, ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders, is_as_expected
 from app.storage.http_headers import METADATA, derive_etag, skew_of, version_of
-from app.storage.http_reader import (
-    NO_SUCH_KEY,
-    HttpReader,
-    Refusal,
-    no_bucket,
-    no_credentials,
-)
+from app.storage.http_reader import HttpReader
+from app.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket, no_credentials
 from app.storage.wrappers import RetryPolicy
 
 _NOT_FOUND: Final = 404

@@ -28,7 +28,8 @@ from app.storage.contract import (
     nbytes_of,
     plan_spans,
 )
-from app.storage.http_reader import HttpReader, Refusal
+from app.storage.http_reader import HttpReader
+from app.storage.refusals import Refusal
 from app.storage.s3_client import (
     ObjectWrite,
     S3Answer,

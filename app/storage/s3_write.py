@@ -37,7 +37,8 @@ from app.storage.contract import (
     nbytes_of,
 )
 from app.storage.http_headers import is_derived
-from app.storage.http_reader import HttpReader, Refusal
+from app.storage.http_reader import HttpReader
+from app.storage.refusals import Refusal
 from app.storage.s3_client import (
     ObjectState,
     ObjectWrite,

@@ -24,9 +24,9 @@ from app.errors import (
 from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
 from app.settings import LimitSettings, StoreSettings
 from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
-from app.storage.http_reader import Refusal
 from app.storage.http_store import HttpStore
 from app.storage.obstore import CloudStore
+from app.storage.refusals import Refusal
 from app.storage.s3 import S3Store
 from app.storage.stores import Stores
 from tests.storage.conftest import found

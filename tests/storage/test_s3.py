@@ -29,7 +29,7 @@ from app.model import ObjectRef
 from app.settings import StoreSettings
 from app.storage.contract import ABSENT
 from app.storage.http1_client import Target
-from app.storage.http_reader import HttpMethod
+from app.storage.refusals import HttpMethod
 from app.storage.s3 import Presigner, S3Store, presign
 from app.storage.s3_client import agree_to_pay
 from tests.storage.conftest import found

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from app.model import ObjectRef
 from app.settings import StoreSettings
-from app.storage.http_reader import Refusal
+from app.storage.refusals import Refusal
 from app.storage.s3_client import S3Client
 from tests.storage.listening import Handler, Listener
 

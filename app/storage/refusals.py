@@ -1,0 +1,160 @@
+"""Responses without an object, and the errors that they and failed exchanges mean."""
+
+import re
+import ssl
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from app.errors import (
+    StorageDeniedError,
+    StorageError,
+    StorageSkewError,
+    StorageThrottledError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+    StorageUnusableError,
+    TruncatedReadError,
+)
+from app.model import ObjectRef
+from app.storage.http1_client import CutOffError, ExchangeError, ForbiddenAddressError, Response
+from app.storage.http_headers import parse_unsatisfied
+
+type HttpMethod = Literal["GET", "HEAD"]
+
+NO_SUCH_KEY: Final = "NoSuchKey"
+"""The only code that proves absence in S3: proxies in front of it answer 404 too."""
+FAILURES: Final = (ExchangeError, OSError)
+"""What an exchange with a server raises; see `storage_error`."""
+
+_NOT_FOUND: Final = 404
+_FORBIDDEN: Final = 403
+_TOO_MANY: Final = 429
+_SERVER_ERROR: Final = 500
+_UNKNOWN: Final = frozenset({501, 505})
+"""Server errors that say what the server never does."""
+_DENIED: Final = frozenset({401, 403, 407})
+_SKEWED: Final = "RequestTimeTooSkewed"
+_MOST_SKEW_S: Final = 600
+"""Signatures of URLs are valid for 900 s, and URLs are used for 300 s."""
+_DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
+_TRANSIENT_CODES: Final = frozenset(
+    {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
+)
+_PASSING_CODES: Final = _DENIED_CODES | _THROTTLED_CODES | _TRANSIENT_CODES
+_FROM_PROXIES: Final = frozenset({204, 404, 408, 410, 425})
+"""Statuses that proxies send for a while, without an error document of S3."""
+_NO_SUFFIX: Final = frozenset({400, 405, 416, 501})
+"""Statuses of servers that know no suffix ranges."""
+_DOCUMENT_NBYTES: Final = 16 * 1024
+_WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
+_CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
+_MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
+_ACCESS_DENIED: Final = "AccessDenied"
+_NOT_ABSENT: Final = re.compile("expired|to perform: (?!s3:ListBucket)", re.IGNORECASE)
+"""In messages of AccessDenied that do not depend on the existence of the object."""
+_CLOSED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A response without the object: its status, and the code of S3's error document."""
+
+    method: HttpMethod
+    status: int
+    code: str = ""
+    message: str = ""
+    """Message of the server; never shown, since it may hold parts of a signature."""
+    size: int | None = None
+    """Size of the object according to a 416."""
+    skew_s: int = 0
+    """Seconds by which the clock of the server, if it checks signatures, is ahead of ours."""
+
+    @property
+    def is_no_such_key(self) -> bool:
+        return self.status == _NOT_FOUND and self.code == NO_SUCH_KEY
+
+    @property
+    def may_mean_suffix(self) -> bool:
+        """True if a server that knows no suffix ranges can refuse one in this way."""
+        return self.status in _NO_SUFFIX and self.code not in _PASSING_CODES
+
+    @property
+    def may_hide_absence(self) -> bool:
+        """True if S3 can answer so for an absent key where the caller may not list.
+
+        It answers other codes to wrong keys and signatures. A response to HEAD tells no code.
+        """
+        is_denied = (self.method, self.status) == ("GET", _FORBIDDEN) and (
+            self.code in ("", _ACCESS_DENIED)
+        )
+        return is_denied and not _NOT_ABSENT.search(self.message)
+
+    def failure(self, ref: ObjectRef) -> StorageError:
+        """Return the error for a refusal that is about neither absence, version nor range."""
+        reason = f"the server answered {self.status} {self.code}".rstrip()
+        is_denied = self.status in _DENIED
+        if self.code == _SKEWED or (is_denied and abs(self.skew_s) > _MOST_SKEW_S):
+            difference = f"{abs(self.skew_s)} s {'ahead of' if self.skew_s < 0 else 'behind'}"
+            reason += f"; the clock of this machine is {difference} the server's"
+            return StorageSkewError(ref, reason)
+        if is_denied or self.code in _DENIED_CODES:
+            return StorageDeniedError(ref, reason)
+        if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
+            return StorageThrottledError(ref, reason)
+        is_transient = (
+            (self.status >= _SERVER_ERROR and self.status not in _UNKNOWN)
+            or self.code in _TRANSIENT_CODES
+            or (self.status in _FROM_PROXIES and not self.code)
+        )
+        return (StorageUnavailableError if is_transient else StorageUnusableError)(ref, reason)
+
+
+def no_bucket(ref: ObjectRef) -> StorageUnusableError:
+    """Return the error for *ref* in a bucket that does not exist."""
+    return StorageUnusableError(ref, "there is no such bucket")
+
+
+def no_credentials(ref: ObjectRef, reason: str) -> StorageDeniedError:
+    """Return the error for *ref* that could only be read without credentials."""
+    hint = "--anonymous, or anonymous = true in [stores.NAME], reads public data without any"
+    return StorageDeniedError(ref, f"no credentials to send: {reason}; {hint}")
+
+
+async def read_refusal(method: HttpMethod, response: Response) -> Refusal:
+    """Read and release a response that is no success; its document may be lost."""
+    document = b""
+    try:
+        if method == "GET" and response.status not in _WITHOUT_DOCUMENT:
+            async for piece in response.pieces():
+                document += piece
+                if len(document) >= _DOCUMENT_NBYTES:
+                    break
+    except FAILURES:
+        document = b""  # the status is enough
+    finally:
+        response.release()
+    code, message = _CODE.search(document), _MESSAGE.search(document)
+    return Refusal(
+        method,
+        response.status,
+        code[1].decode() if code else "",
+        message[1].decode(errors="replace") if message else "",
+        parse_unsatisfied(response.headers.get(b"content-range", b"")),
+    )
+
+
+def storage_error(ref: ObjectRef, error: ExchangeError | OSError) -> StorageError:
+    """Return the error that a failed exchange about *ref* means."""
+    match error:
+        case TimeoutError():
+            return StorageTimeoutError(ref, "the server is silent")
+        case CutOffError():
+            return TruncatedReadError(ref, str(error))
+        case ForbiddenAddressError():
+            return StorageDeniedError(ref, str(error))
+        case ExchangeError():
+            return StorageUnavailableError(ref, str(error))
+    reason = error.strerror or type(error).__name__
+    is_refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CLOSED)
+    return (StorageUnusableError if is_refused else StorageUnavailableError)(ref, reason)

@@ -55,6 +55,11 @@ CHAINS: Final[list[Sequence[BytesBytesCodec]]] = [
 """Codecs whose frames are known."""
 
 
+def name_of(chain: Sequence[BytesBytesCodec]) -> str:
+    """Return a name of the codecs that is the same in every process."""
+    return json.dumps([codec.to_dict() for codec in chain])
+
+
 async def report_of(objects: dict[str, bytes]) -> Report:
     """Verify *objects* with their chunks."""
     store = MemoryStore()
@@ -87,7 +92,7 @@ def written(
 
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("dtype", ["uint8", "float64"])
-@pytest.mark.parametrize("chain", CHAINS, ids=str)
+@pytest.mark.parametrize("chain", CHAINS, ids=name_of)
 async def test_chunks_of_zarr_python_are_sound(
     chain: Sequence[BytesBytesCodec], dtype: str, *, is_nested: bool
 ) -> None:
@@ -111,7 +116,7 @@ def zeroed(shard: bytes) -> bytes:
     return shard[:start] + bytes(nbytes) + shard[start + nbytes :]
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=str)
+@pytest.mark.parametrize("chain", CHAINS, ids=name_of)
 @pytest.mark.parametrize("damage", [shortened, zeroed])
 async def test_a_chunk_that_lost_bytes_is_named(
     chain: Sequence[BytesBytesCodec], damage: Any

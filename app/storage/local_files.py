@@ -1,7 +1,9 @@
 """Names, versions and errors of files as objects."""
 
 import errno
+import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -66,6 +68,8 @@ def folder_of(bucket: str) -> bytes:
 
 def path_of(fd: int) -> bytes:
     """Return the path of an open file or folder, without links."""
+    if sys.platform == "darwin":
+        return fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
     try:
         return os.readlink(b"/proc/self/fd/%d" % fd)  # noqa: PTH115  paths are bytes
     except OSError as error:  # must not be taken for absence

@@ -403,7 +403,7 @@ async def test_why_something_is_served_as_stored_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A version is named once, however often it is read, and a new version again."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="app")
     case = _Case()
     read = Read("metadata", REF, None, lambda _: _Unsharded("it is odd"))
     for data in (b"old", b"new"):

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from app.configuration import load
 from app.errors import ConfigurationError
-from app.settings import Settings, load
+from app.settings import Settings
 
 MIB = 1024**2
 

@@ -166,7 +166,7 @@ class Folder:
     def within(cls, bucket: str, path: bytes) -> Iterator[Self]:
         """Open the folder *path*; raise `PermissionError` if links in *bucket* may not lead there.
 
-        What is done in the open folder is done there, whatever becomes of the links.
+        Links that change afterwards do not matter to work in the open folder.
         """
         with cls.opened(path) as folder:
             check_links(bucket, path_of(folder.fd))

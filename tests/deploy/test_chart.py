@@ -225,7 +225,7 @@ def test_answers_under_way_are_finished(rendered: Rendered) -> None:
     assert pod["terminationGracePeriodSeconds"] > forgetting_s + STOP_S
 
 
-def test_a_replica_goes_only_after_another_is_known(rendered: Rendered) -> None:
+def test_replica_ends_after_the_new_one_is_known(rendered: Rendered) -> None:
     """In a rolling update the balancer has learnt of a new replica before an old one ends."""
     deployment = rendered.resources[GATEWAY]["spec"]
 

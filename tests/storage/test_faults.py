@@ -398,10 +398,10 @@ def hiding_root(stores: Stores, faulty: FaultyServer, kind: str) -> ObjectRef:
 
 
 @pytest.mark.parametrize(("kind", "fault"), HIDING)
-async def test_a_forbidden_object_is_absent_where_the_settings_say_so(
+async def test_forbidden_object_is_absent_by_setting(
     faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
-    """With `forbidden_is_absent` 403 is absence, except for a version that was seen."""
+    """403 is absence with `forbidden_is_absent`, except for a version that was seen."""
     async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as stores:
         root = hiding_root(stores, faulty, kind)
         ref = root.join("key")
@@ -420,7 +420,7 @@ async def test_a_forbidden_object_is_absent_where_the_settings_say_so(
 async def test_wrong_credentials_are_never_absence(
     faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
-    """With `forbidden_is_absent` wrong keys, signatures and clocks are refused as before."""
+    """Wrong keys, signatures and clocks are errors with `forbidden_is_absent` too."""
     async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as stores:
         root = hiding_root(stores, faulty, kind)
         faulty.fail(fault)

@@ -403,7 +403,7 @@ async def test_reason_for_serving_as_stored_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each version of metadata that is served as stored is logged once."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="app")
     case = _Case()
     read = Read("metadata", REF, None, lambda _: _Unsharded("it is odd"))
     for data in (b"old", b"new"):

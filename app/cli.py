@@ -257,7 +257,7 @@ def _settings(roots: list[str], options: dict[str, Any], of_roots: RootOptions) 
             if value:
                 option = name.replace("_", "-")
                 raise ConfigurationError(
-                    f"--{option} goes with roots; a file says it of each dataset"
+                    f"--{option} cannot be combined with a configuration file; set it there"
                 )
         return load(Path(roots[0]), os.environ, {"server": server_options})
     return load(None, os.environ, {"server": server_options, **of_roots.tables(_named(roots))})

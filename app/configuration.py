@@ -60,7 +60,7 @@ def load(
 def _validate(document: dict[str, Any]) -> tuple[Settings | None, list[tuple[str, str]]]:
     """Validate *document*; return settings and reasons of all faults.
 
-    A fault hides others: checks across tables need valid tables. So wrong values are taken away,
+    A fault hides others: checks across tables need valid tables. So wrong values are removed,
     and the rest is validated again; what that shows of settings known to be wrong is left out.
     """
     faults: list[tuple[str, str]] = []
@@ -78,7 +78,7 @@ def _validate(document: dict[str, Any]) -> tuple[Settings | None, list[tuple[str
             if not any(_is_related(setting, each) for each in known)
         ]
         for details in reversed(wrong):
-            _take_away(document, details)
+            _remove(document, details)
     # A misspelled name leaves another one missing: the misspelling is told.
     meant = {setting.rpartition(".")[0] for setting, reason in faults if "did you mean" in reason}
     return settings, [
@@ -150,8 +150,8 @@ def _is_related(setting: str, other: str) -> bool:
     return f"{setting}.".startswith(f"{other}.") or other.startswith(f"{setting}.")
 
 
-def _take_away(document: dict[str, Any], details: ErrorDetails) -> None:
-    """Take a wrong value out of *document*: a table is emptied, a missing value gets a stand-in."""
+def _remove(document: dict[str, Any], details: ErrorDetails) -> None:
+    """Remove a wrong value from *document*: a table is emptied, a missing value gets a stand-in."""
     *path, last = [part for part in details["loc"] if part != "[key]"] or [""]
     table: Any = document
     try:
@@ -167,7 +167,7 @@ def _take_away(document: dict[str, Any], details: ErrorDetails) -> None:
         else:
             del table[last]
     except (LookupError, TypeError):
-        return  # a list in a variable, or taken away already
+        return  # a list in a variable, or removed already
 
 
 def _spell(setting: str, variables: Mapping[str, str]) -> str:

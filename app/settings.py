@@ -380,7 +380,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Self:
-        _refuse([*self._unknown_stores(), *self._unknown_callers(), *self._twins()])
+        _refuse([*self._unknown_stores(), *self._unknown_callers(), *self._duplicates()])
         return self
 
     def _unknown_stores(self) -> Iterator[str]:
@@ -390,7 +390,7 @@ class Settings(Section):
             if dataset.store not in known:
                 yield f"datasets.{name}.store: names no [stores] table"
             elif dataset.writable and dataset.store in hiding:
-                reason = "goes with no store where forbidden_is_absent: writes must see what exists"
+                reason = "excludes a store with forbidden_is_absent: writes need to know absence"
                 yield f"datasets.{name}.writable: {reason}"
             if any(prefix.store not in known for prefix in dataset.virtual_chunk_prefixes):
                 yield f"datasets.{name}.virtual_chunk_prefixes: names no [stores] table"
@@ -405,7 +405,7 @@ class Settings(Section):
                 if not self._is_rule(rule):
                     yield f"{setting}: {rule!r} names no caller and no issuer"
 
-    def _twins(self) -> Iterator[str]:
+    def _duplicates(self) -> Iterator[str]:
         known: set[str] = set()
         for name, caller in self.callers.items():
             own = {*caller.token_sha256, *filter(None, [caller.access_key_id])}

@@ -391,7 +391,7 @@ LAB = {"url": "https://a.example", "audience": "b"}
                 "stores": {"open": {"forbidden_is_absent": True}},
                 "datasets": {"em": {"url": "s3://em", "store": "open", "writable": True}},
             },
-            "datasets.em.writable: goes with no store where forbidden_is_absent",
+            "datasets.em.writable: excludes a store with forbidden_is_absent",
         ),
         (
             {

@@ -115,7 +115,7 @@ class VersionWatch:
         before, last, alternate = self._versions.get(ref, (version, etag, False))
         self._versions[ref] = version, etag, before == version and (alternate or last != etag)
 
-    def alternate(self, ref: ObjectRef) -> bool:
+    def alternates(self, ref: ObjectRef) -> bool:
         """Return whether the last version of *ref* had several ETags."""
         return ref in self._versions and self._versions[ref][2]
 

@@ -188,7 +188,7 @@ async def test_unknown_marker_of_a_named_format_is_damage(marker: bytes) -> None
 
 
 async def test_marker_that_is_no_longer_metadata_is_damage() -> None:
-    """A marker that was metadata and no longer is is damage until it is metadata again."""
+    """A marker is damage if it was metadata before, until it is metadata again."""
     case = _Case(b'{"a": 1}')
     assert await case.open() is not None
     for content in (b"{}", b"[]", b"no JSON"):

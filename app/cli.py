@@ -21,6 +21,7 @@ from rich.text import Text
 
 from app import demo as examples
 from app import server
+from app.configuration import load
 from app.datasets import RootOptions, make_folders, open_root, with_root
 from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.formats.surveying import Description
@@ -38,7 +39,7 @@ from app.resolve.inspect import (
 from app.resolve.listing import Root, explain_emptiness
 from app.resolve.verify import Report
 from app.resolve.verify import verify as verify_root
-from app.settings import LogLevel, Settings, dataset_name, load
+from app.settings import LogLevel, Settings, dataset_name
 from app.storage.stores import Stores
 
 app = typer.Typer(
@@ -256,7 +257,7 @@ def _settings(roots: list[str], options: dict[str, Any], of_roots: RootOptions) 
             if value:
                 option = name.replace("_", "-")
                 raise ConfigurationError(
-                    f"--{option} goes with roots; a file says it of each dataset"
+                    f"--{option} cannot be combined with a configuration file; set it there"
                 )
         return load(Path(roots[0]), os.environ, {"server": server_options})
     return load(None, os.environ, {"server": server_options, **of_roots.tables(_named(roots))})
@@ -346,7 +347,7 @@ def _draw_facts(document: Mapping[str, Any]) -> Table:
 
 
 def _draw_report(report: Report) -> str:
-    """Format the totals, a line for each damage, and what was checked."""
+    """Format the totals, a line for each damage, and the extent of the check."""
     lines = [f"not checked: {path or '.'}: {why}" for path, why in report.not_checked.items()]
     lines.append(
         f"{_count(report.arrays, 'collections')}, {_count(report.shards, 'shards')}, "

@@ -98,9 +98,9 @@ def test_help_names_the_commands() -> None:
         (["serve", "--prot", "1", "a=/tmp"], "No such option: --prot"),
         (["serve", "--host", "no such host", "a=/tmp"], "cannot listen on no such host:8000: "),
         (["serve", "--strict", "a=/no/where"], "datasets.a.url: file:///no/where"),
-        (["serve", "--writable", "a.toml"], "--writable goes with roots; a file says it of each"),
-        (["serve", "--anonymous", "a.toml"], "--anonymous goes with roots; a file says it of each"),
-        (["serve", "--allow-virtual", "s3://b", "a.toml"], "--allow-virtual goes with roots; a "),
+        (["serve", "--writable", "a.toml"], "--writable cannot be combined"),
+        (["serve", "--anonymous", "a.toml"], "--anonymous cannot be combined"),
+        (["serve", "--allow-virtual", "s3://b", "a.toml"], "--allow-virtual cannot be combined"),
         (["serve", "--allow-virtual", "ftp://b/c", "a=/tmp"], "datasets.a.virtual_chunk_prefixes"),
         (["serve", "--writable", "a=gs://b"], "datasets.a: writable goes with one of file://, s3"),
         (["inspect", "/no/where"], "file:///no/where"),
@@ -161,8 +161,8 @@ def test_roots_are_writable_if_that_is_said(
     assert (tmp_path / "a/b").exists() is (status == 200)
 
 
-def test_the_version_is_shown() -> None:
-    """`--version` needs no command."""
+def test_version_is_shown() -> None:
+    """`--version` prints the version, and needs no command."""
     assert re.fullmatch(r"shardgate \d+\.\d+\.\d+\n", run("--version").stdout)
 
 
@@ -173,7 +173,7 @@ def test_anonymous_roots_need_no_credentials(
     capsys: pytest.CaptureFixture[str],
     option: tuple[str, ...],
 ) -> None:
-    """With `--anonymous` a bucket is read unsigned; without it the error names the option."""
+    """A bucket is read unsigned with `--anonymous`; without it the error names the option."""
     faulty.put("bucket", "notes.txt", b"data")
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, os.devnull)
@@ -200,10 +200,8 @@ def test_anonymous_roots_need_no_credentials(
 
 
 @pytest.mark.parametrize("is_writable", [False, True])
-def test_a_root_that_does_not_exist_is_made_if_it_is_writable(
-    tmp_path: Path, *, is_writable: bool
-) -> None:
-    """A repository can be made in it at once; a read-only root is warned of."""
+def test_missing_root_is_made_if_it_is_writable(tmp_path: Path, *, is_writable: bool) -> None:
+    """A missing root is made if it is writable, and warned of if it is read-only."""
     root = tmp_path / "new folder" / "lab"
     options = ["--writable"] if is_writable else []
     with running("serve", "--port", "0", *options, str(root)) as (process, lines):
@@ -240,8 +238,8 @@ def test_a_configuration_file_is_served(examples: Path, tmp_path: Path) -> None:
         assert json.loads(get(lines[0].split()[0] + "zarr.json"))["node_type"] == "group"
 
 
-def test_the_start_warns_of_an_exposed_dataset(examples: Path, tmp_path: Path) -> None:
-    """A private dataset in a public one is told in the log, once."""
+def test_start_warns_of_an_exposed_dataset(examples: Path, tmp_path: Path) -> None:
+    """The log has one warning of a private dataset that lies in a public one."""
     config = tmp_path / "shardgate.toml"
     config.write_text(
         f'[callers.ana]\ntoken_sha256 = ["{"0" * 64}"]\n'
@@ -473,10 +471,8 @@ def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_nothing_found_is_exit_code_1_with_where_it_was_looked_for(
-    tmp_path: Path, command: str
-) -> None:
-    """A folder without any container is an error; a program still gets a document."""
+def test_folder_without_a_container_is_exit_code_1(tmp_path: Path, command: str) -> None:
+    """A folder without a container is an error that names the markers that were looked for."""
     write_files({"a/b/c": b"x", "a/notes.json": b"{}"}, tmp_path)
     shown, told = run(command, str(tmp_path)), run(command, str(tmp_path), "--json")
 
@@ -488,8 +484,8 @@ def test_nothing_found_is_exit_code_1_with_where_it_was_looked_for(
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_a_web_server_without_a_container_is_exit_code_1(tmp_path: Path, command: str) -> None:
-    """Folders of a web server cannot be listed, which is said."""
+def test_web_server_without_a_container_is_exit_code_1(tmp_path: Path, command: str) -> None:
+    """The error for a web server without a container says that it cannot be listed."""
     with running("serve", "--port", "0", str(tmp_path)) as (_, lines):
         shown = run(command, lines[0].split()[0])
 
@@ -499,7 +495,7 @@ def test_a_web_server_without_a_container_is_exit_code_1(tmp_path: Path, command
 
 @pytest.mark.parametrize("key", ["image.zarr/s0/c/9/9/9", "image.zarr/s9/zarr.json", "nowhere/x"])
 def test_inspect_of_an_absent_key_is_exit_code_1(examples: Path, key: str) -> None:
-    """The state is shown, and the key named."""
+    """`inspect` of an absent key shows its state, and fails with the key."""
     shown = run("inspect", str(examples), key)
 
     assert shown.returncode == 1
@@ -508,8 +504,8 @@ def test_inspect_of_an_absent_key_is_exit_code_1(examples: Path, key: str) -> No
     assert ("looked in the folders above for zarr.json" in shown.stderr) is (key == "nowhere/x")
 
 
-def test_one_of_a_kind_is_singular(tmp_path: Path) -> None:
-    """Numbers and nouns agree; the last line says whether chunks were read."""
+def test_count_of_one_is_singular(tmp_path: Path) -> None:
+    """The report of `verify` has singular nouns for counts of one."""
     write_files(precomputed.build({"s0/-1-2_5-8_0-1": b"123456789"}), tmp_path)
     indexes, chunks = (
         run("verify", str(tmp_path), *options).stdout.splitlines() for options in ((), ["--chunks"])

@@ -2,8 +2,9 @@
 
 import pytest
 
+from app.configuration import load
 from app.datasets import RootOptions, exposures
-from app.settings import Settings, load
+from app.settings import Settings
 
 CALLERS = {name: {"token_sha256": [digit * 64]} for name, digit in (("ana", "0"), ("bob", "1"))}
 
@@ -25,7 +26,7 @@ def settings_of(**datasets: dict[str, object]) -> Settings:
         ({"url": "https://a.example/b%20c/d", "read": ["ana"]}, {"url": "https://a.example/b c"}),
     ],
 )
-def test_a_dataset_within_another_that_more_may_read_is_named(
+def test_dataset_within_a_more_public_one_is_named(
     inner: dict[str, object], outer: dict[str, object]
 ) -> None:
     """The warning names both datasets and their URLs."""
@@ -51,14 +52,14 @@ def test_a_dataset_within_another_that_more_may_read_is_named(
 def test_datasets_that_expose_nothing_are_not_named(
     inner: dict[str, object], outer: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Datasets apart, around, of another server, or with fewer readers are no trap."""
+    """Datasets that lie apart, or that no more callers can read, cause no warning."""
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
 
     assert list(exposures(settings_of(inner=inner, outer=outer))) == []
 
 
 def test_options_reach_every_root_and_prefix() -> None:
-    """`--anonymous` is for buckets, also of allowed references, and not for folders."""
+    """`--anonymous` applies to every bucket and allowed prefix, and not to folders."""
     options = RootOptions(("s3://b/p", "/v"), anonymous=True)
     settings = load(None, {}, options.tables({"bucket": "s3://x", "folder": "/y"}))
 

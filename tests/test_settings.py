@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from app.configuration import load
 from app.errors import ConfigurationError
-from app.settings import Settings, load
+from app.settings import Settings
 
 MIB = 1024**2
 
@@ -171,7 +172,7 @@ def test_a_wrong_file_is_one_line_that_names_the_setting(
     assert "hunter2" not in message
 
 
-def test_all_wrong_settings_are_told_at_once(config: Path) -> None:
+def test_all_wrong_settings_are_reported_at_once(config: Path) -> None:
     """Each wrong setting of a file and of the environment has a line with its own path."""
     config.write_text(
         """
@@ -221,10 +222,8 @@ def test_all_wrong_settings_are_told_at_once(config: Path) -> None:
     ("name", "suggested"),
     [("a/b", "a-b"), ("my data", "my-data"), ("api", "api-data"), ("é", "data"), (".a", "a")],
 )
-def test_a_name_that_no_dataset_can_have_is_told_with_one_that_it_can(
-    name: str, suggested: str
-) -> None:
-    """The complaint suggests a valid name that is alike."""
+def test_invalid_name_of_a_dataset_is_answered_with_a_valid_one(name: str, suggested: str) -> None:
+    """The error for an invalid name of a dataset suggests a valid one that is alike."""
     told = complaint(None, {}, {"datasets": {name: {"url": "s3://b"}}})
 
     assert told == f"datasets.{name}: is not a name for a dataset; try {suggested}"
@@ -392,7 +391,7 @@ LAB = {"url": "https://a.example", "audience": "b"}
                 "stores": {"open": {"forbidden_is_absent": True}},
                 "datasets": {"em": {"url": "s3://em", "store": "open", "writable": True}},
             },
-            "datasets.em.writable: goes with no store where forbidden_is_absent",
+            "datasets.em.writable: excludes a store with forbidden_is_absent",
         ),
         (
             {

@@ -16,7 +16,7 @@ type Json = Any
 SETTING: Final = "limits.metadata_bytes"
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _MOST_SEARCHED: Final = 16
-"""Markers of up to so many times the limit are searched for what has to be rewritten."""
+"""Factor on the limit up to which markers are searched for sharding that has to be rewritten."""
 _PIECE_NBYTES: Final = 1024**2
 """Searched at a time, so that other threads can run."""
 _LONGEST_TEXT_NBYTES: Final = 64

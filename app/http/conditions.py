@@ -231,7 +231,7 @@ def choose(
     """Select a part of *entity*; `None` if that needs the length of its inflated form.
 
     Ranges count inflated bytes: clients cannot decode a part. HEAD has no Content-Encoding: viewers
-    take its Content-Length for that of the decoded body. What cannot be inflated is sent whole.
+    take its Content-Length for that of the decoded body. With other codings the body is sent whole.
     """
     coding = entity.coding
     if not coding:

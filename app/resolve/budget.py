@@ -15,7 +15,7 @@ class _Waiter(NamedTuple):
     turn: asyncio.Future[None]
 
 
-class _Whole:
+class _Total:
     """Bytes and waiters of all shares of a budget."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -46,38 +46,38 @@ class ByteBudget:
     exceeded counts as full for the others, so that the argument holds across shares too.
     """
 
-    def __init__(self, max_bytes: int, *, wait_s: float, whole: _Whole | None = None) -> None:
+    def __init__(self, max_bytes: int, *, wait_s: float, total: _Total | None = None) -> None:
         self.max_bytes = max_bytes
         self.own_bytes = 0
         """Bytes held in this share."""
         self._wait_s = wait_s
-        self._whole = whole or _Whole(max_bytes)
-        self._whole.shares.append(self)
+        self._total = total or _Total(max_bytes)
+        self._total.shares.append(self)
         self._growing: list[_Waiter] = []
         self._entering: list[_Waiter] = []
 
     @property
     def held_bytes(self) -> int:
         """Bytes held in all shares."""
-        return self._whole.held
+        return self._total.held
 
     def share(self, max_bytes: int) -> "ByteBudget":
         """Return a share of up to *max_bytes*."""
-        return ByteBudget(max_bytes, wait_s=self._wait_s, whole=self._whole)
+        return ByteBudget(max_bytes, wait_s=self._wait_s, total=self._total)
 
     async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
         """Reserve *nbytes*; raise `BusyError` if they do not fit within *wait_s*."""
-        whole = self._whole
-        if (held_nbytes or not whole.waiting) and self._fits(nbytes, held_nbytes):
+        total = self._total
+        if (held_nbytes or not total.waiting) and self._fits(nbytes, held_nbytes):
             self.own_bytes += nbytes
-            whole.held += nbytes
+            total.held += nbytes
             return
         waiting = self._growing if held_nbytes else self._entering
         turn = asyncio.get_running_loop().create_future()
         waiter = _Waiter(nbytes, held_nbytes, turn)
         waiting.append(waiter)
-        whole.waiting += 1
-        whole.admit()  # others may wait for another share only
+        total.waiting += 1
+        total.admit()  # others may wait for another share only
         try:
             async with asyncio.timeout(self._wait_s):
                 await turn
@@ -85,7 +85,7 @@ class ByteBudget:
             is_admitted = waiter not in waiting
             if not is_admitted:
                 waiting.remove(waiter)
-                whole.waiting -= 1
+                total.waiting -= 1
             self.release(nbytes if is_admitted else 0)
             if isinstance(error, TimeoutError):
                 raise BusyError(f"no room for {nbytes} more bytes in flight") from None
@@ -93,10 +93,10 @@ class ByteBudget:
 
     def take(self, nbytes: int) -> bool:
         """Reserve *nbytes* if they fit at once; return whether they do."""
-        fits = not self._whole.waiting and self._fits(nbytes, 0)
+        fits = not self._total.waiting and self._fits(nbytes, 0)
         if fits:
             self.own_bytes += nbytes
-            self._whole.held += nbytes
+            self._total.held += nbytes
         return fits
 
     @asynccontextmanager
@@ -110,9 +110,9 @@ class ByteBudget:
 
     def release(self, nbytes: int) -> None:
         self.own_bytes -= nbytes
-        self._whole.held -= nbytes
-        if self._whole.waiting:
-            self._whole.admit()
+        self._total.held -= nbytes
+        if self._total.waiting:
+            self._total.admit()
 
     def admit_growing(self) -> None:
         """Wake the holders that can grow now, those that hold the most bytes first."""
@@ -132,23 +132,23 @@ class ByteBudget:
         return True
 
     def _fits(self, nbytes: int, held_nbytes: int) -> bool:
-        whole, mine = self._whole, self.own_bytes + nbytes
-        if mine <= self.max_bytes and whole.held + nbytes <= whole.max_bytes:
+        total, mine = self._total, self.own_bytes + nbytes
+        if mine <= self.max_bytes and total.held + nbytes <= total.max_bytes:
             return True
         others = sum(
-            min(each.own_bytes, each.max_bytes) for each in whole.shares if each is not self
+            min(each.own_bytes, each.max_bytes) for each in total.shares if each is not self
         )
-        if not self.own_bytes and others <= largest_share(whole.max_bytes):
+        if not self.own_bytes and others <= largest_share(total.max_bytes):
             return True
         # A holder of some bytes asks for room for those of all others only.
         mine = self.own_bytes + (-held_nbytes if held_nbytes else nbytes)
-        return mine <= self.max_bytes and mine + others <= whole.max_bytes
+        return mine <= self.max_bytes and mine + others <= total.max_bytes
 
     def _admit(self, waiter: _Waiter, waiting: list[_Waiter]) -> None:
         waiting.remove(waiter)
         self.own_bytes += waiter.nbytes
-        self._whole.held += waiter.nbytes
-        self._whole.waiting -= 1
+        self._total.held += waiter.nbytes
+        self._total.waiting -= 1
         if not waiter.turn.done():
             waiter.turn.set_result(None)
 

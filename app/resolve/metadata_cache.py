@@ -323,7 +323,7 @@ class ReadCache:
                 self._check_absence(read.ref, requested_at)
             elif not _is_metadata(found):
                 if read.ref in self._markers:
-                    raise DamagedError(read.ref, "it was metadata before, and is none any more")
+                    raise DamagedError(read.ref, "it was metadata before, and no longer is")
             elif requested_at > self._forgotten_at(read.ref):
                 self.mark_present(read.ref)
         if isinstance(found, NotModified):

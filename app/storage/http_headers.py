@@ -103,7 +103,7 @@ class VersionWatch:
     """
 
     def __init__(self) -> None:
-        self._seen: LRUCache[ObjectRef, tuple[tuple[int, int], ETag, bool]] = LRUCache(_OBJECTS)
+        self._versions: LRUCache[ObjectRef, tuple[tuple[int, int], ETag, bool]] = LRUCache(_OBJECTS)
         """Last version by time and size, its ETag, and whether it had another one before."""
 
     def note(self, ref: ObjectRef, headers: Mapping[bytes, bytes], size: int, etag: ETag) -> None:
@@ -112,12 +112,12 @@ class VersionWatch:
         if modified_s is None or now_s is None or now_s - modified_s < _STRONG_DATE_S:
             return
         version = (modified_s, size)
-        before, last, alternate = self._seen.get(ref, (version, etag, False))
-        self._seen[ref] = version, etag, before == version and (alternate or last != etag)
+        before, last, alternate = self._versions.get(ref, (version, etag, False))
+        self._versions[ref] = version, etag, before == version and (alternate or last != etag)
 
-    def alternate(self, ref: ObjectRef) -> bool:
+    def alternates(self, ref: ObjectRef) -> bool:
         """Return whether the last version of *ref* had several ETags."""
-        return ref in self._seen and self._seen[ref][2]
+        return ref in self._versions and self._versions[ref][2]
 
 
 def derive_etag(facts: bytes) -> ETag:

@@ -360,7 +360,7 @@ class HttpReader(ABC):
         if isinstance(if_match, str) and not self.requires_etags:
             with suppress(StorageError):
                 stat = await self.stat(error.ref)
-        if (stat is not None and stat.etag == if_match) or self._versions.alternate(error.ref):
+        if (stat is not None and stat.etag == if_match) or self._versions.alternates(error.ref):
             return VersionChangedError(error.ref, _ALTERNATES)
         return error
 

@@ -186,7 +186,7 @@ class BearerToken:
         return self._header
 
     def expire(self) -> bool:
-        """Let the file be read again; return `False` if there is none."""
+        """Read the file again for the next header; return `False` if there is none."""
         self._until = 0.0
         return self._path is not None
 

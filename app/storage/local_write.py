@@ -166,7 +166,7 @@ class Folder:
     def within(cls, bucket: str, path: bytes) -> Iterator[Self]:
         """Open the folder *path*; raise `PermissionError` if links in *bucket* may not lead there.
 
-        What is done in the open folder is done there, whatever becomes of the links.
+        Links that change afterwards do not matter to work in the open folder.
         """
         with cls.opened(path) as folder:
             check_links(bucket, path_of(folder.fd))
@@ -343,7 +343,7 @@ def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[tuple[Folder, bytes]]:
 def _check_plain(ref: ObjectRef, old: os.stat_result | None) -> None:
     """Raise `ConflictError` if the object is a coded file, which a plain one would hide."""
     if old is None and (ending := coded_ending(_path(ref))):
-        raise ConflictError(f"{ref}: is stored as a file {ending}, which is not replaced")
+        raise ConflictError(f"{ref}: is stored as {ref.key}{ending}; write or delete that key")
 
 
 def _is_as_expected(old: os.stat_result | None, expected: Expected) -> bool:

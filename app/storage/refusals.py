@@ -41,7 +41,7 @@ _THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExce
 _TRANSIENT_CODES: Final = frozenset(
     {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
 )
-_PASSING_CODES: Final = _DENIED_CODES | _THROTTLED_CODES | _TRANSIENT_CODES
+_TEMPORARY_CODES: Final = _DENIED_CODES | _THROTTLED_CODES | _TRANSIENT_CODES
 _FROM_PROXIES: Final = frozenset({204, 404, 408, 410, 425})
 """Statuses that proxies send for a while, without an error document of S3."""
 _NO_SUFFIX: Final = frozenset({400, 405, 416, 501})
@@ -77,7 +77,7 @@ class Refusal:
     @property
     def may_mean_suffix(self) -> bool:
         """True if a server that knows no suffix ranges can refuse one in this way."""
-        return self.status in _NO_SUFFIX and self.code not in _PASSING_CODES
+        return self.status in _NO_SUFFIX and self.code not in _TEMPORARY_CODES
 
     @property
     def may_hide_absence(self) -> bool:

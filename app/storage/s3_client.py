@@ -217,7 +217,7 @@ class S3Client:
             read_timeout=self._timeouts[purpose],
             max_pool_connections=self._connections,
             retries={"total_max_attempts": 1},
-            http_session_cls=_Session,
+            http_session_cls=_HTTPSession,
             s3={"addressing_style": "path"} if endpoint else {},
         )
         return {
@@ -522,7 +522,7 @@ class _Request(ClientRequest):
             self.loop.call_later(_CONTINUE_S, resolve, self._continue, True)  # noqa: FBT003
 
 
-class _Session(AIOHTTPSession):  # type: ignore[misc]  # has no types
+class _HTTPSession(AIOHTTPSession):  # type: ignore[misc]  # has no types
     async def _get_session(self, proxy_url: Any) -> Any:
         session = await super()._get_session(proxy_url)
         session._request_class = _Request  # noqa: SLF001  aiobotocore has no setting for it

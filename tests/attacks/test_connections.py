@@ -94,7 +94,7 @@ def test_longest_idle_connection_gives_way_to_a_new_one(gateway: Gateway) -> Non
 
 
 def test_connection_is_refused_where_none_is_idle(gateway: Gateway) -> None:
-    """A connection more than files are there is refused at once while all others send requests."""
+    """A connection above the limit is refused at once while all others send requests."""
     url = gateway.url
     resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with idle(url, FEW_FILES * 3 // 4, LAST[:-2]) as first:
@@ -145,7 +145,7 @@ IDLE: Final = {
 def test_bodies_that_do_not_arrive_leave_room_for_reads(
     line: bytes, rest: bytes, tmp_path: Path
 ) -> None:
-    """Requests whose bodies stop hold what has arrived, and never the quarter that reads have."""
+    """Requests whose bodies stop arriving never hold the quarter of memory left to reads."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
     (tmp_path / "there").write_bytes(b"bytes\n")
     urls = {"data": str(tmp_path), "repo": str(tmp_path / "repo")}
@@ -279,7 +279,7 @@ def test_what_comes_byte_by_byte_is_cut_off(url: str, before: bytes) -> None:
 def test_head_on_a_kept_connection_ends_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection is kept for longer than a head may take, and a head gets none of that time."""
+    """A head on a kept connection has its own limit of time, without the wait before it."""
     monkeypatch.setattr("app.http.protocol.HEAD_S", SOON_S / 3)
     settings = Settings(
         server=ServerSettings(keep_alive_s=60), datasets={"any": DatasetSettings(url=str(tmp_path))}

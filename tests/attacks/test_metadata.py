@@ -162,10 +162,10 @@ def test_what_cannot_be_is_damage(client: httpx.Client, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_UNDERSTOOD)
-def test_arrays_that_are_not_understood_are_served_as_they_are_stored(
+def test_arrays_with_unknown_metadata_are_served_as_stored(
     client: httpx.Client, folder: Path, name: str
 ) -> None:
-    """The document and the objects below it are the stored ones, and the reason is short."""
+    """The document of an array that is not understood, and its objects, are the stored ones."""
     place(folder / name / "c/0/0", b"a shard, perhaps")
 
     assert client.get(f"/any/{name}/zarr.json").content == NOT_UNDERSTOOD[name]
@@ -173,10 +173,8 @@ def test_arrays_that_are_not_understood_are_served_as_they_are_stored(
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_INFOS.keys() - {"lists in an info"}))
-def test_an_info_with_a_scale_that_is_not_understood_is_served_as_it_is_stored(
-    client: httpx.Client, name: str
-) -> None:
-    """Only the chunks of that scale are refused."""
+def test_info_with_a_malformed_member_is_served_as_stored(client: httpx.Client, name: str) -> None:
+    """An ``info`` with a member that is malformed is the stored document."""
     assert client.get(f"/any/{name}/info").content == REFUSED_INFOS[name]
 
 

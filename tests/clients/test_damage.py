@@ -104,7 +104,7 @@ READERS: Final[dict[str, tuple[Callable[[str], Any], int, str]]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_read_of_damage_ends(url: str, reader: str) -> None:
+def test_read_of_damage_ends(url: str, reader: str) -> None:
     """A client raises an error of its own for 424, most after a single request."""
     read, requests, said = READERS[reader]
     before = _failed(url)

@@ -353,8 +353,8 @@ def test_what_is_stored_as_gzip_is_copied_with_the_etag_of_a_head(copier: Any) -
 
 @pytest.mark.parametrize("bucket", ["memory", "s3"])
 @pytest.mark.parametrize("compress", ["gzip", "br", "zstd"])
-def test_cloud_files_reads_what_it_wrote(url: str, bucket: str, compress: str) -> None:
-    """cloud-files compares the MD5 of the stored bytes with the ETag, and decodes them itself."""
+def test_cloud_files_reads_its_own_objects(url: str, bucket: str, compress: str) -> None:
+    """cloud-files finds the MD5 of the stored bytes in the ETag, and decodes the bytes itself."""
     paths.add_alias("written", f"s3://{url}/")
     secrets = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
     files = CloudFiles(f"written://{bucket}/{compress}", secrets=secrets)

@@ -19,8 +19,8 @@ import trustme
 import yaml
 import zarr
 
+from app.configuration import load
 from app.server import STOP_S
-from app.settings import load
 from tests.deploy.balancer import Balancer, command
 from tests.deploy.naming import Names, naming
 from tests.deploy.programs import (
@@ -225,7 +225,7 @@ def test_answers_under_way_are_finished(rendered: Rendered) -> None:
     assert pod["terminationGracePeriodSeconds"] > forgetting_s + STOP_S
 
 
-def test_a_replica_goes_only_after_another_is_known(rendered: Rendered) -> None:
+def test_replica_ends_after_the_new_one_is_known(rendered: Rendered) -> None:
     """In a rolling update the balancer has learnt of a new replica before an old one ends."""
     deployment = rendered.resources[GATEWAY]["spec"]
 

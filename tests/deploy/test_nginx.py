@@ -233,8 +233,8 @@ def test_no_write_is_sent_twice(site: Site, method: str) -> None:
     only(site.received)
 
 
-def test_damage_is_answered_once_and_as_it_is(site: Site) -> None:
-    """A 424 of one replica is not asked for at the next one, nor replaced by a page of nginx."""
+def test_damage_is_passed_on_unchanged(site: Site) -> None:
+    """A 424 of one replica is neither retried at the next one nor replaced by a page of nginx."""
     site.change(response=b"HTTP/1.1 424 Failed Dependency\r\nContent-Length: 7\r\n\r\ndamaged")
     with site.nginx.client() as client:
         answer = client.get("/em/c/0")

@@ -272,7 +272,7 @@ def test_a_replica_that_is_killed_loses_nothing(environ: Environ, lab: Lab, tmp_
         assert impossible(writes, found) == []
 
 
-def test_reads_go_on_as_soon_as_one_of_two_replicas_lives(tmp_path: Path) -> None:
+def test_first_replica_that_lives_again_answers_reads(tmp_path: Path) -> None:
     """After both replicas have died, the first one that lives again answers every read."""
     root = tmp_path / "data"
     root.mkdir()

@@ -91,7 +91,7 @@ def test_a_repository_from_the_future_is_not_written(folder: Folder) -> None:
 
 @pytest.mark.parametrize("ahead_s", [HOURS_S, -HOURS_S])
 def test_wrong_clock_creates_no_repository(tmp_path: Path, ahead_s: float) -> None:
-    """A gateway whose clock is hours off refuses to create a repository, and another may do it."""
+    """A gateway whose clock is hours off does not create a repository; another one does."""
     place = new_place(tmp_path)
     with ExitStack() as stack:
         wrong, right = (

@@ -78,7 +78,7 @@ def test_a_great_many_members_are_read() -> None:
 
 @given(st.sampled_from(list(ENCODERS)), _contents)
 def test_content_codings_are_removed(coding: str, content: bytes) -> None:
-    """All of the content comes back, and none if a byte more than the limit is there."""
+    """Decoding returns all of the content, or fails if that is a byte longer than the limit."""
     data = encoded(coding, content)
 
     assert decode_content(coding, data, len(content)) == content
@@ -90,9 +90,7 @@ def test_content_codings_are_removed(coding: str, content: bytes) -> None:
 
 
 @given(st.sampled_from(list(ENCODERS)), st.binary(min_size=1, max_size=300), st.data())
-def test_an_encoded_body_that_ends_early_is_refused(
-    coding: str, content: bytes, data: st.DataObject
-) -> None:
+def test_truncated_coded_body_is_refused(coding: str, content: bytes, data: st.DataObject) -> None:
     """A body with a content coding is refused without its last bytes."""
     whole = encoded(coding, content)
     length = data.draw(st.integers(1, len(whole) - 1))
@@ -102,15 +100,15 @@ def test_an_encoded_body_that_ends_early_is_refused(
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
-def test_a_body_without_its_coding_is_refused(coding: str) -> None:
-    """Plain text is no content coding, and neither is one that has no decoder."""
+def test_body_without_its_coding_is_refused(coding: str) -> None:
+    """A body that does not have its coding, or one without a decoder, is refused."""
     with pytest.raises(DecodeError):
         decode_content(coding, b"plain text", _MOST_NBYTES)
 
 
 @given(_contents)
-def test_deflate_comes_without_its_frame_too(content: bytes) -> None:
-    """Some servers send raw DEFLATE, which browsers accept."""
+def test_deflate_without_its_frame_is_decoded(content: bytes) -> None:
+    """Raw DEFLATE without a zlib frame is decoded, as browsers do."""
     raw = zlib.compressobj(wbits=-15)
     data = raw.compress(content) + raw.flush()
 

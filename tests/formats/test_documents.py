@@ -91,8 +91,8 @@ def test_what_is_left_of_a_document_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 1000])
-def test_a_marker_that_a_crash_has_left_is_refused(data: bytes) -> None:
-    """An empty or zeroed file has no name by chance."""
+def test_empty_or_zeroed_marker_is_refused(data: bytes) -> None:
+    """A marker that is empty or has only zero bytes, as after a crash, is damage."""
     with pytest.raises(DecodeError, match=r"it is empty|it has only zero bytes"):
         _decode(data)
 
@@ -104,9 +104,7 @@ def test_a_dialect_may_refuse_what_is_its_own() -> None:
 
 
 def test_a_document_has_a_limit() -> None:
-    """The limit itself is allowed; a longer marker is not parsed, and a longer other document is
-    refused with the name of the setting.
-    """
+    """A marker above the limit is not parsed, and another document above it is refused."""
     data = b'{"a": 1}'.ljust(_LIMIT)
 
     assert _decode(data) == Marked(_DIALECTS[0], Opaque(data))
@@ -119,8 +117,8 @@ _LONG = [b'{"a": "' + b"x" * 200, b'{"a": 1, "rewrites": "rewrite this"}'.ljust(
 
 
 @pytest.mark.parametrize("marker", _LONG)
-async def test_a_long_marker_without_anything_to_rewrite_is_passed_on(marker: bytes) -> None:
-    """All keys below it name objects, and what it takes to know that is read once."""
+async def test_long_marker_without_sharding_is_passed_on(marker: bytes) -> None:
+    """Keys below a long marker that needs no rewriting name objects; it is read once."""
     case = _Case(marker)
     for _ in range(2):
         layout = await case.open()
@@ -142,8 +140,8 @@ async def test_a_long_marker_without_anything_to_rewrite_is_passed_on(marker: by
         b'{"a": "'.ljust(2**20 - 3) + b'"rewrite": 1}',
     ],
 )
-async def test_a_long_marker_that_may_be_rewritten_is_refused(marker: bytes) -> None:
-    """Text may be escaped, and a marker too long to be searched; the reason names the setting."""
+async def test_long_marker_with_sharding_is_refused(marker: bytes) -> None:
+    """A long marker that may need rewriting is damage, and the reason names the setting."""
     case = _Case(marker)
     case.limit = max(_LIMIT, len(marker) // 10) if len(marker) > 2**17 else _LIMIT
     for _ in range(2):
@@ -181,16 +179,16 @@ async def test_a_directory_that_no_dialect_knows_is_no_container(marker: bytes |
 
 
 @pytest.mark.parametrize("marker", [b"{}", b"[]", b"no JSON", b"\x7b\x22"])
-async def test_below_a_named_format_no_file_has_the_name_by_chance(marker: bytes) -> None:
-    """What no dialect knows is damage; an error page is as if the marker were missing."""
+async def test_unknown_marker_of_a_named_format_is_damage(marker: bytes) -> None:
+    """With a named format an unknown marker is damage, and an error page counts as missing."""
     with pytest.raises(DamagedError, match="marker"):
         await _Case(marker).open(is_named=True)
 
     assert await _Case(b"<html>Bad gateway</html>").open(is_named=True) is None
 
 
-async def test_a_marker_that_was_known_is_not_there_by_chance() -> None:
-    """Once it was metadata, what no dialect knows is damage, until it is metadata again."""
+async def test_marker_that_is_no_longer_metadata_is_damage() -> None:
+    """A marker is damage if it was metadata before, until it is metadata again."""
     case = _Case(b'{"a": 1}')
     assert await case.open() is not None
     for content in (b"{}", b"[]", b"no JSON"):

@@ -139,7 +139,7 @@ def test_a_commit_with_one_key_is_made_once(client: Client) -> None:
     assert len(client.messages()) == 3
 
 
-def test_a_commit_in_lines_is_one_commit(client: Client) -> None:
+def test_commit_in_lines_is_one_commit(client: Client) -> None:
     """A body of JSON lines is one commit of the options in its first line and all its changes."""
     chunk_id = client.chunk()
     changes = (put_chunks("/a", chunk_id, [0, 0]), put_chunks("/a", chunk_id, [1, 1]))
@@ -161,7 +161,7 @@ def test_a_commit_in_lines_is_one_commit(client: Client) -> None:
         ([{"message": "x"}, "x" * 2 * 1024**2], 413, "line 2 has 2097154 bytes"),
     ],
 )
-def test_a_wrong_line_of_a_commit_is_named(
+def test_wrong_line_of_a_commit_is_named(
     unchanged: Client, lines: list[Any], status: int, detail: str
 ) -> None:
     """The answer to a commit in lines names the line that is wrong or too long."""
@@ -172,8 +172,8 @@ def test_a_wrong_line_of_a_commit_is_named(
     assert unchanged.messages() == ["first"]
 
 
-def test_a_long_commit_as_json_is_refused_with_another_way(unchanged: Client) -> None:
-    """A JSON body that is parsed at once may have 2 MiB; the answer says how to send more."""
+def test_long_json_commit_is_refused(unchanged: Client) -> None:
+    """A commit of more than 2 MiB as JSON is refused; the answer says how to send it in lines."""
     refused = unchanged.ask(put_group("/x", text="x" * 2 * 1024**2))
 
     assert refused.status_code == 413

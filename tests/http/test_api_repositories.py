@@ -247,7 +247,7 @@ def test_paths_and_places_that_are_none(bucket: Api, route: str, query: dict[str
 
 
 def test_a_damaged_repository(tmp_path: Path) -> None:
-    """424 with the name of the file, also for a branch at no snapshot; the dataset is described."""
+    """Routes of a damaged repository answer 424 with the name of the file; it is described."""
     create(tmp_path)
     (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
     with serve(tmp_path) as api:

@@ -76,7 +76,7 @@ def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
 
 
 def test_attributes_of_a_rectilinear_array_can_change(pair: Replicas) -> None:
-    """The session takes its zarr.json and its chunks, and what is not changed stays."""
+    """A session takes the zarr.json of a rectilinear array with other attributes."""
     writer = pair.repo.writable_session("main")
     with zarr.config.set({"array.rectilinear_chunks": True}):
         root = zarr.open_group(writer.store, mode="a")
@@ -96,8 +96,8 @@ def test_attributes_of_a_rectilinear_array_can_change(pair: Replicas) -> None:
         assert np.array_equal(np.unique(np.asarray(found[8:, 3:])), [7])
 
 
-def test_a_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) -> None:
-    """2,000 of them; one whose configuration is too long is refused before anything is written."""
+def test_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) -> None:
+    """2,000 virtual chunk containers can be committed to; more than 1 MiB refuse the session."""
     config = icechunk.RepositoryConfig.default()
     store = icechunk.s3_store(region="us-east-1")
     for number in range(2_000):

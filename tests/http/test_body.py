@@ -145,7 +145,7 @@ async def test_a_body_that_tells_where_it_ends_is_bounded() -> None:
     ],
 )
 def test_codings(encoding: str | None, signed: str | None, coding: tuple[str, bool] | None) -> None:
-    """A body has codings or none, and is framed or not; what names no coding is refused."""
+    """A content coding is a list of names beside the framing; any other value is refused."""
     given = {b"content-encoding": encoding, b"x-amz-content-sha256": signed}
     headers = {name: value.encode() for name, value in given.items() if value is not None}
 

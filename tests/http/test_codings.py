@@ -48,10 +48,10 @@ def shown(got: Got) -> tuple[int, bytes, str | None, str | None]:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_client_that_accepts_a_coding_gets_the_stored_bytes(
+def test_stored_bytes_are_sent_to_clients_that_accept_the_coding(
     client: httpx.Client, coding: str
 ) -> None:
-    """Other clients, and HEAD and ranges of all, get the inflated bytes under another ETag."""
+    """A GET that accepts the coding gets the stored bytes, and any other the inflated ones."""
     data = encoded(coding, PLAIN)
     etag = store(client, coding, coding, data)
     inflated = f'{etag[:-1]}-identity"'
@@ -71,8 +71,8 @@ def test_a_client_that_accepts_a_coding_gets_the_stored_bytes(
 
 
 @pytest.mark.parametrize("coding", [*CODINGS, "compress", "gzip, br"])
-def test_a_client_of_s3_gets_the_stored_bytes(client: httpx.Client, coding: str) -> None:
-    """Size, ETag and ranges are those of the listing, whatever the client accepts."""
+def test_s3_client_gets_the_stored_bytes(client: httpx.Client, coding: str) -> None:
+    """An S3 client gets the listed size and ETag, and ranges of stored bytes."""
     key, data = f"s3/{coding}", encoded(coding, PLAIN) if coding in CODINGS else b"any bytes"
     etag = store(client, key, coding, data)
     got, head, part = (
@@ -92,8 +92,8 @@ def test_a_client_of_s3_gets_the_stored_bytes(client: httpx.Client, coding: str)
 
 
 @pytest.mark.parametrize("coding", ["compress", "gzip, br"])
-def test_a_coding_that_cannot_be_removed_is_named(client: httpx.Client, coding: str) -> None:
-    """A client that does not accept it is answered 406, and the answer tells the coding."""
+def test_unknown_coding_is_sent_or_refused(client: httpx.Client, coding: str) -> None:
+    """An unknown coding is 406 for a client that does not accept it, with its name."""
     etag = store(client, "unknown", coding, b"any bytes")
     accepted = ask(client, "/em/unknown", accept_encoding=coding, range="bytes=2-3")
     refused = ask(client, "/em/unknown", accept_encoding="gzip")
@@ -106,8 +106,8 @@ def test_a_coding_that_cannot_be_removed_is_named(client: httpx.Client, coding: 
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("bad", ["junk", "cut", "bomb"])
-def test_what_does_not_inflate_is_refused(client: httpx.Client, coding: str, bad: str) -> None:
-    """A body that is not what its coding says is stored neither as an object nor inflated."""
+def test_body_that_does_not_inflate_is_refused(client: httpx.Client, coding: str, bad: str) -> None:
+    """A PUT whose body does not inflate is refused, and nothing is stored."""
     body = {
         "junk": b"what was never compressed",
         "cut": encoded(coding, PLAIN)[:-1],
@@ -121,7 +121,7 @@ def test_what_does_not_inflate_is_refused(client: httpx.Client, coding: str, bad
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_metadata_with_a_coding_are_understood(client: httpx.Client, coding: str) -> None:
-    """A document that is not rewritten has the same forms as any other object."""
+    """Metadata that are stored with a content coding describe the array below them."""
     for key, data in build({"c/0/0": chunk_bytes(1)}).items():
         folder = f"docs/{coding}/array/{key}"
         if key == "zarr.json":
@@ -175,8 +175,8 @@ def test_copies_keep_the_coding(client: httpx.Client, coding: str) -> None:
         assert shown(got) == (200, data, coding, etag)
 
 
-def test_a_copy_may_name_the_coding(client: httpx.Client) -> None:
-    """A copy onto itself with REPLACE mends the coding of an object."""
+def test_copy_may_replace_the_coding(client: httpx.Client) -> None:
+    """A copy onto itself with REPLACE gives an object the coding that it names."""
     data = encoded("br", PLAIN)
     assert client.put("/em/unnamed", content=data).status_code == 200
     replacing = {"x_amz_metadata_directive": "REPLACE", "content_encoding": "br"}

@@ -250,8 +250,8 @@ def test_gzip_is_accepted(header: str | None, *, is_accepted: bool) -> None:
         ("gzip, br", "*", True),
     ],
 )
-def test_each_coding_is_accepted(coding: str, header: str, *, is_accepted: bool) -> None:
-    """What has several codings is accepted by a client that accepts each of them."""
+def test_all_codings_must_be_accepted(coding: str, header: str, *, is_accepted: bool) -> None:
+    """An object with several codings is accepted by a client that accepts each of them."""
     assert accepts(coding, header.encode()) is is_accepted
 
 
@@ -299,10 +299,10 @@ def test_a_coding_is_sent_only_if_the_whole_body_is_asked_for(
         ("br", b"br, identity;q=0", b"gzip, identity;q=0"),
     ],
 )
-def test_what_cannot_be_inflated_is_sent_whole_or_refused(
+def test_form_that_cannot_be_inflated_is_sent_whole_or_refused(
     method: str, headers: dict[bytes, bytes], coding: str, accepted: bytes, refused: bytes
 ) -> None:
-    """A client that accepts the coding gets all of it, another one 406."""
+    """A client that accepts an unknown coding gets the whole body, and another one 406."""
     sent = None if method == "HEAD" else ByteRange(0, 9)
 
     found = _choose(method, headers, accepted, coding)
@@ -310,7 +310,7 @@ def test_what_cannot_be_inflated_is_sent_whole_or_refused(
     assert _choose(method, headers, refused, coding) == Selection(HTTPStatus.NOT_ACCEPTABLE)
 
 
-def test_a_client_of_s3_gets_the_stored_form() -> None:
+def test_s3_client_gets_the_stored_form() -> None:
     """The ranges of a client of S3 count stored bytes, whatever it accepts."""
     part = {b"range": b"bytes=-4", b"if-match": b'"v1"'}
 

@@ -264,7 +264,7 @@ BAD = {"no gzip": b"what was never compressed", "a bomb": zipped(bytes(2**16 + 1
 def test_what_does_not_inflate_is_damage(
     service: Service, name: str, headers: dict[str, str]
 ) -> None:
-    """424 with the name of the object, and nothing left behind; who takes gzip gets it."""
+    """A chunk that does not inflate is 424, and is sent as stored to clients that accept gzip."""
     service.put(_with_stored(BAD[name]))
     got = service.ask(**headers)
 

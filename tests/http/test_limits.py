@@ -122,7 +122,7 @@ def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
 
 
 def test_dataset_leaves_a_quarter_of_the_requests_to_others() -> None:
-    """Requests that wait for the store of one dataset are refused before others are."""
+    """A request above three quarters for one dataset is refused, and one for another is not."""
     with service(names=("any", "other"), requests=4) as served:
         waiting = served.wait(2) + served.wait(1, "/any/slow?v=")
         paths = ["/any/fast", "/any/fast?v=1", "/%61ny/fast", "/api/datasets/any", "/any/"]
@@ -140,7 +140,7 @@ def test_dataset_leaves_a_quarter_of_the_requests_to_others() -> None:
 
 
 def test_only_dataset_has_all_requests() -> None:
-    """A dataset beside which there is no other leaves no requests to others."""
+    """A single dataset may have all requests."""
     with service(requests=4) as served:
         waiting = served.wait(3)
 

@@ -121,8 +121,8 @@ def test_both_ways_answer_alike(url: str, headers: bytes) -> None:
     assert short[2] == long[2]
 
 
-def test_a_query_changes_nothing_but_the_way(url: str) -> None:
-    """Unknown parameters are ignored, and S3 clients get errors of S3."""
+def test_unknown_parameters_are_ignored(url: str) -> None:
+    """An unknown parameter changes no response; S3 clients get S3's form of errors."""
     plain = _ask(url, _get("c/0/0"))
     signed = b"Authorization: AWS4-HMAC-SHA256 x\r\n"
 
@@ -145,8 +145,8 @@ def test_a_query_changes_nothing_but_the_way(url: str) -> None:
         ("?location", 200),
     ],
 )
-def test_a_parameter_of_s3_means_the_same_for_all(url: str, target: str, status: int) -> None:
-    """A parameter that changes what a request is about is served or refused, signed or not."""
+def test_parameter_of_s3_means_the_same_for_all_clients(url: str, target: str, status: int) -> None:
+    """A parameter of S3 has the same status whether the request is signed or not."""
     signed = b"Authorization: AWS4-HMAC-SHA256 x\r\n"
     plain, other = _ask(url, _get(target)), _ask(url, _get(target, signed))
 

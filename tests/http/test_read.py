@@ -96,8 +96,8 @@ def client(tmp_path: Path, shard: Path) -> Generator[httpx.Client]:
 
 
 @pytest.mark.parametrize("key", ["c/9/9", "c/3/0", "c/01/0", "c/0"])
-def test_a_chunk_off_the_grid_is_told_with_the_grid(client: httpx.Client, key: str) -> None:
-    """A key that is like that of a chunk and names none is answered with the grid, another not."""
+def test_absent_chunk_off_the_grid_is_explained(client: httpx.Client, key: str) -> None:
+    """The 404 of a chunk off the grid names the grid; that of any other key does not."""
     answers = [client.get(f"/em/{path}") for path in (key, "c/1/3", "other")]
 
     assert [answer.status_code for answer in answers] == [404] * 3

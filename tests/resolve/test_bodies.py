@@ -98,8 +98,8 @@ async def test_many_at_once_are_inflated_one_after_the_other() -> None:
     assert data.budget.held_bytes == 0
 
 
-async def test_gzip_and_what_it_holds_are_held_together() -> None:
-    """Both stay reserved until the client has the body; the inflated form has another ETag."""
+async def test_stored_and_inflated_forms_are_reserved_together() -> None:
+    """The stored and the inflated bytes stay reserved until the client has the body."""
     data = _case(_OBJECTS).data
     seen: list[Entity] = []
 
@@ -189,7 +189,7 @@ async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
 
 
 async def test_share_leaves_the_rest_to_others() -> None:
-    """Others get their quarter at once while a share is full, exceeded, or waited for."""
+    """Other shares get a quarter at once while one share is full, exceeded or waited for."""
     budget = ByteBudget(8, wait_s=0.01)
     bodies = budget.share(6)
     async with holding(bodies, 6):
@@ -223,8 +223,8 @@ async def test_bucket_leaves_a_quarter_to_others() -> None:
         assert budget.held_bytes == 8
 
 
-async def test_the_share_that_holds_least_goes_first() -> None:
-    """Requests that keep one share busy do not keep out a larger request of another share."""
+async def test_least_used_share_is_served_first() -> None:
+    """A busy share of small requests does not keep out a larger request of another share."""
     budget, order = ByteBudget(8, wait_s=60), list[str]()
     busy, idle = budget.share(6), budget.share(6)
 
@@ -247,8 +247,8 @@ async def test_the_share_that_holds_least_goes_first() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 14), max_size=4))))
-def test_holders_of_shares_do_not_wait_for_one_another(plans: list[tuple[int, list[int]]]) -> None:
-    """Holders finish whatever they hold in which share, and however much more they want."""
+def test_holders_of_shares_do_not_deadlock(plans: list[tuple[int, list[int]]]) -> None:
+    """Holders that grow in any share always finish, however many bytes they want."""
 
     async def run() -> None:
         budget = ByteBudget(_MAX, wait_s=60)

@@ -147,10 +147,10 @@ _BROKEN = [b"", b"{", b"\0" * 9, b'{"zarr_format": 4}']
         *(("auto", "g/info", broken) for broken in _BROKEN[:3]),
     ],
 )
-async def test_a_damaged_marker_hides_no_container_below(
+async def test_damaged_marker_hides_no_container_below(
     name: str, marker: str, broken: bytes
 ) -> None:
-    """The nearest marker decides; keys of chunks without a nearer one are damage that names it."""
+    """A container below a damaged marker is read; chunks without one are damage that names it."""
     memory = filled()
     memory.place(ROOT.join("g/a/zarr.json"), zarr_json())
     await replica(memory).put("g/a/c/0", b"0000")
@@ -171,8 +171,8 @@ async def test_a_damaged_marker_hides_no_container_below(
         await one.put("g/c/5", b"0000")
 
 
-async def test_a_damaged_repository_has_no_absent_keys() -> None:
-    """Every key without a nearer container depends on it, and listings go on."""
+async def test_damaged_repository_has_no_absent_keys() -> None:
+    """A key below a damaged ``repo`` is damage, unless a nearer container has it."""
     memory = filled()
     memory.place(ROOT.join("r/repo"), b"\0" * 100)
     memory.place(ROOT.join("r/b/zarr.json"), _PLAIN)
@@ -185,8 +185,8 @@ async def test_a_damaged_repository_has_no_absent_keys() -> None:
 
 
 @pytest.mark.parametrize("key", ["a/zarr.json", "b/zarr.json", "b/info"])
-async def test_a_damaged_marker_can_be_replaced(key: str) -> None:
-    """A PUT of its own key repairs it, and DELETE removes it."""
+async def test_damaged_marker_can_be_replaced(key: str) -> None:
+    """A damaged marker is removed by DELETE and repaired by PUT of its own key."""
     memory = filled()
     memory.place(ROOT.join(key), b"{")
     one = replica(memory)
@@ -200,8 +200,8 @@ async def test_a_damaged_marker_can_be_replaced(key: str) -> None:
     assert await one.read(key) == _PLAIN
 
 
-async def test_a_note_may_be_written_under_the_name_of_a_marker() -> None:
-    """What is no marker, and was written here, is served as it is."""
+async def test_note_with_the_name_of_a_marker_is_served() -> None:
+    """A document that is no marker can be written under its name, and is served."""
     memory = filled()
     one = replica(memory)
     await one.put("n/info", b"{}")

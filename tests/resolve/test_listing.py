@@ -138,9 +138,7 @@ def _sparse_volume(grid: int, algorithm: str, cells: Sequence[tuple[int, ...]]) 
 
 @pytest.mark.parametrize("limit", [1000, 1])
 @pytest.mark.parametrize("algorithm", ["identity", "murmurhash3_x86_128"])
-async def test_a_sparse_volume_of_any_size_is_listed_by_its_shards(
-    algorithm: str, limit: int
-) -> None:
+async def test_sparse_volume_is_listed_by_its_shards(algorithm: str, limit: int) -> None:
     """The chunks of a volume of 2^60 cells are listed from the indexes of its three shards."""
     grid = 2**20
     cells = [(5, 700_001, 12), (999_999, 3, 524_288), (77, 1_048_575, 9)]
@@ -201,8 +199,8 @@ async def test_a_damaged_shard_fails_the_page() -> None:
 
 
 @pytest.mark.parametrize("marker", ["zarr.json", "b/zarr.json", "info", "b/info", "b/repo"])
-async def test_a_damaged_marker_ends_no_listing(marker: str) -> None:
-    """What is below it is listed, containers as such and all else as it is stored."""
+async def test_listing_continues_below_a_damaged_marker(marker: str) -> None:
+    """Containers below a damaged marker are listed as such, and its other objects as stored."""
     store = filled({marker: b"", "b/a/zarr.json": json.dumps(
         array_metadata([4], [4], [sharding([2])])).encode(), "b/c/0": b"unknown",
         "b/a/c/0": encode_shard([b"xx", b"yy"])})  # fmt: skip
@@ -221,8 +219,8 @@ async def test_a_damaged_marker_ends_no_listing(marker: str) -> None:
     assert set(found) == {"b/a"}
 
 
-async def test_directories_of_chunks_below_a_damaged_array_are_passed_over() -> None:
-    """An array may have very many of them; containers with such names are found."""
+async def test_chunk_directories_below_a_damaged_array_are_not_searched() -> None:
+    """The search for containers skips directories of chunks unless they hold a marker."""
     array = json.dumps(array_metadata([4], [4], [LITTLE])).encode()
     objects = dict.fromkeys(("0/zarr.json", "g/1/zarr.json"), array)
     store = WatchedStore()

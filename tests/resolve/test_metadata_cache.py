@@ -353,8 +353,8 @@ async def test_what_takes_much_memory_waits_for_room(data: bytes, read: Read[Opa
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
-async def test_what_has_a_content_coding_is_decoded(coding: str) -> None:
-    """A whole object is decoded within the limit of its read, and a part as it is stored."""
+async def test_content_coding_of_a_document_is_removed(coding: str) -> None:
+    """A whole document is inflated within the limit of its read; a part is read as stored."""
     store, data = WatchedStore(), encoded(coding, b"text" * 1000)
     store.place(REF, data, headers=ObjectHeaders(coding))
     whole = await perform(store, Read("metadata", REF, ByteRange(0, 4000), Opaque))
@@ -368,8 +368,8 @@ async def test_what_has_a_content_coding_is_decoded(coding: str) -> None:
         await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
 
 
-async def test_a_file_of_a_repository_with_a_content_coding_is_decoded() -> None:
-    """Its memory is reserved before the coding is removed."""
+async def test_content_coding_of_a_repository_file_is_removed() -> None:
+    """A file that reserves memory for its decoding is inflated first."""
     store, read = (
         WatchedStore(),
         Read("n", REF, ByteRange(0, 2**22), Opaque, memory_nbytes=memory_nbytes),
@@ -381,8 +381,8 @@ async def test_a_file_of_a_repository_with_a_content_coding_is_decoded() -> None
     assert found.value.data == _FILE
 
 
-async def test_damage_behind_an_unknown_coding_tells_the_coding() -> None:
-    """A document is decoded as it is stored if its coding is unknown: some name a charset there."""
+async def test_damage_behind_an_unknown_coding_names_the_coding() -> None:
+    """A document with an unknown coding is decoded as stored; its damage names the coding."""
 
     def decode(data: bytes) -> Opaque:
         raise DecodeError(f"no JSON: {data!r}")
@@ -399,10 +399,10 @@ class _Unsharded:
     nbytes: int = 0
 
 
-async def test_why_something_is_served_as_stored_is_logged_once(
+async def test_reason_for_serving_as_stored_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A version is named once, however often it is read, and a new version again."""
+    """Each version of metadata that is served as stored is logged once."""
     caplog.set_level("INFO", logger="app")
     case = _Case()
     read = Read("metadata", REF, None, lambda _: _Unsharded("it is odd"))

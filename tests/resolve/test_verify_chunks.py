@@ -96,7 +96,7 @@ def written(
 async def test_chunks_of_zarr_python_are_sound(
     chain: Sequence[BytesBytesCodec], dtype: str, *, is_nested: bool
 ) -> None:
-    """No frame of a released writer is called damaged."""
+    """Chunks that zarr-python wrote with any codec have no damage."""
     report = await report_of(written(chain, dtype, is_nested=is_nested))
 
     assert (report.damages, report.not_checked, report.chunks) == ([], {}, 2 * _ENTRIES)
@@ -118,10 +118,10 @@ def zeroed(shard: bytes) -> bytes:
 
 @pytest.mark.parametrize("chain", CHAINS, ids=name_of)
 @pytest.mark.parametrize("damage", [shortened, zeroed])
-async def test_a_chunk_that_lost_bytes_is_named(
+async def test_truncated_or_zeroed_chunk_is_damage(
     chain: Sequence[BytesBytesCodec], damage: Any
 ) -> None:
-    """A short chunk and one of zeroes are found, but zeroes that nothing compressed."""
+    """A short chunk is damage, and so is one of zeroes unless its codecs do not compress."""
     objects = written(chain)
     objects["c/0/1"] = damage(objects["c/0/1"])
 
@@ -131,8 +131,8 @@ async def test_a_chunk_that_lost_bytes_is_named(
     assert [each.key for each in report.damages] == ([] if is_hidden else ["c/0/2"])
 
 
-async def test_a_frame_must_hold_a_whole_chunk() -> None:
-    """A sound frame of other data is damage."""
+async def test_frame_of_another_length_is_damage() -> None:
+    """A sound frame that holds other than the bytes of a whole chunk is damage."""
     objects = written([ZstdCodec()])
     document = json.loads(objects["zarr.json"])
     document["data_type"], document["fill_value"] = "uint32", 0
@@ -144,8 +144,8 @@ async def test_a_frame_must_hold_a_whole_chunk() -> None:
     assert len(report.damages) == 2 * _ENTRIES
 
 
-async def test_chunks_of_unknown_codecs_are_not_called_checked() -> None:
-    """Chunks that are only read are listed with the codec."""
+async def test_chunks_of_unknown_codecs_are_reported_as_unchecked() -> None:
+    """The report lists chunks of an unknown codec as not checked, with the codec."""
     objects = written([])
     document = json.loads(objects["zarr.json"])
     document["codecs"][0]["configuration"]["codecs"].append({"name": "numcodecs.lz4"})
@@ -174,10 +174,8 @@ def without_chunks(shard: bytes) -> bytes:
 
 @pytest.mark.parametrize("gzip", ["raw", "gzip"])
 @pytest.mark.parametrize("encoding", ["raw", "jpeg", "png", "compressed_segmentation"])
-async def test_voxels_of_tensorstore_are_sound_until_they_are_zeroes(
-    tmp_path: Path, encoding: str, gzip: str
-) -> None:
-    """Each encoding of a volume is told from zeroes, and raw voxels by their number."""
+async def test_zeroed_voxels_are_damage(tmp_path: Path, encoding: str, gzip: str) -> None:
+    """Chunks that TensorStore wrote are sound in each encoding, and damaged once zeroed."""
     is_labels = encoding == "compressed_segmentation"
     block = {"compressed_segmentation_block_size": [8, 8, 8]} if is_labels else {}
     info = volume_info(

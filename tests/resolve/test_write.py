@@ -55,10 +55,10 @@ async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
 @pytest.mark.parametrize("keeps_headers", [False, True])
-async def test_an_object_that_came_with_a_coding(
+async def test_object_keeps_its_coding_where_the_store_can(
     memory: MemoryStore, coding: str, *, keeps_headers: bool
 ) -> None:
-    """A store with headers keeps body and coding, another one the inflated body; readers get it."""
+    """A store with headers keeps the coded body, and another one the inflated body."""
 
     class Store(Between):
         def keeps_headers(self, _: object) -> bool:

@@ -262,18 +262,23 @@ async def test_a_plain_read_is_one_request(
     assert seen.headers["Accept-Encoding"] == "identity"
 
 
-async def test_nobody_there_is_unavailable() -> None:
-    """A refused connection is told, and may be tried again."""
-    settings = StoreSettings(endpoint_url="http://127.0.0.1:1", anonymous=True)
+async def expect_from_all(error: type[StorageError], url: str) -> None:
+    """Expect *error* from a store of every kind at *url*."""
+    settings = StoreSettings(endpoint_url=url, anonymous=True)
     for store, bucket in (
-        (HttpStore(timeout_s=LONGEST_S), "http://127.0.0.1:1"),
+        (HttpStore(timeout_s=LONGEST_S), url),
         (S3Store(settings, timeout_s=LONGEST_S), "s3://bucket"),
         (CloudStore("gs", settings, timeout_s=LONGEST_S), "gs://bucket"),
     ):
         for ask in (store.get, store.check_reachable):
-            with pytest.raises(StorageUnavailableError):
+            with pytest.raises(error):
                 await ask(ObjectRef(bucket, "key"))
         await store.aclose()
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    """A refused connection is told, and may be tried again."""
+    await expect_from_all(StorageUnavailableError, "http://127.0.0.1:1")
 
 
 async def test_an_untrusted_certificate_is_final() -> None:
@@ -281,17 +286,7 @@ async def test_an_untrusted_certificate_is_final() -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
     async with ScriptedServer([[]]).running(tls) as server:
-        url = f"https://127.0.0.1:{server.port}"
-        settings = StoreSettings(endpoint_url=url, anonymous=True)
-        for store, bucket in (
-            (HttpStore(timeout_s=LONGEST_S), url),
-            (S3Store(settings, timeout_s=LONGEST_S), "s3://bucket"),
-            (CloudStore("gs", settings, timeout_s=LONGEST_S), "gs://bucket"),
-        ):
-            for ask in (store.get, store.check_reachable):
-                with pytest.raises(StorageUnusableError):
-                    await ask(ObjectRef(bucket, "key"))
-            await store.aclose()
+        await expect_from_all(StorageUnusableError, f"https://127.0.0.1:{server.port}")
 
 
 @pytest.mark.parametrize(
@@ -398,10 +393,10 @@ def hiding_root(stores: Stores, faulty: FaultyServer, kind: str) -> ObjectRef:
 
 
 @pytest.mark.parametrize(("kind", "fault"), HIDING)
-async def test_a_forbidden_object_is_absent_where_the_settings_say_so(
+async def test_forbidden_object_is_absent_by_setting(
     faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
-    """With `forbidden_is_absent` 403 is absence, except for a version that was seen."""
+    """403 is absence with `forbidden_is_absent`, except for a version that was seen."""
     async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as stores:
         root = hiding_root(stores, faulty, kind)
         ref = root.join("key")
@@ -420,7 +415,7 @@ async def test_a_forbidden_object_is_absent_where_the_settings_say_so(
 async def test_wrong_credentials_are_never_absence(
     faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
-    """With `forbidden_is_absent` wrong keys, signatures and clocks are refused as before."""
+    """Wrong keys, signatures and clocks are errors with `forbidden_is_absent` too."""
     async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as stores:
         root = hiding_root(stores, faulty, kind)
         faulty.fail(fault)

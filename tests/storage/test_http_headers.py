@@ -107,7 +107,7 @@ def test_a_derived_version_changes_with_each_fact() -> None:
         (b"", ""),
     ],
 )
-def test_a_coding_has_one_spelling(coding: bytes, expected: str) -> None:
+def test_coding_has_one_spelling(coding: bytes, expected: str) -> None:
     """The coding of an object leaves out framing and charset, and has the registered names."""
     assert content_coding({b"content-encoding": coding}) == expected
     assert content_coding({}) == ""

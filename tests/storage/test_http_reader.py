@@ -240,7 +240,7 @@ async def test_modified_object_is_no_alternation(
 
 
 async def test_mirrors_are_read_by_modification_time(faulty: FaultyServer) -> None:
-    """With the validator last-modified, versions are told apart by time and size alone."""
+    """Mirrors with several ETags are read with the validator last-modified."""
     faulty.put("bucket", "key", DATA)
     faulty.fail(Fault.MIRRORS)
     ref = ObjectRef(faulty.url, "bucket/key")

@@ -146,7 +146,7 @@ async def test_a_root_may_allow_redirects(
             await stores.get(ref)
 
 
-async def test_a_reference_may_redirect_below_another_allowed_prefix(
+async def test_reference_may_redirect_below_another_allowed_prefix(
     faulty: FaultyServer, other: FaultyServer, stores: Stores
 ) -> None:
     """A dataset that allows the servers at both ends allows the redirect between them."""
@@ -163,10 +163,10 @@ async def test_a_reference_may_redirect_below_another_allowed_prefix(
         await stores.get(first.root.join("away"))
 
 
-async def test_an_allowed_redirect_leads_to_public_addresses_only(
+async def test_allowed_redirect_to_a_private_address_is_refused(
     faulty: FaultyServer, stores: Stores
 ) -> None:
-    """A name that is allowed, and means this machine, is not connected to."""
+    """A redirect to an allowed name with a private address is not followed."""
     name = f"http://{socket.gethostname()}:{faulty.url.rpartition(':')[2]}"
     faulty.put("cdn", "moved", b"data")
     faulty.redirects["/data/key"] = f"{name}/cdn/moved"
@@ -179,7 +179,7 @@ async def test_an_allowed_redirect_leads_to_public_addresses_only(
 TOKEN = "hunter2"
 
 
-async def test_a_token_is_sent_to_its_own_server_only(
+async def test_token_is_sent_to_its_own_server_only(
     faulty: FaultyServer, other: FaultyServer, stores: Stores
 ) -> None:
     """A server that is redirected to does not see the token, nor does one without that store."""
@@ -201,10 +201,10 @@ async def test_a_token_is_sent_to_its_own_server_only(
     assert TOKEN not in repr(settings)
 
 
-async def test_a_token_of_a_dataset_is_not_for_other_servers_of_its_references(
+async def test_token_of_a_dataset_is_not_sent_for_references(
     faulty: FaultyServer, other: FaultyServer, stores: Stores
 ) -> None:
-    """A prefix on another server has the token only if it names the store."""
+    """A virtual prefix on another server gets a token only from a store that it names."""
     faulty.put("data", "moved", b"data")
     prefixes = [f"{faulty.url}/data", f"{other.url}/cdn"]
     dataset = {"url": f"{faulty.url}/lab", "store": "lab", "virtual_chunk_prefixes": prefixes}
@@ -217,10 +217,10 @@ async def test_a_token_of_a_dataset_is_not_for_other_servers_of_its_references(
     assert [seen.headers.get("Authorization") for seen in other.seen] == [None]
 
 
-async def test_a_token_that_is_refused_is_read_again(
+async def test_refused_token_is_read_again(
     faulty: FaultyServer, stores: Stores, tmp_path: Path
 ) -> None:
-    """A new token in the file is used at once, also for references; the old one is not told."""
+    """After 401 a new token in the file is used at once, also for references."""
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     faulty.put("data", "key", b"data")
@@ -266,7 +266,7 @@ def test_settings_that_a_server_cannot_have_stop_the_start(
 
 
 def test_clients_are_told_where_a_redirect_leads(faulty: FaultyServer) -> None:
-    """With 424, which is no absence."""
+    """A redirect that is not allowed is 424, with both URLs."""
     faulty.redirects["/data/key"] = "https://cdn.example/key"
     datasets = {
         "closed": DatasetSettings(url=f"{faulty.url}/data"),

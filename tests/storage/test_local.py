@@ -225,10 +225,10 @@ async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: 
 
 
 @pytest.mark.parametrize(("ending", "coding"), [("gz", "gzip"), ("br", "br"), ("zstd", "zstd")])
-async def test_a_coded_file_is_read_by_its_plain_name(
+async def test_coded_file_is_read_by_its_plain_name(
     stores: Stores, folder: Path, ending: str, coding: str
 ) -> None:
-    """It has its coding, unless it is asked for by its whole name, or there is a plain file."""
+    """A file with the ending of a coding is read by its plain name if there is no plain file."""
     (folder / f"0-64.{ending}").write_bytes(b"coded")
     root = stores.open_root(folder.as_uri())
     ref = root.join("0-64")
@@ -248,7 +248,7 @@ async def test_a_coded_file_is_read_by_its_plain_name(
 async def test_coded_chunks_are_listed_by_their_plain_names(
     store: LocalStore, folder: Path
 ) -> None:
-    """Files with a plain one beside them, and names with a dot, are listed as they are."""
+    """Coded files are listed by plain names, unless a plain file or another dot is there."""
     for name in ("1.gz", "1.br", "2", "2.gz", "3.zstd", "brain.nii.gz", ".gz", "4.xz"):
         (folder / name).touch()
     (folder / "out.gz").symlink_to("../secret")
@@ -398,7 +398,7 @@ async def test_a_link_that_leads_out_is_denied(
     leads_out: bool,
     is_guarded: bool,
 ) -> None:
-    """To a file, a folder or nothing; only the end of a link must lie below the prefix or root."""
+    """A link is denied if its end, a file, a folder or nothing, lies outside of the root."""
     (guarded / link).symlink_to(target)
     opening = stores.open_prefix if is_guarded else stores.open_root
     root = opening(guarded.as_uri())
@@ -428,7 +428,7 @@ async def test_the_operator_may_name_any_folder(stores: Stores, guarded: Path) -
     assert await read_guarded(stores, served, "out") == b"secret"
 
 
-async def test_a_root_may_be_a_link_that_is_turned(stores: Stores, guarded: Path) -> None:
+async def test_root_may_be_a_link_that_changes(stores: Stores, guarded: Path) -> None:
     """Files are read wherever the link of the root leads at the moment."""
     (guarded.parent / "new").mkdir()
     (guarded.parent / "new" / "file").write_bytes(b"new")
@@ -446,7 +446,7 @@ async def test_a_root_may_be_a_link_that_is_turned(stores: Stores, guarded: Path
 async def test_links_that_lead_out_are_listed_where_they_are_followed(
     stores: Stores, guarded: Path, *, follow_links: bool
 ) -> None:
-    """Elsewhere they are left out, and listing below them is denied."""
+    """Links out of the root are listed with `follow_links`, and left out without it."""
     (guarded / "file").symlink_to("../secret")
     (guarded / "near").symlink_to("a")
     (guarded / "out").symlink_to("../data-evil")

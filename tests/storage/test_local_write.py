@@ -161,10 +161,10 @@ async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
         ("link", "..", "link/outside"),
     ],
 )
-async def test_a_write_never_follows_a_link_out_of_the_folder(
+async def test_write_follows_no_link_out_of_the_folder(
     store: LocalStore, folder: Path, link: str, target: str, key: str
 ) -> None:
-    """Neither a file nor a folder is made, replaced or removed beyond such a link."""
+    """A file or folder beyond a link out of the root is not made, replaced or removed."""
     outside = folder.parent / "outside"
     outside.mkdir()
     (outside / "old").write_bytes(b"old")
@@ -183,8 +183,8 @@ async def test_a_write_never_follows_a_link_out_of_the_folder(
     assert (folder.parent / "secret").read_bytes() == b"secret"
 
 
-async def test_a_coded_file_is_not_replaced(store: LocalStore, folder: Path) -> None:
-    """A plain file would hide it, and its removal would bring it back: both conflict."""
+async def test_coded_file_is_not_replaced(store: LocalStore, folder: Path) -> None:
+    """A PUT or DELETE of the plain name of a coded file is a conflict."""
     (folder / "0-64.gz").write_bytes(b"coded")
     stat = await store.stat(ref_of(folder, "0-64"))
     assert stat is not None

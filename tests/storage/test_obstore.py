@@ -49,10 +49,10 @@ async def test_a_name_that_would_be_changed_is_not_asked_for(
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd"])
-async def test_what_has_a_coding_is_given_as_it_is(
+async def test_coded_object_is_read_as_stored(
     azurite: Azurite, fake_gcs: FakeGcs, coding: str
 ) -> None:
-    """What was stored with a coding is not inflated on the way, and says its coding."""
+    """An object that was stored with a content coding is not inflated, and has its coding."""
     azurite.put("coded", DATA, coding=coding)
     fake_gcs.put("coded", DATA, coding=coding)
     google = StoreSettings(endpoint_url=fake_gcs.url, anonymous=True)

@@ -190,10 +190,10 @@ async def test_the_environment_is_enough(
 @pytest.mark.parametrize(
     ("key_id", "code"), [(None, "SignatureDoesNotMatch"), ("nobody", "InvalidAccessKeyId")]
 )
-async def test_a_denial_has_the_code_of_the_store(
+async def test_denial_has_the_code_of_the_store(
     seaweedfs: SeaweedFS, key_id: str | None, code: str
 ) -> None:
-    """Also where HEAD is asked first, whose answer has no document: a GET or listing tells it."""
+    """The error for a denied HEAD, GET or check of a root has S3's code."""
     wrong = {"access_key_id": key_id or seaweedfs.access_key_id}
     settings = seaweedfs.settings.model_copy(
         update={"secret_access_key": SecretStr("wrong"), **wrong}
@@ -205,8 +205,8 @@ async def test_a_denial_has_the_code_of_the_store(
                 await ask(ref)
 
 
-async def test_an_endpoint_that_is_not_there_is_named() -> None:
-    """Reads, listings and the check of a root name the server, and no signature."""
+async def test_unreachable_endpoint_is_named() -> None:
+    """The error of an unreachable server names its endpoint, and no signature."""
     endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
     keys = {"access_key_id": "id", "secret_access_key": SecretStr("secret")}
 
@@ -254,7 +254,7 @@ async def test_urls_are_those_of_botocore(
             assert ("x-amz-request-payer=requester&" in ours) is pays
 
 
-async def test_a_requester_agrees_to_pay_for_every_request(seaweedfs: SeaweedFS) -> None:
+async def test_requester_agrees_to_pay_for_every_request(seaweedfs: SeaweedFS) -> None:
     """The agreement is signed, in the query of reads and the headers of all other requests."""
     agreed: list[bool] = []
 

@@ -89,7 +89,7 @@ async def s3(heard: Heard) -> AsyncGenerator[S3Client]:
 async def test_bodies_of_any_size_are_sent_and_signed(
     heard: Heard, s3: S3Client, operation: str, nbytes: int
 ) -> None:
-    """The signed digest is that of the body; a large one has only ``Expect`` besides."""
+    """The digest of each body is signed, and only a large one has ``Expect``."""
     for size in (9, nbytes):
         await s3.send(REF, operation, Body=BODY[:size], **OPERATIONS[operation])
 

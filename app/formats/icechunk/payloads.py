@@ -30,7 +30,7 @@ from app.model import ByteRange, ETag, UnmodifiedSince
 
 _MAX_DIMENSIONS: Final = 64
 _BATCH: Final = 4096
-"""Rows converted at once: no other thread runs meanwhile."""
+"""Rows converted in one call, during which no other thread runs."""
 _U32_STOP: Final = 2**32
 _STOP: Final = 2**63
 _NATIVE: Final = ("chunk_ids", "lengths")

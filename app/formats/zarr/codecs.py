@@ -160,7 +160,7 @@ def _index_codec(sharding: dict[str, Json], entry_count: int, trailer_nbytes: in
         raise DecodeError(f"index_location is neither start nor end: {str(location)[:80]}")
     if "index_codecs" not in sharding:  # as drafted until July 2023
         if entry_count > _MAX_UNDECLARED:
-            raise DecodeError(f"an index of {entry_count} entries, and no index_codecs")
+            raise DecodeError(f"an index of {entry_count} entries has no index_codecs")
         place = IndexLocation(location)
         return IndexCodec(
             entry_count, place, big_endian=False, has_checksum=None, trailer_nbytes=trailer_nbytes

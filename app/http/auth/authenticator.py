@@ -149,9 +149,9 @@ class Authenticator:
     def cached_reader(
         self, dataset: Dataset | None, headers: RequestHeaders, now: float, segment: bytes | None
     ) -> Caller | None:
-        """Return the cached caller who may read *dataset*, which is private or does not exist.
+        """Return the cached caller with the right to read *dataset*; see `DataPlane.begin`.
 
-        See `DataPlane.begin`.
+        The dataset is private or does not exist.
         """
         sent = segment or headers.get(b"authorization", b"")
         key = "" if dataset is None else dataset.name, sent, segment is not None

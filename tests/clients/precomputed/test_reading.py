@@ -58,8 +58,8 @@ def test_chunks_are_the_files_of_the_twin(
 
 
 @pytest.mark.parametrize("compress", ["gzip", "br", "zstd"])
-def test_a_folder_that_cloudvolume_compressed_is_read(tmp_path: Path, compress: str) -> None:
-    """The chunks, whose files have the ending of their coding, are read by their plain names."""
+def test_folder_compressed_by_cloudvolume_is_read(tmp_path: Path, compress: str) -> None:
+    """Chunks in files with the ending of a coding are read by their plain names."""
     values = np.arange(70 * 64 * 2, dtype="u2").reshape(70, 64, 2, 1)
     info = CloudVolume.create_new_info(
         1, "image", "uint16", "raw", (1, 1, 1), (0, 0, 0), (70, 64, 2), chunk_size=(64, 64, 2)

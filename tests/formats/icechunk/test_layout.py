@@ -70,8 +70,8 @@ async def test_what_has_no_marker_is_no_repository() -> None:
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"\0" * 50, b"ICD" + b"x" * 50])
-async def test_a_damaged_repo_of_a_named_format_is_no_absence(content: bytes) -> None:
-    """Where the settings name the format no other file is called so; an error page is passed by."""
+async def test_damaged_repo_of_a_named_format_is_damage(content: bytes) -> None:
+    """With a named format an unreadable ``repo`` is damage, and an error page is passed by."""
     icechunk = Icechunk(LIMIT, LIMIT, is_named=True)
     with pytest.raises(DamagedError, match="repo"):
         await icechunk.open(ROOT, DirectFetch(filled({"repo": content})))
@@ -216,7 +216,7 @@ async def test_what_is_neither_document_nor_chunk_is_nothing(key: str) -> None:
     ],
 )
 async def test_absence_is_explained_by_refs_and_grids(key: str, reason: str) -> None:
-    """A ref that is spelled in another way is suggested, and a chunk is told the grid."""
+    """The reason of absence is the right spelling of a ref, or the grid that a chunk is off."""
     case = _Case()
     layout = await case.open()
 

@@ -93,8 +93,8 @@ async def test_an_absent_shard_is_looked_for_once_in_either_form() -> None:
     assert case.keys == ["s0/1.shard", "s0/1.index"]
 
 
-async def test_a_malformed_scale_costs_no_other() -> None:
-    """Its chunks are damage that names it, never absent; its shards are plain objects."""
+async def test_malformed_scale_damages_only_its_own_chunks() -> None:
+    """Chunks of a malformed scale are damage that names it, and its shards are plain objects."""
     info = volume_info(RAW_SHARDING)
     info["scales"] += volume_info(RAW_SHARDING, key="s1", chunk_sizes=[[3, 3]])["scales"]
     case = Container({**_OBJECTS, "info": json.dumps(info).encode(), "s1/0.shard": b"a shard"})

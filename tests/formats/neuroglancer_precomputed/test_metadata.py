@@ -263,8 +263,8 @@ def _bad_grids() -> Iterator[tuple[dict[str, Any], str]]:
     ("document", "reason"),
     [*((skeleton_info(sharding), reason) for sharding, reason in _bad_shardings()), *_bad_grids()],
 )
-def test_what_nobody_could_find_or_decode_is_named(document: Any, reason: str) -> None:
-    """Bits, hashes, encodings, grids that are none, too large or too many cost their member."""
+def test_invalid_member_is_named_in_its_fault(document: Any, reason: str) -> None:
+    """Sharding or a grid that is invalid or too large makes a fault that names its member."""
     info = _parse(document)
     (*_, fault) = info.faults
 
@@ -275,16 +275,16 @@ def test_what_nobody_could_find_or_decode_is_named(document: Any, reason: str) -
 
 @pytest.mark.parametrize("name", ["scales", "relationships", "spatial"])
 @pytest.mark.parametrize("value", _NO_LISTS)
-def test_what_is_no_list_is_refused(name: str, value: Any) -> None:
-    """Without a list of members nothing of the document is known."""
+def test_members_that_are_no_list_are_refused(name: str, value: Any) -> None:
+    """A document whose members are no list of objects is refused as a whole."""
     document = volume_info(None) if name == "scales" else annotation_info(RAW_SHARDING)
 
     with pytest.raises(DecodeError, match=f"{name} is no list of objects"):
         _parse({**document, name: value})
 
 
-def test_a_malformed_scale_is_served_as_it_is_stored() -> None:
-    """Only scales that are understood lose their sharding."""
+def test_malformed_scale_keeps_its_stored_form() -> None:
+    """Scales lose their sharding in the served ``info``, except for malformed ones."""
     document = volume_info(RAW_SHARDING, size=[7])
     document["scales"] += [None, *volume_info(RAW_SHARDING, key="s1")["scales"]]
     info = _parse(document)
@@ -589,8 +589,8 @@ async def test_what_contradicts_itself_is_refused(change: Callable[[Document], N
         await _translate(json.dumps(given).encode(), None)
 
 
-async def test_a_malformed_scale_that_is_stored_may_be_written_back() -> None:
-    """Clients got it so, and the other scales keep their shards; another one is refused."""
+async def test_unchanged_malformed_scale_may_be_written_back() -> None:
+    """A malformed scale is accepted if it is the stored one, and refused if it was changed."""
     stored = deepcopy(VOLUME)
     stored["scales"].append({**stored["scales"][0], "key": "s9", "size": "large"})
     given = _served(stored)

@@ -126,8 +126,8 @@ def test_what_contradicts_the_specification_is_refused(codec: Any, reason: str) 
             unshard([transpose, sharding([2, 2])], (4, 4))
 
 
-def test_what_drafts_left_out_has_a_meaning() -> None:
-    """A chunk without codecs is little-endian; the shard tells of the checksum of its index."""
+def test_omitted_codecs_have_defaults() -> None:
+    """A chunk without codecs is little-endian, and an index without codecs may have a checksum."""
     codec = sharding([2])
     codec["configuration"] = {"chunk_shape": [2]}
     (level,), codecs = unshard([codec], (4,))
@@ -136,8 +136,8 @@ def test_what_drafts_left_out_has_a_meaning() -> None:
     assert (level.index.big_endian, level.index.has_checksum) == (False, None)
 
 
-def test_a_shard_inside_keeps_an_index_that_is_not_declared() -> None:
-    """Only at the end of an object can bytes before the index be read with it."""
+def test_nested_shard_without_index_codecs_is_a_chunk() -> None:
+    """A shard inside a shard stays one chunk if it does not declare the codecs of its index."""
     inner = _configured(chunk_shape=[1])
     del inner["configuration"]["index_codecs"]
     levels, codecs = unshard([sharding([2], [inner])], (4,))
@@ -145,8 +145,8 @@ def test_a_shard_inside_keeps_an_index_that_is_not_declared() -> None:
     assert (len(levels), list(codecs)) == (1, [inner])
 
 
-def test_whole_numbers_may_be_spelled_as_floats() -> None:
-    """JSON has no integers, and some writers spell 4 as 4.0."""
+def test_sizes_spelled_as_floats_are_integers() -> None:
+    """Sizes that are spelled 4.0 are parsed as the integer 4."""
     shape = shape_of([4.0, 2], "shape")
 
     assert shape == (4, 2)

@@ -283,7 +283,7 @@ def test_last_dimensions_that_are_left_out_are_not_sharded(
 
 @pytest.mark.parametrize("document", [[], None, 7, "array"])
 def test_damaged_metadata_are_refused(document: Any) -> None:
-    """What is no object at all is an error that says so."""
+    """Metadata that are not a JSON object are an error that says so."""
     with pytest.raises(DecodeError, match="no object"):
         _decode(document)
 

@@ -38,10 +38,10 @@ def test_what_is_formatted_parses(keys: ChunkKeys, data: st.DataObject) -> None:
         (ChunkKeys("c/", "/", 2), [0, 3], "0×3 chunks"),
     ],
 )
-def test_a_grid_is_described_with_its_first_and_last_key(
+def test_grid_is_described_with_its_first_and_last_key(
     keys: ChunkKeys, counts: list[int], described: str
 ) -> None:
-    """An empty grid has no keys."""
+    """The description of a grid has its size and, unless it is empty, its first and last key."""
     assert keys.describe(counts) == described
 
 

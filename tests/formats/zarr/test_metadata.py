@@ -134,8 +134,8 @@ def test_consolidated_arrays_are_rewritten(other: Any) -> None:
     assert json.loads(_decode(nodes(SHARDED)).served) == nodes(_SERVED)
 
 
-def test_whole_numbers_are_served_as_integers() -> None:
-    """Readers that refuse 8.0 read the array that is served."""
+def test_sizes_are_served_as_integers() -> None:
+    """Sizes that are stored as 8.0 are served as 8."""
     data = json.dumps(array_metadata([8, 6], [4, 6], [sharding([2, 3])]))
     served = json.loads(_read(re.sub(r"\[(\d), (\d)\]", r"[\1.0, \2.0]", data).encode()).served)
 

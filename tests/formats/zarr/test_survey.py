@@ -156,8 +156,8 @@ def test_an_array_that_is_served_as_it_is_need_not_be_understood(
     assert ("gzip after sharding_indexed" in described.why_sharded) is ("codecs" in members)
 
 
-def test_an_array_that_is_not_understood_is_described_by_the_reason() -> None:
-    """Sharded metadata that contradict themselves are no damage: they are served as stored."""
+def test_array_with_unknown_metadata_is_described_by_the_reason() -> None:
+    """A sharded array whose metadata contradict themselves is no damage, and has a reason."""
     described = _described(array_metadata([8], [4], [sharding([2])]) | {"shape": "eight"})
 
     assert (described.kind, described.shape) == ("array", None)

@@ -123,7 +123,7 @@ async def functions_entered(
 async def test_private_dataset_takes_the_work_of_an_unknown_one(
     app: InstrumentedApp, method: str, path: str, authorization: bytes | None
 ) -> None:
-    """No request tells a private dataset from an unknown one by the time that its answer takes."""
+    """A request for a private dataset calls the same functions as one for an unknown one."""
 
     async def work_for(name: str) -> list[str]:
         for _ in range(2):  # the first one fills caches

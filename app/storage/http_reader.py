@@ -67,6 +67,9 @@ _ALTERNATES: Final = (
     "the server alternates between ETags of one version; the setting validator of its store, "
     '"last-modified", tells versions apart without them'
 )
+_ALTERNATES_UNDATED: Final = (
+    "the server alternates between ETags of one version, and tells versions apart in no other way"
+)
 _EXPLAINED: Final = frozenset({403, 404})
 """Statuses of a HEAD whose reason a GET tells."""
 _NO_HEAD: Final = frozenset({405, 501})
@@ -388,7 +391,8 @@ class HttpReader(ABC):
             with suppress(StorageError):
                 stat = await self.stat(error.ref)
         if (stat is not None and stat.etag == if_match) or self._versions.alternate(error.ref):
-            return VersionChangedError(error.ref, _ALTERNATES)
+            is_tried = self._validator == "last-modified"
+            return VersionChangedError(error.ref, _ALTERNATES_UNDATED if is_tried else _ALTERNATES)
         return error
 
     async def _size_of(self, ref: ObjectRef, headers: Mapping[bytes, bytes]) -> int:

@@ -17,8 +17,9 @@ from app.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
 from app.storage.contract import NOT_MODIFIED
 from app.storage.http_store import HttpStore
 from app.storage.s3 import S3Store
+from tests.formats.zarr.building import build, chunk_bytes
 from tests.storage.conftest import found
-from tests.storage.faulty import Fault, FaultyServer, etag
+from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
 from tests.support.serving import serving
 
 DATA = bytes(range(256)) * 8192
@@ -318,3 +319,25 @@ def test_dataset_names_the_store_of_its_mirrors(faulty: FaultyServer) -> None:
             answers = [httpx.get(f"{url}/{name}/key") for _ in range(2)]
             assert [each.content for each in answers] == [DATA, DATA]
             assert len({each.headers["ETag"] for each in answers}) == seen
+
+
+@pytest.mark.parametrize(
+    ("store", "said"), [(None, "the setting validator"), ("dated", "no other")]
+)
+def test_mirrors_that_cannot_be_told_apart_are_no_passing_fault(
+    faulty: FaultyServer, store: str | None, said: str
+) -> None:
+    """A client is told at once what is wrong, with a status that it does not repeat."""
+    for key, data in build({"c/0/0": chunk_bytes(1)}).items():
+        faulty.put("bucket", key, data)
+    faulty.fail(Fault.MIRRORS)
+    faulty.fail(Fault.NO_DATE if store else Fault.NO_TOTAL)
+    settings = Settings(
+        stores={"dated": StoreSettings(validator="last-modified")},
+        datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket", store=store)},
+    )
+    with serving(settings) as url:
+        answer = httpx.get(f"{url}/em/c/0/0", timeout=LONGEST_S)
+
+    assert answer.status_code == 424
+    assert said in answer.json()["detail"]

@@ -72,12 +72,7 @@ def announced_nbytes(coding: str, data: bytes) -> int:
 
 
 def decode_content(coding: str, data: bytes, most_nbytes: int) -> bytes:
-    """Remove one of `CODINGS`. Raises: `DecodeError`, also for more than *most_nbytes*.
-
-    Nothing is nothing in each: tools name a coding for empty objects, too.
-    """
-    if not data:
-        return b""
+    """Remove one of `CODINGS`. Raises: `DecodeError`, also for more than *most_nbytes*."""
     match coding:
         case "gzip":
             return inflate(data, most_nbytes)

@@ -101,12 +101,6 @@ def test_an_encoded_body_that_ends_early_is_refused(
         decode_content(coding, whole[:length], _MOST_NBYTES)
 
 
-@pytest.mark.parametrize("coding", list(ENCODERS))
-def test_an_empty_body_has_any_coding(coding: str) -> None:
-    """Tools name their coding for empty objects too, which clients take for empty."""
-    assert decode_content(coding, b"", 0) == b""
-
-
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
 def test_a_body_without_its_coding_is_refused(coding: str) -> None:
     """Plain text is no content coding, and neither is one that has no decoder."""

@@ -91,6 +91,19 @@ def test_a_client_of_s3_gets_the_stored_bytes(client: httpx.Client, coding: str)
     assert "Authorization" in got.headers["vary"]
 
 
+@pytest.mark.parametrize("coding", [*CODINGS, "compress"])
+def test_an_empty_object_is_empty_in_any_coding(client: httpx.Client, coding: str) -> None:
+    """Tools name their coding for empty objects too."""
+    store(client, "empty", coding, b"")
+    _copy(client, "empty", "empty-copy")
+
+    for key in ("empty", "empty-copy"):
+        for method, more in (("GET", {}), ("GET", {"accept_encoding": coding}), ("HEAD", {})):
+            got = ask(client, f"/em/{key}", method, **more)
+            assert shown(got)[:3] == (200, b"", None)
+            assert got.headers["content-length"] == "0"
+
+
 @pytest.mark.parametrize("coding", ["compress", "gzip, br"])
 def test_a_coding_that_cannot_be_removed_is_named(client: httpx.Client, coding: str) -> None:
     """A client that does not accept it is answered 406, and the answer tells the coding."""

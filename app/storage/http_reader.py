@@ -70,10 +70,10 @@ _ALTERNATES: Final = (
 _ALTERNATES_UNDATED: Final = (
     "the server alternates between ETags of one version, and tells versions apart in no other way"
 )
-_EXPLAINED: Final = frozenset({403, 404})
-"""Statuses of a HEAD whose reason a GET tells."""
-_NO_HEAD: Final = frozenset({405, 501})
-"""Statuses of servers that know no HEAD."""
+_DOUBTED: Final = frozenset({403, 404, 405, 501})
+"""Statuses of a HEAD whose reason a GET tells, or that do not hold for a GET: of servers that know
+no HEAD, or sign the URLs of redirects for GET.
+"""
 
 
 class HttpReader(ABC):
@@ -181,9 +181,7 @@ class HttpReader(ABC):
         """Return the response headers and the size of *ref*, `None` if absent."""
         try:
             response = await self._request("HEAD", ref)
-            if isinstance(response, Refusal) and response.status in _EXPLAINED:
-                response = await self._explain(ref, response)
-            elif isinstance(response, Refusal) and response.status in _NO_HEAD:
+            if isinstance(response, Refusal) and self._is_doubtful(response):
                 response = await self._request("GET", ref)
                 if isinstance(response, Response):
                     response.release()
@@ -329,15 +327,9 @@ class HttpReader(ABC):
             target, is_renewed = await self._target(method, ref), True
         raise StorageRedirectError(ref, f"more than {_MAX_REDIRECTS} redirects")
 
-    async def _explain(self, ref: ObjectRef, refusal: Refusal) -> Refusal:
-        """Return the refusal of a GET if that of a HEAD, which has no document, proves nothing."""
-        if self._proves_absence(refusal):
-            return refusal
-        response = await self._request("GET", ref, b"Range: bytes=0-0\r\n")
-        if isinstance(response, Refusal):
-            return response
-        response.release()
-        return refusal
+    def _is_doubtful(self, refusal: Refusal) -> bool:
+        """Return whether a GET may find more than the HEAD that got *refusal*, without document."""
+        return refusal.status in _DOUBTED and not self._proves_absence(refusal)
 
     def _check_absence(self, ref: ObjectRef, refusal: Refusal, if_match: Condition | None) -> None:
         """Return if *ref* is absent, else raise the error for *refusal*."""

@@ -64,6 +64,7 @@ class Fault(Enum):
     BAD_SUFFIX = "sends a suffix with a Content-Range that is none"
     CLOSE_AT_SUFFIX = "closes the connection when asked for a suffix"
     NO_HEAD = "knows no HEAD"
+    DENY_HEAD = "denies HEAD, as a server does whose URLs are signed for GET"
     MIRRORS = "has two ETags for each object, by turns"
     IGNORE_RANGE = "answers 200 with everything"
     RANGE_AS_200 = "answers a range with 200 and Content-Range"
@@ -338,8 +339,8 @@ class _Handler(Handler[FaultyServer]):
         """Do what goes wrong before any header."""
         if Fault.STALL in self.faults:
             self.server.owner.stopping.wait()
-        elif Fault.NO_HEAD in self.faults and self.command == "HEAD":
-            self._send(501, b"")
+        elif self.command == "HEAD" and self.faults & {Fault.NO_HEAD, Fault.DENY_HEAD}:
+            self._send(501 if Fault.NO_HEAD in self.faults else 403, b"")
         elif Fault.RESET in self.faults:
             self.reset()
         elif Fault.GARBAGE in self.faults:

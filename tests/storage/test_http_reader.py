@@ -138,12 +138,12 @@ async def test_suffix_is_read_by_size_where_the_server_closes_the_connection(
     assert [each.method for each in faulty.seen][-2:] == ["HEAD", "GET"]
 
 
-@pytest.mark.parametrize("fault", [Fault.NO_TOTAL, Fault.NO_HEAD])
-async def test_size_is_learnt_from_a_get_where_the_server_knows_no_head(
+@pytest.mark.parametrize("fault", [Fault.NO_HEAD, Fault.DENY_HEAD])
+async def test_size_is_learnt_from_a_get_where_the_server_takes_no_head(
     faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault
 ) -> None:
     """Stat, and ranges whose total is not told, need no HEAD."""
-    with_fault(fault, Fault.NO_HEAD)(faulty)
+    with_fault(fault, Fault.NO_TOTAL)(faulty)
 
     stat = await store.stat(ref)
     assert stat is not None

@@ -23,6 +23,7 @@ from app.resolve.containers import Containers, Dataset
 from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
 from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
+from app.storage.http1_client import Target
 from app.storage.local_files import folder_of
 from app.storage.stores import Stores, parse_root
 
@@ -156,6 +157,8 @@ def _place(settings: Settings, name: str) -> tuple[str, ...]:
     scheme, _, place = root.bucket.partition("://")
     if scheme == "file":
         place = os.path.realpath(unquote(place))
+    elif scheme in ("http", "https"):
+        place = str(Target(root.bucket).origin)
     endpoint = settings.stores[dataset.store].endpoint_url if dataset.store else None
     endpoint = endpoint or (os.environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None) or ""
     return scheme, endpoint.rstrip("/"), *filter(None, f"{place}/{root.key}".split("/"))

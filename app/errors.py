@@ -300,8 +300,10 @@ class MetadataMissingError(StorageError):
 class VersionChangedError(StorageError):
     """The object was replaced or removed since its index was read."""
 
-    def __init__(self, ref: ObjectRef, reason: str = "replaced while it was being read") -> None:
-        super().__init__(ref, reason)
+    def __init__(self, ref: ObjectRef, lasting_reason: str = "") -> None:
+        """With a *lasting_reason* it will look so whenever it is read."""
+        super().__init__(ref, lasting_reason or "replaced while it was being read")
+        self.is_lasting = bool(lasting_reason)
 
 
 class DamagedError(ShardgateError):

@@ -24,6 +24,7 @@ def settings_of(**datasets: dict[str, object]) -> Settings:
         ({"url": "s3://b/a", "read": ["ana"]}, {"url": "s3://b", "store": "other"}),
         ({"url": "/a/./b", "read": ["ana"]}, {"url": "file:///a"}),
         ({"url": "https://a.example/b%20c/d", "read": ["ana"]}, {"url": "https://a.example/b c"}),
+        ({"url": "https://A.example:443/b", "read": ["ana"]}, {"url": "https://a.example"}),
     ],
 )
 def test_dataset_within_a_more_public_one_is_named(

@@ -186,7 +186,7 @@ async def copy(
             await request.responder.problem(HTTPStatus.NOT_FOUND, detail)
             return
         body = await _read(opened, held)
-        coding = opened.entity.coding
+        coding = opened.entity.coding or opened.entity.headers.coding
         kept = opened.entity.headers._replace(coding=coding)
         etag = await put(Payload(body, coding), kept if directive == b"COPY" else None)
     await request.send_xml(s3.copied("CopyPartResult" if is_part else "CopyObjectResult", etag))

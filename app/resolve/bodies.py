@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol, cast
 
-from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
+from app.errors import (
+    DamagedError,
+    RangeNotSatisfiedError,
+    StorageUnusableError,
+    VersionChangedError,
+    lost,
+)
 from app.formats.compression import announced_nbytes, decode_content
 from app.formats.reading import DecodeError
 from app.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of, etag_of
@@ -118,7 +124,11 @@ class Opening[C: Choice]:
             except (VersionChangedError, DamagedError) as error:
                 await self._held.release()
                 self._fetch.forget(error.ref, began_at)
-                if attempts == _ATTEMPTS or isinstance(error, DamagedError):
+                if isinstance(error, DamagedError):
+                    raise
+                if attempts == _ATTEMPTS and error.is_lasting:
+                    raise StorageUnusableError(error.ref, error.reason) from error
+                if attempts == _ATTEMPTS:
                     raise
             except BaseException:
                 await self._held.release()

@@ -280,7 +280,8 @@ class Resolver:
         if stat is None:
             return None
         place = Stored(ref, ByteRange(0, stat.size), stat.etag)
-        entity = Entity(stat.etag, stat.size, place, first, stat.coding)
+        coding = stat.coding if stat.size else ""  # tools name one for empty objects too
+        entity = Entity(stat.etag, stat.size, place, first, coding)
         return entity._replace(modified_s=stat.modified_s, headers=stat.headers)
 
     async def _part(self, part: Part, look_up: _LookUp) -> Entity:

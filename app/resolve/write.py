@@ -94,7 +94,7 @@ class PassthroughWriter:
     ) -> ETag:
         """Store *body* with *headers*, or the inflated body where the store keeps no headers."""
         is_kept = self._store.keeps_headers(ref)
-        if headers.coding in CODINGS:
+        if body and headers.coding in CODINGS:
             inflated = await self._inflate(headers.coding, body)  # else no reader could
             body = body if is_kept else inflated
             del inflated  # frees its memory while the store is slow

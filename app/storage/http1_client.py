@@ -18,6 +18,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 _BUFFERED_NBYTES: Final = 512 * 1024
 _HEAD_NBYTES: Final = 64 * 1024
 _SWITCHING_PROTOCOLS: Final = 101
+_CONTENT_ENCODING: Final = b"content-encoding"
 _FIRST_FINAL_STATUS: Final = 200
 
 
@@ -77,7 +78,7 @@ class Response:
         """Start to parse; with *is_bodiless* (HEAD) no body follows, whatever the headers say."""
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
-        """Lower-case names; of a repeated header, the last value."""
+        """Lower-case names; of a repeated header, the last value, but all content codings."""
         self.length: int | None = None
         """``Content-Length``, also of a response to HEAD."""
         self.has_head = False
@@ -170,7 +171,10 @@ class Response:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.has_head:
-            self.headers[name.lower()] = value.rstrip()
+            name, value = name.lower(), value.rstrip()
+            if name == _CONTENT_ENCODING and name in self.headers:
+                value = self.headers[name] + b", " + value
+            self.headers[name] = value
 
     def on_headers_complete(self) -> None:
         """Find out where the body ends (RFC 9112 §6.3)."""

@@ -37,7 +37,7 @@ _DEFAULT_TYPES: Final = frozenset(
 )
 _MAX_NBYTES: Final = 8192
 CODING_ALIASES: Final = {"x-gzip": "gzip", "x-compress": "compress"}
-_NO_CODINGS: Final = frozenset({"", "identity", "aws-chunked", "utf-8"})
+_NO_CODINGS: Final = frozenset({"", "identity", "none", "aws-chunked", "utf-8", "utf8"})
 """``aws-chunked`` is a framing, and ``utf-8`` a charset, which some tools name in this place."""
 _OBJECTS: Final = 8192
 _STRONG_DATE_S: Final = 60

@@ -33,6 +33,7 @@ from app.storage.contract import (
 from app.storage.http1_client import (
     BadAnswerError,
     HttpClient,
+    NoAnswerError,
     Response,
     Target,
 )
@@ -66,8 +67,13 @@ _ALTERNATES: Final = (
     "the server alternates between ETags of one version; the setting validator of its store, "
     '"last-modified", tells versions apart without them'
 )
-_EXPLAINED: Final = frozenset({403, 404})
-"""Statuses of a HEAD whose reason a GET tells."""
+_ALTERNATES_UNDATED: Final = (
+    "the server alternates between ETags of one version, and tells versions apart in no other way"
+)
+_DOUBTED: Final = frozenset({403, 404, 405, 501})
+"""Statuses of a HEAD whose reason a GET tells, or that do not hold for a GET: of servers that know
+no HEAD, or sign the URLs of redirects for GET.
+"""
 
 
 class HttpReader(ABC):
@@ -175,8 +181,10 @@ class HttpReader(ABC):
         """Return the response headers and the size of *ref*, `None` if absent."""
         try:
             response = await self._request("HEAD", ref)
-            if isinstance(response, Refusal) and response.status in _EXPLAINED:
-                response = await self._explain(ref, response)
+            if isinstance(response, Refusal) and self._is_doubtful(response):
+                response = await self._request("GET", ref)
+                if isinstance(response, Response):
+                    response.release()
         except FAILURES as error:
             raise storage_error(ref, error) from error
         if isinstance(response, Refusal):
@@ -222,17 +230,16 @@ class HttpReader(ABC):
         *,
         is_eager: bool = False,
     ) -> "_Body | NotModified | None":
-        if isinstance(request, SuffixRange) and ref.bucket in self._without_suffixes:
-            return await self._open_end(ref, request, if_match, if_none_match, is_eager=is_eager)
         headers = read_headers(request, if_match, if_none_match)
-        response = await self._request("GET", ref, headers, is_eager=is_eager)
-        if isinstance(request, SuffixRange) and _may_lack_suffixes(response, request):
-            if isinstance(response, Response):
-                response.release()
-            body = await self._open_end(ref, request, if_match, if_none_match, is_eager=is_eager)
-            if isinstance(body, _Body) and body.size >= request.length:
-                self._without_suffixes[ref.bucket] = True
-            return body
+        if isinstance(request, SuffixRange):
+            end = await self._ask_for_end(ref, request, headers, is_eager=is_eager)
+            if end is None:
+                return await self._open_end(
+                    ref, request, if_match, if_none_match, is_eager=is_eager
+                )
+            response = end
+        else:
+            response = await self._request("GET", ref, headers, is_eager=is_eager)
         if isinstance(response, Refusal):
             if response.status == _NOT_MODIFIED and if_none_match is not None:
                 return NOT_MODIFIED
@@ -245,6 +252,24 @@ class HttpReader(ABC):
         except BaseException:
             response.release()
             raise
+
+    async def _ask_for_end(
+        self, ref: ObjectRef, suffix: SuffixRange, headers: bytes, *, is_eager: bool
+    ) -> Response | Refusal | None:
+        """Return the response to a suffix range, `None` from a server that may know none."""
+        if ref.bucket in self._without_suffixes:
+            return None
+        try:
+            response = await self._request("GET", ref, headers, is_eager=is_eager)
+        except NoAnswerError:  # of a program that fails at them
+            if self.requires_etags:
+                raise
+            return None
+        if not _may_lack_suffixes(response, suffix):
+            return response
+        if isinstance(response, Response):
+            response.release()
+        return None
 
     async def _open_end(
         self,
@@ -267,7 +292,10 @@ class HttpReader(ABC):
                 return NOT_MODIFIED
             wanted = clamp(ref, suffix, stat.size, if_match)
             with suppress(VersionChangedError):
-                return await self._open(ref, wanted, etag, None, is_eager=is_eager)
+                body = await self._open(ref, wanted, etag, None, is_eager=is_eager)
+                if stat.size >= suffix.length:  # a server may refuse longer ones only
+                    self._without_suffixes.setdefault(ref.bucket, True)
+                return body
         raise await self._explained(VersionChangedError(ref), etag)
 
     async def _request(
@@ -299,15 +327,9 @@ class HttpReader(ABC):
             target, is_renewed = await self._target(method, ref), True
         raise StorageRedirectError(ref, f"more than {_MAX_REDIRECTS} redirects")
 
-    async def _explain(self, ref: ObjectRef, refusal: Refusal) -> Refusal:
-        """Return the refusal of a GET if that of a HEAD, which has no document, proves nothing."""
-        if self._proves_absence(refusal):
-            return refusal
-        response = await self._request("GET", ref, b"Range: bytes=0-0\r\n")
-        if isinstance(response, Refusal):
-            return response
-        response.release()
-        return refusal
+    def _is_doubtful(self, refusal: Refusal) -> bool:
+        """Return whether a GET may find more than the HEAD that got *refusal*, without document."""
+        return refusal.status in _DOUBTED and not self._proves_absence(refusal)
 
     def _check_absence(self, ref: ObjectRef, refusal: Refusal, if_match: Condition | None) -> None:
         """Return if *ref* is absent, else raise the error for *refusal*."""
@@ -361,7 +383,8 @@ class HttpReader(ABC):
             with suppress(StorageError):
                 stat = await self.stat(error.ref)
         if (stat is not None and stat.etag == if_match) or self._versions.alternates(error.ref):
-            return VersionChangedError(error.ref, _ALTERNATES)
+            is_tried = self._validator == "last-modified"
+            return VersionChangedError(error.ref, _ALTERNATES_UNDATED if is_tried else _ALTERNATES)
         return error
 
     async def _size_of(self, ref: ObjectRef, headers: Mapping[bytes, bytes]) -> int:
@@ -449,8 +472,11 @@ def _may_lack_suffixes(response: Response | Refusal, suffix: SuffixRange) -> boo
     if isinstance(response, Refusal):
         return response.may_mean_suffix
     if (content_range := response.headers.get(b"content-range")) is None:
-        return (response.length or 0) > suffix.length + _SKIPPED_NBYTES
-    sent, size = parse_content_range(content_range) or (None, None)
-    if sent is None or size is None:
-        return False
+        is_whole = response.status == 200 and response.length is not None  # noqa: PLR2004  OK
+        return not is_whole or (response.length or 0) > suffix.length + _SKIPPED_NBYTES
+    if (parsed := parse_content_range(content_range)) is None:
+        return True
+    sent, size = parsed
+    if size is None:
+        return sent.start == 0 and sent.length >= suffix.length
     return sent.stop != size or sent.length not in (size, min(suffix.length, size))

@@ -35,6 +35,7 @@ type LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _UNAUTHORIZED: Final = 401
 _SERVER_ERROR: Final = 500
+_NO_HEAD: Final = 501
 _ABSENT: Final = frozenset({404, 410})
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _NOT_PUBLIC: Final = tuple(
@@ -84,8 +85,8 @@ class HttpStore(ReadOnlyStore, HttpReader):
         raise StorageUnusableError(prefix, "an HTTP server cannot be listed")
 
     async def check_reachable(self, root: ObjectRef) -> None:
-        """Send a HEAD; any status below 500 is accepted."""
-        if (status := await self._head_status(root)) >= _SERVER_ERROR:
+        """Send a HEAD; any status below 500 is accepted, and 501 of a server that knows none."""
+        if (status := await self._head_status(root)) >= _SERVER_ERROR and status != _NO_HEAD:
             raise StorageUnavailableError(root, f"the server answered {status}")
 
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> Target:  # noqa: ARG002

@@ -44,7 +44,7 @@ _TRANSIENT_CODES: Final = frozenset(
 _TEMPORARY_CODES: Final = _DENIED_CODES | _THROTTLED_CODES | _TRANSIENT_CODES
 _FROM_PROXIES: Final = frozenset({204, 404, 408, 410, 425})
 """Statuses that proxies send for a while, without an error document of S3."""
-_NO_SUFFIX: Final = frozenset({400, 405, 416, 501})
+_NO_SUFFIX: Final = frozenset({400, 405, 416, 422, 501})
 """Statuses of servers that know no suffix ranges."""
 _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
@@ -77,6 +77,8 @@ class Refusal:
     @property
     def may_mean_suffix(self) -> bool:
         """True if a server that knows no suffix ranges can refuse one in this way."""
+        if self.status == _SERVER_ERROR:  # of a program that does not expect them
+            return not self.code
         return self.status in _NO_SUFFIX and self.code not in _TEMPORARY_CODES
 
     @property

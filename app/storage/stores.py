@@ -13,7 +13,7 @@ from app.model import GUARDED, ObjectRef
 from app.settings import SCHEMES, LimitSettings, StoreSettings
 from app.storage.contract import ObjectStore, OnWrite
 from app.storage.http1_client import BadUrlError, Target
-from app.storage.http_store import HttpStore, WebGuard, is_literal, url_of
+from app.storage.http_store import HttpStore, WebGuard, is_literal, is_public, url_of
 from app.storage.local import LocalStore, open_within
 from app.storage.local_files import FOLLOWING
 from app.storage.memory import MemoryStore
@@ -181,7 +181,8 @@ def _check_settings(url: str, settings: StoreSettings) -> None:
         if is_set and scheme not in schemes:
             raise ConfigurationError(f"{url}: {scheme}:// takes no {name}")
     has_token = settings.bearer_token is not None or settings.bearer_token_file is not None
-    if has_token and scheme == "http" and not is_literal(urlsplit(url).hostname or ""):
+    host = urlsplit(url).hostname or ""
+    if has_token and scheme == "http" and (is_public(host) or not is_literal(host)):
         raise ConfigurationError(f"{url}: a bearer token needs https://")
 
 

@@ -91,6 +91,19 @@ def test_s3_client_gets_the_stored_bytes(client: httpx.Client, coding: str) -> N
     assert "Authorization" in got.headers["vary"]
 
 
+@pytest.mark.parametrize("coding", [*CODINGS, "compress"])
+def test_an_empty_object_is_empty_in_any_coding(client: httpx.Client, coding: str) -> None:
+    """Tools name their coding for empty objects too."""
+    store(client, "empty", coding, b"")
+    _copy(client, "empty", "empty-copy")
+
+    for key in ("empty", "empty-copy"):
+        for method, more in (("GET", {}), ("GET", {"accept_encoding": coding}), ("HEAD", {})):
+            got = ask(client, f"/em/{key}", method, **more)
+            assert shown(got)[:3] == (200, b"", None)
+            assert got.headers["content-length"] == "0"
+
+
 @pytest.mark.parametrize("coding", ["compress", "gzip, br"])
 def test_unknown_coding_is_sent_or_refused(client: httpx.Client, coding: str) -> None:
     """An unknown coding is 406 for a client that does not accept it, with its name."""

@@ -61,6 +61,10 @@ class Fault(Enum):
     NO_TOTAL = "sends a Content-Range without the size of the object"
     IGNORE_SUFFIX = "answers a suffix with everything"
     SUFFIX_AS_PREFIX = "takes -n for 0-n"
+    BAD_SUFFIX = "sends a suffix with a Content-Range that is none"
+    CLOSE_AT_SUFFIX = "closes the connection when asked for a suffix"
+    NO_HEAD = "knows no HEAD"
+    DENY_HEAD = "denies HEAD, as a server does whose URLs are signed for GET"
     MIRRORS = "has two ETags for each object, by turns"
     IGNORE_RANGE = "answers 200 with everything"
     RANGE_AS_200 = "answers a range with 200 and Content-Range"
@@ -250,6 +254,8 @@ class _Handler(Handler[FaultyServer]):
             self._send(200, data, headers)
         elif is_suffix and self.server.owner.suffix_status:
             self._send(self.server.owner.suffix_status, b"")
+        elif is_suffix and Fault.CLOSE_AT_SUFFIX in self.faults:
+            self.close_connection = True
         else:
             self._range(data, asked[1], asked[2], headers)
 
@@ -281,7 +287,7 @@ class _Handler(Handler[FaultyServer]):
         if Fault.WRONG_RANGE in self.faults:
             start, stop = start + 1, stop + 1
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        if Fault.BAD_RANGE in self.faults:
+        if Fault.BAD_RANGE in self.faults or (not first and Fault.BAD_SUFFIX in self.faults):
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/?"
         if Fault.NO_TOTAL in self.faults:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/*"
@@ -333,6 +339,8 @@ class _Handler(Handler[FaultyServer]):
         """Do what goes wrong before any header."""
         if Fault.STALL in self.faults:
             self.server.owner.stopping.wait()
+        elif self.command == "HEAD" and self.faults & {Fault.NO_HEAD, Fault.DENY_HEAD}:
+            self._send(501 if Fault.NO_HEAD in self.faults else 403, b"")
         elif Fault.RESET in self.faults:
             self.reset()
         elif Fault.GARBAGE in self.faults:

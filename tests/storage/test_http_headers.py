@@ -104,6 +104,7 @@ def test_a_derived_version_changes_with_each_fact() -> None:
         (b"aws-chunked", ""),
         (b"identity", ""),
         (b"UTF-8", ""),
+        (b"none", ""),
         (b"", ""),
     ],
 )

@@ -17,8 +17,9 @@ from app.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
 from app.storage.contract import NOT_MODIFIED
 from app.storage.http_store import HttpStore
 from app.storage.s3 import S3Store
+from tests.formats.zarr.building import build, chunk_bytes
 from tests.storage.conftest import found
-from tests.storage.faulty import Fault, FaultyServer, etag
+from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
 from tests.support.serving import serving
 
 DATA = bytes(range(256)) * 8192
@@ -53,14 +54,22 @@ def refusing(status: int) -> Spoil:
     return spoil
 
 
-def with_fault(fault: Fault) -> Spoil:
-    """Let *fault* happen to every request."""
-    return lambda faulty: faulty.fail(fault)
+def with_fault(*faults: Fault) -> Spoil:
+    """Let *faults* happen to every request."""
+
+    def spoil(faulty: FaultyServer) -> None:
+        for fault in faults:
+            faulty.fail(fault)
+
+    return spoil
 
 
 NO_SUFFIXES: dict[str, Spoil] = {
-    **{str(status): refusing(status) for status in (400, 405, 416, 501)},
-    **{fault.name: with_fault(fault) for fault in (Fault.IGNORE_SUFFIX, Fault.SUFFIX_AS_PREFIX)},
+    **{str(status): refusing(status) for status in (400, 405, 416, 422, 500, 501)},
+    **{
+        fault.name: with_fault(fault)
+        for fault in (Fault.IGNORE_SUFFIX, Fault.SUFFIX_AS_PREFIX, Fault.BAD_SUFFIX)
+    },
 }
 
 
@@ -107,6 +116,40 @@ async def test_absent_object_is_absent_where_suffixes_are_refused(
     assert await store.get(absent, SuffixRange(7)) is None
     with pytest.raises(VersionChangedError):
         await store.get(absent, SuffixRange(7), if_match=(await found(store, ref)).etag)
+
+
+async def test_suffix_of_unknown_total_may_be_a_prefix(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """As many bytes as were asked for, from the start, may be the first ones of more."""
+    with_fault(Fault.SUFFIX_AS_PREFIX, Fault.NO_TOTAL)(faulty)
+
+    assert (await found(store, ref, SuffixRange(7))).data == DATA[-7:]
+
+
+@pytest.mark.parametrize("store", ["http"], indirect=True)
+async def test_suffix_is_read_by_size_where_the_server_closes_the_connection(
+    faulty: FaultyServer, store: Store, ref: ObjectRef
+) -> None:
+    """A program that fails at a suffix sends nothing."""
+    faulty.fail(Fault.CLOSE_AT_SUFFIX)
+
+    assert (await found(store, ref, SuffixRange(7))).data == DATA[-7:]
+    assert [each.method for each in faulty.seen][-2:] == ["HEAD", "GET"]
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_HEAD, Fault.DENY_HEAD])
+async def test_size_is_learnt_from_a_get_where_the_server_takes_no_head(
+    faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault
+) -> None:
+    """Stat, and ranges whose total is not told, need no HEAD."""
+    with_fault(fault, Fault.NO_TOTAL)(faulty)
+
+    stat = await store.stat(ref)
+    assert stat is not None
+    assert stat.size == len(DATA)
+    assert (await found(store, ref, ByteRange(5, 9))).data == DATA[5:9]
+    assert await store.stat(ref._replace(key=f"{ref.key}-absent")) is None
 
 
 async def test_object_replaced_between_size_and_range_is_read_anew(
@@ -276,3 +319,25 @@ def test_dataset_names_the_store_of_its_mirrors(faulty: FaultyServer) -> None:
             answers = [httpx.get(f"{url}/{name}/key") for _ in range(2)]
             assert [each.content for each in answers] == [DATA, DATA]
             assert len({each.headers["ETag"] for each in answers}) == seen
+
+
+@pytest.mark.parametrize(
+    ("store", "said"), [(None, "the setting validator"), ("dated", "no other")]
+)
+def test_mirrors_that_cannot_be_told_apart_are_no_passing_fault(
+    faulty: FaultyServer, store: str | None, said: str
+) -> None:
+    """A client is told at once what is wrong, with a status that it does not repeat."""
+    for key, data in build({"c/0/0": chunk_bytes(1)}).items():
+        faulty.put("bucket", key, data)
+    faulty.fail(Fault.MIRRORS)
+    faulty.fail(Fault.NO_DATE if store else Fault.NO_TOTAL)
+    settings = Settings(
+        stores={"dated": StoreSettings(validator="last-modified")},
+        datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket", store=store)},
+    )
+    with serving(settings) as url:
+        answer = httpx.get(f"{url}/em/c/0/0", timeout=LONGEST_S)
+
+    assert answer.status_code == 424
+    assert said in answer.json()["detail"]

@@ -41,7 +41,9 @@ async def test_a_server_cannot_be_listed(store: HttpStore) -> None:
         await anext(store.list(ObjectRef("http://127.0.0.1:1", "")))
 
 
-@pytest.mark.parametrize("fault", [Fault.DENY, Fault.TEAPOT, Fault.NO_BUCKET, Fault.ERROR])
+@pytest.mark.parametrize(
+    "fault", [Fault.DENY, Fault.TEAPOT, Fault.NO_BUCKET, Fault.NO_HEAD, Fault.ERROR]
+)
 async def test_any_answer_below_500_is_of_a_server_that_works(
     faulty: FaultyServer, store: HttpStore, fault: Fault
 ) -> None:
@@ -249,6 +251,8 @@ async def test_refused_token_is_read_again(
         ("https://a.example", {"bearer_token_file": "/dev/null"}, "holds no bearer token"),
         ("https://a.example", {"bearer_token": "hun\r\nter2"}, "holds no bearer token"),
         ("http://a.example", {"bearer_token": TOKEN}, "needs https://"),
+        ("http://8.8.8.8/data", {"bearer_token": TOKEN}, "needs https://"),
+        ("http://[::ffff:8.8.8.8]/data", {"bearer_token": TOKEN}, "needs https://"),
         ("s3://bucket", {"bearer_token": TOKEN}, "s3:// takes no bearer_token"),
         ("https://a.example", {"requester_pays": True}, "https:// takes no requester_pays"),
         ("az://bucket", {"forbidden_is_absent": True}, "az:// takes no forbidden_is_absent"),

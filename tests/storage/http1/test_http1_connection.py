@@ -213,13 +213,20 @@ def test_a_damaged_chunk_is_refused_after_the_head(chunk: bytes) -> None:
         (b'ETag:\t "a b" \t\r\n', {b"etag": b'"a b"'}),
         (b"ETag:\r\nX-A: 1\r\n", {b"etag": b"", b"x-a": b"1"}),
         (b"ETag: a\r\nETag: b\r\n", {b"etag": b"b"}),
+        (
+            b"Content-Encoding: gzip\r\nContent-Encoding: br\r\n",
+            {b"content-encoding": b"gzip, br"},
+        ),
     ],
 )
 @pytest.mark.parametrize("trailer", [b"ETag: forged", b"Content-Range: bytes 0-0/1", b"X-New: 1"])
 def test_headers_are_those_of_the_head(
     lines: bytes, headers: dict[bytes, bytes], trailer: bytes
 ) -> None:
-    """Names are in lower case, values stripped (RFC 9110 §5.5), the last one counts, no trailer."""
+    """Names are in lower case, values stripped (RFC 9110 §5.5), the last one counts, no trailer.
+
+    Content codings are those of all lines (§5.3): each was applied.
+    """
     parser = parse(
         OK + lines + b"Transfer-Encoding: Chunked \r\n\r\n", HELLO + trailer + b"\r\n\r\n"
     )

@@ -136,11 +136,13 @@ class PassthroughWriter:
             stored, etag = await self._stored(ref)
             if demand is not None and not demand(_document_names(etag)):
                 raise _precondition_failed(ref)
-            translated = await document.translator.translate(requested, stored, self._read_anew)
+            translated = await document.translator.translate(
+                requested, stored, self._read_anew, run_in_thread
+            )
             return await self._store.put(ref, [translated], expected=etag or ABSENT)
 
         etag = await self._repeat(ref, attempt)
-        if document.translator.is_marker(translated):
+        if await run_in_thread(document.translator.is_marker, translated):
             self._fetch.mark_present(ref)
         else:
             self._fetch.mark_removed(ref)

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from app import demo as examples
 from app import server
+from app.configuration import load
 from app.datasets import RootOptions, make_folders, open_root, with_root
 from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
 from app.formats.surveying import Description
@@ -38,7 +39,7 @@ from app.resolve.inspect import (
 from app.resolve.listing import Root, explain_emptiness
 from app.resolve.verify import Report
 from app.resolve.verify import verify as verify_root
-from app.settings import LogLevel, Settings, dataset_name, load
+from app.settings import LogLevel, Settings, dataset_name
 from app.storage.stores import Stores
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from app.configuration import load
 from app.formats.contract import Format
 from app.formats.documents import DocumentFormat
 from app.formats.icechunk.layout import Icechunk
@@ -21,7 +22,7 @@ from app.model import ObjectRef
 from app.resolve.containers import Containers, Dataset
 from app.resolve.listing import Root
 from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings, load
+from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
 from app.storage.local_files import folder_of
 from app.storage.stores import Stores, parse_root
 

@@ -1,17 +1,11 @@
-"""Settings: one frozen model, read from a TOML file and ``SHARDGATE_SECTION__NAME`` variables.
+"""Settings: one frozen model. Unknown names are refused."""
 
-Unknown names are refused, and no error repeats a value, which could be a secret.
-"""
-
-import difflib
 import json
 import re
 import secrets
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -25,12 +19,8 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
-
-from app.errors import ConfigurationError
 
 RESERVED: Final = frozenset(
     {"api", "docs", "redoc", "openapi.json", "healthz", "readyz", "metrics", "viewer"}
@@ -39,21 +29,12 @@ RESERVED: Final = frozenset(
 SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
 WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
 """Schemes of datasets that clients may write to."""
-PREFIX: Final = "SHARDGATE_"
-"""Prefix of environment variables."""
-_SERVICE_LINK: Final = re.compile(
-    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
-"""Variables that Kubernetes sets for a Service called ``shardgate`` or ``shardgate-web``."""
 PUBLIC: Final = "public"
 """Rule that every caller fulfils."""
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 Validator = Literal["etag", "last-modified"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SHORTEST_SECRET: Final = 32
-_MISSING: Final = "is missing"
-_STAND_IN: Final = "https://stand-in.example"
-_ROUNDS: Final = 4
 
 type TextCheck = Callable[[str], str]
 """Returns a text, or raises `ValueError`."""
@@ -448,162 +429,3 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {
     for name, field in Settings.model_fields.items()
 }
 """Model of each section; sections in the plural have a table for each name."""
-
-
-def load(
-    path: Path | None,
-    environ: Mapping[str, str],
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Settings:
-    """Read the file *path*, overridden by *environ*, and both by *options* of the command line.
-
-    Raises: `ConfigurationError` with a line for each wrong setting.
-    """
-    document = {} if path is None else _parse(path)
-    complaints, variables = [], {}
-    for variable, path_in_capitals in _variables(environ):
-        if not path_in_capitals:
-            complaints.append(f"{variable}: is no setting; write {PREFIX}SECTION__NAME")
-            continue
-        names = _as_spelled(path_in_capitals, document)
-        variables[".".join(names)] = variable
-        _put(document, names, environ[variable])
-    for section, values in (options or {}).items():
-        for name, value in values.items():
-            _put(document, (section, name), value)
-    settings, faults = _validate(document)
-    complaints += [f"{_spell(setting, variables)}: {reason}" for setting, reason in faults]
-    if settings is None or complaints:
-        # Without a cause, which would show the values, and with them secrets.
-        raise ConfigurationError(*complaints)
-    return settings
-
-
-def _validate(document: dict[str, Any]) -> tuple[Settings | None, list[tuple[str, str]]]:
-    """Validate *document*; return settings and reasons of all faults.
-
-    A fault hides others: checks across tables need valid tables. So wrong values are taken away,
-    and the rest is validated again; what that shows of settings known to be wrong is left out.
-    """
-    faults: list[tuple[str, str]] = []
-    settings = None
-    for _ in range(_ROUNDS):
-        try:
-            settings = Settings.model_validate(document)
-            break
-        except ValidationError as error:
-            wrong = error.errors(include_url=False, include_input=False)
-        known = [setting for setting, _ in faults]
-        faults += [
-            (setting, reason)
-            for setting, reason in chain.from_iterable(map(_faults_of, wrong))
-            if not any(_is_related(setting, each) for each in known)
-        ]
-        for details in reversed(wrong):
-            _take_away(document, details)
-    # A misspelled name leaves another one missing: the misspelling is told.
-    meant = {setting.rpartition(".")[0] for setting, reason in faults if "did you mean" in reason}
-    return settings, [
-        fault
-        for fault in faults
-        if fault[1] != _MISSING or fault[0].rpartition(".")[0] not in meant
-    ]
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-
-
-def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the variables of the service, with the path of the setting that each names, if any."""
-    for variable, value in environ.items():
-        if not variable.startswith(PREFIX):
-            continue
-        rest = variable.removeprefix(PREFIX)
-        if "__" in rest:
-            section, _, rest = rest.lower().partition("__")
-            yield variable, (section, *rest.rsplit("__", 1))
-        elif not (_SERVICE_LINK.fullmatch(rest) or value.startswith(("tcp://", "udp://"))):
-            yield variable, ()
-
-
-def _as_spelled(names: tuple[str, ...], document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return *names* with tables spelled as in the file: variables are in capitals."""
-    section, *table, name = names
-    tables = document.get(section)
-    spelled = {table.lower(): table for table in tables} if isinstance(tables, dict) else {}
-    return (section, *(spelled.get(part, part) for part in table), name)
-
-
-def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
-    *tables, last = names
-    table: Any = document
-    for name in tables:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            return  # validation says that this is no table
-    table[last] = value
-
-
-def _faults_of(details: ErrorDetails) -> Iterator[tuple[str, str]]:
-    """Yield settings and what is wrong with them; checks across tables begin with the setting."""
-    location = [str(part) for part in details["loc"] if part != "[key]"]
-    reasons = details["msg"].removeprefix("Value error, ").splitlines()
-    match details["type"]:
-        case "extra_forbidden":
-            reasons = [f"is no setting{_suggestion(location)}"]
-        case "missing":
-            reasons = [_MISSING]
-        case "byte_size" | "byte_size_unit":
-            reasons = ["is not a size such as 256MiB"]
-    for reason in reasons:
-        setting, _, rest = ("", "", reason) if location else reason.partition(": ")
-        yield ".".join(location) or setting, rest
-
-
-def _is_related(setting: str, other: str) -> bool:
-    return f"{setting}.".startswith(f"{other}.") or other.startswith(f"{setting}.")
-
-
-def _take_away(document: dict[str, Any], details: ErrorDetails) -> None:
-    """Take a wrong value out of *document*: a table is emptied, a missing value gets a stand-in."""
-    *path, last = [part for part in details["loc"] if part != "[key]"] or [""]
-    table: Any = document
-    try:
-        for part in path:
-            if not isinstance(table[part], dict | list):
-                last = part
-                break
-            table = table[part]
-        if details["type"] == "missing":
-            table[last] = _STAND_IN
-        elif isinstance(table[last], dict) and details["type"] == "value_error":
-            table[last] = {}
-        else:
-            del table[last]
-    except (LookupError, TypeError):
-        return  # a list in a variable, or taken away already
-
-
-def _spell(setting: str, variables: Mapping[str, str]) -> str:
-    """Return the variable that *setting* comes from, else its path in the file."""
-    for name, variable in variables.items():
-        if name == setting or name.startswith(f"{setting}."):
-            return variable
-    return setting
-
-
-def _suggestion(location: list[str]) -> str:
-    *path, name = location
-    table: type[BaseModel] = TABLES[path[0]] if path else Settings
-    if "virtual_chunk_prefixes" in path[1:]:
-        table = VirtualPrefix
-    close = difflib.get_close_matches(name, table.model_fields, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

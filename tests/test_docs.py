@@ -15,10 +15,11 @@ from pydantic_core import PydanticUndefinedType
 from typer.main import get_command
 
 from app.cli import app
+from app.configuration import load
 from app.http.problems import STATUS
 from app.main import create_app
 from app.model import ObjectRef
-from app.settings import TABLES, Settings, load
+from app.settings import TABLES, Settings
 from app.storage.memory import MemoryStore
 from tests.support.resolving import reading
 

@@ -1,0 +1,198 @@
+"""Load the settings: a TOML file, ``SHARDGATE_SECTION__NAME`` variables, and the command line.
+
+All faults are told at once, each with its variable or its path in the file; no message repeats a
+value, which could be a secret.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from app.errors import ConfigurationError
+from app.settings import TABLES, Settings, VirtualPrefix
+
+_PREFIX: Final = "SHARDGATE_"
+_SERVICE_LINK: Final = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Variables that Kubernetes sets for a Service called ``shardgate`` or ``shardgate-web``."""
+_MISSING: Final = "is missing"
+_STAND_IN: Final = "https://stand-in.example"
+_ROUNDS: Final = 4
+"""Wrong are values, then tables of valid values, what these leave missing, and tables together."""
+
+
+class _Fault(NamedTuple):
+    setting: str
+    """Its path, such as ``datasets.em.url``."""
+    reason: str
+
+    @property
+    def table(self) -> str:
+        return self.setting.rpartition(".")[0]
+
+
+def load(
+    path: Path | None,
+    environ: Mapping[str, str],
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
+    """Read the file *path*, overridden by *environ*, and both by *options* of the command line.
+
+    Raises: `ConfigurationError` with a line for each wrong setting.
+    """
+    document = {} if path is None else _parse(path)
+    complaints, variables = [], {}
+    for variable, path_in_capitals in _variables(environ):
+        if not path_in_capitals:
+            complaints.append(f"{variable}: is no setting; write {_PREFIX}SECTION__NAME")
+            continue
+        names = _as_spelled(path_in_capitals, document)
+        variables[".".join(names)] = variable
+        _put(document, names, environ[variable])
+    for section, values in (options or {}).items():
+        for name, value in values.items():
+            _put(document, (section, name), value)
+    complaints += [
+        f"{_spell(setting, variables)}: {reason}" for setting, reason in _find_faults(document)
+    ]
+    if complaints:
+        raise ConfigurationError(*complaints)
+    return Settings.model_validate(document)
+
+
+def _find_faults(document: dict[str, Any]) -> list[_Fault]:
+    """Return all that is wrong in *document*, and take it away.
+
+    A fault hides others, as checks across tables need valid tables. So the rest is validated again;
+    what that shows of settings known to be wrong is left out.
+    """
+    faults: list[_Fault] = []
+    for _ in range(_ROUNDS):
+        wrong = _validate(document)
+        known = [fault.setting for fault in faults]
+        faults += [
+            fault
+            for fault in chain.from_iterable(map(_faults_of, wrong))
+            if not any(_is_related(fault.setting, setting) for setting in known)
+        ]
+        for details in reversed(wrong):
+            _take_away(document, details)
+    # A misspelled name leaves another one missing: the misspelling is told.
+    misspelled = {fault.table for fault in faults if "did you mean" in fault.reason}
+    return [fault for fault in faults if fault.reason != _MISSING or fault.table not in misspelled]
+
+
+def _validate(document: dict[str, Any]) -> list[ErrorDetails]:
+    """Return the errors in *document*, without their values, which can be secrets."""
+    try:
+        Settings.model_validate(document)
+    except ValidationError as error:
+        return error.errors(include_url=False, include_input=False)
+    return []
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the variables of the service, with the path of the setting that each names, if any."""
+    for variable, value in environ.items():
+        if not variable.startswith(_PREFIX):
+            continue
+        rest = variable.removeprefix(_PREFIX)
+        if "__" in rest:
+            section, _, rest = rest.lower().partition("__")
+            yield variable, (section, *rest.rsplit("__", 1))
+        elif not (_SERVICE_LINK.fullmatch(rest) or value.startswith(("tcp://", "udp://"))):
+            yield variable, ()
+
+
+def _as_spelled(names: tuple[str, ...], document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return *names* with tables spelled as in the file: variables are in capitals."""
+    section, *table, name = names
+    tables = document.get(section)
+    spelled = {table.lower(): table for table in tables} if isinstance(tables, dict) else {}
+    return (section, *(spelled.get(part, part) for part in table), name)
+
+
+def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
+    *tables, last = names
+    table: Any = document
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            return  # validation says that this is no table
+    table[last] = value
+
+
+def _faults_of(details: ErrorDetails) -> Iterator[_Fault]:
+    """Yield settings and what is wrong with them; checks across tables begin with the setting."""
+    location = [str(part) for part in details["loc"] if part != "[key]"]
+    reasons = details["msg"].removeprefix("Value error, ").splitlines()
+    match details["type"]:
+        case "extra_forbidden":
+            reasons = [f"is no setting{_suggestion(location)}"]
+        case "missing":
+            reasons = [_MISSING]
+        case "byte_size" | "byte_size_unit":
+            reasons = ["is not a size such as 256MiB"]
+    for reason in reasons:
+        setting, _, rest = ("", "", reason) if location else reason.partition(": ")
+        yield _Fault(".".join(location) or setting, rest)
+
+
+def _is_related(setting: str, other: str) -> bool:
+    return f"{setting}.".startswith(f"{other}.") or other.startswith(f"{setting}.")
+
+
+def _take_away(document: dict[str, Any], details: ErrorDetails) -> None:
+    """Take a wrong value out of *document*: a table is emptied, a missing value gets a stand-in."""
+    *path, last = [part for part in details["loc"] if part != "[key]"] or [""]
+    table: Any = document
+    try:
+        for part in path:
+            if not isinstance(table[part], dict | list):
+                last = part
+                break
+            table = table[part]
+        if details["type"] == "missing":
+            table[last] = _STAND_IN
+        elif isinstance(table[last], dict) and details["type"] == "value_error":
+            table[last] = {}
+        else:
+            del table[last]
+    except (LookupError, TypeError):
+        return  # a list in a variable, or taken away already
+
+
+def _spell(setting: str, variables: Mapping[str, str]) -> str:
+    """Return the variable that *setting* comes from, else its path in the file."""
+    for name, variable in variables.items():
+        if name == setting or name.startswith(f"{setting}."):
+            return variable
+    return setting
+
+
+def _suggestion(location: list[str]) -> str:
+    *path, name = location
+    table: type[BaseModel] = TABLES[path[0]] if path else Settings
+    if "virtual_chunk_prefixes" in path[1:]:
+        table = VirtualPrefix
+    close = difflib.get_close_matches(name, table.model_fields, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,6 +1,7 @@
-"""Settings from a TOML file, ``SHARDGATE_SECTION__NAME`` variables and the command line.
+"""Load the settings: a TOML file, ``SHARDGATE_SECTION__NAME`` variables, and the command line.
 
-No error repeats a value, which could be a secret.
+All faults are told at once, each with its variable or its path in the file; no message repeats a
+value, which could be a secret.
 """
 
 import difflib
@@ -9,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,8 +18,7 @@ from pydantic_core import ErrorDetails
 from app.errors import ConfigurationError
 from app.settings import TABLES, Settings, VirtualPrefix
 
-PREFIX: Final = "SHARDGATE_"
-"""Prefix of environment variables."""
+_PREFIX: Final = "SHARDGATE_"
 _SERVICE_LINK: Final = re.compile(
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -26,6 +26,17 @@ _SERVICE_LINK: Final = re.compile(
 _MISSING: Final = "is missing"
 _STAND_IN: Final = "https://stand-in.example"
 _ROUNDS: Final = 4
+"""Wrong are values, then tables of valid values, what these leave missing, and tables together."""
+
+
+class _Fault(NamedTuple):
+    setting: str
+    """Its path, such as ``datasets.em.url``."""
+    reason: str
+
+    @property
+    def table(self) -> str:
+        return self.setting.rpartition(".")[0]
 
 
 def load(
@@ -41,7 +52,7 @@ def load(
     complaints, variables = [], {}
     for variable, path_in_capitals in _variables(environ):
         if not path_in_capitals:
-            complaints.append(f"{variable}: is no setting; write {PREFIX}SECTION__NAME")
+            complaints.append(f"{variable}: is no setting; write {_PREFIX}SECTION__NAME")
             continue
         names = _as_spelled(path_in_capitals, document)
         variables[".".join(names)] = variable
@@ -49,43 +60,43 @@ def load(
     for section, values in (options or {}).items():
         for name, value in values.items():
             _put(document, (section, name), value)
-    settings, faults = _validate(document)
-    complaints += [f"{_spell(setting, variables)}: {reason}" for setting, reason in faults]
-    if settings is None or complaints:
-        # Without a cause, which would show the values, and with them secrets.
+    complaints += [
+        f"{_spell(setting, variables)}: {reason}" for setting, reason in _find_faults(document)
+    ]
+    if complaints:
         raise ConfigurationError(*complaints)
-    return settings
+    return Settings.model_validate(document)
 
 
-def _validate(document: dict[str, Any]) -> tuple[Settings | None, list[tuple[str, str]]]:
-    """Validate *document*; return settings and reasons of all faults.
+def _find_faults(document: dict[str, Any]) -> list[_Fault]:
+    """Return all that is wrong in *document*, and take it away.
 
-    A fault hides others: checks across tables need valid tables. So wrong values are removed,
-    and the rest is validated again; what that shows of settings known to be wrong is left out.
+    A fault hides others, as checks across tables need valid tables. So the rest is validated again;
+    what that shows of settings known to be wrong is left out.
     """
-    faults: list[tuple[str, str]] = []
-    settings = None
+    faults: list[_Fault] = []
     for _ in range(_ROUNDS):
-        try:
-            settings = Settings.model_validate(document)
-            break
-        except ValidationError as error:
-            wrong = error.errors(include_url=False, include_input=False)
-        known = [setting for setting, _ in faults]
+        wrong = _validate(document)
+        known = [fault.setting for fault in faults]
         faults += [
-            (setting, reason)
-            for setting, reason in chain.from_iterable(map(_faults_of, wrong))
-            if not any(_is_related(setting, each) for each in known)
+            fault
+            for fault in chain.from_iterable(map(_faults_of, wrong))
+            if not any(_is_related(fault.setting, setting) for setting in known)
         ]
         for details in reversed(wrong):
-            _remove(document, details)
+            _take_away(document, details)
     # A misspelled name leaves another one missing: the misspelling is told.
-    meant = {setting.rpartition(".")[0] for setting, reason in faults if "did you mean" in reason}
-    return settings, [
-        fault
-        for fault in faults
-        if fault[1] != _MISSING or fault[0].rpartition(".")[0] not in meant
-    ]
+    misspelled = {fault.table for fault in faults if "did you mean" in fault.reason}
+    return [fault for fault in faults if fault.reason != _MISSING or fault.table not in misspelled]
+
+
+def _validate(document: dict[str, Any]) -> list[ErrorDetails]:
+    """Return the errors in *document*, without their values, which can be secrets."""
+    try:
+        Settings.model_validate(document)
+    except ValidationError as error:
+        return error.errors(include_url=False, include_input=False)
+    return []
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -102,9 +113,9 @@ def _parse(path: Path) -> dict[str, Any]:
 def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the variables of the service, with the path of the setting that each names, if any."""
     for variable, value in environ.items():
-        if not variable.startswith(PREFIX):
+        if not variable.startswith(_PREFIX):
             continue
-        rest = variable.removeprefix(PREFIX)
+        rest = variable.removeprefix(_PREFIX)
         if "__" in rest:
             section, _, rest = rest.lower().partition("__")
             yield variable, (section, *rest.rsplit("__", 1))
@@ -130,8 +141,8 @@ def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
     table[last] = value
 
 
-def _faults_of(details: ErrorDetails) -> Iterator[tuple[str, str]]:
-    """Yield settings and the reasons why they are wrong; checks across tables name the setting."""
+def _faults_of(details: ErrorDetails) -> Iterator[_Fault]:
+    """Yield settings and what is wrong with them; checks across tables begin with the setting."""
     location = [str(part) for part in details["loc"] if part != "[key]"]
     reasons = details["msg"].removeprefix("Value error, ").splitlines()
     match details["type"]:
@@ -143,15 +154,15 @@ def _faults_of(details: ErrorDetails) -> Iterator[tuple[str, str]]:
             reasons = ["is not a size such as 256MiB"]
     for reason in reasons:
         setting, _, rest = ("", "", reason) if location else reason.partition(": ")
-        yield ".".join(location) or setting, rest
+        yield _Fault(".".join(location) or setting, rest)
 
 
 def _is_related(setting: str, other: str) -> bool:
     return f"{setting}.".startswith(f"{other}.") or other.startswith(f"{setting}.")
 
 
-def _remove(document: dict[str, Any], details: ErrorDetails) -> None:
-    """Remove a wrong value from *document*: a table is emptied, a missing value gets a stand-in."""
+def _take_away(document: dict[str, Any], details: ErrorDetails) -> None:
+    """Take a wrong value out of *document*: a table is emptied, a missing value gets a stand-in."""
     *path, last = [part for part in details["loc"] if part != "[key]"] or [""]
     table: Any = document
     try:
@@ -167,7 +178,7 @@ def _remove(document: dict[str, Any], details: ErrorDetails) -> None:
         else:
             del table[last]
     except (LookupError, TypeError):
-        return  # a list in a variable, or removed already
+        return  # a list in a variable, or taken away already
 
 
 def _spell(setting: str, variables: Mapping[str, str]) -> str:

@@ -112,7 +112,9 @@ class Translator(Protocol):
     def is_marker(self, stored: bytes) -> bool:
         """Return whether *stored*, which `translate` returned, gives keys below it a meaning."""
 
-    async def translate(self, sent: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
+    async def translate(
+        self, sent: bytes, stored: bytes | None, fetch: Fetch, run_in_thread: RunInThread
+    ) -> bytes:
         """Return what to store for *sent* in place of the document *stored*, if there is one.
 
         Raises: `BadBodyError` for an invalid document, `ConflictError` for changes that the
@@ -164,7 +166,7 @@ class Layout(Protocol):
         return None
 
     async def collections(
-        self, _fetch: Fetch, _listing: Listing
+        self, _fetch: Fetch, _listing: Listing, _run_in_thread: RunInThread
     ) -> Sequence[Collection | DamagedError]:
         """Describe the contents of the container itself; damaged parts are errors."""
         return ()

@@ -22,6 +22,10 @@ _PIECE_NBYTES: Final = 1024**2
 _LONGEST_TEXT_NBYTES: Final = 64
 _OTHER_SPELLINGS: Final = (rb"\u004", rb"\u005", rb"\u006", rb"\u007", b"\0")
 """Beginnings of escaped letters, and a byte of other encodings than UTF-8."""
+_PARSED_AT_ONCE_NBYTES: Final = 256 * 1024
+_SPLIT_LEVELS: Final = 3
+"""Nodes in consolidated metadata are members of the third level."""
+_WRITTEN_AT_ONCE: Final = 1000
 _VIEW_REVISION: Final = "u1"
 """Changes whenever the same stored metadata are served in another form."""
 
@@ -50,6 +54,42 @@ def check_not_blank(data: bytes) -> None:
     """Raise `DecodeError` for a marker that is empty or zeroed, as a crash leaves a file."""
     if not data.strip(b"\0"):
         raise DecodeError("it has only zero bytes" if data else "it is empty")
+
+
+def parse_json(data: bytes) -> Json:
+    """Parse JSON. Raises: `ValueError`, `RecursionError`.
+
+    Other threads can run only between the calls of Python functions, which parsing a long document
+    therefore makes for each object and number.
+    """
+    if len(data) <= _PARSED_AT_ONCE_NBYTES:
+        return json.loads(data)
+    return json.loads(
+        data,
+        object_hook=lambda members: members,
+        parse_int=lambda digits: int(digits),  # noqa: PLW0108  `int` is no Python function
+        parse_float=lambda digits: float(digits),  # noqa: PLW0108
+    )
+
+
+def write_json(document: Json) -> bytes:
+    """Write JSON on one line, in many short calls: other threads can run in between. Indenting
+    deeply nested JSON could take a thousand times its bytes. Raises: `RecursionError`.
+    """
+    return _write(document, _SPLIT_LEVELS).encode()
+
+
+def _write(value: Json, levels: int) -> str:
+    if levels and isinstance(value, dict):
+        members = (
+            f"{json.dumps(name)}: {_write(member, levels - 1)}" for name, member in value.items()
+        )
+        return f"{{{', '.join(members)}}}"
+    if levels and isinstance(value, list):
+        starts = range(0, len(value), _WRITTEN_AT_ONCE)
+        items = (json.dumps(value[at : at + _WRITTEN_AT_ONCE])[1:-1] for at in starts)
+        return f"[{', '.join(items)}]"
+    return json.dumps(value)
 
 
 def as_integer(value: Json) -> Json:
@@ -116,7 +156,7 @@ class DocumentDecoder[S: Weighable]:
         if len(data) > self.limit_bytes:
             raise DecodeError(f"metadata of more than {self.limit_bytes} bytes: {SETTING}")
         try:
-            return self.parse(json.loads(data), data)
+            return self.parse(parse_json(data), data)
         except DecodeError:
             raise
         except (ValueError, RecursionError) as error:

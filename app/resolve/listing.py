@@ -138,7 +138,7 @@ async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visite
     if isinstance(layout, DamagedError):
         return [Visited(path, path, layout)]
     try:
-        found = await layout.collections(root.fetch, listing_of(root, path))
+        found = await layout.collections(root.fetch, listing_of(root, path), run_in_thread)
     except DamagedError as damage:
         return [Visited(path, path, damage)]
     except OfflineError as offline:
@@ -178,7 +178,7 @@ async def _directories(
     except StorageUnusableError:
         if layout is None and not is_needed:
             return ()
-        below = None if layout is None else layout.names_below()
+        below = None if layout is None else await run_in_thread(layout.names_below)
         if below is None:
             raise
         names = below

@@ -126,9 +126,7 @@ class PassthroughWriter:
     ) -> ETag:
         """Translate *body*, the document as clients see it, to its stored form, and store that."""
         requested = await self._inflate(coding, body) if coding else body
-        if len(requested) > self._document_bytes:
-            reason = f"over {self._document_bytes} bytes of metadata: limits.metadata_bytes"
-            raise TooLargeError(f"{document.ref}: {reason}")
+        self._demand_short(document.ref, requested)
         ref, translated = document.ref, requested
 
         async def attempt() -> ETag | Conflict:
@@ -136,15 +134,23 @@ class PassthroughWriter:
             stored, etag = await self._stored(ref)
             if demand is not None and not demand(_document_names(etag)):
                 raise _precondition_failed(ref)
-            translated = await document.translator.translate(requested, stored, self._read_anew)
+            translated = await document.translator.translate(
+                requested, stored, self._read_anew, run_in_thread
+            )
+            self._demand_short(ref, translated)
             return await self._store.put(ref, [translated], expected=etag or ABSENT)
 
         etag = await self._repeat(ref, attempt)
-        if document.translator.is_marker(translated):
+        if await run_in_thread(document.translator.is_marker, translated):
             self._fetch.mark_present(ref)
         else:
             self._fetch.mark_removed(ref)
         return etag if translated == requested else etag_of_rewritten(etag)
+
+    def _demand_short(self, ref: ObjectRef, document: bytes) -> None:
+        if len(document) > self._document_bytes:
+            reason = f"over {self._document_bytes} bytes of metadata: limits.metadata_bytes"
+            raise TooLargeError(f"{ref}: {reason}")
 
     async def _repeat[T](self, ref: ObjectRef, attempt: Callable[[], Awaitable[T | Conflict]]) -> T:
         async def forgetting() -> T | Conflict:

@@ -1,6 +1,7 @@
 """`app.formats.documents`: a marker is read once, for all dialects."""
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from app.formats.documents import (
     MarkerDecoder,
     etag_of_rewritten,
     may_contain,
+    parse_json,
+    write_json,
 )
 from app.formats.reading import DecodeError, Opaque, Versioned
 from app.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
@@ -217,3 +220,40 @@ async def test_a_marker_that_cannot_be_understood_is_named(marker: bytes) -> Non
         await _Case(marker).open()
 
     assert caught.value.ref == ROOT.join("marker")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"a": [0.1, -0.0, 1e300, 1e16, 2**80, float("nan"), float("-inf"), "é\ud800", None, True]},
+        {"z": {"y": {"x": {"w": {}}}}, "a": {"b": []}, "c": [[[1]], {}, "s"]},
+        {"a": list(range(2500)), "b": [{"c": 1}] * 2000},
+        [],
+        "text",
+    ],
+)
+@pytest.mark.parametrize("padding", [0, 2**18])
+def test_what_is_parsed_and_written_is_as_it_was(document: Any, padding: int) -> None:
+    """Members, their order, integers, floats and strings are kept, however long it is."""
+    text = json.dumps(document).encode()
+
+    assert write_json(parse_json(text + b" " * padding)) == text
+
+
+@pytest.mark.parametrize("item", [b"{}", b"7", b"0.5"])
+def test_other_threads_can_run_while_a_long_document_is_parsed(item: bytes) -> None:
+    """A function of Python is called for each object and number."""
+    text = b"[" + b",".join([item] * 2**17) + b"]"
+    called = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal called
+        called += event == "call"
+
+    sys.setprofile(count)
+    try:
+        parse_json(text)
+    finally:
+        sys.setprofile(None)
+
+    assert called >= 2**17

@@ -146,6 +146,19 @@ async def test_an_array_made_elsewhere_is_not_taken_for_objects(
     assert chunks_of(await stored(memory, "b/c/0") or b"") == {3: b"chnk"}
 
 
+async def test_metadata_whose_stored_form_is_too_long_are_refused(memory: MemoryStore) -> None:
+    """The stored form may be longer than what was sent; it does not replace the document."""
+    one = replica(memory)
+    before = await stored(memory, "a/zarr.json")
+    seen = json.loads(await one.read("a/zarr.json") or b"")
+    seen["attributes"] = {"k": [0] * 25_000}
+
+    with pytest.raises(errors.TooLargeError, match="metadata"):
+        await one.put("a/zarr.json", json.dumps(seen, separators=(",", ":")).encode())
+
+    assert await stored(memory, "a/zarr.json") == before
+
+
 async def test_many_keys_are_written_with_one_rewrite_for_each_shard(memory: MemoryStore) -> None:
     """Each key gets its own outcome; of one that is given twice the last counts."""
     one = replica(memory)

@@ -1,6 +1,6 @@
 """Layout of repositories: keys in refs of a repository located, listed and surveyed."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
@@ -214,15 +214,13 @@ class RepositoryLayout(Layout):
                 folded = start
                 yield Item(lead + start, None)
 
-    async def collections(self, fetch: Fetch, _: Listing) -> Sequence[Collection | DamagedError]:
+    async def collections(
+        self, fetch: Fetch, _: Listing, run_in_thread: RunInThread
+    ) -> Sequence[Collection | DamagedError]:
         if (snapshot := await self.repository.snapshot(MAIN, fetch)) is None:
             return ()
         name = self.repository.file("snapshots", snapshot.object_id)
-        return [
-            _describe(name, path, node)
-            for path, node in snapshot.nodes.items()
-            if isinstance(node, DecodeError) or node.chunks is not None
-        ]
+        return await run_in_thread(_describe_all, name, snapshot.nodes)
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
         """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""
@@ -396,6 +394,16 @@ def key_blocks[N](
 def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
     etag = ETag(f'"{encode_id(snapshot.object_id)}-{_VIEW_REVISION}"')
     return Inline(node.document.served if path else snapshot.root_document, etag)
+
+
+def _describe_all(
+    name: ObjectRef, nodes: Mapping[str, SnapshotNode | DecodeError]
+) -> list[Collection | DamagedError]:
+    return [
+        _describe(name, path, node)
+        for path, node in nodes.items()
+        if isinstance(node, DecodeError) or node.chunks is not None
+    ]
 
 
 def _describe(

@@ -21,6 +21,7 @@ from app.formats.listing import (
     ListingIO,
     ListingRules,
     Rows,
+    RunInThread,
     Walk,
     Wanted,
 )
@@ -181,7 +182,9 @@ class PrecomputedLayout(Layout):
             elif part.kind is not Kind.FRAGMENTS:
                 yield IdWalk(part, parts, self._shards(part), fetch)
 
-    async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
+    async def collections(
+        self, _: Fetch, __: Listing, ___: RunInThread
+    ) -> Sequence[Collection | DamagedError]:
         return [
             DamagedError(self.directory.join(MARKER), str(each))
             if isinstance(each, DecodeError)

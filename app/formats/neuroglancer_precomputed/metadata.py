@@ -2,7 +2,6 @@
 of one that a client writes, which keeps the sharding.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,8 @@ import pydantic.dataclasses
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import BadBodyError, ConflictError
-from app.formats.documents import as_integer, begins_like_json
+from app.formats.documents import as_integer, begins_like_json, parse_json, write_json
+from app.formats.listing import RunInThread
 from app.formats.neuroglancer_precomputed.index import Integer, Sharding
 from app.formats.neuroglancer_precomputed.keys import (
     CellNames,
@@ -213,11 +213,11 @@ def _called(name: str, value: Json) -> str:
 
 
 def _without_sharding(kind: str, data: bytes, members: Sequence[Member]) -> bytes:
-    document = json.loads(data)
+    document = parse_json(data)
     for (_, value), member in zip(_members(kind, document), members, strict=True):
         if member.loses_sharding:
             del value["sharding"]
-    return json.dumps(document).encode()
+    return write_json(document)
 
 
 def _members(kind: str, document: Json) -> Iterator[tuple[str, Json]]:
@@ -406,26 +406,32 @@ class InfoTranslator:
         """Return whether *stored* is an ``info`` of this format."""
         return _parse_stored(stored) is not None
 
-    async def translate(self, sent: bytes, stored: bytes | None, _: Fetch) -> bytes:
+    async def translate(
+        self, sent: bytes, stored: bytes | None, _: Fetch, run_in_thread: RunInThread
+    ) -> bytes:
         """Return *sent* with the sharding of the objects that *stored* has as well. A document
         that is no ``info`` of this format is stored unchanged. Raises: `BadBodyError`,
         `ConflictError`.
         """
-        old = None if stored is None else _parse_stored(stored)
-        if old is None and not begins_like_json(sent):
-            return sent
-        known = [] if old is None else [member.value for member in old.members if member.fault]
-        document, new = _parse_sent(sent, known)
-        if old is None or not _restore(old, document, new):
-            return sent
-        translated = json.dumps(document).encode()
-        _parse_sent(translated, known)
-        return translated
+        return await run_in_thread(_translate, sent, stored)
+
+
+def _translate(sent: bytes, stored: bytes | None) -> bytes:
+    old = None if stored is None else _parse_stored(stored)
+    if old is None and not begins_like_json(sent):
+        return sent
+    known = [] if old is None else [member.value for member in old.members if member.fault]
+    document, new = _parse_sent(sent, known)
+    if old is None or not _restore(old, document, new):
+        return sent
+    translated = write_json(document)
+    _parse_sent(translated, known)
+    return translated
 
 
 def _parse_stored(stored: bytes) -> Info | None:
     try:
-        return parse_info(json.loads(stored), stored)
+        return parse_info(parse_json(stored), stored)
     except (ValueError, RecursionError):
         return None
 
@@ -433,7 +439,7 @@ def _parse_stored(stored: bytes) -> Info | None:
 def _parse_sent(sent: bytes, known: Sequence[Json]) -> tuple[Json, Info | None]:
     """Parse a sent document; of malformed members it may have those that are *known*."""
     try:
-        document = json.loads(sent)
+        document = parse_json(sent)
         info = parse_info(document, sent)
     except DecodeError as error:
         raise BadBodyError(f"the info: {error}") from error

@@ -5,7 +5,6 @@ little-endian and without a checksum. Here an array of the draft is one of that 
 elements are chunks: both share index, look-up, rewriting and surveys.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import Any, Final
 from app.errors import ConflictError, DamagedError
 from app.formats.compression import MEASURES
 from app.formats.contract import Document, Layout, Target
-from app.formats.documents import DocumentDecoder, show
-from app.formats.listing import PLAIN, ListingRules
+from app.formats.documents import DocumentDecoder, parse_json, show, write_json
+from app.formats.listing import PLAIN, ListingRules, RunInThread
 from app.formats.reading import DecodeError, Fetch, Read, Versioned
 from app.formats.surveying import Collection, Description, Listing, Shards
 from app.formats.zarr.codecs import (
@@ -102,7 +101,7 @@ class ArrayParser:
             return Node("array", data, is_rewritten=False)
         try:
             array = parse_draft_array(document, self.path)
-            served = json.dumps(without_transformer(document)).encode()
+            served = write_json(without_transformer(document))
         except (DecodeError, RecursionError) as reason:
             return Node("array", data, is_rewritten=False, why_sharded=str(reason))
         return Node("array", served, is_rewritten=True, array=array)
@@ -116,7 +115,7 @@ def parse_consolidated(document: Json, data: bytes) -> Node:
     rewritten = {key: _unsharded(node) for key, node in nodes.items()}
     if all(rewritten[key] is node for key, node in nodes.items()):
         return Node("group", data, is_rewritten=False)
-    served = json.dumps({**document, "metadata": rewritten}).encode()
+    served = write_json({**document, "metadata": rewritten})
     return Node("group", served, is_rewritten=True)
 
 
@@ -244,9 +243,12 @@ class ReadOnlyTranslator:
         """Return true: the metadata of an array give its keys a meaning."""
         return True
 
-    async def translate(self, sent: bytes, stored: bytes | None, _: Fetch) -> bytes:
+    async def translate(
+        self, sent: bytes, stored: bytes | None, _: Fetch, run_in_thread: RunInThread
+    ) -> bytes:
         """Return *sent*, the metadata of an array. Raises: `ConflictError`."""
-        for document in (parse_sent(sent), parse_stored(stored)):
+        given = await run_in_thread(parse_sent, sent)
+        for document in (given, await run_in_thread(parse_stored, stored)):
             is_sharded = isinstance(document, dict) and bool(document.get(_TRANSFORMERS))
             if is_sharded or self.is_of_all:
                 raise ConflictError(_READ_ONLY)
@@ -255,7 +257,7 @@ class ReadOnlyTranslator:
 
 def describe(path: str, document: Node) -> Description:
     """Describe the array at *path*. Raises: `DecodeError`."""
-    served: dict[str, Json] = json.loads(document.served)
+    served: dict[str, Json] = parse_json(document.served)
     grid, data_type = served.get("chunk_grid"), served.get("data_type")
     chunk_shape: tuple[int, ...] = ()
     if isinstance(grid, dict) and grid.get("type") == "regular" and "extension" not in grid:
@@ -353,14 +355,14 @@ class HierarchyLayout(Layout):
         return ListingRules(lambda name: not _CHUNK_NAME.fullmatch(name), (walk,))
 
     async def collections(
-        self, fetch: Fetch, listing: Listing
+        self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[Collection | DamagedError]:
         """Describe every array, or say why no array can be unsharded."""
         if why := self.hierarchy.why_sharded:
             return (Collection(Description("", "zarr", "hierarchy", why_sharded=why), None),)
         paths = [self.hierarchy.array_path(key) async for key in listing("meta/")]
         found = sorted(path for path in paths if path is not None)
-        return [await self._collection(path, fetch) for path in found]
+        return [await self._collection(path, fetch, run_in_thread) for path in found]
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
         """Return the grid of chunks that *key* is not on."""
@@ -391,7 +393,9 @@ class HierarchyLayout(Layout):
         found = None if path is None else await fetch(self._read_array(path))
         return None if found is None else found.value.array
 
-    async def _collection(self, path: str, fetch: Fetch) -> Collection | DamagedError:
+    async def _collection(
+        self, path: str, fetch: Fetch, run_in_thread: RunInThread
+    ) -> Collection | DamagedError:
         read = self._read_array(path)
         try:
             found = await fetch(read)
@@ -401,7 +405,7 @@ class HierarchyLayout(Layout):
             return DamagedError(read.ref, "does not exist")
         why = found.value.why_sharded
         try:
-            description = describe(path, found.value)
+            description = await run_in_thread(describe, path, found.value)
         except DecodeError as error:
             if not why:
                 return DamagedError(read.ref, str(error))

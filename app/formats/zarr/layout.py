@@ -7,7 +7,7 @@ from typing import Final
 from app.errors import BadKeyError, DamagedError
 from app.formats.contract import Document, Layout, Slot, Target, Translator
 from app.formats.documents import Json, may_contain, show
-from app.formats.listing import PLAIN, ListingRules
+from app.formats.listing import PLAIN, ListingRules, RunInThread
 from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
 from app.formats.surveying import Collection, Listing
 from app.formats.zarr.index import IndexCodec, shard_of
@@ -99,12 +99,14 @@ class ZarrLayout(Layout):
         walk = walk_chunks(ZarrShards(self.directory, array), self.limits.written_nbytes)
         return ListingRules(lambda name: not array.keys.owns(name), (walk,))
 
-    async def collections(self, _: Fetch, __: Listing) -> Sequence[Collection | DamagedError]:
+    async def collections(
+        self, _: Fetch, __: Listing, run_in_thread: RunInThread
+    ) -> Sequence[Collection | DamagedError]:
         """Describe an array; a group has only what is below it."""
         if self.node.value.kind != "array":
             return ()
         try:
-            return (Collection(describe(self.node.value), self._shards),)
+            return (Collection(await run_in_thread(describe, self.node.value), self._shards),)
         except DecodeError as error:
             return (DamagedError(self.directory.join(MARKER), str(error)),)
 

@@ -2,7 +2,6 @@
 a client writes, which keeps the shards.
 """
 
-import json
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from app.errors import BadBodyError, ConflictError
-from app.formats.listing import Axis
+from app.formats.documents import parse_json, write_json
+from app.formats.listing import Axis, RunInThread
 from app.formats.reading import DecodeError, Fetch, Opaque, Read
 from app.formats.zarr.codecs import (
     ChunkForm,
@@ -146,7 +146,7 @@ def parse_node(document: Json, data: bytes) -> Node:
             sharded = frozenset(path for path, node in nodes.items() if served[path] is not node)
             if not sharded:
                 return Node("group", data, is_rewritten=False)
-            rewritten = _encode(_with_nodes(document, served))
+            rewritten = write_json(_with_nodes(document, served))
             return Node("group", rewritten, is_rewritten=True, sharded=sharded)
         case other:
             raise DecodeError(f"node_type is neither array nor group: {str(other)[:80]}")
@@ -157,7 +157,7 @@ def _parse_array_node(document: dict[str, Json], data: bytes) -> Node:
         return Node("array", data, is_rewritten=False)
     try:
         array = parse_array(document)
-        served = _encode(without_shards(document, array))
+        served = write_json(without_shards(document, array))
     except (DecodeError, RecursionError) as reason:
         return Node("array", data, is_rewritten=False, why_sharded=str(reason))
     return Node("array", served, is_rewritten=True, array=array)
@@ -228,15 +228,10 @@ def _unsharded(node: Json) -> Json:
     return node
 
 
-def _encode(document: dict[str, Json]) -> bytes:
-    """Write one line: indenting deeply nested JSON could take a thousand times its bytes."""
-    return json.dumps(document).encode()
-
-
 def parse_sent(sent: bytes) -> NodeDocument:
     """Parse the JSON object that a client sent. Raises: `BadBodyError`."""
     try:
-        document = json.loads(sent)
+        document = parse_json(sent)
     except (ValueError, RecursionError) as error:
         raise BadBodyError(f"the document is no JSON: {error}") from None
     if not isinstance(document, dict):
@@ -247,7 +242,7 @@ def parse_sent(sent: bytes) -> NodeDocument:
 def parse_stored(data: bytes | None) -> Json:
     """Parse a stored document; `None` for what is no JSON, which anything may replace."""
     try:
-        return None if data is None else json.loads(data)
+        return None if data is None else parse_json(data)
     except (ValueError, RecursionError):
         return None
 
@@ -263,16 +258,19 @@ class NodeTranslator:
         """Return true: every ``zarr.json`` is one."""
         return True
 
-    async def translate(self, sent: bytes, stored: bytes | None, fetch: Fetch) -> bytes:
+    async def translate(
+        self, sent: bytes, stored: bytes | None, fetch: Fetch, run_in_thread: RunInThread
+    ) -> bytes:
         """Return *sent* with the chunk grid and the codecs of the *stored* sharded array."""
-        document = parse_sent(sent)
+        document = await run_in_thread(parse_sent, sent)
         if isinstance(document.get("zarr_format"), str):  # the entry point of a draft of 2022
             return sent
         if document.get("zarr_format") != 3 or document.get("node_type") not in ("array", "group"):  # noqa: PLR2004
             raise BadBodyError("no Zarr v3 metadata: no zarr_format 3 with a node_type")
         try:
-            restored = await self._restore(document, parse_stored(stored), fetch)
-            return sent if restored is document else _encode(restored)
+            old = await run_in_thread(parse_stored, stored)
+            restored = await self._restore(document, old, fetch)
+            return sent if restored is document else await run_in_thread(write_json, restored)
         except RecursionError as error:
             raise BadBodyError(f"the document cannot be written: {error}") from None
 

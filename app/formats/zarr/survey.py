@@ -1,6 +1,5 @@
 """Contents of an array for ``inspect``, ``verify`` and listings: descriptions, shards, keys."""
 
-import json
 import re
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from app.formats.documents import parse_json
 from app.formats.listing import (
     Cell,
     Grid,
@@ -47,7 +47,7 @@ def describe(node: Node) -> Description:
 
 
 def _describe(node: Node) -> Description:
-    served: dict[str, Json] = json.loads(node.served)
+    served: dict[str, Json] = parse_json(node.served)
     spec = node.array
     codecs = served.get("codecs")
     if not isinstance(codecs, list):
@@ -83,7 +83,7 @@ def _chunk_shape(grid: Json) -> tuple[int, ...]:
 
 def array_names(node: Node) -> Sequence[str] | None:
     """Return the paths of the arrays in a group's consolidated metadata, if it has these."""
-    if (nodes := consolidated_nodes(json.loads(node.served))) is None:
+    if (nodes := consolidated_nodes(parse_json(node.served))) is None:
         return None
     return [
         name

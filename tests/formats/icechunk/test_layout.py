@@ -230,7 +230,7 @@ async def test_the_arrays_of_main_are_described() -> None:
     case = _Case(builder)
     layout = await case.open()
     found = await layout.collections(
-        case.fetch, lambda prefix: list_names(case.store, ROOT, prefix)
+        case.fetch, lambda prefix: list_names(case.store, ROOT, prefix), run_in_thread
     )
     described = [each.description for each in found if isinstance(each, Collection)]
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.concurrency import run_in_thread
 from app.errors import BadBodyError, ConflictError
 from app.formats.neuroglancer_precomputed.keys import CellNames, MortonGrid, Names, VoxelBounds
 from app.formats.neuroglancer_precomputed.layout import Precomputed
@@ -445,7 +446,7 @@ EVERY = pytest.mark.parametrize(
 
 async def _translate(given: bytes, stored: bytes | None) -> bytes:
     translator = Precomputed(2**20, 2**20).translator(ROOT)
-    return await translator.translate(given, stored, DirectFetch(MemoryStore()))
+    return await translator.translate(given, stored, DirectFetch(MemoryStore()), run_in_thread)
 
 
 async def _stored(given: Document, stored: Document) -> Document:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.concurrency import run_in_thread
 from app.errors import (
     BadBodyError,
     BadKeyError,
@@ -51,7 +52,7 @@ _CHUNKS = {f"{_DATA}/c0/0": b"first", f"{_DATA}/c0/1": b"second", f"{_DATA}/c2/3
 async def _collections(objects: Mapping[str, bytes]) -> Sequence[Collection | DamagedError]:
     case = Container(objects)
     listing = partial(list_names, case.store, ROOT)
-    return await (await case.open()).collections(case.fetch, listing)
+    return await (await case.open()).collections(case.fetch, listing, run_in_thread)
 
 
 def _bar(**options: Any) -> dict[str, bytes]:
@@ -217,12 +218,12 @@ async def test_metadata_of_sharded_arrays_are_read_only(
     fetch = DirectFetch(WatchedStore())
 
     with pytest.raises(BadBodyError):
-        await translate(b"[]", stored, fetch)
+        await translate(b"[]", stored, fetch, run_in_thread)
     if is_allowed:
-        assert await translate(sent, stored, fetch) == sent
+        assert await translate(sent, stored, fetch, run_in_thread) == sent
     else:
         with pytest.raises(ConflictError, match="are read-only here"):
-            await translate(sent, stored, fetch)
+            await translate(sent, stored, fetch, run_in_thread)
 
 
 async def test_other_keys_are_objects() -> None:

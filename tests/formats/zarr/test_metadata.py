@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
+from app.concurrency import run_in_thread
 from app.errors import BadBodyError, ConflictError
 from app.formats.documents import MarkerDecoder
 from app.formats.reading import DecodeError
@@ -242,7 +243,7 @@ async def translated(given: Json, stored: Json | None, **nodes: Json) -> Json:
         store.place(ROOT.join(f"{path}/zarr.json"), json.dumps(node).encode())
     old = None if stored is None else json.dumps(stored).encode()
     data = json.dumps(given, indent=1).encode()
-    made = await NodeTranslator(ROOT, 2**20).translate(data, old, DirectFetch(store))
+    made = await NodeTranslator(ROOT, 2**20).translate(data, old, DirectFetch(store), run_in_thread)
     document: Json = json.loads(made)
     return document
 
@@ -321,7 +322,9 @@ async def test_what_has_no_shards_is_stored_as_it_is(given: Json, stored: bytes 
     data = json.dumps(given, indent=1).encode()
     translator = NodeTranslator(ROOT, 2**20)
 
-    assert await translator.translate(data, stored, DirectFetch(MemoryStore())) == data
+    assert (
+        await translator.translate(data, stored, DirectFetch(MemoryStore()), run_in_thread) == data
+    )
 
 
 _ATTRIBUTES: Json = {"attributes": {"units": "nm"}}
@@ -484,4 +487,6 @@ async def test_consolidated_metadata_name_nodes_below(path: str) -> None:
 async def test_what_is_no_node_is_refused(given: bytes) -> None:
     """Before it takes the place of one."""
     with pytest.raises(BadBodyError):
-        await NodeTranslator(ROOT, 2**20).translate(given, None, DirectFetch(MemoryStore()))
+        await NodeTranslator(ROOT, 2**20).translate(
+            given, None, DirectFetch(MemoryStore()), run_in_thread
+        )

@@ -1,6 +1,7 @@
 """Containers that a JSON document marks, in one of several dialects."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -37,13 +38,16 @@ def begins_like_page(data: bytes) -> bool:
     return data.lstrip(_BEFORE_JSON).startswith(b"<")
 
 
-def may_contain(data: bytes, text: bytes) -> bool:
+def may_contain(data: bytes, text: re.Pattern[bytes]) -> bool:
     """Return whether the JSON *data* has *text*, or letters in any other spelling."""
     pieces = (
         data[start : start + _PIECE_NBYTES + _LONGEST_TEXT_NBYTES]
         for start in range(0, len(data), _PIECE_NBYTES)
     )
-    return any(each in piece for piece in pieces for each in (text, *_OTHER_SPELLINGS))
+    return any(
+        text.search(piece) is not None or any(each in piece for each in _OTHER_SPELLINGS)
+        for piece in pieces
+    )
 
 
 def check_not_blank(data: bytes) -> None:
@@ -240,7 +244,7 @@ class DocumentFormat:
         if found is None:
             return None
         if found.value.may_be_rewritten:
-            reason = f"metadata of more than {self.limit_bytes} bytes, which have to be rewritten"
+            reason = f"metadata of more than {self.limit_bytes} bytes, perhaps to be rewritten"
             raise DamagedError(read.ref, f"{reason}: {SETTING}")
         return LongContainer(directory)
 

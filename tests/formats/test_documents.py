@@ -1,6 +1,7 @@
 """`app.formats.documents`: a marker is read once, for all dialects."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ class _Dialect:
         return Opaque(data)
 
     def may_rewrite(self, data: bytes) -> bool:
-        return may_contain(data, b'"rewrite"')
+        return may_contain(data, re.compile(rb'"rewrite"\s*:'))
 
     def translator(self, directory: ObjectRef) -> None:
         """Leave documents alone."""
@@ -115,7 +116,7 @@ def test_a_document_has_a_limit() -> None:
         DocumentDecoder(lambda _, data: Opaque(data), _LIMIT)(data + b" ")
 
 
-_LONG = [b'{"a": "' + b"x" * 200, b'{"a": 1, "rewrites": "rewrite this"}'.ljust(101)]
+_LONG = [b'{"a": "' + b"x" * 200, b'{"a": 1, "rewrites": "rewrite"}'.ljust(101)]
 
 
 @pytest.mark.parametrize("marker", _LONG)

@@ -353,8 +353,12 @@ async def test_what_takes_much_memory_waits_for_room(data: bytes, read: Read[Opa
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
-async def test_what_has_a_content_coding_is_decoded(coding: str) -> None:
-    """A whole object is decoded within the limit of its read, and a part as it is stored."""
+async def test_what_has_a_content_coding_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, coding: str
+) -> None:
+    """Of a whole object the range is taken once it is decoded, up to a limit; a part is decoded as
+    it is stored.
+    """
     store, data = WatchedStore(), encoded(coding, b"text" * 1000)
     store.place(REF, data, headers=ObjectHeaders(coding))
     whole = await perform(store, Read("metadata", REF, ByteRange(0, 4000), Opaque))
@@ -364,6 +368,10 @@ async def test_what_has_a_content_coding_is_decoded(coding: str) -> None:
     assert (whole.value.data, whole.coding, whole.size) == (b"text" * 1000, coding, len(data))
     assert isinstance(part, Versioned)
     assert (part.value.data, part.coding) == (data[1:9], "")
+    first = await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
+    assert isinstance(first, Versioned)
+    assert first.value.data == whole.value.data[:3999]
+    monkeypatch.setattr("app.resolve.perform._CONTENT_NBYTES", 3999)
     with pytest.raises(DamagedError):
         await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from app.errors import DamagedError
+from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Layout, Target, Translator
 from app.formats.listing import ListingRules
 from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
@@ -15,6 +15,7 @@ from app.model import ByteRange, Coded, ETag, Inline, Location, ObjectRef, Store
 type Json = Any
 
 SETTING: Final = "limits.metadata_bytes"
+NO_METADATA: Final = "an error page in place of metadata; they may come back"
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _MOST_SEARCHED: Final = 16
 """Markers of up to so many times the limit are searched for what has to be rewritten."""
@@ -225,7 +226,9 @@ class DocumentFormat:
         if found.value.is_long:
             return await self._open_long(directory, read, fetch)
         if found.value.dialect is None:
-            if self.is_named and not found.value.is_page:
+            if self.is_named and found.value.is_page:
+                raise MetadataMissingError(read.ref, NO_METADATA)
+            if self.is_named:
                 raise DamagedError(read.ref, f"no metadata of the format {self.name}")
             return None
         spec = Versioned(found.value.spec, found.etag, found.size, coding=found.coding)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import DamagedError
+from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Layout
 from app.formats.documents import (
     DocumentDecoder,
@@ -183,11 +183,14 @@ async def test_a_directory_that_no_dialect_knows_is_no_container(marker: bytes |
 
 @pytest.mark.parametrize("marker", [b"{}", b"[]", b"no JSON", b"\x7b\x22"])
 async def test_below_a_named_format_no_file_has_the_name_by_chance(marker: bytes) -> None:
-    """What no dialect knows is damage; an error page is as if the marker were missing."""
+    """What no dialect knows is damage; an error page may pass, and proves no absence."""
     with pytest.raises(DamagedError, match="marker"):
         await _Case(marker).open(is_named=True)
 
-    assert await _Case(b"<html>Bad gateway</html>").open(is_named=True) is None
+    page = _Case(b"<html>Bad gateway</html>")
+    assert await page.open() is None
+    with pytest.raises(MetadataMissingError, match="marker: an error page"):
+        await page.open(is_named=True)
 
 
 async def test_a_marker_that_was_known_is_not_there_by_chance() -> None:

@@ -291,10 +291,14 @@ class RangeNotSatisfiedError(StorageError):
 
 
 class MetadataMissingError(StorageError):
-    """Metadata that this process has read before are missing."""
+    """Metadata that this process has read before are missing, or an error page is in the place of
+    those of a named format.
+    """
 
-    def __init__(self, ref: ObjectRef) -> None:
-        super().__init__(ref, "was there before and is missing now; it may come back")
+    def __init__(
+        self, ref: ObjectRef, reason: str = "was there before and is missing now; it may come back"
+    ) -> None:
+        super().__init__(ref, reason)
 
 
 class VersionChangedError(StorageError):

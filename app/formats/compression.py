@@ -46,8 +46,9 @@ _MAX_BLOCK_NBYTES: Final = 128 * 1024
 _LEAST_BLOCKS: Final = 4096
 _BYTES_PER_BLOCK: Final = 1024
 """Encoders write blocks of 8 KiB and more; a file of many small ones is refused."""
-_BLOSC: Final = struct.Struct("<4xIII")
-"""After version, flags and type size: the sizes of the data, of a block and of the frame."""
+_BLOSC: Final = struct.Struct("<B3xIII")
+"""Version, flags and type size; the sizes of the data, of a block and of the frame."""
+_BLOSC_VERSIONS: Final = range(1, 6)
 
 
 def deflate(data: bytes) -> bytes:
@@ -249,7 +250,9 @@ def _measure_zstd(data: bytes, most_nbytes: int) -> int | None:
 def _measure_blosc(data: bytes, _: int) -> int:
     if len(data) < _BLOSC.size:
         raise DecodeError(f"damaged blosc: {len(data)} bytes are too few for a header")
-    nbytes, block_nbytes, frame_nbytes = _BLOSC.unpack_from(data)
+    version, nbytes, block_nbytes, frame_nbytes = _BLOSC.unpack_from(data)
+    if version not in _BLOSC_VERSIONS:
+        raise DecodeError(f"damaged blosc: the header tells version {version}")
     if frame_nbytes != len(data):
         raise DecodeError(f"damaged blosc: the header tells {frame_nbytes} bytes of {len(data)}")
     if nbytes and not 0 < block_nbytes <= nbytes:

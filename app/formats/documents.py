@@ -1,11 +1,12 @@
 """Containers that a JSON document marks, in one of several dialects."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from app.errors import DamagedError
+from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Layout, Target, Translator
 from app.formats.listing import ListingRules
 from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
@@ -14,6 +15,7 @@ from app.model import ByteRange, Coded, ETag, Inline, Location, ObjectRef, Store
 type Json = Any
 
 SETTING: Final = "limits.metadata_bytes"
+NO_METADATA: Final = "an error page in place of metadata; they may come back"
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _MOST_SEARCHED: Final = 16
 """Factor on the limit up to which markers are searched for sharding that has to be rewritten."""
@@ -41,13 +43,16 @@ def begins_like_page(data: bytes) -> bool:
     return data.lstrip(_BEFORE_JSON).startswith(b"<")
 
 
-def may_contain(data: bytes, text: bytes) -> bool:
+def may_contain(data: bytes, text: re.Pattern[bytes]) -> bool:
     """Return whether the JSON *data* has *text*, or letters in any other spelling."""
     pieces = (
         data[start : start + _PIECE_NBYTES + _LONGEST_TEXT_NBYTES]
         for start in range(0, len(data), _PIECE_NBYTES)
     )
-    return any(each in piece for piece in pieces for each in (text, *_OTHER_SPELLINGS))
+    return any(
+        text.search(piece) is not None or any(each in piece for each in _OTHER_SPELLINGS)
+        for piece in pieces
+    )
 
 
 def check_not_blank(data: bytes) -> None:
@@ -261,7 +266,9 @@ class DocumentFormat:
         if found.value.is_long:
             return await self._open_long(directory, read, fetch)
         if found.value.dialect is None:
-            if self.is_named and not found.value.is_page:
+            if self.is_named and found.value.is_page:
+                raise MetadataMissingError(read.ref, NO_METADATA)
+            if self.is_named:
                 raise DamagedError(read.ref, f"no metadata of the format {self.name}")
             return None
         spec = Versioned(found.value.spec, found.etag, found.size, coding=found.coding)
@@ -280,7 +287,7 @@ class DocumentFormat:
         if found is None:
             return None
         if found.value.may_be_rewritten:
-            reason = f"metadata of more than {self.limit_bytes} bytes, which have to be rewritten"
+            reason = f"metadata of more than {self.limit_bytes} bytes, perhaps to be rewritten"
             raise DamagedError(read.ref, f"{reason}: {SETTING}")
         return LongContainer(directory)
 

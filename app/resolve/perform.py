@@ -20,7 +20,11 @@ _DECODE_IN_THREAD_NBYTES: Final = 256 * 1024
 _GZIP: Final = b"\x1f\x8b"
 _COMPRESSED_IN_THREAD_NBYTES: Final = 4 * 1024
 """Longer compressed data too, which may inflate a thousandfold."""
+_FAR_INFLATED: Final = frozenset({"br", "zstd"})
+"""Codings of which a few bytes may inflate to any number."""
 _UNKNOWN_SIZES_AT_ONCE: Final = 2
+_CONTENT_NBYTES: Final = 128 * 1024**2
+"""Objects with a content coding are inflated up to so many bytes, even if fewer are asked for."""
 _SLOW_KINDS: Final = frozenset({"config"})
 """Kinds that are decoded off the event loop whatever their size: YAML takes 10 µs a byte."""
 
@@ -115,14 +119,17 @@ async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:
 
 
 def _max_nbytes_on_loop(read: Read[Any], found: Found) -> int:
-    if read.kind in _SLOW_KINDS or read.memory_nbytes is not None:
+    is_slow = read.kind in _SLOW_KINDS or read.memory_nbytes is not None
+    if is_slow or found.coding in _FAR_INFLATED:
         return 0
     is_compressed = found.coding or found.data.startswith(_GZIP)
     return _COMPRESSED_IN_THREAD_NBYTES if is_compressed else _DECODE_IN_THREAD_NBYTES
 
 
 def _decode_coded[T](coding: str, decode: Callable[[bytes], T], max_nbytes: int, data: bytes) -> T:
-    return decode(decode_content(coding, data, max_nbytes))
+    """Decode up to *max_nbytes* of the content, as of an object without a coding."""
+    content = decode_content(coding, data, max(max_nbytes, _CONTENT_NBYTES))
+    return decode(content[:max_nbytes])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """`app.formats.documents`: a marker is read once, for all dialects."""
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from app.errors import DamagedError
+from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Layout
 from app.formats.documents import (
     DocumentDecoder,
@@ -43,7 +44,7 @@ class _Dialect:
         return Opaque(data)
 
     def may_rewrite(self, data: bytes) -> bool:
-        return may_contain(data, b'"rewrite"')
+        return may_contain(data, re.compile(rb'"rewrite"\s*:'))
 
     def translator(self, directory: ObjectRef) -> None:
         """Leave documents alone."""
@@ -116,7 +117,7 @@ def test_a_document_has_a_limit() -> None:
         DocumentDecoder(lambda _, data: Opaque(data), _LIMIT)(data + b" ")
 
 
-_LONG = [b'{"a": "' + b"x" * 200, b'{"a": 1, "rewrites": "rewrite this"}'.ljust(101)]
+_LONG = [b'{"a": "' + b"x" * 200, b'{"a": 1, "rewrites": "rewrite"}'.ljust(101)]
 
 
 @pytest.mark.parametrize("marker", _LONG)
@@ -183,11 +184,14 @@ async def test_a_directory_that_no_dialect_knows_is_no_container(marker: bytes |
 
 @pytest.mark.parametrize("marker", [b"{}", b"[]", b"no JSON", b"\x7b\x22"])
 async def test_unknown_marker_of_a_named_format_is_damage(marker: bytes) -> None:
-    """With a named format an unknown marker is damage, and an error page counts as missing."""
+    """With a named format an unknown marker is damage, and an error page proves no absence."""
     with pytest.raises(DamagedError, match="marker"):
         await _Case(marker).open(is_named=True)
 
-    assert await _Case(b"<html>Bad gateway</html>").open(is_named=True) is None
+    page = _Case(b"<html>Bad gateway</html>")
+    assert await page.open() is None
+    with pytest.raises(MetadataMissingError, match="marker: an error page"):
+        await page.open(is_named=True)
 
 
 async def test_marker_that_is_no_longer_metadata_is_damage() -> None:

@@ -18,6 +18,7 @@ from tests.support.zipped import ENCODERS, encoded
 
 PLAIN: Final = b"chunk of a volume " * 500
 MOST: Final = 2**16
+MOST_METADATA: Final = 2**12
 S3: Final = {"authorization": "AWS4-HMAC-SHA256 any"}
 CODINGS: Final = list(ENCODERS)
 
@@ -30,7 +31,7 @@ def client() -> Generator[httpx.Client]:
         "raw": DatasetSettings(url=root, view="raw", writable=True),
         "em": DatasetSettings(url=root, writable=True),
     }
-    limits = LimitSettings(decoded_bytes=ByteSize(MOST))
+    limits = LimitSettings(decoded_bytes=ByteSize(MOST), metadata_bytes=ByteSize(MOST_METADATA))
     with client_of(Settings(datasets=datasets, limits=limits)) as opened:
         yield opened
 
@@ -171,6 +172,20 @@ def _upload_copy(client: httpx.Client, source: str, key: str, coding: str) -> No
     body = f"<CompleteMultipartUpload>{named}</CompleteMultipartUpload>"
     done = client.post(f"/em/{key}?uploadId={upload}", content=body, headers=S3)
     assert done.status_code == 200
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_long_metadata_with_a_coding_are_passed_on(client: httpx.Client, coding: str) -> None:
+    """What counts is the length of the inflated document, and whether anything in it is sharded."""
+    names = {"ids": list(map(str, range(1000)))}
+    plain = json.dumps({"@type": "neuroglancer_segment_properties", "inline": names}).encode()
+    data = encoded(coding, plain)
+    store(client, f"long-{coding}/info", coding, data)
+    stored = ask(client, f"/em/long-{coding}/info", accept_encoding=coding)
+
+    assert len(plain) > MOST_METADATA > len(data)
+    assert (stored.status, stored.body) == (200, data)
+    assert ask(client, f"/em/long-{coding}/info", range="bytes=2-9").body == plain[2:10]
 
 
 @pytest.mark.parametrize("coding", [*CODINGS, "compress"])

@@ -353,8 +353,10 @@ async def test_what_takes_much_memory_waits_for_room(data: bytes, read: Read[Opa
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
-async def test_content_coding_of_a_document_is_removed(coding: str) -> None:
-    """A whole document is inflated within the limit of its read; a part is read as stored."""
+async def test_content_coding_of_a_document_is_removed(
+    monkeypatch: pytest.MonkeyPatch, coding: str
+) -> None:
+    """A document is inflated within a limit and cut to its range; a part is read as stored."""
     store, data = WatchedStore(), encoded(coding, b"text" * 1000)
     store.place(REF, data, headers=ObjectHeaders(coding))
     whole = await perform(store, Read("metadata", REF, ByteRange(0, 4000), Opaque))
@@ -364,6 +366,10 @@ async def test_content_coding_of_a_document_is_removed(coding: str) -> None:
     assert (whole.value.data, whole.coding, whole.size) == (b"text" * 1000, coding, len(data))
     assert isinstance(part, Versioned)
     assert (part.value.data, part.coding) == (data[1:9], "")
+    first = await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
+    assert isinstance(first, Versioned)
+    assert first.value.data == whole.value.data[:3999]
+    monkeypatch.setattr("app.resolve.perform._CONTENT_NBYTES", 3999)
     with pytest.raises(DamagedError):
         await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
 

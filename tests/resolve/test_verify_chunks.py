@@ -116,6 +116,20 @@ def zeroed(shard: bytes) -> bytes:
     return shard[:start] + bytes(nbytes) + shard[start + nbytes :]
 
 
+@pytest.mark.parametrize("at", [0, 4, 7, 12, 15])
+async def test_a_header_of_blosc_with_another_version_or_size_is_named(at: int) -> None:
+    """No checksum covers the header."""
+    objects = written([BloscCodec()])
+    shard = bytearray(objects["c/0/1"])
+    start, _ = struct.unpack_from("<QQ", shard, len(shard) - 16 * _ENTRIES - 4)
+    shard[start + at] ^= 0xFF
+    objects["c/0/1"] = bytes(shard)
+
+    report = await report_of(objects)
+
+    assert [each.key for each in report.damages] == ["c/0/2"]
+
+
 @pytest.mark.parametrize("chain", CHAINS, ids=name_of)
 @pytest.mark.parametrize("damage", [shortened, zeroed])
 async def test_truncated_or_zeroed_chunk_is_damage(

@@ -8,8 +8,15 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from app.errors import DamagedError, NotAllowedError, ReadOnlyError, StorageUnusableError
+from app.errors import (
+    DamagedError,
+    MetadataMissingError,
+    NotAllowedError,
+    ReadOnlyError,
+    StorageUnusableError,
+)
 from app.formats.contract import Layout
+from app.formats.documents import NO_METADATA
 from app.formats.icechunk.coords import distinct_rows, inside
 from app.formats.icechunk.ids import encode_id
 from app.formats.icechunk.keys import (
@@ -111,7 +118,9 @@ class Icechunk:
         if found is not None and found.value.info is None:  # by now it may be one
             found = await fetch(refs.read)
         if found is not None and found.value.info is None:
-            if self.is_named and not found.value.is_page:
+            if self.is_named and found.value.is_page:
+                raise MetadataMissingError(refs.read.ref, NO_METADATA)
+            if self.is_named:
                 raise DamagedError(refs.read.ref, "it does not begin like a file of Icechunk")
             return None
         if found is not None:

@@ -1,5 +1,6 @@
 """From the name of a chunk to the place of its bytes; listings of the names."""
 
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import batched
@@ -45,6 +46,7 @@ from app.formats.surveying import Collection, Listing, Survey
 from app.model import MISSING, ByteRange, Coded, Location, ObjectRef, Stored, VirtualKey, Whole
 
 MARKER: Final = VirtualKey("info")
+_SHARDED: Final = re.compile(rb'"sharding"\s*:')
 _PAGE: Final = 1001
 """One more than any page has."""
 _CONCURRENT_SHARDS: Final = 8
@@ -67,7 +69,7 @@ class Precomputed:
         return parse_info(document, data)
 
     def may_rewrite(self, data: bytes) -> bool:
-        return may_contain(data, b'"sharding"')
+        return may_contain(data, _SHARDED)
 
     def layout(self, directory: ObjectRef, spec: Versioned[Info]) -> "PrecomputedLayout":
         return PrecomputedLayout(directory, spec, self)

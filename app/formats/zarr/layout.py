@@ -1,5 +1,6 @@
 """From a key of a Zarr v3 node to the place of its bytes."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +34,8 @@ type Chunk = Stored | Whole | Inline | Missing
 type Shard = Chunk | Part
 
 MARKER: Final = VirtualKey("zarr.json")
+_SHARDED: Final = re.compile(rb'"name"\s*:\s*"sharding_indexed"')
+"""The codec in JSON: without an object there is no configuration of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Zarr3(ZarrLimits):
         return parse_node(document, data)
 
     def may_rewrite(self, data: bytes) -> bool:
-        return may_contain(data, b'"sharding_indexed"')
+        return may_contain(data, _SHARDED)
 
     def layout(self, directory: ObjectRef, spec: Versioned[Node]) -> "ZarrLayout":
         return ZarrLayout(directory, spec, self)

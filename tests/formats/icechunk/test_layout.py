@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.concurrency import run_in_thread
-from app.errors import DamagedError
+from app.errors import DamagedError, MetadataMissingError
 from app.formats.icechunk.layout import Icechunk, key_blocks, sound_nodes
 from app.formats.icechunk.snapshot import SnapshotDecoder
 from app.formats.listing import Axis, Grid, Window
@@ -71,12 +71,15 @@ async def test_what_has_no_marker_is_no_repository() -> None:
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"\0" * 50, b"ICD" + b"x" * 50])
 async def test_damaged_repo_of_a_named_format_is_damage(content: bytes) -> None:
-    """With a named format an unreadable ``repo`` is damage, and an error page is passed by."""
+    """With a named format an unreadable ``repo`` is damage, and an error page proves no absence."""
     icechunk = Icechunk(LIMIT, LIMIT, is_named=True)
     with pytest.raises(DamagedError, match="repo"):
         await icechunk.open(ROOT, DirectFetch(filled({"repo": content})))
 
-    assert await icechunk.open(ROOT, DirectFetch(filled({"repo": b"<html></html>"}))) is None
+    page = DirectFetch(filled({"repo": b"<html></html>"}))
+    assert await Icechunk(LIMIT, LIMIT).open(ROOT, page) is None
+    with pytest.raises(MetadataMissingError, match="repo: an error page"):
+        await icechunk.open(ROOT, page)
 
 
 async def test_a_native_chunk_is_a_part_of_its_file() -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import app
 from app.errors import RequestError
 from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
+from app.formats.documents import parse_json
 from app.formats.icechunk.commit import read_document, read_grid
 from app.formats.icechunk.config import YamlConfigDecoder, read_config
 from app.formats.icechunk.flatbuffers import HEADER_NBYTES
@@ -127,6 +128,7 @@ DECODERS: Final = {
         Decoder(inflated_nbytes, [GZIPPED], DAMAGED),
         Decoder(inflate, [GZIPPED], DAMAGED, (1000,)),
         Decoder(inflate_to_array, [GZIPPED], DAMAGED, (MOST,)),
+        Decoder(parse_json, [ARRAY], (ValueError, RecursionError)),
         Decoder(read_document, [ARRAY], DAMAGED),
         Decoder(read_grid, [ARRAY], DAMAGED),
         Decoder(read_chunks, [ARRAY], DAMAGED),

@@ -29,7 +29,7 @@ _ROUNDS: Final = 4
 """Wrong are values, then tables of valid values, what these leave missing, and tables together."""
 
 
-class _Fault(NamedTuple):
+class _Complaint(NamedTuple):
     setting: str
     """Its path, such as ``datasets.em.url``."""
     reason: str
@@ -68,13 +68,13 @@ def load(
     return Settings.model_validate(document)
 
 
-def _find_faults(document: dict[str, Any]) -> list[_Fault]:
+def _find_faults(document: dict[str, Any]) -> list[_Complaint]:
     """Return all that is wrong in *document*, and take it away.
 
     A fault hides others, as checks across tables need valid tables. So the rest is validated again;
     what that shows of settings known to be wrong is left out.
     """
-    faults: list[_Fault] = []
+    faults: list[_Complaint] = []
     for _ in range(_ROUNDS):
         wrong = _validate(document)
         known = [fault.setting for fault in faults]
@@ -141,7 +141,7 @@ def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
     table[last] = value
 
 
-def _faults_of(details: ErrorDetails) -> Iterator[_Fault]:
+def _faults_of(details: ErrorDetails) -> Iterator[_Complaint]:
     """Yield settings and what is wrong with them; checks across tables begin with the setting."""
     location = [str(part) for part in details["loc"] if part != "[key]"]
     reasons = details["msg"].removeprefix("Value error, ").splitlines()
@@ -154,7 +154,7 @@ def _faults_of(details: ErrorDetails) -> Iterator[_Fault]:
             reasons = ["is not a size such as 256MiB"]
     for reason in reasons:
         setting, _, rest = ("", "", reason) if location else reason.partition(": ")
-        yield _Fault(".".join(location) or setting, rest)
+        yield _Complaint(".".join(location) or setting, rest)
 
 
 def _is_related(setting: str, other: str) -> bool:

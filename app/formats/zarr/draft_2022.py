@@ -247,8 +247,8 @@ class ReadOnlyTranslator:
         self, sent: bytes, stored: bytes | None, _: Fetch, run_in_thread: RunInThread
     ) -> bytes:
         """Return *sent*, the metadata of an array. Raises: `ConflictError`."""
-        given = await run_in_thread(parse_sent, sent)
-        for document in (given, await run_in_thread(parse_stored, stored)):
+        parsed = await run_in_thread(parse_sent, sent)
+        for document in (parsed, await run_in_thread(parse_stored, stored)):
             is_sharded = isinstance(document, dict) and bool(document.get(_TRANSFORMERS))
             if is_sharded or self.is_of_all:
                 raise ConflictError(_READ_ONLY)

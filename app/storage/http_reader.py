@@ -54,7 +54,6 @@ _OK: Final = frozenset({200, 206})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 5
 _NOT_MODIFIED: Final = 304
-_NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
 _UNSATISFIED: Final = 416
 _SUFFIX_RETRIED_S: Final = 3600.0

@@ -65,7 +65,7 @@ class Fault(Enum):
     CLOSE_AT_SUFFIX = "closes the connection when asked for a suffix"
     NO_HEAD = "knows no HEAD"
     DENY_HEAD = "denies HEAD, as a server does whose URLs are signed for GET"
-    MIRRORS = "has two ETags for each object, by turns"
+    MIRRORS = "has two ETags for each object, by turns, and never the one of If-Match"
     IGNORE_RANGE = "answers 200 with everything"
     RANGE_AS_200 = "answers a range with 200 and Content-Range"
     IGNORE_CONDITIONS = "ignores If-Match, If-None-Match and If-Unmodified-Since"
@@ -233,6 +233,8 @@ class _Handler(Handler[FaultyServer]):
         tag = etag(data)
         if Fault.MIRRORS in self.faults:
             tag = f'"{len(self.server.owner.seen) % 2}"'
+            if self.headers.get("If-Match") == tag:
+                tag = f'"{(len(self.server.owner.seen) + 1) % 2}"'
         ignoring = Fault.IGNORE_CONDITIONS in self.faults
         if not ignoring and self.headers.get("If-Match", tag) != tag:
             self._refuse(412, "PreconditionFailed", "")

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from cachetools import LRUCache
 from crc32c import crc32c
 
-from app.concurrency import is_large, run_in_thread
+from app.concurrency import SingleFlight, is_large, run_in_thread
 from app.errors import (
     StorageDeniedError,
     StorageError,
@@ -105,22 +105,27 @@ class S3Writer:
         """Version and ids of the last writes of this process."""
         self._features: dict[str, ServerFeatures] = {}
         self._verified: set[ObjectRef] = set()
-        self._probing = asyncio.Lock()
+        self._probes = SingleFlight[ObjectRef](outlasts=True)
         self._without_copy: set[str] = set()
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
-        """Probe the server once; callers that wait for a failed probe probe again."""
+        """Probe the server once, to the end even if the caller is cancelled.
+
+        A probe that stopped half-way would leave its object or its upload.
+        """
         if root in self._verified:
             return
+        await self._probes.run(root, partial(self._probe, root))
+        await self._multipart.sweep(root.prefix)
+
+    async def _probe(self, root: ObjectRef) -> None:
         try:
-            async with asyncio.timeout(2 * self._options.deadline_s), self._probing:
-                if root not in self._verified:
-                    probe = ServerProbe(self._client, self._swapper, root)
-                    self._features[root.bucket] = await probe.run()
-                    self._verified.add(root)
+            async with asyncio.timeout(2 * self._options.deadline_s):
+                probe = ServerProbe(self._client, self._swapper, root)
+                self._features[root.bucket] = await probe.run()
         except TimeoutError as error:
             raise StorageTimeoutError(root, "the trial of preconditions took too long") from error
-        await self._multipart.sweep(root.prefix)
+        self._verified.add(root)
 
     async def put(
         self,

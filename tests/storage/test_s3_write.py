@@ -252,6 +252,24 @@ async def test_a_server_is_tried_with_patience(poor: Written, relay: Proxy, mish
         nth += 1
 
 
+async def test_probe_of_a_cancelled_caller_leaves_nothing(poor: Written, relay: Proxy) -> None:
+    """A probe whose caller is cancelled at any of its requests removes its object and upload."""
+    await poor.store.verify_conditional_writes(poor.root.join("whole"))
+    requests = len(relay.seen)
+
+    for nth in range(1, requests + 1):
+        root, before = poor.root.join(f"{nth}"), len(relay.seen)
+        verification = asyncio.create_task(poor.store.verify_conditional_writes(root))
+        while len(relay.seen) < before + nth and not verification.done():  # noqa: ASYNC110  it is another thread
+            await asyncio.sleep(0.001)
+        verification.cancel()
+        await asyncio.wait([verification])
+        if remaining := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(remaining)
+
+    assert poor.left() == []
+
+
 async def test_a_version_that_cannot_be_told_apart_stays(poor: Written, relay: Proxy) -> None:
     """Where removals heed no condition, none is sent with one."""
     relay.hides = lambda method, name: method == "DELETE" and name == "if-match"

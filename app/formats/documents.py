@@ -2,9 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import batched
 from typing import Any, Final, Protocol
+
+import numpy as np
 
 from app.errors import DamagedError, MetadataMissingError
 from app.formats.contract import Layout, Target, Translator
@@ -25,8 +28,6 @@ _LONGEST_TEXT_NBYTES: Final = 64
 _OTHER_SPELLINGS: Final = (rb"\u004", rb"\u005", rb"\u006", rb"\u007", b"\0")
 """Beginnings of escaped letters, and a byte of other encodings than UTF-8."""
 _PARSED_AT_ONCE_NBYTES: Final = 256 * 1024
-_SPLIT_LEVELS: Final = 3
-"""Nodes in consolidated metadata are members of the third level."""
 _WRITTEN_AT_ONCE: Final = 1000
 _VIEW_REVISION: Final = "u1"
 """Changes whenever the same stored metadata are served in another form."""
@@ -61,14 +62,24 @@ def check_not_blank(data: bytes) -> None:
         raise DecodeError("it has only zero bytes" if data else "it is empty")
 
 
+class _SteppingDecoder(json.JSONDecoder):
+    """Decoder that calls a function of Python for each value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+
 def parse_json(data: bytes) -> Json:
     """Parse JSON. Raises: `ValueError`, `RecursionError`.
 
-    Other threads can run only between the calls of Python functions, which parsing a long document
-    therefore makes for each object and number.
+    Other threads can run only between the calls of Python functions. Parsing a long document
+    therefore makes one for each object and number, or for each value where these are rare.
     """
     if len(data) <= _PARSED_AT_ONCE_NBYTES:
         return json.loads(data)
+    if _longest_step(data) > _PARSED_AT_ONCE_NBYTES:
+        return json.loads(data, cls=_SteppingDecoder)
     return json.loads(
         data,
         object_hook=lambda members: members,
@@ -77,24 +88,53 @@ def parse_json(data: bytes) -> Json:
     )
 
 
+def _longest_step(data: bytes) -> int:
+    """Return the number of bytes between two digits or ends of objects outside of strings."""
+    if not json.detect_encoding(data).startswith("utf-8"):
+        return len(data)
+    unescaped = data.replace(rb"\\", b"__").replace(rb"\"", b"__")
+    text = np.frombuffer(unescaped, np.uint8)
+    is_string = np.bitwise_xor.accumulate(text == ord('"'))
+    is_end = ((text >= ord("0")) & (text <= ord("9")) | (text == ord("}"))) & ~is_string
+    ends = np.flatnonzero(is_end)
+    return int(np.diff(ends, prepend=0, append=len(text)).max())
+
+
 def write_json(document: Json) -> bytes:
     """Write JSON on one line, in many short calls: other threads can run in between. Indenting
     deeply nested JSON could take a thousand times its bytes. Raises: `RecursionError`.
     """
-    return _write(document, _SPLIT_LEVELS).encode()
+    return _write(document).encode()
 
 
-def _write(value: Json, levels: int) -> str:
-    if levels and isinstance(value, dict):
-        members = (
-            f"{json.dumps(name)}: {_write(member, levels - 1)}" for name, member in value.items()
-        )
-        return f"{{{', '.join(members)}}}"
-    if levels and isinstance(value, list):
-        starts = range(0, len(value), _WRITTEN_AT_ONCE)
-        items = (json.dumps(value[at : at + _WRITTEN_AT_ONCE])[1:-1] for at in starts)
-        return f"[{', '.join(items)}]"
-    return json.dumps(value)
+def _write(value: Json) -> str:
+    if _is_short(value):
+        return json.dumps(value)
+    parts: Iterable[str]
+    if isinstance(value, dict):
+        if len(value) > _WRITTEN_AT_ONCE:
+            some = batched(value.items(), _WRITTEN_AT_ONCE)
+            parts = (_write(dict(members))[1:-1] for members in some)
+        else:
+            parts = (f"{json.dumps(name)}: {_write(member)}" for name, member in value.items())
+        return f"{{{', '.join(parts)}}}"
+    if len(value) > _WRITTEN_AT_ONCE:
+        parts = (_write(list(items))[1:-1] for items in batched(value, _WRITTEN_AT_ONCE))
+    else:
+        parts = map(_write, value)
+    return f"[{', '.join(parts)}]"
+
+
+def _is_short(value: Json) -> bool:
+    """Return whether *value* has few members and items at all depths."""
+    values = [value]
+    for each in values:
+        members = each.values() if isinstance(each, dict) else each
+        if isinstance(each, dict | list):
+            if len(values) + len(members) > 2 * _WRITTEN_AT_ONCE:
+                return False
+            values += members
+    return True
 
 
 def as_integer(value: Json) -> Json:

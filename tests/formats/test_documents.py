@@ -244,10 +244,15 @@ def test_what_is_parsed_and_written_is_as_it_was(document: Any, padding: int) ->
     assert write_json(parse_json(text + b" " * padding)) == text
 
 
-@pytest.mark.parametrize("item", [b"{}", b"7", b"0.5"])
-def test_other_threads_can_run_while_a_long_document_is_parsed(item: bytes) -> None:
-    """A function of Python is called for each object and number."""
-    text = b"[" + b",".join([item] * 2**17) + b"]"
+@pytest.mark.parametrize("item", [b"{}", b"7", b"0.5", b"[[]]", b"null", b'"{}7\\\\"'])
+@pytest.mark.parametrize("around", [(b"[", b"]"), (b'{"a":[[[[', b"]]]]}")])
+def test_long_document_is_parsed_and_written_in_many_calls(
+    item: bytes, around: tuple[bytes, bytes]
+) -> None:
+    """Long JSON is parsed and written by many calls of Python functions, whatever it consists of,
+    so that other threads can run.
+    """
+    text = around[0] + (b"," + b" " * 20).join([item] * 2**14) + around[1]
     called = 0
 
     def count(_: object, event: str, __: object) -> None:
@@ -256,8 +261,19 @@ def test_other_threads_can_run_while_a_long_document_is_parsed(item: bytes) -> N
 
     sys.setprofile(count)
     try:
-        parse_json(text)
+        document = parse_json(text)
+        parsing, called = called, 0
+        write_json(document)
     finally:
         sys.setprofile(None)
 
-    assert called >= 2**17
+    assert parsing >= 2**14
+    assert called >= 2**14 // 1000
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-be"])
+def test_long_document_of_any_encoding_is_parsed(encoding: str) -> None:
+    """Long JSON is parsed in each encoding that short JSON may have."""
+    document = {"é": ["\u2222}"] * 2**15, "a": [0.5, 7]}
+
+    assert parse_json(json.dumps(document, ensure_ascii=False).encode(encoding)) == document

@@ -7,7 +7,7 @@ WORKDIR /src
 RUN python -m venv --without-pip /venv
 # Dependencies first: they change less often than the code.
 COPY pyproject.toml ./
-RUN mkdir app && touch app/__init__.py README.md LICENSE \
+RUN mkdir -p app/shardgate && touch app/shardgate/__init__.py README.md LICENSE \
  && python -m pip --python /venv/bin/python install --no-compile ".[$EXTRAS]"
 COPY README.md LICENSE ./
 COPY app app

@@ -8,7 +8,7 @@ from typing import Any
 import botocore.session
 from botocore.exceptions import BotoCoreError, ClientError
 
-from app import demo
+from shardgate import demo
 
 BUCKET = "demo"
 TRIES = 60

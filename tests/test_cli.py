@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import tensorstore
 
-from app import demo
-from app.cli import main
+from shardgate import demo
+from shardgate.cli import main
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import ref
 from tests.formats.icechunk.repositories import lab as repository
@@ -34,7 +34,7 @@ from tests.support.processes import environ
 from tests.support.zipped import zipped
 
 ROOT = Path(__file__).parent.parent
-COMMAND = [sys.executable, "-m", "app"]
+COMMAND = [sys.executable, "-m", "shardgate"]
 START_S = 60
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.concurrency import (
+from shardgate.concurrency import (
     Deadline,
     Deadlines,
     SingleFlight,

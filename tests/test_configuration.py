@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.configuration import load
-from app.errors import ConfigurationError
-from app.settings import Settings
+from shardgate.configuration import load
+from shardgate.errors import ConfigurationError
+from shardgate.settings import Settings
 
 MIB = 1024**2
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from app.configuration import load
-from app.datasets import RootOptions, exposures
-from app.settings import Settings
+from shardgate.configuration import load
+from shardgate.datasets import RootOptions, exposures
+from shardgate.settings import Settings
 
 CALLERS = {name: {"token_sha256": [digit * 64]} for name, digit in (("ana", "0"), ("bob", "1"))}
 

@@ -14,13 +14,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefinedType
 from typer.main import get_command
 
-from app.cli import app
-from app.configuration import load
-from app.http.problems import STATUS
-from app.main import create_app
-from app.model import ObjectRef
-from app.settings import TABLES, Settings
-from app.storage.memory import MemoryStore
+from shardgate.cli import app
+from shardgate.configuration import load
+from shardgate.http.problems import STATUS
+from shardgate.main import create_app
+from shardgate.model import ObjectRef
+from shardgate.settings import TABLES, Settings
+from shardgate.storage.memory import MemoryStore
 from tests.support.resolving import reading
 
 ROOT = Path(__file__).parent.parent

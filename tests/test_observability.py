@@ -60,7 +60,7 @@ class Shown(NamedTuple):
         (line,) = (
             line
             for line in self.lines
-            if line["logger"] == "app.access" and line["request_id"] == request_id
+            if line["logger"] == "shardgate.access" and line["request_id"] == request_id
         )
         return line
 
@@ -341,7 +341,7 @@ def test_extras_are_not_imported_unless_asked_for() -> None:
     The package of the viewer would bring a web server and much more into memory, and never is.
     """
     code = (
-        "import sys; from app.server import make_app; from app.settings import Settings; "
+        "import sys; from shardgate import Settings; from shardgate.server import make_app; "
         "make_app(Settings()); "
         "sys.exit(any(name in sys.modules for name in "
         "('opentelemetry.sdk', 'opentelemetry.exporter', 'neuroglancer', 'tornado')))"

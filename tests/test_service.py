@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pydantic import ByteSize
 
-from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
+from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import (

@@ -1,10 +1,10 @@
-"""`app.settings`: the settings as a value."""
+"""`shardgate.settings`: the settings as a value."""
 
 import pytest
 from pydantic import ValidationError
 
-from app.configuration import load
-from app.settings import Settings
+from shardgate.configuration import load
+from shardgate.settings import Settings
 
 
 def test_repr_hides_secrets() -> None:

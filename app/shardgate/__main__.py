@@ -1,4 +1,4 @@
-"""The command ``shardgate``, which is ``python -m app`` too."""
+"""The command ``shardgate``, which is ``python -m shardgate`` too."""
 
 import gc
 
@@ -6,7 +6,7 @@ import gc
 def main() -> None:
     """Run the command; importing with the garbage collector off takes a third less time."""
     gc.disable()
-    from app.cli import main as run  # noqa: PLC0415 - what takes so long
+    from shardgate.cli import main as run  # noqa: PLC0415 - what takes so long
 
     gc.freeze()
     gc.enable()

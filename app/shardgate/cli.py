@@ -19,14 +19,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from app import demo as examples
-from app import server
-from app.configuration import load
-from app.datasets import RootOptions, make_folders, open_root, with_root
-from app.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
-from app.formats.surveying import Description
-from app.model import VirtualKey
-from app.resolve.inspect import (
+from shardgate import demo as examples
+from shardgate import server
+from shardgate.configuration import load
+from shardgate.datasets import RootOptions, make_folders, open_root, with_root
+from shardgate.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
+from shardgate.formats.surveying import Description
+from shardgate.model import VirtualKey
+from shardgate.resolve.inspect import (
     ChunkReport,
     DamageReport,
     IndexReport,
@@ -36,11 +36,11 @@ from app.resolve.inspect import (
     inspect_root,
     inspect_shard,
 )
-from app.resolve.listing import Root, explain_emptiness
-from app.resolve.verify import Report
-from app.resolve.verify import verify as verify_root
-from app.settings import LogLevel, Settings, dataset_name
-from app.storage.stores import Stores
+from shardgate.resolve.listing import Root, explain_emptiness
+from shardgate.resolve.verify import Report
+from shardgate.resolve.verify import verify as verify_root
+from shardgate.settings import LogLevel, Settings, dataset_name
+from shardgate.storage.stores import Stores
 
 app = typer.Typer(
     help="Serve the chunks of sharded arrays over HTTP.",

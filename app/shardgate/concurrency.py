@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Self, cast
 
-from app.errors import BusyError
+from shardgate.errors import BusyError
 
 _LIMIT: Final = 8
 _YIELD_EVERY: Final = 64

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from app.errors import ConfigurationError
-from app.settings import TABLES, Settings, VirtualPrefix
+from shardgate.errors import ConfigurationError
+from shardgate.settings import TABLES, Settings, VirtualPrefix
 
 _PREFIX: Final = "SHARDGATE_"
 _SERVICE_LINK: Final = re.compile(

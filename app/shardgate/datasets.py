@@ -7,25 +7,25 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from app.configuration import load
-from app.formats.contract import Format
-from app.formats.documents import DocumentFormat
-from app.formats.icechunk.layout import Icechunk
-from app.formats.icechunk.virtual import Allowed, allow
-from app.formats.neuroglancer_precomputed.layout import MARKER as INFO
-from app.formats.neuroglancer_precomputed.layout import Precomputed
-from app.formats.zarr.draft_2022 import Zarr2022
-from app.formats.zarr.layout import MARKER as ZARR_JSON
-from app.formats.zarr.layout import Zarr3
-from app.http.auth.tokens import read_grant
-from app.model import ObjectRef
-from app.resolve.containers import Containers, Dataset
-from app.resolve.listing import Root
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
-from app.storage.http1_client import Target
-from app.storage.local_files import folder_of
-from app.storage.stores import Stores, parse_root
+from shardgate.configuration import load
+from shardgate.formats.contract import Format
+from shardgate.formats.documents import DocumentFormat
+from shardgate.formats.icechunk.layout import Icechunk
+from shardgate.formats.icechunk.virtual import Allowed, allow
+from shardgate.formats.neuroglancer_precomputed.layout import MARKER as INFO
+from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
+from shardgate.formats.zarr.draft_2022 import Zarr2022
+from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
+from shardgate.formats.zarr.layout import Zarr3
+from shardgate.http.auth.tokens import read_grant
+from shardgate.model import ObjectRef
+from shardgate.resolve.containers import Containers, Dataset
+from shardgate.resolve.listing import Root
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
+from shardgate.storage.http1_client import Target
+from shardgate.storage.local_files import folder_of
+from shardgate.storage.stores import Stores, parse_root
 
 _ANONYMOUS: Final = "anonymous"
 """Store of public buckets on the command line."""

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from app.errors import ConfigurationError
-from app.http.links import (
+from shardgate.errors import ConfigurationError
+from shardgate.http.links import (
     PUBLIC_VIEWER,
     VIEWER,
     link,

@@ -1,4 +1,4 @@
-"""Errors, by the party that can act on them; `app.http.problems` gives each leaf a status.
+"""Errors, by the party that can act on them; `shardgate.http.problems` gives each leaf a status.
 
 ShardgateError
 ├── ConfigurationError
@@ -60,7 +60,7 @@ from typing import Final, Self
 
 import pydantic
 
-from app.model import Fixed, ObjectRef, UnmodifiedSince, Version
+from shardgate.model import Fixed, ObjectRef, UnmodifiedSince, Version
 
 _MOST_NAMED: Final = 3
 

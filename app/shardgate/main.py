@@ -9,45 +9,45 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
-from app.concurrency import largest_share
-from app.datasets import open_datasets, session_formats
-from app.http import s3_uploads
-from app.http.api import build_api
-from app.http.api_repositories import build_repository_changes
-from app.http.api_sessions import build_commits, build_sessions
-from app.http.auth.access import Datasets
-from app.http.auth.authenticator import Authenticator, BearerTokens, Hosts
-from app.http.auth.oidc import Issuers
-from app.http.auth.sigv4 import Signatures
-from app.http.auth.tokens import TokenSigner, build_tokens
-from app.http.body import RequestBodyReader
-from app.http.gateway import Gateway
-from app.http.instrumentation import InstrumentedApp
-from app.http.limits import ConcurrencyLimiter
-from app.http.links import viewer_folder
-from app.http.read import DataPlane
-from app.http.responses import Cors
-from app.http.shard_affinity import ShardAffinity
-from app.http.start_page import OverviewCache, StartPage
-from app.http.write import BodyLimits, WritePlane
-from app.observability.logging import log_loop_exception, open_access_log
-from app.observability.metrics import Metrics
-from app.observability.tracing import Tracing
-from app.resolve.budget import BucketBudgets, ByteBudget
-from app.resolve.chunks import ChunkReader
-from app.resolve.containers import Containers, Dataset
-from app.resolve.icechunk.commit import Committer
-from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.sessions import KeyHandlers, KeyRouter, Sessions
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.resolve.resolver import Resolver
-from app.resolve.rewrite import Rewrites
-from app.resolve.uploads import Uploads
-from app.resolve.write import Eraser, PassthroughWriter, Writer
-from app.settings import LimitSettings, Settings
-from app.storage.contract import ObjectReader, ObjectStore
-from app.storage.stores import Stores
-from app.storage.wrappers import Call, OnCall, TracedStore
+from shardgate.concurrency import largest_share
+from shardgate.datasets import open_datasets, session_formats
+from shardgate.http import s3_uploads
+from shardgate.http.api import build_api
+from shardgate.http.api_repositories import build_repository_changes
+from shardgate.http.api_sessions import build_commits, build_sessions
+from shardgate.http.auth.access import Datasets
+from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
+from shardgate.http.auth.oidc import Issuers
+from shardgate.http.auth.sigv4 import Signatures
+from shardgate.http.auth.tokens import TokenSigner, build_tokens
+from shardgate.http.body import RequestBodyReader
+from shardgate.http.gateway import Gateway
+from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.http.limits import ConcurrencyLimiter
+from shardgate.http.links import viewer_folder
+from shardgate.http.read import DataPlane
+from shardgate.http.responses import Cors
+from shardgate.http.shard_affinity import ShardAffinity
+from shardgate.http.start_page import OverviewCache, StartPage
+from shardgate.http.write import BodyLimits, WritePlane
+from shardgate.observability.logging import log_loop_exception, open_access_log
+from shardgate.observability.metrics import Metrics
+from shardgate.observability.tracing import Tracing
+from shardgate.resolve.budget import BucketBudgets, ByteBudget
+from shardgate.resolve.chunks import ChunkReader
+from shardgate.resolve.containers import Containers, Dataset
+from shardgate.resolve.icechunk.commit import Committer
+from shardgate.resolve.icechunk.repo_swap import RepoSwaps
+from shardgate.resolve.icechunk.sessions import KeyHandlers, KeyRouter, Sessions
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.resolve.resolver import Resolver
+from shardgate.resolve.rewrite import Rewrites
+from shardgate.resolve.uploads import Uploads
+from shardgate.resolve.write import Eraser, PassthroughWriter, Writer
+from shardgate.settings import LimitSettings, Settings
+from shardgate.storage.contract import ObjectReader, ObjectStore
+from shardgate.storage.stores import Stores
+from shardgate.storage.wrappers import Call, OnCall, TracedStore
 
 
 class Shared(NamedTuple):

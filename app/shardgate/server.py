@@ -18,14 +18,14 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
-from app.datasets import exposures
-from app.errors import ConfigurationError
-from app.http.instrumentation import InstrumentedApp
-from app.http.protocol import GatewayProtocol
-from app.main import create_app
-from app.observability.logging import logging_config
-from app.observability.tracing import open_tracing
-from app.settings import ServerSettings, Settings
+from shardgate.datasets import exposures
+from shardgate.errors import ConfigurationError
+from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.http.protocol import GatewayProtocol
+from shardgate.main import create_app
+from shardgate.observability.logging import logging_config
+from shardgate.observability.tracing import open_tracing
+from shardgate.settings import ServerSettings, Settings
 
 BACKLOG: Final = 2048
 """Connections that wait to be accepted; one page of a viewer opens more than a hundred."""

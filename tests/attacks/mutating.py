@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from app.formats.icechunk.flatbuffers import HEADER_NBYTES, MAGIC
+from shardgate.formats.icechunk.flatbuffers import HEADER_NBYTES, MAGIC
 from tests.support.zipped import zipped
 
 type Change = Callable[[bytes], bytes]

@@ -19,17 +19,17 @@ import pytest
 import zstandard
 from pydantic import ByteSize
 
-from app.formats.icechunk.manifest import ManifestDecoder
-from app.formats.icechunk.repo_info import REPO, RepoInfoDecoder
-from app.formats.icechunk.session import decode_session
-from app.formats.icechunk.snapshot import (
+from shardgate.formats.icechunk.manifest import ManifestDecoder
+from shardgate.formats.icechunk.repo_info import REPO, RepoInfoDecoder
+from shardgate.formats.icechunk.session import decode_session
+from shardgate.formats.icechunk.snapshot import (
     SnapshotDecoder,
     SnapshotHeaderDecoder,
     StoredSnapshotDecoder,
 )
-from app.formats.icechunk.transaction_log import TransactionLogDecoder
-from app.formats.reading import DecodeError
-from app.settings import DatasetSettings, LimitSettings, Settings
+from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
+from shardgate.formats.reading import DecodeError
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.formats.icechunk.building import (
     MANIFEST,
     REPO_INFO,

@@ -15,8 +15,8 @@ import httpx
 import icechunk
 import pytest
 
-from app.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
-from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
+from shardgate.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
+from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from tests.attacks.raw import LONGEST_S, connect, exchange, flood, heard, statuses
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.serving import serving
@@ -188,7 +188,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         datasets={"any": DatasetSettings(url=folder.as_uri(), writable=True)},
     )
     with pytest.MonkeyPatch.context() as patch, serving(settings) as served:
-        patch.setattr("app.http.protocol.HEAD_S", SOON_S)
+        patch.setattr("shardgate.http.protocol.HEAD_S", SOON_S)
         yield served
 
 
@@ -280,7 +280,7 @@ def test_head_on_a_kept_connection_ends_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head on a kept connection has its own limit of time, without the wait before it."""
-    monkeypatch.setattr("app.http.protocol.HEAD_S", SOON_S / 3)
+    monkeypatch.setattr("shardgate.http.protocol.HEAD_S", SOON_S / 3)
     settings = Settings(
         server=ServerSettings(keep_alive_s=60), datasets={"any": DatasetSettings(url=str(tmp_path))}
     )

@@ -19,22 +19,22 @@ from flatbuffers import flexbuffers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import app
-from app.errors import RequestError
-from app.formats.compression import inflate, inflate_to_array, inflated_nbytes
-from app.formats.documents import parse_json
-from app.formats.icechunk.commit import read_document, read_grid
-from app.formats.icechunk.config import YamlConfigDecoder, read_config
-from app.formats.icechunk.flatbuffers import HEADER_NBYTES
-from app.formats.icechunk.flexbuffers import decode_flexbuffer
-from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.manifest import ManifestDecoder, Native
-from app.formats.icechunk.manifest_writer import copy_payloads
-from app.formats.icechunk.payloads import Inlaid
-from app.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
-from app.formats.icechunk.repo_writer import RefChange, rewrite_repo
-from app.formats.icechunk.repository import read_ref_file
-from app.formats.icechunk.session import (
+import shardgate
+from shardgate.errors import RequestError
+from shardgate.formats.compression import inflate, inflate_to_array, inflated_nbytes
+from shardgate.formats.documents import parse_json
+from shardgate.formats.icechunk.commit import read_document, read_grid
+from shardgate.formats.icechunk.config import YamlConfigDecoder, read_config
+from shardgate.formats.icechunk.flatbuffers import HEADER_NBYTES
+from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
+from shardgate.formats.icechunk.ids import decode_id
+from shardgate.formats.icechunk.manifest import ManifestDecoder, Native
+from shardgate.formats.icechunk.manifest_writer import copy_payloads
+from shardgate.formats.icechunk.payloads import Inlaid
+from shardgate.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
+from shardgate.formats.icechunk.repo_writer import RefChange, rewrite_repo
+from shardgate.formats.icechunk.repository import read_ref_file
+from shardgate.formats.icechunk.session import (
     ChangedNode,
     SessionDocument,
     decode_entry,
@@ -43,21 +43,21 @@ from app.formats.icechunk.session import (
     encode_session,
     read_chunks,
 )
-from app.formats.icechunk.snapshot import (
+from shardgate.formats.icechunk.snapshot import (
     SnapshotDecoder,
     SnapshotHeaderDecoder,
     StoredSnapshotDecoder,
 )
-from app.formats.icechunk.transaction_log import TransactionLogDecoder
-from app.formats.reading import DecodeError
-from app.formats.zarr.metadata import parse_sent
-from app.http.api_sessions import parse_commit, parse_commit_lines
-from app.http.auth.oidc import decode_jwks
-from app.http.body import decode_aws_chunked
-from app.http.s3 import parse_deletion
-from app.http.s3_uploads import parse_parts
-from app.model import ByteRange
-from app.storage.http_headers import parse_content_range, parse_unsatisfied
+from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.metadata import parse_sent
+from shardgate.http.api_sessions import parse_commit, parse_commit_lines
+from shardgate.http.auth.oidc import decode_jwks
+from shardgate.http.body import decode_aws_chunked
+from shardgate.http.s3 import parse_deletion
+from shardgate.http.s3_uploads import parse_parts
+from shardgate.model import ByteRange
+from shardgate.storage.http_headers import parse_content_range, parse_unsatisfied
 from tests.attacks.mutating import Change, at_random, changes
 from tests.formats.zarr.building import array_metadata, sharding
 from tests.support import repositories
@@ -270,7 +270,7 @@ def test_what_is_deep_or_long_is_refused_soon(name: str, data: bytes) -> None:
 def test_every_decoder_is_in_the_table() -> None:
     """A function that understands bytes is changed here, or it has no place."""
     found = set()
-    for path in Path(app.__path__[0]).rglob("*.py"):
+    for path in Path(shardgate.__path__[0]).rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and understands_bytes(node):
                 found.add(f"{path.stem}.{node.name}")

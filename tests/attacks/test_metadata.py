@@ -10,8 +10,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from app.formats.icechunk.session import ChangedNode, decode_session, encode_session
-from app.settings import DatasetSettings, Settings
+from shardgate.formats.icechunk.session import ChangedNode, decode_session, encode_session
+from shardgate.settings import DatasetSettings, Settings
 from tests.attacks.mutating import peak_growth
 from tests.formats.icechunk.building_repo import Repo, ref
 from tests.formats.zarr.building import array_metadata, sharding

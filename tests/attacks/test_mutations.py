@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import app
-from app.main import create_app
-from app.model import ObjectRef
-from app.settings import DatasetSettings, Settings
-from app.storage.memory import MemoryStore
+import shardgate
+from shardgate.main import create_app
+from shardgate.model import ObjectRef
+from shardgate.settings import DatasetSettings, Settings
+from shardgate.storage.memory import MemoryStore
 from tests.attacks.mutating import Change, at_random, changes, peak_growth
 from tests.formats.test_conformance import CASES
 from tests.support.sessions import GROUP, array_document
@@ -189,7 +189,7 @@ def test_what_somebody_has_changed_is_served_or_damaged(service: Service, exampl
 def test_every_kind_of_read_is_known_here() -> None:
     """A decoder that is added needs a container above that is read with it."""
     found = set()
-    for path in Path(app.__path__[0]).rglob("*.py"):
+    for path in Path(shardgate.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Read" and node.args:
                 kind = node.args[0]

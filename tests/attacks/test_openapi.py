@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.support.serving import serving
 
 STRICTER: Final = "positive_data_acceptance"

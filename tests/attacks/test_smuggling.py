@@ -5,7 +5,7 @@ from collections.abc import Generator
 import httpx
 import pytest
 
-from app.settings import DatasetSettings, ServerSettings, Settings
+from shardgate.settings import DatasetSettings, ServerSettings, Settings
 from tests.attacks.raw import connect, exchange, heard, statuses
 from tests.storage.faulty import FaultyServer
 from tests.support.serving import serving

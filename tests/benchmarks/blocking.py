@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import uvicorn
 import uvloop
 
-from app.configuration import load
-from app.server import configure, make_app
+from shardgate.configuration import load
+from shardgate.server import configure, make_app
 
 from .client import connected
 

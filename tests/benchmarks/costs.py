@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from app.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
+from shardgate.formats.neuroglancer_precomputed.index import MinishardIndexDecoder
 from tests.support.zipped import zipped
 
 from .client import connected

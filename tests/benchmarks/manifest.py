@@ -11,8 +11,8 @@ from time import perf_counter
 from timeit import repeat
 from typing import Any, Final
 
-from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.manifest import Manifest, ManifestDecoder
+from shardgate.formats.icechunk.ids import decode_id
+from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
 
 from .blocking import Ask
 from .client import connected

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 import zstandard
 
-from app.formats.icechunk.ids import decode_id, encode_id
+from shardgate.formats.icechunk.ids import decode_id, encode_id
 from tests.formats.icechunk.building import Struct
 from tests.formats.icechunk.building_repo import Repo, ref, snapshot, update
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from app import server
-from app.__main__ import main
-from app.http.instrumentation import InstrumentedApp
-from app.main import create_app
-from app.settings import Settings
+from shardgate import server
+from shardgate.__main__ import main
+from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.main import create_app
+from shardgate.settings import Settings
 
 
 class _Uninstrumented:

@@ -10,10 +10,10 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from app.model import ObjectRef
-from app.settings import DatasetSettings, Settings, StoreSettings
-from app.storage.contract import ObjectStore
-from app.storage.wrappers import StoreWrapper
+from shardgate.model import ObjectRef
+from shardgate.settings import DatasetSettings, Settings, StoreSettings
+from shardgate.storage.contract import ObjectStore
+from shardgate.storage.wrappers import StoreWrapper
 from tests.clients.writing import Json
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving

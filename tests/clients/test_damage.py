@@ -14,7 +14,7 @@ import zarr
 from cloudfiles.interfaces import HttpInterface
 from cloudvolume import CloudVolume
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.clients.filling import KEYS, over_obstore, s3fs_options
 from tests.clients.precomputed.volumes import sharding
 from tests.clients.test_reading import over_fsspec, run_node

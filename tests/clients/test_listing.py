@@ -22,7 +22,7 @@ from cloudfiles import CloudFiles
 from cloudfiles.interfaces import reset_connection_pools
 from zarr.storage import FsspecStore, ObjectStore
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.clients.filling import open_boto3, open_obstore
 from tests.clients.precomputed import volumes
 from tests.clients.services import from_folder

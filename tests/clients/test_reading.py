@@ -22,7 +22,7 @@ import zarr.storage
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.clients.arrays import BY_NAME, SHARDS, VALUES
 from tests.clients.conftest import IN_GROUPS, member
 from tests.clients.writing import (

@@ -11,9 +11,9 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from app.errors import StorageDeniedError
-from app.model import ObjectRef
-from app.settings import DatasetSettings, LimitSettings, Settings
+from shardgate.errors import StorageDeniedError
+from shardgate.model import ObjectRef
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.attacks.raw import exchange
 from tests.clients.arrays import VALUES
 from tests.clients.conftest import IN_GROUPS, member

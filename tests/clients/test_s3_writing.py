@@ -22,7 +22,7 @@ from cloudfiles import CloudFiles, paths
 from cloudfiles.interfaces import reset_connection_pools
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from app.settings import DatasetSettings, LimitSettings, Settings
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.clients.filling import (
     open_boto3,
     open_obstore,

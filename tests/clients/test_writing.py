@@ -13,7 +13,7 @@ import tensorstore
 import xarray
 import zarr
 
-from app.settings import CacheSettings, Settings
+from shardgate.settings import CacheSettings, Settings
 from tests.clients.arrays import BY_NAME
 from tests.clients.filling import CLIENTS, fill, over_obstore, values
 from tests.clients.services import (

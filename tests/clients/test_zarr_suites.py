@@ -17,8 +17,8 @@ from zarr.storage import ObjectStore
 from zarr.testing import strategies
 from zarr.testing.store import StoreTests
 
-from app.settings import DatasetSettings, Settings
-from app.storage.contract import TEMPORARY
+from shardgate.settings import DatasetSettings, Settings
+from shardgate.storage.contract import TEMPORARY
 from tests.clients.filling import over_obstore
 from tests.clients.writing import quiet
 from tests.support.serving import serving

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.observability.metrics import Metrics
+from shardgate.observability.metrics import Metrics
 from tests.support.lacking import need
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"

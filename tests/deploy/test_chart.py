@@ -19,8 +19,8 @@ import trustme
 import yaml
 import zarr
 
-from app.configuration import load
-from app.server import STOP_S
+from shardgate.configuration import load
+from shardgate.server import STOP_S
 from tests.deploy.balancer import Balancer, command
 from tests.deploy.naming import Names, naming
 from tests.deploy.programs import (

@@ -140,7 +140,7 @@ def _program(composed: Composed, command: Sequence[str]) -> list[str]:
     if first == "nginx":
         return [composed.nginx, *rest]
     if first == "shardgate":
-        return [sys.executable, "-m", "app", *rest]
+        return [sys.executable, "-m", "shardgate", *rest]
     return [shutil.which(first, path=_path()) or first, *rest]
 
 

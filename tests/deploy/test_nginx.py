@@ -15,8 +15,8 @@ import httpx
 import pytest
 import yaml
 
-from app.settings import DatasetSettings, Settings
-from app.storage.contract import ObjectStore
+from shardgate.settings import DatasetSettings, Settings
+from shardgate.storage.contract import ObjectStore
 from tests.attacks.raw import heard, statuses
 from tests.attacks.test_smuggling import LAST, UNCLEAR
 from tests.clients.services import Watched

@@ -11,7 +11,7 @@ from typing import Final
 import httpx
 import pytest
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.formats.zarr.building import LITTLE, array_metadata, sharding
 from tests.support.serving import client_of
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import google_crc32c
 
-from app.formats.contract import Checksummed, Layout, NewShard, Slot, Target
-from app.formats.reading import Fetch
-from app.formats.surveying import Shard
-from app.model import ByteRange, ByteRequest, Location, Piece, Stored, SuffixRange, VirtualKey
-from app.storage.memory import MemoryStore
+from shardgate.formats.contract import Checksummed, Layout, NewShard, Slot, Target
+from shardgate.formats.reading import Fetch
+from shardgate.formats.surveying import Shard
+from shardgate.model import ByteRange, ByteRequest, Location, Piece, Stored, SuffixRange, VirtualKey
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import Clock, WatchedStore
 from tests.support.resolving import ROOT, reading
 

@@ -1,4 +1,4 @@
-"""`app.formats.compression`: gzip and other codings, and not more of it than is allowed."""
+"""`shardgate.formats.compression`: gzip and other codings, and not more of it than is allowed."""
 
 import zlib
 from contextlib import suppress
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.compression import announced_nbytes, decode_content, inflate, inflated_nbytes
-from app.formats.reading import DecodeError
+from shardgate.formats.compression import announced_nbytes, decode_content, inflate, inflated_nbytes
+from shardgate.formats.reading import DecodeError
 from tests.support.zipped import ENCODERS, encoded, zipped
 
 _MOST_NBYTES = 2**20

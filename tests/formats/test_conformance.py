@@ -1,4 +1,4 @@
-"""What every format owes, asked of every folder of `app/formats`."""
+"""What every format owes, asked of every folder of `app/shardgate/formats`."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-import app.formats
-from app.errors import DamagedError, MetadataMissingError, ShardgateError
-from app.formats.surveying import Collection, Shards
-from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
-from app.resolve.listing import Root, find_collections, list_names
-from app.resolve.perform import DirectFetch
-from app.resolve.verify import verify
-from app.storage.contract import Found
-from app.storage.memory import MemoryStore
+import shardgate.formats
+from shardgate.errors import DamagedError, MetadataMissingError, ShardgateError
+from shardgate.formats.surveying import Collection, Shards
+from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
+from shardgate.resolve.listing import Root, find_collections, list_names
+from shardgate.resolve.perform import DirectFetch
+from shardgate.resolve.verify import verify
+from shardgate.storage.contract import Found
+from shardgate.storage.memory import MemoryStore
 from tests.formats.case import Case, chunks_of, filled
 from tests.resolve.stores import Clock
 from tests.support.resolving import ROOT, reading
 
 FOLDERS = sorted(
     path.name
-    for path in Path(app.formats.__path__[0]).iterdir()
+    for path in Path(shardgate.formats.__path__[0]).iterdir()
     if path.is_dir() and not path.name.startswith("_")
 )
 
@@ -186,7 +186,7 @@ def test_a_format_is_a_folder() -> None:
 
     Every layer may ask whether a key is one of a session.
     """
-    app_folder = Path(app.formats.__path__[0]).parent
+    app_folder = Path(shardgate.formats.__path__[0]).parent
     for path in app_folder.rglob("*.py"):
         home = path.relative_to(app_folder).parts
         if home != ("datasets.py",) and not {*home} & {*FOLDERS, *_OF_REPOSITORIES}:

@@ -1,4 +1,4 @@
-"""`app.formats.documents`: a marker is read once, for all dialects."""
+"""`shardgate.formats.documents`: a marker is read once, for all dialects."""
 
 import json
 import re
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.errors import DamagedError, MetadataMissingError
-from app.formats.contract import Layout
-from app.formats.documents import (
+from shardgate.errors import DamagedError, MetadataMissingError
+from shardgate.formats.contract import Layout
+from shardgate.formats.documents import (
     DocumentDecoder,
     DocumentFormat,
     Marked,
@@ -20,10 +20,10 @@ from app.formats.documents import (
     parse_json,
     write_json,
 )
-from app.formats.reading import DecodeError, Opaque, Versioned
-from app.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
-from app.resolve.containers import PassThrough
-from app.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.formats.reading import DecodeError, Opaque, Versioned
+from shardgate.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
+from shardgate.resolve.containers import PassThrough
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
 from tests.resolve.stores import WatchedStore
 from tests.support.resolving import ROOT
 

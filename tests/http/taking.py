@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from pydantic import ByteSize
 
-from app.settings import DatasetSettings, LimitSettings, Settings
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.attacks.raw import connect
 from tests.formats.zarr.building import build, chunk_bytes
 from tests.support.files import write_files

@@ -1,4 +1,4 @@
-"""`app.http.api`: datasets, health and errors, over the running service."""
+"""`shardgate.http.api`: datasets, health and errors, over the running service."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -7,7 +7,7 @@ import httpx
 import pytest
 import zarr
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.support.serving import client_of
 
 

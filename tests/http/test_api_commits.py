@@ -15,7 +15,7 @@ import pytest
 import zarr
 from pydantic import ByteSize
 
-from app.settings import DatasetSettings, LimitSettings, VirtualPrefix
+from shardgate.settings import DatasetSettings, LimitSettings, VirtualPrefix
 from tests.support.committing import ONES, Client, delete_chunks, put_array, put_chunks, put_group
 from tests.support.serving import client_of
 from tests.support.writable_repositories import Api, api, new_place

@@ -1,4 +1,4 @@
-"""`app.http.api_repositories`: refs, history and operations of the library, and of damage."""
+"""`shardgate.http.api_repositories`: refs, history and operations of the library, and of damage."""
 
 import json
 from collections.abc import Callable, Generator
@@ -11,8 +11,8 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
-from app.cli import app
-from app.formats.icechunk.ids import encode_id
+from shardgate.cli import app
+from shardgate.formats.icechunk.ids import encode_id
 from tests.clients.icechunk.model import compare_history, compare_operations
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
 from tests.support.repositories import (

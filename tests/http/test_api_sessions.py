@@ -1,4 +1,4 @@
-"""`app.http.api_sessions`: sessions on two replicas, and refused requests."""
+"""`shardgate.http.api_sessions`: sessions on two replicas, and refused requests."""
 
 import json
 import secrets
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.formats.icechunk.building_repo import Repo
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, Replicas, array_document, replicas

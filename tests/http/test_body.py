@@ -1,4 +1,4 @@
-"""`app.http.body`: bodies are bounded, in time, decoded and checked."""
+"""`shardgate.http.body`: bodies are bounded, in time, decoded and checked."""
 
 import gzip
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app import errors
-from app.errors import BadBodyError, DigestError, LengthRequiredError
-from app.http.body import (
+from shardgate import errors
+from shardgate.errors import BadBodyError, DigestError, LengthRequiredError
+from shardgate.http.body import (
     ClientGoneError,
     ContentCoding,
     IncomingBody,
@@ -16,7 +16,7 @@ from app.http.body import (
     decode_aws_chunked,
     read_payload,
 )
-from app.resolve.budget import ByteBudget, ByteReservation
+from shardgate.resolve.budget import ByteBudget, ByteReservation
 
 MIB = 1024**2
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import ByteSize
 
-from app.settings import DatasetSettings, LimitSettings, Settings
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
 from tests.http.test_gzip import Got, ask
 from tests.support.serving import client_of

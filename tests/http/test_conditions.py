@@ -1,4 +1,4 @@
-"""`app.http.conditions`, `responses` and `problems`: ranges, preconditions, headers and errors."""
+"""`shardgate.http`: ranges, preconditions, headers and errors of responses."""
 
 import json
 from email.utils import formatdate
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import errors
-from app.errors import BadHeaderError
-from app.http.conditions import (
+from shardgate import errors
+from shardgate.errors import BadHeaderError
+from shardgate.http.conditions import (
     Conditions,
     Negotiation,
     Selection,
@@ -22,13 +22,13 @@ from app.http.conditions import (
     parse_range,
     resolve_range,
 )
-from app.http.conditions import (
+from shardgate.http.conditions import (
     choose as choose_form,
 )
-from app.http.problems import STATUS, Headers, problem
-from app.http.responses import Cors, combine_headers
-from app.model import EVERYTHING, ByteRange, ETag, ObjectRef, Stored, SuffixRange
-from app.resolve.bodies import Entity
+from shardgate.http.problems import STATUS, Headers, problem
+from shardgate.http.responses import Cors, combine_headers
+from shardgate.model import EVERYTHING, ByteRange, ETag, ObjectRef, Stored, SuffixRange
+from shardgate.resolve.bodies import Entity
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import httpx
 import pytest
 
-from app.settings import DatasetSettings, ServerSettings, Settings
+from shardgate.settings import DatasetSettings, ServerSettings, Settings
 from tests.attacks.raw import exchange
 from tests.http.auth.people import TOKENS, caller
 from tests.http.taking import get

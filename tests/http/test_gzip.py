@@ -13,7 +13,7 @@ import httpx
 import pytest
 from pydantic import ByteSize
 
-from app.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
+from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,

@@ -1,4 +1,4 @@
-"""`app.http.instrumentation`: outcomes, faults and labels; see `tests/test_observability.py`."""
+"""`shardgate.http.instrumentation`: outcomes, faults and labels."""
 
 import random
 from typing import Any
@@ -8,12 +8,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.http.instrumentation import InstrumentedApp
-from app.main import create_app
-from app.observability.metrics import Metrics
-from app.observability.requests import OUTCOMES, outcome_of
-from app.settings import DatasetSettings, Settings
-from app.storage.wrappers import METHODS
+from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.main import create_app
+from shardgate.observability.metrics import Metrics
+from shardgate.observability.requests import OUTCOMES, outcome_of
+from shardgate.settings import DatasetSettings, Settings
+from shardgate.storage.wrappers import METHODS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`app.http.limits` and `disconnect`: requests that are too many, wait too long, or are left."""
+"""`shardgate.http.limits`: requests that are too many, wait too long, or are left."""
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.errors import BusyError
-from app.http.body import ClientGoneError, UntilDisconnect
-from app.http.limits import ConcurrencyLimiter, Permit, client_of, peer_of
-from app.model import ObjectRef
-from app.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
-from app.storage.contract import Found, Listed, NotModified
-from app.storage.memory import MemoryStore
+from shardgate.errors import BusyError
+from shardgate.http.body import ClientGoneError, UntilDisconnect
+from shardgate.http.limits import ConcurrencyLimiter, Permit, client_of, peer_of
+from shardgate.model import ObjectRef
+from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
+from shardgate.storage.contract import Found, Listed, NotModified
+from shardgate.storage.memory import MemoryStore
 from tests.attacks.raw import connect
 from tests.support.serving import serving
 
@@ -224,7 +224,7 @@ def test_each_client_has_a_bound_of_its_own() -> None:
 @pytest.mark.parametrize("path", ["/any/slow", "/any/slow?v=1", "/any?list-type=2"])
 def test_who_waits_too_long_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the answer waits for; what was done for it ends."""
-    monkeypatch.setattr("app.concurrency._SWEEP_S", 0.02)
+    monkeypatch.setattr("shardgate.concurrency._SWEEP_S", 0.02)
     with service(answer_s=1) as served:
         answer = served.client.get(path, headers=ORIGIN)
 

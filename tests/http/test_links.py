@@ -1,4 +1,4 @@
-"""`app.http.links`: the files of Neuroglancer, as the service serves them."""
+"""`shardgate.http.links`: the files of Neuroglancer, as the service serves them."""
 
 import re
 from collections.abc import Generator
@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from app.http.links import VIEWER
-from app.http.responses import csp_digest
-from app.settings import Settings
+from shardgate.http.links import VIEWER
+from shardgate.http.responses import csp_digest
+from shardgate.settings import Settings
 from tests.support.pages import parse
 from tests.support.serving import client_of
 

@@ -1,4 +1,4 @@
-"""`app.http.protocol`: the short way and uvicorn's way respond alike, on raw sockets."""
+"""`shardgate.http.protocol`: the short way and uvicorn's way respond alike, on raw sockets."""
 
 import asyncio
 import inspect
@@ -22,14 +22,20 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 from uvicorn.supervisors import Multiprocess
 
-from app.errors import TruncatedReadError
-from app.http.gateway import Gateway
-from app.http.protocol import GatewayProtocol
-from app.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders
-from app.model import ByteRange, Condition, ETag, ObjectRef
-from app.settings import CacheSettings, DatasetSettings, LimitSettings, ServerSettings, Settings
-from app.storage.contract import Found, NotModified
-from app.storage.memory import MemoryStore
+from shardgate.errors import TruncatedReadError
+from shardgate.http.gateway import Gateway
+from shardgate.http.protocol import GatewayProtocol
+from shardgate.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders
+from shardgate.model import ByteRange, Condition, ETag, ObjectRef
+from shardgate.settings import (
+    CacheSettings,
+    DatasetSettings,
+    LimitSettings,
+    ServerSettings,
+    Settings,
+)
+from shardgate.storage.contract import Found, NotModified
+from shardgate.storage.memory import MemoryStore
 from tests.attacks.raw import connect, heard
 from tests.formats.zarr.building import build
 from tests.support.files import write_files
@@ -327,7 +333,7 @@ def test_broken_off_answer_ends_the_connection() -> None:
 @pytest.fixture
 def streaming(monkeypatch: pytest.MonkeyPatch) -> _Gated:
     """Make a store that streams, and let clients stand still for a moment only."""
-    monkeypatch.setattr("app.http.protocol._STALLED_S", 0.3)
+    monkeypatch.setattr("shardgate.http.protocol._STALLED_S", 0.3)
     store = _Gated()
     store.is_open = store.streams_on = True
     return store

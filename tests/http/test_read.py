@@ -1,4 +1,4 @@
-"""`app.http.read` and `paths`: datasets, keys and tokens in paths, pages of links, and damage."""
+"""`shardgate.http.read` and `paths`: datasets, keys and tokens, pages of links, and damage."""
 
 import re
 from collections.abc import Callable, Generator
@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ByteSize
 
-from app.errors import BadKeyError
-from app.formats.listing import Name
-from app.http.paths import quote_segment, split_target, split_token, without_token
-from app.http.read import MOST_LINKS, listing_page
-from app.http.responses import content_type
-from app.settings import CacheSettings, DatasetSettings, Settings
+from shardgate.errors import BadKeyError
+from shardgate.formats.listing import Name
+from shardgate.http.paths import quote_segment, split_target, split_token, without_token
+from shardgate.http.read import MOST_LINKS, listing_page
+from shardgate.http.responses import content_type
+from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
 from tests.support.files import write_files
 from tests.support.serving import client_of

@@ -1,4 +1,4 @@
-"""`app.http.s3`: requests of S3 clients, and its XML."""
+"""`shardgate.http.s3`: requests of S3 clients, and its XML."""
 
 # ruff: noqa: S314  what is parsed here we wrote
 
@@ -7,14 +7,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     BadBodyError,
     BadKeyError,
     ShardgateError,
     UnsupportedError,
 )
-from app.http.problems import STATUS
-from app.http.s3 import (
+from shardgate.http.problems import STATUS
+from shardgate.http.s3 import (
     error_code,
     error_document,
     lists_objects,

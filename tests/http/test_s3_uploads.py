@@ -1,4 +1,4 @@
-"""`app.http.s3_uploads`: multipart uploads, request by request."""
+"""`shardgate.http.s3_uploads`: multipart uploads, request by request."""
 
 # ruff: noqa: S314  what is parsed here we wrote
 
@@ -11,8 +11,8 @@ from xml.etree import ElementTree as ET
 import httpx
 import pytest
 
-from app.errors import BadBodyError, BadPartError, PartOrderError
-from app.http.s3_uploads import parse_part_number, parse_parts
+from shardgate.errors import BadBodyError, BadPartError, PartOrderError
+from shardgate.http.s3_uploads import parse_part_number, parse_parts
 from tests.http.taking import MAX, NEW, get, taking
 from tests.support.zipped import zipped
 

@@ -1,4 +1,4 @@
-"""`app.http.shard_affinity`: keys that belong on one replica."""
+"""`shardgate.http.shard_affinity`: keys that belong on one replica."""
 
 from collections.abc import Generator
 from typing import NoReturn
@@ -7,11 +7,11 @@ import httpx
 import pytest
 import zarr
 
-from app.errors import StorageUnavailableError
-from app.http.shard_affinity import PREFIX
-from app.model import ObjectRef
-from app.settings import DatasetSettings, Settings
-from app.storage.memory import MemoryStore
+from shardgate.errors import StorageUnavailableError
+from shardgate.http.shard_affinity import PREFIX
+from shardgate.model import ObjectRef
+from shardgate.settings import DatasetSettings, Settings
+from shardgate.storage.memory import MemoryStore
 from tests.support.serving import client_of
 
 

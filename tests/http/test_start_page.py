@@ -15,9 +15,9 @@ import icechunk
 import pytest
 import zarr
 
-from app import demo
-from app.http.responses import csp_digest
-from app.settings import DatasetSettings, Settings
+from shardgate import demo
+from shardgate.http.responses import csp_digest
+from shardgate.settings import DatasetSettings, Settings
 from tests.support.lacking import need
 from tests.support.pages import Page, open_page
 from tests.support.serving import client_of

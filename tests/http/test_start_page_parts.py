@@ -1,4 +1,4 @@
-"""`app.http.start_page` and `dataset_cards`: their parts, without a server."""
+"""`shardgate.http.start_page` and `dataset_cards`: their parts, without a server."""
 
 import ast
 import asyncio
@@ -13,11 +13,11 @@ from fastapi import Request
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.formats.surveying import Description
-from app.http.auth.access import NOBODY, Datasets
-from app.http.links import PUBLIC_VIEWER, VIEWER
-from app.http.paths import quote_key
-from app.http.start_page import (
+from shardgate.formats.surveying import Description
+from shardgate.http.auth.access import NOBODY, Datasets
+from shardgate.http.links import PUBLIC_VIEWER, VIEWER
+from shardgate.http.paths import quote_key
+from shardgate.http.start_page import (
     Address,
     OverviewCache,
     StartPage,
@@ -26,10 +26,10 @@ from app.http.start_page import (
     make_snippets,
     visible,
 )
-from app.model import ObjectRef
-from app.resolve.inspect import CollectionSummary, GroupSummary
-from app.settings import PUBLIC
-from app.storage.memory import MemoryStore
+from shardgate.model import ObjectRef
+from shardgate.resolve.inspect import CollectionSummary, GroupSummary
+from shardgate.settings import PUBLIC
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import Clock, WatchedStore
 from tests.resolve.test_inspect import ARRAY, filled
 from tests.support.pages import parse
@@ -136,7 +136,7 @@ async def test_a_fault_of_ours_stays_with_its_dataset(caplog: pytest.LogCaptureF
     odd = replace(opened.dataset, name="odd", root=ObjectRef("memory://other", "odd"))
     store.failure = ZeroDivisionError("of ours")
 
-    with caplog.at_level(logging.ERROR, logger="app"):
+    with caplog.at_level(logging.ERROR, logger="shardgate"):
         broken, sound = await OverviewCache(opened.resolver).read_all([odd, opened.dataset])
 
     assert broken.reason == "a fault of this service"

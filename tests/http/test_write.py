@@ -1,4 +1,4 @@
-"""`app.http.write`: bodies on sockets, preconditions, and errors in plain words.
+"""`shardgate.http.write`: bodies on sockets, preconditions, and errors in plain words.
 
 Writes through the names of shard objects lose no chunk.
 """
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import httpx
 import pytest
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.formats.case import Case
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.case import CASES as ZARR

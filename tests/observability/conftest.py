@@ -9,7 +9,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def unconfigured() -> Generator[None]:
     """Remove levels and filters for the test."""
-    ours, failures = logging.getLogger("app"), logging.getLogger("app.failures")
+    ours, failures = logging.getLogger("shardgate"), logging.getLogger("shardgate.failures")
     level, filters = ours.level, failures.filters[:]
     ours.setLevel(logging.NOTSET)
     failures.filters.clear()

@@ -1,4 +1,4 @@
-"""`app.observability.logging`: contents of log lines, and what they withhold."""
+"""`shardgate.observability.logging`: contents of log lines, and what they withhold."""
 
 import asyncio
 import json
@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     ShardgateError,
     StorageUnavailableError,
     UnknownRefError,
     UnsupportedError,
 )
-from app.model import ObjectRef
-from app.observability.logging import (
+from shardgate.model import ObjectRef
+from shardgate.observability.logging import (
     AccessLog,
     AccessRecord,
     LineFormatter,
@@ -33,8 +33,8 @@ from app.observability.logging import (
     open_access_log,
     timestamp,
 )
-from app.observability.requests import RequestContext, current_request, note_request_id
-from app.settings import ServerSettings
+from shardgate.observability.requests import RequestContext, current_request, note_request_id
+from shardgate.settings import ServerSettings
 
 KEY = "c/7/secret"
 ERROR = StorageUnavailableError(ObjectRef("s3://bucket", KEY), "unplugged")
@@ -99,7 +99,7 @@ def test_json_has_all_fields(pipe: Pipe) -> None:
     assert json.loads(line) == {
         "time": "1970-01-01T00:00:00.250Z",
         "level": "info",
-        "logger": "app.access",
+        "logger": "shardgate.access",
         "message": "request",
         "request_id": "id",
         "method": "GET",
@@ -117,7 +117,7 @@ def test_json_has_all_fields(pipe: Pipe) -> None:
 
 def test_text_has_all_fields(pipe: Pipe) -> None:
     """Values are in the same order in every line."""
-    begin = "1970-01-01T00:00:00.250Z INFO app.access request=id GET em 200 hit 65536 bytes"
+    begin = "1970-01-01T00:00:00.250Z INFO shardgate.access request=id GET em 200 hit 65536 bytes"
     plain, no_dataset, traced = _written(pipe, "text", RECORD, RECORD._replace(dataset=""), TRACED)
 
     assert plain == f'{begin} 0 ms client=::1 caller="lab"'
@@ -234,7 +234,7 @@ def test_lines_are_of_level_info_and_keys_of_debug(
     level: str, *, is_open: bool, has_keys: bool | None
 ) -> None:
     """A log of warnings has no line about each request."""
-    logging.getLogger("app").setLevel(level)
+    logging.getLogger("shardgate").setLevel(level)
     log = open_access_log(ServerSettings(access_log=True))
 
     assert (log is not None) is is_open
@@ -266,7 +266,7 @@ def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> s
         except StorageUnavailableError:
             found: Any = sys.exc_info()
         record = {"msg": "an answer broke off\r\nforged", "exc_info": found}
-        named = {"name": "app.test_logging", "levelname": "ERROR"}
+        named = {"name": "shardgate.test_logging", "levelname": "ERROR"}
         return formatter.format(logging.makeLogRecord({**named, **record}))
 
     return copy_context().run(run)
@@ -315,7 +315,7 @@ def test_a_message_forges_no_line() -> None:
     assert record.pop("time").endswith("Z")
     assert record == {
         "level": "error",
-        "logger": "app.test_logging",
+        "logger": "shardgate.test_logging",
         "message": "an answer broke off\r\nforged",
         "request_id": 'id"1',
     }
@@ -361,7 +361,7 @@ async def test_failures_are_logged_with_their_reason(
 ) -> None:
     """Of private data only the class is logged, and faults of clients are not logged."""
     _begin_request(is_private=is_private)
-    with caplog.at_level(level, logger="app"):
+    with caplog.at_level(level, logger="shardgate"):
         log_failure(HTTPStatus(status), error)
 
     assert caplog.messages == messages

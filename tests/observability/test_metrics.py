@@ -1,17 +1,17 @@
-"""`app.observability.metrics`: values that Prometheus reads."""
+"""`shardgate.observability.metrics`: values that Prometheus reads."""
 
 from collections.abc import Mapping
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.errors import StorageDeniedError, VersionChangedError
-from app.model import ObjectRef
-from app.observability.metrics import Metrics
-from app.resolve.budget import ByteBudget
-from app.resolve.metadata_cache import CacheCounters, SizedLRUCache
-from app.storage.contract import WriteNotice
-from app.storage.wrappers import Call
+from shardgate.errors import StorageDeniedError, VersionChangedError
+from shardgate.model import ObjectRef
+from shardgate.observability.metrics import Metrics
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.metadata_cache import CacheCounters, SizedLRUCache
+from shardgate.storage.contract import WriteNotice
+from shardgate.storage.wrappers import Call
 
 REF = ObjectRef("s3+lab://bucket", "key")
 

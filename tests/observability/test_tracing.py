@@ -1,9 +1,9 @@
-"""`app.observability.tracing`: OpenTelemetry's own variables say whether there are traces."""
+"""`shardgate.observability.tracing`: OpenTelemetry's own variables say whether there are traces."""
 
 import pytest
 
-from app.errors import ConfigurationError
-from app.observability.tracing import open_tracing
+from shardgate.errors import ConfigurationError
+from shardgate.observability.tracing import open_tracing
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.storage.memory import MemoryStore
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.writers import filled
 
 

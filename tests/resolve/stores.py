@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from app.errors import StorageUnusableError, VersionChangedError
-from app.model import EVERYTHING, ByteRange, ByteRequest, Condition, ETag, ObjectRef, VirtualKey
-from app.resolve.bodies import Entity
-from app.resolve.budget import ByteBudget
-from app.storage.contract import Found, Listed, NotModified, Stat
-from app.storage.memory import MemoryStore
+from shardgate.errors import StorageUnusableError, VersionChangedError
+from shardgate.model import (
+    EVERYTHING,
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    ObjectRef,
+    VirtualKey,
+)
+from shardgate.resolve.bodies import Entity
+from shardgate.resolve.budget import ByteBudget
+from shardgate.storage.contract import Found, Listed, NotModified, Stat
+from shardgate.storage.memory import MemoryStore
 from tests.support.resolving import ROOT, All, everything, gather, reading
 
 REF = ObjectRef("memory://bucket", "data/object")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.errors import BusyError, DamagedError, StorageDeniedError
-from app.model import ByteRange, VirtualKey
-from app.resolve.bodies import Entity
-from app.resolve.budget import BucketBudgets, ByteBudget, ByteReservation
+from shardgate.errors import BusyError, DamagedError, StorageDeniedError
+from shardgate.model import ByteRange, VirtualKey
+from shardgate.resolve.bodies import Entity
+from shardgate.resolve.budget import BucketBudgets, ByteBudget, ByteReservation
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import Watching, holding, settle
 from tests.support.resolving import ROOT, All

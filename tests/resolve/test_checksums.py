@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import Checksummed
-from app.model import ByteRange, ETag, Piece
-from app.resolve.checksums import length_of, write_checksums
-from app.storage.memory import MemoryStore
+from shardgate.errors import DamagedError, VersionChangedError
+from shardgate.formats.contract import Checksummed
+from shardgate.model import ByteRange, ETag, Piece
+from shardgate.resolve.checksums import length_of, write_checksums
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import WatchedStore
 from tests.resolve.writers import Between
 from tests.support.resolving import ROOT

@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import DamagedError, StorageThrottledError, TruncatedReadError, VersionChangedError
-from app.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
-from app.resolve.budget import BucketBudgets, ByteBudget
-from app.resolve.chunks import ChunkReader, StoreCost
-from app.storage.contract import Found, NotModified
+from shardgate.errors import (
+    DamagedError,
+    StorageThrottledError,
+    TruncatedReadError,
+    VersionChangedError,
+)
+from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
+from shardgate.resolve.budget import BucketBudgets, ByteBudget
+from shardgate.resolve.chunks import ChunkReader, StoreCost
+from shardgate.storage.contract import Found, NotModified
 from tests.resolve.stores import REF, WatchedStore, settle
 
 _DATA = bytes(i * 7 % 251 for i in range(1000))

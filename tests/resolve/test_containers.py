@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.errors import BadKeyError, DamagedError, MetadataMissingError, StorageDeniedError
-from app.formats.listing import Window
-from app.formats.reading import Read, Weighable
-from app.formats.zarr.layout import ZarrLayout
-from app.model import ObjectRef, VirtualKey
-from app.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from shardgate.errors import BadKeyError, DamagedError, MetadataMissingError, StorageDeniedError
+from shardgate.formats.listing import Window
+from shardgate.formats.reading import Read, Weighable
+from shardgate.formats.zarr.layout import ZarrLayout
+from shardgate.model import ObjectRef, VirtualKey
+from shardgate.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.resolve.perform import DirectFetch
+from shardgate.storage.memory import MemoryStore
 from tests.formats.case import Case
 from tests.formats.case import filled as put_together
 from tests.formats.icechunk.case import CASES as REPOSITORIES

@@ -1,4 +1,4 @@
-"""`app.resolve.inspect`: summary of a dataset in a moment."""
+"""`shardgate.resolve.inspect`: summary of a dataset in a moment."""
 
 import json
 from typing import Any, Final
@@ -8,16 +8,16 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
-from app.errors import StorageUnavailableError
-from app.model import ObjectRef
-from app.resolve.inspect import (
+from shardgate.errors import StorageUnavailableError
+from shardgate.model import ObjectRef
+from shardgate.resolve.inspect import (
     MAX_COLLECTIONS,
     DatasetOverview,
     GroupSummary,
     summarize,
     summarize_group,
 )
-from app.storage.memory import MemoryStore
+from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.zarr.building import LITTLE, array_metadata
 from tests.resolve.stores import Unlisted, WatchedStore, settle

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import DamagedError, StorageUnusableError
-from app.formats.listing import Window
-from app.model import ObjectRef, VirtualKey
-from app.resolve import listing
-from app.resolve.listing import ListedKey, Page, find_collections, find_containers
-from app.storage.memory import MemoryStore
-from app.storage.wrappers import Call, TracedStore
+from shardgate.errors import DamagedError, StorageUnusableError
+from shardgate.formats.listing import Window
+from shardgate.model import ObjectRef, VirtualKey
+from shardgate.resolve import listing
+from shardgate.resolve.listing import ListedKey, Page, find_collections, find_containers
+from shardgate.storage.memory import MemoryStore
+from shardgate.storage.wrappers import Call, TracedStore
 from tests.formats.case import filled
 from tests.formats.icechunk import case as icechunk_case
 from tests.formats.neuroglancer_precomputed import case as precomputed_case

@@ -7,17 +7,22 @@ from math import inf
 
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     DamagedError,
     VersionChangedError,
 )
-from app.formats.icechunk.flatbuffers import memory_nbytes
-from app.formats.reading import DecodeError, Opaque, Read, Versioned
-from app.model import ByteRange, ETag, Fixed, ObjectRef
-from app.resolve.budget import ByteBudget
-from app.resolve.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
-from app.resolve.perform import DirectFetch, perform
-from app.storage.contract import Found, ObjectHeaders, Stat
+from shardgate.formats.icechunk.flatbuffers import memory_nbytes
+from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
+from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.metadata_cache import (
+    OVERHEAD_NBYTES,
+    MetadataCache,
+    ReadCache,
+    SizedLRUCache,
+)
+from shardgate.resolve.perform import DirectFetch, perform
+from shardgate.storage.contract import Found, ObjectHeaders, Stat
 from tests.formats.icechunk.building import REPO_INFO, envelope
 from tests.resolve.stores import REF, Clock, WatchedStore, settle
 from tests.support.zipped import encoded
@@ -369,7 +374,7 @@ async def test_content_coding_of_a_document_is_removed(
     first = await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
     assert isinstance(first, Versioned)
     assert first.value.data == whole.value.data[:3999]
-    monkeypatch.setattr("app.resolve.perform._CONTENT_NBYTES", 3999)
+    monkeypatch.setattr("shardgate.resolve.perform._CONTENT_NBYTES", 3999)
     with pytest.raises(DamagedError):
         await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
 
@@ -409,7 +414,7 @@ async def test_reason_for_serving_as_stored_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each version of metadata that is served as stored is logged once."""
-    caplog.set_level("INFO", logger="app")
+    caplog.set_level("INFO", logger="shardgate")
     case = _Case()
     read = Read("metadata", REF, None, lambda _: _Unsharded("it is odd"))
     for data in (b"old", b"new"):

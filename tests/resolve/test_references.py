@@ -7,11 +7,11 @@ from typing import NoReturn
 
 import pytest
 
-from app.errors import DamagedError, ReadOnlyError
-from app.formats.contract import Format, Layout
-from app.formats.listing import ListingRules, Name, RunInThread
-from app.formats.reading import Fetch
-from app.model import (
+from shardgate.errors import DamagedError, ReadOnlyError
+from shardgate.formats.contract import Format, Layout
+from shardgate.formats.listing import ListingRules, Name, RunInThread
+from shardgate.formats.reading import Fetch
+from shardgate.model import (
     EVERYTHING,
     MISSING,
     ByteRange,
@@ -28,8 +28,8 @@ from app.model import (
     UnmodifiedSince,
     VirtualKey,
 )
-from app.resolve.bodies import Entity
-from app.storage.memory import MemoryStore
+from shardgate.resolve.bodies import Entity
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import REF, WatchedStore, Watching
 from tests.support.resolving import reading
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from app import errors
-from app.concurrency import Backoff
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.repo_info import RepoInfo
-from app.formats.icechunk.repo_writer import RefChange
-from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
-from app.model import ObjectRef
-from app.resolve.icechunk.repo_swap import Planned, RefChanges, RepoSwaps
-from app.resolve.icechunk.repository import OpenedRepository
-from app.resolve.listing import list_names
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.storage.memory import MemoryStore
+from shardgate import errors
+from shardgate.concurrency import Backoff
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.repo_info import RepoInfo
+from shardgate.formats.icechunk.repo_writer import RefChange
+from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
+from shardgate.model import ObjectRef
+from shardgate.resolve.icechunk.repo_swap import Planned, RefChanges, RepoSwaps
+from shardgate.resolve.icechunk.repository import OpenedRepository
+from shardgate.resolve.listing import list_names
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.storage.memory import MemoryStore
 from tests.formats.icechunk.building_repo import FIRST, NOON, Repo, update
 from tests.resolve.stores import Clock
 from tests.resolve.writers import Between

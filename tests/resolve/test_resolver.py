@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.errors import BusyError, DamagedError
-from app.model import EVERYTHING, ByteRange, ByteRequest, ObjectRef, VirtualKey
-from app.resolve.containers import Dataset
+from shardgate.errors import BusyError, DamagedError
+from shardgate.model import EVERYTHING, ByteRange, ByteRequest, ObjectRef, VirtualKey
+from shardgate.resolve.containers import Dataset
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import BusyError, PreconditionFailedError, StorageUnavailableError
-from app.model import ETag, ObjectRef
-from app.resolve.bodies import Demand
-from app.storage.memory import MemoryStore
+from shardgate.errors import BusyError, PreconditionFailedError, StorageUnavailableError
+from shardgate.model import ETag, ObjectRef
+from shardgate.resolve.bodies import Demand
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import CallOn
 from tests.resolve.writers import (
     CHUNK_NBYTES,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.model import ObjectRef, VirtualKey
-from app.resolve.containers import Containers
-from app.storage.contract import Found, NotModified
-from app.storage.memory import MemoryStore
+from shardgate.model import ObjectRef, VirtualKey
+from shardgate.resolve.containers import Containers
+from shardgate.storage.contract import Found, NotModified
+from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
 from tests.resolve.stores import Clock

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from app.errors import ShardgateError, StorageUnavailableError
-from app.model import EVERYTHING, VirtualKey
+from shardgate.errors import ShardgateError, StorageUnavailableError
+from shardgate.model import EVERYTHING, VirtualKey
 from tests.formats.zarr.building import array_metadata, encode_shard, sharding
 from tests.resolve.stores import WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, gather, reading

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     StorageUnavailableError,
     TooLargeError,
     UnknownUploadError,
 )
-from app.model import ETag, ObjectRef, VirtualKey
-from app.resolve.bodies import Demand
-from app.resolve.budget import ByteBudget, ByteReservation
-from app.resolve.uploads import Completion, PartName, Upload, Uploads
-from app.storage.contract import NO_HEADERS, UPLOADS
-from app.storage.memory import MemoryStore
+from shardgate.model import ETag, ObjectRef, VirtualKey
+from shardgate.resolve.bodies import Demand
+from shardgate.resolve.budget import ByteBudget, ByteReservation
+from shardgate.resolve.uploads import Completion, PartName, Upload, Uploads
+from shardgate.storage.contract import NO_HEADERS, UPLOADS
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import Clock
 from tests.resolve.writers import Between, Replica, replica, stored
 from tests.support.resolving import ROOT

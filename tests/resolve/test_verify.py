@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from app.errors import BadKeyError, DamagedError, StorageUnusableError
-from app.formats.surveying import Description
-from app.model import ObjectRef, VirtualKey
-from app.resolve.containers import Containers
-from app.resolve.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
-from app.resolve.listing import Root
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.resolve.verify import Report, verify
-from app.storage.memory import MemoryStore
+from shardgate.errors import BadKeyError, DamagedError, StorageUnusableError
+from shardgate.formats.surveying import Description
+from shardgate.model import ObjectRef, VirtualKey
+from shardgate.resolve.containers import Containers
+from shardgate.resolve.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
+from shardgate.resolve.listing import Root
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.resolve.verify import Report, verify
+from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import (

@@ -22,12 +22,12 @@ from zarr.codecs import (
 )
 from zarr.core.buffer import Buffer
 
-from app.model import ObjectRef
-from app.resolve.containers import Containers
-from app.resolve.listing import Root
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.resolve.verify import Report, verify
-from app.storage.memory import MemoryStore
+from shardgate.model import ObjectRef
+from shardgate.resolve.containers import Containers
+from shardgate.resolve.listing import Root
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.resolve.verify import Report, verify
+from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import checksum

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from app import errors
-from app.errors import PreconditionFailedError, ReadOnlyError, ShardgateError
-from app.formats.contract import Target
-from app.formats.reading import Fetch
-from app.model import ObjectRef, VirtualKey
-from app.resolve.containers import Containers
-from app.resolve.write import KeyWrite
-from app.storage.memory import MemoryStore
+from shardgate import errors
+from shardgate.errors import PreconditionFailedError, ReadOnlyError, ShardgateError
+from shardgate.formats.contract import Target
+from shardgate.formats.reading import Fetch
+from shardgate.model import ObjectRef, VirtualKey
+from shardgate.resolve.containers import Containers
+from shardgate.resolve.write import KeyWrite
+from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import build_meshes
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.resolve.writers import (

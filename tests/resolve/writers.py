@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from struct import iter_unpack
 from typing import Any, ClassVar, Final
 
-from app.model import ETag, ObjectRef, VirtualKey
-from app.resolve.bodies import Demand
-from app.resolve.budget import ByteBudget
-from app.resolve.rewrite import Rewrites
-from app.resolve.write import Eraser, KeyWrite, PassthroughWriter, Writer
-from app.storage.contract import Found, ObjectHeaders
-from app.storage.memory import MemoryStore
+from shardgate.model import ETag, ObjectRef, VirtualKey
+from shardgate.resolve.bodies import Demand
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.rewrite import Rewrites
+from shardgate.resolve.write import Eraser, KeyWrite, PassthroughWriter, Writer
+from shardgate.storage.contract import Found, ObjectHeaders
+from shardgate.storage.memory import MemoryStore
 from tests.formats.zarr.building import EMPTY, LITTLE, array_metadata, sharding
 from tests.resolve.stores import CallOn, Tapped
 from tests.support.resolving import ROOT, Reading, reading

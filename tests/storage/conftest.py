@@ -9,17 +9,17 @@ from uuid import uuid4
 
 import pytest
 
-from app.errors import StorageDeniedError
-from app.model import ByteRange, ByteRequest, Condition, ObjectRef
-from app.settings import LimitSettings, StoreSettings
-from app.storage.contract import Found, ObjectReader, ObjectStore
-from app.storage.http_store import HttpStore
-from app.storage.local import LocalStore
-from app.storage.memory import MemoryStore
-from app.storage.obstore import CloudStore
-from app.storage.s3 import S3Store
-from app.storage.stores import Stores
-from app.storage.wrappers import RetryingStore, RetryPolicy
+from shardgate.errors import StorageDeniedError
+from shardgate.model import ByteRange, ByteRequest, Condition, ObjectRef
+from shardgate.settings import LimitSettings, StoreSettings
+from shardgate.storage.contract import Found, ObjectReader, ObjectStore
+from shardgate.storage.http_store import HttpStore
+from shardgate.storage.local import LocalStore
+from shardgate.storage.memory import MemoryStore
+from shardgate.storage.obstore import CloudStore
+from shardgate.storage.s3 import S3Store
+from shardgate.storage.stores import Stores
+from shardgate.storage.wrappers import RetryingStore, RetryPolicy
 from tests.storage.faulty import FaultyServer
 from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
 from tests.support.clouds import Azurite, FakeGcs

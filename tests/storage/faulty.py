@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from app.settings import StoreSettings
+from shardgate.settings import StoreSettings
 from tests.storage.listening import Handler, Listener
 
 LONGEST_S: Final = 60.0

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Expected, Found
-from app.storage.local import LocalStore
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece
+from shardgate.storage.contract import ABSENT, CONFLICT, TEMPORARY, Expected, Found
+from shardgate.storage.local import LocalStore
 
 OLD: Final = b"0123456789" * 1000
 _WRITERS: Final = "local_write.py"

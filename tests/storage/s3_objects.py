@@ -3,10 +3,10 @@
 from typing import Any
 from uuid import uuid4
 
-from app.model import ETag, ObjectRef
-from app.storage.contract import WriteNotice, WriteWay
-from app.storage.s3 import S3Store
-from app.storage.s3_write import S3WriteOptions
+from shardgate.model import ETag, ObjectRef
+from shardgate.storage.contract import WriteNotice, WriteWay
+from shardgate.storage.s3 import S3Store
+from shardgate.storage.s3_write import S3WriteOptions
 from tests.support.seaweedfs import SeaweedFS
 
 

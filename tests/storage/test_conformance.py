@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     BadKeyError,
     RangeNotSatisfiedError,
     StorageDeniedError,
@@ -16,7 +16,7 @@ from app.errors import (
     StorageUnusableError,
     VersionChangedError,
 )
-from app.model import (
+from shardgate.model import (
     ByteRange,
     ByteRequest,
     Condition,
@@ -26,7 +26,7 @@ from app.model import (
     SuffixRange,
     UnmodifiedSince,
 )
-from app.storage.contract import (
+from shardgate.storage.contract import (
     ABSENT,
     CONFLICT,
     NOT_MODIFIED,

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 import trustme
 
-from app.errors import (
+from shardgate.errors import (
     StorageDeniedError,
     StorageError,
     StorageThrottledError,
@@ -21,14 +21,14 @@ from app.errors import (
     TruncatedReadError,
     VersionChangedError,
 )
-from app.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
-from app.settings import LimitSettings, StoreSettings
-from app.storage.contract import NOT_MODIFIED, Found, ObjectReader
-from app.storage.http_store import HttpStore
-from app.storage.obstore import CloudStore
-from app.storage.refusals import Refusal
-from app.storage.s3 import S3Store
-from app.storage.stores import Stores
+from shardgate.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
+from shardgate.settings import LimitSettings, StoreSettings
+from shardgate.storage.contract import NOT_MODIFIED, Found, ObjectReader
+from shardgate.storage.http_store import HttpStore
+from shardgate.storage.obstore import CloudStore
+from shardgate.storage.refusals import Refusal
+from shardgate.storage.s3 import S3Store
+from shardgate.storage.stores import Stores
 from tests.storage.conftest import found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag, timeout_of
 from tests.storage.http1.scripted import ScriptedServer

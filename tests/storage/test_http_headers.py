@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import RangeNotSatisfiedError
-from app.model import ByteRange, ObjectRef, SuffixRange
-from app.storage.contract import clamp
-from app.storage.http_headers import (
+from shardgate.errors import RangeNotSatisfiedError
+from shardgate.model import ByteRange, ObjectRef, SuffixRange
+from shardgate.storage.contract import clamp
+from shardgate.storage.http_headers import (
     content_coding,
     is_derived,
     parse_content_range,

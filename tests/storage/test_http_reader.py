@@ -6,17 +6,17 @@ from contextlib import aclosing
 import httpx
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     RangeNotSatisfiedError,
     StorageDeniedError,
     StorageUnusableError,
     VersionChangedError,
 )
-from app.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
-from app.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
-from app.storage.contract import NOT_MODIFIED
-from app.storage.http_store import HttpStore
-from app.storage.s3 import S3Store
+from shardgate.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
+from shardgate.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
+from shardgate.storage.contract import NOT_MODIFIED
+from shardgate.storage.http_store import HttpStore
+from shardgate.storage.s3 import S3Store
 from tests.formats.zarr.building import build, chunk_bytes
 from tests.storage.conftest import found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag

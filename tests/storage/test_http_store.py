@@ -9,19 +9,19 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from app.datasets import open_allowed
-from app.errors import (
+from shardgate.datasets import open_allowed
+from shardgate.errors import (
     ConfigurationError,
     StorageDeniedError,
     StorageRedirectError,
     StorageUnavailableError,
     StorageUnusableError,
 )
-from app.model import GUARDED, ByteRange, ObjectRef
-from app.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
-from app.storage.http1_client import HttpClient, Origin, Target
-from app.storage.http_store import HttpStore, WebGuard, is_public
-from app.storage.stores import Stores
+from shardgate.model import GUARDED, ByteRange, ObjectRef
+from shardgate.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
+from shardgate.storage.http1_client import HttpClient, Origin, Target
+from shardgate.storage.http_store import HttpStore, WebGuard, is_public
+from shardgate.storage.stores import Stores
 from tests.storage.conftest import denied, found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
 from tests.support.serving import serving

@@ -11,17 +11,17 @@ import obstore
 import pytest
 from obstore.store import LocalStore as ObstoreLocalStore
 
-from app.errors import (
+from shardgate.errors import (
     RangeNotSatisfiedError,
     StorageDeniedError,
     StorageError,
     StorageUnavailableError,
     VersionChangedError,
 )
-from app.model import ByteRange, ETag, ObjectRef, UnmodifiedSince
-from app.storage.contract import TEMPORARY, Found, Listed
-from app.storage.local import LocalStore, _listed
-from app.storage.stores import Stores
+from shardgate.model import ByteRange, ETag, ObjectRef, UnmodifiedSince
+from shardgate.storage.contract import TEMPORARY, Found, Listed
+from shardgate.storage.local import LocalStore, _listed
+from shardgate.storage.stores import Stores
 from tests.storage.conftest import denied, found
 
 CROOKED = [
@@ -139,7 +139,7 @@ async def test_one_file_shows_that_a_folder_is_not_empty(
         looks.append(entry)
         return _listed(prefix, entry)
 
-    monkeypatch.setattr("app.storage.local._listed", look)
+    monkeypatch.setattr("shardgate.storage.local._listed", look)
     listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
 
     assert (await anext(listing)).ref.key == "000/"

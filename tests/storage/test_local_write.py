@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     BadKeyError,
     ConflictError,
     StorageDeniedError,
     StorageUnavailableError,
 )
-from app.model import ByteRange, ETag, ObjectRef
-from app.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict
-from app.storage.local import LocalStore
-from app.storage.local_write import Folder, LocalWriter
+from shardgate.model import ByteRange, ETag, ObjectRef
+from shardgate.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict
+from shardgate.storage.local import LocalStore
+from shardgate.storage.local_write import Folder, LocalWriter
 from tests.storage.conftest import found
 
 SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]

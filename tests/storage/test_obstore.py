@@ -9,16 +9,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     ConfigurationError,
     StorageDeniedError,
     StorageUnavailableError,
     StorageUnusableError,
 )
-from app.model import ByteRange, ObjectRef
-from app.settings import LimitSettings, StoreSettings
-from app.storage.obstore import CloudStore
-from app.storage.stores import Stores
+from shardgate.model import ByteRange, ObjectRef
+from shardgate.settings import LimitSettings, StoreSettings
+from shardgate.storage.obstore import CloudStore
+from shardgate.storage.stores import Stores
 from tests.storage.conftest import az_settings, found
 from tests.storage.faulty import LONGEST_S, FaultyServer
 from tests.storage.proxy import Lie, Proxy
@@ -153,9 +153,9 @@ def test_a_missing_extra_is_named(url: str, extra: str) -> None:
     program = f"""
 import sys
 sys.modules["obstore"] = None
-from app.errors import ConfigurationError
-from app.settings import LimitSettings
-from app.storage.stores import Stores
+from shardgate.errors import ConfigurationError
+from shardgate.settings import LimitSettings
+from shardgate.storage.stores import Stores
 stores = Stores(LimitSettings())
 stores.open_root("s3://bucket/key")
 try:

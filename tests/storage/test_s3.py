@@ -16,7 +16,7 @@ from botocore.compat import get_current_datetime
 from botocore.credentials import Credentials
 from pydantic import SecretStr
 
-from app.errors import (
+from shardgate.errors import (
     StorageDeniedError,
     StorageError,
     StorageSkewError,
@@ -25,13 +25,13 @@ from app.errors import (
     StorageUnavailableError,
     StorageUnusableError,
 )
-from app.model import ObjectRef
-from app.settings import StoreSettings
-from app.storage.contract import ABSENT
-from app.storage.http1_client import Target
-from app.storage.refusals import HttpMethod
-from app.storage.s3 import Presigner, S3Store, presign
-from app.storage.s3_client import agree_to_pay
+from shardgate.model import ObjectRef
+from shardgate.settings import StoreSettings
+from shardgate.storage.contract import ABSENT
+from shardgate.storage.http1_client import Target
+from shardgate.storage.refusals import HttpMethod
+from shardgate.storage.s3 import Presigner, S3Store, presign
+from shardgate.storage.s3_client import agree_to_pay
 from tests.storage.conftest import found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 from tests.storage.proxy import Proxy
@@ -308,7 +308,7 @@ def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
 
     monkeypatch.setattr("botocore.auth.get_current_datetime", now)
     clock = SimpleNamespace(time=lambda: time.time() + seconds)
-    monkeypatch.setattr("app.storage.http_headers.time", clock)
+    monkeypatch.setattr("shardgate.storage.http_headers.time", clock)
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600])

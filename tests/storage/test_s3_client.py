@@ -13,10 +13,10 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from pydantic import SecretStr
 
-from app.model import ObjectRef
-from app.settings import StoreSettings
-from app.storage.refusals import Refusal
-from app.storage.s3_client import S3Client
+from shardgate.model import ObjectRef
+from shardgate.settings import StoreSettings
+from shardgate.storage.refusals import Refusal
+from shardgate.storage.s3_client import S3Client
 from tests.storage.listening import Handler, Listener
 
 MIB: Final = 1024**2
@@ -166,7 +166,7 @@ async def test_a_large_body_is_not_hashed_on_the_event_loop(
 
     here = threading.current_thread()
     monkeypatch.setattr(S3SigV4Auth, "payload", hash_in_signer)
-    monkeypatch.setattr("app.storage.s3_client.sha256", hash_in_thread)
+    monkeypatch.setattr("shardgate.storage.s3_client.sha256", hash_in_thread)
     for size in (9, len(BODY)):
         await s3.send(REF, operation, Body=BODY[:size], **OPERATIONS[operation])
 

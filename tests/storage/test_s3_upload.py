@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.model import ByteRange, ETag, Piece
-from app.storage.contract import (
+from shardgate.model import ByteRange, ETag, Piece
+from shardgate.storage.contract import (
     ABSENT,
     CONFLICT,
     Conflict,
@@ -21,7 +21,7 @@ from app.storage.contract import (
     nbytes_of,
     plan_spans,
 )
-from app.storage.s3_upload import Part, plan_parts
+from shardgate.storage.s3_upload import Part, plan_parts
 from tests.storage.conftest import found
 from tests.storage.s3_objects import Written
 from tests.support.seaweedfs import SeaweedFS

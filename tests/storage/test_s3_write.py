@@ -7,10 +7,15 @@ from itertools import product
 
 import pytest
 
-from app.errors import StorageError, StorageUnusableError, UnwritableError, VersionChangedError
-from app.model import ByteRange, ObjectRef, Piece
-from app.storage.contract import ABSENT, CONFLICT, WriteNotice
-from app.storage.s3 import S3Store
+from shardgate.errors import (
+    StorageError,
+    StorageUnusableError,
+    UnwritableError,
+    VersionChangedError,
+)
+from shardgate.model import ByteRange, ObjectRef, Piece
+from shardgate.storage.contract import ABSENT, CONFLICT, WriteNotice
+from shardgate.storage.s3 import S3Store
 from tests.storage.ministack import MiniStack
 from tests.storage.proxy import Fault, Lie, Mishap, Proxy
 from tests.storage.s3_objects import Written

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ConfigurationError, StorageUnusableError, UnwritableError
-from app.model import ObjectRef
-from app.settings import LimitSettings, StoreSettings
-from app.storage.contract import ABSENT, ObjectStore
-from app.storage.stores import Stores, parse_root
-from app.storage.wrappers import TracedStore
+from shardgate.errors import ConfigurationError, StorageUnusableError, UnwritableError
+from shardgate.model import ObjectRef
+from shardgate.settings import LimitSettings, StoreSettings
+from shardgate.storage.contract import ABSENT, ObjectStore
+from shardgate.storage.stores import Stores, parse_root
+from shardgate.storage.wrappers import TracedStore
 from tests.storage.conftest import found
 from tests.storage.faulty import Fault, FaultyServer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import (
+from shardgate.errors import (
     RangeNotSatisfiedError,
     StorageDeniedError,
     StorageError,
@@ -18,11 +18,11 @@ from app.errors import (
     TruncatedReadError,
     VersionChangedError,
 )
-from app.model import ByteRange, ETag, ObjectRef
-from app.storage.contract import ABSENT, CONFLICT, Listed
-from app.storage.memory import MemoryStore
-from app.storage.wrappers import Call as TracedCall
-from app.storage.wrappers import RetryingStore, RetryPolicy, TracedStore
+from shardgate.model import ByteRange, ETag, ObjectRef
+from shardgate.storage.contract import ABSENT, CONFLICT, Listed
+from shardgate.storage.memory import MemoryStore
+from shardgate.storage.wrappers import Call as TracedCall
+from shardgate.storage.wrappers import RetryingStore, RetryPolicy, TracedStore
 
 REF = ObjectRef("memory://bucket", "key")
 PASSING = [

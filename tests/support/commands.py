@@ -17,7 +17,7 @@ _FORKING: Final = """
 import json, os, socket, sys
 
 import pydantic.v1
-from app.cli import main
+from shardgate.cli import main
 
 orders = socket.socket(fileno=int(sys.argv[1]))
 while True:

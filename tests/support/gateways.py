@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 from tests.support.processes import environ as clean_environ
 from tests.support.seaweedfs import SeaweedFS
 
-_COMMAND: Final = [sys.executable, "-m", "app", "serve"]
+_COMMAND: Final = [sys.executable, "-m", "shardgate", "serve"]
 AHEAD_S: Final = "AHEAD_S"
 """Tells a service that is forked how far its clock is ahead."""
 JUMPS_S: Final = "JUMPS_S"
@@ -32,9 +32,9 @@ import pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloop, uvloop
 tell_time, ahead_s = time.time, 0.0
 time.time = lambda: tell_time() + ahead_s
 
-from app.cli import main
-from app.main import create_app
-from app.settings import Settings
+from shardgate.cli import main
+from shardgate.main import create_app
+from shardgate.settings import Settings
 
 create_app(Settings())  # fills caches
 gc.collect()

@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.datasets import formats as configured_formats
-from app.formats.contract import Format
-from app.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
-from app.resolve.bodies import Body, Entity
-from app.resolve.budget import BucketBudgets, ByteBudget
-from app.resolve.chunks import ChunkReader
-from app.resolve.containers import Containers, Dataset
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.resolve.resolver import Resolver
-from app.settings import DatasetSettings, LimitSettings
-from app.storage.contract import ObjectReader
+from shardgate.datasets import formats as configured_formats
+from shardgate.formats.contract import Format
+from shardgate.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
+from shardgate.resolve.bodies import Body, Entity
+from shardgate.resolve.budget import BucketBudgets, ByteBudget
+from shardgate.resolve.chunks import ChunkReader
+from shardgate.resolve.containers import Containers, Dataset
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.resolve.resolver import Resolver
+from shardgate.settings import DatasetSettings, LimitSettings
+from shardgate.storage.contract import ObjectReader
 
 ROOT = ObjectRef("memory://bucket", "data")
 

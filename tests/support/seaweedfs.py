@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
-from app.settings import StoreSettings
+from shardgate.settings import StoreSettings
 from tests.support.processes import free_ports, store_process
 
 _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")

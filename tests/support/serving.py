@@ -11,11 +11,11 @@ from typing import Any, Final
 import httpx
 import uvicorn
 
-from app.http.instrumentation import InstrumentedApp
-from app.main import create_app
-from app.server import configure
-from app.settings import Settings
-from app.storage.contract import ObjectStore
+from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.main import create_app
+from shardgate.server import configure
+from shardgate.settings import Settings
+from shardgate.storage.contract import ObjectStore
 
 _START_S: Final = 20.0
 _STOP_S: Final = 10

@@ -11,7 +11,7 @@ import httpx
 import icechunk
 import zarr
 
-from app.settings import CacheSettings, DatasetSettings, Settings
+from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.filling import CLIENTS
 from tests.formats.zarr.building import array_metadata
 from tests.support.seaweedfs import SeaweedFS

@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx
 import icechunk
 
-from app.settings import CacheSettings, DatasetSettings, Settings
+from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import client_of
 

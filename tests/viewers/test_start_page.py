@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, Route, ViewportSize
 
-from app import demo
-from app.settings import DatasetSettings, ServerSettings, Settings
+from shardgate import demo
+from shardgate.settings import DatasetSettings, ServerSettings, Settings
 from tests.support.serving import serving
 from tests.viewers.conftest import REBOUND
 from tests.viewers.viewing import Neuroglancer, picture_when_still

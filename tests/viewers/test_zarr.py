@@ -16,7 +16,7 @@ import zarr
 from cloudvolume import CloudVolume
 from zarr.storage import LocalStore
 
-from app.settings import DatasetSettings, ServerSettings, Settings
+from shardgate.settings import DatasetSettings, ServerSettings, Settings
 from tests.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
 from tests.http.auth.people import TOKENS, caller
 from tests.support.serving import serving

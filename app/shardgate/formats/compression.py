@@ -15,7 +15,7 @@ import brotli
 import zstandard
 from zlib_ng import gzip_ng, zlib_ng
 
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 
 CODINGS: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """Content codings that `decode_content` removes."""

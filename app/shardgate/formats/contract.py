@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from app.errors import DamagedError
-from app.formats.listing import ListingRules, Name, RunInThread
-from app.formats.reading import Fetch, Read
-from app.formats.surveying import Collection, Listing, Shards
-from app.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
+from shardgate.errors import DamagedError
+from shardgate.formats.listing import ListingRules, Name, RunInThread
+from shardgate.formats.reading import Fetch, Read
+from shardgate.formats.surveying import Collection, Listing, Shards
+from shardgate.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
 
 LARGE_NBYTES: Final = 32 * 1024**2
 """Chunks of larger shards keep their order, so that few long ranges are copied; those of smaller

@@ -9,11 +9,21 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from app.errors import DamagedError, MetadataMissingError
-from app.formats.contract import Layout, Target, Translator
-from app.formats.listing import ListingRules
-from app.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
-from app.model import ByteRange, Coded, ETag, Inline, Location, ObjectRef, Stored, VirtualKey, Whole
+from shardgate.errors import DamagedError, MetadataMissingError
+from shardgate.formats.contract import Layout, Target, Translator
+from shardgate.formats.listing import ListingRules
+from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
+from shardgate.model import (
+    ByteRange,
+    Coded,
+    ETag,
+    Inline,
+    Location,
+    ObjectRef,
+    Stored,
+    VirtualKey,
+    Whole,
+)
 
 type Json = Any
 

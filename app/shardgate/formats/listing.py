@@ -8,8 +8,8 @@ from typing import Final, Literal, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from app.formats.surveying import Shards
-from app.model import Location
+from shardgate.formats.surveying import Shards
+from shardgate.model import Location
 
 LAST: Final = "\U0010ffff"
 """Sorts after every character of a key."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from app.model import ByteRequest, ETag, Fixed, ObjectRef, UnmodifiedSince, Version
+from shardgate.model import ByteRequest, ETag, Fixed, ObjectRef, UnmodifiedSince, Version
 
 
 class DecodeError(ValueError):

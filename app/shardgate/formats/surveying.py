@@ -7,9 +7,9 @@ from typing import Final, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import DamagedError
-from app.formats.reading import Fetch
-from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
+from shardgate.errors import DamagedError
+from shardgate.formats.reading import Fetch
+from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
 
 ARRAYS: Final = "arrays"
 _BATCH: Final = 4096

@@ -11,20 +11,20 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from app.errors import ShardgateError, StorageError
-from app.formats.surveying import Description
-from app.http.api_repositories import build_repositories
-from app.http.auth.access import Datasets, may_write
-from app.http.links import add_viewer
-from app.http.openapi import DEFAULT, AsciiJson
-from app.http.problems import extension_members, problem, status_of
-from app.http.responses import ALLOW
-from app.http.start_page import StartPage
-from app.observability.logging import log_failure
-from app.observability.metrics import MEDIA_TYPE, Metrics
-from app.resolve.containers import Dataset
-from app.resolve.inspect import DamageReport, inspect_root
-from app.resolve.resolver import Resolver
+from shardgate.errors import ShardgateError, StorageError
+from shardgate.formats.surveying import Description
+from shardgate.http.api_repositories import build_repositories
+from shardgate.http.auth.access import Datasets, may_write
+from shardgate.http.links import add_viewer
+from shardgate.http.openapi import DEFAULT, AsciiJson
+from shardgate.http.problems import extension_members, problem, status_of
+from shardgate.http.responses import ALLOW
+from shardgate.http.start_page import StartPage
+from shardgate.observability.logging import log_failure
+from shardgate.observability.metrics import MEDIA_TYPE, Metrics
+from shardgate.resolve.containers import Dataset
+from shardgate.resolve.inspect import DamageReport, inspect_root
+from shardgate.resolve.resolver import Resolver
 
 type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

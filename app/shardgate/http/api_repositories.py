@@ -9,15 +9,15 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from app.errors import BadHeaderError, BadParameterError
-from app.formats.icechunk.keys import Branch, Tag
-from app.http.auth.access import Datasets
-from app.http.body import RequestBodyReader
-from app.http.conditions import parse_demand
-from app.http.openapi import RequestDocument, new_router, reads
-from app.http.paths import check_key
-from app.resolve.icechunk.repo_swap import RefChanges, RepoSwaps, create_repository
-from app.resolve.icechunk.repository import (
+from shardgate.errors import BadHeaderError, BadParameterError
+from shardgate.formats.icechunk.keys import Branch, Tag
+from shardgate.http.auth.access import Datasets
+from shardgate.http.body import RequestBodyReader
+from shardgate.http.conditions import parse_demand
+from shardgate.http.openapi import RequestDocument, new_router, reads
+from shardgate.http.paths import check_key
+from shardgate.resolve.icechunk.repo_swap import RefChanges, RepoSwaps, create_repository
+from shardgate.resolve.icechunk.repository import (
     BranchPage,
     HistoryPage,
     NamedRef,
@@ -29,7 +29,7 @@ from app.resolve.icechunk.repository import (
     read_operations,
     read_refs,
 )
-from app.resolve.resolver import Resolver
+from shardgate.resolve.resolver import Resolver
 
 _DATASETS: Final = "/api/datasets"
 _TAG: Final = "Icechunk repositories"

@@ -12,23 +12,23 @@ import orjson
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field, ValidationError
 
-from app.errors import BadBodyError, BadHeaderError, TooLargeError
-from app.formats.icechunk.changes import ChangeSet, Edit, read_edit, read_edits
-from app.formats.icechunk.conflicts import Policy
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.repo_writer import WriteId
-from app.formats.icechunk.session import Committed, SessionDocument
-from app.http.api_repositories import opens
-from app.http.auth.access import Datasets
-from app.http.body import RequestBodyReader
-from app.http.openapi import CONFLICTS, RequestDocument, new_router, reads
-from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.chunk_files import put_chunk
-from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
-from app.resolve.icechunk.repository import OpenedRepository
-from app.resolve.icechunk.session import Session, SessionCommit
-from app.resolve.icechunk.sessions import Sessions
-from app.resolve.resolver import Resolver
+from shardgate.errors import BadBodyError, BadHeaderError, TooLargeError
+from shardgate.formats.icechunk.changes import ChangeSet, Edit, read_edit, read_edits
+from shardgate.formats.icechunk.conflicts import Policy
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.formats.icechunk.session import Committed, SessionDocument
+from shardgate.http.api_repositories import opens
+from shardgate.http.auth.access import Datasets
+from shardgate.http.body import RequestBodyReader
+from shardgate.http.openapi import CONFLICTS, RequestDocument, new_router, reads
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.icechunk.chunk_files import put_chunk
+from shardgate.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
+from shardgate.resolve.icechunk.repository import OpenedRepository
+from shardgate.resolve.icechunk.session import Session, SessionCommit
+from shardgate.resolve.icechunk.sessions import Sessions
+from shardgate.resolve.resolver import Resolver
 
 _MAX_COMMIT_NBYTES: Final = 64 * 1024**2
 _MAX_JSON_NBYTES: Final = 2 * 1024**2

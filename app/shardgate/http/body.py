@@ -15,8 +15,8 @@ import crc32c
 from fastapi import Request
 from pydantic import ValidationError
 
-from app.concurrency import run_in_thread
-from app.errors import (
+from shardgate.concurrency import run_in_thread
+from shardgate.errors import (
     BadBodyError,
     DigestError,
     LengthRequiredError,
@@ -26,14 +26,14 @@ from app.errors import (
     TooLargeError,
     UnknownCodingError,
 )
-from app.formats.compression import announced_nbytes
-from app.http.auth.sigv4 import SignatureChain
-from app.http.openapi import RequestDocument
-from app.http.problems import Headers
-from app.http.responses import RequestHeaders, ResponseWriter, combine_headers
-from app.resolve.bodies import Body
-from app.resolve.budget import ByteBudget, ByteReservation
-from app.storage.http_headers import content_coding
+from shardgate.formats.compression import announced_nbytes
+from shardgate.http.auth.sigv4 import SignatureChain
+from shardgate.http.openapi import RequestDocument
+from shardgate.http.problems import Headers
+from shardgate.http.responses import RequestHeaders, ResponseWriter, combine_headers
+from shardgate.resolve.bodies import Body
+from shardgate.resolve.budget import ByteBudget, ByteReservation
+from shardgate.storage.http_headers import content_coding
 
 SLOWEST_NBYTES_PER_S: Final = 16 * 1024
 """Slowest average rate of a client after the first while; a slower one holds memory in vain."""

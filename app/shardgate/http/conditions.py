@@ -10,11 +10,11 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
-from app.errors import BadHeaderError
-from app.formats.compression import CODINGS
-from app.model import EVERYTHING, ByteRange, ByteRequest, ETag, SuffixRange
-from app.resolve.bodies import Demand, Entity
-from app.storage.http_headers import CODING_ALIASES, parse_date
+from shardgate.errors import BadHeaderError
+from shardgate.formats.compression import CODINGS
+from shardgate.model import EVERYTHING, ByteRange, ByteRequest, ETag, SuffixRange
+from shardgate.resolve.bodies import Demand, Entity
+from shardgate.storage.http_headers import CODING_ALIASES, parse_date
 
 _RANGE: Final = re.compile(r"([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 _QUOTED_TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')

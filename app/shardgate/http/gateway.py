@@ -5,7 +5,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
-from app.errors import (
+from shardgate.errors import (
     BadKeyError,
     BusyError,
     ForeignPageError,
@@ -14,14 +14,14 @@ from app.errors import (
     ShardgateError,
     TooManyRequestsError,
 )
-from app.http.auth.access import NOBODY
-from app.http.auth.authenticator import Authenticator
-from app.http.body import IncomingBody, lingering_writer
-from app.http.limits import ConcurrencyLimiter, Permit
-from app.http.paths import Scope, split_token, without_token
-from app.http.problems import encode_headers, problem
-from app.http.read import DataPlane
-from app.http.responses import (
+from shardgate.http.auth.access import NOBODY
+from shardgate.http.auth.authenticator import Authenticator
+from shardgate.http.body import IncomingBody, lingering_writer
+from shardgate.http.limits import ConcurrencyLimiter, Permit
+from shardgate.http.paths import Scope, split_token, without_token
+from shardgate.http.problems import encode_headers, problem
+from shardgate.http.read import DataPlane
+from shardgate.http.responses import (
     ALLOW,
     NO_STORE,
     Cors,
@@ -34,9 +34,9 @@ from app.http.responses import (
     combine_headers,
     request_id,
 )
-from app.http.shard_affinity import PREFIX, ShardAffinity
-from app.http.write import FOREIGN
-from app.settings import RESERVED
+from shardgate.http.shard_affinity import PREFIX, ShardAffinity
+from shardgate.http.write import FOREIGN
+from shardgate.settings import RESERVED
 
 _NO_BODY: Final = (b"content-length", b"0")
 _OPEN: Final = ("/healthz", "/docs", "/openapi.json")

@@ -8,18 +8,18 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import unquote
 
-from app.http.limits import Networks, client_of, peer_of
-from app.http.responses import (
+from shardgate.http.limits import Networks, client_of, peer_of
+from shardgate.http.responses import (
     DeferredResponse,
     Exchange,
     ImmediateResponse,
     RequestHeaders,
     combine_headers,
 )
-from app.http.shard_affinity import PREFIX as SHARDS
-from app.observability.logging import AccessLog, AccessRecord
-from app.observability.metrics import RequestMetrics
-from app.observability.requests import (
+from shardgate.http.shard_affinity import PREFIX as SHARDS
+from shardgate.observability.logging import AccessLog, AccessRecord
+from shardgate.observability.metrics import RequestMetrics
+from shardgate.observability.requests import (
     NO_DATASET,
     OTHER_METHOD,
     Outcome,
@@ -28,7 +28,7 @@ from app.observability.requests import (
     method_label,
     outcome_of,
 )
-from app.observability.tracing import Tracing
+from shardgate.observability.tracing import Tracing
 
 _TOKEN: Final = "~"  # noqa: S105  begins the segment of a path that is one
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, Self
 
-from app.concurrency import Deadline, Deadlines, largest_share
-from app.errors import BusyError, OverdueError, TooManyRequestsError
-from app.http.paths import Scope, dataset_in
-from app.http.responses import Exchange, RequestHeaders, combine_headers
+from shardgate.concurrency import Deadline, Deadlines, largest_share
+from shardgate.errors import BusyError, OverdueError, TooManyRequestsError
+from shardgate.http.paths import Scope, dataset_in
+from shardgate.http.responses import Exchange, RequestHeaders, combine_headers
 
 type _Group = tuple[str, str]
 """Kind of requests, and their dataset; empty for all datasets."""

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from app.formats.surveying import Description
-from app.http.responses import csp_digest
+from shardgate.formats.surveying import Description
+from shardgate.http.responses import csp_digest
 
 PUBLIC_VIEWER: Final = "https://neuroglancer-demo.appspot.com/"
 VIEWER: Final = "viewer/v/page/"

@@ -6,9 +6,9 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from app.errors import BadKeyError
-from app.model import NAMED_REFS, VirtualKey, escape_ref
-from app.storage.contract import TEMPORARY
+from shardgate.errors import BadKeyError
+from shardgate.model import NAMED_REFS, VirtualKey, escape_ref
+from shardgate.storage.contract import TEMPORARY
 
 type Scope = MutableMapping[str, Any]
 """ASGI scope of a request, to which ``token``, ``caller`` and ``frames`` are added."""

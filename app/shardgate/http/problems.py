@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from app import errors
-from app.errors import ShardgateError
+from shardgate import errors
+from shardgate.errors import ShardgateError
 
 _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
     HTTPStatus.BAD_REQUEST: (

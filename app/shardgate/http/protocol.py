@@ -24,17 +24,17 @@ from typing import Any, Final, NamedTuple, Self
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.errors import ShardgateError
-from app.http.body import has_body
-from app.http.limits import peer_of
-from app.http.problems import Headers, encode_headers
-from app.http.responses import (
+from shardgate.errors import ShardgateError
+from shardgate.http.body import has_body
+from shardgate.http.limits import peer_of
+from shardgate.http.problems import Headers, encode_headers
+from shardgate.http.responses import (
     DeferredResponse,
     ImmediateResponse,
     RequestHeaders,
     combine_headers,
 )
-from app.resolve.bodies import Body, Pieces
+from shardgate.resolve.bodies import Body, Pieces
 
 HEAD_NBYTES: Final = 64 * 1024
 """Longest head; also the most that may follow a body, such as trailers. Keys have up to 3 KiB."""

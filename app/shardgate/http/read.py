@@ -8,25 +8,25 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
-from app.concurrency import is_many, run_in_thread, yield_to_loop
-from app.errors import BadKeyError, RequestError, ShardgateError, UnsupportedError
-from app.formats.compression import CODINGS
-from app.formats.icechunk.keys import SESSION
-from app.formats.listing import Name
-from app.http import s3
-from app.http.auth.access import NOBODY, Caller, Datasets
-from app.http.auth.authenticator import Authenticator
-from app.http.body import ClientGoneError, UntilDisconnect, lingering_writer
-from app.http.conditions import (
+from shardgate.concurrency import is_many, run_in_thread, yield_to_loop
+from shardgate.errors import BadKeyError, RequestError, ShardgateError, UnsupportedError
+from shardgate.formats.compression import CODINGS
+from shardgate.formats.icechunk.keys import SESSION
+from shardgate.formats.listing import Name
+from shardgate.http import s3
+from shardgate.http.auth.access import NOBODY, Caller, Datasets
+from shardgate.http.auth.authenticator import Authenticator
+from shardgate.http.body import ClientGoneError, UntilDisconnect, lingering_writer
+from shardgate.http.conditions import (
     Conditions,
     Negotiation,
     Selection,
     choose,
     etag_of_selected,
 )
-from app.http.paths import Scope, quote_segment, split_target
-from app.http.problems import Headers, encode_headers
-from app.http.responses import (
+from shardgate.http.paths import Scope, quote_segment, split_target
+from shardgate.http.problems import Headers, encode_headers
+from shardgate.http.responses import (
     ALLOW,
     NO_STORE,
     Cors,
@@ -44,13 +44,13 @@ from app.http.responses import (
     page_headers,
     request_id,
 )
-from app.http.write import WritePlane, allowed_methods
-from app.model import Stored, VirtualKey
-from app.observability.requests import note_caller
-from app.resolve.bodies import Entity, Opened
-from app.resolve.containers import Dataset
-from app.resolve.icechunk.sessions import KeyRouter
-from app.resolve.resolver import CachedEntity
+from shardgate.http.write import WritePlane, allowed_methods
+from shardgate.model import Stored, VirtualKey
+from shardgate.observability.requests import note_caller
+from shardgate.resolve.bodies import Entity, Opened
+from shardgate.resolve.containers import Dataset
+from shardgate.resolve.icechunk.sessions import KeyRouter
+from shardgate.resolve.resolver import CachedEntity
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""

@@ -10,17 +10,17 @@ from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
-from app.errors import ShardgateError
-from app.http.conditions import Selection, content_range, etag_of_selected, last_modified
-from app.http.problems import Headers, encode_headers, problem, status_of
-from app.http.s3 import error_code, error_document, speaks_s3
-from app.model import ETag, VirtualKey
-from app.observability.logging import log_failure
-from app.observability.requests import note_request_id
-from app.resolve.bodies import Body, Entity, Opened
-from app.resolve.containers import Dataset
-from app.storage.contract import ObjectHeaders
-from app.storage.http_headers import METADATA
+from shardgate.errors import ShardgateError
+from shardgate.http.conditions import Selection, content_range, etag_of_selected, last_modified
+from shardgate.http.problems import Headers, encode_headers, problem, status_of
+from shardgate.http.s3 import error_code, error_document, speaks_s3
+from shardgate.model import ETag, VirtualKey
+from shardgate.observability.logging import log_failure
+from shardgate.observability.requests import note_request_id
+from shardgate.resolve.bodies import Body, Entity, Opened
+from shardgate.resolve.containers import Dataset
+from shardgate.storage.contract import ObjectHeaders
+from shardgate.storage.http_headers import METADATA
 
 type RequestHeaders = Mapping[bytes, bytes]
 """Headers of a request by lower-case name; see `combine_headers`."""

@@ -12,15 +12,15 @@ from typing import Final, NamedTuple, Self
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 from xml.etree import ElementTree as ET
 
-from app import errors
-from app.errors import BadBodyError, BadHeaderError, ShardgateError, UnsupportedError
-from app.formats.listing import Window
-from app.http.conditions import is_http_date
-from app.http.paths import check_key
-from app.http.problems import Headers, status_headers, status_of
-from app.model import ETag
-from app.resolve.listing import Page
-from app.resolve.write import Outcome
+from shardgate import errors
+from shardgate.errors import BadBodyError, BadHeaderError, ShardgateError, UnsupportedError
+from shardgate.formats.listing import Window
+from shardgate.http.conditions import is_http_date
+from shardgate.http.paths import check_key
+from shardgate.http.problems import Headers, status_headers, status_of
+from shardgate.model import ETag
+from shardgate.resolve.listing import Page
+from shardgate.resolve.write import Outcome
 
 MEDIA_TYPE: Final = b"application/xml"
 NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"

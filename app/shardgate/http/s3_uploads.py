@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from app.errors import (
+from shardgate.errors import (
     BadBodyError,
     BadHeaderError,
     BadKeyError,
@@ -19,19 +19,19 @@ from app.errors import (
     TooLargeError,
     UnsupportedError,
 )
-from app.http import s3
-from app.http.body import Payload, check_digests, read_payload
-from app.http.conditions import Selection
-from app.http.paths import check_key, quote_segment
-from app.http.responses import NO_STORE, RequestHeaders
-from app.http.write import COPY_SOURCE, Handler, Put, WriteRequest
-from app.model import EVERYTHING, ByteRange, ETag, VirtualKey
-from app.resolve.bodies import Entity, Opened
-from app.resolve.budget import ByteReservation
-from app.resolve.containers import Dataset
-from app.resolve.icechunk.sessions import KeyRouter
-from app.resolve.uploads import Completion, PartName, Upload, Uploads
-from app.storage.contract import ObjectHeaders
+from shardgate.http import s3
+from shardgate.http.body import Payload, check_digests, read_payload
+from shardgate.http.conditions import Selection
+from shardgate.http.paths import check_key, quote_segment
+from shardgate.http.responses import NO_STORE, RequestHeaders
+from shardgate.http.write import COPY_SOURCE, Handler, Put, WriteRequest
+from shardgate.model import EVERYTHING, ByteRange, ETag, VirtualKey
+from shardgate.resolve.bodies import Entity, Opened
+from shardgate.resolve.budget import ByteReservation
+from shardgate.resolve.containers import Dataset
+from shardgate.resolve.icechunk.sessions import KeyRouter
+from shardgate.resolve.uploads import Completion, PartName, Upload, Uploads
+from shardgate.storage.contract import ObjectHeaders
 
 MAX_PARTS: Final = 10_000
 """As in S3."""

@@ -14,21 +14,21 @@ from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Final
 
-from app.errors import BadKeyError, ShardgateError
-from app.formats.icechunk.keys import session_prefix
-from app.http.auth.access import Datasets
-from app.http.limits import Networks, is_within, peer_of
-from app.http.paths import Scope, split_target, split_token
-from app.http.problems import Headers, encode_headers
-from app.http.responses import (
+from shardgate.errors import BadKeyError, ShardgateError
+from shardgate.formats.icechunk.keys import session_prefix
+from shardgate.http.auth.access import Datasets
+from shardgate.http.limits import Networks, is_within, peer_of
+from shardgate.http.paths import Scope, split_target, split_token
+from shardgate.http.problems import Headers, encode_headers
+from shardgate.http.responses import (
     DeferredResponse,
     Exchange,
     ImmediateResponse,
     ResponseWriter,
     asgi_writer,
 )
-from app.resolve.metadata_cache import SizedLRUCache
-from app.resolve.resolver import Resolver
+from shardgate.resolve.metadata_cache import SizedLRUCache
+from shardgate.resolve.resolver import Resolver
 
 PREFIX: Final = b"/_shard/"
 """Beginning of the paths; the name is reserved."""

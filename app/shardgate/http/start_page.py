@@ -14,15 +14,22 @@ import cachetools
 from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from app.concurrency import SingleFlight, bounded_gather
-from app.formats.surveying import Description
-from app.http.auth.access import Datasets, may_write
-from app.http.links import PUBLIC_VIEWER, VIEWER, layer_type, link, precomputed_source, zarr_source
-from app.http.paths import quote_key
-from app.http.responses import page_headers
-from app.resolve.containers import Dataset
-from app.resolve.inspect import CollectionSummary, DatasetOverview, summarize
-from app.resolve.resolver import Resolver
+from shardgate.concurrency import SingleFlight, bounded_gather
+from shardgate.formats.surveying import Description
+from shardgate.http.auth.access import Datasets, may_write
+from shardgate.http.links import (
+    PUBLIC_VIEWER,
+    VIEWER,
+    layer_type,
+    link,
+    precomputed_source,
+    zarr_source,
+)
+from shardgate.http.paths import quote_key
+from shardgate.http.responses import page_headers
+from shardgate.resolve.containers import Dataset
+from shardgate.resolve.inspect import CollectionSummary, DatasetOverview, summarize
+from shardgate.resolve.resolver import Resolver
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _PAGES: Final = Environment(

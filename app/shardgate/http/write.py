@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
-from app.errors import (
+from shardgate.errors import (
     BadBodyError,
     BadHeaderError,
     BadKeyError,
@@ -18,22 +18,22 @@ from app.errors import (
     ShardgateError,
     UnsupportedError,
 )
-from app.http import s3
-from app.http.auth.access import why_read_only
-from app.http.auth.authenticator import Authenticator
-from app.http.body import ContentCoding, IncomingBody, Payload, read_payload
-from app.http.conditions import parse_demand
-from app.http.paths import Scope, check_key, split_target
-from app.http.problems import Headers
-from app.http.responses import ALLOW, NO_STORE, RequestHeaders, Responder
-from app.model import ETag, VirtualKey
-from app.resolve.bodies import Demand
-from app.resolve.budget import ByteBudget, ByteReservation
-from app.resolve.containers import Dataset
-from app.resolve.icechunk.sessions import KeyRouter
-from app.resolve.write import KeyWrite, Outcome
-from app.storage.contract import ObjectHeaders
-from app.storage.http_headers import METADATA, object_headers
+from shardgate.http import s3
+from shardgate.http.auth.access import why_read_only
+from shardgate.http.auth.authenticator import Authenticator
+from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
+from shardgate.http.conditions import parse_demand
+from shardgate.http.paths import Scope, check_key, split_target
+from shardgate.http.problems import Headers
+from shardgate.http.responses import ALLOW, NO_STORE, RequestHeaders, Responder
+from shardgate.model import ETag, VirtualKey
+from shardgate.resolve.bodies import Demand
+from shardgate.resolve.budget import ByteBudget, ByteReservation
+from shardgate.resolve.containers import Dataset
+from shardgate.resolve.icechunk.sessions import KeyRouter
+from shardgate.resolve.write import KeyWrite, Outcome
+from shardgate.storage.contract import ObjectHeaders
+from shardgate.storage.http_headers import METADATA, object_headers
 
 COPY_SOURCE: Final = b"x-amz-copy-source"
 FOREIGN: Final = "server.cors_origins does not name the page that would write"

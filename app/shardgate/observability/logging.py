@@ -17,25 +17,25 @@ from typing import Any, Final, NamedTuple
 import orjson
 from cachetools import TTLCache
 
-from app.errors import ShardgateError
-from app.observability.requests import (
+from shardgate.errors import ShardgateError
+from shardgate.observability.requests import (
     Outcome,
     RequestContext,
     current_request,
     is_failure,
     mask_tokens,
 )
-from app.settings import ServerSettings
+from shardgate.settings import ServerSettings
 
-_ACCESS: Final = "app.access"
-_FAILURES: Final = "app.failures"
+_ACCESS: Final = "shardgate.access"
+_FAILURES: Final = "shardgate.failures"
 _MAX_QUEUED: Final = 32 * 1024
 _PAUSE_S: Final = 0.1
 """Time for which lines are gathered: waking the thread for each would cost as much as its line."""
 _CLOSE_S: Final = 1.0
 _CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
 
-_app_log: Final = logging.getLogger("app")
+_app_log: Final = logging.getLogger("shardgate")
 _failures_log: Final = logging.getLogger(_FAILURES)
 
 
@@ -234,7 +234,7 @@ def logging_config(settings: ServerSettings, *, is_private: bool) -> dict[str, A
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {
-            "app": {"level": level},
+            "shardgate": {"level": level},
             _FAILURES: {"filters": ["repeated"]},
             "uvicorn": {"level": uvicorn_level},
         },

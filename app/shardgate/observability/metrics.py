@@ -25,13 +25,13 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from app.errors import RangeNotSatisfiedError, ShardgateError
-from app.model import ObjectRef
-from app.observability.requests import NO_DATASET, Outcome
-from app.resolve.budget import ByteBudget
-from app.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
-from app.storage.contract import WriteNotice, WriteWay
-from app.storage.wrappers import Call
+from shardgate.errors import RangeNotSatisfiedError, ShardgateError
+from shardgate.model import ObjectRef
+from shardgate.observability.requests import NO_DATASET, Outcome
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
+from shardgate.storage.contract import WriteNotice, WriteWay
+from shardgate.storage.wrappers import Call
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS: Final = (0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)

@@ -5,11 +5,11 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from app.errors import ConfigurationError
-from app.observability.metrics import error_label, store_of
-from app.observability.requests import RequestContext
-from app.resolve.metadata_cache import kind_of_read
-from app.storage.wrappers import Call
+from shardgate.errors import ConfigurationError
+from shardgate.observability.metrics import error_label, store_of
+from shardgate.observability.requests import RequestContext
+from shardgate.resolve.metadata_cache import kind_of_read
+from shardgate.storage.wrappers import Call
 
 _NAME: Final = "shardgate"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

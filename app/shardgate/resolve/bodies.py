@@ -5,20 +5,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol, cast
 
-from app.errors import (
+from shardgate.errors import (
     DamagedError,
     RangeNotSatisfiedError,
     StorageUnusableError,
     VersionChangedError,
     lost,
 )
-from app.formats.compression import announced_nbytes, decode_content
-from app.formats.reading import DecodeError
-from app.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of, etag_of
-from app.resolve.budget import ByteReservation
-from app.resolve.chunks import ChunkReader
-from app.resolve.metadata_cache import ReadCache
-from app.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader
+from shardgate.formats.compression import announced_nbytes, decode_content
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of, etag_of
+from shardgate.resolve.budget import ByteReservation
+from shardgate.resolve.chunks import ChunkReader
+from shardgate.resolve.metadata_cache import ReadCache
+from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader
 
 _ATTEMPTS: Final = 16
 """Look-ups while the object keeps changing, as a shard does that many clients write."""

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
-from app.concurrency import largest_share
-from app.errors import BusyError
+from shardgate.concurrency import largest_share
+from shardgate.errors import BusyError
 
 
 class _Waiter(NamedTuple):

@@ -13,11 +13,11 @@ from typing import Final
 
 from crc32c import crc32c
 
-from app.concurrency import bounded_gather
-from app.errors import DamagedError, VersionChangedError
-from app.formats.contract import Checksummed
-from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import SPAN_NBYTES, Found, ObjectReader, nbytes_of, plan_spans
+from shardgate.concurrency import bounded_gather
+from shardgate.errors import DamagedError, VersionChangedError
+from shardgate.formats.contract import Checksummed
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece
+from shardgate.storage.contract import SPAN_NBYTES, Found, ObjectReader, nbytes_of, plan_spans
 
 _CHECKSUM_NBYTES: Final = 4
 _RESIDUE: Final = crc32c(bytes(_CHECKSUM_NBYTES))

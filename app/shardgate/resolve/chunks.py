@@ -9,17 +9,17 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from app.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
-from app.model import ByteRange, Fixed, ObjectRef, Stored, Version, coalesce, condition_of
-from app.resolve.budget import ByteBudget
-from app.resolve.metadata_cache import (
+from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
+from shardgate.model import ByteRange, Fixed, ObjectRef, Stored, Version, coalesce, condition_of
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.metadata_cache import (
     CHUNK,
     OVERHEAD_NBYTES,
     CacheCounters,
     SizedLRUCache,
     kind_of_read,
 )
-from app.storage.contract import Found, ObjectReader
+from shardgate.storage.contract import Found, ObjectReader
 
 _TURNS: Final = 4
 """Fewer of them cost an eighth of the rate of chunks read from a near store."""

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from app.errors import DamagedError, MetadataMissingError
-from app.formats.contract import Document, Format, Layout, Stray, Target, Translator
-from app.formats.listing import PLAIN, ListingRules
-from app.formats.reading import Fetch, Opaque, Read
-from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
-from app.resolve.metadata_cache import OVERHEAD_NBYTES, FreshnessTracker, ReadCache
-from app.settings import PUBLIC
+from shardgate.errors import DamagedError, MetadataMissingError
+from shardgate.formats.contract import Document, Format, Layout, Stray, Target, Translator
+from shardgate.formats.listing import PLAIN, ListingRules
+from shardgate.formats.reading import Fetch, Opaque, Read
+from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
+from shardgate.resolve.metadata_cache import OVERHEAD_NBYTES, FreshnessTracker, ReadCache
+from shardgate.settings import PUBLIC
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
 """Ends of keys that may name chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""

@@ -9,10 +9,16 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from app.errors import BadKeyError, DamagedError, NotAllowedError, OfflineError, ShardgateError
-from app.formats.contract import Layout
-from app.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
-from app.model import (
+from shardgate.errors import (
+    BadKeyError,
+    DamagedError,
+    NotAllowedError,
+    OfflineError,
+    ShardgateError,
+)
+from shardgate.formats.contract import Layout
+from shardgate.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
+from shardgate.model import (
     ByteRange,
     Coded,
     Inline,
@@ -24,9 +30,9 @@ from app.model import (
     Whole,
     etag_of,
 )
-from app.resolve.containers import Dataset
-from app.resolve.icechunk.repository import RefTip, open_repository, read_tips
-from app.resolve.listing import (
+from shardgate.resolve.containers import Dataset
+from shardgate.resolve.icechunk.repository import RefTip, open_repository, read_tips
+from shardgate.resolve.listing import (
     OpenedContainer,
     Root,
     Visited,
@@ -35,8 +41,8 @@ from app.resolve.listing import (
     find_containers,
     listing_of,
 )
-from app.resolve.resolver import Resolver
-from app.resolve.verify import CHECKSUM_NBYTES, Sweep
+from shardgate.resolve.resolver import Resolver
+from shardgate.resolve.verify import CHECKSUM_NBYTES, Sweep
 
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4

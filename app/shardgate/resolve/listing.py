@@ -10,10 +10,10 @@ from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple
 
-from app.concurrency import bounded_gather, run_in_thread, take, yield_to_loop
-from app.errors import DamagedError, OfflineError, StorageUnusableError
-from app.formats.contract import Layout
-from app.formats.listing import (
+from shardgate.concurrency import bounded_gather, run_in_thread, take, yield_to_loop
+from shardgate.errors import DamagedError, OfflineError, StorageUnusableError
+from shardgate.formats.contract import Layout
+from shardgate.formats.listing import (
     LAST,
     GridWalk,
     Item,
@@ -23,9 +23,9 @@ from app.formats.listing import (
     Wanted,
     Window,
 )
-from app.formats.reading import Fetch
-from app.formats.surveying import Collection, Listing, Shard
-from app.model import (
+from shardgate.formats.reading import Fetch
+from shardgate.formats.surveying import Collection, Listing, Shard
+from shardgate.model import (
     MISSING,
     Coded,
     ETag,
@@ -39,9 +39,9 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.bodies import Entity
-from app.resolve.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
-from app.storage.contract import Listed, ObjectReader
+from shardgate.resolve.bodies import Entity
+from shardgate.resolve.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
+from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
 """Keys examined for a page beyond its limit: shards may hold few of the chunks they could."""

@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple, cast
 
 from cachetools import LRUCache, TTLCache
 
-from app.concurrency import SingleFlight, Unshared
-from app.errors import DamagedError, MetadataMissingError, VersionChangedError
-from app.formats.reading import Read, Versioned, Weighable
-from app.model import ETag, ObjectRef
-from app.resolve.budget import ByteBudget
-from app.resolve.perform import perform
-from app.storage.contract import NotModified, ObjectReader, Stat
+from shardgate.concurrency import SingleFlight, Unshared
+from shardgate.errors import DamagedError, MetadataMissingError, VersionChangedError
+from shardgate.formats.reading import Read, Versioned, Weighable
+from shardgate.model import ETag, ObjectRef
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.perform import perform
+from shardgate.storage.contract import NotModified, ObjectReader, Stat
 
 _log = logging.getLogger(__name__)
 

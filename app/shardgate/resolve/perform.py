@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from app.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
-from app.formats.compression import CODINGS, decode_content
-from app.formats.reading import DecodeError, Read, Versioned, Weighable
-from app.model import ByteRange, ByteRequest, ETag, Fixed, condition_of
-from app.resolve.budget import ByteBudget, ByteReservation
-from app.storage.contract import Found, NotModified, ObjectReader
+from shardgate.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
+from shardgate.formats.compression import CODINGS, decode_content
+from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
+from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, condition_of
+from shardgate.resolve.budget import ByteBudget, ByteReservation
+from shardgate.storage.contract import Found, NotModified, ObjectReader
 
 _FIRST_READ_NBYTES: Final = 32 * 1024**2
 """The rest of a longer read is requested once the budget has room to decode all of it."""

@@ -8,16 +8,16 @@ from functools import partial
 from math import inf
 from typing import Final, NamedTuple, cast
 
-from app.concurrency import SingleFlight, Unshared, run_in_thread
-from app.errors import (
+from shardgate.concurrency import SingleFlight, Unshared, run_in_thread
+from shardgate.errors import (
     DamagedError,
     RangeNotSatisfiedError,
     ShardgateError,
     VersionChangedError,
     lost,
 )
-from app.formats.listing import Name, Window
-from app.model import (
+from shardgate.formats.listing import Name, Window
+from shardgate.model import (
     ByteRange,
     ByteRequest,
     Coded,
@@ -32,12 +32,12 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.bodies import BodyReader, Choice, Entity, Opened, Opening
-from app.resolve.budget import ByteBudget, ByteReservation
-from app.resolve.chunks import ChunkReader
-from app.resolve.containers import Container, Dataset, Routes
-from app.resolve.listing import Page, Root, list_page
-from app.resolve.metadata_cache import (
+from shardgate.resolve.bodies import BodyReader, Choice, Entity, Opened, Opening
+from shardgate.resolve.budget import ByteBudget, ByteReservation
+from shardgate.resolve.chunks import ChunkReader
+from shardgate.resolve.containers import Container, Dataset, Routes
+from shardgate.resolve.listing import Page, Root, list_page
+from shardgate.resolve.metadata_cache import (
     OVERHEAD_NBYTES,
     TRUSTED_S,
     CachedRead,
@@ -45,8 +45,8 @@ from app.resolve.metadata_cache import (
     ReadCache,
     retry_until_consistent,
 )
-from app.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
-from app.storage.http_headers import object_headers
+from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
+from shardgate.storage.http_headers import object_headers
 
 _NAMES: Final = 1000
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from app.concurrency import (
+from shardgate.concurrency import (
     Backoff,
     SingleFlight,
     is_many,
@@ -18,20 +18,20 @@ from app.concurrency import (
     run_in_thread,
     yield_to_loop,
 )
-from app.errors import (
+from shardgate.errors import (
     ConflictError,
     DamagedError,
     PreconditionFailedError,
     VersionChangedError,
 )
-from app.formats.contract import Entry, NewShard, OpenShard, ShardRewriter
-from app.formats.reading import Versioned
-from app.model import ETag, ObjectRef, Stored, VirtualKey
-from app.resolve.bodies import Demand, Entity
-from app.resolve.budget import ByteBudget
-from app.resolve.checksums import length_of, write_checksums
-from app.resolve.metadata_cache import ReadCache
-from app.storage.contract import ABSENT, CONFLICT, Conflict, ObjectStore
+from shardgate.formats.contract import Entry, NewShard, OpenShard, ShardRewriter
+from shardgate.formats.reading import Versioned
+from shardgate.model import ETag, ObjectRef, Stored, VirtualKey
+from shardgate.resolve.bodies import Demand, Entity
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.checksums import length_of, write_checksums
+from shardgate.resolve.metadata_cache import ReadCache
+from shardgate.storage.contract import ABSENT, CONFLICT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 20
 _BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)

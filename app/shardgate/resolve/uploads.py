@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from app.concurrency import bounded_gather, run_in_thread
-from app.errors import (
+from shardgate.concurrency import bounded_gather, run_in_thread
+from shardgate.errors import (
     BadPartError,
     DamagedError,
     PreconditionFailedError,
@@ -22,13 +22,13 @@ from app.errors import (
     TooLargeError,
     UnknownUploadError,
 )
-from app.model import ETag, ObjectRef, VirtualKey
-from app.resolve.bodies import Demand
-from app.resolve.budget import ByteReservation
-from app.resolve.containers import Dataset
-from app.resolve.icechunk.sessions import KeyRouter
-from app.resolve.write import KeyWrite, Writer
-from app.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
+from shardgate.model import ETag, ObjectRef, VirtualKey
+from shardgate.resolve.bodies import Demand
+from shardgate.resolve.budget import ByteReservation
+from shardgate.resolve.containers import Dataset
+from shardgate.resolve.icechunk.sessions import KeyRouter
+from shardgate.resolve.write import KeyWrite, Writer
+from shardgate.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")

@@ -12,7 +12,7 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import (
+from shardgate.errors import (
     DamagedError,
     OfflineError,
     StorageError,
@@ -20,7 +20,7 @@ from app.errors import (
     VersionChangedError,
     lost,
 )
-from app.formats.surveying import (
+from shardgate.formats.surveying import (
     ARRAYS,
     Collection,
     Column,
@@ -39,8 +39,8 @@ from app.formats.surveying import (
     Unchecked,
     uncheckable,
 )
-from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, coalesce, condition_of
-from app.resolve.listing import (
+from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, coalesce, condition_of
+from shardgate.resolve.listing import (
     OpenedContainer,
     Root,
     collections_of,
@@ -48,9 +48,9 @@ from app.resolve.listing import (
     join_path,
     list_names,
 )
-from app.resolve.perform import DirectFetch
-from app.storage.contract import Found, ObjectReader
-from app.storage.memory import MemoryStore
+from shardgate.resolve.perform import DirectFetch
+from shardgate.storage.contract import Found, ObjectReader
+from shardgate.storage.memory import MemoryStore
 
 SHARDS_AT_ONCE: Final = 8
 CHECKSUM_NBYTES: Final = 4

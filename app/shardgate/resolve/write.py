@@ -8,8 +8,14 @@ from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from app.concurrency import bounded_gather, retry_conflicts, run_in_thread, take, yield_to_loop
-from app.errors import (
+from shardgate.concurrency import (
+    bounded_gather,
+    retry_conflicts,
+    run_in_thread,
+    take,
+    yield_to_loop,
+)
+from shardgate.errors import (
     BadBodyError,
     BadKeyError,
     DamagedError,
@@ -21,18 +27,18 @@ from app.errors import (
     UnsupportedError,
     UnwritableError,
 )
-from app.formats.compression import CODINGS, decode_content
-from app.formats.contract import Document, ShardRewriter, Slot, Stray
-from app.formats.documents import etag_of_rewritten
-from app.formats.listing import Window
-from app.formats.reading import DecodeError, Read, Versioned, Weighable
-from app.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
-from app.resolve.bodies import Demand, forms_of
-from app.resolve.containers import LIKE_A_CHUNK, Dataset, PassThrough
-from app.resolve.metadata_cache import FreshnessTracker, ReadCache
-from app.resolve.resolver import Resolver
-from app.resolve.rewrite import ChunkChange, Rewrites
-from app.storage.contract import (
+from shardgate.formats.compression import CODINGS, decode_content
+from shardgate.formats.contract import Document, ShardRewriter, Slot, Stray
+from shardgate.formats.documents import etag_of_rewritten
+from shardgate.formats.listing import Window
+from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
+from shardgate.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
+from shardgate.resolve.bodies import Demand, forms_of
+from shardgate.resolve.containers import LIKE_A_CHUNK, Dataset, PassThrough
+from shardgate.resolve.metadata_cache import FreshnessTracker, ReadCache
+from shardgate.resolve.resolver import Resolver
+from shardgate.resolve.rewrite import ChunkChange, Rewrites
+from shardgate.storage.contract import (
     ABSENT,
     NO_HEADERS,
     Absent,

@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
-from app.errors import BadKeyError, RangeNotSatisfiedError, VersionChangedError
-from app.model import (
+from shardgate.errors import BadKeyError, RangeNotSatisfiedError, VersionChangedError
+from shardgate.model import (
     ByteRange,
     ByteRequest,
     Condition,

@@ -11,7 +11,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
-from app.model import (
+from shardgate.model import (
     ByteRange,
     ByteRequest,
     Condition,
@@ -20,8 +20,8 @@ from app.model import (
     SuffixRange,
     UnmodifiedSince,
 )
-from app.settings import Validator
-from app.storage.contract import ObjectHeaders
+from shardgate.settings import Validator
+from shardgate.storage.contract import ObjectHeaders
 
 METADATA: Final = b"x-amz-meta-"
 _CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")

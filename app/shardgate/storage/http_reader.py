@@ -12,16 +12,16 @@ from typing import Final
 
 from cachetools import LRUCache, TTLCache
 
-from app.errors import (
+from shardgate.errors import (
     StorageError,
     StorageRedirectError,
     StorageUnusableError,
     TruncatedReadError,
     VersionChangedError,
 )
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, SuffixRange
-from app.settings import StoreSettings
-from app.storage.contract import (
+from shardgate.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, SuffixRange
+from shardgate.settings import StoreSettings
+from shardgate.storage.contract import (
     NOT_MODIFIED,
     Found,
     NotModified,
@@ -30,14 +30,14 @@ from app.storage.contract import (
     clamp,
     stream_of,
 )
-from app.storage.http1_client import (
+from shardgate.storage.http1_client import (
     BadAnswerError,
     HttpClient,
     NoAnswerError,
     Response,
     Target,
 )
-from app.storage.http_headers import (
+from shardgate.storage.http_headers import (
     VersionWatch,
     content_coding,
     is_derived,
@@ -48,7 +48,7 @@ from app.storage.http_headers import (
     skew_of,
     version_of,
 )
-from app.storage.refusals import FAILURES, HttpMethod, Refusal, read_refusal, storage_error
+from shardgate.storage.refusals import FAILURES, HttpMethod, Refusal, read_refusal, storage_error
 
 _OK: Final = frozenset({200, 206})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})

@@ -13,20 +13,26 @@ from types import MappingProxyType
 from typing import Final, Self
 from urllib.parse import quote, unquote
 
-from app.errors import (
+from shardgate.errors import (
     ConfigurationError,
     StorageDeniedError,
     StorageRedirectError,
     StorageUnavailableError,
     StorageUnusableError,
 )
-from app.model import GUARDED, ObjectRef
-from app.settings import StoreSettings
-from app.storage.contract import Listed
-from app.storage.http1_client import BadUrlError, ForbiddenAddressError, HttpClient, Origin, Target
-from app.storage.http_reader import HttpReader
-from app.storage.refusals import HttpMethod, Refusal
-from app.storage.wrappers import ReadOnlyStore, is_plain
+from shardgate.model import GUARDED, ObjectRef
+from shardgate.settings import StoreSettings
+from shardgate.storage.contract import Listed
+from shardgate.storage.http1_client import (
+    BadUrlError,
+    ForbiddenAddressError,
+    HttpClient,
+    Origin,
+    Target,
+)
+from shardgate.storage.http_reader import HttpReader
+from shardgate.storage.refusals import HttpMethod, Refusal
+from shardgate.storage.wrappers import ReadOnlyStore, is_plain
 
 _TOKEN: Final = re.compile("[!-~]+")
 _TOKEN_S: Final = 10.0

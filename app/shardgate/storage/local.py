@@ -15,9 +15,9 @@ from typing import Final
 
 from cachetools import TTLCache
 
-from app.errors import VersionChangedError
-from app.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
-from app.storage.contract import (
+from shardgate.errors import VersionChangedError
+from shardgate.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from shardgate.storage.contract import (
     NO_HEADERS,
     NOT_MODIFIED,
     TEMPORARY,
@@ -32,7 +32,7 @@ from app.storage.contract import (
     check_write,
     clamp,
 )
-from app.storage.local_files import (
+from shardgate.storage.local_files import (
     CODED,
     FOLLOWING,
     LEADS_OUT,
@@ -49,7 +49,7 @@ from app.storage.local_files import (
     path_of,
     translated,
 )
-from app.storage.local_write import LocalWriter, verify_locks
+from shardgate.storage.local_write import LocalWriter, verify_locks
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _WARM_FILES: Final = 128

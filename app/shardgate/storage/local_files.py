@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from app.errors import (
+from shardgate.errors import (
     BadKeyError,
     ConflictError,
     StorageDeniedError,
@@ -18,7 +18,7 @@ from app.errors import (
     StorageUnavailableError,
     UnwritableError,
 )
-from app.model import ETag, ObjectRef
+from shardgate.model import ETag, ObjectRef
 
 NOT_FOUND: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
 """Error numbers that mean that there is no such file."""

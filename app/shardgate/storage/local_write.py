@@ -23,10 +23,17 @@ from typing import Final, Self
 
 from cachetools import TTLCache
 
-from app.errors import BadKeyError, ConflictError, RangeNotSatisfiedError, UnwritableError
-from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import CONFLICT, TEMPORARY, Absent, Conflict, Expected, is_as_expected
-from app.storage.local_files import (
+from shardgate.errors import BadKeyError, ConflictError, RangeNotSatisfiedError, UnwritableError
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece
+from shardgate.storage.contract import (
+    CONFLICT,
+    TEMPORARY,
+    Absent,
+    Conflict,
+    Expected,
+    is_as_expected,
+)
+from shardgate.storage.local_files import (
     check_folder,
     check_links,
     coded_ending,

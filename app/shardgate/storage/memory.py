@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from app.errors import RangeNotSatisfiedError, VersionChangedError
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
-from app.storage.contract import (
+from shardgate.errors import RangeNotSatisfiedError, VersionChangedError
+from shardgate.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,
     NOT_MODIFIED,

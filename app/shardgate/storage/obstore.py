@@ -24,7 +24,7 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore
 
-from app.errors import (
+from shardgate.errors import (
     ConfigurationError,
     StorageDeniedError,
     StorageError,
@@ -34,7 +34,7 @@ from app.errors import (
     TruncatedReadError,
     VersionChangedError,
 )
-from app.model import (
+from shardgate.model import (
     ByteRange,
     ByteRequest,
     Condition,
@@ -43,8 +43,8 @@ from app.model import (
     SuffixRange,
     UnmodifiedSince,
 )
-from app.settings import StoreSettings
-from app.storage.contract import (
+from shardgate.settings import StoreSettings
+from shardgate.storage.contract import (
     NOT_MODIFIED,
     Found,
     Listed,
@@ -54,9 +54,9 @@ from app.storage.contract import (
     clamp,
     is_unfinished,
 )
-from app.storage.http_headers import content_coding, is_derived, version_of
-from app.storage.refusals import Refusal, no_bucket, no_credentials
-from app.storage.wrappers import ReadOnlyStore
+from shardgate.storage.http_headers import content_coding, is_derived, version_of
+from shardgate.storage.refusals import Refusal, no_bucket, no_credentials
+from shardgate.storage.wrappers import ReadOnlyStore
 
 if TYPE_CHECKING:  # obstore defines these names for type checkers only
     from obstore import GetOptions, GetResult, ObjectMeta

@@ -5,7 +5,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.errors import (
+from shardgate.errors import (
     StorageDeniedError,
     StorageError,
     StorageSkewError,
@@ -15,9 +15,14 @@ from app.errors import (
     StorageUnusableError,
     TruncatedReadError,
 )
-from app.model import ObjectRef
-from app.storage.http1_client import CutOffError, ExchangeError, ForbiddenAddressError, Response
-from app.storage.http_headers import parse_unsatisfied
+from shardgate.model import ObjectRef
+from shardgate.storage.http1_client import (
+    CutOffError,
+    ExchangeError,
+    ForbiddenAddressError,
+    Response,
+)
+from shardgate.storage.http_headers import parse_unsatisfied
 
 type HttpMethod = Literal["GET", "HEAD"]
 

@@ -14,16 +14,16 @@ from urllib.parse import parse_qs, quote
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 
-from app.errors import StorageDeniedError, StorageUnavailableError
-from app.model import ETag, ObjectRef
-from app.settings import StoreSettings
-from app.storage.contract import Listed, is_unfinished
-from app.storage.http1_client import HttpClient, Target
-from app.storage.http_headers import is_strong
-from app.storage.http_reader import HttpReader
-from app.storage.refusals import HttpMethod, Refusal
-from app.storage.s3_client import PAYER, S3Client, bucket_of, translated
-from app.storage.s3_write import S3WriteOptions, S3Writer
+from shardgate.errors import StorageDeniedError, StorageUnavailableError
+from shardgate.model import ETag, ObjectRef
+from shardgate.settings import StoreSettings
+from shardgate.storage.contract import Listed, is_unfinished
+from shardgate.storage.http1_client import HttpClient, Target
+from shardgate.storage.http_headers import is_strong
+from shardgate.storage.http_reader import HttpReader
+from shardgate.storage.refusals import HttpMethod, Refusal
+from shardgate.storage.s3_client import PAYER, S3Client, bucket_of, translated
+from shardgate.storage.s3_write import S3WriteOptions, S3Writer
 
 _EXPIRES_S: Final = 900
 _REUSED_S: Final = 300

@@ -41,21 +41,28 @@ from botocore.handlers import add_expect_header
 from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
 
-from app.concurrency import is_large, resolve
-from app.errors import (
+from shardgate.concurrency import is_large, resolve
+from shardgate.errors import (
     StorageError,
     StorageThrottledError,
     StorageTimeoutError,
     StorageUnavailableError,
     StorageUnusableError,
 )
-from app.model import ETag, ObjectRef
-from app.settings import StoreSettings
-from app.storage.contract import ABSENT, CONFLICT, Conflict, Expected, ObjectHeaders, is_as_expected
-from app.storage.http_headers import METADATA, derive_etag, skew_of, version_of
-from app.storage.http_reader import HttpReader
-from app.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket, no_credentials
-from app.storage.wrappers import RetryPolicy
+from shardgate.model import ETag, ObjectRef
+from shardgate.settings import StoreSettings
+from shardgate.storage.contract import (
+    ABSENT,
+    CONFLICT,
+    Conflict,
+    Expected,
+    ObjectHeaders,
+    is_as_expected,
+)
+from shardgate.storage.http_headers import METADATA, derive_etag, skew_of, version_of
+from shardgate.storage.http_reader import HttpReader
+from shardgate.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket, no_credentials
+from shardgate.storage.wrappers import RetryPolicy
 
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412

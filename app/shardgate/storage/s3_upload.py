@@ -15,10 +15,10 @@ from typing import Any, Final, Literal
 
 from cachetools import LRUCache, TTLCache
 
-from app.concurrency import bounded_gather, is_large, run_in_thread
-from app.errors import RangeNotSatisfiedError, StorageError, VersionChangedError
-from app.model import ByteRange, Condition, ETag, ObjectRef, Piece
-from app.storage.contract import (
+from shardgate.concurrency import bounded_gather, is_large, run_in_thread
+from shardgate.errors import RangeNotSatisfiedError, StorageError, VersionChangedError
+from shardgate.model import ByteRange, Condition, ETag, ObjectRef, Piece
+from shardgate.storage.contract import (
     CONFLICT,
     TEMPORARY,
     Conflict,
@@ -28,9 +28,9 @@ from app.storage.contract import (
     nbytes_of,
     plan_spans,
 )
-from app.storage.http_reader import HttpReader
-from app.storage.refusals import Refusal
-from app.storage.s3_client import (
+from shardgate.storage.http_reader import HttpReader
+from shardgate.storage.refusals import Refusal
+from shardgate.storage.s3_client import (
     ObjectWrite,
     S3Answer,
     S3Client,
@@ -38,7 +38,7 @@ from app.storage.s3_client import (
     bucket_of,
     is_refused,
 )
-from app.storage.wrappers import RetryPolicy
+from shardgate.storage.wrappers import RetryPolicy
 
 MIN_NBYTES: Final = 5 * 1024**2
 _COPIED_NBYTES: Final = 256 * 1024**2

@@ -15,16 +15,16 @@ from typing import Any, Final, NamedTuple
 from cachetools import LRUCache
 from crc32c import crc32c
 
-from app.concurrency import SingleFlight, is_large, run_in_thread
-from app.errors import (
+from shardgate.concurrency import SingleFlight, is_large, run_in_thread
+from shardgate.errors import (
     StorageDeniedError,
     StorageError,
     StorageTimeoutError,
     UnwritableError,
     VersionChangedError,
 )
-from app.model import ByteRange, ETag, ObjectRef, Piece
-from app.storage.contract import (
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece
+from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,
     TEMPORARY,
@@ -36,10 +36,10 @@ from app.storage.contract import (
     check_write,
     nbytes_of,
 )
-from app.storage.http_headers import is_derived
-from app.storage.http_reader import HttpReader
-from app.storage.refusals import Refusal
-from app.storage.s3_client import (
+from shardgate.storage.http_headers import is_derived
+from shardgate.storage.http_reader import HttpReader
+from shardgate.storage.refusals import Refusal
+from shardgate.storage.s3_client import (
     ObjectState,
     ObjectWrite,
     S3Answer,
@@ -52,7 +52,7 @@ from app.storage.s3_client import (
     is_refused,
     next_ids,
 )
-from app.storage.s3_upload import (
+from shardgate.storage.s3_upload import (
     BodyFetcher,
     CannotCopyError,
     MultipartWriter,
@@ -60,7 +60,7 @@ from app.storage.s3_upload import (
     SwapRequest,
     plan_parts,
 )
-from app.storage.wrappers import RetryPolicy
+from shardgate.storage.wrappers import RetryPolicy
 
 _KNOWN_OBJECTS: Final = 4096
 _MAX_KEY_NBYTES: Final = 990

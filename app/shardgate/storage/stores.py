@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 
-from app.errors import ConfigurationError, StorageUnusableError
-from app.model import GUARDED, ObjectRef
-from app.settings import SCHEMES, LimitSettings, StoreSettings
-from app.storage.contract import ObjectStore, OnWrite
-from app.storage.http1_client import BadUrlError, Target
-from app.storage.http_store import HttpStore, WebGuard, is_literal, is_public, url_of
-from app.storage.local import LocalStore, open_within
-from app.storage.local_files import FOLLOWING
-from app.storage.memory import MemoryStore
-from app.storage.s3 import S3Store
-from app.storage.s3_write import S3WriteOptions
-from app.storage.wrappers import GuardedStore, RetryingStore, RetryPolicy, StoreWrapper, is_plain
+from shardgate.errors import ConfigurationError, StorageUnusableError
+from shardgate.model import GUARDED, ObjectRef
+from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
+from shardgate.storage.contract import ObjectStore, OnWrite
+from shardgate.storage.http1_client import BadUrlError, Target
+from shardgate.storage.http_store import HttpStore, WebGuard, is_literal, is_public, url_of
+from shardgate.storage.local import LocalStore, open_within
+from shardgate.storage.local_files import FOLLOWING
+from shardgate.storage.memory import MemoryStore
+from shardgate.storage.s3 import S3Store
+from shardgate.storage.s3_write import S3WriteOptions
+from shardgate.storage.wrappers import (
+    GuardedStore,
+    RetryingStore,
+    RetryPolicy,
+    StoreWrapper,
+    is_plain,
+)
 
 _WEB: Final = ("http", "https")
 _SCHEMES_OF: Final = {
@@ -188,7 +194,7 @@ def _check_settings(url: str, settings: StoreSettings) -> None:
 
 def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectStore:
     try:
-        from app.storage.obstore import CloudStore  # noqa: PLC0415 - an extra
+        from shardgate.storage.obstore import CloudStore  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         extra = {"gs": "gcs", "az": "azure"}[scheme]
         raise ConfigurationError(f"{scheme}://: needs pip install 'shardgate[{extra}]'") from error

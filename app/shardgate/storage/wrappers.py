@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, Unpack, get_args
 
-from app.concurrency import Backoff, Deadline, Deadlines
-from app.errors import (
+from shardgate.concurrency import Backoff, Deadline, Deadlines
+from shardgate.errors import (
     StorageDeniedError,
     StorageError,
     StorageThrottledError,
@@ -17,8 +17,8 @@ from app.errors import (
     TruncatedReadError,
     UnwritableError,
 )
-from app.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
-from app.storage.contract import (
+from shardgate.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from shardgate.storage.contract import (
     Conflict,
     Found,
     Listed,

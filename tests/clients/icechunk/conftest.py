@@ -8,7 +8,7 @@ import obstore.store
 import pytest
 import zarr
 
-from app.settings import Settings, VirtualPrefix
+from shardgate.settings import Settings, VirtualPrefix
 from tests.clients.arrays import BY_NAME
 from tests.clients.icechunk.repositories import (
     DATA,

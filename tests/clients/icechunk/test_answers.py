@@ -12,7 +12,7 @@ import pytest
 import zarr
 from pydantic import ByteSize
 
-from app.settings import CacheSettings, DatasetSettings, Settings
+from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.icechunk.repositories import commit, create, migrate, write_kinds
 from tests.clients.services import ask, connect
 from tests.storage.faulty import FaultyServer, etag

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from app.settings import CacheSettings, DatasetSettings, Settings
+from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.icechunk.model import (
     Content,
     Replica,

@@ -15,7 +15,7 @@ import xarray
 import zarr
 import zarr.storage
 
-from app.settings import Settings
+from shardgate.settings import Settings
 from tests.clients.arrays import BY_NAME
 from tests.clients.icechunk.conftest import KINDS, VOLUME, ZARR
 from tests.clients.icechunk.library import (

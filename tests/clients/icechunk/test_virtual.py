@@ -13,7 +13,7 @@ import pytest
 import zarr
 from icechunk import Repository
 
-from app.settings import DatasetSettings, Settings, StoreSettings, VirtualPrefix
+from shardgate.settings import DatasetSettings, Settings, StoreSettings, VirtualPrefix
 from tests.clients.icechunk.conftest import bare
 from tests.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
 from tests.clients.icechunk.repositories import (

@@ -13,7 +13,7 @@ from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException, SkeletonDecodeError
 from neuroglancer.read_precomputed_annotations import AnnotationReader
 
-from app.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from tests.clients.precomputed.cases import BY_NAME, FURTHER, VALUES
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import (

@@ -21,7 +21,7 @@ from cloudvolume.datasource.precomputed.sharding import (
 )
 from cloudvolume.exceptions import EmptyFileException
 
-from app.formats.contract import LARGE_NBYTES
+from shardgate.formats.contract import LARGE_NBYTES
 from tests.clients.filling import KEYS
 from tests.clients.precomputed.cases import BY_NAME, FURTHER, pyramid
 from tests.clients.precomputed.conftest import Written

@@ -11,12 +11,12 @@ import numpy as np
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 
-from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.coords import inside
-from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.manifest import Manifest, ManifestDecoder
-from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.snapshot import (
+from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from shardgate.formats.icechunk.coords import inside
+from shardgate.formats.icechunk.ids import decode_id, encode_id
+from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
+from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.snapshot import (
     ManifestFile,
     ManifestRef,
     StoredArray,
@@ -25,7 +25,7 @@ from app.formats.icechunk.snapshot import (
     StoredSnapshotDecoder,
     write_snapshot,
 )
-from app.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
+from shardgate.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 
 ARCHIVE = "s3://archive/"
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from app.formats.icechunk.layout import Icechunk, RepositoryLayout
-from app.formats.icechunk.virtual import Allowed, parse_prefix
-from app.model import ObjectRef, Referenced
+from shardgate.formats.icechunk.layout import Icechunk, RepositoryLayout
+from shardgate.formats.icechunk.virtual import Allowed, parse_prefix
+from shardgate.model import ObjectRef, Referenced
 from tests.formats.case import Container
 from tests.formats.zarr.building import LITTLE, array_metadata
 

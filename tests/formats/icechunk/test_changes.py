@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import BadBodyError
-from app.formats.icechunk.changes import (
+from shardgate.errors import BadBodyError
+from shardgate.formats.icechunk.changes import (
     ChangeSet,
     DeleteNode,
     NodeDocument,
@@ -20,12 +20,12 @@ from app.formats.icechunk.changes import (
     edit,
     read_edits,
 )
-from app.formats.icechunk.ids import decode_id, decode_ids, encode_id
-from app.formats.icechunk.manifest import Native, PayloadKind, Virtual
-from app.formats.icechunk.payloads import Inlaid, Payload, Payloads
-from app.formats.icechunk.repo_info import Metadata
-from app.formats.icechunk.snapshot import Dimension, StoredArray, StoredNode, StoredSnapshot
-from app.model import ByteRange, ETag, UnmodifiedSince
+from shardgate.formats.icechunk.ids import decode_id, decode_ids, encode_id
+from shardgate.formats.icechunk.manifest import Native, PayloadKind, Virtual
+from shardgate.formats.icechunk.payloads import Inlaid, Payload, Payloads
+from shardgate.formats.icechunk.repo_info import Metadata
+from shardgate.formats.icechunk.snapshot import Dimension, StoredArray, StoredNode, StoredSnapshot
+from shardgate.model import ByteRange, ETag, UnmodifiedSince
 
 ID = bytes(range(12))
 SPELLED = encode_id(ID)

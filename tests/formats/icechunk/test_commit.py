@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import BadBodyError, ConflictError
-from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import apply_changes, read_grid
-from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.snapshot import Dimension, StoredSnapshot
-from app.formats.icechunk.transaction_log import TransactionLog
-from app.formats.reading import DecodeError
+from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from shardgate.formats.icechunk.commit import apply_changes, read_grid
+from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.snapshot import Dimension, StoredSnapshot
+from shardgate.formats.icechunk.transaction_log import TransactionLog
+from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk.repositories import array, group
 from tests.formats.icechunk.trees import (
     EMPTY,

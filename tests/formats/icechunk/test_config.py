@@ -6,17 +6,17 @@ from typing import Any
 import icechunk
 import pytest
 
-from app.formats.documents import Json
-from app.formats.icechunk.config import (
+from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.config import (
     Config,
     VirtualContainer,
     YamlConfigDecoder,
     decode_config,
     read_config,
 )
-from app.formats.icechunk.flexbuffers import encode_flexbuffer
-from app.formats.icechunk.repo_info import RepoInfoDecoder
-from app.formats.reading import DecodeError
+from shardgate.formats.icechunk.flexbuffers import encode_flexbuffer
+from shardgate.formats.icechunk.repo_info import RepoInfoDecoder
+from shardgate.formats.reading import DecodeError
 
 DECODE = YamlConfigDecoder(1 << 16)
 

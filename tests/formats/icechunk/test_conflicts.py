@@ -14,15 +14,15 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import apply_changes
-from app.formats.icechunk.conflicts import CommitConflict, ConflictKind, Policy, rebase
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.manifest import Manifest, ManifestDecoder
-from app.formats.icechunk.manifest_writer import Rewritten
-from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.snapshot import StoredSnapshot
-from app.formats.icechunk.transaction_log import TransactionLog
+from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from shardgate.formats.icechunk.commit import apply_changes
+from shardgate.formats.icechunk.conflicts import CommitConflict, ConflictKind, Policy, rebase
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
+from shardgate.formats.icechunk.manifest_writer import Rewritten
+from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.snapshot import StoredSnapshot
+from shardgate.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.peer import LIMIT, change_set, logged, open_array, open_root, stored
 from tests.formats.icechunk.repositories import array, group
 from tests.formats.icechunk.trees import (

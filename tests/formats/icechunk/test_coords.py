@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.coords import Coords, inside, last_of_each, rows_in, union
+from shardgate.formats.icechunk.coords import Coords, inside, last_of_each, rows_in, union
 
 type Rows = list[tuple[int, ...]]
 

@@ -7,8 +7,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.flatbuffers import FileType, open_envelope
-from app.formats.reading import DecodeError
+from shardgate.formats.icechunk.flatbuffers import FileType, open_envelope
+from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, envelope, header
 
 _LIMIT = 2**20

@@ -10,7 +10,7 @@ from flatbuffers.table import Table as PeerTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.flatbuffers import (
+from shardgate.formats.icechunk.flatbuffers import (
     DATA,
     INT32,
     OBJECT_ID,
@@ -30,7 +30,7 @@ from app.formats.icechunk.flatbuffers import (
     structs_of,
     tables_of,
 )
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk.building import Number, Numbers, Struct, Structs, payload
 from tests.formats.icechunk.building import Table as Fields
 

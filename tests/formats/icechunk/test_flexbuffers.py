@@ -15,15 +15,15 @@ from flatbuffers import flexbuffers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.flatbuffers import POSITION, FlatBufferReader, TableType
-from app.formats.icechunk.flexbuffers import MAX_DEPTH, decode_flexbuffer, encode_flexbuffer
-from app.formats.icechunk.repo_info import (
+from shardgate.formats.icechunk.flatbuffers import POSITION, FlatBufferReader, TableType
+from shardgate.formats.icechunk.flexbuffers import MAX_DEPTH, decode_flexbuffer, encode_flexbuffer
+from shardgate.formats.icechunk.repo_info import (
     Metadata,
     decode_messagepack,
     encode_metadata,
     read_metadata,
 )
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk.building import payload
 from tests.formats.icechunk.building_repo import Fields, Repo, item
 

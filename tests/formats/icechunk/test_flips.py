@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import DamagedError, NotAllowedError, OfflineError, StorageError
+from shardgate.errors import DamagedError, NotAllowedError, OfflineError, StorageError
 from tests.attacks.mutating import Change, changes
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import Ref

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import DamagedError, NotAllowedError, OfflineError
-from app.formats.icechunk.layout import Icechunk
-from app.model import ObjectRef
-from app.storage.local import LocalStore
+from shardgate.errors import DamagedError, NotAllowedError, OfflineError
+from shardgate.formats.icechunk.layout import Icechunk
+from shardgate.model import ObjectRef
+from shardgate.storage.local import LocalStore
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, Ref, Table, envelope
 from tests.formats.icechunk.building_repo import NOON, U8, U64

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.concurrency import run_in_thread
-from app.errors import DamagedError, MetadataMissingError
-from app.formats.icechunk.layout import Icechunk, key_blocks, sound_nodes
-from app.formats.icechunk.snapshot import SnapshotDecoder
-from app.formats.listing import Axis, Grid, Window
-from app.formats.surveying import Collection
-from app.formats.zarr.keys import ChunkKeys
-from app.model import MISSING, ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
-from app.resolve.listing import list_names
-from app.resolve.perform import DirectFetch
+from shardgate.concurrency import run_in_thread
+from shardgate.errors import DamagedError, MetadataMissingError
+from shardgate.formats.icechunk.layout import Icechunk, key_blocks, sound_nodes
+from shardgate.formats.icechunk.snapshot import SnapshotDecoder
+from shardgate.formats.listing import Axis, Grid, Window
+from shardgate.formats.surveying import Collection
+from shardgate.formats.zarr.keys import ChunkKeys
+from shardgate.model import MISSING, ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
+from shardgate.resolve.listing import list_names
+from shardgate.resolve.perform import DirectFetch
 from tests.formats.case import filled
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import SNAPSHOT, Node, Ref, envelope, snapshot

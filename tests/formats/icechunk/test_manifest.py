@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.manifest import (
+from shardgate.formats.icechunk.manifest import (
     Inlined,
     Manifest,
     ManifestDecoder,
@@ -21,8 +21,8 @@ from app.formats.icechunk.manifest import (
     Reference,
     Virtual,
 )
-from app.formats.reading import DecodeError
-from app.model import ByteRange, ETag, UnmodifiedSince
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange, ETag, UnmodifiedSince
 from tests.formats.icechunk.building import MANIFEST, Number, Numbers, Ref, envelope, manifest
 
 _ID = b"manifest  id"

@@ -15,21 +15,21 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.formats.icechunk.changes import ChunkChanges
-from app.formats.icechunk.config import WHOLE, Config, parse_splitting
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.manifest import Inlined, Manifest, ManifestDecoder, Native, Virtual
-from app.formats.icechunk.manifest_writer import (
+from shardgate.formats.icechunk.changes import ChunkChanges
+from shardgate.formats.icechunk.config import WHOLE, Config, parse_splitting
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.manifest import Inlined, Manifest, ManifestDecoder, Native, Virtual
+from shardgate.formats.icechunk.manifest_writer import (
     ArrayRewrite,
     Rewritten,
     needed_manifests,
     rewrite_manifests,
 )
-from app.formats.icechunk.payloads import Inlaid, Payload, Payloads
-from app.formats.icechunk.repo_info import RepoInfoDecoder
-from app.formats.icechunk.snapshot import ManifestFile, ManifestRef, StoredArray
-from app.formats.reading import DecodeError
-from app.model import ByteRange, ETag, UnmodifiedSince
+from shardgate.formats.icechunk.payloads import Inlaid, Payload, Payloads
+from shardgate.formats.icechunk.repo_info import RepoInfoDecoder
+from shardgate.formats.icechunk.snapshot import ManifestFile, ManifestRef, StoredArray
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange, ETag, UnmodifiedSince
 from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
 from tests.formats.icechunk.peer import ARCHIVE, LIMIT, Peer, array, delete, write
 

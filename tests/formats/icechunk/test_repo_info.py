@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.config import Config, VirtualContainer, YamlConfigDecoder
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.repo_info import (
+from shardgate.formats.icechunk.config import Config, VirtualContainer, YamlConfigDecoder
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.repo_info import (
     Availability,
     RepoInfo,
     RepoInfoDecoder,
     Status,
     Update,
 )
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk.building import Struct
 from tests.formats.icechunk.building_repo import (
     FIRST,

@@ -8,16 +8,16 @@ from typing import Any
 import icechunk
 import pytest
 
-from app.errors import BadBodyError
-from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.repo_info import (
+from shardgate.errors import BadBodyError
+from shardgate.formats.icechunk.ids import decode_id
+from shardgate.formats.icechunk.repo_info import (
     REPO,
     RepoInfo,
     RepoInfoDecoder,
     SnapshotInfo,
     encode_metadata,
 )
-from app.formats.icechunk.repo_writer import (
+from shardgate.formats.icechunk.repo_writer import (
     NewSnapshot,
     RefChange,
     RepoChange,
@@ -26,7 +26,7 @@ from app.formats.icechunk.repo_writer import (
     marked,
     rewrite_repo,
 )
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk.building import Numbers, Structs
 from tests.formats.icechunk.building_repo import (
     FIRST,

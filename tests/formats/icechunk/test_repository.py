@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from flatbuffers import flexbuffers
 
-from app.errors import DamagedError, NotAllowedError
-from app.formats.icechunk.keys import Branch, SnapshotId, Tag
-from app.formats.icechunk.keys import Ref as AnyRef
-from app.formats.icechunk.repository import (
+from shardgate.errors import DamagedError, NotAllowedError
+from shardgate.formats.icechunk.keys import Branch, SnapshotId, Tag
+from shardgate.formats.icechunk.keys import Ref as AnyRef
+from shardgate.formats.icechunk.repository import (
     FileRefs,
     RefFile,
     Refs,
@@ -19,8 +19,8 @@ from app.formats.icechunk.repository import (
     RepoRefs,
     read_ref_file,
 )
-from app.formats.reading import DecodeError
-from app.model import (
+from shardgate.formats.reading import DecodeError
+from shardgate.model import (
     EVERYTHING,
     ByteRange,
     ETag,
@@ -30,10 +30,10 @@ from app.model import (
     Stored,
     UnmodifiedSince,
 )
-from app.resolve.listing import list_names
-from app.resolve.perform import DirectFetch
-from app.storage.local import LocalStore
-from app.storage.memory import MemoryStore
+from shardgate.resolve.listing import list_names
+from shardgate.resolve.perform import DirectFetch
+from shardgate.storage.local import LocalStore
+from shardgate.storage.memory import MemoryStore
 from tests.formats.case import filled
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot

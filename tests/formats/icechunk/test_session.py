@@ -5,9 +5,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.manifest import Native
-from app.formats.icechunk.payloads import Inlaid
-from app.formats.icechunk.session import (
+from shardgate.formats.icechunk.manifest import Native
+from shardgate.formats.icechunk.payloads import Inlaid
+from shardgate.formats.icechunk.session import (
     GONE_NBYTES,
     ChangedNode,
     Committed,
@@ -23,8 +23,8 @@ from app.formats.icechunk.session import (
     parse_coords,
     spell_coords,
 )
-from app.formats.reading import DecodeError
-from app.model import ByteRange
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange
 
 _LIMIT = 2**20
 states = st.one_of(

@@ -14,9 +14,9 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.repo_info import Metadata
-from app.formats.icechunk.snapshot import (
+from shardgate.formats.icechunk.ids import decode_id
+from shardgate.formats.icechunk.repo_info import Metadata
+from shardgate.formats.icechunk.snapshot import (
     Chunks,
     Dimension,
     ManifestFile,
@@ -30,7 +30,7 @@ from app.formats.icechunk.snapshot import (
     StoredSnapshotDecoder,
     write_snapshot,
 )
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk import building
 from tests.formats.icechunk.building import (
     SNAPSHOT,

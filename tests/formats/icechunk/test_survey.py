@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import app
-from app.errors import UnknownRefError
+from shardgate.cli import app
+from shardgate.errors import UnknownRefError
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import ref, snapshot
 from tests.formats.icechunk.repositories import Builder, digest, lab, spell

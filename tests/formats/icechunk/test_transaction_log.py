@@ -11,15 +11,15 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import ConflictError
-from app.formats.icechunk.coords import Coords
-from app.formats.icechunk.transaction_log import (
+from shardgate.errors import ConflictError
+from shardgate.formats.icechunk.coords import Coords
+from shardgate.formats.icechunk.transaction_log import (
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
     write_transaction_log,
 )
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk.building import TRANSACTION_LOG, Struct, Structs, envelope
 from tests.formats.icechunk.building_repo import (
     FIRST,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import NotAllowedError
-from app.formats.icechunk.virtual import Allowed, parse_prefix, resolve
-from app.formats.reading import DecodeError
-from app.model import ObjectRef
+from shardgate.errors import NotAllowedError
+from shardgate.formats.icechunk.virtual import Allowed, parse_prefix, resolve
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ObjectRef
 
 PREFIXES = (
     "s3://archive/era5/", "s3://archive/era5/daily/", "s3://open/", "https://host.example/data/",

@@ -11,20 +11,20 @@ from typing import Any, Final
 import numpy as np
 from hypothesis import strategies as st
 
-from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import Applied, apply_changes
-from app.formats.icechunk.manifest import Manifest, ManifestDecoder
-from app.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
-from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.repo_info import Metadata
-from app.formats.icechunk.snapshot import (
+from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from shardgate.formats.icechunk.commit import Applied, apply_changes
+from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
+from shardgate.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
+from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.repo_info import Metadata
+from shardgate.formats.icechunk.snapshot import (
     ManifestFile,
     ManifestRef,
     StoredSnapshot,
     StoredSnapshotDecoder,
     write_snapshot,
 )
-from app.formats.icechunk.transaction_log import TransactionLog
+from shardgate.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.building import MANIFEST, Ref, envelope, manifest
 from tests.support.sessions import GROUP, array_document
 

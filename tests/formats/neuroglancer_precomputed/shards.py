@@ -9,7 +9,7 @@ from typing import Any
 
 import mmh3
 
-from app.model import ByteRange
+from shardgate.model import ByteRange
 from tests.formats.case import Container
 from tests.support.zipped import zipped
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.neuroglancer_precomputed.index import (
+from shardgate.formats.neuroglancer_precomputed.index import (
     MinishardIndex,
     MinishardIndexDecoder,
     ShardIndexDecoder,
     Sharding,
 )
-from app.formats.reading import DecodeError
-from app.model import ByteRange
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange
 from tests.formats.neuroglancer_precomputed import shards
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
 from tests.support.zipped import zipped

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import DamagedError
-from app.formats.neuroglancer_precomputed.index import MeshManifestDecoder
-from app.formats.reading import DecodeError
+from shardgate.errors import DamagedError
+from shardgate.formats.neuroglancer_precomputed.index import MeshManifestDecoder
+from shardgate.formats.reading import DecodeError
 from tests.formats.case import Container
 from tests.formats.neuroglancer_precomputed.case import (
     build,

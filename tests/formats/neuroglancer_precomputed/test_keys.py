@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.neuroglancer_precomputed.keys import (
+from shardgate.formats.neuroglancer_precomputed.keys import (
     MAX_ID,
     CellNames,
     IdNames,

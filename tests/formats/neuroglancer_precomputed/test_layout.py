@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import tensorstore as ts
 
-from app.errors import DamagedError, VersionChangedError
-from app.model import Coded, Inline, Stored, VirtualKey, Whole
+from shardgate.errors import DamagedError, VersionChangedError
+from shardgate.model import Coded, Inline, Stored, VirtualKey, Whole
 from tests.formats.case import Container
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,

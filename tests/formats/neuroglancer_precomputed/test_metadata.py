@@ -10,20 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.concurrency import run_in_thread
-from app.errors import BadBodyError, ConflictError
-from app.formats.neuroglancer_precomputed.keys import CellNames, MortonGrid, Names, VoxelBounds
-from app.formats.neuroglancer_precomputed.layout import Precomputed
-from app.formats.neuroglancer_precomputed.metadata import (
+from shardgate.concurrency import run_in_thread
+from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.neuroglancer_precomputed.keys import (
+    CellNames,
+    MortonGrid,
+    Names,
+    VoxelBounds,
+)
+from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
+from shardgate.formats.neuroglancer_precomputed.metadata import (
     Info,
     MemberDescription,
     describe,
     parse_info,
 )
-from app.formats.reading import DecodeError
-from app.formats.surveying import Description
-from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.surveying import Description
+from shardgate.resolve.perform import DirectFetch
+from shardgate.storage.memory import MemoryStore
 from tests.formats.mutating import members
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import BadBodyError, BadKeyError, ConflictError, DamagedError, ReadOnlyError
-from app.formats.contract import Document
-from app.formats.neuroglancer_precomputed.survey import ShardTables
-from app.model import ByteRange, VirtualKey, Whole
-from app.resolve.containers import Containers
-from app.resolve.perform import DirectFetch
+from shardgate.errors import BadBodyError, BadKeyError, ConflictError, DamagedError, ReadOnlyError
+from shardgate.formats.contract import Document
+from shardgate.formats.neuroglancer_precomputed.survey import ShardTables
+from shardgate.model import ByteRange, VirtualKey, Whole
+from shardgate.resolve.containers import Containers
+from shardgate.resolve.perform import DirectFetch
 from tests.formats.case import filled, render, write_chunks
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,

@@ -11,13 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import DamagedError, VersionChangedError
-from app.formats.neuroglancer_precomputed.metadata import MemberDescription, describe, parse_info
-from app.formats.neuroglancer_precomputed.survey import PrecomputedShards, coalesce
-from app.formats.surveying import Entry, Fault, Ranges, Survey
-from app.model import ByteRange
-from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from shardgate.errors import DamagedError, VersionChangedError
+from shardgate.formats.neuroglancer_precomputed.metadata import (
+    MemberDescription,
+    describe,
+    parse_info,
+)
+from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShards, coalesce
+from shardgate.formats.surveying import Entry, Fault, Ranges, Survey
+from shardgate.model import ByteRange
+from shardgate.resolve.perform import DirectFetch
+from shardgate.storage.memory import MemoryStore
 from tests.formats.case import filled
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,

@@ -9,11 +9,11 @@ from typing import Any
 
 import google_crc32c
 
-from app.formats.contract import NewShard, Slot
-from app.formats.zarr.index import ShardIndex
-from app.formats.zarr.metadata import parse_array
-from app.formats.zarr.rewrite import OpenZarrShard
-from app.model import ByteRange, ETag, Stored
+from shardgate.formats.contract import NewShard, Slot
+from shardgate.formats.zarr.index import ShardIndex
+from shardgate.formats.zarr.metadata import parse_array
+from shardgate.formats.zarr.rewrite import OpenZarrShard
+from shardgate.model import ByteRange, ETag, Stored
 from tests.formats.case import Container, write_chunks
 from tests.support.resolving import ROOT
 

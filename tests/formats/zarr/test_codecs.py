@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from app.formats.reading import DecodeError
-from app.formats.zarr.codecs import (
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.codecs import (
     ChunkForm,
     chunk_form,
     has_sharding,
     shape_of,
     unshard,
 )
-from app.formats.zarr.index import IndexLocation
+from shardgate.formats.zarr.index import IndexLocation
 from tests.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
 
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from app.concurrency import run_in_thread
-from app.errors import (
+from shardgate.concurrency import run_in_thread
+from shardgate.errors import (
     BadBodyError,
     BadKeyError,
     ConflictError,
     DamagedError,
     UnknownCodingError,
 )
-from app.formats.contract import Document
-from app.formats.surveying import Collection
-from app.model import (
+from shardgate.formats.contract import Document
+from shardgate.formats.surveying import Collection
+from shardgate.model import (
     MISSING,
     ByteRange,
     Inline,
@@ -29,8 +29,8 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.listing import list_names
-from app.resolve.perform import DirectFetch
+from shardgate.resolve.listing import list_names
+from shardgate.resolve.perform import DirectFetch
 from tests.formats.case import Container, filled, write_chunks
 from tests.formats.zarr.draft import (
     CORE,

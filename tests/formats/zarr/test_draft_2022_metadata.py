@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.formats.documents import DocumentDecoder, MarkerDecoder
-from app.formats.reading import DecodeError
-from app.formats.zarr.draft_2022 import (
+from shardgate.formats.documents import DocumentDecoder, MarkerDecoder
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.draft_2022 import (
     ArrayParser,
     Hierarchy,
     Zarr2022,
@@ -17,9 +17,9 @@ from app.formats.zarr.draft_2022 import (
     describe,
     parse_consolidated,
 )
-from app.formats.zarr.keys import ChunkKeys
-from app.formats.zarr.layout import Zarr3
-from app.formats.zarr.metadata import ArraySpec, Node
+from shardgate.formats.zarr.keys import ChunkKeys
+from shardgate.formats.zarr.layout import Zarr3
+from shardgate.formats.zarr.metadata import ArraySpec, Node
 from tests.formats.mutating import members, mutations
 from tests.formats.zarr.draft import (
     BY_ZARR_PYTHON,

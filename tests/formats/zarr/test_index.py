@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.formats.reading import DecodeError
-from app.formats.zarr.index import IndexCodec, IndexLocation, ShardIndex
-from app.model import ByteRange, SuffixRange
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.index import IndexCodec, IndexLocation, ShardIndex
+from shardgate.model import ByteRange, SuffixRange
 from tests.formats.zarr.building import EMPTY, encode_index
 
 _codecs = st.builds(

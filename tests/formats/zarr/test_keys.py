@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.formats.zarr.keys import ChunkKeys
+from shardgate.formats.zarr.keys import ChunkKeys
 
 _encodings = st.builds(
     ChunkKeys,

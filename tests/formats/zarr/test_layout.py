@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import (
+from shardgate.errors import (
     BadKeyError,
     DamagedError,
     VersionChangedError,
 )
-from app.formats.contract import Document
-from app.formats.reading import DecodeError
-from app.formats.zarr.index import IndexCodec, IndexLocation
-from app.formats.zarr.layout import Chunk, Shard, locate_entry
-from app.model import (
+from shardgate.formats.contract import Document
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.index import IndexCodec, IndexLocation
+from shardgate.formats.zarr.layout import Chunk, Shard, locate_entry
+from shardgate.model import (
     MISSING,
     ByteRange,
     Condition,
@@ -32,7 +32,7 @@ from app.model import (
     VirtualKey,
     Whole,
 )
-from app.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
 from tests.formats.case import Container, filled
 from tests.formats.zarr.building import (
     CRC,

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
-from app.concurrency import run_in_thread
-from app.errors import BadBodyError, ConflictError
-from app.formats.documents import MarkerDecoder
-from app.formats.reading import DecodeError
-from app.formats.zarr.layout import Zarr3
-from app.formats.zarr.metadata import Node, NodeTranslator, parse_node
-from app.resolve.perform import DirectFetch
-from app.storage.memory import MemoryStore
+from shardgate.concurrency import run_in_thread
+from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.documents import MarkerDecoder
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.layout import Zarr3
+from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
+from shardgate.resolve.perform import DirectFetch
+from shardgate.storage.memory import MemoryStore
 from tests.formats.mutating import members, mutations
 from tests.formats.zarr.building import BIG, CRC, LITTLE, array_metadata, sharding
 from tests.formats.zarr.nesting import Nesting, nestings

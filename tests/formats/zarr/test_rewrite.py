@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import ConflictError, DamagedError
-from app.formats.contract import Slot
-from app.formats.zarr.index import ShardIndex
-from app.model import ByteRange, VirtualKey
+from shardgate.errors import ConflictError, DamagedError
+from shardgate.formats.contract import Slot
+from shardgate.formats.zarr.index import ShardIndex
+from shardgate.model import ByteRange, VirtualKey
 from tests.formats.case import Container, filled, render
 from tests.formats.zarr.building import (
     CRC,

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import DamagedError
-from app.formats.reading import DecodeError
-from app.formats.surveying import Description, Entry, Fault, Survey
-from app.formats.zarr.metadata import Node, parse_array, parse_node
-from app.formats.zarr.survey import ZarrShards, array_names, describe
-from app.model import ByteRange, VirtualKey
-from app.resolve.perform import DirectFetch
+from shardgate.errors import DamagedError
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.surveying import Description, Entry, Fault, Survey
+from shardgate.formats.zarr.metadata import Node, parse_array, parse_node
+from shardgate.formats.zarr.survey import ZarrShards, array_names, describe
+from shardgate.model import ByteRange, VirtualKey
+from shardgate.resolve.perform import DirectFetch
 from tests.formats.case import chunks_of, filled
 from tests.formats.zarr.building import (
     CRC,

@@ -15,7 +15,7 @@ from joserfc import jwt
 from joserfc.errors import SecurityWarning
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-from app.settings import IssuerSettings
+from shardgate.settings import IssuerSettings
 from tests.storage.faulty import FaultyServer
 
 type Key = RSAKey | ECKey | OKPKey

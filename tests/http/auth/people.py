@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import httpx
 from pydantic import SecretStr
 
-from app.http.instrumentation import InstrumentedApp
-from app.settings import CallerSettings, DatasetSettings, Settings
+from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from tests.support.serving import serving
 
 TOKENS: Final = {"ana": "token-of-ana", "bob": "token/of+bob=", "eve": "token-of-eve"}

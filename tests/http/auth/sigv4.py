@@ -11,9 +11,9 @@ from urllib.parse import quote, unquote_plus
 import pytest
 from pydantic import SecretStr
 
-from app.errors import SignatureError
-from app.http.auth.sigv4 import Signatures, SignedRequest
-from app.settings import CallerSettings
+from shardgate.errors import SignatureError
+from shardgate.http.auth.sigv4 import Signatures, SignedRequest
+from shardgate.settings import CallerSettings
 
 NOW: Final = datetime(2013, 5, 24, tzinfo=UTC).timestamp()
 KEY_ID: Final = "AKIAIOSFODNN7EXAMPLE"

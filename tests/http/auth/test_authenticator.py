@@ -1,4 +1,4 @@
-"""`app.http.auth.authenticator`: bearer tokens, and callers who may read."""
+"""`shardgate.http.auth.authenticator`: bearer tokens, and callers who may read."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -6,12 +6,12 @@ from math import inf
 
 import pytest
 
-from app.errors import StorageUnavailableError, UnauthenticatedError
-from app.http.auth.access import Caller, Datasets, Identity, configured_caller
-from app.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
-from app.http.auth.sigv4 import Signatures
-from app.model import ObjectRef
-from app.resolve.containers import Containers, Dataset
+from shardgate.errors import StorageUnavailableError, UnauthenticatedError
+from shardgate.http.auth.access import Caller, Datasets, Identity, configured_caller
+from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
+from shardgate.http.auth.sigv4 import Signatures
+from shardgate.model import ObjectRef
+from shardgate.resolve.containers import Containers, Dataset
 from tests.http.auth.people import caller
 
 ANA = configured_caller("ana")

@@ -1,4 +1,4 @@
-"""`app.http.auth.oidc`: tokens, keys and claims of issuers."""
+"""`shardgate.http.auth.oidc`: tokens, keys and claims of issuers."""
 
 import json
 import time
@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
 
-from app.errors import IssuerUnavailableError, UnauthenticatedError
-from app.http.auth.oidc import IDENTITY_S, LEEWAY_S, Issuers, grants
+from shardgate.errors import IssuerUnavailableError, UnauthenticatedError
+from shardgate.http.auth.oidc import IDENTITY_S, LEEWAY_S, Issuers, grants
 from tests.http.auth.issuing import (
     JWKS,
     Issuer,

@@ -1,4 +1,4 @@
-"""`app.http.auth.oidc`: keys of issuers, read over TLS too, and what they are good for."""
+"""`shardgate.http.auth.oidc`: keys of issuers, read over TLS too, and what they are good for."""
 
 import asyncio
 import gzip
@@ -13,8 +13,8 @@ import httpx
 import pytest
 import trustme
 
-from app.errors import IssuerUnavailableError
-from app.http.auth.oidc import (
+from shardgate.errors import IssuerUnavailableError
+from shardgate.http.auth.oidc import (
     APART_S,
     KEYS_S,
     RETRY_S,
@@ -24,7 +24,7 @@ from app.http.auth.oidc import (
     open_client,
     read_keys,
 )
-from app.settings import IssuerSettings
+from shardgate.settings import IssuerSettings
 from tests.http.auth.issuing import (
     AUDIENCE,
     DISCOVERY,
@@ -243,7 +243,7 @@ async def test_without_keys_nobody_can_tell(caplog: pytest.LogCaptureFixture) ->
     """That is an error of its own until they can be read; its reason is for the operator only."""
     source = Source("a")
     source.can_be_reached = False
-    with caplog.at_level(logging.WARNING, logger="app"):
+    with caplog.at_level(logging.WARNING, logger="shardgate"):
         for _ in range(5):
             with pytest.raises(IssuerUnavailableError) as caught:
                 await source.has("a")

@@ -15,8 +15,8 @@ import zarr
 from botocore import UNSIGNED
 from botocore.config import Config
 
-from app.http.instrumentation import InstrumentedApp
-from app.main import create_app
+from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.main import create_app
 from tests.http.auth.people import TEXT, TOKENS, People, settings
 from tests.support.serving import serving
 

@@ -1,4 +1,4 @@
-"""`app.http.auth.sigv4`: signatures of bodies and of their frames, also at the service."""
+"""`shardgate.http.auth.sigv4`: signatures of bodies and of their frames, also at the service."""
 
 import hashlib
 import itertools
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import BadBodyError, SignatureError
-from app.http.auth.sigv4 import SignatureChain
-from app.http.body import decode_aws_chunked
+from shardgate.errors import BadBodyError, SignatureError
+from shardgate.http.auth.sigv4 import SignatureChain
+from shardgate.http.body import decode_aws_chunked
 from tests.http.auth.people import KEY_ID, SECRET, signing_service
 from tests.http.auth.sigv4 import (
     UNSIGNED,

@@ -1,4 +1,4 @@
-"""`app.http.auth.sigv4`: signatures of requests."""
+"""`shardgate.http.auth.sigv4`: signatures of requests."""
 
 import re
 from collections.abc import Callable
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import SignatureError
-from app.http.auth.access import Caller
-from app.http.auth.sigv4 import Signatures
+from shardgate.errors import SignatureError
+from shardgate.http.auth.access import Caller
+from shardgate.http.auth.sigv4 import Signatures
 from tests.http.auth.sigv4 import (
     CALLERS,
     HOST,

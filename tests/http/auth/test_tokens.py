@@ -1,4 +1,4 @@
-"""`app.http.auth.tokens`: signed tokens, the route that makes them, and those of issuers."""
+"""`shardgate.http.auth.tokens`: signed tokens, the route that makes them, and those of issuers."""
 
 import json
 import re
@@ -16,11 +16,11 @@ from joserfc import jws
 from joserfc.errors import BadSignatureError
 from joserfc.jwk import OctKey
 
-from app.errors import UnauthenticatedError
-from app.http.auth.access import Caller
-from app.http.auth.oidc import Issuers
-from app.http.auth.tokens import TokenSigner, read_grant
-from app.settings import DatasetSettings, Settings, TokenSettings
+from shardgate.errors import UnauthenticatedError
+from shardgate.http.auth.access import Caller
+from shardgate.http.auth.oidc import Issuers
+from shardgate.http.auth.tokens import TokenSigner, read_grant
+from shardgate.settings import DatasetSettings, Settings, TokenSettings
 from tests.http.auth.issuing import JWKS, Issuer, forge, issuing, make_key, spell
 from tests.http.auth.people import TEXT, People, settings
 from tests.storage.faulty import Fault

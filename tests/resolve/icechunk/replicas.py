@@ -12,23 +12,23 @@ from typing import Any, Final
 import icechunk
 import zarr
 
-from app.errors import StorageUnavailableError
-from app.formats.icechunk.conflicts import Policy
-from app.formats.icechunk.layout import Icechunk
-from app.formats.icechunk.repo_writer import WriteId
-from app.formats.icechunk.session import SessionDocument
-from app.model import ObjectRef
-from app.resolve.budget import ByteBudget
-from app.resolve.containers import Containers
-from app.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
-from app.resolve.icechunk.repo_swap import RepoSwaps
-from app.resolve.icechunk.repository import OpenedRepository, open_repository
-from app.resolve.icechunk.session import SessionCommit
-from app.resolve.icechunk.session_store import SessionStore
-from app.resolve.icechunk.sessions import Sessions
-from app.resolve.listing import Root
-from app.resolve.metadata_cache import MetadataCache, ReadCache
-from app.storage.memory import MemoryStore
+from shardgate.errors import StorageUnavailableError
+from shardgate.formats.icechunk.conflicts import Policy
+from shardgate.formats.icechunk.layout import Icechunk
+from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.formats.icechunk.session import SessionDocument
+from shardgate.model import ObjectRef
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.containers import Containers
+from shardgate.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
+from shardgate.resolve.icechunk.repo_swap import RepoSwaps
+from shardgate.resolve.icechunk.repository import OpenedRepository, open_repository
+from shardgate.resolve.icechunk.session import SessionCommit
+from shardgate.resolve.icechunk.session_store import SessionStore
+from shardgate.resolve.icechunk.sessions import Sessions
+from shardgate.resolve.listing import Root
+from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import CallOn, Tapped
 from tests.support.sessions import GROUP, array_document
 

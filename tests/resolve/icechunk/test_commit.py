@@ -10,16 +10,16 @@ from typing import Final
 import icechunk
 import pytest
 
-from app.concurrency import yield_to_loop
-from app.errors import ClockSkewError, CommitConflictError
-from app.formats.icechunk.changes import ChangeSet, NodeDocument
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.repo_writer import WriteId
-from app.model import ObjectRef
-from app.resolve.icechunk.chunk_files import chunk_lengths
-from app.resolve.icechunk.commit import CommitRequest, CommitResult
-from app.storage.contract import Listed
-from app.storage.local import LocalStore
+from shardgate.concurrency import yield_to_loop
+from shardgate.errors import ClockSkewError, CommitConflictError
+from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.model import ObjectRef
+from shardgate.resolve.icechunk.chunk_files import chunk_lengths
+from shardgate.resolve.icechunk.commit import CommitRequest, CommitResult
+from shardgate.storage.contract import Listed
+from shardgate.storage.local import LocalStore
 from tests.resolve.icechunk.replicas import Late, Replica
 from tests.support.writable_repositories import Place, new_place
 

@@ -10,17 +10,17 @@ from typing import Any, Final
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
-from app import errors
-from app.errors import ShardgateError
-from app.formats.icechunk.changes import ChangeSet, NodeDocument
-from app.formats.icechunk.conflicts import Policy
-from app.formats.icechunk.repo_writer import WriteId
-from app.formats.icechunk.session import Sealed
-from app.model import ETag, ObjectRef
-from app.resolve.icechunk.commit import CommitRequest, CommitResult
-from app.resolve.icechunk.session import SessionCommit
-from app.storage.contract import Conflict, Found
-from app.storage.memory import MemoryStore
+from shardgate import errors
+from shardgate.errors import ShardgateError
+from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
+from shardgate.formats.icechunk.conflicts import Policy
+from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.formats.icechunk.session import Sealed
+from shardgate.model import ETag, ObjectRef
+from shardgate.resolve.icechunk.commit import CommitRequest, CommitResult
+from shardgate.resolve.icechunk.session import SessionCommit
+from shardgate.storage.contract import Conflict, Found
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (
     ROOT,
     Dying,

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from app.errors import ConflictError, ShardgateError
-from app.formats.icechunk.payloads import Inlaid
-from app.formats.icechunk.session import (
+from shardgate.errors import ConflictError, ShardgateError
+from shardgate.formats.icechunk.payloads import Inlaid
+from shardgate.formats.icechunk.session import (
     ChangedNode,
     ChunkAddress,
     SessionDocument,
     encode_session,
 )
-from app.formats.icechunk.snapshot import StoredSnapshot
-from app.model import ObjectRef
-from app.resolve.icechunk.session_objects import Edit, SessionDocumentStore
-from app.resolve.icechunk.session_store import SessionStore
-from app.storage.contract import Found
-from app.storage.memory import MemoryStore
+from shardgate.formats.icechunk.snapshot import StoredSnapshot
+from shardgate.model import ObjectRef
+from shardgate.resolve.icechunk.session_objects import Edit, SessionDocumentStore
+from shardgate.resolve.icechunk.session_store import SessionStore
+from shardgate.storage.contract import Found
+from shardgate.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (
     ROOT,
     Late,

@@ -11,7 +11,7 @@ import pytest
 import trustme
 import uvloop
 
-from app.storage.http1_client import HttpClient
+from shardgate.storage.http1_client import HttpClient
 from tests.storage.http1.scripted import ScriptedServer, Step
 
 _LONGEST_S = 20.0

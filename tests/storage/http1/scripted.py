@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from typing import Final
 
-from app.storage.http1_client import HttpClient, Target
+from shardgate.storage.http1_client import HttpClient, Target
 
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """To linger for no time makes closing a reset."""

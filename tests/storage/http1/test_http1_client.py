@@ -8,8 +8,14 @@ from contextlib import aclosing
 
 import pytest
 
-from app.storage import http1_client as client_module
-from app.storage.http1_client import CutOffError, ExchangeError, HttpClient, NoAnswerError, Target
+from shardgate.storage import http1_client as client_module
+from shardgate.storage.http1_client import (
+    CutOffError,
+    ExchangeError,
+    HttpClient,
+    NoAnswerError,
+    Target,
+)
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
 

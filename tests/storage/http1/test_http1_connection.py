@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.storage.http1_client import BadAnswerError, Connection, CutOffError, HttpClient, Response
+from shardgate.storage.http1_client import (
+    BadAnswerError,
+    Connection,
+    CutOffError,
+    HttpClient,
+    Response,
+)
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.storage.http1_client import BadUrlError, Origin, Target
+from shardgate.storage.http1_client import BadUrlError, Origin, Target
 
 HEAD = re.compile(
     rb"/[!-~]* HTTP/1\.1\r\nHost: [!-~]+\r\nAccept-Encoding: identity\r\nUser-Agent: [!-~]+\r\n"

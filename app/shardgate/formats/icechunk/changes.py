@@ -13,15 +13,15 @@ import numpy as np
 import orjson
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
-from app.errors import BadBodyError, NotAllowedError
-from app.formats.icechunk.config import Config, VirtualContainer
-from app.formats.icechunk.coords import Coords, last_of_each
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.manifest import Native, PayloadKind
-from app.formats.icechunk.payloads import ChunkColumns, Payloads, read_coords
-from app.formats.icechunk.snapshot import StoredSnapshot, is_node_path
-from app.formats.icechunk.virtual import Allowed, resolve
-from app.formats.reading import DecodeError
+from shardgate.errors import BadBodyError, NotAllowedError
+from shardgate.formats.icechunk.config import Config, VirtualContainer
+from shardgate.formats.icechunk.coords import Coords, last_of_each
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.manifest import Native, PayloadKind
+from shardgate.formats.icechunk.payloads import ChunkColumns, Payloads, read_coords
+from shardgate.formats.icechunk.snapshot import StoredSnapshot, is_node_path
+from shardgate.formats.icechunk.virtual import Allowed, resolve
+from shardgate.formats.reading import DecodeError
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 _COLUMNS: Final = {

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import ConflictError
-from app.formats.icechunk.coords import Coords, Places, U32s
-from app.formats.icechunk.flatbuffers import (
+from shardgate.errors import ConflictError
+from shardgate.formats.icechunk.coords import Coords, Places, U32s
+from shardgate.formats.icechunk.flatbuffers import (
     NODE_ID,
     POSITION,
     U32,
@@ -22,7 +22,7 @@ from app.formats.icechunk.flatbuffers import (
     TableType,
     required,
 )
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 
 BLOCK: Final = 2**14
 """Tables read at a time: few enough that malloc reuses the memory of temporary arrays."""

@@ -13,14 +13,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import BadBodyError, ConflictError
-from app.formats.icechunk.changes import ChangeSet, ChunkChanges
-from app.formats.icechunk.config import Splitting
-from app.formats.icechunk.coords import Coords, Mask, increases, inside, union
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
-from app.formats.icechunk.payloads import Payloads
-from app.formats.icechunk.snapshot import (
+from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
+from shardgate.formats.icechunk.config import Splitting
+from shardgate.formats.icechunk.coords import Coords, Mask, increases, inside, union
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
+from shardgate.formats.icechunk.payloads import Payloads
+from shardgate.formats.icechunk.snapshot import (
     Dimension,
     ManifestFile,
     StoredArray,
@@ -28,9 +28,9 @@ from app.formats.icechunk.snapshot import (
     StoredSnapshot,
     is_node_path,
 )
-from app.formats.icechunk.transaction_log import TransactionLog
-from app.formats.reading import DecodeError
-from app.formats.zarr.codecs import codec_name, configuration, shape_of
+from shardgate.formats.icechunk.transaction_log import TransactionLog
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.codecs import codec_name, configuration, shape_of
 
 type Json = Any
 type Runs = tuple[tuple[int, int], ...]

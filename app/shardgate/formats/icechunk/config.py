@@ -18,10 +18,10 @@ import re2
 import yaml
 from yaml import MappingNode, Node, ScalarNode
 
-from app.errors import ConflictError
-from app.formats.documents import Json
-from app.formats.icechunk.flexbuffers import decode_flexbuffer
-from app.formats.reading import DecodeError
+from shardgate.errors import ConflictError
+from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
+from shardgate.formats.reading import DecodeError
 
 _CONTAINERS: Final = "virtual_chunk_containers"
 _NULL: Final = "tag:yaml.org,2002:null"

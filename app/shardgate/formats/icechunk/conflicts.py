@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from app.formats.icechunk.changes import ChangeSet, ChunkChanges
-from app.formats.icechunk.commit import by_id, parent_of, read_grid
-from app.formats.icechunk.coords import Coords, Mask, rows_in, union
-from app.formats.icechunk.snapshot import StoredNode, StoredSnapshot
-from app.formats.icechunk.transaction_log import TransactionLog
-from app.formats.reading import DecodeError
+from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
+from shardgate.formats.icechunk.commit import by_id, parent_of, read_grid
+from shardgate.formats.icechunk.coords import Coords, Mask, rows_in, union
+from shardgate.formats.icechunk.snapshot import StoredNode, StoredSnapshot
+from shardgate.formats.icechunk.transaction_log import TransactionLog
+from shardgate.formats.reading import DecodeError
 
 _MAX_LISTED: Final = 100
 

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import zstandard
 
-from app.formats.compression import decompress_zstd, zstd_capacity
-from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, encode_id
-from app.formats.reading import DecodeError
+from shardgate.formats.compression import decompress_zstd, zstd_capacity
+from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, encode_id
+from shardgate.formats.reading import DecodeError
 
 HEADER_NBYTES: Final = 39
 MAGIC: Final = "ICE🧊CHUNK".encode()

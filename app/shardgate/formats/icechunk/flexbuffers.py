@@ -13,8 +13,8 @@ from math import isfinite
 from struct import Struct
 from typing import Final, NamedTuple
 
-from app.formats.documents import Json
-from app.formats.reading import DecodeError
+from shardgate.formats.documents import Json
+from shardgate.formats.reading import DecodeError
 
 MAX_DEPTH: Final = 128
 MEMORY_PER_BYTE: Final = 32

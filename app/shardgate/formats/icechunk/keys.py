@@ -4,8 +4,8 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from app.formats.icechunk.ids import decode_id
-from app.model import NAMED_REFS, VirtualKey, escape_ref
+from shardgate.formats.icechunk.ids import decode_id
+from shardgate.model import NAMED_REFS, VirtualKey, escape_ref
 
 SESSION: Final = "@session."
 DOCUMENT: Final = "zarr.json"

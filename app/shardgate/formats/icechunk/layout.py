@@ -8,18 +8,18 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from app.errors import (
+from shardgate.errors import (
     DamagedError,
     MetadataMissingError,
     NotAllowedError,
     ReadOnlyError,
     StorageUnusableError,
 )
-from app.formats.contract import Layout
-from app.formats.documents import NO_METADATA
-from app.formats.icechunk.coords import distinct_rows, inside
-from app.formats.icechunk.ids import encode_id
-from app.formats.icechunk.keys import (
+from shardgate.formats.contract import Layout
+from shardgate.formats.documents import NO_METADATA
+from shardgate.formats.icechunk.coords import distinct_rows, inside
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.keys import (
     DOCUMENT,
     MAIN,
     Branch,
@@ -29,12 +29,12 @@ from app.formats.icechunk.keys import (
     spell_ref,
     split_ref,
 )
-from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
-from app.formats.icechunk.repository import FileRefs, RepoRefs, Repository
-from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from app.formats.icechunk.survey import OnlyShard, enclose, survey_ref
-from app.formats.icechunk.virtual import Allowed
-from app.formats.listing import (
+from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
+from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
+from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
+from shardgate.formats.icechunk.survey import OnlyShard, enclose, survey_ref
+from shardgate.formats.icechunk.virtual import Allowed
+from shardgate.formats.listing import (
     LAST,
     Axis,
     Grid,
@@ -46,11 +46,11 @@ from app.formats.listing import (
     Wanted,
     Window,
 )
-from app.formats.reading import DecodeError, Fetch, Read
-from app.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
-from app.formats.zarr.layout import Shard, locate_entry
-from app.formats.zarr.survey import describe
-from app.model import (
+from shardgate.formats.reading import DecodeError, Fetch, Read
+from shardgate.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
+from shardgate.formats.zarr.layout import Shard, locate_entry
+from shardgate.formats.zarr.survey import describe
+from shardgate.model import (
     MISSING,
     ETag,
     Inline,

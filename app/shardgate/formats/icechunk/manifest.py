@@ -15,16 +15,16 @@ from typing import Final, NamedTuple
 import numpy as np
 import zstandard
 
-from app.formats.compression import decompress_frame, zstd_decompressor
-from app.formats.icechunk.chunk_tables import (
+from shardgate.formats.compression import decompress_frame, zstd_decompressor
+from shardgate.formats.icechunk.chunk_tables import (
     ARRAY_CHUNKS,
     MAX_NBYTES,
     ChunkTables,
     locate_chunk_tables,
     read_columns,
 )
-from app.formats.icechunk.coords import Box, Coords, U32s, sort_columns
-from app.formats.icechunk.flatbuffers import (
+from shardgate.formats.icechunk.coords import Box, Coords, U32s, sort_columns
+from shardgate.formats.icechunk.flatbuffers import (
     DATA,
     I32,
     OBJECT_ID,
@@ -38,9 +38,9 @@ from app.formats.icechunk.flatbuffers import (
     required,
     tables_of,
 )
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES
-from app.formats.reading import DecodeError
-from app.model import ByteRange, Condition, ETag, UnmodifiedSince
+from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange, Condition, ETag, UnmodifiedSince
 
 _MAX_ARRAYS: Final = 2**16
 """Each takes time and memory; the library writes one into a manifest."""

@@ -13,26 +13,26 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.formats.icechunk.changes import ChunkChanges
-from app.formats.icechunk.chunk_tables import (
+from shardgate.formats.icechunk.changes import ChunkChanges
+from shardgate.formats.icechunk.chunk_tables import (
     Vectors,
     gather_numbers,
     new_tables,
     vector_at,
     write_table_vector,
 )
-from app.formats.icechunk.config import WHOLE
-from app.formats.icechunk.coords import Coords, Places, distinct_rows, inside, sort_columns
-from app.formats.icechunk.flatbuffers import FileType, FlatBufferWriter, seal_envelope
-from app.formats.icechunk.manifest import (
+from shardgate.formats.icechunk.config import WHOLE
+from shardgate.formats.icechunk.coords import Coords, Places, distinct_rows, inside, sort_columns
+from shardgate.formats.icechunk.flatbuffers import FileType, FlatBufferWriter, seal_envelope
+from shardgate.formats.icechunk.manifest import (
     MANIFEST,
     LocationCodec,
     Manifest,
     PayloadKind,
     ReferenceReader,
 )
-from app.formats.icechunk.payloads import Payloads
-from app.formats.icechunk.snapshot import ManifestFile, ManifestRef
+from shardgate.formats.icechunk.payloads import Payloads
+from shardgate.formats.icechunk.snapshot import ManifestFile, ManifestRef
 
 type _Cell = tuple[int, ...]
 """Number of a box of the split grid along each dimension."""

@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, FailFast, Field
 
-from app.errors import BadBodyError
-from app.formats.icechunk.chunk_tables import Vectors, vector_at
-from app.formats.icechunk.coords import Coords, Places, sort_columns
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_ids
-from app.formats.icechunk.manifest import (
+from shardgate.errors import BadBodyError
+from shardgate.formats.icechunk.chunk_tables import Vectors, vector_at
+from shardgate.formats.icechunk.coords import Coords, Places, sort_columns
+from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_ids
+from shardgate.formats.icechunk.manifest import (
     MAX_LOCATION_NBYTES,
     STRONG_ETAG,
     Native,
     PayloadKind,
     Virtual,
 )
-from app.model import ByteRange, ETag, UnmodifiedSince
+from shardgate.model import ByteRange, ETag, UnmodifiedSince
 
 _MAX_DIMENSIONS: Final = 64
 _BATCH: Final = 4096

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, Never
 
 import msgpack
 
-from app.formats.documents import Json
-from app.formats.icechunk.config import Config, read_config
-from app.formats.icechunk.flatbuffers import (
+from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.config import Config, read_config
+from shardgate.formats.icechunk.flatbuffers import (
     DATA,
     INT32,
     OBJECT_ID,
@@ -39,15 +39,15 @@ from app.formats.icechunk.flatbuffers import (
     required,
     tables_of,
 )
-from app.formats.icechunk.flexbuffers import (
+from shardgate.formats.icechunk.flexbuffers import (
     MAX_DEPTH,
     MEMORY_PER_BYTE,
     decode_flexbuffer,
     encode_flexbuffer,
     plain_float,
 )
-from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.reading import DecodeError
+from shardgate.formats.icechunk.ids import decode_id, encode_id
+from shardgate.formats.reading import DecodeError
 
 VERSION: Final = 2
 """Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""

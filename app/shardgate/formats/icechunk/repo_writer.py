@@ -7,14 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from app.errors import BadBodyError, ConflictError
-from app.formats.documents import Json
-from app.formats.icechunk.config import Config
-from app.formats.icechunk.flatbuffers import FileType, FlatBufferWriter, required, seal_envelope
-from app.formats.icechunk.flexbuffers import decode_flexbuffer
-from app.formats.icechunk.ids import decode_id
-from app.formats.icechunk.keys import MAIN
-from app.formats.icechunk.repo_info import (
+from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.config import Config
+from shardgate.formats.icechunk.flatbuffers import (
+    FileType,
+    FlatBufferWriter,
+    required,
+    seal_envelope,
+)
+from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
+from shardgate.formats.icechunk.ids import decode_id
+from shardgate.formats.icechunk.keys import MAIN
+from shardgate.formats.icechunk.repo_info import (
     REPO,
     Availability,
     RepoField,
@@ -26,7 +31,7 @@ from app.formats.icechunk.repo_info import (
     encode_metadata,
     moment,
 )
-from app.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError
 
 ROOT_ID: Final = bytes.fromhex("0b1cc8d6787580f0e33a6534")
 """Id of the first snapshot of every repository, which has no nodes."""

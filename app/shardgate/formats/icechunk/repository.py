@@ -11,13 +11,21 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from app.errors import DamagedError, NotAllowedError, OfflineError
-from app.formats.documents import begins_like_page, check_not_blank
-from app.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
-from app.formats.icechunk.flatbuffers import MAGIC, memory_nbytes
-from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag, decoded_twice, spell_ref
-from app.formats.icechunk.manifest import (
+from shardgate.errors import DamagedError, NotAllowedError, OfflineError
+from shardgate.formats.documents import begins_like_page, check_not_blank
+from shardgate.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
+from shardgate.formats.icechunk.flatbuffers import MAGIC, memory_nbytes
+from shardgate.formats.icechunk.ids import decode_id, encode_id
+from shardgate.formats.icechunk.keys import (
+    MAIN,
+    Branch,
+    Ref,
+    SnapshotId,
+    Tag,
+    decoded_twice,
+    spell_ref,
+)
+from shardgate.formats.icechunk.manifest import (
     Inlined,
     Manifest,
     ManifestDecoder,
@@ -25,12 +33,12 @@ from app.formats.icechunk.manifest import (
     Reference,
     Virtual,
 )
-from app.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder
-from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotDecoder
-from app.formats.icechunk.virtual import Allowed, resolve
-from app.formats.reading import DecodeError, Fetch, Opaque, Read, Weighable
-from app.formats.surveying import Listing
-from app.model import ByteRange, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
+from shardgate.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder
+from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotDecoder
+from shardgate.formats.icechunk.virtual import Allowed, resolve
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Weighable
+from shardgate.formats.surveying import Listing
+from shardgate.model import ByteRange, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
 
 REPO: Final = "repo"
 _REF_NBYTES: Final = 64 * 1024

@@ -16,21 +16,21 @@ from typing import Annotated, Final, Literal, NamedTuple
 import zstandard
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from app.errors import BadBodyError, ConflictError, DamagedError
-from app.formats.compression import decompress_zstd
-from app.formats.documents import json_memory_nbytes
-from app.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from app.formats.icechunk.commit import read_document, read_grid
-from app.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
-from app.formats.icechunk.keys import DOCUMENT
-from app.formats.icechunk.manifest import Native
-from app.formats.icechunk.payloads import Inlaid
-from app.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
-from app.formats.reading import DecodeError
-from app.formats.zarr.codecs import has_sharding
-from app.formats.zarr.keys import ChunkKeys
-from app.formats.zarr.metadata import chunk_keys
-from app.model import ByteRange, ETag, ObjectRef
+from shardgate.errors import BadBodyError, ConflictError, DamagedError
+from shardgate.formats.compression import decompress_zstd
+from shardgate.formats.documents import json_memory_nbytes
+from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
+from shardgate.formats.icechunk.commit import read_document, read_grid
+from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
+from shardgate.formats.icechunk.keys import DOCUMENT
+from shardgate.formats.icechunk.manifest import Native
+from shardgate.formats.icechunk.payloads import Inlaid
+from shardgate.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.codecs import has_sharding
+from shardgate.formats.zarr.keys import ChunkKeys
+from shardgate.formats.zarr.metadata import chunk_keys
+from shardgate.model import ByteRange, ETag, ObjectRef
 
 type _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 """Up to the year 9999."""

@@ -14,8 +14,8 @@ from operator import floordiv, lt
 from struct import pack
 from typing import Any, Final, NamedTuple
 
-from app.formats.documents import json_memory_nbytes
-from app.formats.icechunk.flatbuffers import (
+from shardgate.formats.documents import json_memory_nbytes
+from shardgate.formats.icechunk.flatbuffers import (
     DATA,
     NODE_ID,
     OBJECT_ID,
@@ -36,19 +36,19 @@ from app.formats.icechunk.flatbuffers import (
     structs_of,
     tables_of,
 )
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES
-from app.formats.icechunk.repo_info import (
+from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES
+from shardgate.formats.icechunk.repo_info import (
     METADATA,
     Metadata,
     SnapshotInfo,
     checked_us,
     read_metadata,
 )
-from app.formats.reading import DecodeError
-from app.formats.zarr.codecs import shape_of
-from app.formats.zarr.keys import ChunkKeys
-from app.formats.zarr.metadata import Node as ZarrNode
-from app.formats.zarr.metadata import chunk_keys, parse_node
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.codecs import shape_of
+from shardgate.formats.zarr.keys import ChunkKeys
+from shardgate.formats.zarr.metadata import Node as ZarrNode
+from shardgate.formats.zarr.metadata import chunk_keys, parse_node
 
 ARRAY: Final = 1
 GROUP: Final = 2

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from operator import itemgetter, mul
 from typing import ClassVar
 
-from app.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
-from app.formats.icechunk.coords import inside
-from app.formats.icechunk.keys import parse_ref
-from app.formats.icechunk.manifest import Manifest
-from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from app.formats.reading import DecodeError, Fetch, Opaque, Read
-from app.formats.surveying import (
+from shardgate.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
+from shardgate.formats.icechunk.coords import inside
+from shardgate.formats.icechunk.keys import parse_ref
+from shardgate.formats.icechunk.manifest import Manifest
+from shardgate.formats.icechunk.repository import Repository
+from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.surveying import (
     ARRAYS,
     Counted,
     Enclosed,
@@ -27,9 +27,9 @@ from app.formats.surveying import (
     Unchecked,
     uncheckable,
 )
-from app.formats.zarr.codecs import ChunkForm, chunk_form
-from app.formats.zarr.survey import ZarrShard, describe
-from app.model import ByteRange, Inline, ObjectRef, Part, Stored, VirtualKey
+from shardgate.formats.zarr.codecs import ChunkForm, chunk_form
+from shardgate.formats.zarr.survey import ZarrShard, describe
+from shardgate.model import ByteRange, Inline, ObjectRef, Part, Stored, VirtualKey
 
 
 @dataclass(frozen=True, slots=True)

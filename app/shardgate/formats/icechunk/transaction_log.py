@@ -9,16 +9,16 @@ from typing import Final
 
 import numpy as np
 
-from app.errors import ConflictError
-from app.formats.icechunk.chunk_tables import (
+from shardgate.errors import ConflictError
+from shardgate.formats.icechunk.chunk_tables import (
     ARRAY_CHUNKS,
     locate_chunk_tables,
     new_tables,
     words_of,
     write_table_vector,
 )
-from app.formats.icechunk.coords import Coords, union
-from app.formats.icechunk.flatbuffers import (
+from shardgate.formats.icechunk.coords import Coords, union
+from shardgate.formats.icechunk.flatbuffers import (
     OBJECT_ID,
     POSITION,
     TEXT,
@@ -32,7 +32,7 @@ from app.formats.icechunk.flatbuffers import (
     structs_of,
     tables_of,
 )
-from app.formats.icechunk.ids import NODE_ID_NBYTES
+from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
 
 _NODE_IDS: Final = structs_of(NODE_ID_NBYTES)
 _UPDATED_CHUNKS: Final = POSITION._replace(write=tables_of(ARRAY_CHUNKS).write)

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from app.errors import NotAllowedError
-from app.formats.reading import DecodeError
-from app.model import ObjectRef
+from shardgate.errors import NotAllowedError
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ObjectRef
 
 SCHEMES: Final = ("s3", "http", "https", "gs", "az", "file")
 _LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)/?([^?#]*).*", re.DOTALL)

@@ -16,12 +16,12 @@ import pydantic.dataclasses
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
-from app.errors import DamagedError, VersionChangedError
-from app.formats.compression import deflate, inflate, inflate_to_array
-from app.formats.documents import as_integer
-from app.formats.neuroglancer_precomputed.keys import Ids
-from app.formats.reading import DecodeError, Fetch, Opaque, Read
-from app.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
+from shardgate.errors import DamagedError, VersionChangedError
+from shardgate.formats.compression import deflate, inflate, inflate_to_array
+from shardgate.formats.documents import as_integer
+from shardgate.formats.neuroglancer_precomputed.keys import Ids
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
 
 ENTRY_NBYTES: Final = 16
 """Of a shard index: start and stop of a minishard index."""

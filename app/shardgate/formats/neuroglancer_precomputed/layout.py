@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from app.errors import BadKeyError, ConflictError, DamagedError, ReadOnlyError
-from app.formats.contract import Layout, Slot, Target, Translator
-from app.formats.documents import Json, may_contain, show
-from app.formats.listing import (
+from shardgate.errors import BadKeyError, ConflictError, DamagedError, ReadOnlyError
+from shardgate.formats.contract import Layout, Slot, Target, Translator
+from shardgate.formats.documents import Json, may_contain, show
+from shardgate.formats.listing import (
     PLAIN,
     Axis,
     Cell,
@@ -26,9 +26,9 @@ from app.formats.listing import (
     Walk,
     Wanted,
 )
-from app.formats.neuroglancer_precomputed.index import MinishardReader
-from app.formats.neuroglancer_precomputed.keys import LIKE_A_CHUNK, IdNames, VoxelBounds
-from app.formats.neuroglancer_precomputed.metadata import (
+from shardgate.formats.neuroglancer_precomputed.index import MinishardReader
+from shardgate.formats.neuroglancer_precomputed.keys import LIKE_A_CHUNK, IdNames, VoxelBounds
+from shardgate.formats.neuroglancer_precomputed.metadata import (
     Info,
     InfoTranslator,
     Kind,
@@ -36,14 +36,23 @@ from app.formats.neuroglancer_precomputed.metadata import (
     describe,
     parse_info,
 )
-from app.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
-from app.formats.neuroglancer_precomputed.survey import (
+from shardgate.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
+from shardgate.formats.neuroglancer_precomputed.survey import (
     PrecomputedShard,
     PrecomputedShards,
 )
-from app.formats.reading import DecodeError, Fetch, Versioned
-from app.formats.surveying import Collection, Listing, Survey
-from app.model import MISSING, ByteRange, Coded, Location, ObjectRef, Stored, VirtualKey, Whole
+from shardgate.formats.reading import DecodeError, Fetch, Versioned
+from shardgate.formats.surveying import Collection, Listing, Survey
+from shardgate.model import (
+    MISSING,
+    ByteRange,
+    Coded,
+    Location,
+    ObjectRef,
+    Stored,
+    VirtualKey,
+    Whole,
+)
 
 MARKER: Final = VirtualKey("info")
 _SHARDED: Final = re.compile(rb'"sharding"\s*:')

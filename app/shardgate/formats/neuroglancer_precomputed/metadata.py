@@ -13,19 +13,19 @@ from typing import Annotated, Any, Final, NamedTuple
 import pydantic.dataclasses
 from pydantic import Field, TypeAdapter, ValidationError
 
-from app.errors import BadBodyError, ConflictError
-from app.formats.documents import as_integer, begins_like_json, parse_json, write_json
-from app.formats.listing import RunInThread
-from app.formats.neuroglancer_precomputed.index import Integer, Sharding
-from app.formats.neuroglancer_precomputed.keys import (
+from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.documents import as_integer, begins_like_json, parse_json, write_json
+from shardgate.formats.listing import RunInThread
+from shardgate.formats.neuroglancer_precomputed.index import Integer, Sharding
+from shardgate.formats.neuroglancer_precomputed.keys import (
     CellNames,
     IdNames,
     MortonGrid,
     Names,
     VoxelBounds,
 )
-from app.formats.reading import DecodeError, Fetch
-from app.formats.surveying import Description
+from shardgate.formats.reading import DecodeError, Fetch
+from shardgate.formats.surveying import Description
 
 type Json = Any
 

@@ -11,15 +11,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import BadBodyError, ConflictError, DamagedError
-from app.formats.compression import decode_content, deflate
-from app.formats.contract import Entry, NewShard
-from app.formats.neuroglancer_precomputed.index import MinishardPlaces, encode_minishard
-from app.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
-from app.formats.neuroglancer_precomputed.survey import PrecomputedShard, ShardTables
-from app.formats.reading import DecodeError, Fetch, Read
-from app.formats.surveying import Ranges
-from app.model import ByteRange, ObjectRef, Piece
+from shardgate.errors import BadBodyError, ConflictError, DamagedError
+from shardgate.formats.compression import decode_content, deflate
+from shardgate.formats.contract import Entry, NewShard
+from shardgate.formats.neuroglancer_precomputed.index import MinishardPlaces, encode_minishard
+from shardgate.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
+from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShard, ShardTables
+from shardgate.formats.reading import DecodeError, Fetch, Read
+from shardgate.formats.surveying import Ranges
+from shardgate.model import ByteRange, ObjectRef, Piece
 
 _NOTHING: Final = np.empty(0, np.uint64), Ranges.of()
 

@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from app.errors import DamagedError, VersionChangedError
-from app.formats.compression import inflate
-from app.formats.listing import ListNames
-from app.formats.neuroglancer_precomputed.index import (
+from shardgate.errors import DamagedError, VersionChangedError
+from shardgate.formats.compression import inflate
+from shardgate.formats.listing import ListNames
+from shardgate.formats.neuroglancer_precomputed.index import (
     MeshManifestDecoder,
     Minishard,
     MinishardIndex,
@@ -19,11 +19,11 @@ from app.formats.neuroglancer_precomputed.index import (
     ShardObject,
     open_shard,
 )
-from app.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
-from app.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
-from app.formats.reading import DecodeError, Fetch, Opaque, Read
-from app.formats.surveying import Entry, EntryTable, Fault, Ranges, Survey
-from app.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey, etag_of
+from shardgate.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
+from shardgate.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.surveying import Entry, EntryTable, Fault, Ranges, Survey
+from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey, etag_of
 
 _GAP_NBYTES: Final = 64 * 1024
 _SPAN_NBYTES: Final = 8 * 1024**2

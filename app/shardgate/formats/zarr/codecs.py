@@ -13,10 +13,10 @@ from typing import Final
 
 import crc32c
 
-from app.formats.compression import MEASURES
-from app.formats.documents import Json, as_integer
-from app.formats.reading import DecodeError
-from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation
+from shardgate.formats.compression import MEASURES
+from shardgate.formats.documents import Json, as_integer
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation
 
 _MAX_NDIM: Final = 64
 _MAX_SIZE: Final = 2**63 - 1

@@ -12,25 +12,25 @@ from math import prod
 from operator import mul
 from typing import Any, Final
 
-from app.errors import ConflictError, DamagedError
-from app.formats.compression import MEASURES
-from app.formats.contract import Document, Layout, Target
-from app.formats.documents import DocumentDecoder, parse_json, show, write_json
-from app.formats.listing import PLAIN, ListingRules, RunInThread
-from app.formats.reading import DecodeError, Fetch, Read, Versioned
-from app.formats.surveying import Collection, Description, Listing, Shards
-from app.formats.zarr.codecs import (
+from shardgate.errors import ConflictError, DamagedError
+from shardgate.formats.compression import MEASURES
+from shardgate.formats.contract import Document, Layout, Target
+from shardgate.formats.documents import DocumentDecoder, parse_json, show, write_json
+from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
+from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
+from shardgate.formats.surveying import Collection, Description, Listing, Shards
+from shardgate.formats.zarr.codecs import (
     ChunkForm,
     ShardingLevel,
     item_nbytes,
     shape_of,
 )
-from app.formats.zarr.index import IndexCodec, IndexLocation
-from app.formats.zarr.keys import ChunkKeys
-from app.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
-from app.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored
-from app.formats.zarr.survey import ZarrShards, walk_chunks
-from app.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
+from shardgate.formats.zarr.index import IndexCodec, IndexLocation
+from shardgate.formats.zarr.keys import ChunkKeys
+from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
+from shardgate.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored
+from shardgate.formats.zarr.survey import ZarrShards, walk_chunks
+from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 
 type Json = Any
 

@@ -10,9 +10,9 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import DamagedError
-from app.formats.reading import DecodeError, Read, Versioned
-from app.model import ByteRange, Part, Stored, SuffixRange, Whole
+from shardgate.errors import DamagedError
+from shardgate.formats.reading import DecodeError, Read, Versioned
+from shardgate.model import ByteRange, Part, Stored, SuffixRange, Whole
 
 ENTRY_NBYTES: Final = 16
 CHECKSUM_NBYTES: Final = 4

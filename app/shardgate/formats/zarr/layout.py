@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.errors import BadKeyError, DamagedError
-from app.formats.contract import Document, Layout, Slot, Target, Translator
-from app.formats.documents import Json, may_contain, show
-from app.formats.listing import PLAIN, ListingRules, RunInThread
-from app.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
-from app.formats.surveying import Collection, Listing
-from app.formats.zarr.index import IndexCodec, shard_of
-from app.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
-from app.formats.zarr.rewrite import ZarrRewriter, demand_small
-from app.formats.zarr.survey import ZarrShards, array_names, describe, walk_chunks
-from app.model import (
+from shardgate.errors import BadKeyError, DamagedError
+from shardgate.formats.contract import Document, Layout, Slot, Target, Translator
+from shardgate.formats.documents import Json, may_contain, show
+from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
+from shardgate.formats.surveying import Collection, Listing
+from shardgate.formats.zarr.index import IndexCodec, shard_of
+from shardgate.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
+from shardgate.formats.zarr.rewrite import ZarrRewriter, demand_small
+from shardgate.formats.zarr.survey import ZarrShards, array_names, describe, walk_chunks
+from shardgate.model import (
     MISSING,
     ETag,
     Inline,

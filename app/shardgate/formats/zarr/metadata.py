@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.errors import BadBodyError, ConflictError
-from app.formats.documents import parse_json, write_json
-from app.formats.listing import Axis, RunInThread
-from app.formats.reading import DecodeError, Fetch, Opaque, Read
-from app.formats.zarr.codecs import (
+from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.documents import parse_json, write_json
+from shardgate.formats.listing import Axis, RunInThread
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.zarr.codecs import (
     ChunkForm,
     ShardingLevel,
     chunk_form,
@@ -26,9 +26,9 @@ from app.formats.zarr.codecs import (
     shape_of,
     unshard,
 )
-from app.formats.zarr.index import IndexCodec
-from app.formats.zarr.keys import ChunkKeys
-from app.model import ByteRange, ObjectRef
+from shardgate.formats.zarr.index import IndexCodec
+from shardgate.formats.zarr.keys import ChunkKeys
+from shardgate.model import ByteRange, ObjectRef
 
 type Json = Any
 type NodeDocument = dict[str, Json]

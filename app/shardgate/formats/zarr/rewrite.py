@@ -11,17 +11,23 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import (
+from shardgate.errors import (
     BadBodyError,
     ConflictError,
     ReadOnlyError,
     UnknownCodingError,
 )
-from app.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
-from app.formats.reading import Fetch
-from app.formats.zarr.codecs import ChunkForm
-from app.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation, ShardIndex, shard_of
-from app.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
+from shardgate.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
+from shardgate.formats.reading import Fetch
+from shardgate.formats.zarr.codecs import ChunkForm
+from shardgate.formats.zarr.index import (
+    CHECKSUM_NBYTES,
+    IndexCodec,
+    IndexLocation,
+    ShardIndex,
+    shard_of,
+)
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
 
 _MOST_GROWTH: Final = 2
 """Chunks that share bytes become several; a large shard that would grow by more is refused."""

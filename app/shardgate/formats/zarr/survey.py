@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.formats.documents import parse_json
-from app.formats.listing import (
+from shardgate.formats.documents import parse_json
+from shardgate.formats.listing import (
     Cell,
     Grid,
     GridWalk,
@@ -22,12 +22,12 @@ from app.formats.listing import (
     Walk,
     Wanted,
 )
-from app.formats.reading import DecodeError, Fetch, Opaque, Read
-from app.formats.surveying import Description, Entry, EntryTable, Fault, Ranges, Survey
-from app.formats.zarr.codecs import ShardingLevel, codec_name, configuration, shape_of
-from app.formats.zarr.index import CHECKSUM_NBYTES, shard_of
-from app.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
-from app.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.surveying import Description, Entry, EntryTable, Fault, Ranges, Survey
+from shardgate.formats.zarr.codecs import ShardingLevel, codec_name, configuration, shape_of
+from shardgate.formats.zarr.index import CHECKSUM_NBYTES, shard_of
+from shardgate.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
+from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
 
 type Json = Any
 

@@ -8,9 +8,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from app.errors import ForbiddenError, ReadOnlyError, UnauthenticatedError, UnknownDatasetError
-from app.resolve.containers import Dataset
-from app.settings import PUBLIC
+from shardgate.errors import (
+    ForbiddenError,
+    ReadOnlyError,
+    UnauthenticatedError,
+    UnknownDatasetError,
+)
+from shardgate.resolve.containers import Dataset
+from shardgate.settings import PUBLIC
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from math import inf
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from app.errors import MisdirectedError, UnauthenticatedError
-from app.http.auth.access import (
+from shardgate.errors import MisdirectedError, UnauthenticatedError
+from shardgate.http.auth.access import (
     NOBODY,
     Caller,
     Datasets,
@@ -21,12 +21,12 @@ from app.http.auth.access import (
     demand_writing,
     may_read,
 )
-from app.http.auth.sigv4 import Signatures
-from app.http.paths import Scope, dataset_in, token_in
-from app.http.responses import RequestHeaders, combine_headers
-from app.observability.requests import note_caller
-from app.resolve.containers import Dataset
-from app.settings import PUBLIC, RESERVED, CallerSettings
+from shardgate.http.auth.sigv4 import Signatures
+from shardgate.http.paths import Scope, dataset_in, token_in
+from shardgate.http.responses import RequestHeaders, combine_headers
+from shardgate.observability.requests import note_caller
+from shardgate.resolve.containers import Dataset
+from shardgate.settings import PUBLIC, RESERVED, CallerSettings
 
 _READS: Final = ("GET", "HEAD")
 _RESERVED: Final = RESERVED | {""}

@@ -17,10 +17,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from jwt import exceptions
 from jwt.algorithms import AllowedPublicKeys
 
-from app.concurrency import SingleFlight
-from app.errors import IssuerUnavailableError, UnauthenticatedError
-from app.http.auth.access import Caller, Identity
-from app.settings import PUBLIC, IssuerSettings, issuer_url
+from shardgate.concurrency import SingleFlight
+from shardgate.errors import IssuerUnavailableError, UnauthenticatedError
+from shardgate.http.auth.access import Caller, Identity
+from shardgate.settings import PUBLIC, IssuerSettings, issuer_url
 
 TIMEOUT_S: Final = 5.0
 """Longest wait for the keys of an issuer."""

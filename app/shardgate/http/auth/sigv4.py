@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import parse_qsl, quote
 
-from app.errors import SignatureError
-from app.http.auth.access import Caller, configured_caller
-from app.settings import CallerSettings
+from shardgate.errors import SignatureError
+from shardgate.http.auth.access import Caller, configured_caller
+from shardgate.settings import CallerSettings
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 SERVICE: Final = "s3"

@@ -10,11 +10,11 @@ import jwt
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, PositiveInt, model_validator
 
-from app.errors import BadBodyError, ForbiddenError, UnauthenticatedError
-from app.http.auth.access import NOBODY, Caller, Datasets, Identity
-from app.http.body import RequestBodyReader
-from app.http.openapi import RequestDocument, new_router, reads
-from app.settings import PUBLIC, TokenSettings
+from shardgate.errors import BadBodyError, ForbiddenError, UnauthenticatedError
+from shardgate.http.auth.access import NOBODY, Caller, Datasets, Identity
+from shardgate.http.body import RequestBodyReader
+from shardgate.http.openapi import RequestDocument, new_router, reads
+from shardgate.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"
 _TYPE: Final = "shardgate+jwt"

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from app.concurrency import bounded_gather, take
-from app.errors import BadBodyError, BusyError
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.repository import Repository
-from app.model import ObjectRef
-from app.resolve.icechunk.repository import OpenedRepository
-from app.storage.contract import ABSENT, Conflict, ObjectStore
+from shardgate.concurrency import bounded_gather, take
+from shardgate.errors import BadBodyError, BusyError
+from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from shardgate.formats.icechunk.repository import Repository
+from shardgate.model import ObjectRef
+from shardgate.resolve.icechunk.repository import OpenedRepository
+from shardgate.storage.contract import ABSENT, Conflict, ObjectStore
 
 _MAX_STATS: Final = 256
 """More chunk files than this are looked up by listing instead of one request each."""

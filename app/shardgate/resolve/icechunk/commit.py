@@ -13,8 +13,8 @@ from itertools import batched
 from typing import Final, NamedTuple, NoReturn, Self
 from weakref import WeakValueDictionary
 
-from app.concurrency import bounded_gather, retry_conflicts
-from app.errors import (
+from shardgate.concurrency import bounded_gather, retry_conflicts
+from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
     CommitConflictError,
@@ -23,26 +23,26 @@ from app.errors import (
     StorageError,
     UnknownRefError,
 )
-from app.formats.documents import Json
-from app.formats.icechunk.changes import (
+from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.changes import (
     ChangeSet,
     Edit,
     check_natives,
     check_references,
     edit,
 )
-from app.formats.icechunk.commit import Applied, apply_changes
-from app.formats.icechunk.config import Config, parse_splitting
-from app.formats.icechunk.conflicts import CommitConflict, Policy, rebase
-from app.formats.icechunk.ids import NODE_ID_NBYTES
-from app.formats.icechunk.manifest_writer import (
+from shardgate.formats.icechunk.commit import Applied, apply_changes
+from shardgate.formats.icechunk.config import Config, parse_splitting
+from shardgate.formats.icechunk.conflicts import CommitConflict, Policy, rebase
+from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
+from shardgate.formats.icechunk.manifest_writer import (
     ArrayRewrite,
     Rewritten,
     needed_manifests,
     rewrite_manifests,
 )
-from app.formats.icechunk.repo_info import RepoInfo, SnapshotInfo, encode_metadata
-from app.formats.icechunk.repo_writer import (
+from shardgate.formats.icechunk.repo_info import RepoInfo, SnapshotInfo, encode_metadata
+from shardgate.formats.icechunk.repo_writer import (
     FutureError,
     NewSnapshot,
     WriteId,
@@ -51,24 +51,24 @@ from app.formats.icechunk.repo_writer import (
     marked,
     moment_after,
 )
-from app.formats.icechunk.snapshot import ManifestFile, StoredSnapshot, write_snapshot
-from app.formats.icechunk.transaction_log import (
+from shardgate.formats.icechunk.snapshot import ManifestFile, StoredSnapshot, write_snapshot
+from shardgate.formats.icechunk.transaction_log import (
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
     write_transaction_log,
 )
-from app.model import ObjectRef
-from app.resolve.budget import ByteBudget
-from app.resolve.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
-from app.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
-from app.resolve.icechunk.repository import (
+from shardgate.model import ObjectRef
+from shardgate.resolve.budget import ByteBudget
+from shardgate.resolve.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
+from shardgate.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
+from shardgate.resolve.icechunk.repository import (
     DOCUMENTED,
     OpenedRepository,
     read_snapshot,
     require_unlocked,
 )
-from app.storage.contract import CONFLICT, Conflict, ObjectStore
+from shardgate.storage.contract import CONFLICT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 100
 _LOGS_AT_ONCE: Final = 8

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from app.concurrency import Backoff, retry_conflicts
-from app.errors import (
+from shardgate.concurrency import Backoff, retry_conflicts
+from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
     ConflictError,
@@ -27,12 +27,12 @@ from app.errors import (
     UnknownRefError,
     UnknownRepositoryError,
 )
-from app.formats.icechunk.flatbuffers import fits, memory_nbytes
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.keys import MAIN
-from app.formats.icechunk.layout import Icechunk
-from app.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, Update, encode_metadata
-from app.formats.icechunk.repo_writer import (
+from shardgate.formats.icechunk.flatbuffers import fits, memory_nbytes
+from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from shardgate.formats.icechunk.keys import MAIN
+from shardgate.formats.icechunk.layout import Icechunk
+from shardgate.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, Update, encode_metadata
+from shardgate.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
     ROOT_METADATA,
@@ -43,16 +43,20 @@ from app.formats.icechunk.repo_writer import (
     moment_after,
     rewrite_repo,
 )
-from app.formats.icechunk.repository import REPO, RepoRefs
-from app.formats.icechunk.snapshot import SnapshotHeaderDecoder, StoredSnapshot, write_snapshot
-from app.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
-from app.formats.reading import DecodeError
-from app.model import ByteRange, ETag, ObjectRef
-from app.resolve.bodies import Demand
-from app.resolve.containers import Dataset
-from app.resolve.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
-from app.resolve.metadata_cache import ReadCache
-from app.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
+from shardgate.formats.icechunk.repository import REPO, RepoRefs
+from shardgate.formats.icechunk.snapshot import (
+    SnapshotHeaderDecoder,
+    StoredSnapshot,
+    write_snapshot,
+)
+from shardgate.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange, ETag, ObjectRef
+from shardgate.resolve.bodies import Demand
+from shardgate.resolve.containers import Dataset
+from shardgate.resolve.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
+from shardgate.resolve.metadata_cache import ReadCache
+from shardgate.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
 _ATTEMPTS: Final = 100
 _COPIES: Final = 2

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ConfigDict
 
-from app.errors import (
+from shardgate.errors import (
     BadParameterError,
     DamagedError,
     LockedError,
@@ -20,12 +20,12 @@ from app.errors import (
     UnknownRefError,
     UnknownRepositoryError,
 )
-from app.formats.documents import Json
-from app.formats.icechunk.flatbuffers import memory_nbytes
-from app.formats.icechunk.ids import decode_id, encode_id
-from app.formats.icechunk.keys import MAIN, Branch, Tag, parse_ref
-from app.formats.icechunk.layout import RepositoryLayout
-from app.formats.icechunk.repo_info import (
+from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.flatbuffers import memory_nbytes
+from shardgate.formats.icechunk.ids import decode_id, encode_id
+from shardgate.formats.icechunk.keys import MAIN, Branch, Tag, parse_ref
+from shardgate.formats.icechunk.layout import RepositoryLayout
+from shardgate.formats.icechunk.repo_info import (
     Availability,
     RepoInfo,
     RepoInfoDecoder,
@@ -34,16 +34,16 @@ from app.formats.icechunk.repo_info import (
     Value,
     is_backup,
 )
-from app.formats.icechunk.repository import REPO, RepoRefs, Repository
-from app.formats.icechunk.snapshot import (
+from shardgate.formats.icechunk.repository import REPO, RepoRefs, Repository
+from shardgate.formats.icechunk.snapshot import (
     SnapshotHeaderDecoder,
     StoredSnapshot,
     StoredSnapshotDecoder,
 )
-from app.formats.reading import DecodeError, Fetch, Read
-from app.formats.surveying import Listing, State
-from app.model import ByteRange, ETag, Fixed, ObjectRef
-from app.resolve.listing import Root, list_names
+from shardgate.formats.reading import DecodeError, Fetch, Read
+from shardgate.formats.surveying import Listing, State
+from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
+from shardgate.resolve.listing import Root, list_names
 
 _BATCH: Final = 64
 _METADATA_NBYTES: Final = 1 << 20

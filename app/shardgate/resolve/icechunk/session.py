@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from app.concurrency import Backoff, bounded_gather
-from app.errors import (
+from shardgate.concurrency import Backoff, bounded_gather
+from shardgate.errors import (
     BadBodyError,
     BusyError,
     ClockSkewError,
@@ -33,12 +33,12 @@ from app.errors import (
     UnknownSessionError,
     UnwritableError,
 )
-from app.formats.icechunk.changes import ChangeSet, ChunkChanges
-from app.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
-from app.formats.icechunk.payloads import Inlaid, Payloads
-from app.formats.icechunk.repo_writer import WriteId
-from app.formats.icechunk.repository import Repository, named_by
-from app.formats.icechunk.session import (
+from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
+from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
+from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.formats.icechunk.repository import Repository, named_by
+from shardgate.formats.icechunk.session import (
     OPEN,
     ChunkAddress,
     Committed,
@@ -52,19 +52,19 @@ from app.formats.icechunk.session import (
     make_changes,
     version_of,
 )
-from app.formats.icechunk.snapshot import Chunks, StoredSnapshot
-from app.formats.reading import Fetch
-from app.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
-from app.resolve.bodies import Entity
-from app.resolve.icechunk.chunk_files import put_chunk_file
-from app.resolve.icechunk.commit import CommitResult
-from app.resolve.icechunk.repository import read_snapshot
-from app.resolve.icechunk.session_objects import (
+from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
+from shardgate.formats.reading import Fetch
+from shardgate.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
+from shardgate.resolve.bodies import Entity
+from shardgate.resolve.icechunk.chunk_files import put_chunk_file
+from shardgate.resolve.icechunk.commit import CommitResult
+from shardgate.resolve.icechunk.repository import read_snapshot
+from shardgate.resolve.icechunk.session_objects import (
     SessionDocumentStore,
     SessionJournal,
     SessionLocation,
 )
-from app.storage.contract import (
+from shardgate.storage.contract import (
     ABSENT,
     CONFLICT,
     Conflict,

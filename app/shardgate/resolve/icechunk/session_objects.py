@@ -13,17 +13,17 @@ from functools import partial
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from app.concurrency import (
+from shardgate.concurrency import (
     Backoff,
     SingleFlight,
     bounded_gather,
     retry_conflicts,
     run_in_thread,
 )
-from app.errors import DamagedError
-from app.formats.compression import zstd_capacity
-from app.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.session import (
+from shardgate.errors import DamagedError
+from shardgate.formats.compression import zstd_capacity
+from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
+from shardgate.formats.icechunk.session import (
     GONE_NBYTES,
     ChunkAddress,
     Entry,
@@ -35,10 +35,10 @@ from app.formats.icechunk.session import (
     parse_coords,
     spell_coords,
 )
-from app.formats.reading import DecodeError
-from app.model import ETag, ObjectRef
-from app.resolve.metadata_cache import SizedLRUCache
-from app.storage.contract import Conflict, Expected, Found, NotModified, ObjectStore
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ETag, ObjectRef
+from shardgate.resolve.metadata_cache import SizedLRUCache
+from shardgate.storage.contract import Conflict, Expected, Found, NotModified, ObjectStore
 
 _SESSIONS: Final = "sessions/"
 _DOCUMENT_NAME: Final = re.compile(r"([0-9A-Z]{20})\.session")

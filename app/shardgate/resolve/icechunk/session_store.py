@@ -11,14 +11,14 @@ from typing import Final
 
 import numpy as np
 
-from app.concurrency import bounded_gather
-from app.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
-from app.formats.icechunk.coords import Coords, distinct_rows, inside, rows_in
-from app.formats.icechunk.ids import NODE_ID_NBYTES
-from app.formats.icechunk.keys import DOCUMENT
-from app.formats.icechunk.layout import KeyBlock, key_blocks
-from app.formats.icechunk.manifest import Inlined, Native, Virtual
-from app.formats.icechunk.session import (
+from shardgate.concurrency import bounded_gather
+from shardgate.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
+from shardgate.formats.icechunk.coords import Coords, distinct_rows, inside, rows_in
+from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
+from shardgate.formats.icechunk.keys import DOCUMENT
+from shardgate.formats.icechunk.layout import KeyBlock, key_blocks
+from shardgate.formats.icechunk.manifest import Inlined, Native, Virtual
+from shardgate.formats.icechunk.session import (
     ChunkAddress,
     SessionDocument,
     SessionView,
@@ -28,9 +28,9 @@ from app.formats.icechunk.session import (
     put_node,
     version_of,
 )
-from app.formats.icechunk.snapshot import Chunks
-from app.formats.listing import Axis, Grid, Window
-from app.model import (
+from shardgate.formats.icechunk.snapshot import Chunks
+from shardgate.formats.listing import Axis, Grid, Window
+from shardgate.model import (
     ByteRange,
     ByteRequest,
     Condition,
@@ -40,10 +40,10 @@ from app.model import (
     Piece,
     condition_of,
 )
-from app.resolve.bodies import Entity
-from app.resolve.icechunk.session import Change, Session, is_journaled, require_open
-from app.resolve.icechunk.session_objects import ListedEntry
-from app.storage.contract import (
+from shardgate.resolve.bodies import Entity
+from shardgate.resolve.icechunk.session import Change, Session, is_journaled, require_open
+from shardgate.resolve.icechunk.session_objects import ListedEntry
+from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,
     NOT_MODIFIED,

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import cachetools
 
-from app.errors import (
+from shardgate.errors import (
     ClockSkewError,
     DamagedError,
     ShardgateError,
@@ -26,20 +26,20 @@ from app.errors import (
     UnknownRefError,
     UnknownSessionError,
 )
-from app.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from app.formats.icechunk.keys import SESSION, Branch, session_prefix
-from app.formats.icechunk.layout import RepositoryLayout
-from app.formats.icechunk.repository import Repository
-from app.formats.icechunk.session import Committed, Discarded, SessionDocument, encode_session
-from app.formats.listing import Window
-from app.formats.reading import DecodeError, Fetch
-from app.model import ETag, ObjectRef, VirtualKey
-from app.resolve.containers import Containers, Dataset
-from app.resolve.icechunk.chunk_files import put_new
-from app.resolve.icechunk.repo_swap import demand_clock
-from app.resolve.icechunk.repository import OpenedRepository
-from app.resolve.icechunk.session import LIFETIME_S, Session
-from app.resolve.icechunk.session_objects import (
+from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from shardgate.formats.icechunk.keys import SESSION, Branch, session_prefix
+from shardgate.formats.icechunk.layout import RepositoryLayout
+from shardgate.formats.icechunk.repository import Repository
+from shardgate.formats.icechunk.session import Committed, Discarded, SessionDocument, encode_session
+from shardgate.formats.listing import Window
+from shardgate.formats.reading import DecodeError, Fetch
+from shardgate.model import ETag, ObjectRef, VirtualKey
+from shardgate.resolve.containers import Containers, Dataset
+from shardgate.resolve.icechunk.chunk_files import put_new
+from shardgate.resolve.icechunk.repo_swap import demand_clock
+from shardgate.resolve.icechunk.repository import OpenedRepository
+from shardgate.resolve.icechunk.session import LIFETIME_S, Session
+from shardgate.resolve.icechunk.session_objects import (
     EntryCache,
     SessionDocumentStore,
     SessionJournal,
@@ -47,13 +47,13 @@ from app.resolve.icechunk.session_objects import (
     entry_nbytes,
     list_sessions,
 )
-from app.resolve.icechunk.session_store import SessionStore
-from app.resolve.listing import Page
-from app.resolve.metadata_cache import ReadCache, SizedLRUCache
-from app.resolve.resolver import Resolver
-from app.resolve.write import Eraser, KeyWrite, Outcome, Writer
-from app.storage.contract import NO_HEADERS, ObjectHeaders, ObjectStore
-from app.storage.wrappers import StoreWrapper
+from shardgate.resolve.icechunk.session_store import SessionStore
+from shardgate.resolve.listing import Page
+from shardgate.resolve.metadata_cache import ReadCache, SizedLRUCache
+from shardgate.resolve.resolver import Resolver
+from shardgate.resolve.write import Eraser, KeyWrite, Outcome, Writer
+from shardgate.storage.contract import NO_HEADERS, ObjectHeaders, ObjectStore
+from shardgate.storage.wrappers import StoreWrapper
 
 _MAX_SWEPT: Final = 100
 _SWEEP_S: Final = 2.0

@@ -26,7 +26,10 @@ from shardgate.datasets import RootOptions, make_folders, open_root, with_root
 from shardgate.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
 from shardgate.formats.surveying import Description
 from shardgate.model import VirtualKey
-from shardgate.resolve.inspect import (
+from shardgate.read.listing import Root, explain_emptiness
+from shardgate.settings import LogLevel, Settings, dataset_name
+from shardgate.storage.stores import Stores
+from shardgate.survey.inspect import (
     ChunkReport,
     DamageReport,
     IndexReport,
@@ -36,11 +39,8 @@ from shardgate.resolve.inspect import (
     inspect_root,
     inspect_shard,
 )
-from shardgate.resolve.listing import Root, explain_emptiness
-from shardgate.resolve.verify import Report
-from shardgate.resolve.verify import verify as verify_root
-from shardgate.settings import LogLevel, Settings, dataset_name
-from shardgate.storage.stores import Stores
+from shardgate.survey.verify import Report
+from shardgate.survey.verify import verify as verify_root
 
 app = typer.Typer(
     help="Serve the chunks of sharded arrays over HTTP.",

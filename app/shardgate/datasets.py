@@ -19,9 +19,9 @@ from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
 from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
-from shardgate.resolve.containers import Containers, Dataset
-from shardgate.resolve.listing import Root
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.containers import Containers, Dataset
+from shardgate.read.listing import Root
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
 from shardgate.storage.http1_client import Target
 from shardgate.storage.local_files import folder_of

@@ -30,24 +30,24 @@ from shardgate.http.responses import Cors
 from shardgate.http.shard_affinity import ShardAffinity
 from shardgate.http.start_page import OverviewCache, StartPage
 from shardgate.http.write import BodyLimits, WritePlane
+from shardgate.icechunk.commit import Committer
+from shardgate.icechunk.repo_swap import RepoSwaps
+from shardgate.icechunk.sessions.registry import KeyHandlers, KeyRouter, Sessions
 from shardgate.observability.logging import log_loop_exception, open_access_log
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.tracing import Tracing
-from shardgate.resolve.budget import BucketBudgets, ByteBudget
-from shardgate.resolve.chunks import ChunkReader
-from shardgate.resolve.containers import Containers, Dataset
-from shardgate.resolve.icechunk.commit import Committer
-from shardgate.resolve.icechunk.repo_swap import RepoSwaps
-from shardgate.resolve.icechunk.sessions import KeyHandlers, KeyRouter, Sessions
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
-from shardgate.resolve.resolver import Resolver
-from shardgate.resolve.rewrite import Rewrites
-from shardgate.resolve.uploads import Uploads
-from shardgate.resolve.write import Eraser, PassthroughWriter, Writer
+from shardgate.read.budget import BucketBudgets, ByteBudget
+from shardgate.read.chunks import ChunkReader
+from shardgate.read.containers import Containers, Dataset
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.resolver import Resolver
 from shardgate.settings import LimitSettings, Settings
 from shardgate.storage.contract import ObjectReader, ObjectStore
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import Call, OnCall, TracedStore
+from shardgate.write.rewrite import Rewrites
+from shardgate.write.uploads import Uploads
+from shardgate.write.writer import Eraser, PassthroughWriter, Writer
 
 
 class Shared(NamedTuple):

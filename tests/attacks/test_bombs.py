@@ -21,7 +21,6 @@ from pydantic import ByteSize
 
 from shardgate.formats.icechunk.manifest import ManifestDecoder
 from shardgate.formats.icechunk.repo_info import REPO, RepoInfoDecoder
-from shardgate.formats.icechunk.session import decode_session
 from shardgate.formats.icechunk.snapshot import (
     SnapshotDecoder,
     SnapshotHeaderDecoder,
@@ -29,6 +28,7 @@ from shardgate.formats.icechunk.snapshot import (
 )
 from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
 from shardgate.formats.reading import DecodeError
+from shardgate.icechunk.sessions.document import decode_session
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.formats.icechunk.building import (
     MANIFEST,

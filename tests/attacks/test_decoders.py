@@ -34,15 +34,6 @@ from shardgate.formats.icechunk.payloads import Inlaid
 from shardgate.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
 from shardgate.formats.icechunk.repo_writer import RefChange, rewrite_repo
 from shardgate.formats.icechunk.repository import read_ref_file
-from shardgate.formats.icechunk.session import (
-    ChangedNode,
-    SessionDocument,
-    decode_entry,
-    decode_session,
-    encode_entry,
-    encode_session,
-    read_chunks,
-)
 from shardgate.formats.icechunk.snapshot import (
     SnapshotDecoder,
     SnapshotHeaderDecoder,
@@ -56,6 +47,15 @@ from shardgate.http.auth.oidc import decode_jwks
 from shardgate.http.body import decode_aws_chunked
 from shardgate.http.s3 import parse_deletion
 from shardgate.http.s3_uploads import parse_parts
+from shardgate.icechunk.sessions.document import (
+    ChangedNode,
+    SessionDocument,
+    decode_entry,
+    decode_session,
+    encode_entry,
+    encode_session,
+    read_chunks,
+)
 from shardgate.model import ByteRange
 from shardgate.storage.http_headers import parse_content_range, parse_unsatisfied
 from tests.attacks.mutating import Change, at_random, changes

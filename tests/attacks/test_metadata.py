@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from shardgate.formats.icechunk.session import ChangedNode, decode_session, encode_session
+from shardgate.icechunk.sessions.document import ChangedNode, decode_session, encode_session
 from shardgate.settings import DatasetSettings, Settings
 from tests.attacks.mutating import peak_growth
 from tests.formats.icechunk.building_repo import Repo, ref

@@ -11,11 +11,11 @@ import shardgate.formats
 from shardgate.errors import DamagedError, MetadataMissingError, ShardgateError
 from shardgate.formats.surveying import Collection, Shards
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
-from shardgate.resolve.listing import Root, find_collections, list_names
-from shardgate.resolve.perform import DirectFetch
-from shardgate.resolve.verify import verify
+from shardgate.read.listing import Root, find_collections, list_names
+from shardgate.read.perform import DirectFetch
 from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
+from shardgate.survey.verify import verify
 from tests.formats.case import Case, chunks_of, filled
 from tests.resolve.stores import Clock
 from tests.support.resolving import ROOT, reading

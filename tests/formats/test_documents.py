@@ -22,8 +22,8 @@ from shardgate.formats.documents import (
 )
 from shardgate.formats.reading import DecodeError, Opaque, Versioned
 from shardgate.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
-from shardgate.resolve.containers import PassThrough
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.containers import PassThrough
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from tests.resolve.stores import WatchedStore
 from tests.support.resolving import ROOT
 

@@ -16,7 +16,7 @@ from shardgate.http.body import (
     decode_aws_chunked,
     read_payload,
 )
-from shardgate.resolve.budget import ByteBudget, ByteReservation
+from shardgate.read.budget import ByteBudget, ByteReservation
 
 MIB = 1024**2
 

@@ -28,7 +28,7 @@ from shardgate.http.conditions import (
 from shardgate.http.problems import STATUS, Headers, problem
 from shardgate.http.responses import Cors, combine_headers
 from shardgate.model import EVERYTHING, ByteRange, ETag, ObjectRef, Stored, SuffixRange
-from shardgate.resolve.bodies import Entity
+from shardgate.read.bodies import Entity
 
 
 @pytest.mark.parametrize(

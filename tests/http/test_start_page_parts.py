@@ -27,9 +27,9 @@ from shardgate.http.start_page import (
     visible,
 )
 from shardgate.model import ObjectRef
-from shardgate.resolve.inspect import CollectionSummary, GroupSummary
 from shardgate.settings import PUBLIC
 from shardgate.storage.memory import MemoryStore
+from shardgate.survey.inspect import CollectionSummary, GroupSummary
 from tests.resolve.stores import Clock, WatchedStore
 from tests.resolve.test_inspect import ARRAY, filled
 from tests.support.pages import parse

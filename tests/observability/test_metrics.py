@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from shardgate.errors import StorageDeniedError, VersionChangedError
 from shardgate.model import ObjectRef
 from shardgate.observability.metrics import Metrics
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.metadata_cache import CacheCounters, SizedLRUCache
+from shardgate.read.budget import ByteBudget
+from shardgate.read.metadata_cache import CacheCounters, SizedLRUCache
 from shardgate.storage.contract import WriteNotice
 from shardgate.storage.wrappers import Call
 

@@ -17,8 +17,8 @@ from shardgate.model import (
     ObjectRef,
     VirtualKey,
 )
-from shardgate.resolve.bodies import Entity
-from shardgate.resolve.budget import ByteBudget
+from shardgate.read.bodies import Entity
+from shardgate.read.budget import ByteBudget
 from shardgate.storage.contract import Found, Listed, NotModified, Stat
 from shardgate.storage.memory import MemoryStore
 from tests.support.resolving import ROOT, All, everything, gather, reading

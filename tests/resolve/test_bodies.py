@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shardgate.errors import BusyError, DamagedError, StorageDeniedError
 from shardgate.model import ByteRange, VirtualKey
-from shardgate.resolve.bodies import Entity
-from shardgate.resolve.budget import BucketBudgets, ByteBudget, ByteReservation
+from shardgate.read.bodies import Entity
+from shardgate.read.budget import BucketBudgets, ByteBudget, ByteReservation
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.resolve.stores import Watching, holding, settle
 from tests.support.resolving import ROOT, All

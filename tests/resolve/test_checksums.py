@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.formats.contract import Checksummed
 from shardgate.model import ByteRange, ETag, Piece
-from shardgate.resolve.checksums import length_of, write_checksums
 from shardgate.storage.memory import MemoryStore
+from shardgate.write.checksums import length_of, write_checksums
 from tests.resolve.stores import WatchedStore
 from tests.resolve.writers import Between
 from tests.support.resolving import ROOT

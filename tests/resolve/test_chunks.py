@@ -18,8 +18,8 @@ from shardgate.errors import (
     VersionChangedError,
 )
 from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
-from shardgate.resolve.budget import BucketBudgets, ByteBudget
-from shardgate.resolve.chunks import ChunkReader, StoreCost
+from shardgate.read.budget import BucketBudgets, ByteBudget
+from shardgate.read.chunks import ChunkReader, StoreCost
 from shardgate.storage.contract import Found, NotModified
 from tests.resolve.stores import REF, WatchedStore, settle
 

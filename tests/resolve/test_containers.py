@@ -14,9 +14,9 @@ from shardgate.formats.listing import Window
 from shardgate.formats.reading import Read, Weighable
 from shardgate.formats.zarr.layout import ZarrLayout
 from shardgate.model import ObjectRef, VirtualKey
-from shardgate.resolve.containers import LIKE_A_CHUNK, Containers, PassThrough
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.containers import LIKE_A_CHUNK, Containers, PassThrough
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
 from tests.formats.case import Case
 from tests.formats.case import filled as put_together

@@ -1,4 +1,4 @@
-"""`shardgate.resolve.inspect`: summary of a dataset in a moment."""
+"""`shardgate.survey.inspect`: summary of a dataset in a moment."""
 
 import json
 from typing import Any, Final
@@ -10,14 +10,14 @@ from zarr.core.buffer import cpu
 
 from shardgate.errors import StorageUnavailableError
 from shardgate.model import ObjectRef
-from shardgate.resolve.inspect import (
+from shardgate.storage.memory import MemoryStore
+from shardgate.survey.inspect import (
     MAX_COLLECTIONS,
     DatasetOverview,
     GroupSummary,
     summarize,
     summarize_group,
 )
-from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.zarr.building import LITTLE, array_metadata
 from tests.resolve.stores import Unlisted, WatchedStore, settle

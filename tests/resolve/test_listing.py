@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from shardgate.errors import DamagedError, StorageUnusableError
 from shardgate.formats.listing import Window
 from shardgate.model import ObjectRef, VirtualKey
-from shardgate.resolve import listing
-from shardgate.resolve.listing import ListedKey, Page, find_collections, find_containers
+from shardgate.read import listing
+from shardgate.read.listing import ListedKey, Page, find_collections, find_containers
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.wrappers import Call, TracedStore
 from tests.formats.case import filled

@@ -14,14 +14,14 @@ from shardgate.errors import (
 from shardgate.formats.icechunk.flatbuffers import memory_nbytes
 from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
 from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.metadata_cache import (
+from shardgate.read.budget import ByteBudget
+from shardgate.read.metadata_cache import (
     OVERHEAD_NBYTES,
     MetadataCache,
     ReadCache,
     SizedLRUCache,
 )
-from shardgate.resolve.perform import DirectFetch, perform
+from shardgate.read.perform import DirectFetch, perform
 from shardgate.storage.contract import Found, ObjectHeaders, Stat
 from tests.formats.icechunk.building import REPO_INFO, envelope
 from tests.resolve.stores import REF, Clock, WatchedStore, settle
@@ -374,7 +374,7 @@ async def test_content_coding_of_a_document_is_removed(
     first = await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
     assert isinstance(first, Versioned)
     assert first.value.data == whole.value.data[:3999]
-    monkeypatch.setattr("shardgate.resolve.perform._CONTENT_NBYTES", 3999)
+    monkeypatch.setattr("shardgate.read.perform._CONTENT_NBYTES", 3999)
     with pytest.raises(DamagedError):
         await perform(store, Read("metadata", REF, ByteRange(0, 3999), Opaque))
 

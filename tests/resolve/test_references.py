@@ -28,7 +28,7 @@ from shardgate.model import (
     UnmodifiedSince,
     VirtualKey,
 )
-from shardgate.resolve.bodies import Entity
+from shardgate.read.bodies import Entity
 from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import REF, WatchedStore, Watching
 from tests.support.resolving import reading

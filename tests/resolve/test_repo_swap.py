@@ -13,11 +13,11 @@ from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_info import RepoInfo
 from shardgate.formats.icechunk.repo_writer import RefChange
 from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
+from shardgate.icechunk.repo_swap import Planned, RefChanges, RepoSwaps
+from shardgate.icechunk.repository import OpenedRepository
 from shardgate.model import ObjectRef
-from shardgate.resolve.icechunk.repo_swap import Planned, RefChanges, RepoSwaps
-from shardgate.resolve.icechunk.repository import OpenedRepository
-from shardgate.resolve.listing import list_names
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.listing import list_names
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
 from tests.formats.icechunk.building_repo import FIRST, NOON, Repo, update
 from tests.resolve.stores import Clock

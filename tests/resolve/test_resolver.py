@@ -9,7 +9,7 @@ import pytest
 
 from shardgate.errors import BusyError, DamagedError
 from shardgate.model import EVERYTHING, ByteRange, ByteRequest, ObjectRef, VirtualKey
-from shardgate.resolve.containers import Dataset
+from shardgate.read.containers import Dataset
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING

@@ -9,7 +9,7 @@ import pytest
 
 from shardgate.errors import BusyError, PreconditionFailedError, StorageUnavailableError
 from shardgate.model import ETag, ObjectRef
-from shardgate.resolve.bodies import Demand
+from shardgate.read.bodies import Demand
 from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import CallOn
 from tests.resolve.writers import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardgate.model import ObjectRef, VirtualKey
-from shardgate.resolve.containers import Containers
+from shardgate.read.containers import Containers
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed import case as precomputed

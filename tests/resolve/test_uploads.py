@@ -12,11 +12,11 @@ from shardgate.errors import (
     UnknownUploadError,
 )
 from shardgate.model import ETag, ObjectRef, VirtualKey
-from shardgate.resolve.bodies import Demand
-from shardgate.resolve.budget import ByteBudget, ByteReservation
-from shardgate.resolve.uploads import Completion, PartName, Upload, Uploads
+from shardgate.read.bodies import Demand
+from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.contract import NO_HEADERS, UPLOADS
 from shardgate.storage.memory import MemoryStore
+from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 from tests.resolve.stores import Clock
 from tests.resolve.writers import Between, Replica, replica, stored
 from tests.support.resolving import ROOT

@@ -9,12 +9,12 @@ import pytest
 from shardgate.errors import BadKeyError, DamagedError, StorageUnusableError
 from shardgate.formats.surveying import Description
 from shardgate.model import ObjectRef, VirtualKey
-from shardgate.resolve.containers import Containers
-from shardgate.resolve.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
-from shardgate.resolve.listing import Root
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
-from shardgate.resolve.verify import Report, verify
+from shardgate.read.containers import Containers
+from shardgate.read.listing import Root
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
+from shardgate.survey.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
+from shardgate.survey.verify import Report, verify
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import (

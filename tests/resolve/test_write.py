@@ -12,9 +12,9 @@ from shardgate.errors import PreconditionFailedError, ReadOnlyError, ShardgateEr
 from shardgate.formats.contract import Target
 from shardgate.formats.reading import Fetch
 from shardgate.model import ObjectRef, VirtualKey
-from shardgate.resolve.containers import Containers
-from shardgate.resolve.write import KeyWrite
+from shardgate.read.containers import Containers
 from shardgate.storage.memory import MemoryStore
+from shardgate.write.writer import KeyWrite
 from tests.formats.neuroglancer_precomputed.case import build_meshes
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.resolve.writers import (

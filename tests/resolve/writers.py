@@ -8,12 +8,12 @@ from struct import iter_unpack
 from typing import Any, ClassVar, Final
 
 from shardgate.model import ETag, ObjectRef, VirtualKey
-from shardgate.resolve.bodies import Demand
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.rewrite import Rewrites
-from shardgate.resolve.write import Eraser, KeyWrite, PassthroughWriter, Writer
+from shardgate.read.bodies import Demand
+from shardgate.read.budget import ByteBudget
 from shardgate.storage.contract import Found, ObjectHeaders
 from shardgate.storage.memory import MemoryStore
+from shardgate.write.rewrite import Rewrites
+from shardgate.write.writer import Eraser, KeyWrite, PassthroughWriter, Writer
 from tests.formats.zarr.building import EMPTY, LITTLE, array_metadata, sharding
 from tests.resolve.stores import CallOn, Tapped
 from tests.support.resolving import ROOT, Reading, reading

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from shardgate.datasets import formats as configured_formats
 from shardgate.formats.contract import Format
 from shardgate.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
-from shardgate.resolve.bodies import Body, Entity
-from shardgate.resolve.budget import BucketBudgets, ByteBudget
-from shardgate.resolve.chunks import ChunkReader
-from shardgate.resolve.containers import Containers, Dataset
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
-from shardgate.resolve.resolver import Resolver
+from shardgate.read.bodies import Body, Entity
+from shardgate.read.budget import BucketBudgets, ByteBudget
+from shardgate.read.chunks import ChunkReader
+from shardgate.read.containers import Containers, Dataset
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.resolver import Resolver
 from shardgate.settings import DatasetSettings, LimitSettings
 from shardgate.storage.contract import ObjectReader
 

@@ -22,9 +22,9 @@ from shardgate.http.responses import ALLOW
 from shardgate.http.start_page import StartPage
 from shardgate.observability.logging import log_failure
 from shardgate.observability.metrics import MEDIA_TYPE, Metrics
-from shardgate.resolve.containers import Dataset
-from shardgate.resolve.inspect import DamageReport, inspect_root
-from shardgate.resolve.resolver import Resolver
+from shardgate.read.containers import Dataset
+from shardgate.read.resolver import Resolver
+from shardgate.survey.inspect import DamageReport, inspect_root
 
 type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

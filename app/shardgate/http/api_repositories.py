@@ -16,8 +16,8 @@ from shardgate.http.body import RequestBodyReader
 from shardgate.http.conditions import parse_demand
 from shardgate.http.openapi import RequestDocument, new_router, reads
 from shardgate.http.paths import check_key
-from shardgate.resolve.icechunk.repo_swap import RefChanges, RepoSwaps, create_repository
-from shardgate.resolve.icechunk.repository import (
+from shardgate.icechunk.repo_swap import RefChanges, RepoSwaps, create_repository
+from shardgate.icechunk.repository import (
     BranchPage,
     HistoryPage,
     NamedRef,
@@ -29,7 +29,7 @@ from shardgate.resolve.icechunk.repository import (
     read_operations,
     read_refs,
 )
-from shardgate.resolve.resolver import Resolver
+from shardgate.read.resolver import Resolver
 
 _DATASETS: Final = "/api/datasets"
 _TAG: Final = "Icechunk repositories"

@@ -17,18 +17,18 @@ from shardgate.formats.icechunk.changes import ChangeSet, Edit, read_edit, read_
 from shardgate.formats.icechunk.conflicts import Policy
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.formats.icechunk.session import Committed, SessionDocument
 from shardgate.http.api_repositories import opens
 from shardgate.http.auth.access import Datasets
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.openapi import CONFLICTS, RequestDocument, new_router, reads
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.icechunk.chunk_files import put_chunk
-from shardgate.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
-from shardgate.resolve.icechunk.repository import OpenedRepository
-from shardgate.resolve.icechunk.session import Session, SessionCommit
-from shardgate.resolve.icechunk.sessions import Sessions
-from shardgate.resolve.resolver import Resolver
+from shardgate.icechunk.chunk_files import put_chunk
+from shardgate.icechunk.commit import CommitRequest, CommitResult, Committer
+from shardgate.icechunk.repository import OpenedRepository
+from shardgate.icechunk.sessions.document import Committed, SessionDocument
+from shardgate.icechunk.sessions.registry import Sessions
+from shardgate.icechunk.sessions.session import Session, SessionCommit
+from shardgate.read.budget import ByteBudget
+from shardgate.read.resolver import Resolver
 
 _MAX_COMMIT_NBYTES: Final = 64 * 1024**2
 _MAX_JSON_NBYTES: Final = 2 * 1024**2

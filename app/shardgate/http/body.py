@@ -31,8 +31,8 @@ from shardgate.http.auth.sigv4 import SignatureChain
 from shardgate.http.openapi import RequestDocument
 from shardgate.http.problems import Headers
 from shardgate.http.responses import RequestHeaders, ResponseWriter, combine_headers
-from shardgate.resolve.bodies import Body
-from shardgate.resolve.budget import ByteBudget, ByteReservation
+from shardgate.read.bodies import Body
+from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.http_headers import content_coding
 
 SLOWEST_NBYTES_PER_S: Final = 16 * 1024

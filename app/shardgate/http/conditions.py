@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from shardgate.errors import BadHeaderError
 from shardgate.formats.compression import CODINGS
 from shardgate.model import EVERYTHING, ByteRange, ByteRequest, ETag, SuffixRange
-from shardgate.resolve.bodies import Demand, Entity
+from shardgate.read.bodies import Demand, Entity
 from shardgate.storage.http_headers import CODING_ALIASES, parse_date
 
 _RANGE: Final = re.compile(r"([0-9]{0,18})-([0-9]{0,18})", re.ASCII)

@@ -34,7 +34,7 @@ from shardgate.http.responses import (
     RequestHeaders,
     combine_headers,
 )
-from shardgate.resolve.bodies import Body, Pieces
+from shardgate.read.bodies import Body, Pieces
 
 HEAD_NBYTES: Final = 64 * 1024
 """Longest head; also the most that may follow a body, such as trailers. Keys have up to 3 KiB."""

@@ -45,12 +45,12 @@ from shardgate.http.responses import (
     request_id,
 )
 from shardgate.http.write import WritePlane, allowed_methods
+from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import Stored, VirtualKey
 from shardgate.observability.requests import note_caller
-from shardgate.resolve.bodies import Entity, Opened
-from shardgate.resolve.containers import Dataset
-from shardgate.resolve.icechunk.sessions import KeyRouter
-from shardgate.resolve.resolver import CachedEntity
+from shardgate.read.bodies import Entity, Opened
+from shardgate.read.containers import Dataset
+from shardgate.read.resolver import CachedEntity
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""

@@ -17,8 +17,8 @@ from shardgate.http.s3 import error_code, error_document, speaks_s3
 from shardgate.model import ETag, VirtualKey
 from shardgate.observability.logging import log_failure
 from shardgate.observability.requests import note_request_id
-from shardgate.resolve.bodies import Body, Entity, Opened
-from shardgate.resolve.containers import Dataset
+from shardgate.read.bodies import Body, Entity, Opened
+from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA
 

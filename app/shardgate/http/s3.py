@@ -19,8 +19,8 @@ from shardgate.http.conditions import is_http_date
 from shardgate.http.paths import check_key
 from shardgate.http.problems import Headers, status_headers, status_of
 from shardgate.model import ETag
-from shardgate.resolve.listing import Page
-from shardgate.resolve.write import Outcome
+from shardgate.read.listing import Page
+from shardgate.write.writer import Outcome
 
 MEDIA_TYPE: Final = b"application/xml"
 NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"

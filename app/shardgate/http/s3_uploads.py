@@ -25,13 +25,13 @@ from shardgate.http.conditions import Selection
 from shardgate.http.paths import check_key, quote_segment
 from shardgate.http.responses import NO_STORE, RequestHeaders
 from shardgate.http.write import COPY_SOURCE, Handler, Put, WriteRequest
+from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import EVERYTHING, ByteRange, ETag, VirtualKey
-from shardgate.resolve.bodies import Entity, Opened
-from shardgate.resolve.budget import ByteReservation
-from shardgate.resolve.containers import Dataset
-from shardgate.resolve.icechunk.sessions import KeyRouter
-from shardgate.resolve.uploads import Completion, PartName, Upload, Uploads
+from shardgate.read.bodies import Entity, Opened
+from shardgate.read.budget import ByteReservation
+from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
+from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 
 MAX_PARTS: Final = 10_000
 """As in S3."""

@@ -27,8 +27,8 @@ from shardgate.http.responses import (
     ResponseWriter,
     asgi_writer,
 )
-from shardgate.resolve.metadata_cache import SizedLRUCache
-from shardgate.resolve.resolver import Resolver
+from shardgate.read.metadata_cache import SizedLRUCache
+from shardgate.read.resolver import Resolver
 
 PREFIX: Final = b"/_shard/"
 """Beginning of the paths; the name is reserved."""

@@ -27,9 +27,9 @@ from shardgate.http.links import (
 )
 from shardgate.http.paths import quote_key
 from shardgate.http.responses import page_headers
-from shardgate.resolve.containers import Dataset
-from shardgate.resolve.inspect import CollectionSummary, DatasetOverview, summarize
-from shardgate.resolve.resolver import Resolver
+from shardgate.read.containers import Dataset
+from shardgate.read.resolver import Resolver
+from shardgate.survey.inspect import CollectionSummary, DatasetOverview, summarize
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _PAGES: Final = Environment(

@@ -26,14 +26,14 @@ from shardgate.http.conditions import parse_demand
 from shardgate.http.paths import Scope, check_key, split_target
 from shardgate.http.problems import Headers
 from shardgate.http.responses import ALLOW, NO_STORE, RequestHeaders, Responder
+from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import ETag, VirtualKey
-from shardgate.resolve.bodies import Demand
-from shardgate.resolve.budget import ByteBudget, ByteReservation
-from shardgate.resolve.containers import Dataset
-from shardgate.resolve.icechunk.sessions import KeyRouter
-from shardgate.resolve.write import KeyWrite, Outcome
+from shardgate.read.bodies import Demand
+from shardgate.read.budget import ByteBudget, ByteReservation
+from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA, object_headers
+from shardgate.write.writer import KeyWrite, Outcome
 
 COPY_SOURCE: Final = b"x-amz-copy-source"
 FOREIGN: Final = "server.cors_origins does not name the page that would write"

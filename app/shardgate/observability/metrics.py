@@ -28,8 +28,8 @@ from prometheus_client.registry import Collector
 from shardgate.errors import RangeNotSatisfiedError, ShardgateError
 from shardgate.model import ObjectRef
 from shardgate.observability.requests import NO_DATASET, Outcome
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
+from shardgate.read.budget import ByteBudget
+from shardgate.read.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
 from shardgate.storage.contract import WriteNotice, WriteWay
 from shardgate.storage.wrappers import Call
 

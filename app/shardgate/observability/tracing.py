@@ -8,7 +8,7 @@ from typing import Final
 from shardgate.errors import ConfigurationError
 from shardgate.observability.metrics import error_label, store_of
 from shardgate.observability.requests import RequestContext
-from shardgate.resolve.metadata_cache import kind_of_read
+from shardgate.read.metadata_cache import kind_of_read
 from shardgate.storage.wrappers import Call
 
 _NAME: Final = "shardgate"

@@ -17,8 +17,8 @@ from shardgate.formats.listing import Axis, Grid, Window
 from shardgate.formats.surveying import Collection
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import MISSING, ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
-from shardgate.resolve.listing import list_names
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.listing import list_names
+from shardgate.read.perform import DirectFetch
 from tests.formats.case import filled
 from tests.formats.icechunk import building_repo
 from tests.formats.icechunk.building import SNAPSHOT, Node, Ref, envelope, snapshot

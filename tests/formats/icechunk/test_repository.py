@@ -30,8 +30,8 @@ from shardgate.model import (
     Stored,
     UnmodifiedSince,
 )
-from shardgate.resolve.listing import list_names
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.listing import list_names
+from shardgate.read.perform import DirectFetch
 from shardgate.storage.local import LocalStore
 from shardgate.storage.memory import MemoryStore
 from tests.formats.case import filled

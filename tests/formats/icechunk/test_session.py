@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.manifest import Native
 from shardgate.formats.icechunk.payloads import Inlaid
-from shardgate.formats.icechunk.session import (
+from shardgate.formats.reading import DecodeError
+from shardgate.icechunk.sessions.document import (
     GONE_NBYTES,
     ChangedNode,
     Committed,
@@ -23,7 +24,6 @@ from shardgate.formats.icechunk.session import (
     parse_coords,
     spell_coords,
 )
-from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange
 
 _LIMIT = 2**20

@@ -27,7 +27,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
 )
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.surveying import Description
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
 from tests.formats.mutating import members
 from tests.formats.neuroglancer_precomputed.case import (

@@ -15,8 +15,8 @@ from shardgate.errors import BadBodyError, BadKeyError, ConflictError, DamagedEr
 from shardgate.formats.contract import Document
 from shardgate.formats.neuroglancer_precomputed.survey import ShardTables
 from shardgate.model import ByteRange, VirtualKey, Whole
-from shardgate.resolve.containers import Containers
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.containers import Containers
+from shardgate.read.perform import DirectFetch
 from tests.formats.case import filled, render, write_chunks
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,

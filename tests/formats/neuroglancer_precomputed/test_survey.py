@@ -20,7 +20,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShards, coalesce
 from shardgate.formats.surveying import Entry, Fault, Ranges, Survey
 from shardgate.model import ByteRange
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
 from tests.formats.case import filled
 from tests.formats.neuroglancer_precomputed.case import (

@@ -29,8 +29,8 @@ from shardgate.model import (
     VirtualKey,
     Whole,
 )
-from shardgate.resolve.listing import list_names
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.listing import list_names
+from shardgate.read.perform import DirectFetch
 from tests.formats.case import Container, filled, write_chunks
 from tests.formats.zarr.draft import (
     CORE,

@@ -32,7 +32,7 @@ from shardgate.model import (
     VirtualKey,
     Whole,
 )
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from tests.formats.case import Container, filled
 from tests.formats.zarr.building import (
     CRC,

@@ -16,7 +16,7 @@ from shardgate.formats.documents import MarkerDecoder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.layout import Zarr3
 from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
 from tests.formats.mutating import members, mutations
 from tests.formats.zarr.building import BIG, CRC, LITTLE, array_metadata, sharding

@@ -14,7 +14,7 @@ from shardgate.formats.surveying import Description, Entry, Fault, Survey
 from shardgate.formats.zarr.metadata import Node, parse_array, parse_node
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe
 from shardgate.model import ByteRange, VirtualKey
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.perform import DirectFetch
 from tests.formats.case import chunks_of, filled
 from tests.formats.zarr.building import (
     CRC,

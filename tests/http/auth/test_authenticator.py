@@ -11,7 +11,7 @@ from shardgate.http.auth.access import Caller, Datasets, Identity, configured_ca
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.model import ObjectRef
-from shardgate.resolve.containers import Containers, Dataset
+from shardgate.read.containers import Containers, Dataset
 from tests.http.auth.people import caller
 
 ANA = configured_caller("ana")

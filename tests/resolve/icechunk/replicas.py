@@ -16,18 +16,18 @@ from shardgate.errors import StorageUnavailableError
 from shardgate.formats.icechunk.conflicts import Policy
 from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.formats.icechunk.session import SessionDocument
+from shardgate.icechunk.commit import CommitRequest, CommitResult, Committer
+from shardgate.icechunk.repo_swap import RepoSwaps
+from shardgate.icechunk.repository import OpenedRepository, open_repository
+from shardgate.icechunk.sessions.document import SessionDocument
+from shardgate.icechunk.sessions.registry import Sessions
+from shardgate.icechunk.sessions.session import SessionCommit
+from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ObjectRef
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.containers import Containers
-from shardgate.resolve.icechunk.commit import CommitRequest, CommitResult, Committer
-from shardgate.resolve.icechunk.repo_swap import RepoSwaps
-from shardgate.resolve.icechunk.repository import OpenedRepository, open_repository
-from shardgate.resolve.icechunk.session import SessionCommit
-from shardgate.resolve.icechunk.session_store import SessionStore
-from shardgate.resolve.icechunk.sessions import Sessions
-from shardgate.resolve.listing import Root
-from shardgate.resolve.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.budget import ByteBudget
+from shardgate.read.containers import Containers
+from shardgate.read.listing import Root
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
 from tests.resolve.stores import CallOn, Tapped
 from tests.support.sessions import GROUP, array_document

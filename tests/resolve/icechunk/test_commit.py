@@ -15,9 +15,9 @@ from shardgate.errors import ClockSkewError, CommitConflictError
 from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.icechunk.chunk_files import chunk_lengths
+from shardgate.icechunk.commit import CommitRequest, CommitResult
 from shardgate.model import ObjectRef
-from shardgate.resolve.icechunk.chunk_files import chunk_lengths
-from shardgate.resolve.icechunk.commit import CommitRequest, CommitResult
 from shardgate.storage.contract import Listed
 from shardgate.storage.local import LocalStore
 from tests.resolve.icechunk.replicas import Late, Replica

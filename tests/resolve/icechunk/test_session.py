@@ -15,10 +15,10 @@ from shardgate.errors import ShardgateError
 from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
 from shardgate.formats.icechunk.conflicts import Policy
 from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.formats.icechunk.session import Sealed
+from shardgate.icechunk.commit import CommitRequest, CommitResult
+from shardgate.icechunk.sessions.document import Sealed
+from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.model import ETag, ObjectRef
-from shardgate.resolve.icechunk.commit import CommitRequest, CommitResult
-from shardgate.resolve.icechunk.session import SessionCommit
 from shardgate.storage.contract import Conflict, Found
 from shardgate.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (

@@ -15,16 +15,16 @@ import pytest
 
 from shardgate.errors import ConflictError, ShardgateError
 from shardgate.formats.icechunk.payloads import Inlaid
-from shardgate.formats.icechunk.session import (
+from shardgate.formats.icechunk.snapshot import StoredSnapshot
+from shardgate.icechunk.sessions.document import (
     ChangedNode,
     ChunkAddress,
     SessionDocument,
     encode_session,
 )
-from shardgate.formats.icechunk.snapshot import StoredSnapshot
+from shardgate.icechunk.sessions.journal import Edit, SessionDocumentStore
+from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ObjectRef
-from shardgate.resolve.icechunk.session_objects import Edit, SessionDocumentStore
-from shardgate.resolve.icechunk.session_store import SessionStore
 from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from tests.resolve.icechunk.replicas import (

@@ -14,7 +14,7 @@ from shardgate.errors import (
     UnauthenticatedError,
     UnknownDatasetError,
 )
-from shardgate.resolve.containers import Dataset
+from shardgate.read.containers import Dataset
 from shardgate.settings import PUBLIC
 
 

@@ -25,7 +25,7 @@ from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.paths import Scope, dataset_in, token_in
 from shardgate.http.responses import RequestHeaders, combine_headers
 from shardgate.observability.requests import note_caller
-from shardgate.resolve.containers import Dataset
+from shardgate.read.containers import Dataset
 from shardgate.settings import PUBLIC, RESERVED, CallerSettings
 
 _READS: Final = ("GET", "HEAD")

@@ -10,7 +10,7 @@ from shardgate.errors import DamagedError, RangeNotSatisfiedError, VersionChange
 from shardgate.formats.compression import CODINGS, decode_content
 from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
 from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, condition_of
-from shardgate.resolve.budget import ByteBudget, ByteReservation
+from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.contract import Found, NotModified, ObjectReader
 
 _FIRST_READ_NBYTES: Final = 32 * 1024**2

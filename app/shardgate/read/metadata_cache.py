@@ -16,8 +16,8 @@ from shardgate.concurrency import SingleFlight, Unshared
 from shardgate.errors import DamagedError, MetadataMissingError, VersionChangedError
 from shardgate.formats.reading import Read, Versioned, Weighable
 from shardgate.model import ETag, ObjectRef
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.perform import perform
+from shardgate.read.budget import ByteBudget
+from shardgate.read.perform import perform
 from shardgate.storage.contract import NotModified, ObjectReader, Stat
 
 _log = logging.getLogger(__name__)

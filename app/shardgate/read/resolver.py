@@ -32,12 +32,12 @@ from shardgate.model import (
     VirtualKey,
     Whole,
 )
-from shardgate.resolve.bodies import BodyReader, Choice, Entity, Opened, Opening
-from shardgate.resolve.budget import ByteBudget, ByteReservation
-from shardgate.resolve.chunks import ChunkReader
-from shardgate.resolve.containers import Container, Dataset, Routes
-from shardgate.resolve.listing import Page, Root, list_page
-from shardgate.resolve.metadata_cache import (
+from shardgate.read.bodies import BodyReader, Choice, Entity, Opened, Opening
+from shardgate.read.budget import ByteBudget, ByteReservation
+from shardgate.read.chunks import ChunkReader
+from shardgate.read.containers import Container, Dataset, Routes
+from shardgate.read.listing import Page, Root, list_page
+from shardgate.read.metadata_cache import (
     OVERHEAD_NBYTES,
     TRUSTED_S,
     CachedRead,

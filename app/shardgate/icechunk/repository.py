@@ -43,7 +43,7 @@ from shardgate.formats.icechunk.snapshot import (
 from shardgate.formats.reading import DecodeError, Fetch, Read
 from shardgate.formats.surveying import Listing, State
 from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
-from shardgate.resolve.listing import Root, list_names
+from shardgate.read.listing import Root, list_names
 
 _BATCH: Final = 64
 _METADATA_NBYTES: Final = 1 << 20

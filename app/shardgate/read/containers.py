@@ -10,7 +10,7 @@ from shardgate.formats.contract import Document, Format, Layout, Stray, Target, 
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
-from shardgate.resolve.metadata_cache import OVERHEAD_NBYTES, FreshnessTracker, ReadCache
+from shardgate.read.metadata_cache import OVERHEAD_NBYTES, FreshnessTracker, ReadCache
 from shardgate.settings import PUBLIC
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from shardgate.model import ByteRange, Fixed, ObjectRef, Stored, Version, coalesce, condition_of
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.metadata_cache import (
+from shardgate.read.budget import ByteBudget
+from shardgate.read.metadata_cache import (
     CHUNK,
     OVERHEAD_NBYTES,
     CacheCounters,

@@ -27,11 +27,11 @@ from shardgate.errors import (
 from shardgate.formats.contract import Entry, NewShard, OpenShard, ShardRewriter
 from shardgate.formats.reading import Versioned
 from shardgate.model import ETag, ObjectRef, Stored, VirtualKey
-from shardgate.resolve.bodies import Demand, Entity
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.checksums import length_of, write_checksums
-from shardgate.resolve.metadata_cache import ReadCache
+from shardgate.read.bodies import Demand, Entity
+from shardgate.read.budget import ByteBudget
+from shardgate.read.metadata_cache import ReadCache
 from shardgate.storage.contract import ABSENT, CONFLICT, Conflict, ObjectStore
+from shardgate.write.checksums import length_of, write_checksums
 
 _ATTEMPTS: Final = 20
 _BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)

@@ -39,8 +39,8 @@ from shardgate.model import (
     VirtualKey,
     Whole,
 )
-from shardgate.resolve.bodies import Entity
-from shardgate.resolve.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
+from shardgate.read.bodies import Entity
+from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
 from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000

@@ -15,9 +15,9 @@ from shardgate.errors import (
 from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of, etag_of
-from shardgate.resolve.budget import ByteReservation
-from shardgate.resolve.chunks import ChunkReader
-from shardgate.resolve.metadata_cache import ReadCache
+from shardgate.read.budget import ByteReservation
+from shardgate.read.chunks import ChunkReader
+from shardgate.read.metadata_cache import ReadCache
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader
 
 _ATTEMPTS: Final = 16

@@ -40,7 +40,7 @@ from shardgate.formats.surveying import (
     uncheckable,
 )
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, coalesce, condition_of
-from shardgate.resolve.listing import (
+from shardgate.read.listing import (
     OpenedContainer,
     Root,
     collections_of,
@@ -48,7 +48,7 @@ from shardgate.resolve.listing import (
     join_path,
     list_names,
 )
-from shardgate.resolve.perform import DirectFetch
+from shardgate.read.perform import DirectFetch
 from shardgate.storage.contract import Found, ObjectReader
 from shardgate.storage.memory import MemoryStore
 

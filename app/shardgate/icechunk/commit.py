@@ -58,16 +58,16 @@ from shardgate.formats.icechunk.transaction_log import (
     merge_logs,
     write_transaction_log,
 )
-from shardgate.model import ObjectRef
-from shardgate.resolve.budget import ByteBudget
-from shardgate.resolve.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
-from shardgate.resolve.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
-from shardgate.resolve.icechunk.repository import (
+from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
+from shardgate.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
+from shardgate.icechunk.repository import (
     DOCUMENTED,
     OpenedRepository,
     read_snapshot,
     require_unlocked,
 )
+from shardgate.model import ObjectRef
+from shardgate.read.budget import ByteBudget
 from shardgate.storage.contract import CONFLICT, Conflict, ObjectStore
 
 _ATTEMPTS: Final = 100

@@ -18,7 +18,9 @@ from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
 from shardgate.formats.icechunk.keys import DOCUMENT
 from shardgate.formats.icechunk.layout import KeyBlock, key_blocks
 from shardgate.formats.icechunk.manifest import Inlined, Native, Virtual
-from shardgate.formats.icechunk.session import (
+from shardgate.formats.icechunk.snapshot import Chunks
+from shardgate.formats.listing import Axis, Grid, Window
+from shardgate.icechunk.sessions.document import (
     ChunkAddress,
     SessionDocument,
     SessionView,
@@ -28,8 +30,8 @@ from shardgate.formats.icechunk.session import (
     put_node,
     version_of,
 )
-from shardgate.formats.icechunk.snapshot import Chunks
-from shardgate.formats.listing import Axis, Grid, Window
+from shardgate.icechunk.sessions.journal import ListedEntry
+from shardgate.icechunk.sessions.session import Change, Session, is_journaled, require_open
 from shardgate.model import (
     ByteRange,
     ByteRequest,
@@ -40,9 +42,7 @@ from shardgate.model import (
     Piece,
     condition_of,
 )
-from shardgate.resolve.bodies import Entity
-from shardgate.resolve.icechunk.session import Change, Session, is_journaled, require_open
-from shardgate.resolve.icechunk.session_objects import ListedEntry
+from shardgate.read.bodies import Entity
 from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,

@@ -51,11 +51,11 @@ from shardgate.formats.icechunk.snapshot import (
 )
 from shardgate.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from shardgate.formats.reading import DecodeError
+from shardgate.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
 from shardgate.model import ByteRange, ETag, ObjectRef
-from shardgate.resolve.bodies import Demand
-from shardgate.resolve.containers import Dataset
-from shardgate.resolve.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
-from shardgate.resolve.metadata_cache import ReadCache
+from shardgate.read.bodies import Demand
+from shardgate.read.containers import Dataset
+from shardgate.read.metadata_cache import ReadCache
 from shardgate.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
 _ATTEMPTS: Final = 100

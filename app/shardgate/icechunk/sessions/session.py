@@ -38,7 +38,12 @@ from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Refer
 from shardgate.formats.icechunk.payloads import Inlaid, Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.formats.icechunk.repository import Repository, named_by
-from shardgate.formats.icechunk.session import (
+from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
+from shardgate.formats.reading import Fetch
+from shardgate.icechunk.chunk_files import put_chunk_file
+from shardgate.icechunk.commit import CommitResult
+from shardgate.icechunk.repository import read_snapshot
+from shardgate.icechunk.sessions.document import (
     OPEN,
     ChunkAddress,
     Committed,
@@ -52,18 +57,13 @@ from shardgate.formats.icechunk.session import (
     make_changes,
     version_of,
 )
-from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
-from shardgate.formats.reading import Fetch
-from shardgate.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
-from shardgate.resolve.bodies import Entity
-from shardgate.resolve.icechunk.chunk_files import put_chunk_file
-from shardgate.resolve.icechunk.commit import CommitResult
-from shardgate.resolve.icechunk.repository import read_snapshot
-from shardgate.resolve.icechunk.session_objects import (
+from shardgate.icechunk.sessions.journal import (
     SessionDocumentStore,
     SessionJournal,
     SessionLocation,
 )
+from shardgate.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
+from shardgate.read.bodies import Entity
 from shardgate.storage.contract import (
     ABSENT,
     CONFLICT,

@@ -30,16 +30,18 @@ from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_i
 from shardgate.formats.icechunk.keys import SESSION, Branch, session_prefix
 from shardgate.formats.icechunk.layout import RepositoryLayout
 from shardgate.formats.icechunk.repository import Repository
-from shardgate.formats.icechunk.session import Committed, Discarded, SessionDocument, encode_session
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError, Fetch
-from shardgate.model import ETag, ObjectRef, VirtualKey
-from shardgate.resolve.containers import Containers, Dataset
-from shardgate.resolve.icechunk.chunk_files import put_new
-from shardgate.resolve.icechunk.repo_swap import demand_clock
-from shardgate.resolve.icechunk.repository import OpenedRepository
-from shardgate.resolve.icechunk.session import LIFETIME_S, Session
-from shardgate.resolve.icechunk.session_objects import (
+from shardgate.icechunk.chunk_files import put_new
+from shardgate.icechunk.repo_swap import demand_clock
+from shardgate.icechunk.repository import OpenedRepository
+from shardgate.icechunk.sessions.document import (
+    Committed,
+    Discarded,
+    SessionDocument,
+    encode_session,
+)
+from shardgate.icechunk.sessions.journal import (
     EntryCache,
     SessionDocumentStore,
     SessionJournal,
@@ -47,13 +49,16 @@ from shardgate.resolve.icechunk.session_objects import (
     entry_nbytes,
     list_sessions,
 )
-from shardgate.resolve.icechunk.session_store import SessionStore
-from shardgate.resolve.listing import Page
-from shardgate.resolve.metadata_cache import ReadCache, SizedLRUCache
-from shardgate.resolve.resolver import Resolver
-from shardgate.resolve.write import Eraser, KeyWrite, Outcome, Writer
+from shardgate.icechunk.sessions.session import LIFETIME_S, Session
+from shardgate.icechunk.sessions.store import SessionStore
+from shardgate.model import ETag, ObjectRef, VirtualKey
+from shardgate.read.containers import Containers, Dataset
+from shardgate.read.listing import Page
+from shardgate.read.metadata_cache import ReadCache, SizedLRUCache
+from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import NO_HEADERS, ObjectHeaders, ObjectStore
 from shardgate.storage.wrappers import StoreWrapper
+from shardgate.write.writer import Eraser, KeyWrite, Outcome, Writer
 
 _MAX_SWEPT: Final = 100
 _SWEEP_S: Final = 2.0

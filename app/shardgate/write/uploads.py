@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from shardgate.concurrency import bounded_gather, run_in_thread
 from shardgate.errors import (
@@ -23,12 +23,11 @@ from shardgate.errors import (
     UnknownUploadError,
 )
 from shardgate.model import ETag, ObjectRef, VirtualKey
-from shardgate.resolve.bodies import Demand
-from shardgate.resolve.budget import ByteReservation
-from shardgate.resolve.containers import Dataset
-from shardgate.resolve.icechunk.sessions import KeyRouter
-from shardgate.resolve.write import KeyWrite, Writer
+from shardgate.read.bodies import Demand
+from shardgate.read.budget import ByteReservation
+from shardgate.read.containers import Dataset
 from shardgate.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
+from shardgate.write.writer import KeyWrite
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
@@ -73,13 +72,23 @@ class Completion(NamedTuple):
         return _md5(repr([tuple(part) for part in self.parts]).encode())
 
 
+class KeyWriter(Protocol):
+    """Writes keys as `Writer` does."""
+
+    async def demand_place(self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders) -> None:
+        """Raise what `put` would for *key*, whatever the body."""
+
+    async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
+        """Write one key, and return its new version, `None` if it was deleted."""
+
+
 class Uploads:
     """Stores parts, and writes the key when the upload is completed."""
 
     def __init__(
         self,
         store: ObjectStore,
-        writer: Writer | KeyRouter,
+        writer: KeyWriter,
         *,
         max_nbytes: int,
         clock: Callable[[], float] = time.time,

@@ -18,6 +18,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.contract import Layout
 from shardgate.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
+from shardgate.icechunk.repository import RefTip, open_repository, read_tips
 from shardgate.model import (
     ByteRange,
     Coded,
@@ -30,9 +31,8 @@ from shardgate.model import (
     Whole,
     etag_of,
 )
-from shardgate.resolve.containers import Dataset
-from shardgate.resolve.icechunk.repository import RefTip, open_repository, read_tips
-from shardgate.resolve.listing import (
+from shardgate.read.containers import Dataset
+from shardgate.read.listing import (
     OpenedContainer,
     Root,
     Visited,
@@ -41,8 +41,8 @@ from shardgate.resolve.listing import (
     find_containers,
     listing_of,
 )
-from shardgate.resolve.resolver import Resolver
-from shardgate.resolve.verify import CHECKSUM_NBYTES, Sweep
+from shardgate.read.resolver import Resolver
+from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
 
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4

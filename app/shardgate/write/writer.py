@@ -33,11 +33,10 @@ from shardgate.formats.documents import etag_of_rewritten
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
 from shardgate.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
-from shardgate.resolve.bodies import Demand, forms_of
-from shardgate.resolve.containers import LIKE_A_CHUNK, Dataset, PassThrough
-from shardgate.resolve.metadata_cache import FreshnessTracker, ReadCache
-from shardgate.resolve.resolver import Resolver
-from shardgate.resolve.rewrite import ChunkChange, Rewrites
+from shardgate.read.bodies import Demand, forms_of
+from shardgate.read.containers import LIKE_A_CHUNK, Dataset, PassThrough
+from shardgate.read.metadata_cache import FreshnessTracker, ReadCache
+from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import (
     ABSENT,
     NO_HEADERS,
@@ -48,6 +47,7 @@ from shardgate.storage.contract import (
     ObjectHeaders,
     ObjectStore,
 )
+from shardgate.write.rewrite import ChunkChange, Rewrites
 
 _ATTEMPTS: Final = 10
 _AT_ONCE: Final = 16

@@ -23,7 +23,8 @@ from shardgate.concurrency import (
 from shardgate.errors import DamagedError
 from shardgate.formats.compression import zstd_capacity
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
-from shardgate.formats.icechunk.session import (
+from shardgate.formats.reading import DecodeError
+from shardgate.icechunk.sessions.document import (
     GONE_NBYTES,
     ChunkAddress,
     Entry,
@@ -35,9 +36,8 @@ from shardgate.formats.icechunk.session import (
     parse_coords,
     spell_coords,
 )
-from shardgate.formats.reading import DecodeError
 from shardgate.model import ETag, ObjectRef
-from shardgate.resolve.metadata_cache import SizedLRUCache
+from shardgate.read.metadata_cache import SizedLRUCache
 from shardgate.storage.contract import Conflict, Expected, Found, NotModified, ObjectStore
 
 _SESSIONS: Final = "sessions/"

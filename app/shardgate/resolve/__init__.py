@@ -1,1 +1,0 @@
-"""Resolve virtual keys to bytes, and write them back: the only callers of stores."""

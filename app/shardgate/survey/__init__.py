@@ -1,0 +1,1 @@
+"""Survey collections of shards: what `shardgate inspect` and `verify` report."""

@@ -15,7 +15,7 @@ from shardgate.concurrency import (
     run_in_thread,
     take,
 )
-from tests.resolve.stores import settle
+from tests.read.stores import settle
 
 
 async def test_results_come_in_the_order_of_what_was_asked_for() -> None:

@@ -11,9 +11,9 @@ from shardgate.configuration import load
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.icechunk.layout import Icechunk
-from shardgate.formats.icechunk.virtual import Allowed, allow
 from shardgate.formats.neuroglancer_precomputed.layout import MARKER as INFO
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
+from shardgate.formats.references import Allowed, allow
 from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3

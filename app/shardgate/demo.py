@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardgate.errors import ConfigurationError
-from shardgate.http.links import (
+from shardgate.http.pages.links import (
     PUBLIC_VIEWER,
     VIEWER,
     link,

@@ -11,10 +11,9 @@ from fastapi import APIRouter, FastAPI
 
 from shardgate.concurrency import largest_share
 from shardgate.datasets import open_datasets, session_formats
-from shardgate.http import s3_uploads
-from shardgate.http.api import build_api
-from shardgate.http.api_repositories import build_repository_changes
-from shardgate.http.api_sessions import build_commits, build_sessions
+from shardgate.http.api.api import build_api
+from shardgate.http.api.repositories import build_repository_changes
+from shardgate.http.api.sessions import build_commits, build_sessions
 from shardgate.http.auth.access import Datasets
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
 from shardgate.http.auth.oidc import Issuers
@@ -24,11 +23,12 @@ from shardgate.http.body import RequestBodyReader
 from shardgate.http.gateway import Gateway
 from shardgate.http.instrumentation import InstrumentedApp
 from shardgate.http.limits import ConcurrencyLimiter
-from shardgate.http.links import viewer_folder
+from shardgate.http.pages.links import viewer_folder
+from shardgate.http.pages.start_page import OverviewCache, StartPage
 from shardgate.http.read import DataPlane
 from shardgate.http.responses import Cors
+from shardgate.http.s3 import multipart
 from shardgate.http.shard_affinity import ShardAffinity
-from shardgate.http.start_page import OverviewCache, StartPage
 from shardgate.http.write import BodyLimits, WritePlane
 from shardgate.icechunk.commit import Committer
 from shardgate.icechunk.repo_swap import RepoSwaps
@@ -253,8 +253,8 @@ def _build_writing(shared: Shared, router: KeyRouter, authenticator: Authenticat
     return WritePlane(
         authenticator,
         router,
-        partial(s3_uploads.copy, router),
-        s3_uploads.MultipartUploads(uploads, router).steps,
+        partial(multipart.copy, router),
+        multipart.MultipartUploads(uploads, router).steps,
         budget=shared.bodies,
         limits=bounds,
     )

@@ -42,11 +42,11 @@ from shardgate.formats.icechunk.snapshot import (
 from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
-from shardgate.http.api_sessions import parse_commit, parse_commit_lines
+from shardgate.http.api.sessions import parse_commit, parse_commit_lines
 from shardgate.http.auth.oidc import decode_jwks
 from shardgate.http.body import decode_aws_chunked
-from shardgate.http.s3 import parse_deletion
-from shardgate.http.s3_uploads import parse_parts
+from shardgate.http.s3.dialect import parse_deletion
+from shardgate.http.s3.multipart import parse_parts
 from shardgate.icechunk.sessions.document import (
     ChangedNode,
     SessionDocument,

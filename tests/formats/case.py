@@ -12,7 +12,7 @@ from shardgate.formats.reading import Fetch
 from shardgate.formats.surveying import Shard
 from shardgate.model import ByteRange, ByteRequest, Location, Piece, Stored, SuffixRange, VirtualKey
 from shardgate.storage.memory import MemoryStore
-from tests.resolve.stores import Clock, WatchedStore
+from tests.read.stores import Clock, WatchedStore
 from tests.support.resolving import ROOT, reading
 
 

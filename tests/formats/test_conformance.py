@@ -17,7 +17,7 @@ from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.verify import verify
 from tests.formats.case import Case, chunks_of, filled
-from tests.resolve.stores import Clock
+from tests.read.stores import Clock
 from tests.support.resolving import ROOT, reading
 
 FOLDERS = sorted(

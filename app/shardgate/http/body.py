@@ -27,8 +27,8 @@ from shardgate.errors import (
     UnknownCodingError,
 )
 from shardgate.formats.compression import announced_nbytes
+from shardgate.http.api.openapi import RequestDocument
 from shardgate.http.auth.sigv4 import SignatureChain
-from shardgate.http.openapi import RequestDocument
 from shardgate.http.problems import Headers
 from shardgate.http.responses import RequestHeaders, ResponseWriter, combine_headers
 from shardgate.read.bodies import Body

@@ -13,7 +13,6 @@ from shardgate.errors import BadKeyError, RequestError, ShardgateError, Unsuppor
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
-from shardgate.http import s3
 from shardgate.http.auth.access import NOBODY, Caller, Datasets
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ClientGoneError, UntilDisconnect, lingering_writer
@@ -44,6 +43,7 @@ from shardgate.http.responses import (
     page_headers,
     request_id,
 )
+from shardgate.http.s3 import dialect
 from shardgate.http.write import WritePlane, allowed_methods
 from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import Stored, VirtualKey
@@ -193,7 +193,7 @@ class DataPlane:
     async def list_buckets(self, responder: Responder, caller: Caller) -> None:
         """Answer ListBuckets of an S3 client."""
         names = [each.name for each in self._datasets.readable_by(caller)]
-        await responder.send_document(s3.MEDIA_TYPE, s3.bucket_list(names))
+        await responder.send_document(dialect.MEDIA_TYPE, dialect.bucket_list(names))
 
     async def _guarded(self, responder: Responder, respond: Callable[[], Awaitable[None]]) -> None:
         """Turn errors of *respond* into a problem document, or raise them if a response began."""
@@ -215,13 +215,13 @@ class DataPlane:
 
     async def _respond(self, responder: Responder, scope: Scope) -> None:
         method, query = scope["method"], scope["query_string"]
-        names = s3.parameter_names(query) if query else frozenset[bytes]()
+        names = dialect.parameter_names(query) if query else frozenset[bytes]()
         if method == "OPTIONS":
             await responder.preflight(self._allowed(scope["raw_path"], names))
             return
         name, key = split_target(scope["raw_path"])
         dataset = await self._authenticator.enter(scope, name)
-        operation = s3.unserved_operation(method, names, {}, of_key=bool(key))
+        operation = dialect.unserved_operation(method, names, {}, of_key=bool(key))
         if operation is not None:
             raise UnsupportedError(f"{operation} is not served")
         if key and b"tagging" in names:
@@ -229,9 +229,9 @@ class DataPlane:
         elif key and not key.endswith("/"):
             conditions = Conditions.parse(method, responder.headers)
             await self._read(dataset, key, conditions, responder)
-        elif not key and s3.lists_objects(method, names, is_s3=responder.is_s3):
-            await self._list_objects(responder, dataset, s3.ListRequest.parse(query))
-        elif not key and (responder.is_s3 or s3.describes_bucket(names)):
+        elif not key and dialect.lists_objects(method, names, is_s3=responder.is_s3):
+            await self._list_objects(responder, dataset, dialect.ListRequest.parse(query))
+        elif not key and (responder.is_s3 or dialect.describes_bucket(names)):
             await _describe_bucket(responder, method, names)
         elif key is None:
             detail = "a dataset is no object; its keys follow a slash"
@@ -273,16 +273,16 @@ class DataPlane:
                 await _send_missing(responder, dataset, detail)
 
     async def _list_objects(
-        self, responder: Responder, dataset: Dataset, request: s3.ListRequest
+        self, responder: Responder, dataset: Dataset, request: dialect.ListRequest
     ) -> None:
         window = request.window
         pages = self._router if SESSION in window.prefix else self._resolver
         page = await pages.page(dataset, window, request.limit)
         body = request.format(dataset.name, page)
         if SESSION in window.prefix:
-            await responder.send_document(s3.MEDIA_TYPE, body)
+            await responder.send_document(dialect.MEDIA_TYPE, body)
         else:
-            headers = _listing_headers(dataset, s3.MEDIA_TYPE, body)
+            headers = _listing_headers(dataset, dialect.MEDIA_TYPE, body)
             await responder.send(HTTPStatus.OK, headers, body)
 
     async def _list_tags(self, responder: Responder, dataset: Dataset, key: VirtualKey) -> None:
@@ -294,7 +294,7 @@ class DataPlane:
             if opened is None:
                 await _send_missing(responder, dataset, f"{dataset.name} has no {key}")
             else:
-                await responder.send_document(s3.MEDIA_TYPE, s3.no_tags())
+                await responder.send_document(dialect.MEDIA_TYPE, dialect.no_tags())
 
     async def _list(self, responder: Responder, dataset: Dataset, prefix: VirtualKey) -> None:
         resolver, dataset, prefix = await self._router.route(dataset, prefix)
@@ -317,7 +317,7 @@ class DataPlane:
 
 
 def _negotiate(headers: RequestHeaders, query: bytes = b"") -> Negotiation:
-    return Negotiation(headers.get(b"accept-encoding"), s3.speaks_s3(headers, query))
+    return Negotiation(headers.get(b"accept-encoding"), dialect.speaks_s3(headers, query))
 
 
 async def _describe_bucket(responder: Responder, method: str, names: frozenset[bytes]) -> None:
@@ -326,7 +326,7 @@ async def _describe_bucket(responder: Responder, method: str, names: frozenset[b
         headers = [(b"content-length", b"0"), (b"x-amz-bucket-region", b"us-east-1"), NO_STORE]
         await responder.send(HTTPStatus.OK, headers)
     else:
-        await responder.send_document(s3.MEDIA_TYPE, s3.bucket_property(names))
+        await responder.send_document(dialect.MEDIA_TYPE, dialect.bucket_property(names))
 
 
 async def _send_missing(responder: Responder, dataset: Dataset, detail: str) -> None:

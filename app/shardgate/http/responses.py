@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from shardgate.errors import ShardgateError
 from shardgate.http.conditions import Selection, content_range, etag_of_selected, last_modified
 from shardgate.http.problems import Headers, encode_headers, problem, status_of
-from shardgate.http.s3 import error_code, error_document, speaks_s3
+from shardgate.http.s3.dialect import error_code, error_document, speaks_s3
 from shardgate.model import ETag, VirtualKey
 from shardgate.observability.logging import log_failure
 from shardgate.observability.requests import note_request_id

@@ -18,7 +18,6 @@ from shardgate.errors import (
     ShardgateError,
     UnsupportedError,
 )
-from shardgate.http import s3
 from shardgate.http.auth.access import why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
@@ -26,6 +25,7 @@ from shardgate.http.conditions import parse_demand
 from shardgate.http.paths import Scope, check_key, split_target
 from shardgate.http.problems import Headers
 from shardgate.http.responses import ALLOW, NO_STORE, RequestHeaders, Responder
+from shardgate.http.s3 import dialect
 from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import ETag, VirtualKey
 from shardgate.read.bodies import Demand
@@ -129,13 +129,13 @@ class WriteRequest(NamedTuple):
 
     async def send_xml(self, body: bytes) -> None:
         """Send a document of S3."""
-        await self.responder.send_document(s3.MEDIA_TYPE, body)
+        await self.responder.send_document(dialect.MEDIA_TYPE, body)
 
 
 type Put = Callable[[Payload, ObjectHeaders | None], Awaitable[ETag | None]]
 type Handler = Callable[[WriteRequest], Awaitable[None]]
 type Copy = Callable[[WriteRequest, Put], Awaitable[None]]
-"""Answers CopyObject by passing the source to the put; see `s3_uploads.copy`."""
+"""Answers CopyObject by passing the source to the put; see `multipart.copy`."""
 
 
 def allowed_methods(
@@ -145,7 +145,7 @@ def allowed_methods(
     if dataset is None:
         return ALLOW
     writes = ["PUT", "DELETE"] if dataset.is_writable else []
-    is_posted = s3.upload_step("POST", names) is not None if key else True
+    is_posted = dialect.upload_step("POST", names) is not None if key else True
     posts = ["POST"] if writes and is_posted else []
     return ", ".join(["GET", "HEAD", *writes, *posts, "OPTIONS"]).encode()
 
@@ -184,7 +184,7 @@ class WritePlane:
         method, query = scope["method"], scope["query_string"]
         name, key = split_target(scope["raw_path"])
         dataset = await self._authenticator.enter(scope, name)
-        names = s3.parameter_names(query)
+        names = dialect.parameter_names(query)
         allowed = allowed_methods(dataset, key, names)
         if not dataset.is_writable or method not in allowed.decode().split(", "):
             reason = "" if dataset.is_writable else f": {why_read_only(dataset.name)}"
@@ -195,7 +195,7 @@ class WritePlane:
         await self._authenticator.demand_writing(scope, dataset)
         if responder.is_foreign:
             raise ForeignPageError(FOREIGN)
-        operation = s3.unserved_operation(method, names, responder.headers, of_key=bool(key))
+        operation = dialect.unserved_operation(method, names, responder.headers, of_key=bool(key))
         if operation is not None:
             raise UnsupportedError(f"{operation} is not served")
         handle = self._find_handler(method, key, names)
@@ -214,7 +214,7 @@ class WritePlane:
         self, method: str, key: VirtualKey | None, names: frozenset[bytes]
     ) -> Handler:
         if key:
-            return self._of_keys[s3.upload_step(method, names) or method]
+            return self._of_keys[dialect.upload_step(method, names) or method]
         name, handler = self._of_datasets.get(method, (None, None))
         return handler if handler and name in names else partial(_refuse, method)
 
@@ -252,14 +252,14 @@ class WritePlane:
 
     async def _delete_objects(self, request: WriteRequest) -> None:
         """Answer DeleteObjects."""
-        request = request._replace(max_nbytes=s3.MAX_DOCUMENT_NBYTES)
+        request = request._replace(max_nbytes=dialect.MAX_DOCUMENT_NBYTES)
         payload = await request.read_payload()
-        deletion = await asyncio.to_thread(s3.parse_deletion, payload.body)
+        deletion = await asyncio.to_thread(dialect.parse_deletion, payload.body)
         outcomes = await self._delete_each(request.dataset, deletion)
         keys = [key for key, _ in deletion.keys]
-        await request.send_xml(s3.deleted(keys, outcomes, is_quiet=deletion.is_quiet))
+        await request.send_xml(dialect.deleted(keys, outcomes, is_quiet=deletion.is_quiet))
 
-    async def _delete_each(self, dataset: Dataset, deletion: s3.Deletion) -> list[Outcome]:
+    async def _delete_each(self, dataset: Dataset, deletion: dialect.Deletion) -> list[Outcome]:
         """Delete keys; a key that cannot exist, as below a folder's name, counts as deleted."""
         outcomes: dict[str, Outcome] = {}
         changes = []

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from shardgate.formats.icechunk.layout import Icechunk, RepositoryLayout
-from shardgate.formats.icechunk.virtual import Allowed, parse_prefix
+from shardgate.formats.references import Allowed, parse_prefix
 from shardgate.model import ObjectRef, Referenced
 from tests.formats.case import Container
 from tests.formats.zarr.building import LITTLE, array_metadata

@@ -41,7 +41,7 @@ from tests.formats.zarr.draft import (
     encode_index,
     sharding,
 )
-from tests.resolve.stores import WatchedStore
+from tests.read.stores import WatchedStore
 from tests.support.resolving import ROOT, reading
 
 _META = "meta/root/foo/bar.array.json"

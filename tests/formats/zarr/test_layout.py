@@ -50,7 +50,7 @@ from tests.formats.zarr.building import (
     sharding,
 )
 from tests.formats.zarr.nesting import Nesting, nestings
-from tests.resolve.stores import WatchedStore
+from tests.read.stores import WatchedStore
 from tests.support.resolving import ROOT, reading
 
 _CHUNKS = {"c/0/0": b"first", "c/0/1": b"second", "c/2/3": b"third"}

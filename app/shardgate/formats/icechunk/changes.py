@@ -20,8 +20,8 @@ from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import Native, PayloadKind
 from shardgate.formats.icechunk.payloads import ChunkColumns, Payloads, read_coords
 from shardgate.formats.icechunk.snapshot import StoredSnapshot, is_node_path
-from shardgate.formats.icechunk.virtual import Allowed, resolve
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.references import Allowed, resolve
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 _COLUMNS: Final = {

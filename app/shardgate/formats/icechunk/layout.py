@@ -33,7 +33,6 @@ from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Refer
 from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.icechunk.survey import OnlyShard, enclose, survey_ref
-from shardgate.formats.icechunk.virtual import Allowed
 from shardgate.formats.listing import (
     LAST,
     Axis,
@@ -47,6 +46,7 @@ from shardgate.formats.listing import (
     Window,
 )
 from shardgate.formats.reading import DecodeError, Fetch, Read
+from shardgate.formats.references import Allowed
 from shardgate.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
 from shardgate.formats.zarr.layout import Shard, locate_entry
 from shardgate.formats.zarr.survey import describe

@@ -35,8 +35,8 @@ from shardgate.formats.icechunk.manifest import (
 )
 from shardgate.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotDecoder
-from shardgate.formats.icechunk.virtual import Allowed, resolve
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Weighable
+from shardgate.formats.references import Allowed, resolve
 from shardgate.formats.surveying import Listing
 from shardgate.model import ByteRange, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
 

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, PositiveInt, model_validator
 
 from shardgate.errors import BadBodyError, ForbiddenError, UnauthenticatedError
+from shardgate.http.api.openapi import RequestDocument, new_router, reads
 from shardgate.http.auth.access import NOBODY, Caller, Datasets, Identity
 from shardgate.http.body import RequestBodyReader
-from shardgate.http.openapi import RequestDocument, new_router, reads
 from shardgate.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"

@@ -1,0 +1,1 @@
+"""The control plane: routes below `/api`, health and metrics, with their documents."""

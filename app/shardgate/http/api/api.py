@@ -1,0 +1,213 @@
+"""``/api``, health, metrics and the list of datasets, with OpenAPI at ``/docs``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from shardgate.errors import ShardgateError, StorageError
+from shardgate.formats.surveying import Description
+from shardgate.http.api.openapi import DEFAULT, AsciiJson
+from shardgate.http.api.repositories import build_repositories
+from shardgate.http.auth.access import Datasets, may_write
+from shardgate.http.pages.links import add_viewer
+from shardgate.http.pages.start_page import StartPage
+from shardgate.http.problems import extension_members, problem, status_of
+from shardgate.http.responses import ALLOW
+from shardgate.observability.logging import log_failure
+from shardgate.observability.metrics import MEDIA_TYPE, Metrics
+from shardgate.read.containers import Dataset
+from shardgate.read.resolver import Resolver
+from shardgate.survey.inspect import DamageReport, inspect_root
+
+type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+_ABOUT: Final = """Control plane: datasets, Icechunk repositories, sessions and tokens. Data are at:
+
+- `GET /{dataset}/{key}` reads a chunk or an object; `PUT` and `DELETE` write it where the dataset \
+is `writable`.
+- `DELETE /{dataset}?prefix=a/` deletes all keys below a prefix.
+- `GET /{dataset}?list-type=2` lists keys; for clients of S3 a dataset is a bucket.
+- `PUT /{dataset}/@session.{session_id}/{key}` writes into a session of an Icechunk repository, \
+which is begun and committed below.
+"""
+
+
+class DatasetSummary(BaseModel, use_attribute_docstrings=True):
+    """A dataset that is served."""
+
+    name: str
+    path: str
+    """Path that its keys begin with."""
+    format: str
+    """Container format, or `auto`."""
+    writable: bool = False
+    """Whether the caller may write below that path."""
+
+
+class DatasetList(BaseModel):
+    """All datasets."""
+
+    datasets: list[DatasetSummary]
+
+
+class DatasetDescription(DatasetSummary):
+    """A dataset, its arrays, and other sharded collections."""
+
+    arrays: list[Description]
+    damaged: list[DamageReport]
+    next: str | None = None
+    """Path to continue after, where there are more arrays."""
+
+
+class Readiness(BaseModel):
+    """State of each dataset's root: `ok`, or why it cannot be reached."""
+
+    datasets: dict[str, str]
+
+
+def build_api(  # noqa: PLR0913 - its parts, each made by the composition root
+    datasets: Datasets,
+    resolver: Resolver,
+    metrics: Metrics,
+    lifespan: Lifespan,
+    routers: Sequence[APIRouter] = (),
+    *,
+    start_page: StartPage,
+) -> FastAPI:
+    """Build the FastAPI application, with the routes of *routers*, which write."""
+    app = FastAPI(
+        title="Shardgate",
+        description=_ABOUT,
+        lifespan=lifespan,
+        redoc_url=None,
+        default_response_class=AsciiJson,
+        responses=dict(DEFAULT),
+    )
+    for error in (ShardgateError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(error, _respond_to_error)
+    _add_datasets(app, datasets, resolver, start_page)
+    _add_health(app, datasets, resolver, metrics)
+    add_viewer(app)
+    for router in (build_repositories(datasets, resolver), *routers):
+        app.router.routes.extend(router.routes)
+    return app
+
+
+def _add_datasets(
+    app: FastAPI, datasets: Datasets, resolver: Resolver, start_page: StartPage
+) -> None:
+    """Add ``/`` and ``/api/datasets``."""
+
+    @app.get("/", include_in_schema=False)
+    async def start(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return await start_page(request)
+        body = DatasetList(datasets=_summaries(datasets, request)).model_dump_json()
+        return Response(body, media_type="application/json")
+
+    @app.get("/api/datasets")
+    async def list_datasets(request: Request) -> DatasetList:
+        """List the datasets that the caller may read."""
+        return DatasetList(datasets=_summaries(datasets, request))
+
+    @app.get("/api/datasets/{dataset}")
+    async def describe_dataset(
+        request: Request,
+        dataset: str,
+        after: str = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    ) -> DatasetDescription:
+        """Describe the arrays and other collections of a dataset, as stored and as served."""
+        named = datasets.find(dataset, request.scope["caller"])
+        reports = await inspect_root(resolver.root(named), after=after, limit=limit)
+        return DatasetDescription(
+            **_summary(named, request).model_dump(),
+            arrays=[report for report in reports if isinstance(report, Description)],
+            damaged=[report for report in reports if isinstance(report, DamageReport)],
+            next=reports[-1].path if len(reports) == limit else None,
+        )
+
+
+def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: Metrics) -> None:
+    """Add ``/healthz``, ``/readyz`` and ``/metrics``."""
+
+    @app.get("/healthz")
+    async def is_alive() -> dict[str, str]:
+        """Answer while the process runs."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", responses={503: {"model": Readiness}})
+    async def is_ready(request: Request, response: Response) -> Readiness:
+        """Check that the root of every dataset can be reached; 503 if not.
+
+        States are listed of the datasets that the caller may read.
+        """
+        states = {each.name: await _check_reachable(resolver, each) for each in datasets}
+        if any(state != "ok" for state in states.values()):
+            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        visible = [each.name for each in datasets.readable_by(request.scope["caller"])]
+        return Readiness(datasets={name: states[name] for name in visible})
+
+    @app.get("/metrics")
+    async def expose_metrics(request: Request) -> Response:
+        """Return the metrics of this process for Prometheus."""
+        datasets.demand_watching(request.scope["caller"])
+        return Response(metrics.exposition(), media_type=MEDIA_TYPE)
+
+
+def _summaries(datasets: Datasets, request: Request) -> list[DatasetSummary]:
+    return [_summary(each, request) for each in datasets.readable_by(request.scope["caller"])]
+
+
+def _summary(dataset: Dataset, request: Request) -> DatasetSummary:
+    """Describe *dataset* for the caller, whose path keeps the token of the request."""
+    token = request.scope.get("token")
+    return DatasetSummary(
+        name=dataset.name,
+        path=f"{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
+        format=dataset.format,
+        writable=may_write(request.scope["caller"], dataset),
+    )
+
+
+async def _check_reachable(resolver: Resolver, dataset: Dataset) -> str:
+    try:
+        await resolver.check_reachable(dataset)
+    except StorageError as error:
+        log_failure(HTTPStatus.SERVICE_UNAVAILABLE, error, dataset.name)
+        return str(error)
+    return "ok"
+
+
+def _problem_response(
+    status: HTTPStatus,
+    detail: str,
+    extra: Mapping[str, str] | None = None,
+    members: Mapping[str, object] | None = None,
+) -> Response:
+    headers, body = problem(status, detail, members)
+    return Response(body, status, {k.decode(): v.decode() for k, v in headers} | dict(extra or {}))
+
+
+async def _respond_to_error(_: Request, error: Exception) -> Response:
+    match error:
+        case ShardgateError():
+            status = status_of(error)
+            log_failure(status, error)
+            extra = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
+            return _problem_response(status, str(error), extra, extension_members(error))
+        case HTTPException():
+            return _problem_response(HTTPStatus(error.status_code), error.detail, error.headers)
+        case RequestValidationError():
+            first: dict[str, Any] = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            return _problem_response(HTTPStatus.BAD_REQUEST, f"{where}: {first['msg']}")
+        case _:
+            return _problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")

@@ -1,0 +1,1 @@
+"""Pages for people: the start page, and links to viewers."""

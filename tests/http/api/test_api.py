@@ -1,0 +1,113 @@
+"""`shardgate.http.api.api`: datasets, health and errors, over the running service."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+import zarr
+
+from shardgate.settings import DatasetSettings, Settings
+from tests.support.serving import client_of
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+    """Serve a folder of arrays, and a folder that is not there."""
+    folder = tmp_path_factory.mktemp("arrays")
+    for name in ("a", "group/b"):
+        zarr.create_array(
+            folder / name,
+            shape=(8, 6),
+            shards=(4, 6),
+            chunks=(2, 3),
+            dtype="uint8",
+            dimension_names=["y", "x"],
+        )
+    (folder / "broken").mkdir()
+    (folder / "broken/zarr.json").write_text("{")
+    datasets = {
+        "em": DatasetSettings(url=folder.as_uri()),
+        "away": DatasetSettings(url=Path(folder / "nothing").as_uri()),
+    }
+    with client_of(Settings(datasets=datasets)) as opened:
+        yield opened
+
+
+def test_datasets_are_listed(client: httpx.Client) -> None:
+    """Programs learn what is served and where its keys begin, at the root too."""
+    assert client.get("/api/datasets").json() == {
+        "datasets": [
+            {"name": "em", "path": "/em/", "format": "auto", "writable": False},
+            {"name": "away", "path": "/away/", "format": "auto", "writable": False},
+        ]
+    }
+    assert client.get("/").json() == client.get("/api/datasets").json()
+
+
+def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
+    """Arrays have their shape, inner chunks and shards; damage is named, and hides no array."""
+    told = client.get("/api/datasets/em").json()
+    first = client.get("/api/datasets/em?limit=2").json()
+    second = client.get(f"/api/datasets/em?limit=2&after={first['next']}").json()
+    array, other = told["arrays"]
+
+    assert (array["path"], other["path"]) == ("a", "group/b")
+    assert (array["shape"], array["data_type"]) == ([8, 6], "uint8")
+    assert (array["inner_chunk_shape"], array["shard_shape"]) == ([2, 3], [4, 6])
+    assert array["dimension_names"] == ["y", "x"]
+    assert [each["path"] for each in told["damaged"]] == ["broken"]
+    assert first["arrays"] + second["arrays"] == told["arrays"]
+    assert second["next"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/api/datasets/nothing", 404, "nothing"),
+        ("GET", "/api/datasets/away", 503, ""),
+        ("GET", "/away/c/0/0", 503, ""),
+        ("POST", "/api/datasets/any", 405, ""),
+        ("GET", "/api/datasets/em?limit=0", 400, "limit"),
+    ],
+)
+def test_problems(client: httpx.Client, method: str, path: str, status: int, said: str) -> None:
+    """A root that is not there is 503, never absent: an unmounted disk is no fill value."""
+    answer = client.request(method, path)
+
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert ("retry-after" in answer.headers) is (status == 503)
+    assert said in answer.json()["detail"]
+
+
+def test_not_ready(client: httpx.Client) -> None:
+    """Readiness fails with one root, and says which."""
+    answer = client.get("/readyz")
+
+    assert answer.status_code == 503
+    assert answer.json()["datasets"]["em"] == "ok"
+    assert "nothing" in answer.json()["datasets"]["away"]
+
+
+def test_documentation(client: httpx.Client) -> None:
+    """In OpenAPI each route has a summary, a description, a model of its answer, and problems."""
+    paths = client.get("/openapi.json").json()["paths"]
+    routes = [
+        operation
+        for path, operations in paths.items()
+        for operation in operations.values()
+        if path.startswith("/api/datasets")
+    ]
+
+    assert len(routes) >= 16
+    for operation in routes:
+        assert operation["summary"]
+        assert operation["description"]
+        for status, answer in operation["responses"].items():
+            assert status != "422"
+            if status in {"200", "201"}:
+                assert "$ref" in answer["content"]["application/json"]["schema"]
+            elif status != "204":
+                assert list(answer["content"]) == ["application/problem+json"]
+    assert client.get("/docs").status_code == 200

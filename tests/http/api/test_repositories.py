@@ -1,0 +1,321 @@
+"""`shardgate.http.api.repositories`: refs, history and operations of the library, and of damage."""
+
+import json
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import pytest
+import zarr
+from typer.testing import CliRunner
+
+from shardgate.cli import app
+from shardgate.formats.icechunk.ids import encode_id
+from tests.clients.icechunk.model import compare_history, compare_operations
+from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
+from tests.support.repositories import (
+    BUILDERS,
+    ROOT_ID,
+    Written,
+    create,
+    eventful,
+    plain,
+    version_1,
+)
+from tests.support.writable_repositories import Api, serve
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Return repositories with all kinds of history."""
+    return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def api(written: Written) -> Generator[Api]:
+    """Serve one of them."""
+    with serve(written.folder) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Generator[Api]:
+    """Serve a bucket of repositories and other objects."""
+    folder = tmp_path_factory.mktemp("bucket")
+    plain(create(folder / "lab1/one"))
+    version_1(folder / "lab2/old")
+    (folder / "lab2/notes.txt").write_text("no repository")
+    with serve(folder) as api:
+        yield api
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def young(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Api]:
+    """Serve an empty repository of each version."""
+    folder = tmp_path_factory.mktemp("young")
+    create(folder, spec_version=request.param)
+    with serve(folder) as api:
+        yield api
+
+
+def test_refs(written: Written, api: Api) -> None:
+    """Branches, ordered by name, and tags are those of the library."""
+    repo, branches = written.repo, api.tell("/branches")["branches"]
+
+    assert [(each["name"], each["snapshot_id"]) for each in branches] == [
+        (name, repo.lookup_branch(name)) for name in sorted(repo.list_branches())
+    ]
+    assert {each["name"]: each["snapshot_id"] for each in api.tell("/tags")["tags"]} == {
+        name: repo.lookup_tag(name) for name in repo.list_tags()
+    }
+
+
+def test_history(written: Written, api: Api) -> None:
+    """Of every ref it is the library's, in pages; amended and detached snapshots have one."""
+    repo = written.repo
+    branches = {f"@branch.{name.replace('%', '%25')}": name for name in repo.list_branches()}
+    refs: dict[str, dict[str, str]] = {ref: {"branch": name} for ref, name in branches.items()}
+    refs |= {f"@tag.{name}": {"tag": name} for name in repo.list_tags()}
+    ids = {each.id for name in branches.values() for each in repo.ancestry(branch=name)}
+    if (info := _listed(written)) is not None:
+        ids |= {each["id"] for each in info["snapshots"]}
+    refs |= {f"@{each}": {"snapshot_id": each} for each in ids}
+
+    for name, named in refs.items():
+        compare_history(api, name, list(repo.ancestry(**named)))
+    main = api.tell("/history", ref="@branch.main")
+    assert api.tell("/history") == api.tell("/history", ref="main") == main
+
+
+def _listed(written: Written) -> dict[str, Any] | None:
+    if not (written.folder / "repo").exists():
+        return None
+    return dict(written.repo.inspect_repo_info())
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_operations(written: Written, api: Api, limit: int) -> None:
+    """The log continues in the backups of `repo`; version 1 has none."""
+    if _listed(written) is None:
+        answer = api.answer("/operations")
+        assert (answer.status_code, "version 1" in answer.json()["detail"]) == (404, True)
+    else:
+        compare_operations(api, written.repo, limit)
+
+
+def test_fields_of_operations(tmp_path: Path) -> None:
+    """Names and values are those of the specification; a status has its reason."""
+    written = eventful(tmp_path)
+    read_only = icechunk.RepoAvailability.read_only
+    written.repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
+    with serve(tmp_path) as api:
+        operations = api.pages("/operations", "operations")
+    fields = {each["kind"]: each["fields"] for each in operations}
+    status = operations[0]["fields"]["status"]
+
+    assert fields["new_commit"].keys() == {"branch", "new_snap_id"}
+    assert fields["commit_amended"].keys() == {"branch", "previous_snap_id", "new_snap_id"}
+    assert fields["tag_deleted"] == {"name": "gone", "previous_snap_id": written.snapshots[-2]}
+    assert fields["repo_initialized"] == {}
+    assert status["availability"] == "read_only"
+    assert status["limited_availability_reason"] == "moving"
+
+
+def test_pages_of_operations_stay_good(tmp_path: Path) -> None:
+    """New operations are in no later page, none is lost or doubled; `after` may be a time."""
+    written = plain(create(tmp_path))
+    with serve(tmp_path) as api:
+        whole = api.tell("/operations", limit=1000)["operations"]
+        some = api.tell("/operations", after=whole[4]["updated_at"])["operations"]
+        first = api.tell("/operations", limit=2)
+        for name in "pqrst":
+            written.repo.create_tag(name, ROOT_ID)
+        rest = api.tell("/operations", limit=1000, after=first["next"])["operations"]
+
+    assert some == whole[5:]
+    assert [(each["kind"], each["updated_at"]) for each in first["operations"] + rest] == [
+        (each["kind"], each["updated_at"]) for each in whole
+    ]
+
+
+def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
+    """Newer operations are listed, and the reason; a log in a circle is damage."""
+    plain(create(tmp_path))
+    with serve(tmp_path) as api:
+        whole = api.tell("/operations")["operations"]
+    backup = tmp_path / "overwritten" / whole[6]["backup"]
+    backup.unlink()
+    with serve(tmp_path) as api:
+        page = api.tell("/operations")
+
+    assert page["operations"] == whole[: len(page["operations"])]
+    assert 0 < len(page["operations"]) <= 6
+    assert (page["next"], whole[6]["backup"] in page["ends_early"]) == (None, True)
+    backup.write_bytes((tmp_path / "repo").read_bytes())
+    with serve(tmp_path) as api:
+        answer = api.answer("/operations")
+    assert (answer.status_code, "came after" in answer.json()["detail"]) == (424, True)
+
+
+@pytest.mark.parametrize("build", [version_1, eventful])
+def test_refs_in_pages(tmp_path: Path, build: Callable[[Path], Written]) -> None:
+    """Pages put together are the whole."""
+    build(tmp_path)
+    with serve(tmp_path) as api:
+        assert api.pages("/tags", "tags", limit=2) == api.tell("/tags")["tags"]
+        assert api.pages("/branches", "branches", limit=1) == api.tell("/branches")["branches"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_expired_history_is_forgotten(tmp_path: Path, version: int) -> None:
+    """Snapshots that lost their parents are read again."""
+    written = plain(create(tmp_path, spec_version=version))
+    with serve(tmp_path) as api:
+        before = api.tell("/history")["history"]
+        written.repo.expire_snapshots(datetime.now(UTC))
+        after = list(written.repo.ancestry(branch="main"))
+        compare_history(api, "@branch.main", after)
+
+    assert len(before) > len(after) == 2
+
+
+def test_names_without_a_sign(tmp_path: Path) -> None:
+    """They name branches first, then snapshots."""
+    written = plain(create(tmp_path))
+    first, last = written.snapshots[-2], written.snapshots[0]
+    written.repo.create_branch(last, first)
+    with serve(tmp_path) as api:
+        heads = [api.tell("/history", ref=ref)["history"][0] for ref in (first, last, f"@{last}")]
+
+    assert [head["snapshot_id"] for head in heads] == [first, first, last]
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "nothing", "@branch.nothing", "@tag.main", "@session.x", "@", "@x", "@branch.%00", "@tag.",
+        "@branch.../x", "@1CECHNKREP0F1RSTCMT0/a", "@00000000000000000000", ROOT_ID.lower(),
+    ],
+)  # fmt: skip
+def test_unknown_refs(young: Api, ref: str) -> None:
+    """404, with the ref in the detail."""
+    answer = young.answer("/history", ref=ref)
+
+    assert answer.status_code == 404
+    assert ref.removeprefix("@") in answer.json()["detail"]
+    assert young.answer("/history", after="00000000000000000000").status_code == 404
+
+
+def test_a_bucket_of_repositories(bucket: Api) -> None:
+    """Each is asked for by its path."""
+    for path in ("lab1/one", "lab1/one/", "lab2/old"):
+        assert len(bucket.tell("/history", path=path)["history"]) == 8
+        assert bucket.tell("/branches", path=path)["branches"][0]["name"] == "dev"
+
+
+@pytest.mark.parametrize("route", ["/branches", "/tags", "/history", "/operations"])
+@pytest.mark.parametrize("path", ["", "lab2", "lab1/one/refs", "lab2/notes.txt", "nothing"])
+def test_no_repository(bucket: Api, route: str, path: str) -> None:
+    """404 where no repository is, for every route; pages are limited to 1000 items."""
+    answer = bucket.answer(route, path=path)
+
+    assert (answer.status_code, "repository" in answer.json()["detail"]) == (404, True)
+    assert bucket.client.get(f"/api/datasets/nothing{route}").status_code == 404
+    assert bucket.answer(route, limit=1001, path="lab1/one").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("route", "query"),
+    [
+        *(
+            ("/branches", {"path": path})
+            for path in ("..", "lab1/../lab2", "/lab1/one", "lab1//one", "a\nb")
+        ),
+        *(
+            ("/operations", {"path": "lab1/one", "after": after})
+            for after in ("yesterday", "~", "~../repo", "~a/b", "2026-01-01~..", "~%2e%2e/x")
+        ),
+    ],
+)
+def test_paths_and_places_that_are_none(bucket: Api, route: str, query: dict[str, str]) -> None:
+    """Paths that are not canonical, and places in a log that no page returned, read no file."""
+    assert bucket.answer(route, **query).status_code == 400
+
+
+def test_a_damaged_repository(tmp_path: Path) -> None:
+    """Routes of a damaged repository answer 424 with the name of the file; it is described."""
+    create(tmp_path)
+    (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
+    with serve(tmp_path) as api:
+        answer = api.answer("/history")
+        described = api.tell("")
+        (tmp_path / "repo").write_bytes(Repo(branches=(ref("bad", 9), ref("main", 0))).file())
+        branches = api.answer("/branches")
+
+    assert (answer.status_code, "/repo" in answer.json()["detail"]) == (424, True)
+    assert len(described["damaged"]) == 1
+    assert branches.status_code == 424
+
+
+AWAY = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "body", "status"),
+    [
+        *(("GET", route, None, 503) for route in ("/branches", "/tags", "/history", "/operations")),
+        ("POST", "/sessions", {"branch": "main"}, 423),
+        ("POST", "/chunks", {"any": "bytes"}, 423),
+        ("POST", "/commits", {"branch": "main", "message": "m", "changes": []}, 423),
+        ("POST", "/tags", {"name": "t", "snapshot_id": encode_id(FIRST)}, 423),
+    ],
+)
+def test_offline(tmp_path: Path, method: str, route: str, body: object, status: int) -> None:
+    """A repository out of service is 503, and for writes 423 like a read-only one; both say why."""
+    (tmp_path / "repo").write_bytes(AWAY.file())
+    with serve(tmp_path, writable=method == "POST") as api:
+        answer = api.client.request(method, f"/api/datasets/repo{route}", json=body)
+
+    assert (answer.status_code, "being moved" in answer.json()["detail"]) == (status, True)
+
+
+def test_offline_beside_others(tmp_path: Path) -> None:
+    """In a bucket it is listed with its reason, beside the other containers."""
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away/repo").write_bytes(AWAY.file())
+    zarr.create_array(tmp_path / "image", shape=(4,), chunks=(2,), dtype="u1")
+    with serve(tmp_path) as api:
+        told = api.tell("")
+    found = CliRunner().invoke(app, ["inspect", str(tmp_path), "--json"])
+    inspected = json.loads(found.stdout)
+
+    assert [each["path"] for each in told["arrays"]] == ["image"]
+    assert [(each["path"], "being moved" in each["reason"]) for each in told["damaged"]] == [
+        ("away", True)
+    ]
+    assert [each["path"] for each in inspected["arrays"]] == ["away", "image"]
+    assert ["being moved" in each["reason"] for each in inspected["refs"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("repo", "route"),
+    [
+        *(
+            (Repo(snapshots=(snapshot(FIRST, parent), snapshot(b"z" * 12, 0))), "/history")
+            for parent in (0, 1, 7)
+        ),
+        (Repo(updates=(update(13, {}, at=NOON), update(1, {}, at=NOON + 1))), "/operations"),
+    ],
+)
+def test_histories_that_cannot_be(tmp_path: Path, repo: Repo, route: str) -> None:
+    """Odd parents, or times that fall, are damage; operations of newer kinds have a number."""
+    (tmp_path / "repo").write_bytes(repo.file())
+    with serve(tmp_path) as api:
+        assert api.answer(route).status_code == 424
+        (tmp_path / "repo").write_bytes(Repo(updates=(update(99, {}),)).file())
+        (told,) = api.tell("/operations")["operations"]
+    assert (told["kind"], told["fields"]) == ("unknown", {"number": 99})

@@ -1,0 +1,354 @@
+"""`shardgate.http.api.sessions`: sessions on two replicas, and refused requests."""
+
+import json
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import icechunk
+import numpy as np
+import pytest
+import zarr
+
+from shardgate.settings import DatasetSettings, Settings
+from tests.formats.icechunk.building_repo import Repo
+from tests.support.serving import client_of
+from tests.support.sessions import GROUP, Replicas, array_document, replicas
+
+ARRAY = json.dumps(array_document((6,), (2,))).encode()
+SESSIONS = "/api/datasets/data/sessions"
+
+
+@contextmanager
+def two_services(folder: Path) -> Generator[Replicas]:
+    """Serve a new repository below *folder* twice."""
+    repo = folder / "repo"
+    with replicas(icechunk.local_filesystem_storage(str(repo)), repo.as_uri()) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[Replicas]:
+    """Serve a repository twice."""
+    with two_services(tmp_path_factory.mktemp("sessions")) as pair:
+        yield pair
+
+
+@pytest.fixture
+def session_id(pair: Replicas) -> str:
+    """Begin a session that has the array ``a``."""
+    session_id = pair.begin()
+    assert pair.put(session_id, "a/zarr.json", ARRAY).status_code == 200
+    return session_id
+
+
+def tell(pair: Replicas, session_id: str, at: int = 0) -> httpx.Response:
+    """Read the state of a session."""
+    return pair.clients[at].get(f"{SESSIONS}/{session_id}")
+
+
+def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
+    """On any replica, before and after its commit."""
+    told = tell(pair, session_id, at=1).json()
+    snapshot_id = pair.committed(session_id)
+    after = tell(pair, session_id, at=1).json()
+
+    assert (told["branch"], told["state"], told["snapshot_id"]) == ("main", "open", None)
+    assert told["parent_id"] == pair.history[1]
+    assert (after["state"], after["snapshot_id"]) == ("committed", snapshot_id)
+
+
+def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
+    """For a day; without a body on ``main``, an unknown branch is 404, an unknown member 400."""
+    client = pair.clients[0]
+    bare = client.build_request("POST", SESSIONS)
+    del bare.headers["content-length"]
+
+    for answer in (client.send(bare), client.post(SESSIONS, json={})):
+        assert (answer.status_code, answer.json()["branch"]) == (201, "main")
+        lasts = datetime.fromisoformat(answer.json()["expires_at"]) - datetime.now(UTC)
+        assert abs(lasts.total_seconds() - 24 * 3600) < 120
+    assert client.post(SESSIONS, json={"branch": "none"}).status_code == 404
+    assert client.post(SESSIONS, json={"branches": "main"}).status_code == 400
+
+
+def test_attributes_of_a_rectilinear_array_can_change(pair: Replicas) -> None:
+    """A session takes the zarr.json of a rectilinear array with other attributes."""
+    writer = pair.repo.writable_session("main")
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        root = zarr.open_group(writer.store, mode="a")
+        root.create_array("rect", shape=(10, 6), chunks=[[4, 4, 2], [3, 3]], dtype="u1")[:] = 4
+        writer.commit("a rectilinear array")
+        session_id = pair.begin()
+        node = zarr.open_group(pair.store(session_id), mode="a")["rect"]
+        assert isinstance(node, zarr.Array)
+        node.attrs["unit"] = "nm"
+        node[8:, 3:] = 7
+        pair.committed(session_id)
+        found = zarr.open_group(pair.repo.readonly_session("main").store, mode="r")["rect"]
+
+        assert isinstance(found, zarr.Array)
+        assert dict(found.attrs) == {"unit": "nm"}
+        assert np.array_equal(np.unique(np.asarray(found[:8])), [4])
+        assert np.array_equal(np.unique(np.asarray(found[8:, 3:])), [7])
+
+
+def test_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) -> None:
+    """2,000 virtual chunk containers can be committed to; more than 1 MiB refuse the session."""
+    config = icechunk.RepositoryConfig.default()
+    store = icechunk.s3_store(region="us-east-1")
+    for number in range(2_000):
+        url = f"s3://bucket-{number}/prefix/"
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(url, store))
+    storage = icechunk.local_filesystem_storage(str(tmp_path / "repo"))
+    repo = icechunk.Repository.create(storage, config=config)
+    settings = DatasetSettings(url=(tmp_path / "repo").as_uri(), writable=True)
+    with client_of(Settings(datasets={"data": settings})) as client:
+        pair = Replicas((client,), repo)
+        session_id = pair.begin()
+        assert pair.put(session_id, "zarr.json", GROUP).status_code == 200
+        assert pair.committed(session_id) == pair.history[0]
+
+        (tmp_path / "repo/repo").write_bytes(Repo(more={9: bytes(2**20 + 1)}).file())
+        answer = client.post(SESSIONS)
+
+    assert answer.status_code == 424
+    assert "a configuration of more than 1048576 bytes" in answer.json()["detail"]
+
+
+def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
+    """On every replica, without a commit; as an unknown one, and its keys, by any method."""
+    pair.get(session_id, "a/zarr.json", at=1)
+    path = f"{SESSIONS}/{session_id}"
+    before = pair.history
+    assert pair.clients[0].delete(path).status_code == 204
+    assert pair.clients[1].delete(path).status_code == 404
+
+    for name in (session_id, "0" * 20, "x", "0" * 21):
+        assert tell(pair, name, at=1).status_code == 404
+        assert pair.get(name, "a/zarr.json", at=1).status_code == 404
+        assert pair.put(name, "a/c/0", b"12", at=1).status_code == 404
+        assert pair.delete(name, "a/zarr.json", at=1).status_code == 404
+        assert pair.commit(name, at=1).status_code == 404
+    assert pair.history == before
+
+
+def test_a_session_can_end_whose_parent_is_gone(tmp_path: Path) -> None:
+    """The library collects snapshots without refs, also those of sessions."""
+    with two_services(tmp_path) as pair:
+        session_id = pair.begin()
+        (tmp_path / "repo/snapshots" / pair.history[0]).unlink()
+        path = f"{SESSIONS}/{session_id}"
+
+        assert pair.get(session_id, "zarr.json").status_code == 424
+        assert tell(pair, session_id).json()["state"] == "open"
+        assert pair.clients[0].delete(path).status_code == 204
+        assert tell(pair, session_id, at=1).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "status"),
+    [
+        ("a/c/3", b"12", 400),
+        ("a/c/00", b"12", 400),
+        ("a/c/0/0", b"12", 400),
+        ("a/readme.txt", b"12", 400),
+        ("a/.zattrs", b"{}", 400),
+        ("b/c/0", b"12", 409),
+        ("readme.txt", b"12", 409),
+        ("a/c/0", b"", 400),
+        ("a/b/zarr.json", GROUP, 409),
+        ("b/zarr.json", b"{}", 400),
+        ("b/zarr.json", b'{"zarr_format": 2, "node_type": "group"}', 400),
+        ("b/zarr.json", b'{"zarr_format": 3, "node_type": "array", "shape": [1]}', 400),
+    ],
+)
+def test_what_is_no_zarr_is_refused(
+    pair: Replicas, session_id: str, key: str, body: bytes, status: int
+) -> None:
+    """Keys outside of the grid, of no array, or of nothing that a repository holds."""
+    answer = pair.put(session_id, key, body)
+
+    assert answer.status_code == status, answer.text
+    if key != "a/c/0":
+        assert pair.get(session_id, key).status_code == 404
+    assert pair.delete(session_id, key).status_code in (200, 204)
+
+
+def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) -> None:
+    """Without its chunk, with it, and from the parent, changed or deleted."""
+    lead = secrets.token_hex(4)
+    document, chunk = f"{lead}/zarr.json", f"{lead}/c"
+    pair.put(session_id, document, json.dumps(array_document((), ())).encode())
+    assert pair.keys(session_id, f"{lead}/") == {document}
+    pair.put(session_id, chunk, b"1")
+    assert pair.keys(session_id, f"{lead}/", at=1) == {document, chunk}
+    pair.committed(session_id)
+    later = pair.begin()
+    assert pair.keys(later, f"{lead}/") == {document, chunk}
+    pair.put(later, chunk, b"2")
+    assert pair.keys(later, f"{lead}/") == {document, chunk}
+    pair.delete(later, chunk)
+    assert pair.keys(later, f"{lead}/") == {document}
+
+
+def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> None:
+    """On both replicas, whichever wrote the chunk; no answer, body or 404 may be cached."""
+    url = f"/data/@session.{session_id}/a/c/0"
+    one, other = pair.clients
+    assert one.put(url, content=b"12", headers={"if-none-match": "*"}).status_code == 200
+    assert other.put(url, content=b"34", headers={"if-none-match": "*"}).status_code == 412
+    etag = other.get(url).headers["etag"]
+    assert other.put(url, content=b"56", headers={"if-match": etag}).status_code == 200
+    assert one.put(url, content=b"78", headers={"if-match": etag}).status_code == 412
+    assert one.delete(url, headers={"if-match": etag}).status_code == 412
+    assert one.get(url, headers={"range": "bytes=1-"}).content == b"6"
+    assert one.get(url, headers={"if-none-match": one.get(url).headers["etag"]}).status_code == 304
+    for key in ("a/c/0", "a/c/1", "a/zarr.json", "a/", "none/"):
+        assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
+
+
+def test_a_committed_session_takes_no_more(pair: Replicas, session_id: str) -> None:
+    """Its keys can be read, its commit is made once; writes elsewhere are told how to begin one."""
+    pair.put(session_id, "a/c/0", b"12")
+    first = pair.committed(session_id, key="k1")
+    outside = pair.clients[0].put("/data/a/c/0", content=b"12")
+
+    assert pair.committed(session_id, at=1, key="k1") == first
+    assert pair.committed(session_id, at=1) == first
+    assert pair.commit(session_id, at=1, key="k2").status_code == 409
+    assert pair.history[0] == first
+
+    assert (outside.status_code, "/sessions" in outside.json()["detail"]) == (405, True)
+    assert pair.put(session_id, "a/c/0", b"34", at=1).status_code == 409
+    assert pair.delete(session_id, "a/zarr.json").status_code == 409
+    assert pair.get(session_id, "a/c/0", at=1).content == b"12"
+
+
+def test_a_commit_names_what_is_missing(pair: Replicas, session_id: str) -> None:
+    """So is a missing member; the session stays open, and is committed once the group exists."""
+    bare = pair.clients[0].post(f"{SESSIONS}/{session_id}/commit")
+    assert (bare.status_code, bare.json()["detail"]) == (400, "message: Field required")
+    pair.put(session_id, "x/y/zarr.json", GROUP)
+    answer = pair.commit(session_id)
+    pair.put(session_id, "x/zarr.json", GROUP, at=1)
+
+    assert answer.status_code == 409
+    assert "/x for /x/y" in answer.json()["detail"]
+    pair.committed(session_id)
+    assert "x/y" in pair.group()
+
+
+def test_a_conflict_opens_the_session_again(pair: Replicas) -> None:
+    """The answer lists the conflicts; those of chunks are resolved for one side."""
+    name = secrets.token_hex(4)
+    begun = pair.begin()
+    pair.put(begun, f"{name}/zarr.json", ARRAY)
+    pair.committed(begun)
+    ours, theirs = pair.begin(), pair.begin()
+    pair.put(theirs, f"{name}/c/0", b"\x01\x01")
+    pair.put(theirs, f"{name}/c/1", b"\x02\x02")
+    pair.put(ours, f"{name}/c/0", b"\x07\x07")
+    pair.committed(theirs)
+    answer = pair.commit(ours, at=1)
+    assert answer.status_code == 409
+    assert f"chunk_double_update at /{name}" in answer.json()["detail"]
+    (conflict,) = answer.json()["conflicts"]
+    assert (conflict["path"], conflict["chunks"]) == (f"/{name}", [[0]])
+
+    assert tell(pair, ours).json()["state"] == "open"
+    assert pair.put(ours, f"{name}/c/2", b"\x09\x09").status_code == 200
+    pair.committed(ours, on_conflict="ours")
+    assert pair.group()[name][:].tolist() == [7, 7, 2, 2, 9, 9]
+
+
+def test_a_prefix_is_deleted(pair: Replicas, session_id: str) -> None:
+    """Nodes with all nodes below, or chunks of an array."""
+    pair.put(session_id, "g/zarr.json", GROUP)
+    pair.put(session_id, "g/b/zarr.json", ARRAY)
+    for number in range(3):
+        pair.put(session_id, f"a/c/{number}", b"12")
+    lead = f"@session.{session_id}/"
+    erase = pair.clients[0].delete
+    assert erase("/data", params={"prefix": f"{lead}a/c/"}).json() == {"deleted": 3}
+    assert erase("/data", params={"prefix": f"{lead}g/"}).json() == {"deleted": 2}
+
+    left = pair.keys(session_id, at=1)
+    assert "a/zarr.json" in left
+    assert not {key for key in left if key.startswith(("g/", "a/c/"))}
+
+
+def test_a_session_of_a_nested_repository(tmp_path: Path) -> None:
+    """Its keys follow the path of the repository."""
+    icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
+    settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
+    with client_of(settings) as client:
+        query = {"path": "lab/repo"}
+        session_id = client.post(SESSIONS, json={}, params=query).json()["session_id"]
+        lead = f"lab/repo/@session.{session_id}/"
+        assert client.put(f"/data/{lead}zarr.json", content=GROUP).status_code == 200
+        assert "zarr.json" in client.get(f"/data/{lead}").text
+        listed = client.get("/data", params={"list-type": "2", "prefix": lead}).text
+        assert f"<Key>{lead}zarr.json</Key>" in listed
+        answer = client.post(f"{SESSIONS}/{session_id}/commit", json={"message": "x"}, params=query)
+        assert answer.status_code == 201, answer.text
+        assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200
+
+
+def test_a_session_goes_on_when_its_commit_finds_damage(tmp_path: Path) -> None:
+    """The damaged array can be deleted in it, and the rest is committed."""
+    with two_services(tmp_path) as pair:
+        first = pair.begin()
+        pair.put(first, "a/zarr.json", ARRAY)
+        pair.put(first, "a/c/0", b"12")
+        pair.committed(first)
+        session_id = pair.begin()
+        pair.put(session_id, "a/c/1", b"34")
+        pair.put(session_id, "g/zarr.json", GROUP)
+        (manifest,) = (tmp_path / "repo/manifests").iterdir()
+        manifest.write_bytes(b"damaged")
+
+        assert pair.commit(session_id, at=1).status_code == 424
+        assert tell(pair, session_id).json()["state"] == "open"
+        assert pair.delete(session_id, "a/zarr.json").status_code in (200, 204)
+        pair.committed(session_id)
+        assert list(pair.group()) == ["g"]
+
+
+def test_a_node_of_another_kind_or_rank_is_another_node(pair: Replicas, session_id: str) -> None:
+    """It has none of the old chunks or nodes; a missing group above nodes cannot be an array."""
+    pair.put(session_id, "a/c/0", b"12")
+    matrix = json.dumps(array_document((6, 6), (2, 2))).encode()
+    assert pair.put(session_id, "a/zarr.json", matrix).status_code == 200
+    assert pair.keys(session_id, "a/") == {"a/zarr.json"}
+    pair.put(session_id, "a/c/0/0", b"1234")
+    pair.put(session_id, "a/zarr.json", json.dumps(array_document((6,), (2,))).encode())
+    pair.put(session_id, "a/zarr.json", GROUP)
+    pair.put(session_id, "a/b/zarr.json", ARRAY)
+    assert pair.keys(session_id, "a/", at=1) == {"a/zarr.json", "a/b/zarr.json"}
+    pair.put(session_id, "a/zarr.json", ARRAY)
+    assert pair.keys(session_id, "a/", at=1) == {"a/zarr.json"}
+    pair.put(session_id, "k/y/zarr.json", GROUP)
+    assert pair.put(session_id, "k/zarr.json", ARRAY).status_code == 409
+
+
+def test_a_locked_repository_takes_no_session_or_commit(pair: Replicas, session_id: str) -> None:
+    """The answers give the reason; open sessions are committed later."""
+    client, read_only = pair.clients[0], icechunk.RepoAvailability.read_only
+    pair.repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
+    refused = [
+        client.post(SESSIONS),
+        client.post("/api/datasets/data/commits", json={"message": "m", "changes": []}),
+        pair.commit(session_id),
+    ]
+    state = tell(pair, session_id).json()["state"]
+    pair.repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.online))
+
+    assert state == "open"
+    assert [answer.status_code for answer in refused] == [423] * 3
+    assert all("moving" in answer.json()["detail"] for answer in refused)
+    assert pair.put(session_id, "a/c/0", b"12").status_code == 200
+    pair.committed(session_id)

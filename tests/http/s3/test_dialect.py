@@ -1,0 +1,254 @@
+"""`shardgate.http.s3.dialect`: requests of S3 clients, and its XML."""
+
+# ruff: noqa: S314  what is parsed here we wrote
+
+from http import HTTPStatus
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from shardgate.errors import (
+    BadBodyError,
+    BadKeyError,
+    ShardgateError,
+    UnsupportedError,
+)
+from shardgate.http.problems import STATUS
+from shardgate.http.s3.dialect import (
+    error_code,
+    error_document,
+    lists_objects,
+    parameter_names,
+    parse_deletion,
+    speaks_s3,
+    unserved_operation,
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "is_s3"),
+    [
+        ({}, b"", False),
+        ({b"authorization": b"AWS4-HMAC-SHA256 Credential=a"}, b"", True),
+        ({b"authorization": b"AWS key:signature"}, b"", True),
+        ({b"authorization": b"Bearer AWS4-HMAC-SHA256"}, b"", False),
+        ({b"amz-sdk-invocation-id": b"1"}, b"", True),
+        ({}, b"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Signature=0", True),
+        ({}, b"x-amz-signature=0", True),
+        ({}, b"a=1&x-id=GetObject", True),
+        ({}, b"list-type=2", True),
+        ({}, b"a=list-type=2", False),
+    ],
+)
+def test_who_speaks_s3(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -> None:  # noqa: FBT001
+    """Who signs, in a header or in the query, and who asks as only S3 clients do."""
+    assert speaks_s3(headers, query) is is_s3
+
+
+@pytest.mark.parametrize(
+    ("method", "of_key", "query", "unserved"),
+    [
+        ("PUT", True, b"", None),
+        ("PUT", True, b"acl", "acl"),
+        ("PUT", True, b"%61cl", "acl"),
+        ("PUT", True, b"partNumber=1", "partNumber"),
+        ("PUT", True, b"partNumber=1&uploadId=u", None),
+        ("PUT", True, b"partNumber=1&uploadId=u&acl", "acl"),
+        ("PUT", False, b"partNumber=1&uploadId=u", "partNumber"),
+        ("PUT", True, b"uploads", "uploads"),
+        ("POST", True, b"uploads", None),
+        ("POST", False, b"uploads", "uploads"),
+        ("POST", True, b"uploadId=u", None),
+        ("DELETE", True, b"uploadId=u", None),
+        ("GET", True, b"uploadId=u", "uploadId"),
+        ("GET", True, b"tagging", None),
+        ("GET", False, b"tagging", "tagging"),
+        ("DELETE", True, b"versionId=v", "versionId"),
+        ("GET", False, b"location", None),
+        ("GET", False, b"versioning", None),
+        ("PUT", False, b"versioning", "versioning"),
+        ("GET", True, b"versioning", "versioning"),
+        ("GET", False, b"uploads", "uploads"),
+        ("POST", False, b"delete", None),
+        ("GET", False, b"list-type=2&prefix=acl", None),
+        ("GET", True, b"response-content-type=text/html", "response-content-type"),
+        ("GET", True, b"token=t&v=3&response=1", None),
+    ],
+)
+def test_operations(method: str, of_key: bool, query: bytes, unserved: str | None) -> None:  # noqa: FBT001
+    """The part of a bucket or object that S3 would change is named, and taken for nothing else."""
+    operation = None if unserved is None else f"{method} with {unserved}"
+    assert unserved_operation(method, parameter_names(query), {}, of_key=of_key) == operation
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "is_another"),
+    [
+        *(
+            (header, b"x", True)
+            for header in (
+                b"x-amz-write-offset-bytes",
+                b"x-amz-server-side-encryption-customer-algorithm",
+                b"x-amz-object-lock-mode",
+                b"if-unmodified-since",
+                b"x-amz-if-match-size",
+                b"x-amz-tagging",
+                b"x-amz-acl",
+                b"x-amz-grant-read",
+            )
+        ),
+        (b"x-amz-acl", b"private", False),
+        (b"x-amz-acl", b"bucket-owner-full-control", False),
+    ],
+)
+def test_headers_that_make_another_operation(
+    header: bytes, value: bytes, *, is_another: bool
+) -> None:
+    """A part of an object is no PUT of all, and a condition is heeded or refused.
+
+    Access lists that let nobody in are accepted: rclone 1.60 sends one with each object.
+    """
+    found = unserved_operation("PUT", frozenset(), {header: value}, of_key=True)
+    assert (found is not None) is is_another
+    assert unserved_operation("GET", frozenset(), {header: value}, of_key=True) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "is_s3", "is_listing"),
+    [
+        ("GET", b"", True, True),
+        ("GET", b"", False, False),
+        ("HEAD", b"", True, False),
+        ("GET", b"location", True, False),
+        ("GET", b"delimiter=%2F&prefix=", False, True),
+        ("GET", b"list-type=2", False, True),
+    ],
+)
+def test_listings(method: str, query: bytes, is_s3: bool, is_listing: bool) -> None:  # noqa: FBT001
+    """Any GET of a bucket that asks for nothing else; of unsigned clients one with parameters."""
+    assert lists_objects(method, parameter_names(query), is_s3=is_s3) is is_listing
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        (403, None, "AccessDenied"),
+        (408, None, "RequestTimeout"),
+        (411, None, "MissingContentLength"),
+        (424, None, "FailedDependency"),
+        (500, None, "InternalError"),
+        (503, None, "SlowDown"),
+        (400, BadKeyError(), "InvalidRequest"),
+    ],
+)
+def test_codes_are_those_of_s3(status: int, error: ShardgateError | None, code: str) -> None:
+    """Clients act on the code; only a fault of ours, and a silent store, is internal.
+
+    Boto3 is told the other ones in `tests/clients/test_s3_writing.py`.
+    """
+    internal = {status for status in STATUS.values() if error_code(status) == "InternalError"}
+
+    assert error_code(HTTPStatus(status), error) == code
+    assert sorted(internal) == [504]
+
+
+def test_an_error_is_xml_whatever_it_is_about() -> None:
+    """Control characters, which XML cannot hold, are left out."""
+    headers, body = error_document(
+        HTTPStatus.SERVICE_UNAVAILABLE, "SlowDown", "<\x01&\ud800", "7", {}
+    )
+    root = ET.fromstring(body)
+
+    assert {each.tag: each.text for each in root} == {
+        "Code": "SlowDown",
+        "Message": "<?&?",
+        "RequestId": "7",
+    }
+    assert dict(headers)[b"content-length"] == b"%d" % len(body)
+    assert dict(headers)[b"content-type"] == b"application/xml"
+    assert b"retry-after" in dict(headers)
+
+
+@pytest.mark.parametrize(
+    ("status", "names", "condition"),
+    [
+        (412, (b"if-none-match",), "If-None-Match"),
+        (412, (b"if-match", b"range"), "If-Match"),
+        (412, (b"x-amz-copy-source-if-match",), "x-amz-copy-source-If-Match"),
+        (412, (b"if-match", b"if-none-match"), None),
+        (404, (b"if-match",), None),
+    ],
+)
+def test_the_condition_that_failed_is_named(
+    status: int, names: tuple[bytes, ...], condition: str | None
+) -> None:
+    """Unless it may have been one of several."""
+    _, body = error_document(HTTPStatus(status), "Code", "why", "7", dict.fromkeys(names, b"*"))
+
+    assert ET.fromstring(body).findtext("Condition") == condition
+
+
+A = b"<Object><Key>a</Key></Object>"
+
+
+@pytest.mark.parametrize(
+    ("inside", "keys", "is_quiet"),
+    [
+        (A, [("a", None)], False),
+        (A + b"<Quiet>true</Quiet>", [("a", None)], True),
+        (b"<Quiet>true</Quiet>" + A, [("a", None)], True),
+        (A + b"<Quiet>false</Quiet>", [("a", None)], False),
+        (b"\n <Object>\n <Key>a &amp; b</Key>\n </Object>\n", [("a & b", None)], False),
+        (A + b'<Object><ETag>"e"</ETag><Key>b</Key></Object>', [("a", None), ("b", '"e"')], False),
+        ("<Object><Key>é&#x20AC;</Key></Object>".encode(), [("é€", None)], False),
+    ],
+)
+def test_deletions(inside: bytes, keys: list[tuple[str, str | None]], is_quiet: bool) -> None:  # noqa: FBT001
+    """Keys in their order, with or without the namespace and the declaration."""
+    namespace = b"http://s3.amazonaws.com/doc/2006-03-01/"
+    for text in (
+        b"<Delete>" + inside + b"</Delete>",
+        b'<Delete xmlns="' + namespace + b'">' + inside + b"</Delete>",
+        b'<?xml version="1.0" encoding="UTF-8"?><Delete>' + inside + b"</Delete>",
+    ):
+        found = parse_deletion(text)
+
+        assert (found.keys, found.is_quiet) == (keys, is_quiet)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        *(
+            (body, BadBodyError)
+            for body in (
+                *(b"", b"{}", b"<Delete>", b"<Delete></Delete>", b"<Remove>" + A + b"</Remove>"),
+                b"<Delete><Object/></Delete>",
+                b"<Delete><Object><Key></Key></Object></Delete>",
+                b"<Delete><Object><Key>a</Key><Other/></Object></Delete>",
+                b"<Delete><Key>a</Key></Delete>",
+                b"<Delete>" + A * 1001 + b"</Delete>",
+                b"<!DOCTYPE Delete><Delete>" + A + b"</Delete>",
+                b'<!DOCTYPE D [<!ENTITY x "y">]><Delete><Object><Key>&x;</Key></Object></Delete>',
+                b"<Delete><Object><Key>&x;</Key></Object></Delete>",
+                b"<Delete><Object><Key>\xff</Key></Object></Delete>",
+                b"<a>" * 100_000,
+                b'<Delete xmlns="' + b"u" * 2**16 + b'">' + A + b"</Delete>",
+            )
+        ),
+        *(
+            (
+                b"<Delete>" + A[:-9] + b"<%b>1</%b></Object></Delete>" % (name, name),
+                UnsupportedError,
+            )
+            for name in (b"VersionId", b"Size", b"LastModifiedTime")
+        ),
+    ],
+)
+def test_anything_else_is_refused(body: bytes, error: type[Exception]) -> None:
+    """Other elements, more than a thousand keys, entities, deep trees, a namespace that the parser
+    would write out for each element; versions are no keys.
+    """
+    with pytest.raises(error):
+        parse_deletion(body)
+    assert len(parse_deletion(b"<Delete>" + A * 1000 + b"</Delete>").keys) == 1000

@@ -1,0 +1,281 @@
+"""`shardgate.http.s3.multipart`: multipart uploads, request by request."""
+
+# ruff: noqa: S314  what is parsed here we wrote
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Generator, Mapping
+from xml.etree import ElementTree as ET
+
+import httpx
+import pytest
+
+from shardgate.errors import BadBodyError, BadPartError, PartOrderError
+from shardgate.http.s3.multipart import parse_part_number, parse_parts
+from tests.http.taking import MAX, NEW, get, taking
+from tests.support.zipped import zipped
+
+NS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+S3 = {"authorization": "AWS4-HMAC-SHA256 any"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+    """Serve an array and more, which may be written."""
+    with taking(tmp_path_factory.mktemp("uploading")) as opened:
+        yield opened
+
+
+def create(client: httpx.Client, path: str, headers: Mapping[str, str] | None = None) -> str:
+    """Begin an upload."""
+    answer = client.post(f"{path}?uploads", headers=headers)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/xml")
+    return ET.fromstring(answer.content).findtext(f"{NS}UploadId") or ""
+
+
+def put(
+    client: httpx.Client, path: str, upload: str, number: object, body: bytes, **headers: str
+) -> httpx.Response:
+    """Upload a part."""
+    params = {"partNumber": str(number), "uploadId": upload}
+    return client.put(path, params=params, content=body, headers=S3 | headers)
+
+
+def begin(client: httpx.Client, path: str) -> tuple[str, tuple[int, str]]:
+    """Begin an upload, and upload all of it as one part."""
+    upload = create(client, path)
+    return upload, (1, put(client, path, upload, 1, NEW).headers["etag"])
+
+
+def complete(
+    client: httpx.Client, path: str, upload: str, *parts: tuple[int, str], **headers: str
+) -> httpx.Response:
+    """Join parts."""
+    listed = "".join(
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
+        for number, etag in parts
+    )
+    body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>"
+    params = {"uploadId": upload}
+    return client.post(path, params=params, content=body, headers=S3 | headers)
+
+
+def code(answer: httpx.Response) -> tuple[int, str | None]:
+    """Read what went wrong."""
+    return answer.status_code, ET.fromstring(answer.content).findtext("Code")
+
+
+@pytest.mark.parametrize("path", ["/em/c/0/1", "/any/a%20b/c"])
+def test_a_key_comes_in_parts(client: httpx.Client, path: str) -> None:
+    """It is there, under the ETag of the answer, when all of it is."""
+    upload = create(client, path)
+    second = put(client, path, upload, 2, NEW[5:])
+    first = put(client, path, upload, 1, NEW[:5])
+    before = get(client, path)
+
+    done = complete(client, path, upload, (1, first.headers["etag"]), (2, second.headers["etag"]))
+
+    assert before != NEW
+    assert first.headers["etag"] == f'"{hashlib.md5(NEW[:5]).hexdigest()}"'  # noqa: S324
+    assert (first.status_code, first.content) == (200, b"")
+    assert first.headers["cache-control"] == "no-store"
+    told = {each.tag.removeprefix(NS): each.text for each in ET.fromstring(done.content)}
+    got = client.get(path)
+    assert got.content == NEW
+    assert told == {
+        "Location": path,
+        "Bucket": path.split("/")[1],
+        "Key": "a b/c" if "any" in path else "c/0/1",
+        "ETag": got.headers["etag"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-md5": base64.b64encode(hashlib.md5(b"x").digest()).decode()}, 400),  # noqa: S324
+        ({"x-amz-checksum-crc32": "AAAAAA=="}, 400),
+        ({"x-amz-content-sha256": hashlib.sha256(b"x").hexdigest()}, 400),
+        ({"content-range": "bytes 0-1/2"}, 400),
+        ({"x-amz-copy-source": "/any/b"}, 404),
+        ({"x-amz-checksum-crc32": base64.b64encode(zlib.crc32(NEW).to_bytes(4)).decode()}, 200),
+    ],
+)
+def test_parts_are_checked_as_bodies_are(
+    client: httpx.Client, headers: dict[str, str], status: int
+) -> None:
+    """A part that is not what is told is not kept."""
+    upload = create(client, "/any/checked")
+    md5 = hashlib.md5(NEW).hexdigest()  # noqa: S324
+
+    assert put(client, "/any/checked", upload, 1, NEW, **headers).status_code == status
+    done = complete(client, "/any/checked", upload, (1, md5))
+    assert done.status_code == (200 if status == 200 else 400)
+
+
+def test_gzip_is_told_at_the_beginning(client: httpx.Client) -> None:
+    """It is the whole that is gzip."""
+    upload, data = create(client, "/any/zipped", {"content-encoding": "gzip"}), zipped(NEW)
+    pieces = enumerate((data[:7], data[7:]), 1)
+    parts = [(n, put(client, "/any/zipped", upload, n, p).headers["etag"]) for n, p in pieces]
+    complete(client, "/any/zipped", upload, *parts)
+
+    assert get(client, "/any/zipped") == NEW
+
+
+def test_conditions_are_of_the_completion(client: httpx.Client) -> None:
+    """The key is looked at when it is written."""
+    etag = client.put("/any/there", content=b"1").headers["etag"]
+    upload, part = begin(client, "/any/there")
+
+    for headers in ({"if-none-match": "*"}, {"if-match": '"x"'}):
+        refused = complete(client, "/any/there", upload, part, **headers)
+        assert code(refused) == (412, "PreconditionFailed")
+    assert get(client, "/any/there") == b"1"
+    assert complete(client, "/any/there", upload, part, **{"if-match": etag}).status_code == 200
+    assert get(client, "/any/there") == NEW
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-amz-checksum-crc32": "AAAAAA=="}, 400),
+        ({"x-amz-checksum-crc32": "AAAAAA==-1", "x-amz-checksum-type": "COMPOSITE"}, 200),
+        ({"x-amz-checksum-crc32": base64.b64encode(zlib.crc32(NEW).to_bytes(4)).decode()}, 200),
+        ({"x-amz-mp-object-size": "1"}, 400),
+        ({"x-amz-mp-object-size": str(len(NEW))}, 200),
+        ({"content-md5": "x"}, 400),
+    ],
+)
+def test_checksums_beside_the_list_are_of_the_whole(
+    client: httpx.Client, headers: dict[str, str], status: int
+) -> None:
+    """Content-MD5 is of the list itself."""
+    client.delete("/any/whole")
+    upload, part = begin(client, "/any/whole")
+
+    assert complete(client, "/any/whole", upload, part, **headers).status_code == status
+    assert get(client, "/any/whole") == (NEW if status == 200 else None)
+
+
+def test_what_is_wrong_is_told_as_s3_does(client: httpx.Client) -> None:
+    """So are parts too large together; of an upload that is given up the key is never there."""
+    upload, part = begin(client, "/any/wrong")
+    other = create(client, "/any/other")
+
+    def completed(*parts: tuple[int, str]) -> tuple[int, str | None]:
+        return code(complete(client, "/any/wrong", upload, *parts))
+
+    for name in (other, "0" * 32, "nothing", f"{upload}A", f"{upload}/../x", ""):
+        assert code(put(client, "/any/wrong", name, 1, NEW)) == (404, "NoSuchUpload")
+        assert code(complete(client, "/any/wrong", name, part)) == (404, "NoSuchUpload")
+        gone = client.delete("/any/wrong", params={"uploadId": name}, headers=S3)
+        assert code(gone) == (404, "NoSuchUpload")
+    for number in (0, 10_001, "x", ""):
+        assert code(put(client, "/any/wrong", upload, number, NEW)) == (400, "InvalidArgument")
+    assert client.put(f"/any/wrong?uploadId={upload}", content=NEW).status_code == 400
+    assert code(put(client, "/any/wrong", upload, 1, bytes(MAX + 1))) == (413, "EntityTooLarge")
+    assert completed((1, "0" * 32)) == (400, "InvalidPart")
+    assert completed((2, part[1])) == (400, "InvalidPart")
+    assert completed(part, part) == (400, "InvalidPartOrder")
+    assert completed() == (400, "InvalidRequest")
+    large = [
+        (n, put(client, "/any/other", other, n, bytes([n]) * size).headers.get("etag", ""))
+        for n, size in ((1, MAX - 1), (2, MAX - 1), (3, 2))
+    ]
+    assert [etag == "" for _, etag in large] == [False, True, False]
+    whole = complete(client, "/any/other", other, large[0], large[2])
+    assert code(whole) == (413, "EntityTooLarge")
+    assert client.delete("/any/wrong", params={"uploadId": upload}).status_code == 204
+    assert completed(part) == (404, "NoSuchUpload")
+    assert get(client, "/any/wrong") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/em/c/9/9", {}, 400),
+        ("/fixed/c/0/0", {}, 405),
+        ("/nothing/a", {}, 404),
+        ("/any/folder/", {}, 400),
+        ("/any", {}, 501),
+        ("/em/zarr.json", {"content-encoding": "compress"}, 415),
+    ],
+)
+def test_uploads_that_can_come_to_nothing_are_not_begun(
+    client: httpx.Client, path: str, headers: dict[str, str], status: int
+) -> None:
+    """What a key can hold is known before there is a body."""
+    assert client.post(f"{path}?uploads", headers=headers).status_code == status
+
+
+def test_pages_may_upload(client: httpx.Client) -> None:
+    """They are allowed to POST what is a step of an upload."""
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    for path, methods in (
+        ("/any/a?uploads", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
+        ("/any/a?uploadId=u", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
+        ("/fixed/a?uploads", "GET, HEAD, OPTIONS"),
+    ):
+        told = client.options(path, headers=asked).headers
+        assert told["access-control-allow-methods"] == methods
+
+
+A = "a" * 32
+B = "b" * 32
+
+
+def part(number: object, etag: str, more: str = "") -> str:
+    """Write one part."""
+    return f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag>{more}</Part>"
+
+
+def listing(inside: str, start: str = "") -> bytes:
+    """Write a list."""
+    return f"<CompleteMultipartUpload{start}>{inside}</CompleteMultipartUpload>".encode()
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        part(1, f'"{A}"') + part(3, B),
+        part(1, f"&quot;{A}&quot;") + "\n " + part(3, f"\n{B}\n "),
+        part(1, A, "<ChecksumCRC32>AAAAAA==</ChecksumCRC32>") + part("03", B),
+        f"<Part><ETag>{A}</ETag><PartNumber>1</PartNumber></Part>" + part(3, B),
+    ],
+)
+@pytest.mark.parametrize("start", ["", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'])
+def test_parts(inside: str, start: str) -> None:
+    """With or without quotes, checksums and the namespace, from one to ten thousand as in S3."""
+    assert parse_parts(listing(inside, start)) == [(1, A), (3, B)]
+    assert [parse_part_number(text) for text in ("1", "10000")] == [1, 10_000]
+    for text in ("0", "10001", "", "-1", "1.0", " 1"):
+        assert parse_part_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("inside", "error"),
+    [
+        ("", BadBodyError),
+        ("<Part/>", BadBodyError),
+        ("<Other/>", BadBodyError),
+        (part(0, A), BadBodyError),
+        (part(10_001, A), BadBodyError),
+        (part("+1", A), BadBodyError),
+        (part("٣", A), BadBodyError),
+        (part("9" * 5000, A), BadBodyError),
+        (f"<Part><ETag>{A}</ETag></Part>", BadBodyError),
+        (part(1, A, "<a><b/></a>"), BadBodyError),
+        ("<Part><PartNumber>1</PartNumber></Part>", BadPartError),
+        (part(1, "../" + A), BadPartError),
+        (part(1, f'"{A}-2"'), BadPartError),
+        (part(1, A.upper()), BadPartError),
+        (part(2, A) + part(1, B), PartOrderError),
+        (part(1, A) + part(1, A), PartOrderError),
+    ],
+)
+def test_anything_else_is_refused(inside: str, error: type[Exception]) -> None:
+    """Other elements, numbers and ETags, and parts in another order."""
+    with pytest.raises(error):
+        parse_parts(listing(inside))

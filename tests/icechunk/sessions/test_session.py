@@ -1,0 +1,429 @@
+"""Commits of sessions while others act, or the replica dies, at every step."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from zarr.core.buffer import default_buffer_prototype
+
+from shardgate import errors
+from shardgate.errors import ShardgateError
+from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
+from shardgate.formats.icechunk.conflicts import Policy
+from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.icechunk.commit import CommitRequest, CommitResult
+from shardgate.icechunk.sessions.document import Sealed
+from shardgate.icechunk.sessions.session import SessionCommit
+from shardgate.model import ETag, ObjectRef
+from shardgate.storage.contract import Conflict, Found
+from shardgate.storage.memory import MemoryStore
+from tests.icechunk.sessions.replicas import (
+    ROOT,
+    Dying,
+    Late,
+    Replica,
+    contents,
+    document,
+    opened_by_library,
+    ref,
+    stored,
+)
+from tests.read.stores import Clock
+from tests.support.sessions import GROUP
+
+DAY_S: Final = 24 * 3600
+
+CHANGES: Final[dict[str, tuple[str, bytes | None]]] = {
+    "inline": ("a/c/1", b"\x09\x09"),
+    "native": ("a/c/1", b"\x09" * 600),
+    "gone": ("a/c/1", None),
+    "document": ("h/zarr.json", document(4)),
+    "group-gone": ("g/zarr.json", None),
+}
+moments = pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+
+
+OUT_OF_REACH: Final = errors.StorageUnavailableError(ROOT, "out of reach")
+
+
+def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a call that raises *error*."""
+
+    async def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+class Scene:
+    """Two replicas of one store, one of them slow, and a session with changes."""
+
+    def __init__(self, memory: MemoryStore, clock: Clock) -> None:
+        self.memory = memory
+        self.clock = clock
+        self.store = Late(memory)
+
+    async def begin(self) -> str:
+        """Start the replicas, and begin the session."""
+        self.late = await Replica.of(self.store, self.clock)
+        self.other = await Replica.of(self.memory, self.clock)
+        session_id = await self.other.begin()
+        for at in range(2):
+            await self.put(self.other, session_id, at)
+        return session_id
+
+    async def put(self, replica: Replica, session_id: str, at: int) -> None:
+        """Write a chunk."""
+        store = await replica.enter(session_id)
+        await store.put(ref(f"a/c/{at}"), [bytes([at + 9] * 2)], expected=None)
+
+    async def sweep(self) -> None:
+        """Let the other replica begin a session two seconds later, and remove those expired."""
+        self.clock.now += 2
+        await self.other.begin()
+        self.clock.now -= 2
+
+    async def demand(self, folder: Path, *chunks: int, commits: int) -> None:
+        """Check that exactly these chunks were committed, in this number of commits."""
+        repo = await opened_by_library(self.memory, folder)
+        store = repo.readonly_session("main").store
+        prototype = default_buffer_prototype()
+        found = [await store.get(f"a/c/{at}", prototype=prototype) for at in range(3)]
+        values = [chunk.to_bytes()[0] for chunk in found if chunk is not None]
+        assert values == [at + 9 if at in chunks else 2 * at + 1 for at in range(3)]
+        assert len(list(repo.ancestry(branch="main"))) == 2 + commits
+
+
+@pytest.fixture
+def scene(files: Mapping[str, bytes]) -> Scene:
+    """Store it."""
+    clock = Clock(time.time())
+    return Scene(stored(files, clock), clock)
+
+
+async def test_a_session_is_not_swept_away_that_was_just_renewed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A sweep read it as expired, and a write postponed its end right after."""
+    session_id = await scene.begin()
+    scene.clock.now += DAY_S - 1
+
+    async def write() -> None:
+        scene.clock.now -= 2
+        await scene.put(scene.other, session_id, 2)
+        scene.clock.now += 2
+
+    scene.clock.now += 2
+    scene.store.after("get", ".session", write)
+    await scene.late.begin()
+
+    await scene.other.commit(session_id)
+    await scene.demand(tmp_path, 0, 1, 2, commits=1)
+
+
+async def test_a_write_into_a_session_that_is_being_swept_away_is_refused(scene: Scene) -> None:
+    """The entry was written, but will not be in a commit."""
+    session_id = await scene.begin()
+    scene.clock.now += DAY_S - 1
+    scene.store.after("put", f"{session_id}/", scene.sweep)
+
+    with pytest.raises(errors.UnknownSessionError):
+        await scene.put(scene.late, session_id, 2)
+
+
+async def test_half_a_journal_is_not_committed(scene: Scene, tmp_path: Path) -> None:
+    """It was discarded while the committer still reads."""
+    session_id = await scene.begin()
+
+    async def discard() -> None:
+        store = await scene.other.enter(session_id)
+        await scene.other.sessions.discard(store.session)
+
+    scene.store.before("get", f"{session_id}/", discard)
+
+    with pytest.raises((errors.StorageError, errors.UnknownSessionError)):
+        await scene.late.commit(session_id)
+    await scene.demand(tmp_path, commits=0)
+
+
+async def test_what_is_listed_and_not_there_is_not_left_out(scene: Scene, tmp_path: Path) -> None:
+    """A listed entry that cannot be read was acknowledged: nothing is committed without it."""
+    session_id = await scene.begin()
+    [entry] = [each.ref async for each in scene.memory.list(ROOT) if each.ref.key.endswith("/1")]
+    shelf, _, name = entry.key.rpartition("/")
+    elsewhere = entry._replace(key=f"{shelf}f/{name}")
+    await move(scene.memory, entry, elsewhere)
+
+    with pytest.raises(errors.StorageUnavailableError, match="was listed, and does not exist"):
+        await scene.late.commit(session_id)
+    await scene.demand(tmp_path / "before", commits=0)
+
+    await move(scene.memory, elsewhere, entry)
+    await scene.late.commit(session_id)
+    await scene.demand(tmp_path / "after", 0, 1, commits=1)
+
+
+async def move(store: MemoryStore, source: ObjectRef, target: ObjectRef) -> None:
+    """Put an object elsewhere."""
+    found = await store.get(source)
+    assert isinstance(found, Found)
+    store.place(target, found.data)
+    await store.delete(source, expected=None)
+
+
+async def test_a_session_does_not_expire_while_it_is_committed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """Sealing it postpones its end."""
+    session_id = await scene.begin()
+    scene.clock.now += DAY_S - 1
+    scene.store.before("get", f"{session_id}/", scene.sweep)
+
+    made = await scene.late.commit(session_id)
+    await scene.demand(tmp_path, 0, 1, commits=1)
+    assert await scene.other.commit(session_id) == made
+
+
+async def test_what_is_written_after_another_one_failed_is_committed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A late swap commits while the session was reopened and written to."""
+    session_id, refuse = await scene.begin(), failing(errors.ConflictError("for certain"))
+
+    async def fail() -> None:
+        store = await scene.other.enter(session_id)
+        with pytest.raises(errors.ConflictError):
+            await SessionCommit(store.session, refuse, None).run()
+        await scene.put(scene.other, session_id, 2)
+
+    scene.store.before("put", "repo", fail)
+    await scene.late.commit(session_id)
+    before = await contents(await scene.other.enter(session_id))
+    assert before["a/c/2"] == bytes([11] * 2)
+
+    await scene.other.commit(session_id, policy=Policy.OURS)
+    await scene.demand(tmp_path, 0, 1, 2, commits=2)
+
+
+async def test_of_two_keys_at_once_one_commits(scene: Scene, tmp_path: Path) -> None:
+    """The other one is told of a conflict, at once and whenever it asks again."""
+    session_id, made = await scene.begin(), list[CommitResult]()
+
+    async def overtake() -> None:
+        made.append(await scene.other.commit(session_id, "other"))
+
+    scene.store.before("put", "repo", overtake)
+    with pytest.raises(errors.ConflictError, match="already committed"):
+        await scene.late.commit(session_id, "late")
+
+    with pytest.raises(errors.ConflictError, match="already committed"):
+        await scene.other.commit(session_id, "late")
+    assert [await scene.late.commit(session_id, "other")] == made
+    await scene.demand(tmp_path, 0, 1, commits=1)
+
+
+async def begin_to_commit(replica: Replica, session_id: str, key: str) -> None:
+    """Seal a session, and get no further."""
+    session = (await replica.enter(session_id)).session
+    with pytest.raises(errors.StorageUnavailableError):
+        await SessionCommit(session, failing(OUT_OF_REACH), key).run()
+
+
+async def test_a_key_that_committed_finds_its_commit(scene: Scene, tmp_path: Path) -> None:
+    """Although another one had sealed the session meanwhile."""
+    session_id = await scene.begin()
+    scene.store.before("put", "repo", lambda: begin_to_commit(scene.other, session_id, "other"))
+    made = await scene.late.commit(session_id, "late")
+
+    assert await scene.other.commit(session_id, "late") == made
+    with pytest.raises(errors.ConflictError, match="already committed"):
+        await scene.other.commit(session_id, "other")
+    await scene.demand(tmp_path, 0, 1, commits=1)
+
+
+async def test_who_fails_opens_no_session_that_another_key_sealed(scene: Scene) -> None:
+    """That commit may be about to succeed."""
+    session_id = await scene.begin()
+    session = (await scene.late.enter(session_id)).session
+
+    async def refuse(*_: Any) -> Any:
+        await begin_to_commit(scene.other, session_id, "other")
+        raise errors.ConflictError("for certain")
+
+    with pytest.raises(errors.ConflictError, match="for certain"):
+        await SessionCommit(session, refuse, "late").run()
+    assert (await session.read()).state == Sealed("other")
+
+
+async def test_who_may_not_commit_opens_no_session_that_is_committed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A gateway died before it marked it, and the next request is wrong."""
+    session_id = await scene.begin()
+
+    async def die_next() -> None:
+        scene.store.before("put", ".session", failing(OUT_OF_REACH))
+
+    scene.store.after("put", "repo", die_next)
+    made = await scene.late.commit(session_id)
+
+    with suppress(errors.BadBodyError):
+        await scene.other.commit(session_id, metadata={"__icechunk": 1})
+    assert await scene.other.commit(session_id) == made
+    await scene.demand(tmp_path, 0, 1, commits=1)
+
+
+@pytest.mark.parametrize("is_in_session", [False, True])
+async def test_who_is_overtaken_at_any_call_finds_the_commit(
+    files: Mapping[str, bytes], tmp_path: Path, *, is_in_session: bool
+) -> None:
+    """Another replica has made it meanwhile, for the same session or the same request."""
+    nth, is_reached = 0, True
+    while is_reached:
+        store = Late(memory := stored(files))
+        late, other = await Replica.of(store), await Replica.of(memory)
+        session_id, made = await other.begin(), list[CommitResult]()
+        session = await other.enter(session_id)
+        await session.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
+        changes = ChangeSet(new={b"new node": NodeDocument("/new", GROUP)})
+        parent_id = (await session.session.read()).parent_id
+
+        async def commit(
+            replica: Replica,
+            session_id: str = session_id,
+            changes: ChangeSet = changes,
+            parent_id: str = parent_id,
+        ) -> CommitResult:
+            if is_in_session:
+                return await replica.commit(session_id)
+            request = CommitRequest("main", parent_id, "at once", WriteId("key"))
+            return await replica.committer.commit(replica.opened, changes, request)
+
+        async def overtake(made: list[CommitResult] = made, other: Replica = other) -> None:
+            made.append(await commit(other))
+
+        store.before_call(nth, overtake)
+        found = await commit(late)
+        repo = await opened_by_library(memory, tmp_path / str(nth))
+        assert [each.id for each in repo.ancestry(branch="main")][:2] == [
+            found.snapshot_id,
+            parent_id,
+        ]
+        is_reached, nth = bool(made), nth + 1
+        assert made in ([], [found])
+    assert nth > 5
+
+
+AMID: Final = {"a/c/0": b"\x09" * 2, "a/c/2": b"\x09" * 600, "h/zarr.json": document(4)}
+
+
+async def test_what_is_written_amid_a_commit_is_in_it_or_refused(
+    files: Mapping[str, bytes], tmp_path: Path
+) -> None:
+    """At each call of it, through the replica that commits, or another one."""
+    nth, is_reached, kinds = 0, True, set[type]()
+    while is_reached:
+        store = Late(memory := stored(files))
+        late, other = await Replica.of(store), await Replica.of(memory)
+        session_id = await other.begin()
+        await (await other.enter(session_id)).put(ref("a/c/1"), [b"\x08\x08"], expected=None)
+        writes: list[asyncio.Task[ETag | Conflict]] = []
+
+        async def put(replica: Replica, key: str, session_id: str = session_id) -> ETag | Conflict:
+            return await (await replica.enter(session_id)).put(ref(key), [AMID[key]], expected=None)
+
+        async def begin(
+            writes: list[asyncio.Task[ETag | Conflict]] = writes,
+            replicas: tuple[Replica, ...] = (late, other),
+            nth: int = nth,
+        ) -> None:
+            writes += [
+                asyncio.create_task(put(replicas[(number + nth) % 2], key))
+                for number, key in enumerate(AMID)
+            ]
+            await asyncio.sleep(0.01)
+
+        store.before_call(nth, begin)
+        made = await late.commit(session_id)
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        repo = await opened_by_library(memory, tmp_path / str(nth))
+        committed = repo.readonly_session(snapshot_id=made.snapshot_id).store
+        for (key, data), outcome in zip(AMID.items(), outcomes, strict=False):
+            found = await committed.get(key, prototype=default_buffer_prototype())
+            is_in_it = found is not None and found.to_bytes() == data
+            assert is_in_it == isinstance(outcome, str), (nth, key, outcome)
+        kinds |= set(map(type, outcomes))
+        is_reached, nth = bool(writes), nth + 1
+    assert nth > 8
+    assert kinds == {str, errors.BusyError, errors.ConflictError}
+
+
+@moments
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_write_is_done_or_not(
+    files: Mapping[str, bytes], tmp_path: Path, name: str, *, is_done: bool
+) -> None:
+    """An acknowledged write is visible on the other replica, and is committed."""
+    key, data = CHANGES[name]
+    nth, is_dead = 0, True
+    while is_dead:
+        memory = stored(files)
+        healthy = await Replica.of(memory)
+        session_id = await healthy.begin()
+        before = await contents(await healthy.enter(session_id))
+        dying = Dying(memory, is_done=is_done)
+        store = await (await Replica.of(dying)).enter(session_id)
+        dying.left = nth
+        is_acknowledged = True
+        try:
+            if data is None:
+                await store.delete(ref(key), expected=None)
+            else:
+                await store.put(ref(key), [data], expected=None)
+        except ShardgateError:
+            is_acknowledged = False
+
+        after = await contents(await healthy.enter(session_id))
+        assert after != before if is_acknowledged else True
+        assert (after.get(key) == data) or (not is_acknowledged and after == before)
+        made = await healthy.commit(session_id)
+        repo = await opened_by_library(memory, tmp_path / str(nth))
+        listed = repo.readonly_session(snapshot_id=made.snapshot_id).store.list()
+        assert sorted([each async for each in listed]) == sorted(after)
+        is_dead, nth = dying.left < 0, nth + 1
+    assert nth > 1
+
+
+@moments
+async def test_a_commit_is_made_once(
+    files: Mapping[str, bytes], tmp_path: Path, *, is_done: bool
+) -> None:
+    """A replica that goes on with it finds the commit, or makes it."""
+    nth, is_dead = 0, True
+    while is_dead:
+        memory = stored(files, clock := Clock(time.time()))
+        healthy = await Replica.of(memory, clock)
+        session_id = await healthy.begin()
+        store = await healthy.enter(session_id)
+        await store.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
+        await store.put(ref("a/c/2"), [b"\x09" * 600], expected=None)
+        before = await contents(store)
+        dying = Dying(memory, is_done=is_done)
+        doomed, acknowledged = await Replica.of(dying, clock), None
+        dying.left = nth
+        with suppress(ShardgateError):
+            acknowledged = await doomed.commit(session_id)
+        made = await healthy.commit(session_id)
+
+        assert acknowledged in (None, made)
+        assert await contents(await healthy.enter(session_id)) == before
+        repo = await opened_by_library(memory, tmp_path / str(nth))
+        history = [each.id for each in repo.ancestry(branch="main")]
+        assert len(history) == 3
+        assert history[0] == made.snapshot_id
+        is_dead, nth = dying.left < 0, nth + 1
+    assert nth > 8

@@ -1,0 +1,149 @@
+"""Commits in one process: a wrong clock, expiration, and a store of very many chunk files."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import icechunk
+import pytest
+
+from shardgate.concurrency import yield_to_loop
+from shardgate.errors import ClockSkewError, CommitConflictError
+from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.icechunk.chunk_files import chunk_lengths
+from shardgate.icechunk.commit import CommitRequest, CommitResult
+from shardgate.model import ObjectRef
+from shardgate.storage.contract import Listed
+from shardgate.storage.local import LocalStore
+from tests.icechunk.sessions.replicas import Late, Replica
+from tests.support.writable_repositories import Place, new_place
+
+ROOT: Final = "1CECHNKREP0F1RSTCMT0"
+GROUP: Final = b'{"zarr_format":3,"node_type":"group"}'
+
+
+class Committing:
+    """Repository of the library, and a committer."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.store = Late(LocalStore())
+        self.ahead_s = 0.0
+        place.create()
+
+    async def add(self, name: str, parent_id: str = ROOT, *, amend: bool = False) -> CommitResult:
+        """Commit a group."""
+        path = "/" if name == "root" else f"/{name}"
+        changes = ChangeSet(new={name.encode().ljust(8): NodeDocument(path, GROUP)})
+        write_id = WriteId(f"id-{name}")
+        request = CommitRequest("main", parent_id, name, write_id, amend=amend)
+        directory = ObjectRef(self.place.folder.as_uri(), "")
+        replica = await Replica.of(self.store, lambda: time.time() + self.ahead_s, directory)
+        return await replica.committer.commit(replica.opened, changes, request)
+
+    @property
+    def tip(self) -> str:
+        """The snapshot that ``main`` is at."""
+        return self.place.open().lookup_branch("main")
+
+    def messages(self) -> list[str]:
+        """Return the messages, newest first, without the initial commit."""
+        repo: icechunk.Repository = self.place.open()
+        return [each.message for each in repo.ancestry(branch="main")][:-1]
+
+
+@pytest.fixture
+def committing(tmp_path: Path) -> Committing:
+    """Make a repository."""
+    return Committing(new_place(tmp_path))
+
+
+async def test_what_comes_before_an_amended_commit_may_expire_meanwhile(
+    committing: Committing,
+) -> None:
+    """The parent is the one that the amended commit has by then."""
+    for name in ("root", "a", "b"):
+        last = (await committing.add(name, committing.tip)).snapshot_id
+
+    async def expire() -> None:
+        committing.place.open().expire_snapshots(datetime.now(UTC))
+
+    committing.store.before("put", "transactions/", expire)
+    await committing.add("c", last, amend=True)
+
+    assert committing.messages() == ["c"]
+    changed = committing.place.open().diff(from_snapshot_id=ROOT, to_branch="main")
+    assert changed.new_groups == {"/", "/a", "/b", "/c"}
+
+
+async def test_what_cannot_be_known_commits_nothing(committing: Committing) -> None:
+    """Times of snapshots must increase; changes of a commit without its log are a conflict."""
+    for committing.ahead_s in (1200.0, -1200.0):
+        with pytest.raises(ClockSkewError):
+            await committing.add("root")
+    committing.ahead_s = 0.0
+    assert committing.messages() == []
+    parent = (await committing.add("root")).snapshot_id
+    repo = committing.place.open()
+    session = repo.writable_session("main")
+    theirs = session.commit("theirs", allow_empty=True)
+    (committing.place.folder / "transactions" / theirs).unlink()
+
+    with pytest.raises(CommitConflictError) as raised:
+        await committing.add("g", parent)
+
+    assert [each["kind"] for each in raised.value.conflicts] == ["missing_transaction_log"]
+    assert raised.value.actual_parent == theirs
+
+
+OTHERS = [encode_id(secrets.token_bytes(12))[1:] for _ in range(100)]
+MOST_LISTED = 100_000
+"""Names of one folder after which its listing should have been given up."""
+
+
+class CrowdedStore(LocalStore):
+    """Lists other chunk files first, without end if *crowd* is `None`."""
+
+    def __init__(self, crowd: int | None) -> None:
+        super().__init__()
+        self.crowd = crowd
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Make names up."""
+        others = 0
+        while self.crowd is None or others < self.crowd:
+            others += 1
+            assert others <= MOST_LISTED
+            name = prefix.key + OTHERS[others % len(OTHERS)]
+            yield Listed(ObjectRef(prefix.bucket, name), 1)
+            await yield_to_loop(others)
+        async for each in super().list(prefix, delimiter=delimiter, after=after):
+            yield each
+
+
+@pytest.mark.parametrize("crowd", [0, 2000, None])
+@pytest.mark.parametrize("count", [3, 1000])
+async def test_chunk_files_are_found_however_many_there_are(
+    tmp_path: Path, crowd: int | None, count: int
+) -> None:
+    """Missing files are left out; an endless listing is given up."""
+    store = CrowdedStore(crowd)
+    place = new_place(tmp_path)
+    place.create()
+    directory = ObjectRef(place.folder.as_uri(), "")
+    opened = (await Replica.of(store, directory=directory)).opened
+    ids = [secrets.token_bytes(12) for _ in range(count)]
+    (place.folder / "chunks").mkdir()
+    for number, chunk_id in enumerate(ids[1:], 1):
+        (place.folder / "chunks" / encode_id(chunk_id)).write_bytes(bytes(number))
+
+    found = await chunk_lengths(store, opened.repository, ids)
+
+    assert found == {chunk_id: number for number, chunk_id in enumerate(ids[1:], 1)}

@@ -1,0 +1,170 @@
+"""`repo` replaced while others write, clocks differ and stores fail."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+
+from shardgate import errors
+from shardgate.concurrency import Backoff
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.repo_info import RepoInfo
+from shardgate.formats.icechunk.repo_writer import RefChange
+from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
+from shardgate.icechunk.repo_swap import Planned, RefChanges, RepoSwaps
+from shardgate.icechunk.repository import OpenedRepository
+from shardgate.model import ObjectRef
+from shardgate.read.listing import list_names
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.storage.memory import MemoryStore
+from tests.formats.icechunk.building_repo import FIRST, NOON, Repo, update
+from tests.read.stores import Clock
+from tests.write.writers import Between
+
+ROOT = ObjectRef("memory://bucket", "data")
+LATER_S = NOON / 1e6 + 60
+
+
+@dataclass
+class Swapping:
+    """A repository in a store, and how it is changed."""
+
+    clock: Clock = field(default_factory=lambda: Clock(LATER_S))
+    before: list[Callable[[], object]] = field(default_factory=list)
+    """Others put another file, or the store fails, before so many swaps."""
+
+    def __post_init__(self) -> None:
+        self.store: Any = Between(MemoryStore(self.clock), self._overtake)
+        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
+        self.swaps = RepoSwaps(
+            self.store,
+            self.fetch,
+            clock=self.clock,
+            backoff=Backoff(0, 0),
+        )
+        repository = Repository(ROOT, RepoRefs(ROOT, 2**20), 2**20, ())
+        self.opened = OpenedRepository(
+            repository, self.fetch, partial(list_names, self.store, ROOT)
+        )
+        self.changes = RefChanges(self.swaps, self.opened)
+
+    def _overtake(self, name: str, ref: ObjectRef) -> None:
+        if name == "put" and ref == ROOT.join("repo") and self.before:
+            self.before.pop(0)()
+
+    def place(self, repo: Repo) -> None:
+        """Put a file there."""
+        self.store.place(ROOT.join("repo"), repo.file())
+
+    async def info(self) -> RepoInfo:
+        """Read the file as a reader of this process does."""
+        info = await self.opened.info()
+        assert info is not None
+        return info
+
+
+@pytest.fixture
+def swapping() -> Swapping:
+    """Place a repository."""
+    made = Swapping()
+    made.place(Repo())
+    return made
+
+
+def tagged(name: str) -> Repo:
+    """Describe the repository after somebody made a tag."""
+    ours = Repo()
+    return Repo(
+        tags=[{0: name, 1: ours.branches[0][1]}],
+        updates=(update(5, {0: name}, at=NOON + 1), update(1, {}, "repo.0.A")),
+    )
+
+
+async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
+    """The old file is in `overwritten`, under the name that the log tells, with the newest first.
+
+    A plan without a change writes nothing.
+    """
+    assert "t" not in (await swapping.info()).tags
+    assert await swapping.swaps.update(swapping.opened, lambda _: Planned("done")) == "done"
+    assert [each.ref.key async for each in swapping.store.list(ROOT.prefix)] == ["data/repo"]
+    await swapping.changes.create("tag", "t", encode_id(FIRST))
+
+    info = await swapping.info()
+    assert info.tags["t"] == encode_id(FIRST)
+    (_, first) = info.updates()
+    assert first.backup_path is not None
+    prefix, number, unique = first.backup_path.split(".")
+    assert (prefix, int(number)) == ("repo", 32503680000000 - int(LATER_S * 1000))
+    assert (len(number), len(unique)) == (14, 20)
+    kept = await swapping.store.get(ROOT.join(f"overwritten/{first.backup_path}"))
+    assert getattr(kept, "data", None) == Repo().file()
+
+
+async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
+    """Others' tags are still there; one of the same name is refused, and after 100 races any."""
+    swapping.before = [lambda: swapping.place(tagged("theirs"))]
+    await swapping.changes.create("tag", "ours", encode_id(FIRST))
+    assert set((await swapping.info()).tags) == {"theirs", "ours"}
+
+    swapping.before = [lambda: swapping.place(tagged("same"))]
+    with pytest.raises(errors.ConflictError):
+        await swapping.changes.create("tag", "same", encode_id(FIRST))
+
+    races = (lambda n=n: swapping.place(tagged(f"{n}")) for n in range(101))
+    swapping.before = list(races)
+    with pytest.raises(errors.BusyError):
+        await swapping.changes.create("tag", "t", encode_id(FIRST))
+
+    assert len(swapping.before) == 1
+
+
+async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
+    """A swap that may have been done is looked for by who reads next."""
+
+    def fail() -> None:
+        swapping.place(tagged("t"))
+        raise errors.StorageTimeoutError(ROOT.join("repo"), "no answer")
+
+    await swapping.info()
+    swapping.before = [fail]
+    with pytest.raises(errors.StorageTimeoutError):
+        await swapping.changes.create("tag", "t", encode_id(FIRST))
+
+    assert "t" in (await swapping.info()).tags
+
+
+async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
+    """The error says how far; one that is a little behind tells a microsecond after the newest."""
+    swapping.clock.now = NOON / 1e6 - 10.5
+    with pytest.raises(errors.ClockSkewError) as raised:
+        await swapping.changes.create("tag", "t", encode_id(FIRST))
+    assert "10 s ahead of 2023-11-14 22:13:09.5" in str(raised.value)
+    assert "t" not in (await swapping.info()).tags
+
+    swapping.clock.now += 1
+    for name in ("a", "b"):
+        await swapping.changes.create("tag", name, encode_id(FIRST))
+    times = [each.updated_at.timestamp() for each in (await swapping.info()).updates()]
+    assert [round(each * 1e6) for each in times] == [NOON + 2, NOON + 1, NOON]
+
+
+async def test_other_files_are_not_replaced(swapping: Swapping) -> None:
+    """Version 1, damage, and a repository that is gone each have an error of their own."""
+    opened = swapping.opened
+    old = Repository(ROOT, FileRefs(ROOT), 2**20, ())
+    change = Planned(None, RefChange("tag_created", "t", FIRST))
+    for repository, data, error in (
+        (old, Repo().file(), errors.ReadOnlyError),
+        (opened.repository, b"no repository", errors.DamagedError),
+        (opened.repository, Repo(more={13: b"new"}).file(), errors.DamagedError),
+        (opened.repository, None, errors.UnknownRepositoryError),
+    ):
+        swapping.store.remove(ROOT.join("repo"))
+        if data is not None:
+            swapping.store.place(ROOT.join("repo"), data)
+        other = OpenedRepository(repository, swapping.fetch, opened.listing)
+        with pytest.raises(error):
+            await swapping.swaps.update(other, lambda _: change)

@@ -1,0 +1,487 @@
+"""Reads of located chunks, and of neighbours together."""
+
+import asyncio
+import gc
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardgate.errors import (
+    DamagedError,
+    StorageThrottledError,
+    TruncatedReadError,
+    VersionChangedError,
+)
+from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
+from shardgate.read.budget import BucketBudgets, ByteBudget
+from shardgate.read.chunks import ChunkReader, StoreCost
+from shardgate.storage.contract import Found, NotModified
+from tests.read.stores import REF, WatchedStore, settle
+
+_DATA = bytes(i * 7 % 251 for i in range(1000))
+_GAP, _SPAN = 16, 200
+
+
+class _Case:
+    """A reader of one object of a thousand bytes."""
+
+    def __init__(self, store: WatchedStore | None = None, max_bytes: int = 2**20) -> None:
+        self.store = store or WatchedStore()
+        self.etag = self.store.place(REF, _DATA)
+        self.budget = ByteBudget(2**26, wait_s=0.2)
+        budgets = BucketBudgets(self.budget)
+        self.reader = ChunkReader(
+            self.store, budgets, max_bytes=max_bytes, max_gap_bytes=_GAP, max_span_bytes=_SPAN
+        )
+
+    def chunk(self, start: int, stop: int) -> Stored:
+        """Name a range of the object."""
+        return Stored(REF, ByteRange(start, stop), self.etag)
+
+    async def read(self, *ranges: tuple[int, int]) -> list[bytes]:
+        """Read ranges at the same moment."""
+        return await asyncio.gather(*(self.reader.read(self.chunk(*r)) for r in ranges))
+
+    @property
+    def requests(self) -> list[ByteRequest | None]:
+        """What was asked of the store."""
+        return [call.request for call in self.store.calls]
+
+
+async def test_callers_join_a_read_that_is_under_way() -> None:
+    """A caller that arrives during the read waits for it; exactly its bytes are requested."""
+    case = _Case()
+    case.store.gate.clear()
+    first = asyncio.create_task(case.read((10, 20)))
+    await settle()
+    second = asyncio.create_task(case.read((10, 20)))
+    await settle()
+    case.store.gate.set()
+
+    assert await first == await second == [_DATA[10:20]]
+    (call,) = case.store.calls
+    assert (call.request, call.if_match) == (ByteRange(10, 20), case.etag)
+
+
+async def test_there_is_no_moment_between_the_read_and_the_cache() -> None:
+    """In any turn of the loop a caller finds the chunk in a read or in the cache."""
+    case = _Case()
+    chunk = case.chunk(10, 20)
+
+    async def ask() -> bytes:
+        return case.reader.cached(chunk) or await case.reader.read(chunk, keep=True)
+
+    callers = [asyncio.create_task(ask())]
+    while not callers[0].done():
+        callers.append(asyncio.create_task(ask()))
+        await asyncio.sleep(0)
+
+    assert set(await asyncio.gather(*callers)) == {_DATA[10:20]}
+    assert case.requests == [ByteRange(10, 20)]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "requests"),
+    [
+        ([(0, 10), (10, 20)], [(0, 20)]),
+        ([(0, 10), (10 + _GAP, 40)], [(0, 40)]),
+        ([(0, 100), (100, _SPAN + 1)], [(0, 100), (100, _SPAN + 1)]),
+        ([(5, 5)], []),
+    ],
+)
+async def test_neighbours_are_merged(
+    ranges: list[tuple[int, int]], requests: list[tuple[int, int]]
+) -> None:
+    """Touching ranges and gaps up to the limit are one read, wider gaps and longer spans not."""
+    case = _Case()
+    await case.read(*ranges)
+
+    assert sorted(r for r in case.requests if isinstance(r, ByteRange)) == [
+        ByteRange(*request) for request in requests
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1000), st.integers(0, 220)).map(
+            lambda r: (r[0], min(1000, r[0] + r[1]))
+        ),
+        max_size=20,
+    )
+)
+def test_whatever_is_merged_is_cut_exactly(ranges: list[tuple[int, int]]) -> None:
+    """Each caller gets the bytes of its own range, and gaps are held no longer than read.
+
+    A read begins and ends with ranges, bridges no wider gap, and is longer only by one range.
+    """
+
+    async def run() -> None:
+        case = _Case()
+        assert await case.read(*ranges) == [_DATA[start:stop] for start, stop in ranges]
+        assert case.budget.held_bytes == 0
+        wanted = {at for start, stop in ranges for at in range(start, stop)}
+        for span in case.requests:
+            assert isinstance(span, ByteRange)
+            assert span.start in {start for start, _ in ranges}
+            assert span.stop in {stop for _, stop in ranges}
+            assert span.length <= _SPAN or span in ranges
+            unwanted = 0
+            for at in range(*span):
+                unwanted = 0 if at in wanted else unwanted + 1
+                assert unwanted <= _GAP
+
+    asyncio.run(run())
+
+
+def _without_last(found: Found) -> Found:
+    start, stop = found.byte_range
+    return replace(found, data=found.data[:-1], byte_range=ByteRange(start, stop - 1))
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize(
+    "spoil", [lambda found: replace(found, data=found.data[:-1]), _without_last]
+)
+async def test_a_short_read_is_no_short_chunk(
+    spoil: Callable[[Found], Found], *, is_fixed: bool
+) -> None:
+    """Fewer bytes than the object has are a failure of the store for each caller, no damage."""
+    case = _Case()
+    case.store.spoil = spoil
+    chunks = [(_fixed if is_fixed else _Case.chunk)(case, at, at + 10) for at in (0, 10)]
+    heard = await asyncio.gather(*map(case.reader.read, chunks), return_exceptions=True)
+
+    assert [type(each) for each in heard] == [TruncatedReadError] * 2
+
+
+async def test_an_object_shorter_than_its_version_was_is_a_failure_of_the_store() -> None:
+    """A version with an ETag never ends before a chunk that its index holds."""
+    case = _Case()
+    case.store.spoil = lambda found: replace(_without_last(found), size=found.byte_range.stop - 1)
+    with pytest.raises(TruncatedReadError):
+        await case.read((10, 20))
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_another_version_is_never_read(*, is_removed: bool) -> None:
+    """A missing object has changed: only a look-up can prove absence."""
+    case = _Case()
+    case.store.place(REF, b"another")
+    if is_removed:
+        case.store.remove(REF)
+    with pytest.raises(VersionChangedError):
+        await case.read((10, 20))
+
+
+async def test_a_body_is_let_go_at_once() -> None:
+    """A delivered body does not wait for the garbage collector."""
+    let_go = []
+
+    class Body(bytes):
+        def __del__(self) -> None:
+            let_go.append(len(self))
+
+    case = _Case()
+    case.store.spoil = lambda found: replace(found, data=Body(found.data))
+    gc.disable()
+    try:
+        await case.read((0, 10), (10, 20))
+        await settle()
+        assert let_go == [20]
+    finally:
+        gc.enable()
+
+
+async def test_after_a_failure_the_next_read_tries_again() -> None:
+    """A failure is not cached; with a size of 0 nothing is, not even an empty body."""
+    case = _Case(max_bytes=0)
+    case.store.failure = StorageThrottledError(REF, "for the test")
+    with pytest.raises(StorageThrottledError):
+        await case.read((10, 20))
+
+    assert await case.read((10, 20)) == [_DATA[10:20]]
+    case.reader.cache.put(case.chunk(0, 0), b"")
+    assert case.reader.cached(case.chunk(0, 0)) is None
+
+
+@pytest.mark.parametrize("leaving", [1, 2])
+async def test_a_read_without_callers_is_cancelled(leaving: int) -> None:
+    """While one is left, the callers of the other half of a merged read get it."""
+    case = _Case()
+    case.store.gate.clear()
+    tasks = [asyncio.create_task(case.read(r)) for r in [(0, 10), (10, 20)]]
+    await settle()
+    for task in tasks[:leaving]:
+        task.cancel()
+    await settle()
+    case.store.gate.set()
+
+    assert (len(case.store.calls), case.store.cancelled) == (1, leaving // 2)
+    assert leaving == 2 or await tasks[1] == [_DATA[10:20]]
+
+
+def _fixed(case: _Case, start: int, stop: int) -> Stored:
+    return case.chunk(start, stop)._replace(version=Fixed(ETag('"name"')))
+
+
+@pytest.mark.parametrize("size", range(0, 60, 5))
+async def test_of_merged_chunks_only_those_past_the_end_are_damaged(size: int) -> None:
+    """The size of an object that never changes is unknown before it is read."""
+    case = _Case()
+    case.store.place(REF, _DATA[:size])
+    chunks = [_fixed(case, at, at + 10) for at in range(0, 50, 10)]
+    found = await asyncio.gather(*map(case.reader.read, chunks), return_exceptions=True)
+
+    assert case.requests == [ByteRange(0, 50)]
+    for chunk, each in zip(chunks, found, strict=True):
+        start, stop = chunk.byte_range
+        if stop <= size:
+            assert each == _DATA[start:stop]
+        else:
+            assert isinstance(each, DamagedError)
+
+
+async def test_chunks_of_other_versions_or_objects_are_not_merged() -> None:
+    """Ranges of one object under other conditions are separate reads, as those of two objects."""
+    case = _Case()
+    other = ObjectRef("memory://bucket", "data/other")
+    etag = case.store.place(other, b"0123456789")
+    pinned = Fixed(ETag('"name"'), case.etag)
+    chunks = [
+        _fixed(case, 0, 10),
+        case.chunk(10, 20)._replace(version=pinned),
+        case.chunk(20, 30),
+        Stored(other, ByteRange(4, 8), etag),
+    ]
+
+    assert await asyncio.gather(*map(case.reader.read, chunks)) == [
+        *(_DATA[at : at + 10] for at in (0, 10, 20)),
+        b"4567",
+    ]
+    assert [(call.ref, call.if_match) for call in case.store.calls] == [
+        *((REF, each) for each in (None, case.etag, case.etag)),
+        (other, etag),
+    ]
+
+
+class _LateStore(WatchedStore):
+    """Answers after a while."""
+
+    late_s = 0.05
+
+    async def get(self, *args: Any, **kwargs: Any) -> Found | NotModified | None:
+        """Wait, read."""
+        await asyncio.sleep(self.late_s)
+        return await super().get(*args, **kwargs)
+
+
+class _LargeCase(_Case):
+    """A reader of an object of 8 MiB, which reads up to 20,000 bytes on each side of a chunk."""
+
+    data = random.Random(0).randbytes(2**23)
+
+    def __init__(
+        self, store: WatchedStore, max_bytes: int = 2**26, max_gap_bytes: int = 60_000
+    ) -> None:
+        super().__init__(store)
+        self.etag = store.place(REF, self.data)
+        self.reader = ChunkReader(
+            store,
+            BucketBudgets(self.budget),
+            max_bytes=max_bytes,
+            max_gap_bytes=max_gap_bytes,
+            max_span_bytes=2**22,
+        )
+
+    async def read_each(self, *ranges: tuple[int, int]) -> None:
+        """Read ranges one after the other; they have the right bytes."""
+        for start, stop in ranges:
+            assert await self.read((start, stop)) == [self.data[start:stop]]
+
+
+@pytest.mark.parametrize(("store", "requests"), [(WatchedStore, 2), (_LateStore, 1)])
+async def test_gaps_are_bridged_where_a_request_takes_longer(
+    store: type[WatchedStore], requests: int
+) -> None:
+    """A chunk further on is read along from a store that answers late, not from a quick one."""
+    case = _LargeCase(store(), max_bytes=0, max_gap_bytes=2**20)
+    await case.read((5000, 5010))
+    case.store.calls.clear()
+
+    await case.read((0, 10), (200_000, 200_010))
+
+    assert len(case.requests) == requests
+    assert case.reader.counters.unread_nbytes == (199_990 if requests == 1 else 0)
+    assert case.budget.held_bytes == 0
+
+
+_FIRST, _NEAR = (140_000, 140_010), (150_000, 151_000)
+_WIDE = ByteRange(130_000, 171_000)
+
+
+async def test_after_a_read_nearby_more_than_the_chunk_is_read() -> None:
+    """What lies around it comes along from a store that answers late, and is cached when used."""
+    case = _LargeCase(_LateStore())
+    await case.read_each(_FIRST, _NEAR, (140_000, 142_000), (155_000, 161_000))
+    assert case.requests == [ByteRange(*_FIRST), _WIDE]
+    assert case.reader.counters.unread_nbytes == 40_000
+    assert case.budget.held_bytes == 0
+
+    chunk = case.chunk(151_000, 152_000)
+    await case.reader.read(chunk, keep=True)
+    assert case.reader.cached(chunk) == case.data[151_000:152_000]
+    await case.read_each((129_999, 130_001), (170_999, 171_001))
+    assert len(case.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("store", "max_bytes", "chunk"),
+    [
+        pytest.param(WatchedStore, 2**26, _NEAR, id="a store that answers at once"),
+        pytest.param(_LateStore, 0, _NEAR, id="no cache"),
+        pytest.param(_LateStore, 2**17, _NEAR, id="a small cache"),
+        pytest.param(_LateStore, 2**26, (150_000, 160_001), id="a longer chunk"),
+        pytest.param(_LateStore, 2**26, (2_000_000, 2_000_010), id="a chunk further away"),
+    ],
+)
+async def test_otherwise_a_chunk_alone_is_read(
+    store: type[WatchedStore], max_bytes: int, chunk: tuple[int, int]
+) -> None:
+    """Where waiting is short, bytes cannot be kept, or few requests would want them.
+
+    The shortest of a few reads elsewhere shows how long the store takes.
+    """
+    case = _LargeCase(store(), max_bytes)
+    await case.read_each(*((at, at + 10) for at in range(3 * 2**20, 2**23, 2**20)))
+    case.store.calls.clear()
+    await case.read_each(_FIRST, chunk)
+
+    assert case.requests == [ByteRange(*_FIRST), ByteRange(*chunk)]
+
+
+async def test_what_comes_around_a_chunk_is_waited_for() -> None:
+    """Callers join the read; it is cancelled with the last of them, and read anew after that."""
+    case = _LargeCase(_LateStore())
+    await case.read_each(_FIRST)
+    ranges = _NEAR, (152_000, 153_000), (153_000, 154_000)
+    callers = []
+    for each in ranges:
+        callers.append(asyncio.create_task(case.read(each)))
+        await asyncio.sleep(0.01)
+    callers[0].cancel()
+    assert await asyncio.gather(*callers[1:]) == [[case.data[a:b]] for a, b in ranges[1:]]
+    assert case.requests == [ByteRange(*_FIRST), _WIDE]
+
+    caller = asyncio.create_task(case.read((190_000, 190_100)))
+    await asyncio.sleep(0.01)
+    caller.cancel()
+    await case.read_each((190_100, 190_200))
+    assert case.budget.held_bytes == 0
+
+
+async def test_chunks_are_not_held_up_by_what_nobody_asked_for() -> None:
+    """Reads at the same time bring no more for nobody than is read while one request waits."""
+    store = _LateStore()
+    store.late_s = 0.002
+    case = _LargeCase(store)
+    await case.read_each(*((at, at + 10) for at in range(0, 2**23, 2**20)))
+    before = case.reader.counters.unread_nbytes
+    starts = range(100_000, 2**23, 70_000)
+    await asyncio.gather(*(case.read((at, at + 10)) for at in starts))
+
+    assert 0 < case.reader.counters.unread_nbytes - before <= 60_000
+    await case.read_each((30_000, 30_010), (35_000, 35_010))
+    assert len(case.requests) == 8 + len(starts) + 1
+
+
+async def test_bytes_around_chunks_are_kept_in_a_16th_of_the_cache() -> None:
+    """The oldest go first."""
+    case = _LargeCase(_LateStore(), max_bytes=2**22)
+    starts = range(500_000, 2**23, 2**20)
+    await case.read_each(*((at, at + 10) for start in starts for at in (start, start + 20)))
+    assert len(case.requests) == 16
+
+    await case.read_each((starts[7] + 40, starts[7] + 50))
+    assert len(case.requests) == 16
+    await case.read_each((starts[0] + 40, starts[0] + 50))
+    assert len(case.requests) == 17
+
+
+async def test_bytes_on_both_sides_of_a_mebibyte_are_found_from_either() -> None:
+    """What is kept by MiB is kept for each that it lies in."""
+    case = _LargeCase(_LateStore())
+    first, middle, last = ((at, at + 100) for at in (2**20 - 3000, 2**20 - 1000, 2**20 + 1000))
+    await case.read_each(first, middle, last)
+
+    assert len(case.requests) == 2
+
+
+async def test_a_read_around_a_chunk_that_failed_leaves_nothing_behind() -> None:
+    """Its caller hears of it, and the next read tries again."""
+    case = _LargeCase(_LateStore())
+    await case.read_each(_FIRST)
+    case.store.failure = StorageThrottledError(REF, "for the test")
+    with pytest.raises(StorageThrottledError):
+        await case.read(_NEAR)
+
+    await case.read_each(_NEAR)
+    assert case.budget.held_bytes == 0
+
+
+async def test_what_is_read_around_a_chunk_is_of_one_version() -> None:
+    """A chunk of the object that replaced another is not cut from what was read before."""
+    case = _LargeCase(_LateStore())
+    await case.read_each(_FIRST, _NEAR)
+    case.data = bytes(len(case.data))
+    case.etag = case.store.place(REF, case.data)
+
+    await case.read_each((152_000, 153_000))
+
+
+async def test_nothing_is_read_around_a_chunk_without_room_for_it() -> None:
+    """Bytes for later requests take no room from those in flight."""
+    case = _LargeCase(_LateStore())
+    await case.budget.acquire(2**26 - 4)
+    await case.read_each(_FIRST, _NEAR)
+
+    assert case.requests == [ByteRange(*_FIRST), ByteRange(*_NEAR)]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 10_000)), min_size=4, max_size=8))
+def test_whatever_was_read_around_chunks_is_cut_exactly(ranges: list[tuple[int, int]]) -> None:
+    """A read may begin or end with the object."""
+
+    async def run() -> None:
+        store = _LateStore()
+        store.late_s = 0.002
+        case = _LargeCase(store)
+        for number, (distance, nbytes) in enumerate(ranges):
+            start = distance if number % 2 else len(case.data) - nbytes - distance
+            await case.read_each((start, start + nbytes))
+        assert case.budget.held_bytes == 0
+
+    asyncio.run(run())
+
+
+async def test_gaps_are_not_bridged_without_room_for_them() -> None:
+    """Bytes that no request asked for are read only where they fit among those in flight."""
+    case = _Case()
+    await case.budget.acquire(2**26 - 4)
+    await case.read((0, 10), (20, 30))
+
+    assert case.requests == [ByteRange(0, 10), ByteRange(20, 30)]
+
+
+def test_reads_that_wait_for_one_another_make_no_store_far() -> None:
+    """Where one read in ten is quick, the others waited here: hardly a gap is worth a request."""
+    cost = StoreCost()
+    for number in range(200):
+        cost.note(2**16, 0.003 if number % 10 else 0.0003)
+
+        assert cost.gap_nbytes < 2**14

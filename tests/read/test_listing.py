@@ -1,0 +1,469 @@
+"""Pages of keys, the requests that they cost, and listings of trees of all formats."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardgate.errors import DamagedError, StorageUnusableError
+from shardgate.formats.listing import Window
+from shardgate.model import ObjectRef, VirtualKey
+from shardgate.read import listing
+from shardgate.read.listing import ListedKey, Page, find_collections, find_containers
+from shardgate.storage.memory import MemoryStore
+from shardgate.storage.wrappers import Call, TracedStore
+from tests.formats.case import filled
+from tests.formats.icechunk import case as icechunk_case
+from tests.formats.neuroglancer_precomputed import case as precomputed_case
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
+from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
+from tests.formats.zarr import case as zarr_case
+from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard, sharding
+from tests.read.stores import Unlisted, WatchedStore
+from tests.support.resolving import ROOT, All, Reading, reading
+
+_SHARDS = 10
+_INNER = 4
+_SIDE = _SHARDS * _INNER
+
+
+def _cube(separator: str = "/") -> MemoryStore:
+    """Store a full array of 1,000 shards of 64 chunks, one element each."""
+    encoding = {"name": "default", "configuration": {"separator": separator}}
+    codec = sharding([1, 1, 1])
+    metadata = array_metadata([_SIDE] * 3, [_INNER] * 3, [codec], chunk_key_encoding=encoding)
+    store = MemoryStore()
+    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    shard = encode_shard([b"x"] * _INNER**3)
+    for at in product(range(_SHARDS), repeat=3):
+        store.place(ROOT.join(separator.join(["c", *map(str, at)])), shard)
+    return store
+
+
+class _Traced:
+    """A resolver over a store whose calls are noted."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.calls: list[tuple[str, str]] = []
+
+        def note(call: Call) -> None:
+            self.calls.append((call.method, str(call.ref)))
+
+        self.data: Reading = reading(TracedStore(store, note))
+
+    async def page(self, window: Window, limit: int = 1000) -> list[str]:
+        """List a page, and forget the calls before it."""
+        self.calls.clear()
+        found = await self.data.resolver.page(self.data.dataset, window, limit)
+        return [entry.key for entry in found.entries]
+
+    def count(self, method: str, part: str = "") -> int:
+        """Count the calls of *method* whose object or prefix has *part* in its name."""
+        return sum(name == method and part in key for name, key in self.calls)
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+async def test_a_page_reads_the_indexes_of_its_shards_and_few_folders(separator: str) -> None:
+    """A thousand consecutive keys are in fewer than 140 of a thousand shards."""
+    traced = _Traced(_cube(separator))
+    found = await traced.page(Window(""))
+    keys = [key for key in found if key.startswith("c")]
+    shards = {tuple(int(n) // _INNER for n in key.split(separator)[1:]) for key in keys}
+
+    assert len(keys) == 1000
+    assert len(shards) < 140
+    assert traced.count("get", f"c{separator}") <= len(shards) + 1
+    assert traced.count("list") <= 30
+
+
+async def test_folded_keys_take_one_index_each() -> None:
+    """One present chunk proves a common prefix; keys before a start are not examined."""
+    traced = _Traced(_cube())
+    found = await traced.page(Window("c/", "", "/"))
+    assert found == sorted(f"c/{n}/" for n in range(_SIDE))
+    assert traced.count("get", "c/") <= _SHARDS
+    assert traced.count("list") <= 40
+
+    traced = _Traced(traced.store)
+    assert len(await traced.page(Window("", "c/27/3/5"), 50)) == 50
+    assert traced.count("get", "c/") <= 15
+    assert traced.count("list") <= 8
+
+
+async def test_a_sparse_array_of_any_size_is_listed_at_once() -> None:
+    """Only stored shards are walked."""
+    store = MemoryStore()
+    metadata = array_metadata([2**60, 2**60], [4, 4], [sharding([1, 1])])
+    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    store.place(ROOT.join("c/123456789012345678/7"), encode_shard([b"x"] * 16))
+    traced = _Traced(store)
+    rows = range(123456789012345678 * 4, 123456789012345678 * 4 + 4)
+    expected = [f"c/{row}/{column}" for row in rows for column in range(28, 32)]
+
+    assert await traced.page(Window("c/")) == sorted(expected)
+    assert await traced.page(Window("", expected[3])) == [*sorted(expected)[4:], "zarr.json"]
+    assert len(traced.calls) < 20
+
+
+async def test_what_is_missing_is_passed_over_but_not_for_ever() -> None:
+    """A page ends after too many missing keys in an index too large to be read whole, and says
+    where to continue.
+    """
+    store = MemoryStore()
+    metadata = array_metadata([12_000], [12_000], [sharding([1])])
+    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    store.place(ROOT.join("c/0"), encode_shard([None] * 9 + [b"x"] + [None] * 11_990))
+    data = reading(store, decoded_bytes=2**10)
+    pages = await _pages(data, Window("c/"), 5)
+
+    assert [[entry.key for entry in page] for page in pages] == [[], ["c/9"]]
+    assert await data.resolver.page(data.dataset, Window("c/"), 0) == Page([], None)
+
+
+def _sparse_volume(grid: int, algorithm: str, cells: Sequence[tuple[int, ...]]) -> dict[str, bytes]:
+    """Store *cells* of a volume of *grid* chunks of 2048 voxels along each axis."""
+    bits = {"preshift_bits": 9, "minishard_bits": 6, "shard_bits": 15}
+    sharding = RAW_SHARDING | {"hash": algorithm, **bits}
+    members = {"size": [2048 * grid] * 3, "chunk_sizes": [[2048] * 3], "voxel_offset": [0] * 3}
+    info = json.dumps(precomputed_case.volume_info(sharding, **members)).encode()
+    chunks = {morton(cell, (grid,) * 3): b"x" for cell in cells}
+    shards = build_shards(chunks, sharding)
+    return {"info": info, **{f"s0/{name}": shard for name, shard in shards.items()}}
+
+
+@pytest.mark.parametrize("limit", [1000, 1])
+@pytest.mark.parametrize("algorithm", ["identity", "murmurhash3_x86_128"])
+async def test_sparse_volume_is_listed_by_its_shards(algorithm: str, limit: int) -> None:
+    """The chunks of a volume of 2^60 cells are listed from the indexes of its three shards."""
+    grid = 2**20
+    cells = [(5, 700_001, 12), (999_999, 3, 524_288), (77, 1_048_575, 9)]
+    data = reading(_store(_sparse_volume(grid, algorithm, cells)), root=BUCKET)
+    names = ("_".join(f"{2048 * n}-{2048 * n + 2048}" for n in cell) for cell in cells)
+    expected = sorted(f"s0/{name}" for name in names)
+
+    pages = await _pages(data, Window("s0/"), limit)
+    below = await _pages(data, Window("s0/2047997952-2048000000_6"), limit)
+
+    assert [entry.key for page in pages for entry in page] == expected
+    assert [entry.key for page in below for entry in page] == [expected[2]]
+    assert len(pages) <= len(cells) + 2
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_large_sparse_shards_are_listed_by_their_indexes(*, nested: bool) -> None:
+    """The chunks of an array of 2^40 elements are listed from the index of its shard, or from
+    those of the shards inside.
+    """
+    inner = sharding([1], [sharding([1])]) if nested else sharding([1])
+    store = MemoryStore()
+    metadata = array_metadata([2**40], [2**15], [inner])
+    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    number = 2**20
+    places = [2**15 * number + 30_000, 2**15 * number + 7]
+    entries: list[bytes | None] = [None] * 2**15
+    for place in places:
+        entries[place % 2**15] = encode_shard([b"x"]) if nested else b"x"
+    store.place(ROOT.join(f"c/{number}"), encode_shard(entries))
+    data = reading(store)
+
+    pages = await _pages(data, Window("c/"), 1)
+
+    expected = sorted(f"c/{place}" for place in places)
+    assert [entry.key for page in pages for entry in page] == expected
+    assert len(pages) <= len(places) + 1
+
+
+async def test_a_damaged_shard_fails_the_page() -> None:
+    """A page without its chunks would say that they are absent; a replaced array is listed anew."""
+    store = _cube()
+    store.place(ROOT.join("c/0/0/0"), b"short")
+    traced = _Traced(store)
+    with pytest.raises(DamagedError, match="c/0/0/0"):
+        await traced.page(Window("c/0/"))
+    assert len(await traced.page(Window("c/4/"), 10)) == 10
+
+    traced = _Traced(store := _cube())
+    await traced.page(Window(""))
+    metadata = array_metadata([4, 4, 4], [4, 4, 4], [sharding([2, 2, 2])])
+    replaced = {"zarr.json": json.dumps(metadata).encode(), "c/0/0/0": encode_shard([b"x"] * 8)}
+    for key, data in replaced.items():
+        store.place(ROOT.join(key), data)
+        traced.data.fetch.forget(ROOT.join(key))
+    expected = ["/".join(["c", *map(str, cell)]) for cell in product(range(2), repeat=3)]
+    assert await traced.page(Window("c/")) == sorted(expected)
+
+
+@pytest.mark.parametrize("marker", ["zarr.json", "b/zarr.json", "info", "b/info", "b/repo"])
+async def test_listing_continues_below_a_damaged_marker(marker: str) -> None:
+    """Containers below a damaged marker are listed as such, and its other objects as stored."""
+    store = filled({marker: b"", "b/a/zarr.json": json.dumps(
+        array_metadata([4], [4], [sharding([2])])).encode(), "b/c/0": b"unknown",
+        "b/a/c/0": encode_shard([b"xx", b"yy"])})  # fmt: skip
+    data = reading(store)
+    expected = sorted([marker, "b/a/zarr.json", "b/a/c/0", "b/a/c/1", "b/c/0"])
+
+    ((page),) = await _pages(data, Window(""), 100)
+    assert [entry.key for entry in page] == expected
+    names = [each.name async for each in data.resolver.list(data.dataset, VirtualKey("b/"))]
+    assert {"a/", "c/"} <= set(names)
+    found = {
+        each.path: each.found async for each in find_collections(data.resolver.root(data.dataset))
+    }
+    damage = found.pop(marker.rpartition("/")[0])
+    assert isinstance(damage, DamagedError)
+    assert set(found) == {"b/a"}
+
+
+async def test_chunk_directories_below_a_damaged_array_are_not_searched() -> None:
+    """The search for containers skips directories of chunks unless they hold a marker."""
+    array = json.dumps(array_metadata([4], [4], [LITTLE])).encode()
+    objects = dict.fromkeys(("0/zarr.json", "g/1/zarr.json"), array)
+    store = WatchedStore()
+    filled({"zarr.json": b"{", "c/0/1": b"", "1/2/x": b"", **objects}, store)
+    data = reading(store)
+    found = [each.path async for each in find_containers(data.resolver.root(data.dataset))]
+
+    assert found == ["", "0", "g/1"]
+    assert not any(call.ref.key.startswith(ROOT.join("c/0").key) for call in store.calls)
+
+
+async def test_the_page_of_links_of_an_array_names_its_chunks() -> None:
+    """All of a folder; a store that cannot list says so, as no page would say: no keys."""
+    data = reading(_cube())
+    found = [name async for name in data.resolver.list(data.dataset, VirtualKey("c/0/0/"))]
+    assert sorted(found) == sorted((str(n), 1) for n in range(_SIDE))
+
+    store = Unlisted()
+    store.place(ROOT.join("a"), b"1")
+    data = reading(store)
+    with pytest.raises(StorageUnusableError, match="cannot be listed"):
+        await data.resolver.page(data.dataset, Window(""), 1000)
+
+
+BUCKET = ObjectRef("memory://bucket", "")
+NAMES = st.sampled_from(["a", "a-b", "a.b", "a0", "c", "0", "10", "2", "é", "info.d"])
+_CASES = [*precomputed_case.CASES, *zarr_case.CASES]
+_REPOSITORIES = [case for case in icechunk_case.CASES if "sharded" not in case.name]
+
+type Tree = tuple[dict[str, bytes], set[str]]
+"""What is stored, and the keys that can be asked for."""
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Tree:
+    """Draw a container of the conformance suite with some of its chunks."""
+    case = draw(st.sampled_from(_CASES))
+    chosen = draw(st.sets(st.sampled_from(sorted(case.chunks))))
+    chunks = {key: case.chunks[key] for key in chosen}
+    objects = case.build(chunks)
+    keys = {name for name in objects if case.is_metadata(name)} | chosen
+    if case.entry_suffix:
+        keys |= {f"{key}{case.entry_suffix}" for key in chosen}
+    return objects, keys
+
+
+@st.composite
+def repositories(draw: st.DrawFn) -> Tree:
+    """Draw a repository."""
+    case = draw(st.sampled_from(_REPOSITORIES))
+    documents = {"zarr.json", "g/zarr.json", "g/a/zarr.json"}
+    return case.build(case.chunks), documents | set(case.chunks)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Tree:
+    """Draw a sharded array of bytes, sparse or full, one element a chunk."""
+    ndim = draw(st.integers(0, 3))
+    size = st.integers(1, 25 if ndim == 1 else 12 if ndim == 2 else 5)
+    shape, shard = [draw(size) for _ in range(ndim)], [draw(st.integers(1, 4)) for _ in range(ndim)]
+    name, separator = draw(st.sampled_from(["default", "v2"])), draw(st.sampled_from("/."))
+    encoding = {"name": name, "configuration": {"separator": separator}}
+    head = ["c"] if name == "default" else []
+
+    def spell(coords: Sequence[int]) -> str:
+        return separator.join([*head, *map(str, coords)]) or "0"
+
+    cells = list(itertools.product(*map(range, shape)))
+    chosen = set(cells if draw(st.booleans()) else draw(st.lists(st.sampled_from(cells))))
+    codec = sharding([1] * ndim)
+    metadata = array_metadata(shape, shard, [codec], chunk_key_encoding=encoding)
+    objects = {"zarr.json": json.dumps(metadata).encode()}
+    for at in {tuple(i // n for i, n in zip(cell, shard, strict=True)) for cell in chosen}:
+        corner = [i * n for i, n in zip(at, shard, strict=True)]
+        inner = [tuple(map(sum, zip(corner, i, strict=True))) for i in _cells(shard)]
+        objects[spell(at)] = encode_shard([b"x" if cell in chosen else None for cell in inner])
+    beside = draw(st.sets(st.sampled_from(["a/b", "c.txt", "notes", "z/c/0/0", "z/c/1"])))
+    beside = {key for key in beside if separator == "/" or not key.startswith("c.")}
+    objects |= dict.fromkeys(beside, b"beside")
+    return objects, {"zarr.json", *beside, *map(spell, chosen)}
+
+
+@st.composite
+def unsharded(draw: st.DrawFn) -> Tree:
+    """Draw an array that is not sharded, or a group with odd objects."""
+    metadata = array_metadata([8, 8], [2, 2], [LITTLE])
+    if draw(st.booleans()):
+        metadata = {"zarr_format": 3, "node_type": "group"}
+    keys = draw(st.sets(st.sampled_from(["c/0/0", "c/0/3", "c/2/1", "c/x", "c.0.1", "0.1"])))
+    objects = {"zarr.json": json.dumps(metadata).encode(), **dict.fromkeys(keys, b"12")}
+    return objects, set(objects)
+
+
+@st.composite
+def volumes(draw: st.DrawFn) -> Tree:
+    """Draw a sharded volume of voxels, of which each is a chunk."""
+    chosen_sharding = draw(shardings())
+    shape = tuple(draw(st.integers(1, 12 if axis < 2 else 3)) for axis in range(3))
+    offset = [draw(st.integers(-12, 12)) for _ in range(3)]
+    step = [draw(st.integers(1, 60)) for _ in range(3)]
+    cells = list(itertools.product(*map(range, shape)))
+    chosen = set(cells if draw(st.booleans()) else draw(st.lists(st.sampled_from(cells))))
+    size = [n * each for n, each in zip(shape, step, strict=True)]
+    info = precomputed_case.volume_info(
+        chosen_sharding, size=size, voxel_offset=offset, chunk_sizes=[step]
+    )
+    chunks = {morton(cell, shape): b"1" for cell in chosen}
+    shards = build_shards(chunks, chosen_sharding)
+    objects = {"info": json.dumps(info).encode()}
+    keys = {
+        "s0/" + "_".join(f"{o + i * n}-{o + i * n + n}" for i, o, n in zip(*at, strict=True))
+        for at in ((cell, offset, step) for cell in chosen)
+    }
+    return {**objects, **{f"s0/{name}": data for name, data in shards.items()}}, keys | {"info"}
+
+
+def _cells(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    return list(itertools.product(*map(range, shape)))
+
+
+CONTAINERS = st.one_of(cases(), arrays(), volumes(), unsharded(), repositories())
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tree:
+    """Draw containers side by side, below plain directories and groups, and plain objects."""
+    objects: dict[str, bytes] = {}
+    keys: set[str] = set()
+    taken: list[str] = []
+    for _ in range(draw(st.integers(1, 3))):
+        path = "/".join(draw(st.lists(NAMES, min_size=0, max_size=3)))
+        lead = f"{path}/" if path else ""
+        if any(lead.startswith(other) or other.startswith(lead) for other in taken):
+            continue
+        taken.append(lead)
+        stored, named = draw(CONTAINERS)
+        objects |= {lead + name: data for name, data in stored.items()}
+        keys |= {lead + name for name in named}
+    names = st.lists(NAMES, min_size=1, max_size=3)
+    for parts in draw(st.lists(names)) if "" not in taken else ():
+        key = "/".join(["plain", *parts])
+        if not any(f"{other}/".startswith(f"{key}/") for other in objects) and not any(
+            f"{key}/".startswith(f"{other}/") for other in objects
+        ):
+            objects[key] = b"plain"
+            keys.add(key)
+    return objects, keys
+
+
+def _store(objects: Mapping[str, bytes]) -> MemoryStore:
+    store = MemoryStore()
+    for number, (key, data) in enumerate(objects.items()):
+        store.place(BUCKET.join(key), data, modified_s=number)
+    return store
+
+
+async def _pages(data: Reading, window: Window, limit: int) -> list[list[ListedKey]]:
+    pages = []
+    after: str | None = window.after
+    while after is not None:
+        page = await data.resolver.page(data.dataset, window._replace(after=after), limit)
+        pages.append(page.entries)
+        after = page.after
+    return pages
+
+
+def _expected(keys: set[str], window: Window) -> list[str]:
+    wanted = sorted(key for key in keys if window.admits(key))
+    folded = [window.fold(key) for key in wanted]
+    found = [key if fold is None else fold for key, fold in zip(wanted, folded, strict=True)]
+    return [key for key in dict.fromkeys(found) if key != window.after]
+
+
+@st.composite
+def windows(draw: st.DrawFn, keys: set[str]) -> Window:
+    """Draw a window that begins and ends somewhere in, before or behind *keys*."""
+
+    def text() -> str:
+        key = draw(st.sampled_from(sorted(keys) or [""]))
+        cut = key[: draw(st.integers(0, len(key)))]
+        return cut + draw(st.sampled_from(["", "", "/", "0", "-", "z"]))
+
+    prefix = draw(st.one_of(st.just(""), st.builds(text)))
+    while "//" in prefix or prefix.startswith("/"):
+        prefix = prefix.replace("//", "/").removeprefix("/")
+    after = draw(st.one_of(st.just(""), st.builds(text)))
+    return Window(prefix, after, draw(st.sampled_from(["", "/"])))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.data_too_large])
+@given(trees(), st.data())
+async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject) -> None:
+    """Pages of any size, from any start, have each key once, by cells and by indexes."""
+    objects, keys = tree
+    served = reading(_store(objects), root=BUCKET)
+    window = data.draw(windows(keys))
+    limit = data.draw(st.sampled_from([1, 2, 3, 7, 1000]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "_SPARSE", data.draw(st.sampled_from([0, 1, 64])))
+        pages = await _pages(served, window, limit)
+    found = [entry.key for page in pages for entry in page]
+
+    assert found == _expected(keys, window)
+    assert max(map(len, pages)) <= limit
+
+
+@settings(max_examples=40)
+@given(trees())
+async def test_what_is_listed_is_what_can_be_read(tree: Tree) -> None:
+    """Size, version and time of each key are those of the entity."""
+    objects, _ = tree
+    served = reading(_store(objects), root=BUCKET)
+    for page in await _pages(served, Window(""), 1000):
+        for key, nbytes, etag, modified_s in page:
+            opening = served.resolver.open(served.dataset, VirtualKey(key), lambda _: All(None))
+            async with opening as opened:
+                assert opened is not None, key
+                entity = opened.entity
+            assert not entity.is_inflated
+            found = (entity.length, entity.etag, entity.modified_s)
+            assert found == (nbytes, etag, modified_s), key
+
+
+@settings(max_examples=40)
+@given(trees(), st.data())
+async def test_what_stays_is_listed_once_whatever_comes_and_goes(
+    tree: Tree, data: st.DataObject
+) -> None:
+    """Changes of other objects between pages disturb no key."""
+    objects, keys = tree
+    store = _store(objects)
+    served = reading(store, root=BUCKET, ttl_s=0)
+    limit = data.draw(st.integers(1, 5))
+    plain = [f"plain/{name}" for name in ("a", "b/c", "zz/1")]
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = await served.resolver.page(served.dataset, Window("", after), limit)
+        found += [entry.key for entry in page.entries]
+        after = page.after
+        name = BUCKET.join(data.draw(st.sampled_from(plain)))
+        if name.key not in objects:
+            store.place(name, b"new") if data.draw(st.booleans()) else store.remove(name)
+
+    assert len(found) == len(set(found))
+    assert set(found) - set(plain) == keys - set(plain)

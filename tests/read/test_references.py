@@ -1,0 +1,306 @@
+"""Keys that refer to parts of objects elsewhere: which reads that takes, and what is damage."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import pytest
+
+from shardgate.errors import DamagedError, ReadOnlyError
+from shardgate.formats.contract import Format, Layout
+from shardgate.formats.listing import ListingRules, Name, RunInThread
+from shardgate.formats.reading import Fetch
+from shardgate.model import (
+    EVERYTHING,
+    MISSING,
+    ByteRange,
+    ByteRequest,
+    ETag,
+    Fixed,
+    Inline,
+    Location,
+    ObjectRef,
+    Part,
+    Referenced,
+    Stored,
+    SuffixRange,
+    UnmodifiedSince,
+    VirtualKey,
+)
+from shardgate.read.bodies import Entity
+from shardgate.storage.memory import MemoryStore
+from tests.read.stores import REF, WatchedStore, Watching
+from tests.support.resolving import reading
+
+DATA = bytes(i * 7 % 251 for i in range(10_000))
+NAME = Fixed(ETag('"name"'))
+STREAM_BYTES = 4096
+TTL_S = 60.0
+OTHER = ObjectRef("memory://bucket", "data/other")
+
+
+@dataclass(frozen=True)
+class Pointers(Layout):
+    """A made-up format: everything is one container, in which *locations* are found."""
+
+    locations: Mapping[str, Location] = field(default_factory=dict)
+    name: str = "pointers"
+
+    def claim(self, key: VirtualKey) -> int | None:
+        """Know of no such spelling."""
+        return None
+
+    def translator(self, directory: ObjectRef, name: str) -> None:
+        """Know of no documents."""
+
+    async def target(self, key: VirtualKey, fetch: Fetch) -> NoReturn:
+        """Refuse."""
+        raise ReadOnlyError(key)
+
+    def markers(self, directory: ObjectRef) -> tuple[()]:
+        """Need none."""
+        return ()
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> "Pointers":
+        """Open any directory."""
+        return self
+
+    def encloses(self, key: VirtualKey) -> bool:
+        """Hold everything."""
+        return True
+
+    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
+        """Look *key* up."""
+        return self.locations.get(key, MISSING)
+
+    async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
+        """Hide everything."""
+        return ListingRules(shows=None)
+
+    async def names(
+        self, prefix: VirtualKey, fetch: Fetch, run_in_thread: RunInThread
+    ) -> Sequence[Name]:
+        """Name the keys."""
+        return [Name(key) for key in self.locations]
+
+
+class _Case(Watching):
+    """A resolver of one key over a watched store."""
+
+    def __init__(self, location: Location, data: bytes | None = DATA) -> None:
+        super().__init__({}, formats=(Pointers({"key": location}),), stream_bytes=STREAM_BYTES)
+        if data is not None:
+            self.store.place(REF, data, modified_s=1000)
+
+    async def part(
+        self, reads: tuple[int, int] | None = None, asked: ByteRequest | None = EVERYTHING
+    ) -> bytes | None:
+        """Read a part, or all."""
+        return await self.read("key", reads, asked)
+
+    async def look(self) -> Entity:
+        """Look it up, as HEAD does."""
+        entity = await self.stat("key")
+        assert entity is not None
+        return entity
+
+    @property
+    def etags(self) -> set[ETag]:
+        """ETags of all versions of the object."""
+        return {MemoryStore().place(REF, data) for data in (DATA, DATA[::-1])}
+
+    @property
+    def requests(self) -> list[tuple[str, ByteRequest | None]]:
+        """Requests to the store."""
+        return [(call.method, call.request) for call in self.store.calls]
+
+
+def _part(start: int, stop: int, by: str = "by") -> Referenced:
+    return Referenced(Part(REF, ByteRange(start, stop)), by, is_lasting=False)
+
+
+def _fixed(start: int, stop: int, version: Fixed = NAME) -> Referenced:
+    return Referenced(Stored(REF, ByteRange(start, stop), version), "", is_lasting=True)
+
+
+async def test_a_part_that_was_read_whole_is_at_hand() -> None:
+    """One read brings bytes, version and size; after `ttl_s` the object may be another one."""
+    case = _Case(_part(100, 200))
+
+    assert await case.part() == DATA[100:200]
+    case.store.place(REF, DATA[::-1])
+    assert await case.part() == DATA[100:200]
+    assert await case.part((10, 20)) == DATA[110:120]
+    assert case.requests == [("get", ByteRange(100, 200))]
+    case.clock.now += TTL_S
+    assert await case.part() == DATA[::-1][100:200]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reads", "request_"),
+    [
+        (ByteRange(10, 20), (10, 20), ByteRange(110, 120)),
+        (ByteRange(90, 500), (90, 100), ByteRange(190, 200)),
+        (SuffixRange(5), (95, 100), ByteRange(195, 200)),
+        (SuffixRange(500), (0, 100), ByteRange(100, 200)),
+    ],
+)
+async def test_a_range_of_a_part_is_one_read(
+    asked: ByteRequest, reads: tuple[int, int], request_: ByteRange
+) -> None:
+    """The range is translated to the object, and clipped to the part."""
+    case = _Case(_part(100, 200))
+
+    assert await case.part(reads, asked) == DATA[100:200][slice(*reads)]
+    assert case.requests == [("get", request_)]
+
+
+@pytest.mark.parametrize("asked", [ByteRange(100, 101), ByteRange(5000, 6000), None])
+async def test_where_nothing_of_a_part_is_asked_for_the_object_is_measured(
+    asked: ByteRequest | None,
+) -> None:
+    """The object must exist and be long enough."""
+    case = _Case(_part(100, 200))
+
+    assert await case.part((0, 0), asked) == b""
+    assert case.requests[0] == ("stat", None)
+
+
+async def test_looking_at_a_part_reads_nothing_of_it() -> None:
+    """Its ETag has the object's version, the range, and the reference: versions may be numbers."""
+    case = _Case(_part(100, 200))
+    entity = await case.look()
+    etag = case.store.place(OTHER, DATA)
+
+    assert (entity.etag, entity.length) == (ETag(f'{etag[:-1]}-64-64-by"'), 100)
+    assert (await _Case(_part(100, 200, "two")).look()).etag != entity.etag
+    assert not entity.is_lasting
+    assert case.requests == [("stat", None)]
+    case.store.place(REF, DATA[::-1])
+    assert await case.part() == DATA[::-1][100:200]
+    assert (await case.look()).etag != entity.etag
+
+
+@pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:199]])
+@pytest.mark.parametrize("asked", [EVERYTHING, ByteRange(0, 1), SuffixRange(1), None])
+async def test_a_part_that_is_not_there_is_damage(
+    data: bytes | None, asked: ByteRequest | None
+) -> None:
+    """A missing or short object is damage that names it, not absence, until it is there."""
+    case = _Case(_part(100, 200), data)
+    with pytest.raises(DamagedError, match=f"{REF}: "):
+        await case.part((0, 1), asked)
+    assert len(case.requests) <= 2
+    case.clock.now += TTL_S
+    case.store.place(REF, DATA)
+    assert await case.part() == DATA[100:200]
+
+
+async def test_objects_of_one_age_are_told_apart() -> None:
+    """They differ by ETag, and ranges are not mixed; a look reads a byte, to check the time."""
+    part = Part(REF, ByteRange(100, 200), UnmodifiedSince(1000))
+    case = _Case(Referenced(part, "by", is_lasting=False))
+    await case.data.resolver._fetch.stat(REF)
+    case.store.calls.clear()
+    first, data = await case.look(), await case.part()
+    looked = case.store.calls[0]
+    assert (looked.request, looked.if_match) == (ByteRange(100, 101), UnmodifiedSince(1000))
+    case.store.place(REF, DATA[::-1], modified_s=1000)
+    case.clock.now += TTL_S
+    second = await case.look()
+
+    assert data == DATA[100:200]
+    assert second.etag != first.etag
+    assert await case.part((0, 50)) == DATA[::-1][100:150]
+    assert {call.if_match for call in case.store.calls} <= {UnmodifiedSince(1000), *case.etags}
+
+
+@pytest.mark.parametrize("asked", [EVERYTHING, SuffixRange(5), ByteRange(0, 5), None])
+@pytest.mark.parametrize("at", [0, 100, len(DATA)])
+async def test_a_part_may_be_empty(at: int, asked: ByteRequest | None) -> None:
+    """An empty part may lie at the end of the object, which must exist."""
+    assert await _Case(_part(at, at)).part(asked=asked) == b""
+    with pytest.raises(DamagedError):
+        await _Case(_part(at, at), None).part(asked=asked)
+
+
+@pytest.mark.parametrize("asked", [EVERYTHING, None])
+async def test_a_large_part_streams(asked: ByteRequest | None) -> None:
+    """The first bytes are not read twice."""
+    case = _Case(_part(100, 9100))
+
+    assert await case.part(asked=asked) == DATA[100:9100]
+    if asked is None:
+        assert case.requests == [("stat", None), ("stream", ByteRange(100, 9100))]
+    else:
+        assert case.requests == [
+            ("get", ByteRange(100, 100 + STREAM_BYTES)),
+            ("stream", ByteRange(100 + STREAM_BYTES, 9100)),
+        ]
+
+
+async def test_parts_of_one_object_asked_for_together_are_one_read() -> None:
+    """Parts of an object of known version are merged."""
+    locations = {str(at): _part(at, at + 10) for at in range(100, 150, 10)}
+    case = _Case(_part(0, 1))
+    formats: tuple[Format, ...] = (Pointers(locations),)
+    data = reading(case.store, formats=formats)
+    await data.resolver._fetch.stat(REF)
+    case.store.calls.clear()
+    found = await asyncio.gather(*map(data.read, locations))
+
+    assert b"".join(filter(None, found)) == DATA[100:150]
+    assert case.requests == [("get", ByteRange(100, 150))]
+
+
+async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
+    """Size and version are known without one, and never outdated; what is inline needs no store."""
+    case = _Case(_fixed(100, 200))
+    entity = await case.look()
+
+    assert (entity.etag, entity.length) == ('"name-64-64"', 100)
+    assert entity.is_lasting
+    assert case.requests == []
+    assert await case.part() == DATA[100:200]
+    case.clock.now += 1000 * TTL_S
+    case.data.fetch.forget(REF)
+    assert await case.part() == DATA[100:200]
+    (call,) = case.store.calls
+    assert (call.request, call.if_match) == (ByteRange(100, 200), None)
+
+    case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
+    entity = await case.look()
+    assert (await case.part(), await case.part((1, 3))) == (b"inline", b"nl")
+    assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
+    assert case.requests == []
+
+
+@pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:199]])
+@pytest.mark.parametrize(("stop", "method"), [(200, "get"), (8192, "stream")])
+async def test_a_fixed_chunk_that_is_not_there_is_damage(
+    data: bytes | None, stop: int, method: str
+) -> None:
+    """One request finds, before the first byte, that the object is missing or too short."""
+    for version in (NAME, Fixed(ETag('"x"'), UnmodifiedSince(1000))):
+        case = _Case(_fixed(100, stop, version), data)
+        with pytest.raises(DamagedError, match=f"{REF}: "):
+            await case.part()
+        assert [each for each, _ in case.requests] == [method]
+
+
+@pytest.mark.parametrize(("stop", "method"), [(200, "get"), (8192, "stream")])
+async def test_the_condition_of_a_reference_is_sent(stop: int, method: str) -> None:
+    """Only the version that the reference names is requested; that it was replaced is damage."""
+    etag = WatchedStore().place(REF, DATA)
+    for condition in (None, etag, UnmodifiedSince(1000), UnmodifiedSince(1001)):
+        case = _Case(_fixed(100, stop, Fixed(etag, condition)))
+
+        assert await case.part() == DATA[100:stop]
+        (call,) = case.store.calls
+        assert (call.method, call.if_match) == (method, condition)
+    for condition in (ETag('"another"'), UnmodifiedSince(999)):
+        case = _Case(_fixed(100, stop, Fixed(ETag('"told"'), condition)))
+        with pytest.raises(DamagedError, match="not as it was when it was referred to"):
+            await case.part()
+        assert len(case.requests) == 1

@@ -1,0 +1,129 @@
+"""Routes: keys of known containers are found at once, and never in another one."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardgate.model import ObjectRef, VirtualKey
+from shardgate.read.containers import Containers
+from shardgate.storage.contract import Found, NotModified
+from shardgate.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed import case as precomputed
+from tests.formats.zarr import building as zarr
+from tests.read.stores import Clock
+from tests.support.resolving import ROOT, Reading, known_formats, reading
+
+_CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
+_GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+
+
+def _place(store: MemoryStore, folder: str, objects: dict[str, bytes]) -> None:
+    for key, data in objects.items():
+        store.place(ROOT.join(folder).join(key), data)
+
+
+def _array(**options: Any) -> tuple[MemoryStore, Reading, Clock]:
+    """Put an array into two groups, and read its first chunk."""
+    store, clock = MemoryStore(), Clock()
+    store.place(ROOT.join("zarr.json"), _GROUP)
+    store.place(ROOT.join("g/zarr.json"), _GROUP)
+    _place(store, "g/a", zarr.build(_CHUNKS, **options))
+    return store, reading(store, clock=clock, chunk_bytes=0), clock
+
+
+async def test_a_route_ends_when_anything_turns_out_to_be_outdated() -> None:
+    """What this process replaced is known at once."""
+    store, data, _ = _array()
+    await data.read("g/a/c/0/0")
+    store.remove(ROOT.join("g/a/zarr.json"))
+    for key in "g/a/zarr.json", "g/zarr.json":
+        data.fetch.forget(ROOT.join(key))
+        data.fetch.mark_removed(ROOT.join(key))
+
+    found = await data.resolver.find_container(data.dataset, VirtualKey("g/a/c/0/1"))
+
+    assert found.rest == "a/c/0/1"
+
+
+async def test_an_outer_container_keeps_its_own_keys() -> None:
+    """A route into a volume's folder does not lead the volume's chunks there."""
+    store = MemoryStore()
+    chunks = {key: precomputed.chunk_bytes(number) for key, number in precomputed.IDS.items()}
+    _place(store, "", precomputed.build(chunks))
+    info = json.loads(precomputed.build(chunks)["info"])
+    info["scales"].append({**info["scales"][0], "key": "other/c"})
+    store.place(ROOT.join("info"), json.dumps(info).encode())
+    _place(store, "other", zarr.build(_CHUNKS))
+    data = reading(store)
+
+    assert await data.read("other/zarr.json") is not None
+    array = await data.resolver.find_container(data.dataset, VirtualKey("other/d/0"))
+    volume = await data.resolver.find_container(data.dataset, VirtualKey("other/c/0/0"))
+
+    assert (array.rest, volume.rest) == ("d/0", "other/c/0/0")
+
+
+@pytest.mark.parametrize("first", ["g/a/c/0/0", "g/a/zarr.json", "g/zarr.json", "zarr.json"])
+async def test_the_order_of_requests_does_not_matter(first: str) -> None:
+    """Whatever was found first, each key belongs to its nearest container."""
+    _, data, _ = _array()
+    await data.read(first)
+
+    keys = ["g/a/c/0/0", "g/a/zarr.json", "g/zarr.json", "zarr.json", "g/c/0"]
+    found = [await data.resolver.find_container(data.dataset, VirtualKey(key)) for key in keys]
+
+    assert [each.rest for each in found] == ["c/0/0", "zarr.json", "zarr.json", "zarr.json", "c/0"]
+
+
+class _FarStore(MemoryStore):
+    """Answers after a while, and records which reads are waited for together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[set[str]] = []
+        self._running = 0
+
+    async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
+        """Wait, read."""
+        if not self._running:
+            self.waits.append(set())
+        self.waits[-1].add(ref.key.removeprefix("data/"))
+        self._running += 1
+        await asyncio.sleep(0.02)
+        self._running -= 1
+        return await super().get(ref, *args, **kwargs)
+
+
+async def _expect_of_zarr(store: _FarStore, key: str, waits: list[set[str]]) -> None:
+    """Read a chunk with the format configured, and compare what is waited for."""
+    store.waits.clear()
+    data = reading(store)
+    known = Containers(known_formats()[:1], "zarr")
+    data.dataset = replace(data.dataset, containers=known)
+    assert await data.read(key) == _CHUNKS["c/0/0"]
+    assert store.waits == waits
+
+
+async def test_markers_are_asked_for_together() -> None:
+    """All of a directory of any format, and of a known one in all directories on the way."""
+    store = _FarStore()
+    for key in "zarr.json", "g/zarr.json":
+        store.place(ROOT.join(key), _GROUP)
+    _place(store, "g/a", zarr.build(_CHUNKS))
+    shard = [{"g/a/c/0/0"}] * 2
+    below = {"g/zarr.json", "g/a/zarr.json"}
+
+    assert await reading(store).read("g/a/c/0/0") == _CHUNKS["c/0/0"]
+    assert store.waits == [
+        {"zarr.json", "info", "repo", "refs/branch.main/ref.json"},
+        below,
+        *shard,
+    ]
+
+    below = {"zarr.json"} | below
+    await _expect_of_zarr(store, "g/a/c/0/0", [below, *shard])
+    _place(store, "", zarr.build(_CHUNKS))
+    await _expect_of_zarr(store, "c/0/0", [{"zarr.json"}, {"c/0/0"}, {"c/0/0"}])

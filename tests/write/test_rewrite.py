@@ -1,0 +1,226 @@
+"""Inner chunks written: one rewrite for many, none lost to others, all preconditions held."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import pytest
+
+from shardgate.errors import BusyError, PreconditionFailedError, StorageUnavailableError
+from shardgate.model import ETag, ObjectRef
+from shardgate.read.bodies import Demand
+from shardgate.storage.memory import MemoryStore
+from tests.read.stores import CallOn
+from tests.storage.conftest import found
+from tests.support.resolving import ROOT
+from tests.write.writers import (
+    CHUNK_NBYTES,
+    PER_SHARD,
+    Between,
+    Replica,
+    chunks_of,
+    replica,
+    zarr_json,
+)
+
+SHARD = ROOT.join("a/c/0")
+
+
+def absent(names: Sequence[ETag]) -> bool:
+    """Precondition: the inner chunk is absent."""
+    return not names
+
+
+def the_same(etag: ETag | None) -> Demand:
+    """Precondition: the version is *etag*."""
+    return lambda names: etag in names
+
+
+async def stored(memory: MemoryStore) -> dict[int, bytes]:
+    """Return the chunks of the stored shard."""
+    return chunks_of((await found(memory, SHARD)).data)
+
+
+async def put_all(one: Replica, chunks: range) -> None:
+    """Put many inner chunks at once."""
+    async with asyncio.TaskGroup() as group:
+        for number in chunks:
+            group.create_task(one.put(f"a/c/{number}", b"%04d" % number))
+
+
+async def test_changes_that_wait_go_into_one_rewrite(memory: MemoryStore) -> None:
+    """So do changes during a rewrite; the next one does not read back the index it wrote."""
+    store = Between(memory)
+    one = replica(store)
+    await put_all(one, range(8))
+
+    assert await stored(memory) == {number: b"%04d" % number for number in range(8)}
+    assert sum(changes for changes, _ in one.rewrites) == 8
+    assert len(one.rewrites) <= 2
+    for number in range(8):
+        await one.put(f"a/c/{number}", None if number else b"new!")
+    store.calls.clear()
+    await one.put("a/c/0", b"more")
+    assert [call for call in store.calls if call[1] == "a/c/0"] == [("put", "a/c/0")]
+
+
+async def test_another_replica_that_is_faster_loses_nothing(memory: MemoryStore) -> None:
+    """After a lost swap the shard is read anew; if others are always faster it is `BusyError`."""
+    store = Between(memory)
+    one, other = replica(store), replica(memory)
+    await one.put("a/c/0", b"0000")
+    left = [b"1111", b"2222"]
+
+    async def be_faster() -> None:
+        if left:
+            body = left.pop()
+            await other.put(f"a/c/{1 + len(left)}", body)
+
+    store.between = lambda call, _: be_faster() if call == "put" else None
+    await one.put("a/c/3", b"3333")
+
+    assert await stored(memory) == {0: b"0000", 1: b"1111", 2: b"2222", 3: b"3333"}
+    assert one.rewrites[-1] == (1, 2)
+
+    async def be_always_faster() -> None:
+        await other.put("a/c/1", b"%04d" % len(store.calls))
+
+    store.between = lambda call, _: be_always_faster() if call == "put" else None
+    with pytest.raises(BusyError, match="a/c/0"):
+        await one.put("a/c/3", b"4444")
+
+
+async def test_a_demand_is_held_against_what_is_stored_now(memory: MemoryStore) -> None:
+    """Not against a cached index; of many in one rewrite each after the changes before it."""
+    one, other = replica(memory), replica(memory)
+    assert await one.read("a/c/3") is None
+
+    await other.put("a/c/3", b"them")
+
+    with pytest.raises(PreconditionFailedError):
+        await one.put("a/c/3", b"us!!", absent)
+    assert await other.put("a/c/3", None) is None
+    puts = [one.put("a/c/3", b"%04d" % number, absent) for number in range(8)]
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    refused = [each for each in outcomes if isinstance(each, PreconditionFailedError)]
+    assert len(refused) == 7
+    at = next(n for n, each in enumerate(outcomes) if isinstance(each, str))
+    assert await stored(memory) == {3: b"%04d" % at}
+
+
+async def test_versions_that_were_overwritten_at_once_are_nobodys(memory: MemoryStore) -> None:
+    """Of two writes in one rewrite only the last ETag is that of a read, and fulfils a demand."""
+    one = replica(memory)
+    assert await one.read("a/c/3") is None
+    first, last = await asyncio.gather(one.put("a/c/3", b"1111"), one.put("a/c/3", b"2222"))
+    assert await one.read("a/c/3") == b"2222"
+
+    with pytest.raises(PreconditionFailedError):
+        await one.put("a/c/3", b"3333", the_same(first))
+    again = await one.put("a/c/3", b"4444", the_same(last))
+    with pytest.raises(PreconditionFailedError):
+        await one.put("a/c/3", b"lost", the_same(last))
+    assert again != last
+    assert await stored(memory) == {3: b"4444"}
+
+
+async def test_the_last_delete_removes_the_object(memory: MemoryStore) -> None:
+    """A shard without chunks is deleted; that nothing is there is verified, and not written."""
+    store = Between(memory)
+    one, other = replica(store), replica(memory)
+    await one.put("a/c/1", None)
+    assert {call for call, _ in store.calls} == {"verify_conditional_writes", "get"}
+    await put_all(other, range(2))
+
+    await one.put("a/c/0", None)
+    assert await stored(memory) == {1: b"0001"}
+    await one.put("a/c/1", None)
+    assert await memory.stat(SHARD) is None
+    assert await one.read("a/c/1") is None
+
+
+async def test_a_store_that_cannot_remove_one_version_keeps_an_empty_shard(
+    memory: MemoryStore,
+) -> None:
+    """An unconditional delete could remove the write of another replica."""
+
+    class Undeletable(Between):
+        async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+            assert name != "delete" or call.keywords["expected"] is not None
+            return False if name == "delete" else await super().around(name, ref, call)
+
+    one = replica(Undeletable(memory))
+    await one.put("a/c/0", b"0000")
+    await one.put("a/c/0", None)
+
+    assert await stored(memory) == {}
+    assert await one.read("a/c/0") is None
+
+
+async def test_a_failure_is_heard_by_all_and_the_next_one_tries_again(memory: MemoryStore) -> None:
+    """All callers get the error, and it is not cached."""
+    store = Between(memory)
+    one = replica(store)
+
+    def fail(call: str, ref: ObjectRef) -> None:
+        if call == "put":
+            raise StorageUnavailableError(ref, "is away")
+
+    store.between = fail
+    puts = [one.put(f"a/c/{number}", b"lost") for number in range(8)]
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    store.between = lambda *_: None
+    await one.put("a/c/5", b"5555")
+
+    assert all(isinstance(each, StorageUnavailableError) for each in outcomes)
+    assert await stored(memory) == {5: b"5555"}
+
+
+async def test_who_leaves_in_time_writes_nothing(memory: MemoryStore) -> None:
+    """A waiting change is dropped with its client; one in a rewrite is written."""
+    store = Between(memory)
+    one = replica(store)
+    has_begun, going_on = asyncio.Event(), asyncio.Event()
+
+    def hold(call: str, _: ObjectRef) -> Awaitable[object] | None:
+        if call != "put":
+            return None
+        has_begun.set()
+        return going_on.wait()
+
+    store.between = hold
+    written = asyncio.create_task(one.put("a/c/0", b"0000"))
+    await has_begun.wait()
+    waiting = asyncio.create_task(one.put("a/c/1", b"1111"))
+    other = asyncio.create_task(one.put("a/c/2", b"2222"))
+    await asyncio.sleep(0.01)
+
+    written.cancel()
+    waiting.cancel()
+    going_on.set()
+    await other
+
+    assert await stored(memory) == {0: b"0000", 2: b"2222"}
+
+
+@pytest.mark.parametrize("checksums", [0, 1, 2])
+async def test_room_is_held_for_the_larger_of_old_and_new_shard(
+    memory: MemoryStore, checksums: int
+) -> None:
+    """What is read for a checksum takes no more than what is read to be written again."""
+    document = json.loads(zarr_json())
+    document["codecs"] += [{"name": "crc32c"}] * checksums
+    memory.place(ROOT.join("a/zarr.json"), json.dumps(document).encode())
+    held: list[tuple[str, int]] = []
+    one = replica(Between(memory, lambda call, _: held.append((call, one.room.held_bytes))))
+
+    for chunk, body in enumerate((b"0000", b"1111", None)):
+        await one.put(f"a/c/{chunk % 2}", body)
+
+    size = 2 * CHUNK_NBYTES + 16 * PER_SHARD + 4 * checksums
+    puts = [nbytes for call, nbytes in held if call == "put"]
+    assert puts == [size - CHUNK_NBYTES, size, size]
+    assert checksums == 0 or ("get", size) in held
+    assert one.room.held_bytes == 0
+    assert await one.read("a/c/1") == b"1111"

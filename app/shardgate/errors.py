@@ -307,7 +307,7 @@ class VersionChangedError(StorageError):
     def __init__(self, ref: ObjectRef, lasting_reason: str = "") -> None:
         """With a *lasting_reason* it will look so whenever it is read."""
         super().__init__(ref, lasting_reason or "replaced while it was being read")
-        self.is_lasting = bool(lasting_reason)
+        self.is_immutable = bool(lasting_reason)
 
 
 class DamagedError(ShardgateError):

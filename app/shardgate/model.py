@@ -212,7 +212,7 @@ class Referenced(NamedTuple):
     place: Stored | Part | Inline
     by: str
     """Identifies the target; versions of different targets can be equal."""
-    is_lasting: bool
+    is_immutable: bool
     """Whether the reference never changes."""
     modified_s: int | None = None
     """Time of the last change of the reference, if known."""

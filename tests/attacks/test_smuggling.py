@@ -169,7 +169,7 @@ def test_garbage_does_not_take_the_place_of_an_answer(url: str) -> None:
         assert statuses(exchange(url, good + b"what?\r\n\r\n" + LAST))[0] == status
 
 
-def test_who_closes_one_side_has_answers_that_are_at_hand(url: str) -> None:
+def test_who_closes_one_side_has_answers_that_are_cached_body(url: str) -> None:
     """What must be waited for is not read for one who may be gone, as nginx does it."""
     httpx.get(f"{url}/any/there")
     with connect(url) as connection:

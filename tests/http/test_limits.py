@@ -105,7 +105,7 @@ def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
             served.client.put("/any/k", content=b"x", headers=ORIGIN),
         ]
         alive = [served.client.get(path).status_code for path in ("/healthz", "/metrics")]
-        at_hand = served.client.get("/any/fast")
+        cached_body = served.client.get("/any/fast")
         preflight = served.client.options("/any/slow")
         served.store.gate.set()
 
@@ -115,7 +115,7 @@ def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
             assert answer.headers["access-control-allow-origin"] == ORIGIN["origin"]
             assert "too many concurrent requests (limit 2)" in answer.json()["detail"]
         assert alive == [200, 200]
-        assert at_hand.content == b"fast"
+        assert cached_body.content == b"fast"
         assert preflight.is_success
         assert [each.result().status_code for each in waiting] == [404, 200]
         assert served.client.get("/any/other").status_code == 404

@@ -316,7 +316,7 @@ async def test_gaps_are_bridged_where_a_request_takes_longer(
     await case.read((0, 10), (200_000, 200_010))
 
     assert len(case.requests) == requests
-    assert case.reader.counters.unread_nbytes == (199_990 if requests == 1 else 0)
+    assert case.reader.counters.overfetched_nbytes == (199_990 if requests == 1 else 0)
     assert case.budget.held_bytes == 0
 
 
@@ -329,7 +329,7 @@ async def test_after_a_read_nearby_more_than_the_chunk_is_read() -> None:
     case = _LargeCase(_LateStore())
     await case.read_each(_FIRST, _NEAR, (140_000, 142_000), (155_000, 161_000))
     assert case.requests == [ByteRange(*_FIRST), _WIDE]
-    assert case.reader.counters.unread_nbytes == 40_000
+    assert case.reader.counters.overfetched_nbytes == 40_000
     assert case.budget.held_bytes == 0
 
     chunk = case.chunk(151_000, 152_000)
@@ -390,11 +390,11 @@ async def test_chunks_are_not_held_up_by_what_nobody_asked_for() -> None:
     store.late_s = 0.002
     case = _LargeCase(store)
     await case.read_each(*((at, at + 10) for at in range(0, 2**23, 2**20)))
-    before = case.reader.counters.unread_nbytes
+    before = case.reader.counters.overfetched_nbytes
     starts = range(100_000, 2**23, 70_000)
     await asyncio.gather(*(case.read((at, at + 10)) for at in starts))
 
-    assert 0 < case.reader.counters.unread_nbytes - before <= 60_000
+    assert 0 < case.reader.counters.overfetched_nbytes - before <= 60_000
     await case.read_each((30_000, 30_010), (35_000, 35_010))
     assert len(case.requests) == 8 + len(starts) + 1
 

@@ -461,9 +461,9 @@ async def test_keys_of_one_object_have_one_name(case: Case) -> None:
     objects = case.build(case.chunks)
     fetch, kinds = DirectFetch(put_together(objects)), set[str]()
 
-    async def watched[T: Weighable](read: Read[T], /, *, ever: bool = False) -> Any:
+    async def watched[T: Weighable](read: Read[T], /, *, allow_stale: bool = False) -> Any:
         kinds.add(read.kind)
-        return await fetch(read, ever=ever)
+        return await fetch(read, allow_stale=allow_stale)
 
     async def find(key: str) -> tuple[Any, VirtualKey]:
         layout, rest = await containers.find(ROOT, VirtualKey(key), watched)

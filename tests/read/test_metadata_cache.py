@@ -159,39 +159,39 @@ async def test_a_read_of_a_version_never_goes_stale(*, is_fixed: bool) -> None:
     assert (call.if_match, call.if_none_match) == (None if is_fixed else version, None)
 
 
-@pytest.mark.parametrize("ever", [False, True])
-async def test_absence_ends(*, ever: bool) -> None:
+@pytest.mark.parametrize("allow_stale", [False, True])
+async def test_absence_ends(*, allow_stale: bool) -> None:
     """A file may be read before it is written: absence expires, for what never changes too."""
     case = _Case(None)
-    read = case.read if ever else case.read._replace(version=_FIXED)
-    assert await case.fetch(read, ever=ever) is None
+    read = case.read if allow_stale else case.read._replace(version=_FIXED)
+    assert await case.fetch(read, allow_stale=allow_stale) is None
     case.store.place(REF, b"new")
-    assert await case.fetch(read, ever=ever) is None
-    entry = await case.fetch.get_or_fetch(read, ever=ever)
+    assert await case.fetch(read, allow_stale=allow_stale) is None
+    entry = await case.fetch.get_or_fetch(read, allow_stale=allow_stale)
     assert entry.expires_at == case.clock.now + _TTL_S
     case.clock.now += _TTL_S
-    found = await case.fetch(read, ever=ever)
+    found = await case.fetch(read, allow_stale=allow_stale)
 
     assert found is not None
     assert found.value.data == b"new"
     case.clock.now += 1000 * _TTL_S
-    assert await case.fetch(read, ever=ever) is found
+    assert await case.fetch(read, allow_stale=allow_stale) is found
 
 
 async def test_a_read_for_ever_takes_any_known_version() -> None:
     """It expires never, until another reader finds a new version, or the object is forgotten."""
     case = _Case()
-    first = await case.fetch(case.read, ever=True)
+    first = await case.fetch(case.read, allow_stale=True)
     case.store.place(REF, b"new")
     case.clock.now += 1000 * _TTL_S
-    assert await case.fetch(case.read, ever=True) is first
-    assert (await case.fetch.get_or_fetch(case.read, ever=True)).expires_at == inf
+    assert await case.fetch(case.read, allow_stale=True) is first
+    assert (await case.fetch.get_or_fetch(case.read, allow_stale=True)).expires_at == inf
     assert len(case.store.calls) == 1
     assert await case.data() == b"new"
     expires_at = case.clock.now + _TTL_S
     assert (await case.fetch.get_or_fetch(case.read)).expires_at == expires_at
     for data, reads in ((b"new", 2), (b"newer", 3)):
-        found = await case.fetch(case.read, ever=True)
+        found = await case.fetch(case.read, allow_stale=True)
 
         assert found is not None
         assert (found.value.data, len(case.store.calls)) == (data, reads)

@@ -117,14 +117,14 @@ class _Case(Watching):
 
 
 def _part(start: int, stop: int, by: str = "by") -> Referenced:
-    return Referenced(Part(REF, ByteRange(start, stop)), by, is_lasting=False)
+    return Referenced(Part(REF, ByteRange(start, stop)), by, is_immutable=False)
 
 
 def _fixed(start: int, stop: int, version: Fixed = NAME) -> Referenced:
-    return Referenced(Stored(REF, ByteRange(start, stop), version), "", is_lasting=True)
+    return Referenced(Stored(REF, ByteRange(start, stop), version), "", is_immutable=True)
 
 
-async def test_a_part_that_was_read_whole_is_at_hand() -> None:
+async def test_a_part_that_was_read_whole_is_cached_body() -> None:
     """One read brings bytes, version and size; after `ttl_s` the object may be another one."""
     case = _Case(_part(100, 200))
 
@@ -175,7 +175,7 @@ async def test_looking_at_a_part_reads_nothing_of_it() -> None:
 
     assert (entity.etag, entity.length) == (ETag(f'{etag[:-1]}-64-64-by"'), 100)
     assert (await _Case(_part(100, 200, "two")).look()).etag != entity.etag
-    assert not entity.is_lasting
+    assert not entity.is_immutable
     assert case.requests == [("stat", None)]
     case.store.place(REF, DATA[::-1])
     assert await case.part() == DATA[::-1][100:200]
@@ -200,7 +200,7 @@ async def test_a_part_that_is_not_there_is_damage(
 async def test_objects_of_one_age_are_told_apart() -> None:
     """They differ by ETag, and ranges are not mixed; a look reads a byte, to check the time."""
     part = Part(REF, ByteRange(100, 200), UnmodifiedSince(1000))
-    case = _Case(Referenced(part, "by", is_lasting=False))
+    case = _Case(Referenced(part, "by", is_immutable=False))
     await case.data.resolver._fetch.stat(REF)
     case.store.calls.clear()
     first, data = await case.look(), await case.part()
@@ -260,7 +260,7 @@ async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
     entity = await case.look()
 
     assert (entity.etag, entity.length) == ('"name-64-64"', 100)
-    assert entity.is_lasting
+    assert entity.is_immutable
     assert case.requests == []
     assert await case.part() == DATA[100:200]
     case.clock.now += 1000 * TTL_S
@@ -269,10 +269,10 @@ async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
     (call,) = case.store.calls
     assert (call.request, call.if_match) == (ByteRange(100, 200), None)
 
-    case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_lasting=True))
+    case = _Case(Referenced(Inline(b"inline", ETag('"i"')), "", is_immutable=True))
     entity = await case.look()
     assert (await case.part(), await case.part((1, 3))) == (b"inline", b"nl")
-    assert (entity.etag, entity.length, entity.is_lasting) == ('"i"', 6, True)
+    assert (entity.etag, entity.length, entity.is_immutable) == ('"i"', 6, True)
     assert case.requests == []
 
 

@@ -9,7 +9,7 @@ A format also plans writes: from the indexes of a shard, and the changes that wa
 makes the pieces of the shard that replaces it. It reads no chunk and writes nothing.
 """
 
-from collections.abc import Collection as Several
+from collections.abc import Collection as Many
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -80,7 +80,7 @@ class ShardRewriter[O: OpenShard](Protocol):
         Raises: `BadBodyError` for what cannot be this chunk, `UnknownCodingError`.
         """
 
-    async def open(self, entries: Several[Entry], fetch: Fetch) -> O | None:
+    async def open(self, entries: Many[Entry], fetch: Fetch) -> O | None:
         """Read the indexes that a change of *entries* needs; `None` if there is no such shard.
 
         Raises: `DamagedError` where stored chunks would be lost, `ConflictError` for a form of

@@ -70,11 +70,11 @@ class Fetch(Protocol):
     """Perform a described read."""
 
     async def __call__[T: Weighable](
-        self, read: Read[T], /, *, ever: bool = False
+        self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
         """Perform *read*; `None` if there is no such object.
 
-        *ever* accepts a cached result of any age.
+        *allow_stale* accepts a cached result of any age.
 
         Raises: `DamagedError` where *read.decode* fails or a `Fixed` version does not hold,
         `VersionChangedError` where another one does not, and any `StorageError`.

@@ -125,7 +125,7 @@ class DataPlane:
             if dataset is None or caller is None:
                 return None
             if hot is not None:
-                body = self._resolver.recall_body(hot.found)
+                body = self._resolver.body_of_cached(hot.found)
                 if body is not None:
                     return self._complete(hot, headers, caller, HTTPStatus.OK, body)
             return self._begin(_Get(raw_path, headers, conditions, dataset, key, caller))
@@ -134,14 +134,14 @@ class DataPlane:
 
     def _begin(self, get: _Get) -> ImmediateResponse | DeferredResponse | None:
         raw_path, headers, conditions, dataset, key, caller = get
-        found = self._resolver.recall(dataset, key)
+        found = self._resolver.get_cached(dataset, key)
         entity = None if found is None else found.entity
         selection = (
             None if entity is None else choose(conditions, partial(_negotiate, headers), entity)
         )
         body = None
         if entity is not None and selection is not None:
-            body = self._resolver.at_hand(entity, selection.reads)
+            body = self._resolver.cached_body(entity, selection.reads)
         if found is None or entity is None or selection is None or body is None:
             return partial(self._read_later, get)
         if (parts := describe_entity(dataset, key, entity, selection)) is None:

@@ -286,7 +286,7 @@ def describe_entity(
     if coding and part is not None:
         more.append((b"content-encoding", coding.encode("latin-1")))
     vary = _VARY_OF_S3 if is_s3 else _VARY if entity.coding or entity.is_inflated else b""
-    if entity.is_lasting:
+    if entity.is_immutable:
         cache_control = _LASTING if dataset.is_public else _LASTING_PRIVATE
     else:
         cache_control = dataset.cache_control

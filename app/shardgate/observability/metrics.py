@@ -213,7 +213,7 @@ class CacheMetrics(Collector):
         merged = sum(each.merged for each in counters)
         yield _counter("coalesced_chunks", text, [], [((), merged)])
         text = "Bytes of stores that were read between and around chunks, for no request"
-        unread = sum(each.unread_nbytes for each in counters)
+        unread = sum(each.overfetched_nbytes for each in counters)
         yield _counter("coalesced_gap_bytes", text, [], [((), unread)])
         yield _gauge("cache_entries", "Entries held", ["cache"], self._sums(len))
         held = self._sums(lambda each: each.currsize)

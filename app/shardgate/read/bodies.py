@@ -45,7 +45,7 @@ class Entity(NamedTuple):
     """Content coding of the source; a client may accept it so."""
     is_inflated: bool = False
     """Whether the source had a content coding, which was removed."""
-    is_lasting: bool = False
+    is_immutable: bool = False
     """Whether the key will always name the same bytes."""
     modified_s: int | None = None
     """Time of the object's last modification, where known: whole seconds since 1970 in UTC."""
@@ -63,10 +63,10 @@ class Entity(NamedTuple):
         tag = f'{etag_of(version)[:-1]}-{start:x}-{stop - start:x}"'
         return Entity(ETag(tag), stop - start, place, modified_s=modified_s)
 
-    def referenced(self, by: str, *, is_lasting: bool) -> "Entity":
+    def referenced(self, by: str, *, is_immutable: bool) -> "Entity":
         """Return the entity with *by*, which identifies the reference, in its ETag."""
         etag = ETag(f'{self.etag[:-1]}-{by}"') if by else self.etag
-        return self._replace(etag=etag, is_lasting=is_lasting)
+        return self._replace(etag=etag, is_immutable=is_immutable)
 
     @property
     def names(self) -> tuple[ETag, ...]:
@@ -126,7 +126,7 @@ class Opening[C: Choice]:
                 self._fetch.forget(error.ref, began_at)
                 if isinstance(error, DamagedError):
                     raise
-                if attempts == _ATTEMPTS and error.is_lasting:
+                if attempts == _ATTEMPTS and error.is_immutable:
                     raise StorageUnusableError(error.ref, error.reason) from error
                 if attempts == _ATTEMPTS:
                     raise
@@ -154,7 +154,7 @@ class BodyReader:
         self._stream_bytes = stream_bytes
         self._decoded_bytes = decoded_bytes
 
-    def at_hand(self, entity: Entity, wanted: ByteRange | None) -> bytes | None:
+    def cached_body(self, entity: Entity, wanted: ByteRange | None) -> bytes | None:
         """Return the bytes *wanted* of *entity* if they are in memory; for `None` no bytes."""
         if wanted is None:
             return b""
@@ -170,7 +170,7 @@ class BodyReader:
 
     async def read(self, held: ByteReservation, entity: Entity, wanted: ByteRange | None) -> Body:
         """Read the bytes *wanted* of *entity*, reserved in *held*; raise if the version is gone."""
-        data = self.at_hand(entity, wanted)
+        data = self.cached_body(entity, wanted)
         if data is not None or wanted is None or isinstance(entity.source, Inline):
             return data or b""
         nbytes = wanted.stop - wanted.start

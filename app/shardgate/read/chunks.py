@@ -52,14 +52,14 @@ class StoreCost:
     wait of many reads for one another does not count as the store's.
     """
 
-    __slots__ = ("gap_nbytes", "latency_s", "rate", "unread_nbytes")
+    __slots__ = ("gap_nbytes", "latency_s", "overfetched_nbytes", "rate")
 
     def __init__(self) -> None:
         self.latency_s = inf
         self.rate = _FIRST_RATE
         self.gap_nbytes = _ALWAYS_NBYTES
         """Bytes that are read in the time in which a request waits for its first one."""
-        self.unread_nbytes = 0
+        self.overfetched_nbytes = 0
         """Of reads under way, those that no request asked for."""
 
     def note(self, nbytes: int, seconds: float) -> None:
@@ -112,17 +112,17 @@ class _PendingChunk:
 
 
 class _SpanRead:
-    __slots__ = ("chunks", "source", "task", "unread_nbytes")
+    __slots__ = ("chunks", "overfetched_nbytes", "source", "task")
 
     def __init__(
         self,
         source: Stored,
-        unread_nbytes: int,
+        overfetched_nbytes: int,
         chunks: list[_PendingChunk],
         call: Coroutine[Any, Any, Found],
     ) -> None:
         self.source = source
-        self.unread_nbytes = unread_nbytes
+        self.overfetched_nbytes = overfetched_nbytes
         """Bytes around the chunks, and in gaps between them."""
         self.chunks = chunks
         self.task = asyncio.create_task(call)
@@ -152,7 +152,7 @@ class _PlannedRead(NamedTuple):
     """By range."""
 
     @property
-    def unread_nbytes(self) -> int:
+    def overfetched_nbytes(self) -> int:
         """Bytes of the span that are in none of the chunks."""
         reached, nbytes = self.span.start, 0
         for start, stop in (each.chunk.byte_range for each in self.chunks):
@@ -251,7 +251,7 @@ class ChunkReader:
         """Join a read under way that brings the bytes of *pending* too, or enter a window."""
         version = (pending.chunk.ref, pending.chunk.version)
         for read in self._reads.get(version, ()):
-            if read.unread_nbytes and read.covers(pending.chunk.byte_range):
+            if read.overfetched_nbytes and read.covers(pending.chunk.byte_range):
                 self.counters.joins += 1
                 self.counters.merged += 1
                 pending.read = read
@@ -292,12 +292,12 @@ class ChunkReader:
     def _start_reads(self, version: _ObjectVersion) -> None:
         chunks = self._windows.pop(version)
         reads = self._split(chunks, self._gap_bytes(version))
-        unread_nbytes = sum(each.unread_nbytes for each in reads)
-        if unread_nbytes and not self._budgets[version[0].bucket].take(unread_nbytes):
+        overfetched_nbytes = sum(each.overfetched_nbytes for each in reads)
+        if overfetched_nbytes and not self._budgets[version[0].bucket].take(overfetched_nbytes):
             reads = self._split(chunks, 0)
         self.counters.merged += len(chunks) - len(reads)
         for each in reads:
-            self._start(version, each.span, each.unread_nbytes, each.chunks)
+            self._start(version, each.span, each.overfetched_nbytes, each.chunks)
 
     def _split(self, chunks: Sequence[_PendingChunk], max_gap_bytes: int) -> list[_PlannedRead]:
         """Divide *chunks* into reads, each chunk in one of them."""
@@ -315,22 +315,22 @@ class ChunkReader:
         self,
         version: _ObjectVersion,
         span: ByteRange,
-        unread_nbytes: int,
+        overfetched_nbytes: int,
         chunks: list[_PendingChunk],
     ) -> None:
         ref, etag = version
         if (near := chunks[0].near) is not None:
             wide = self._widen(ref, span, near.size)
             if wide is not span and self._budgets[ref.bucket].take(wide.length - span.length):
-                unread_nbytes += wide.length - span.length
+                overfetched_nbytes += wide.length - span.length
                 span = wide
-        self._costs[ref.bucket].unread_nbytes += unread_nbytes
+        self._costs[ref.bucket].overfetched_nbytes += overfetched_nbytes
         source = Stored(ref, span, etag)
-        read = _SpanRead(source, unread_nbytes, chunks, self._get(source))
+        read = _SpanRead(source, overfetched_nbytes, chunks, self._get(source))
         read.task.add_done_callback(partial(self._end, version, read))
         for pending in chunks:
             pending.read = read
-        self.counters.unread_nbytes += unread_nbytes
+        self.counters.overfetched_nbytes += overfetched_nbytes
         self._reads[version].append(read)
 
     def _widen(self, ref: ObjectRef, span: ByteRange, size: int) -> ByteRange:
@@ -338,17 +338,17 @@ class ChunkReader:
         cost = self._costs[ref.bucket]
         max_nbytes = min(cost.gap_nbytes, self._max_around_bytes)
         nbytes = max_nbytes // 3
-        is_free = cost.unread_nbytes + 2 * nbytes <= max_nbytes
+        is_free = cost.overfetched_nbytes + 2 * nbytes <= max_nbytes
         start, stop = span
         if not is_free or nbytes < max(_LEAST_AROUND_NBYTES, 2 * (stop - start)):
             return span
         return ByteRange(max(0, start - nbytes), max(stop, min(size, stop + nbytes)))
 
     def _end(self, version: _ObjectVersion, read: _SpanRead, task: asyncio.Task[Found]) -> None:
-        if read.unread_nbytes:
+        if read.overfetched_nbytes:
             bucket = read.source.ref.bucket
-            self._budgets[bucket].release(read.unread_nbytes)
-            self._costs[bucket].unread_nbytes -= read.unread_nbytes
+            self._budgets[bucket].release(read.overfetched_nbytes)
+            self._costs[bucket].overfetched_nbytes -= read.overfetched_nbytes
         self._reads[version].remove(read)
         if not self._reads[version]:
             del self._reads[version]
@@ -366,7 +366,7 @@ class ChunkReader:
         """Keep what *read* brought around chunks, or note that it was in this block."""
         start, stop = read.source.byte_range
         first = start // _BLOCK_NBYTES
-        if read.unread_nbytes:
+        if read.overfetched_nbytes:
             for block in range(first, -(-stop // _BLOCK_NBYTES)):
                 self._recent.put((version, block), _RecentRead(found.size, start, found.data))
         elif read.chunks[0].near is None and stop - start < found.size:

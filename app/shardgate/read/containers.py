@@ -129,7 +129,7 @@ class Containers:
     async def _search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch
     ) -> tuple[Container, MetadataMissingError | DamagedError | None]:
-        found = self.around(root)
+        found = self.passthrough(root)
         formats: Sequence[Format] = self.formats
         rest = key
         fault: MetadataMissingError | DamagedError | None = None
@@ -200,7 +200,7 @@ class Containers:
                 damage = damage or damaged
         return None, damage
 
-    def around(self, root: ObjectRef) -> Layout:
+    def passthrough(self, root: ObjectRef) -> Layout:
         """Return the layout of the keys outside of all containers below *root*."""
         return PassThrough(root, is_everything=not self.formats)
 
@@ -309,7 +309,7 @@ class Routes:
     def __init__(self, fetch: ReadCache) -> None:
         self._fetch = fetch
 
-    def recall(
+    def get_cached(
         self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker
     ) -> Container | None:
         """Return the container of *key* if a route leads there; *tracker* adopts its reads."""

@@ -241,7 +241,7 @@ class Tree:
             layout, rest, _ = claimed
             start = _ListedFolder(prefix.removesuffix(rest), layout, "")
         else:
-            layout = await self._open(root.ref) or root.containers.around(root.ref)
+            layout = await self._open(root.ref) or root.containers.passthrough(root.ref)
             start = _ListedFolder("", layout, "")
         async for found in self._walk(start):
             yield found
@@ -518,8 +518,8 @@ def _entry(
             return ListedKey(found.key, size, etag, modified_s)
         case Referenced(Part(_, byte_range), modified_s=modified_s):
             return ListedKey(found.key, byte_range.length, None, modified_s)
-        case Referenced((Stored() | Inline()) as source, by, is_lasting, modified_s):
-            entity = Entity.at(source).referenced(by, is_lasting=is_lasting)
+        case Referenced((Stored() | Inline()) as source, by, is_immutable, modified_s):
+            entity = Entity.at(source).referenced(by, is_immutable=is_immutable)
         case (Stored(ref) as source) | (Coded(Stored(ref)) as source):
             entity, modified_s = Entity.at(source), object_modified_s(ref)
         case Inline() as source:

@@ -56,7 +56,7 @@ class CacheCounters:
     """Look-ups that started a read of a store."""
     merged: int = 0
     """Chunks read together with a neighbour."""
-    unread_nbytes: int = 0
+    overfetched_nbytes: int = 0
     """Bytes that were read between and around such chunks, for no request."""
 
 
@@ -173,18 +173,20 @@ class ReadCache:
         """Incremented whenever cached state turns out to be outdated."""
 
     async def __call__[T: Weighable](
-        self, read: Read[T], /, *, ever: bool = False
+        self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
-        return cast("Versioned[T] | None", (await self.get_or_fetch(read, ever=ever)).known)
+        return cast(
+            "Versioned[T] | None", (await self.get_or_fetch(read, allow_stale=allow_stale)).known
+        )
 
-    async def get_or_fetch(self, read: Read[Any], *, ever: bool = False) -> CachedRead:
+    async def get_or_fetch(self, read: Read[Any], *, allow_stale: bool = False) -> CachedRead:
         """Return the cached result of *read*, or perform it."""
-        entry = self._fresh(read, read.ref) or (self._last(read) if ever else None)
+        entry = self._fresh(read, read.ref) or (self._last(read) if allow_stale else None)
         if entry is None:
             entry = await self._share(read, read.ref, lambda: self._perform(read))
         else:
             self.counters.hits += 1
-        return entry._replace(expires_at=inf) if ever and entry.known is not None else entry
+        return entry._replace(expires_at=inf) if allow_stale and entry.known is not None else entry
 
     def prefetch(self, read: Read[Any]) -> None:
         """Start *read* if nothing of it is cached; whoever asks for it then waits less."""
@@ -370,9 +372,9 @@ class FreshnessTracker:
         """When the objects were last modified, as far as their stores say so."""
 
     async def __call__[T: Weighable](
-        self, read: Read[T], /, *, ever: bool = False
+        self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
-        cached = await self._fetch.get_or_fetch(read, ever=ever)
+        cached = await self._fetch.get_or_fetch(read, allow_stale=allow_stale)
         if not read.is_pinned and cached.expires_at < inf:
             self.uses[read] = cached
         return cast("Versioned[T] | None", self.track(read.ref, cached))

@@ -143,7 +143,7 @@ class DirectFetch:
         read: Read[T],
         /,
         *,
-        ever: bool = False,  # noqa: ARG002  the protocol's argument
+        allow_stale: bool = False,  # noqa: ARG002  the protocol's argument
     ) -> Versioned[T] | None:
         found = await perform(self.store, read)
         return None if isinstance(found, NotModified) else found

@@ -101,14 +101,14 @@ class Resolver:
         self._clock = clock
         self._first_reads: SingleFlight[_FirstRead] | Unshared[_FirstRead]
         self._first_reads = SingleFlight() if fetch.is_shared else Unshared()
-        self.at_hand = self._bodies.at_hand
+        self.cached_body = self._bodies.cached_body
 
-    def recall(self, dataset: Dataset, key: VirtualKey) -> CachedEntity | None:
+    def get_cached(self, dataset: Dataset, key: VirtualKey) -> CachedEntity | None:
         """Return the result of the look-up of *key* if it is cached and fresh."""
         found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
         return found if found is not None and self._is_fresh(found) else None
 
-    def recall_body(self, found: CachedEntity) -> bytes | None:
+    def body_of_cached(self, found: CachedEntity) -> bytes | None:
         """Return the stored bytes that *found* led to, whole, if both are cached and fresh."""
         if found.entity is None or isinstance(found.entity.source, Inline):
             return None
@@ -164,7 +164,7 @@ class Resolver:
         state. So damage is believed once everything that led to it has been read within
         `TRUSTED_S`, and a newly read index only together with metadata that are as new.
         """
-        if (found := self.recall(dataset, key)) is not None:
+        if (found := self.get_cached(dataset, key)) is not None:
             return found.entity
         look_up = _LookUp(FreshnessTracker(self._fetch), reading, held)
         try:
@@ -189,7 +189,7 @@ class Resolver:
 
     async def _look_up(self, dataset: Dataset, key: VirtualKey, look_up: _LookUp) -> Entity | None:
         tracker = look_up.tracker
-        container = self._routes.recall(dataset, key, tracker)
+        container = self._routes.get_cached(dataset, key, tracker)
         if container is None:
             container = await self._routes.find(dataset, key, tracker)
         layout, rest, _ = container
@@ -204,14 +204,14 @@ class Resolver:
                 return Entity.at(document, tracker.modified.get(dataset.root.join(key)))
             case Whole(ref):
                 return await self._whole(ref, look_up)
-            case Referenced(place, by, is_lasting, modified_s):
+            case Referenced(place, by, is_immutable, modified_s):
                 if isinstance(place, Part):
                     entity = await self._part(place, look_up)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
                 entity = entity._replace(modified_s=modified_s)
-                return entity.referenced(by, is_lasting=is_lasting)
+                return entity.referenced(by, is_immutable=is_immutable)
 
     def _old_read(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
         """Return an object that led to *key*, read so long ago that it may be outdated."""
@@ -225,7 +225,7 @@ class Resolver:
     async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
         """Return the container of *key*."""
         tracker = FreshnessTracker(self._fetch)
-        found = self._routes.recall(dataset, key, tracker)
+        found = self._routes.get_cached(dataset, key, tracker)
         return found or await self._routes.find(dataset, key, tracker)
 
     async def explain_absence(self, dataset: Dataset, key: VirtualKey) -> str:

@@ -152,7 +152,7 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
         report = await _locate(root, layout, key, rest)
         if report.state == "absent":
             reason = await layout.explain_absence(rest, root.fetch)
-            if layout == root.containers.around(root.ref):
+            if layout == root.containers.passthrough(root.ref):
                 looked = f"looked in the folders above for {root.containers.markers}"
                 reason = f"no such object, and no container: {looked}"
             report = replace(report, reason=reason or "there is no such key")

@@ -75,7 +75,9 @@ class Completion(NamedTuple):
 class KeyWriter(Protocol):
     """Writes keys as `Writer` does."""
 
-    async def demand_place(self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders) -> None:
+    async def check_writable(
+        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders
+    ) -> None:
         """Raise what `put` would for *key*, whatever the body."""
 
     async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
@@ -101,7 +103,7 @@ class Uploads:
 
     async def create(self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders) -> str:
         """Begin an upload, and return its id. Raises: what `Writer.put` raises for the key."""
-        await self._writer.demand_place(dataset, key, headers)
+        await self._writer.check_writable(dataset, key, headers)
         await self._sweep(dataset.root)
         upload_id = f"{int(self._clock()):08x}{secrets.token_hex(12)}"
         ref = Upload(dataset, key, upload_id).object("upload")

@@ -179,10 +179,10 @@ class PassthroughWriter:
         return ABSENT if etag is None else etag
 
     async def _read_anew[T: Weighable](
-        self, read: Read[T], /, *, ever: bool = False
+        self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
         await self._fetch.refresh(read)
-        return await self._fetch(read, ever=ever)
+        return await self._fetch(read, allow_stale=allow_stale)
 
     async def _stored(self, ref: ObjectRef) -> tuple[bytes | None, ETag | None]:
         max_nbytes = self._document_bytes
@@ -249,7 +249,7 @@ class Writer:
         self._check_headers(target, write)
         return await self._write(target, write)
 
-    async def demand_place(
+    async def check_writable(
         self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
     ) -> None:
         """Raise what `put` would for *key*, whatever the body."""
@@ -370,7 +370,7 @@ class Eraser:
 
         Raises: `ReadOnlyError` for a repository at or below *prefix*; the first error of a key.
         """
-        await self._demand_place(dataset, f"{prefix}0.0")  # named like a chunk, and not a mesh
+        await self._check_writable(dataset, f"{prefix}0.0")  # named like a chunk, and not a mesh
         root = self._resolver.root(dataset)
         layout, rest = await dataset.containers.find(dataset.root, prefix, root.fetch)
         if not rest or isinstance(layout, PassThrough):
@@ -378,9 +378,9 @@ class Eraser:
             return await self._erase_objects(dataset, prefix)
         return await self._erase_keys(dataset, prefix)
 
-    async def _demand_place(self, dataset: Dataset, key: str) -> None:
+    async def _check_writable(self, dataset: Dataset, key: str) -> None:
         with suppress(BadKeyError):  # that is the name of no chunk, but others may be
-            await self._writer.demand_place(dataset, VirtualKey(key))
+            await self._writer.check_writable(dataset, VirtualKey(key))
 
     async def _demand_erasable(self, dataset: Dataset, prefix: VirtualKey) -> None:
         """Raise if any object below *prefix* is read-only, before the first is deleted."""
@@ -389,7 +389,7 @@ class Eraser:
             path = root.key_of(each.ref).rpartition("/")[0]
             if path != checked:
                 checked = path
-                await self._demand_place(dataset, f"{path}/_")
+                await self._check_writable(dataset, f"{path}/_")
 
     async def _erase_objects(self, dataset: Dataset, prefix: VirtualKey) -> int:
         listed = self._resolver.root(dataset).store.list(dataset.root.join(prefix).prefix)

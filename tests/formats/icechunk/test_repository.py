@@ -82,14 +82,14 @@ async def test_a_checksum_is_a_condition_of_the_object(
     fields: dict[str, Any], condition: ETag | UnmodifiedSince | None
 ) -> None:
     """A tag, which counts more, fixes it; several versions may be as old as a time."""
-    place, by, is_lasting, _ = await _served(_virtual(**fields)).locate("a/c/0")
+    place, by, is_immutable, _ = await _served(_virtual(**fields)).locate("a/c/0")
     ref, byte_range = ARCHIVE.join("a.nc"), ByteRange(2, 5)
 
     if isinstance(condition, str):
         assert place == Stored(ref, byte_range, Fixed(condition, condition))
     else:
         assert place == Part(ref, byte_range, condition)
-        assert (len(by), is_lasting) == (16, False)
+        assert (len(by), is_immutable) == (16, False)
 
 
 async def test_references_of_one_version_to_two_objects_are_told_apart() -> None:

@@ -212,7 +212,7 @@ def _around(
     return lambda shard, entry: locate_entry(shard, index, entry, fetch, whole_index_nbytes)
 
 
-async def test_a_shard_at_hand_gives_chunks_at_hand() -> None:
+async def test_a_shard_cached_body_gives_chunks_cached_body() -> None:
     """Bytes with a version of their own; they have no object to be named when damaged."""
     shard = Inline(encode_shard([b"a", b"bc"]), ETag('"v"'))
     first, second = [await _around(WatchedStore())(shard, entry) for entry in (0, 1)]

@@ -114,7 +114,7 @@ class Icechunk:
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open the repository at *directory*; its existence is cached without expiry."""
         refs = RepoRefs(directory, self.limit_nbytes)
-        found = await fetch(refs.read, ever=True)
+        found = await fetch(refs.read, allow_stale=True)
         if found is not None and found.value.info is None:  # by now it may be one
             found = await fetch(refs.read)
         if found is not None and found.value.info is None:
@@ -126,7 +126,7 @@ class Icechunk:
         if found is not None:
             return self._layout(directory, refs)
         files = FileRefs(directory)
-        if await fetch(files.read(MAIN), ever=True) is None:
+        if await fetch(files.read(MAIN), allow_stale=True) is None:
             return None
         return self._layout(directory, files)
 
@@ -192,14 +192,16 @@ class RepositoryLayout(Layout):
         """
         if (found := await self._find(key, fetch)) is None:
             return MISSING
-        is_lasting, modified_s = not isinstance(found.ref, Branch), found.modified_s
+        is_immutable, modified_s = not isinstance(found.ref, Branch), found.modified_s
         if found.rest == DOCUMENT:
             place = _show(found.snapshot, found.path, found.node)
-            return Referenced(place, "", is_lasting, modified_s)
+            return Referenced(place, "", is_immutable, modified_s)
         chunk = await self._locate_chunk(found.node, found.rest, fetch)
         if not isinstance(chunk, Referenced):
             return chunk
-        return chunk._replace(is_lasting=is_lasting and chunk.is_lasting, modified_s=modified_s)
+        return chunk._replace(
+            is_immutable=is_immutable and chunk.is_immutable, modified_s=modified_s
+        )
 
     async def items(self, window: Window, fetch: Fetch, run: RunInThread) -> AsyncGenerator[Item]:
         """Yield the keys below a ref, by default ``main``."""
@@ -301,7 +303,7 @@ class RepositoryLayout(Layout):
         if chunks is None:
             if window.admits(block.start):
                 document = _show(snapshot, folder.rstrip("/"), node)
-                yield Item(block.start, Referenced(document, "", is_lasting=False))
+                yield Item(block.start, Referenced(document, "", is_immutable=False))
             return
         manifests = [
             await self.repository.manifest(object_id, fetch) for object_id, _ in chunks.manifests
@@ -328,7 +330,7 @@ class RepositoryLayout(Layout):
             found = await self._lookup(node, key, fetch)
             if found is None or node.document.array or not isinstance(found[1], Virtual):
                 raise
-            return Referenced(Part(_NOWHERE, found[1].byte_range), "", is_lasting=False)
+            return Referenced(Part(_NOWHERE, found[1].byte_range), "", is_immutable=False)
 
     async def _locate_chunk(
         self, node: SnapshotNode, key: str, fetch: Fetch

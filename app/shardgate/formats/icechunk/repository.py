@@ -128,12 +128,12 @@ class RepoRefs:
         request = ByteRange(0, self.limit_nbytes + 1)
         return Read("repo", self.directory.join(REPO), request, decode, memory_nbytes=memory_nbytes)
 
-    async def info(self, fetch: Fetch, *, ever: bool = False) -> RepoInfo | None:
-        """Read ``repo``; with *ever* a cached version of any age is good enough."""
-        return (await self._info(fetch, ever=ever))[0]
+    async def info(self, fetch: Fetch, *, allow_stale: bool = False) -> RepoInfo | None:
+        """Read ``repo``; with *allow_stale* a cached version of any age is good enough."""
+        return (await self._info(fetch, allow_stale=allow_stale))[0]
 
-    async def _info(self, fetch: Fetch, *, ever: bool) -> tuple[RepoInfo | None, int | None]:
-        found = await fetch(self.read, ever=ever)
+    async def _info(self, fetch: Fetch, *, allow_stale: bool) -> tuple[RepoInfo | None, int | None]:
+        found = await fetch(self.read, allow_stale=allow_stale)
         if found is None or (info := found.value.info) is None:
             return None, None
         if info.status.availability is Availability.OFFLINE:
@@ -142,7 +142,7 @@ class RepoRefs:
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
         """Look up *ref*; the id of a snapshot is its own target."""
-        info, modified_s = await self._info(fetch, ever=isinstance(ref, SnapshotId))
+        info, modified_s = await self._info(fetch, allow_stale=isinstance(ref, SnapshotId))
         if info is None:
             return None
         if isinstance(ref, SnapshotId):
@@ -161,7 +161,7 @@ class RepoRefs:
         return info.branches if kind is Branch else info.tags
 
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
-        info = await self.info(fetch, ever=True)
+        info = await self.info(fetch, allow_stale=True)
         if info is None:
             return ()
         if isinstance(info.config, DecodeError):
@@ -359,17 +359,17 @@ class Repository:
         match reference:
             case Native(chunk_id, byte_range):
                 place = Stored(self.file("chunks", chunk_id), byte_range, named_by(chunk_id))
-                return Referenced(place, "", is_lasting=True)
+                return Referenced(place, "", is_immutable=True)
             case Inlined(place):
                 etag = ETag(f'"{encode_id(manifest.object_id)}-{place.start:x}-{place.length:x}"')
-                return Referenced(Inline(manifest.read(place), etag), "", is_lasting=True)
+                return Referenced(Inline(manifest.read(place), etag), "", is_immutable=True)
             case Virtual(location, byte_range, checksum):
                 ref = resolve(location, self.allowed, containers)
                 by = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
                 if isinstance(checksum, str):
                     pinned = Stored(ref, byte_range, Fixed(checksum, checksum))
-                    return Referenced(pinned, by, is_lasting=True)
-                return Referenced(Part(ref, byte_range, checksum), by, is_lasting=False)
+                    return Referenced(pinned, by, is_immutable=True)
+                return Referenced(Part(ref, byte_range, checksum), by, is_immutable=False)
 
     def _damage(
         self, manifest_id: bytes, node_id: bytes, coords: tuple[int, ...], error: DecodeError

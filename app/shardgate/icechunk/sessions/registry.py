@@ -306,12 +306,12 @@ class KeyRouter:
             return await writer.put_whole(routed.dataset, inside)
         return await writer.put(routed.dataset, inside)
 
-    async def demand_place(
+    async def check_writable(
         self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
     ) -> None:
         """Raise what `put` would for *key*, whatever the body."""
         routed = await self._find(dataset, key)
-        await routed.handlers.writer.demand_place(routed.dataset, routed.rest(key), headers)
+        await routed.handlers.writer.check_writable(routed.dataset, routed.rest(key), headers)
 
     async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
         """Write or delete many keys as `Writer.put_each` does."""

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +27,14 @@ from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft as transformer
 from tests.storage.faulty import FaultyServer
-from tests.support.commands import run
+from tests.support.commands import run, running
 from tests.support.files import write_files
-from tests.support.processes import environ
 from tests.support.zipped import zipped
-
-ROOT = Path(__file__).parent.parent
-COMMAND = [sys.executable, "-m", "shardgate"]
-START_S = 60
-
-
-@contextmanager
-def running(*arguments: str, lines: int = 1) -> Generator[tuple[subprocess.Popen[str], list[str]]]:
-    """Run the command, and give it with its first *lines* once they are printed."""
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        env=environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process, [process.stdout.readline().strip() for _ in range(lines)]
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def get(url: str) -> bytes:
     """Read the body of *url*."""
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - of our own server
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - of our own server
         return bytes(answer.read())
 
 
@@ -135,11 +110,7 @@ def test_serves_until_it_is_told_to_stop(examples: Path, workers: int, number: i
     with running(*arguments, f"all={examples}", lines=2) as (process, lines):
         urls = [line.split()[0] for line in lines]
         bodies = {get(f"{urls[0]}s0/c/2/3/4"), get(f"{urls[1]}image.zarr/s0/c/2/3/4")}
-        # As a terminal does, the signal goes to the whole group where it is Ctrl+C.
-        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-        code = process.wait(START_S)
-        assert process.stderr is not None
-        said = process.stderr.read()
+        code, said = process.end(number)
 
     assert [url.rpartition(":")[2].partition("/")[2] for url in urls] == ["image/", "all/"]
     assert [line.split()[-1] for line in lines] == [
@@ -207,10 +178,7 @@ def test_missing_root_is_made_if_it_is_writable(tmp_path: Path, *, is_writable: 
     with running("serve", "--port", "0", *options, str(root)) as (process, lines):
         base = lines[0].split()[0].removesuffix("lab/")
         made = httpx.post(f"{base}api/datasets", json={"name": "lab"})
-        process.send_signal(signal.SIGTERM)
-        process.wait(START_S)
-        assert process.stderr is not None
-        warned = process.stderr.read()
+        _, warned = process.end()
 
     assert made.status_code == (201 if is_writable else 405)
     assert root.exists() is is_writable
@@ -247,10 +215,7 @@ def test_start_warns_of_an_exposed_dataset(examples: Path, tmp_path: Path) -> No
         f'[datasets.em]\nurl = "{examples}/image.zarr"\nread = ["ana"]\n'
     )
     with running("serve", str(config), "--port", "0", "--workers", "2", lines=2) as (process, _):
-        process.send_signal(signal.SIGTERM)
-        process.wait(START_S)
-        assert process.stderr is not None
-        (line,) = process.stderr.read().splitlines()
+        (line,) = process.end()[1].splitlines()
 
     assert "WARNING" in line
     assert "datasets.em: " in line
@@ -290,10 +255,7 @@ def test_the_demo_prints_lines_that_work_verbatim(guide: list[str]) -> None:
 def test_the_demo_is_quiet_while_it_writes(tmp_path: Path) -> None:
     """What the writers log of folders that several may write to is not shown."""
     with running("demo", "--port", "0", "--dir", str(tmp_path / "data")) as (process, _):
-        process.send_signal(signal.SIGTERM)
-        process.wait(START_S)
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert process.end()[1] == ""
 
 
 def cells(url: str, scale: int) -> Any:

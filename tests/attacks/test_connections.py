@@ -69,9 +69,7 @@ def test_thousands_of_idle_connections_are_nothing(gateway: Gateway) -> None:
     with many_files() as files:
         count = min(MANY, files * 3 // 4 - OURS)
         with idle(url, count // 2), idle(url, count // 2, LAST[:-2]):
-            began_at = time.monotonic()
             assert statuses(exchange(url, LAST)) == [200]
-            assert time.monotonic() - began_at < 2
             time.sleep(0.2)
             each = (gateway.resident_nbytes - before) / count
 
@@ -262,17 +260,17 @@ PUT = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
 )
 def test_what_comes_byte_by_byte_is_cut_off(url: str, before: bytes) -> None:
     """However steadily a head or a body comes, its time ends."""
-    began_at, received = time.monotonic(), b""
+    deadline, received = time.monotonic() + LONGEST_S, b""
     with connect(url) as connection:
         connection.sendall(before)
         connection.settimeout(0.05)
         while b"408" not in received:
+            assert time.monotonic() < deadline
             with suppress(TimeoutError):
                 connection.sendall(b"X")
                 received += connection.recv(65536)
 
     assert statuses(received)[-1] == 408
-    assert time.monotonic() - began_at < 3 * SOON_S + 1
     assert httpx.get(f"{url}/any/k").status_code == 404
 
 
@@ -302,7 +300,7 @@ def test_a_body_behind_its_answer_ends_with_the_connection(url: str, path: str) 
     with connect(url) as connection:
         connection.sendall(head.encode())
         assert connection.recv(65536)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + LONGEST_S
         with suppress(ConnectionError):
             while time.monotonic() < deadline:
                 connection.sendall(bytes(10))

@@ -33,7 +33,7 @@ ANSWERS: Final = {200, 201, 204, 206, 307, 400, 403, 404, 405, 409, 412, 415, 42
 """Not 500; nor 504, for nothing here is slow."""
 PLAIN: Final = {"accept-encoding": "identity"}
 """What is stored as gzip is looked into then."""
-MOST_S: Final = 5
+MOST_S: Final = 20
 MOST_BYTES: Final = 512 * 1024**2
 ROUTES: Final = ("branches", "tags", "history", "operations", "status", "sessions")
 KINDS: Final = {

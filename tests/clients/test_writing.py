@@ -268,7 +268,7 @@ def fill_at_once(url: str, client: str) -> None:
 
 
 TTL_S: Final = 1.5
-LATE_S: Final = 2.0
+LATE_S: Final = 60.0
 """What busy machines may add."""
 
 

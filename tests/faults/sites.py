@@ -104,12 +104,12 @@ class RepositorySite:
         assert asked(healthy, session_id, message="b").is_success
 
     @contextmanager
-    def behind_proxy(self) -> Generator[tuple[Gateway, Client]]:
+    def behind_proxy(self, **environ: str) -> Generator[tuple[Gateway, Client]]:
         """Run a gateway that has found out already what the store can do."""
         self.proxy.spoil([], Mishap.ERROR)
-        environ = configured(self.place, self.proxy.url)
+        told = configured(self.place, self.proxy.url)
         with (
-            forked(environ | IMPATIENT) as made,
+            forked(told | environ) as made,
             client_of(made, self.place) as client,
         ):
             tried = client.api.send("POST", "/tags", {"name": "t", "snapshot_id": NOWHERE})

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.faults.sites import IMPATIENT
 from tests.storage.proxy import Fault, Lie, Mishap, Proxy, Twist
 from tests.support.crowds import Plans, impossible, plans, play
-from tests.support.gateways import Gateway, forked, of_dataset, starting
+from tests.support.gateways import Gateway, forked, of_dataset, start_gateway
 from tests.support.histories import Write, ever, possible
 from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.seaweedfs import SeaweedFS
@@ -85,7 +85,7 @@ class Pair:
         self.urls[number] = self.gateways[number].url
 
     def _started(self) -> Gateway:
-        return starting()(self._environ)
+        return start_gateway(self._environ)
 
 
 MISCHIEF: Final = st.lists(

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from tests.faults.sites import asked, begun, client_of, configured, put
+from tests.support.commands import AHEAD_S, JUMPS_S
 from tests.support.committing import Client, put_array, put_group
-from tests.support.gateways import AHEAD_S, JUMPS_S, Gateway, forked, of_dataset, starting
+from tests.support.gateways import Gateway, forked, of_dataset, start_gateway
 from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.writable_repositories import Place, new_place
 
@@ -36,7 +37,7 @@ class Folder:
 
     def gateway(self, ahead_s: float) -> Client:
         """Start a gateway whose clock is ahead, or behind."""
-        started = starting()(configured(self.place) | {AHEAD_S: str(ahead_s)})
+        started = start_gateway(configured(self.place) | {AHEAD_S: str(ahead_s)})
         self._stack.enter_context(closing(started))
         return self._stack.enter_context(client_of(started, self.place))
 
@@ -95,7 +96,7 @@ def test_wrong_clock_creates_no_repository(tmp_path: Path, ahead_s: float) -> No
     place = new_place(tmp_path)
     with ExitStack() as stack:
         wrong, right = (
-            stack.enter_context(closing(starting()(configured(place) | {AHEAD_S: str(each)})))
+            stack.enter_context(closing(start_gateway(configured(place) | {AHEAD_S: str(each)})))
             for each in (ahead_s, 0)
         )
         answers = [

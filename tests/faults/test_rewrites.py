@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.sites import DEADLINE_S, IMPATIENT, Site, killed, opened
 from tests.storage.proxy import Mishap
-from tests.support.gateways import Gateway, of_dataset, starting
+from tests.support.gateways import Gateway, of_dataset, start_gateway
 from tests.support.labs import LARGE, SMALL, Lab, Shape, value
 from tests.support.seaweedfs import SeaweedFS, own_ports, running
 
@@ -272,7 +272,6 @@ def spoil_each_step(site: Site, spoilt: Gateway, shape: Shape, mishap: Mishap) -
 
 WRITERS: Final = 6
 READERS: Final = 2
-SOON_S: Final = 5
 
 
 class Writer:
@@ -323,7 +322,7 @@ def read_on(base: str, ended: Event) -> set[int]:
 
 
 def test_a_store_that_comes_back_is_used_again(tmp_path: Path, weed: Path) -> None:
-    """By itself and soon; meanwhile nobody is told that a chunk is absent."""
+    """By itself; meanwhile nobody is told that a chunk is absent."""
     (tmp_path / "weed").mkdir()
     ports, ended = own_ports(tmp_path / "weed"), Event()
     chunks = {at: value(SMALL, 99, at) for at in range(SMALL.chunks)}
@@ -331,7 +330,7 @@ def test_a_store_that_comes_back_is_used_again(tmp_path: Path, weed: Path) -> No
         lab = Lab(tmp_path / "lab", store)
         name = lab.new_array(SMALL, chunks)
         environ = of_dataset(lab.url, store, ttl_s=0.1) | {"SHARDGATE_CACHE__CHUNK_BYTES": "0"}
-        gateway = starting()(environ | {"SHARDGATE_LIMITS__DEADLINE_S": "3"})
+        gateway = start_gateway(environ | {"SHARDGATE_LIMITS__DEADLINE_S": "3"})
     with closing(gateway), ThreadPoolExecutor(WRITERS + READERS) as pool:
         base = f"{gateway.url}/data/{name}"
         writers = [Writer(base, chunk) for chunk in range(WRITERS)]
@@ -344,7 +343,7 @@ def test_a_store_that_comes_back_is_used_again(tmp_path: Path, weed: Path) -> No
             time.sleep(0.5)
             with running(weed, tmp_path / "weed", ports) as store:
                 for each in writers:
-                    each.wait_for_more(time.monotonic() + SOON_S)
+                    each.wait_for_more(time.monotonic() + DEADLINE_S)
                 ended.set()
                 for done in writing:
                     done.result(DEADLINE_S)

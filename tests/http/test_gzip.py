@@ -22,7 +22,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     encode_manifest,
     volume_info,
 )
-from tests.storage.faulty import FaultyServer
+from tests.storage.faulty import LONGEST_S, FaultyServer
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import client_of
 from tests.support.zipped import zipped
@@ -92,7 +92,7 @@ class Service:
 def _serving(chunk_bytes: int) -> Generator[Service]:
     with FaultyServer().running() as faulty:
         limits = LimitSettings(
-            timeout_s=5, stream_bytes=ByteSize(2000), decoded_bytes=ByteSize(2**16)
+            timeout_s=LONGEST_S, stream_bytes=ByteSize(2000), decoded_bytes=ByteSize(2**16)
         )
         settings = Settings(
             cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),

@@ -410,7 +410,7 @@ def windows(draw: st.DrawFn, keys: set[str]) -> Window:
     return Window(prefix, after, draw(st.sampled_from(["", "/"])))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.data_too_large])
+@settings(max_examples=75, suppress_health_check=[HealthCheck.data_too_large])
 @given(trees(), st.data())
 async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject) -> None:
     """Pages of any size, from any start, have each key once, by cells and by indexes."""
@@ -427,7 +427,7 @@ async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject
     assert max(map(len, pages)) <= limit
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(trees())
 async def test_what_is_listed_is_what_can_be_read(tree: Tree) -> None:
     """Size, version and time of each key are those of the entity."""
@@ -444,7 +444,7 @@ async def test_what_is_listed_is_what_can_be_read(tree: Tree) -> None:
             assert found == (nbytes, etag, modified_s), key
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(trees(), st.data())
 async def test_what_stays_is_listed_once_whatever_comes_and_goes(
     tree: Tree, data: st.DataObject

@@ -20,7 +20,7 @@ from shardgate.storage.obstore import CloudStore
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import RetryingStore, RetryPolicy
-from tests.storage.faulty import FaultyServer
+from tests.storage.faulty import LONGEST_S, FaultyServer
 from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.lacking import lack
@@ -83,7 +83,7 @@ def http(request: pytest.FixtureRequest) -> Backend:
     """Make a store of a small HTTP server."""
     server: FaultyServer = request.getfixturevalue("faulty")
     return Backend(
-        HttpStore(timeout_s=5),
+        HttpStore(timeout_s=LONGEST_S),
         ObjectRef(server.url, "bucket/root"),
         lambda key, data: server.put("bucket", key.removeprefix("bucket/"), data),
         lambda key: server.objects.pop(f"/{key}"),
@@ -95,7 +95,7 @@ def s3(request: pytest.FixtureRequest, server_name: str = "seaweedfs") -> Backen
     """Make a store of the bucket of SeaweedFS, or of another server of S3."""
     server: SeaweedFS = request.getfixturevalue(server_name)
     return Backend(
-        S3Store(server.settings, timeout_s=10),
+        S3Store(server.settings, timeout_s=LONGEST_S),
         ObjectRef(f"s3+lab://{server.bucket}", f"conformance/{uuid4().hex}"),
         server.put,
         server.delete,
@@ -117,7 +117,7 @@ def gs(request: pytest.FixtureRequest) -> Backend:
     server: FakeGcs = request.getfixturevalue("fake_gcs")
     settings = StoreSettings(endpoint_url=server.url, anonymous=True)
     return Backend(
-        RetryingStore(CloudStore("gs", settings, timeout_s=10), RetryPolicy(10)),
+        RetryingStore(CloudStore("gs", settings, timeout_s=LONGEST_S), RetryPolicy(LONGEST_S)),
         ObjectRef("gs+lab://bucket", f"conformance/{uuid4().hex}"),
         server.put,
         server.delete,
@@ -129,7 +129,7 @@ def az(request: pytest.FixtureRequest) -> Backend:
     """Make a store of the container of Azurite."""
     server: Azurite = request.getfixturevalue("azurite")
     return Backend(
-        CloudStore("az", az_settings(server), timeout_s=10),
+        CloudStore("az", az_settings(server), timeout_s=LONGEST_S),
         ObjectRef("az+lab://bucket", f"conformance/{uuid4().hex}"),
         server.put,
         server.delete,
@@ -198,7 +198,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 async def stores() -> AsyncGenerator[Stores]:
     """Open the stores of all kinds."""
-    async with Stores(LimitSettings(timeout_s=60, deadline_s=60)) as opened:
+    async with Stores(LimitSettings(timeout_s=LONGEST_S, deadline_s=LONGEST_S)) as opened:
         yield opened
 
 

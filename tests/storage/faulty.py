@@ -26,7 +26,7 @@ from tests.storage.listening import Handler, Listener
 
 LONGEST_S: Final = 60.0
 """Far more than an answer takes on a busy machine."""
-_STALLED_S: Final = 1.0
+_STALLED_S: Final = 0.5
 
 
 class Fault(Enum):

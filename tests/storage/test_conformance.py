@@ -327,7 +327,7 @@ async def test_the_store_is_safe(writable: Backend) -> None:
     for _ in range(2):
         await writable.store.verify_conditional_writes(writable.root)
 
-    root = ObjectRef(writable.root.bucket, "")
+    root = ObjectRef(writable.root.bucket, writable.root.key.partition("/")[0])
     names = [each.ref.key async for each in writable.store.list(root)]
     assert not any(TEMPORARY in name for name in names)
 

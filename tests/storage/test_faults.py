@@ -397,7 +397,7 @@ async def test_forbidden_object_is_absent_by_setting(
     faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
     """403 is absence with `forbidden_is_absent`, except for a version that was seen."""
-    async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as stores:
+    async with Stores(LimitSettings(timeout_s=LONGEST_S, deadline_s=LONGEST_S)) as stores:
         root = hiding_root(stores, faulty, kind)
         ref = root.join("key")
         seen = (await found(stores, ref)).etag
@@ -416,7 +416,7 @@ async def test_wrong_credentials_are_never_absence(
     faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
     """Wrong keys, signatures and clocks are errors with `forbidden_is_absent` too."""
-    async with Stores(LimitSettings(timeout_s=2, deadline_s=5)) as stores:
+    async with Stores(LimitSettings(timeout_s=LONGEST_S, deadline_s=LONGEST_S)) as stores:
         root = hiding_root(stores, faulty, kind)
         faulty.fail(fault)
 

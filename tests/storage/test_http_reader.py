@@ -33,7 +33,9 @@ async def store(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGe
     faulty.put("bucket", "key", DATA)
     settings = faulty.settings()
     async with aclosing(
-        HttpStore(timeout_s=5) if request.param == "http" else S3Store(settings, timeout_s=5)
+        HttpStore(timeout_s=LONGEST_S)
+        if request.param == "http"
+        else S3Store(settings, timeout_s=LONGEST_S)
     ) as opened:
         yield opened
 
@@ -287,7 +289,9 @@ async def test_mirrors_are_read_by_modification_time(faulty: FaultyServer) -> No
     faulty.put("bucket", "key", DATA)
     faulty.fail(Fault.MIRRORS)
     ref = ObjectRef(faulty.url, "bucket/key")
-    async with aclosing(HttpStore(StoreSettings(validator="last-modified"), timeout_s=5)) as store:
+    async with aclosing(
+        HttpStore(StoreSettings(validator="last-modified"), timeout_s=LONGEST_S)
+    ) as store:
         first = await found(store, ref, ByteRange(0, 9))
         stat = await store.stat(ref)
         assert stat is not None

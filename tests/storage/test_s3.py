@@ -320,7 +320,7 @@ async def test_refusal_of_a_wrong_clock_names_the_difference(
     seaweedfs.put(ref.key, b"data")
     shift_clock(monkeypatch, seconds)
     side = "ahead of" if seconds > 0 else "behind"
-    async with aclosing(S3Store(seaweedfs.settings, timeout_s=5)) as store:
+    async with aclosing(S3Store(seaweedfs.settings, timeout_s=LONGEST_S)) as store:
         calls: list[Coroutine[Any, Any, object]] = [
             store.check_reachable(ref),
             store.put(ref, [b"new"], expected=None),

@@ -1,74 +1,25 @@
 """The service in processes of its own, which tests may kill."""
 
-import atexit
-import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from functools import cache
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import urljoin
 
+from tests.support.commands import start
 from tests.support.processes import environ as clean_environ
 from tests.support.seaweedfs import SeaweedFS
 
 _COMMAND: Final = [sys.executable, "-m", "shardgate", "serve"]
-AHEAD_S: Final = "AHEAD_S"
-"""Tells a service that is forked how far its clock is ahead."""
-JUMPS_S: Final = "JUMPS_S"
-"""Tells a service that is forked where its clock jumps with each `Gateway.jump`, by turns."""
 _STOPPED_S: Final = 30
-_FORKING: Final = """
-import gc, json, os, signal, socket, sys, time
-import pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloop, uvloop
-
-tell_time, ahead_s = time.time, 0.0
-time.time = lambda: tell_time() + ahead_s
-
-from shardgate.cli import main
-from shardgate.main import create_app
-from shardgate.settings import Settings
-
-create_app(Settings())  # fills caches
-gc.collect()
-gc.freeze()
-orders = socket.socket(fileno=int(sys.argv[1]))
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-while True:
-    environ, (output,), _, _ = socket.recv_fds(orders, 65536, 1)
-    pid = os.fork()
-    if not pid:
-        break
-    os.close(output)
-    orders.sendall(b"%d" % pid)
-signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-orders.close()
-os.setsid()
-os.dup2(output, 1)
-os.close(output)
-os.environ.clear()
-os.environ.update(json.loads(environ))
-ahead_s = float(os.environ.pop("AHEAD_S", 0))
-jumps_s = [float(each) for each in os.environ.pop("JUMPS_S", "0").split()]
-
-def jump(*_):
-    global ahead_s
-    ahead_s = jumps_s.pop(0)
-
-signal.signal(signal.SIGUSR1, jump)
-sys.argv = ["shardgate", "serve"]
-main()
-"""
-
+_STDERR: Final = 2
 type Environ = Mapping[str, str]
-type Start = Callable[[Environ], "Gateway"]
 
 
 class Gateway:
@@ -185,40 +136,17 @@ def gateway_process(
 @contextmanager
 def forked(environ: Environ) -> Generator[Gateway]:
     """Run the service, configured by *environ* alone, in a process that is there at once."""
-    with closing(starting()(environ)) as running:
+    with closing(start_gateway(environ)) as running:
         yield running
 
 
-@cache
-def starting() -> Start:
-    """Begin to fork services, until this process ends."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(forking())
-
-
-@contextmanager
-def forking() -> Generator[Start]:
-    """Start services that are forked from a process which has imported all: that takes no time."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-c", _FORKING, str(theirs.fileno())]
-    with (
-        ours,
-        subprocess.Popen(command, env=clean_environ(), pass_fds=[theirs.fileno()]) as process,
-    ):
-        theirs.close()
-        try:
-            yield lambda environ: _forked(ours, environ)
-        finally:
-            process.kill()
-
-
-def _forked(orders: socket.socket, environ: Environ) -> Gateway:
+def start_gateway(environ: Environ) -> Gateway:
+    """Start the service, configured by *environ* alone, in a process that is there at once."""
     read, write = os.pipe()
     output = os.fdopen(read)
-    socket.send_fds(orders, [json.dumps(clean_environ(**environ)).encode()], [write])
+    pid, ended = start(["serve"], clean_environ(**environ), write, _STDERR)
+    ended.close()
     os.close(write)
-    pid = int(orders.recv(32))
     return Gateway(pid, _url(output.readline()), output)
 
 

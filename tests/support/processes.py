@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-_START_S: Final = 30.0
+_START_S: Final = 60.0
 _STOP_S: Final = 20.0
 
 
@@ -70,7 +70,7 @@ def store_process(
         subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=folder) as process,
     ):
         try:
-            deadline = time.monotonic() + 2 * _START_S
+            deadline = time.monotonic() + _START_S
             while not is_ready():
                 if process.poll() is not None or time.monotonic() > deadline:
                     output.seek(0)

@@ -17,7 +17,7 @@ from shardgate.server import configure
 from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
 
-_START_S: Final = 20.0
+_START_S: Final = 60.0
 _STOP_S: Final = 10
 _TICK_S: Final = 0.1
 _LEAVING_S: Final = 0.002

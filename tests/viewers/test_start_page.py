@@ -22,6 +22,7 @@ from tests.viewers.viewing import Neuroglancer, picture_when_still
 
 DESK: Final = ViewportSize(width=1200, height=900)
 HAND: Final = ViewportSize(width=360, height=740)
+soak = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_code_can_be_taken_at_once(desk: Page) -> None:
     assert len(taken.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["image", "cells", "nested"])
+@pytest.mark.parametrize("name", [pytest.param("image", marks=soak), "cells", "nested"])
 def test_opens_in_the_viewer(desk: Page, url: str, pictures: Path, name: str) -> None:
     """A click on the page shows the data, and nobody else is asked for anything."""
     others: list[str] = []
@@ -121,7 +122,10 @@ def states(url: str) -> dict[str, Any]:
     return {state["layers"][0]["name"]: state for state in found}
 
 
-@pytest.mark.parametrize("name", ["image", "cells", "tagged", "now"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("image", marks=soak), "cells", "tagged", pytest.param("now", marks=soak)],
+)
 def test_shows_the_example(neuroglancer: Neuroglancer, states: dict[str, Any], name: str) -> None:
     """All that is asked for is answered, and there is a picture of many colours or greys."""
     view = neuroglancer.look(states[name], f"demo-{name}")

@@ -66,7 +66,7 @@ type Voxels = npt.NDArray[np.int64]
 type Pixels = npt.NDArray[np.int16]
 """Rows of columns of red, green and blue."""
 
-_LOAD_S: Final = 30.0
+_LOAD_S: Final = 120.0
 _POLL_MS: Final = 20
 _SIZE: Final = ViewportSize(width=800, height=600)
 

@@ -4,9 +4,9 @@ import asyncio
 import itertools
 import json
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
@@ -55,6 +55,11 @@ class Node:
     def is_sharded(self) -> bool:
         """Return whether its codecs include sharding."""
         return any(each["name"] == "sharding_indexed" for each in self.document.get("codecs", []))
+
+    def with_one_chunk(self) -> Self:
+        """Leave out all chunks but the last that is there."""
+        there = [(key, data) for key, data in self.chunks.items() if data is not None]
+        return replace(self, chunks=dict(there[-1:]))
 
     def key(self, name: str) -> str:
         """Name something in the node."""

@@ -93,7 +93,7 @@ def test_changes_lead_nowhere_else(name: str, version: int, examples: int) -> No
         data = reduce(lambda data, change: change(data), made, objects[file])
         began = time.process_time()
         found = asyncio.run(_read_all({**objects, file: data}))
-        assert time.process_time() - began < 2
+        assert time.process_time() - began < 10
         for key, each in found.items():
             if isinstance(each, bytes):
                 assert SECRET not in each

@@ -296,15 +296,17 @@ def test_many_vtables_are_as_good_as_one() -> None:
         assert decoded.lookup(_NODE, (n,)) == (_CHUNK_ID, (5, 6))
 
 
-def test_small_files_of_vast_manifests_are_refused() -> None:
+def test_small_files_of_vast_manifests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One does not spell a vast table of coordinates, nor more arrays than are worth their time."""
     index = Numbers("I", range(50000))
     refs = [_native([3]).table]
-    arrays = [(n.to_bytes(8), refs) for n in range(2**16 + 1)]
+    arrays = [(n.to_bytes(8), refs) for n in range(2**10 + 1)]
+    monkeypatch.setattr("shardgate.formats.icechunk.manifest._MAX_ARRAYS", 2**10)
 
     with pytest.raises(DecodeError, match="for its size"):
         _decode(*(Ref(index=index, inline=b"") for _ in range(2000)))
-    with pytest.raises(DecodeError, match="more than 65536 arrays"):
+    assert len(_decode_payload(manifest(_ID, arrays[1:])).arrays) == 2**10
+    with pytest.raises(DecodeError, match="more than 1024 arrays"):
         _decode_payload(manifest(_ID, arrays))
 
 

@@ -32,9 +32,9 @@ from tests.http.auth.issuing import (
     Issuer,
     make_key,
 )
-from tests.storage.faulty import Fault, FaultyServer
+from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
 
-TIMEOUT_S = 0.3
+IMPATIENT_S = 0.3
 
 
 @pytest.fixture
@@ -44,15 +44,17 @@ def issuer(faulty: FaultyServer) -> Issuer:
 
 
 @pytest.fixture
-async def client() -> AsyncGenerator[httpx.AsyncClient]:
-    """Open a client."""
-    async with open_client(TIMEOUT_S) as client:
+async def client(request: pytest.FixtureRequest) -> AsyncGenerator[httpx.AsyncClient]:
+    """Open a client, which is impatient only where an issuer is to fall silent."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    is_silent = params.get("wrong") in ("STALL", "STALL_BODY")
+    async with open_client(IMPATIENT_S if is_silent else LONGEST_S) as client:
         yield client
 
 
 async def kids(client: httpx.AsyncClient, settings: IssuerSettings) -> list[str | None]:
     """Read the names of the keys."""
-    return [key.kid for key in await read_keys(client, settings, TIMEOUT_S)]
+    return [key.kid for key in await read_keys(client, settings, client.timeout.read or 0)]
 
 
 async def test_keys_are_where_the_configuration_says(

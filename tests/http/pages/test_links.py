@@ -83,7 +83,7 @@ def test_all_files_of_the_page_are_there_for_good(
 )
 def test_nothing_else_is_given_away(client: httpx.Client, path: str) -> None:
     """No path leads out of the folder."""
-    connection = HTTPConnection(client.base_url.host, client.base_url.port or 80, timeout=10)
+    connection = HTTPConnection(client.base_url.host, client.base_url.port or 80, timeout=60)
     connection.request("GET", f"/{VIEWER}{path}")
     answer = connection.getresponse()
     body = answer.read()

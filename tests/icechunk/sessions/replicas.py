@@ -135,10 +135,15 @@ class Replica:
 
     @classmethod
     async def of(
-        cls, store: Any, clock: Callable[[], float] = time.time, directory: ObjectRef = ROOT
+        cls,
+        store: Any,
+        clock: Callable[[], float] = time.time,
+        directory: ObjectRef = ROOT,
+        *,
+        cached_nbytes: int = _LIMIT,
     ) -> "Replica":
         """Start a replica."""
-        fetch = ReadCache(store, MetadataCache(_LIMIT), ttl_s=60)
+        fetch = ReadCache(store, MetadataCache(cached_nbytes), ttl_s=60)
         root = Root(directory, store, Containers([Icechunk(_LIMIT, _LIMIT)]), fetch)
         committer = Committer(RepoSwaps(store, fetch, clock=clock), ByteBudget(_LIMIT, wait_s=1))
         return cls(await open_repository(root, ""), Sessions(store, fetch, clock=clock), committer)

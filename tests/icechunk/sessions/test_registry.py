@@ -40,6 +40,7 @@ from tests.read.stores import REF, CallOn, Clock, Tapped, WatchedStore
 from tests.support.sessions import array_document
 
 MIB = 1024**2
+ROOM_NBYTES = 16 * MIB
 CHUNKS = 300
 FEW = 64
 
@@ -100,10 +101,18 @@ def count_snapshots() -> int:
     return sum(isinstance(each, StoredSnapshot) for each in gc.get_objects())
 
 
+@pytest.fixture
+def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a process remember sessions up to a quarter of the usual size."""
+    monkeypatch.setattr("shardgate.icechunk.sessions.registry._MAX_STORES_NBYTES", ROOM_NBYTES)
+
+
+@pytest.mark.usefixtures("_little_room")
 async def test_what_sessions_build_on_is_not_held_for_ever(files: Mapping[str, bytes]) -> None:
     """Sessions started from different snapshots release those of earlier ones."""
-    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * 4 * MIB})).encode()
-    replica, first, before = await Replica.of(stored(files)), None, count_snapshots()
+    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * MIB})).encode()
+    replica = await Replica.of(stored(files), cached_nbytes=ROOM_NBYTES)
+    first, before = None, count_snapshots()
     for number in range(40):
         session_id = await replica.begin()
         first = first or session_id
@@ -116,15 +125,16 @@ async def test_what_sessions_build_on_is_not_held_for_ever(files: Mapping[str, b
     assert (await contents(await replica.enter(first)))["b/c/0"] == bytes([1, 0])
 
 
+@pytest.mark.usefixtures("_little_room")
 async def test_what_sessions_grow_to_is_counted(files: Mapping[str, bytes]) -> None:
     """Also of those that are asked for once."""
-    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * 24 * MIB})).encode()
+    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * 6 * MIB})).encode()
     memory = stored(files)
     writer, reader = await Replica.of(memory), await Replica.of(memory)
     ids = [await writer.begin() for _ in range(8)]
     for session_id in ids:
         await (await writer.enter(session_id)).put(ref("b/zarr.json"), [large], expected=None)
-    with growing_at_most(110 * MIB):
+    with growing_at_most(28 * MIB):
         for session_id in ids:
             await (await reader.enter(session_id)).session.view()
 
@@ -175,7 +185,7 @@ async def test_a_long_sweep_is_broken_off_and_resumed(files: Mapping[str, bytes]
     stuck.before("delete", "", asyncio.Event().wait)
     slow = await Replica.of(stuck)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await slow.begin()
     assert [each async for each in memory.list(entries)]
     await slow.begin()

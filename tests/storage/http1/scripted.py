@@ -122,7 +122,7 @@ class ScriptedServer:
 
 async def until(condition: Callable[[], object]) -> None:
     """Return when *condition* holds, which must be soon."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - nobody tells when it does
             await asyncio.sleep(0.001)
 

@@ -199,7 +199,7 @@ async def test_a_host_that_cannot_be_connected_to_makes_room(
     cancelled = asyncio.create_task(hasty.send("GET", deaf))
     await asyncio.sleep(0.02)
     cancelled.cancel()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 await hasty.send("GET", deaf)

@@ -54,9 +54,7 @@ class _Case:
 
 
 async def test_callers_join_a_running_read() -> None:
-    """A caller that requests a chunk during its read joins that read, which is of its bytes
-    only.
-    """
+    """A caller that requests a chunk during its read joins that read, which is of its bytes."""
     case = _Case()
     case.store.gate.clear()
     first = asyncio.create_task(case.read((10, 20)))

@@ -1,4 +1,4 @@
-"""The command, in processes that are forked from one which has imported all: that takes no time."""
+"""The command, in processes forked from one that has imported everything."""
 
 import atexit
 import json
@@ -60,7 +60,7 @@ def _forked(arguments: Sequence[str], told: Mapping[str, str]) -> subprocess.Com
 
 @cache
 def _ready() -> socket.socket:
-    """Start the process that all others are forked from; it ends with this one."""
+    """Start the process from which all others are forked; it ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(_DEADLINE_S)
     command = [sys.executable, "-c", _FORKING, str(theirs.fileno())]

@@ -39,7 +39,7 @@ _SVG: Final = Template(
 
 
 def draw(folder: Path, figures: Sequence[Figure]) -> None:
-    """Write those charts into *folder* whose figures have been measured."""
+    """Write the charts whose figures have been measured into *folder*."""
     by_name = {figure.what: figure for figure in figures}
     for name, (title, lines) in _CHARTS.items():
         if all(what in by_name for what, _, _ in lines):

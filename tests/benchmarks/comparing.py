@@ -1,4 +1,4 @@
-"""Parts j and k: what metrics, the access log and knowing who asks cost for a cached chunk."""
+"""Parts j and k: cost of metrics, access log and authentication for a cached chunk."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ _RATIOS: Final = {
 def measure(
     part: str, home: Path, root: Path, store: Server, *, rounds: int, seconds: int
 ) -> list[Figure]:
-    """Compare the service with itself, round by round."""
+    """Compare variants of the service, round by round."""
     begin = {"j": _watched, "k": _private}[part]
     samples = run_processes(
         home, lambda each: begin(each, root, store), rounds=rounds, seconds=seconds
@@ -114,7 +114,7 @@ def _private(home: Path, root: Path, store: Server) -> Generator[list[Contestant
 
 
 def _mint(server: Server) -> str:
-    """Get a token that the service has signed."""
+    """Request a token that the service signs."""
     answer = httpx.post(
         f"http://127.0.0.1:{server.port}/api/tokens",
         json={"dataset": DATASET},

@@ -1,4 +1,4 @@
-"""Part n: chunks of 4 KiB, 1 MiB and 8 MiB beside nginx, cached and read from the store."""
+"""Part n: chunks of 4 KiB, 1 MiB and 8 MiB compared with nginx, cached and from the store."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ _CACHE_BYTES: Final = 384 << 20
 
 
 def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int) -> list[Figure]:
-    """Compare one size after the other."""
+    """Compare the sizes one after the other."""
     figures = []
     for size in _SIZES:
         write_cube(root / size.array, edge=size.edge, per_shard=size.edge, inner=size.inner)

@@ -30,7 +30,7 @@ CHUNKS: Final = {"c/0/0": b"0123456789", "c/0/1": b"another", "c/1/1": b"more"}
 TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID: Final = "b7ad6b7169203331"
 CLIENT: Final = "198.51.100.7"
-"""Is behind a proxy."""
+"""Address of a client behind a proxy."""
 SECRETS: Final = (TOKEN, "signature-in-the-query")
 
 
@@ -147,7 +147,7 @@ REQUESTS: Final[list[tuple[str, str, dict[str, str], str, int, str, str]]] = [
     ("put", "/open/c/0/0", {}, "open", 405, "refused", ""),
     ("metrics", "/metrics", BEARER, "", 200, "answered", "ana"),
 ]
-"""The id, path and headers of each, and its dataset, status, outcome and caller."""
+"""Id, path and headers of each request, and its dataset, status, outcome and caller."""
 
 
 def _ask(client: httpx.Client) -> str:

@@ -35,7 +35,7 @@ _SVG: Final = Template(
     autoescape=True,
     keep_trailing_newline=True,
 )
-"""Light and dark as the reader's system is."""
+"""Chart in light or dark colours, as the reader's system prefers."""
 
 
 def draw(folder: Path, figures: Sequence[Figure]) -> None:
@@ -96,4 +96,4 @@ _CHARTS: Final = {
         ),
     ),
 }
-"""By file: the title, and for each bar the figure, its label, and whether it is ours."""
+"""For each file the title, and for each bar the figure, label, and whether it is Shardgate's."""

@@ -46,7 +46,7 @@ _TOKEN: Final = "a-token-as-long-as-those-that-people-make"
 _PUBLIC: Final = "shardgate, chunk that everybody may read"
 _BEARER: Final = "shardgate, chunk of who has a bearer token"
 _UNSEEN: Final = "shardgate, chunk for all, signed token unseen"
-"""What the header costs by itself, which may be longer than all else that is asked."""
+"""Cost of the header by itself, which may be longer than the rest of the request."""
 _JWT: Final = "shardgate, chunk of who has a signed token"
 _PATH: Final = "shardgate, chunk of who has a token in the path"
 _DIGEST: Final = hashlib.sha256(_TOKEN.encode()).hexdigest()

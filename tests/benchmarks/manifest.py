@@ -27,7 +27,7 @@ _LIMIT_NBYTES: Final = 1 << 30
 _DATASET: Final = "repository"
 _KEY: Final = f"{ARRAY}/{chunk_key(PLACE)}"
 _READS: Final = 4
-"""Of `repo`, snapshot, manifest and chunk."""
+"""Reads of `repo`, snapshot, manifest and chunk."""
 
 _LOCAL: Final = """
 [datasets.repository]

@@ -28,13 +28,13 @@ CHUNK_NBYTES: Final = 1024
 ARRAY: Final = "a"
 
 _LAYOUT: Final = ((GRID[0], GRID[1] * CHUNK_NBYTES), (1, CHUNK_NBYTES))
-"""A million chunks: the shape, and theirs."""
+"""Shapes of an array of a million chunks, and of its chunks."""
 
 _UPDATES: Final = 1000
-"""So many operations a file lists at most."""
+"""Most operations that a file lists."""
 _HEADER_NBYTES: Final = 39
 _VTABLE: Final = struct.pack("<7H2x", 14, 28, 4, 0, 0, 20, 8)
-"""Of a reference: index, length, chunk_id."""
+"""Vtable of a reference: index, length, chunk_id."""
 _RECORD: Final = np.dtype(
     [
         ("vtable", "<i4"),

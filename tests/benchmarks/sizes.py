@@ -20,9 +20,9 @@ class _Size(NamedTuple):
     inner: Coords
     edge: int
     cached: Goal | None
-    """Of a cached chunk's rate beside that of a static file."""
+    """Goal of a cached chunk's rate in proportion to a static file's."""
     slowest: Goal | None = None
-    """Of the slowest in a hundred beside the median."""
+    """Goal of the 99th percentile in proportion to the median."""
 
     @property
     def array(self) -> str:

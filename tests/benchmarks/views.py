@@ -18,9 +18,9 @@ from .figures import Figure, Goal
 from .servers import BUCKET, DATASET, Server, nginx_files, shardgate
 
 _BROWSER_S: Final = 0.05
-"""From the browser to what it asks."""
+"""Delay between the browser and the servers."""
 _STORE_S: Final = 0.01
-"""From the gateway to the store."""
+"""Delay between the gateway and the store."""
 _ARRAY: Final = "views"
 _EDGE: Final = 8
 _PER_SHARD: Final = 4

@@ -29,7 +29,7 @@ _INNER_BYTES: Final = 64 * 1024
 _PUTS: Final = 1000
 _IN_FLIGHT: Final = 64
 _REWRITES: Final = 96
-"""Of the client that rewrites: its rate does not depend on how many it does."""
+"""Number of rewrites by the client, whose rate does not depend on it."""
 _ROUNDS: Final = 3
 _BIG_INNER_BYTES: Final = 1024**2
 _BIG_PER_SHARD: Final = 1024

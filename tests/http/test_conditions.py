@@ -394,7 +394,7 @@ def test_storage_errors_are_not_404() -> None:
     }
 
 
-def test_problem_document() -> None:
+def test_problem_document_has_its_members() -> None:
     """A problem has status, title and detail (RFC 9457); 429, 503 and 504 have Retry-After."""
     headers, body = problem(HTTPStatus.FAILED_DEPENDENCY, "s3://b/k: damaged")
 

@@ -63,7 +63,7 @@ class Service:
     client: httpx.Client
     store: FaultyServer
     folder: str = "em"
-    """Where the volume lies, in the dataset of that name or below it."""
+    """Path of the volume: the dataset of that name, or a folder in it."""
 
     def ask(self, key: str = KEY, *, method: str = "GET", **headers: str) -> Got:
         """Request *key* with no header but *headers*, and decode nothing."""

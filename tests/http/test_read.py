@@ -57,7 +57,7 @@ def test_link_to_a_ref_resolves_to_its_key(name: str) -> None:
         (b"text/plain; charset=utf-8", ("notes.txt",)),
     ],
 )
-def test_content_type(expected: bytes, keys: tuple[str, ...]) -> None:
+def test_content_type_is_never_executable(expected: bytes, keys: tuple[str, ...]) -> None:
     """Metadata are JSON, and no type is one that browsers run."""
     assert {content_type(key) for key in keys} == {expected}
 
@@ -72,7 +72,7 @@ def test_long_listing_page_is_cut() -> None:
 
 
 CHUNKS: Final = {f"c/{i}/{j}": chunk_bytes(2 * i + j) for i in range(2) for j in range(2)}
-"""All of one shard."""
+"""Chunks of one shard."""
 NEW: Final = chunk_bytes(9)
 
 

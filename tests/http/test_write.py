@@ -186,7 +186,7 @@ def test_connection_serves_successive_writes(client: httpx.Client) -> None:
 
 
 def test_gzip_body_is_stored_and_inflated(client: httpx.Client) -> None:
-    """A gzip body is stored, and inflated for clients that do not accept it; else it is 400."""
+    """A gzip body is stored, and inflated for clients without gzip; invalid gzip is 400."""
     headers = {"content-encoding": "gzip"}
 
     assert client.put("/any/z", content=zipped(NEW), headers=headers).status_code == 200
@@ -293,7 +293,7 @@ def test_cors_allows_writes(client: httpx.Client) -> None:
 def test_prefix_is_deleted(client: httpx.Client) -> None:
     """`DELETE ?prefix=` deletes the objects below a folder and returns their number.
 
-    A prefix without a final slash is 400. A key with one holds nothing.
+    A prefix without a final slash is 400. Writing or deleting a key with one changes no object.
     """
     for key in ("tree/a/1", "tree/a/2/3", "tree/ab", "kept"):
         client.put(f"/any/{key}", content=NEW)

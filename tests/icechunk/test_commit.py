@@ -106,7 +106,7 @@ async def test_commit_with_a_wrong_clock_or_missing_log_is_refused(committing: C
 
 OTHERS = [encode_id(secrets.token_bytes(12))[1:] for _ in range(100)]
 MOST_LISTED = 100_000
-"""Names of one folder after which its listing should have been given up."""
+"""Number of names after which a listing should have been given up."""
 
 
 class CrowdedStore(LocalStore):

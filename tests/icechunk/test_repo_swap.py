@@ -33,7 +33,7 @@ class Swapping:
 
     clock: Clock = field(default_factory=lambda: Clock(LATER_S))
     before: list[Callable[[], object]] = field(default_factory=list)
-    """Others put another file, or the store fails, before so many swaps."""
+    """Calls before the next swaps, one each: another writer's put, or a failure."""
 
     def __post_init__(self) -> None:
         self.store: Any = Between(MemoryStore(self.clock), self._overtake)

@@ -231,7 +231,7 @@ def test_closing_loses_no_line_for_a_slow_reader(pipe: Pipe, *, is_blocking: boo
     [("DEBUG", True, True), ("INFO", True, False), ("WARNING", False, None)],
 )
 def test_access_log_follows_the_level(level: str, *, is_open: bool, has_keys: bool | None) -> None:
-    """The access log is written at level INFO and above it has none; keys are logged at DEBUG."""
+    """The access log is written at INFO and DEBUG, with keys at DEBUG, and not at WARNING."""
     logging.getLogger("shardgate").setLevel(level)
     log = open_access_log(ServerSettings(access_log=True))
 

@@ -58,9 +58,9 @@ class WatchedStore(MemoryStore):
         self.gate = asyncio.Event()
         self.gate.set()
         self.failure: Exception | None = None
-        """Raised, once, by the next read."""
+        """Error that the next read raises."""
         self.spoil: Callable[[Found], Found] = lambda found: found
-        """Applied to what is read."""
+        """Function applied to each result."""
 
     @property
     def methods(self) -> list[str]:

@@ -327,7 +327,7 @@ _CANCELLED_WHEN_LET_IN = [
 @given(st.lists(st.tuples(_verbs, st.integers(0, 14)), max_size=60))
 @example(_CANCELLED_WHEN_LET_IN)
 def test_random_acquisitions_keep_the_invariants(steps: list[tuple[str, int]]) -> None:
-    """Held bytes are never negative or over the limit; waiters are served in order."""
+    """Held bytes exceed the limit for a single holder only, and waiters are served in order."""
 
     async def run() -> None:
         play = _Play()

@@ -228,7 +228,7 @@ def _fixed(case: _Case, start: int, stop: int) -> Stored:
 
 
 @pytest.mark.parametrize("size", range(0, 60, 5))
-async def test_of_merged_chunks_only_those_past_the_end_are_damaged(size: int) -> None:
+async def test_merged_chunk_past_the_end_is_damage(size: int) -> None:
     """Merged chunks that end within the object are read, and those past its end are damage."""
     case = _Case()
     case.store.place(REF, _DATA[:size])

@@ -236,7 +236,7 @@ class _Started(NamedTuple):
     store: _Losing
     one: Replica
     wait: Callable[[float], None]
-    """Lets seconds pass."""
+    """Advances the clock by seconds."""
 
 
 async def _opened() -> _Started:

@@ -256,7 +256,7 @@ _CASES = [*precomputed_case.CASES, *zarr_case.CASES]
 _REPOSITORIES = [case for case in icechunk_case.CASES if "sharded" not in case.name]
 
 type Tree = tuple[dict[str, bytes], set[str]]
-"""What is stored, and the keys that can be asked for."""
+"""Stored objects, and the virtual keys."""
 
 
 @st.composite

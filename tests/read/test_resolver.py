@@ -23,7 +23,7 @@ _SHARD = ROOT.join("c/0/0")
 _TTL_S = 60.0
 _STREAM_BYTES = 4096
 _MARKERS = ("info", "repo", "refs/branch.main/ref.json")
-"""Of other formats."""
+"""Markers of other formats."""
 
 
 def _case(objects: Mapping[str, bytes], **options: Any) -> Watching:
@@ -323,7 +323,7 @@ _OLD = {
 }
 _NEW = {key: b"a longer " + chunk for key, chunk in _OLD.items()}
 _LONG_S = 30.0
-"""Less than metadata are good for."""
+"""Time shorter than the `ttl_s` of metadata."""
 
 
 def _rewrite(case: Watching, objects: Mapping[str, bytes]) -> None:

@@ -19,7 +19,7 @@ _CHUNKS: Final = 16
 _READERS: Final = 40
 _TTL_S: Final = 0.05
 _SLACK_S: Final = 0.2
-"""How late a busy machine may note a new version."""
+"""Longest delay with which a busy machine records a new version."""
 
 
 class _MoodyStore(WatchedStore):
@@ -44,7 +44,7 @@ class _World:
 
     store: _MoodyStore
     written: list[float] = field(default_factory=list)
-    """When each version was written."""
+    """Times at which the versions were written."""
     answered: int = 0
     wrong: list[str] = field(default_factory=list)
 

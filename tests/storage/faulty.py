@@ -25,7 +25,7 @@ from shardgate.settings import StoreSettings
 from tests.storage.listening import Handler, Listener
 
 LONGEST_S: Final = 60.0
-"""Far more than an answer takes on a busy machine."""
+"""Much longer than a response takes on a busy machine."""
 _STALLED_S: Final = 1.0
 
 
@@ -114,12 +114,12 @@ class FaultyServer:
     def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
         self.objects: dict[str, bytes] = {}
         self.redirects: dict[str, str] = {}
-        """Where requests for a path are sent on to."""
+        """Locations of redirects by path."""
         self.seen: list[Seen] = []
         self.suffix_status = 0
-        """The status of answers to suffix ranges, if they are refused."""
+        """Status of responses to suffix ranges, if they are refused."""
         self.replaced = 0
-        """How many objects were overwritten; it moves Last-Modified."""
+        """Number of overwritten objects, which changes Last-Modified."""
         self.stopping = threading.Event()
         self._orders: list[_Order] = []
         self._noted = threading.Condition()

@@ -52,7 +52,7 @@ CASES: Final[dict[Write, tuple[str, set[bytes | None]]]] = {
     make: ("a/b/c", {None, b"new"}),
     remove: ("key", {OLD, None}),
 }
-"""Each write, the object that it changes, and what that may be whenever the writer dies."""
+"""For each write the object that it changes, and the contents it may leave when killed."""
 
 
 def crash(folder: Path) -> None:

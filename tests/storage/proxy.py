@@ -89,15 +89,15 @@ class Proxy:
         self.upstream = urlsplit(upstream).netloc
         self.seen: list[str] = []
         self.between: Callable[[], object] = lambda: None
-        """Called once the spoilt request was passed on, or not."""
+        """Called after the spoilt request was passed on or dropped."""
         self.hides: Callable[[str, str], bool] = lambda _method, _header: False
-        """Tells of which headers the server shall know nothing; of ``host``, that of the proxy."""
+        """Whether a method's header is removed; for ``host`` the proxy's is sent instead."""
         self.unknown = "no such header"
         """Requests with this header are answered 501."""
         self.passes_on = False
-        """Whether the server does what is then lied about."""
+        """Whether the request of a `Lie` is passed on."""
         self.first: dict[tuple[str, str, str | None], Answer] = {}
-        """The first answers, for `Twist.STALE`."""
+        """First responses, for `Twist.STALE`."""
         self._order: tuple[Container[int], Fault] | None = None
         self._lock = threading.Lock()
         self._server = Listener(_Handler, self)

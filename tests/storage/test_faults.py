@@ -82,7 +82,7 @@ async def read_at_last(store: ObjectReader, ref: ObjectRef) -> Found:
 
 
 UNTAGGED = [("http", Fault.NO_ETAG), ("http", Fault.WEAK_ETAG), ("s3", Fault.WEAK_ETAG)]
-"""S3 always sends an ETag."""
+"""Servers without a strong ETag; S3 always sends one."""
 FAILURES = [
     (Fault.DENY, StorageDeniedError),
     (Fault.EXPIRED, StorageDeniedError),

@@ -23,7 +23,7 @@ from tests.support.seaweedfs import SeaweedFS
 
 MIB = 1024**2
 LONGEST_S = 60.0
-"""Far more than a write takes on a busy machine."""
+"""Much longer than a write takes on a busy machine."""
 OLD = b"".join(bytes([n]) * (MIB // 2) for n in range(21))
 COPIED: list[Piece] = [ByteRange(0, 5 * MIB), b"new", ByteRange(5 * MIB + 16, len(OLD))]
 WITHOUT_ETAG = (Lie.EMPTY_200, Lie.PAGE_200, Lie.XHTML_200, Lie.EMPTY_204)

@@ -60,7 +60,7 @@ class Azurite:
 
     account = "devstoreaccount1"
     key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-    """The one that everybody knows from Azurite's documentation."""
+    """The public key of Azurite's documentation."""
 
     def __init__(self, port: int, client: httpx.Client) -> None:
         self.url = f"http://127.0.0.1:{port}/{self.account}"

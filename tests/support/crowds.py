@@ -16,7 +16,7 @@ from tests.support.labs import SMALL, value
 
 READERS: Final = 4
 DEADLINE_S: Final = 120.0
-"""Nothing hangs: all are done by then."""
+"""Time limit of a run."""
 _PAUSE_S: Final = 0.05
 _GATEWAYS: Final = 2
 

@@ -21,9 +21,9 @@ from tests.support.seaweedfs import SeaweedFS
 
 _COMMAND: Final = [sys.executable, "-m", "shardgate", "serve"]
 AHEAD_S: Final = "AHEAD_S"
-"""Tells a service that is forked how far its clock is ahead."""
+"""Variable of a forked service: seconds by which its clock is ahead."""
 JUMPS_S: Final = "JUMPS_S"
-"""Tells a service that is forked where its clock jumps with each `Gateway.jump`, by turns."""
+"""Variable of a forked service: seconds ahead after each `Gateway.jump`."""
 _STOPPED_S: Final = 30
 _FORKING: Final = """
 import gc, json, os, signal, socket, sys, time
@@ -77,7 +77,7 @@ class Gateway:
     def __init__(self, pid: int, url: str, output: IO[str]) -> None:
         self._pid = pid
         self._output = output
-        """Of which it may have more to say."""
+        """Standard output, kept open while the service may write to it."""
         self._descriptor = os.pidfd_open(pid)
         self.url = url
 

@@ -12,7 +12,7 @@ class Write:
     value: bytes | None
     begin: float
     end: float = inf
-    """When it was acknowledged: never, if that is infinite."""
+    """Time of the acknowledgement, infinite if there is none."""
 
 
 def possible(writes: list[Write], key: str) -> set[bytes | None]:

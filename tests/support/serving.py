@@ -21,7 +21,7 @@ _START_S: Final = 20.0
 _STOP_S: Final = 10
 _TICK_S: Final = 0.1
 _LEAVING_S: Final = 0.002
-"""The server hears by then of connections that clients have closed."""
+"""Time in which the server learns of connections that clients have closed."""
 
 
 class _Server(uvicorn.Server):

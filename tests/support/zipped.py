@@ -20,7 +20,7 @@ ENCODERS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "br": brotli.compress,
     "zstd": zstandard.compress,
 }
-"""By content coding."""
+"""Encoders by content coding."""
 
 
 def encoded(coding: str, data: bytes) -> bytes:

@@ -57,7 +57,7 @@ def shard(*entries: tuple[int, int], body: bytes = b"") -> bytes:
 
 
 PLAIN = array([sharding([1])])
-"""Of shards of four chunks, without checksums."""
+"""Metadata of shards of four chunks, without checksums."""
 
 
 def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root:

@@ -35,7 +35,7 @@ from tests.support.resolving import known_formats
 
 _BUCKET: Final = "memory://t"
 _ENTRIES: Final = 8
-"""Inner chunks of a shard."""
+"""Number of inner chunks of a shard."""
 _MINISHARDS: Final = 1 << RAW_SHARDING["minishard_bits"]
 CHAINS: Final[list[Sequence[BytesBytesCodec]]] = [
     [],

@@ -16,7 +16,7 @@ from tests.viewers.viewing import Neuroglancer, paging
 _ROOT: Final = Path(__file__).parents[2]
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 REBOUND: Final = "rebound.example"
-"""A name that leads to this machine."""
+"""A host name that the browser resolves to this machine."""
 _FLAGS: Final = (
     "--disable-quic",
     "--use-angle=swiftshader",

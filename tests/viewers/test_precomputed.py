@@ -37,7 +37,7 @@ LINES: Final = (
     ((2, 2, 2), (2, 38, 2)),
     ((22, 2, 30), (38, 2, 10)),
 )
-"""Their ids count from 1; each is related to the segment at its place in `IDS`."""
+"""Lines with ids from 1, each related to the segment at its place in `IDS`."""
 
 
 def write_notes(path: Path, source: Path) -> None:

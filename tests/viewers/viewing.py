@@ -77,7 +77,7 @@ _PASSING: Final = """
 .neuroglancer-layer-item-visible-progress,
 .neuroglancer-layer-item-prefetch-progress { display: none }
 """
-"""What goes away some time after the zoom was set, or all was loaded."""
+"""Elements that disappear some time after the zoom was set, or everything was loaded."""
 LOADED: Final = """layers => (
     viewer.layerManager.managedLayers.length === layers
     && viewer.isReady()
@@ -118,7 +118,7 @@ class Asked:
     url: str
     range: str | None
     status: int | None
-    """`None` where there was no answer that the page may read."""
+    """`None` for a response that the page may not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class View:
 
     asked: Sequence[Asked]
     faults: Sequence[str]
-    """Why a source cannot be opened, and what CORS forbade."""
+    """Errors of sources, and messages about CORS."""
     values: Mapping[str, Sequence[int | None]]
     """By layer, the value of each voxel; `None` where no chunk is loaded."""
     pixels: Pixels

@@ -62,9 +62,9 @@ class Replica:
     reading: Reading
     rewriter: Rewrites
     room: ByteBudget
-    """For shards that are put together."""
+    """Budget for the shards that are built."""
     rewrites: list[tuple[int, int]] = field(default_factory=list)
-    """Of each the changes, and how often others were faster."""
+    """For each rewrite the number of changes, and of lost swaps."""
 
     async def put(
         self,

@@ -15,9 +15,9 @@ from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from tests.support.serving import serving
 
 TOKENS: Final = {"ana": "token-of-ana", "bob": "token/of+bob=", "eve": "token-of-eve"}
-"""Ana may read what is private, Bob may write to it, Eve may do neither.
+"""Tokens of callers: Ana may read the private dataset, Bob may write to it, Eve may do neither.
 
-What is open may be written by the last two.
+Bob and Eve may write to the open dataset.
 """
 TEXT: Final = b"what Ana may read"
 

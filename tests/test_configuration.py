@@ -1,4 +1,4 @@
-"""The configuration: what wins, what is refused, and what a complaint may say."""
+"""The configuration: precedence, invalid values, and the text of errors."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ MIB = 1024**2
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Give the path of a file that does not exist yet."""
+    """Return the path of a file that does not exist yet."""
     return tmp_path / "shardgate.toml"
 
 
 def complaint(
     path: Path | None, environ: dict[str, str], options: dict[str, dict[str, object]] | None = None
 ) -> str:
-    """Load what cannot be loaded, and return what is said about it."""
+    """Load an invalid configuration, and return the error's text."""
     with pytest.raises(ConfigurationError) as caught:
         load(path, environ, options)
     assert caught.value.__cause__ is None or not isinstance(caught.value.__cause__, ValidationError)
@@ -33,8 +33,8 @@ UNKNOWN_STORE = "SHARDGATE_DATASETS__OK__STORE"
 PREFIXES = "datasets.era5.virtual_chunk_prefixes"
 
 
-def test_nothing_given_is_the_defaults() -> None:
-    """Without file and environment the documented defaults hold."""
+def test_defaults_apply_without_configuration() -> None:
+    """The documented defaults apply without file and environment."""
     settings = load(None, {})
 
     assert settings == Settings(tokens=settings.tokens)
@@ -43,7 +43,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_documented_file_is_understood(config: Path) -> None:
-    """The example of the documentation says what it seems to say."""
+    """The example of the documentation is loaded with its values."""
     config.write_text(
         """
         [server]
@@ -73,8 +73,8 @@ def test_the_documented_file_is_understood(config: Path) -> None:
     assert secret.get_secret_value() == "hunter2"
 
 
-def test_the_environment_wins_over_the_file_and_the_command_line_over_both(config: Path) -> None:
-    """Each layer replaces single values of the one below."""
+def test_precedence_of_configuration(config: Path) -> None:
+    """The environment overrides single values of the file, and the command line those of both."""
     config.write_text('[server]\nport = 1\nhost = "a"\nworkers = 3\n')
     environ = {"SHARDGATE_SERVER__PORT": "2", "SHARDGATE_SERVER__HOST": "b"}
 
@@ -84,7 +84,7 @@ def test_the_environment_wins_over_the_file_and_the_command_line_over_both(confi
 
 
 def test_everything_can_come_from_the_environment() -> None:
-    """Datasets, stores and lists need no file."""
+    """Datasets, stores and lists can be set by environment variables without a file."""
     settings = load(
         None,
         {
@@ -106,8 +106,8 @@ def test_everything_can_come_from_the_environment() -> None:
     assert settings.cache.ttl_s == 0.5
 
 
-def test_the_environment_reaches_tables_in_the_spelling_of_the_file(config: Path) -> None:
-    """The environment has capitals only; the file's spelling of a name stays."""
+def test_variables_match_names_of_the_file_in_any_case(config: Path) -> None:
+    """A variable in capitals sets the table whose name the file spells otherwise."""
     config.write_text('[datasets.EmVolume]\nurl = "s3://old"\n')
 
     settings = load(config, {"SHARDGATE_DATASETS__EMVOLUME__URL": "s3://new"})
@@ -159,10 +159,8 @@ def test_the_environment_reaches_tables_in_the_spelling_of_the_file(config: Path
         (f"{ERA5} = [{{url='s3://a/', region='x'}}]", f"{PREFIXES}.0.region: is no setting"),
     ],
 )
-def test_a_wrong_file_is_one_line_that_names_the_setting(
-    config: Path, text: str, said: str
-) -> None:
-    """The line begins with the path of the setting and has no second one."""
+def test_invalid_setting_of_a_file_is_one_line(config: Path, text: str, said: str) -> None:
+    """An invalid setting of a file is an error of one line that begins with its path."""
     config.write_text(text)
 
     message = complaint(config, {})
@@ -245,16 +243,16 @@ def test_invalid_name_of_a_dataset_is_answered_with_a_valid_one(name: str, sugge
         ("SHARDGATE___", "1", "SHARDGATE___: "),
     ],
 )
-def test_a_wrong_variable_is_one_line_that_names_it(variable: str, value: str, said: str) -> None:
-    """The operator reads the name that is to be corrected, also from a check across tables."""
+def test_invalid_variable_is_one_line(variable: str, value: str, said: str) -> None:
+    """An invalid variable is an error of one line that begins with its name."""
     message = complaint(None, {variable: value, "SHARDGATE_DATASETS__OK__URL": "s3://b"})
 
     assert message.startswith(said)
     assert "\n" not in message
 
 
-def test_variables_below_what_is_no_table_do_not_crash(config: Path) -> None:
-    """A file that is wrong where the environment adds to it is complained about."""
+def test_variables_below_an_invalid_table_are_errors(config: Path) -> None:
+    """Variables below a setting of the file that should be a table are errors."""
     config.write_text("server = 1\ndatasets = 2\n")
 
     message = complaint(
@@ -279,15 +277,13 @@ def test_variables_below_what_is_no_table_do_not_crash(config: Path) -> None:
         ("SHARDGATE_WEB_SERVICE_HOST", "10.0.0.7"),
     ],
 )
-def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_ours(
-    variable: str, value: str
-) -> None:
-    """Service links of a Service called ``shardgate`` do not stop the pods."""
+def test_kubernetes_service_links_are_ignored(variable: str, value: str) -> None:
+    """Variables that Kubernetes sets for a Service called ``shardgate`` are ignored."""
     assert load(None, {variable: value}) == Settings()
 
 
-def test_no_complaint_repeats_a_secret(config: Path) -> None:
-    """Whatever is wrong around a secret, its value is not in the message."""
+def test_errors_contain_no_secret(config: Path) -> None:
+    """An error about a setting contains no value of a secret."""
     config.write_text('[stores.lab]\nsecret_access_key = ["hunter2"]\n')
     environ = {
         "SHARDGATE_STORES__LAB__SECRET_ACCES_KEY": "hunter2",
@@ -302,8 +298,8 @@ def test_no_complaint_repeats_a_secret(config: Path) -> None:
     assert "hunter2" not in " ".join(messages)
 
 
-def test_a_file_that_cannot_be_read_is_named(config: Path) -> None:
-    """Absent, a folder, not text, or with an error of syntax, whose line is named too."""
+def test_unreadable_file_is_named(config: Path) -> None:
+    """A file that is missing, a folder, not text or invalid is an error with its path."""
     assert complaint(config, {}) == f"{config}: No such file or directory"
     assert complaint(config.parent, {}) == f"{config.parent}: Is a directory"
     config.write_bytes(b"\xff")
@@ -315,7 +311,7 @@ def test_a_file_that_cannot_be_read_is_named(config: Path) -> None:
 
 
 def test_a_plain_path_becomes_a_file_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths are taken from the current folder, and odd characters are percent-encoded."""
+    """A relative path becomes a percent-encoded file URL below the current folder."""
     monkeypatch.chdir(tmp_path)
 
     settings = load(None, {"SHARDGATE_DATASETS__EM__URL": "my data/em.zarr"})
@@ -324,7 +320,7 @@ def test_a_plain_path_becomes_a_file_url(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_prefixes_of_virtual_chunks_are_urls_or_tables(config: Path) -> None:
-    """A table names a store beside the URL; both kinds go together."""
+    """A prefix of virtual chunks is a URL, or a table with a URL and a store."""
     config.write_text(
         """
         [stores.open]
@@ -384,8 +380,8 @@ LAB = {"url": "https://a.example", "audience": "b"}
         ),
     ],
 )
-def test_rules_that_cannot_be_meant_stop_the_start(
+def test_inconsistent_access_rules_are_refused(
     document: dict[str, dict[str, object]], told: str
 ) -> None:
-    """A slip in who may do what is told, and no value that may be secret."""
+    """An inconsistent rule of access is an error that names the setting."""
     assert told in complaint(None, {}, document)

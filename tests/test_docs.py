@@ -1,4 +1,4 @@
-"""The README and `docs/` describe the program as it is."""
+"""The README and `docs/` match the program."""
 
 import json
 import re
@@ -29,7 +29,7 @@ DOCUMENTS = "\n".join(page.read_text("utf-8") for page in PAGES)
 
 
 def spelled_default(field: FieldInfo) -> str:
-    """Write the default of *field* as the file of settings would."""
+    """Return the default of *field* as the configuration file spells it."""
     match field.get_default():
         case _ if field.is_required():
             return "required"
@@ -46,7 +46,7 @@ def spelled_default(field: FieldInfo) -> str:
 
 
 def settings_rows() -> list[str]:
-    """Write the rows of the table of settings."""
+    """Return the rows of the table of settings."""
     names = {each: f"{each}.NAME" for each in ("stores", "callers", "issuers", "datasets")}
     return [
         f"| `{names.get(section, section)}.{name}` | {spelled_default(field)} "
@@ -57,12 +57,12 @@ def settings_rows() -> list[str]:
 
 
 def blocks(language: str) -> list[str]:
-    """Find the fenced blocks of *language*."""
+    """Return the fenced blocks of *language*."""
     return re.findall(rf"```{language}\n(.*?)```", DOCUMENTS, re.DOTALL)
 
 
-def test_the_table_of_settings_has_every_setting_with_its_default_and_no_others() -> None:
-    """A field that is added, renamed, gone or given another default must be written down."""
+def test_settings_table_matches_the_settings() -> None:
+    """The table of settings has exactly the settings, with their defaults and descriptions."""
     rows = [
         line for line in DOCUMENTS.splitlines() if re.match(r"\| `(\w+|\w+\.NAME)\.\w+` \|", line)
     ]
@@ -71,8 +71,8 @@ def test_the_table_of_settings_has_every_setting_with_its_default_and_no_others(
 
 
 @pytest.mark.parametrize("example", blocks("toml"))
-def test_an_example_file_is_understood(example: str, tmp_path: Path) -> None:
-    """Whoever copies it gets what it says."""
+def test_example_file_is_loaded(example: str, tmp_path: Path) -> None:
+    """Each example of a configuration file is loaded, with datasets."""
     path = tmp_path / "shardgate.toml"
     path.write_text(example)
 
@@ -83,12 +83,12 @@ def test_an_example_file_is_understood(example: str, tmp_path: Path) -> None:
 
 
 def commands() -> dict[str, Any]:
-    """Give the commands by name."""
+    """Return the commands by name."""
     return dict(getattr(get_command(app), "commands", {}))
 
 
-def test_every_command_and_option_is_there() -> None:
-    """The table of commands is that of the program."""
+def test_documented_commands_match_the_program() -> None:
+    """The table of commands is the program's, and each option is documented."""
     named = set(re.findall(r"^\| `shardgate (\w+)", DOCUMENTS, re.MULTILINE))
     options = {
         option
@@ -102,7 +102,7 @@ def test_every_command_and_option_is_there() -> None:
     assert {option for option in options if f"`{option}" not in DOCUMENTS} == set()
 
 
-def test_every_route_is_there() -> None:
+def test_documented_routes_match_openapi() -> None:
     """The table of routes has those of OpenAPI, and no other of the control plane."""
     routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", DOCUMENTS, re.MULTILINE))
     service: Any = create_app(Settings()).app
@@ -112,7 +112,7 @@ def test_every_route_is_there() -> None:
     assert {route for route in routes if route.startswith(("/api", "/healthz", "/ready"))} <= paths
 
 
-def test_every_status_of_an_error_is_there() -> None:
+def test_statuses_of_errors_are_documented() -> None:
     """Each status that an error can have is explained."""
     explained = {
         status
@@ -124,7 +124,7 @@ def test_every_status_of_an_error_is_there() -> None:
 
 
 def test_targets_of_make_exist() -> None:
-    """`make` knows what the documents tell people to run."""
+    """Each `make` target in the documents exists."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
 
     for target in re.findall(r"`?\bmake ([a-z]+)\b`", DOCUMENTS):
@@ -132,13 +132,13 @@ def test_targets_of_make_exist() -> None:
 
 
 def anchor(heading: str) -> str:
-    """Spell *heading* as a fragment, as GitHub does."""
+    """Return the fragment of *heading*, as GitHub spells it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    """Links to other servers are left alone."""
+    """Each relative link of a document leads to an existing file and heading."""
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in link:
@@ -150,8 +150,8 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         assert not fragment or fragment in {anchor(each) for each in headings}, link
 
 
-async def test_the_smallest_format_reads_its_chunks() -> None:
-    """The example of `docs/adding-a-format.md` works as it stands there."""
+async def test_example_format_reads_its_chunks() -> None:
+    """The example format of `docs/adding-a-format.md` reads its chunks, and no other keys."""
     page = (ROOT / "docs/adding-a-format.md").read_text("utf-8")
     module = ModuleType("packed")
     sys.modules["packed"] = module  # dataclasses look for it

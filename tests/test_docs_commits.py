@@ -24,39 +24,39 @@ MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
 class Step(NamedTuple):
-    """A command, and what it prints."""
+    """A command and its output."""
 
     command: str
     printed: str
 
 
 def chapter() -> str:
-    """Give the text of the chapter."""
+    """Return the text of the chapter."""
     return PAGE.split(CHAPTER, 1)[1].split("\n## ", 1)[0]
 
 
 def steps() -> list[Step]:
-    """Find the commands in their order."""
+    """Return the commands in their order."""
     consoles = re.findall(r"```console\n(.*?)```", chapter(), re.DOTALL)
     shown = "".join(consoles).removeprefix("$ ").split("\n$ ")
     return [Step(command, printed) for command, _, printed in (s.partition("\n") for s in shown)]
 
 
 def scripts() -> dict[str, str]:
-    """Find the programs by the names that their first lines tell."""
+    """Return the programs by the names in their first lines."""
     found = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", chapter(), re.DOTALL)
     return {name: text for text, name in found}
 
 
 class Reader:
-    """Types what the page shows; ids and the address are those that were really told."""
+    """Runs the page's commands with the real ids and address in place of those shown."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self._real = {URL: url}
 
     def run(self, command: str) -> str:
-        """Run a command, which must succeed, where `python` is this one."""
+        """Run a command with this Python, and assert that it succeeds."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
             ["/bin/bash", "-c", self._really(command)],
@@ -79,7 +79,7 @@ class Reader:
         (self.folder / name).write_text(self._really(text))
 
     def compare(self, shown: str, printed: str) -> None:
-        """Be sure that what is *shown* was *printed*, and know by now which ids are meant."""
+        """Assert that *printed* is what is *shown* but for ids, and learn the real ids."""
         ids = zip(ID.findall(shown), ID.findall(printed), strict=True)
         self._real |= dict(ids)
         assert MOMENT.sub("TIME", self._really(shown)) == MOMENT.sub("TIME", printed)
@@ -90,8 +90,8 @@ class Reader:
         return text
 
 
-def test_the_story_of_commits_is_true(tmp_path: Path) -> None:
-    """Each command prints what is shown below it; the programs do what is said of them."""
+def test_documented_commit_commands_print_what_is_shown(tmp_path: Path) -> None:
+    """Each command of the chapter prints the output shown below it, and its programs commit."""
     first, serve, *others = steps()
     assert serve.command.endswith(" &")
     Reader(tmp_path, "").run(first.command)

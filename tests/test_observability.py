@@ -31,12 +31,12 @@ CHUNKS: Final = {"c/0/0": b"0123456789", "c/0/1": b"another", "c/1/1": b"more"}
 TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID: Final = "b7ad6b7169203331"
 CLIENT: Final = "198.51.100.7"
-"""Is behind a proxy."""
+"""Address of a client behind a proxy."""
 SECRETS: Final = (TOKEN, "signature-in-the-query")
 
 
 class Span(NamedTuple):
-    """A span as a collector has it."""
+    """A span as the collector receives it."""
 
     name: str
     trace_id: str
@@ -105,7 +105,7 @@ def _span(sent: Any) -> Span:
 @contextmanager
 def _running(log: Path, **more: str) -> Generator[str]:
     """Run the command, stop it with SIGTERM, and keep in *log* what it said."""
-    with running("serve", **more) as (process, (line,)):
+    with running("serve", lines=1, **more) as (process, (line,)):
         yield urljoin(line.split()[0], "/").rstrip("/")
         _, said = process.end()
         log.write_text(said, "utf-8")
@@ -148,7 +148,7 @@ REQUESTS: Final[list[tuple[str, str, dict[str, str], str, int, str, str]]] = [
     ("put", "/open/c/0/0", {}, "open", 405, "refused", ""),
     ("metrics", "/metrics", BEARER, "", 200, "answered", "ana"),
 ]
-"""The id, path and headers of each, and its dataset, status, outcome and caller."""
+"""Id, path and headers of each request, and its dataset, status, outcome and caller."""
 
 
 def _ask(client: httpx.Client) -> str:
@@ -163,7 +163,7 @@ def _ask(client: httpx.Client) -> str:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """Run the service, send it requests, and gather its metrics, lines and spans."""
+    """Run the service, send it requests, and collect its metrics, lines and spans."""
     folder = tmp_path_factory.mktemp("observability")
     log = folder / "log"
     listener = Listener(_Collector, spans := list[Span]())
@@ -186,7 +186,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 
 def test_requests_are_counted_by_outcome(shown: Shown) -> None:
-    """Responses from memory, from the store, and of absent keys differ."""
+    """Requests are counted by dataset, method and outcome, such as hit, answered and absent."""
     name, of = "shardgate_requests_total", {"dataset": "open", "method": "GET"}
 
     counts = {"hit": 2, "answered": 2, "absent": 3, "not_modified": 1}
@@ -201,7 +201,7 @@ def test_requests_are_counted_by_outcome(shown: Shown) -> None:
 
 
 def test_reads_of_the_store_are_counted_by_kind(shown: Shown) -> None:
-    """Metadata, indexes and chunks, of both datasets."""
+    """Reads of the store and their bytes are counted by kind, such as shard-index and chunk."""
     of = {"store": "file", "method": "get"}
 
     assert shown.sample("shardgate_upstream_seconds_count", kind="shard-index", **of) == 2
@@ -211,7 +211,7 @@ def test_reads_of_the_store_are_counted_by_kind(shown: Shown) -> None:
 
 
 def test_caches_are_counted(shown: Shown) -> None:
-    """Each body was read once, and answers from the cache are hits."""
+    """Look-ups of the chunk and index caches are counted as hits and misses."""
     name = "shardgate_cache_lookups_total"
 
     assert shown.sample(name, cache="chunk", result="hit") == 3
@@ -227,7 +227,10 @@ def test_caches_are_counted(shown: Shown) -> None:
 def test_each_request_has_a_line(  # noqa: PLR0917
     shown: Shown, request_id: str, dataset: str, status: int, outcome: str, caller: str
 ) -> None:
-    """It names dataset, status, outcome, caller and client; answers from memory take no time."""
+    """The access log has a line for each request with dataset, status, outcome, caller and client.
+
+    Responses from memory have 0 ms.
+    """
     line = shown.accessed(request_id)
 
     assert (line["dataset"], line["status"], line["outcome"]) == (dataset, status, outcome)
@@ -238,14 +241,14 @@ def test_each_request_has_a_line(  # noqa: PLR0917
 
 
 def test_no_line_has_a_key_or_a_secret(shown: Shown) -> None:
-    """Tokens in paths and headers, queries and keys are left out."""
+    """The log contains no keys, queries or tokens at its default level."""
     text = json.dumps(shown.lines)
 
     assert not [secret for secret in (*SECRETS, *CHUNKS, "c/7/7") if secret in text]
 
 
 def test_a_trace_continues_that_of_the_client(shown: Shown) -> None:
-    """The span of a request is in the client's, and lines of the log name the trace."""
+    """A request's span is a child of the client's, and its log line has the trace's id."""
     for request_id in "read", "hit":
         span = shown.request(request_id)
         assert (span.trace_id, span.parent_id) == (TRACE_ID, PARENT_ID)
@@ -256,7 +259,10 @@ def test_a_trace_continues_that_of_the_client(shown: Shown) -> None:
 
 
 def test_calls_of_stores_are_spans_in_that_of_their_request(shown: Shown) -> None:
-    """They name what is read, the store and the bytes; an answer from memory has none."""
+    """Calls of stores are spans below the request's, with kind, store and bytes.
+
+    A response from memory has none.
+    """
     first = shown.within(shown.request("read"))
     by_kind = {span.attributes["shardgate.kind"]: span for span in first}
     index, chunk = by_kind["shard-index"], by_kind["chunk"]
@@ -269,7 +275,7 @@ def test_calls_of_stores_are_spans_in_that_of_their_request(shown: Shown) -> Non
 
 
 def test_spans_name_keys_of_public_data_only(shown: Shown) -> None:
-    """No span has a secret."""
+    """Spans have the keys of public datasets only, and no secret."""
     private = [span for span in shown.spans if span.attributes.get("shardgate.dataset") != "open"]
 
     assert shown.request("read").attributes["shardgate.key"] == "c/0/0"
@@ -301,12 +307,10 @@ _BAD_REQUESTS: Final = [
     ("level", "log_format"),
     [("debug", "json"), ("info", "text")],
 )
-def test_no_token_is_logged_wherever_it_is_sent(
-    tmp_path: Path, level: str, log_format: str
-) -> None:
-    """It may be anywhere in a path, encoded or not, in a query, a header or a malformed request.
+def test_misplaced_token_is_not_logged(tmp_path: Path, level: str, log_format: str) -> None:
+    """A token in any part of a path, query, header or malformed request is not logged.
 
-    Keys are logged for debugging only; a client that is no proxy names no other.
+    Keys are logged at DEBUG only, and X-Forwarded-For of an untrusted client never is.
     """
     settings = _settings(tmp_path) | {
         "SHARDGATE_SERVER__LOG_FORMAT": log_format,
@@ -336,11 +340,8 @@ def test_no_token_is_logged_wherever_it_is_sent(
     assert len(text.splitlines()) > 200
 
 
-def test_extras_are_not_imported_unless_asked_for() -> None:
-    """FastAPI imports the API of OpenTelemetry by itself, but neither SDK nor exporter.
-
-    The package of the viewer would bring a web server and much more into memory, and never is.
-    """
+def test_extras_are_not_imported_by_default() -> None:
+    """Making the service imports neither OpenTelemetry's SDK nor the viewer's package."""
     code = (
         "import sys; from shardgate import Settings; from shardgate.server import make_app; "
         "make_app(Settings()); "

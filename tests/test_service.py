@@ -1,4 +1,4 @@
-"""The whole service over a real, and sometimes wicked, object server."""
+"""The whole service over a real object server with faults."""
 
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -170,7 +170,7 @@ at_each_step = pytest.mark.parametrize(
 
 
 def test_head_304_and_404_of_a_known_index_take_no_read(service: Service) -> None:
-    """Size, version and absence are known from the index."""
+    """HEAD, 304 and 404 of chunks with a known index take no read of the store."""
     etag = service.get().headers["etag"]
     *_, minishard, _ = service.container.steps
     service.reach(minishard)
@@ -203,7 +203,7 @@ DAMAGE: list[tuple[str, str, Damage]] = [
 def test_damage_is_424_with_the_name_of_the_object(
     service: Service, key: str, damage: Damage
 ) -> None:
-    """An object that contradicts itself leaves nothing behind once it is repaired."""
+    """A damaged object is 424 with its name, and is read once it is repaired."""
     chunk = OTHER_MINISHARD if service.container is PRECOMPUTED else KEY
     whole = service.container.build(service.container.chunks)[key]
     service.put({key: damage(whole)})
@@ -216,8 +216,8 @@ def test_damage_is_424_with_the_name_of_the_object(
 
 
 @over("s3")
-def test_damage_of_one_chunk_is_not_that_of_others(service: Service) -> None:
-    """An entry that cannot be right makes its own chunk unreadable only."""
+def test_invalid_index_entry_damages_its_chunk_only(service: Service) -> None:
+    """An invalid entry of a shard index makes its own chunk 424, and no other."""
     service.put({"c/0/0": _past_the_end(build(CHUNKS)["c/0/0"])})
 
     assert service.get("c/0/0").content == CHUNKS["c/0/0"]
@@ -253,7 +253,10 @@ at_most_steps = pytest.mark.parametrize(
 
 @at_most_steps
 def test_a_lasting_fault_of_the_store_has_its_status(service: Service, step: str) -> None:
-    """No read that fails returns a byte of the chunk, and nothing is left behind."""
+    """A lasting fault of the store has its status, and Retry-After for 503 and 504.
+
+    The chunk is read once the store is repaired.
+    """
     service.reach(step)
     for fault, expected in LASTING.items():
         if fault is Fault.NO_BUCKET and not service.is_s3:
@@ -284,8 +287,8 @@ def test_a_silent_store_is_not_waited_for(service: Service, step: str, fault: Fa
 
 @at_each_step
 @pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.RESET, Fault.CUT])
-def test_a_passing_fault_is_not_noticed(service: Service, fault: Fault, step: str) -> None:
-    """A read that fails once is repeated."""
+def test_transient_fault_is_retried(service: Service, fault: Fault, step: str) -> None:
+    """A read that fails once is repeated, and the response is 200."""
     service.reach(step)
     service.store.fail(fault, nth=[0])
 
@@ -297,8 +300,8 @@ def test_a_passing_fault_is_not_noticed(service: Service, fault: Fault, step: st
     [(name, s) for name in ("s3", "http", "raw", "gzip") for s in SERVICES[name][1].steps],
     indirect=["service"],
 )
-def test_a_replaced_shard_is_read_anew(service: Service, step: str) -> None:
-    """After an overwrite a reader sees the new chunk, whatever was cached."""
+def test_replaced_shard_is_read_again(service: Service, step: str) -> None:
+    """A replaced shard is read in its new version, whatever was cached."""
     service.reach(step)
     new = {key: b"longer than before " + data for key, data in service.container.chunks.items()}
     service.put_chunks(new)
@@ -311,7 +314,7 @@ def test_a_replaced_shard_is_read_anew(service: Service, step: str) -> None:
 def test_a_shard_that_is_replaced_before_every_read_is_an_error(
     service: Service, step: str
 ) -> None:
-    """The reads of one response are of one version, and the retries end."""
+    """A shard that is replaced before every read is 424 or 503, and is read afterwards."""
     service.reach(step)
     service.store.fail(Fault.REPLACE, path=f"/bucket/em/{service.container.shard}")
     assert service.get().status_code in {424, 503}
@@ -323,8 +326,8 @@ def test_a_shard_that_is_replaced_before_every_read_is_an_error(
 
 @over("precomputed", "old")
 @pytest.mark.parametrize("name", ["shard", "index", "data"])
-def test_a_refusal_is_never_absence(service: Service, name: str) -> None:
-    """An object of either form of a shard that may not be read may exist."""
+def test_refused_object_is_not_absent(service: Service, name: str) -> None:
+    """A denied ``.shard`` is 403, and a denied ``.index`` or ``.data`` too in the old form."""
     is_old = service.container is OLD
     service.store.fail(Fault.DENY, path=f"/bucket/em/s0/0.{name}")
 
@@ -333,7 +336,7 @@ def test_a_refusal_is_never_absence(service: Service, name: str) -> None:
 
 @over("precomputed")
 def test_a_shard_may_be_rewritten_in_the_old_form(service: Service) -> None:
-    """A volume that another version of a program has rewritten is still read."""
+    """A shard that was rewritten in the old form is read."""
     service.get()
     service.remove("s0/0.shard")
     chunks = {key: data + b"!" for key, data in PRECOMPUTED.chunks.items()}

@@ -8,7 +8,7 @@ from shardgate.settings import Settings
 
 
 def test_repr_hides_secrets() -> None:
-    """A settings object can be logged."""
+    """The repr, str and JSON of settings contain no secret."""
     settings = load(
         None,
         {
@@ -22,6 +22,6 @@ def test_repr_hides_secrets() -> None:
 
 
 def test_settings_are_frozen() -> None:
-    """A setting does not change after the start."""
+    """Assigning a setting raises ValidationError."""
     with pytest.raises(ValidationError, match="frozen"):
         Settings().server.port = 1  # type: ignore[misc]  # what is tested

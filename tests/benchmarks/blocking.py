@@ -1,4 +1,4 @@
-"""How long the event loop of the service stands still: the service and a clock in one loop."""
+"""Longest blocking times of the event loop: the service and a clock in one loop."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ _IDLE_S: Final = 0.2
 
 
 class Ask(NamedTuple):
-    """A request; its path may name members of what POSTs before it were answered."""
+    """A request; its path may have members of the responses to earlier POSTs."""
 
     method: str
     path: str
@@ -32,7 +32,7 @@ class Ask(NamedTuple):
 
 
 class _Clock:
-    """Wakes up every millisecond, and remembers when it was longest that it did not."""
+    """Wakes up every millisecond, and records the longest delay."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0
@@ -45,7 +45,7 @@ class _Clock:
             self._longest_s, last = max(self._longest_s, now - last), now
 
     def take(self) -> float:
-        """Give the longest time since this was asked before."""
+        """Return the longest delay since the last call."""
         longest_s, self._longest_s = self._longest_s, 0.0
         return longest_s
 
@@ -61,7 +61,7 @@ class _Server(uvicorn.Server):
 
 
 async def measure(config: Path, asks: Sequence[Ask]) -> list[float]:
-    """Ask one after the other; tell the longest standstill of each, and of none."""
+    """Send requests in turn; return the longest delay during each, and during none."""
     clock = _Clock()
     known: dict[str, str] = {}
     async with _serving(config) as port:
@@ -84,7 +84,7 @@ async def measure(config: Path, asks: Sequence[Ask]) -> list[float]:
 
 @asynccontextmanager
 async def _serving(config: Path) -> AsyncGenerator[int]:
-    """Run the service in this loop, and give its port."""
+    """Run the service in this loop, and yield its port."""
     settings = load(config, {})
     server = _Server(configure(partial(make_app, settings), settings.server, factory=True))
     with socket.socket() as listener:
@@ -99,7 +99,7 @@ async def _serving(config: Path) -> AsyncGenerator[int]:
 
 
 def main(config: Path, rounds: int, asks: Sequence[Ask]) -> None:
-    """Print what each round gives, with a service that knows nothing yet."""
+    """Print the delays of each round, each with a new service."""
     measured = []
     for _ in range(rounds):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

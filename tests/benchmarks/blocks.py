@@ -1,4 +1,4 @@
-"""Part d: how many upstream reads a block of 4x4x4 neighbouring chunks costs."""
+"""Part d: upstream reads of a block of 4x4x4 neighbouring chunks."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ _ALIGNED: Final = [range(0, n, _EDGE) for n in PER_SHARD]
 
 
 def measure(home: Path, root: Path, store: Server) -> list[Figure]:
-    """Ask for blocks of arrays in both orders, the indexes warm, the chunk cache off."""
+    """Request blocks of arrays in both orders, with warm indexes and no chunk cache."""
     with shardgate(home, store) as ours:
         return [
             *_compare(root / "corder", "C order", _ANYWHERE, store, ours),
@@ -31,7 +31,7 @@ def measure(home: Path, root: Path, store: Server) -> list[Figure]:
 def _compare(
     array: Path, label: str, starts: Sequence[range], store: Server, ours: Server
 ) -> list[Figure]:
-    """Count reads, and the runs that the blocks are in the shard as it was written."""
+    """Count reads, and the runs of the blocks' chunks in the written shard."""
     blocks = _choose(list(itertools.product(*starts)))
     reads = _count_reads(array, blocks, store, ours)
     runs = _count_runs(array, blocks)
@@ -43,7 +43,7 @@ def _compare(
 
 
 def _choose(starts: Sequence[Coords]) -> list[list[Coords]]:
-    """Take some of the blocks in the first shard that begin at *starts*."""
+    """Return some of the blocks in the first shard that begin at *starts*."""
     chosen = random.Random(0).sample(starts, min(_BLOCKS, len(starts)))
     steps = list(itertools.product(range(_EDGE), repeat=len(PER_SHARD)))
     return [[tuple(map(sum, zip(start, step, strict=True))) for step in steps] for start in chosen]
@@ -72,6 +72,6 @@ def _count_reads(
 
 
 def _get(client: Client, array: Path, block: Sequence[Coords]) -> None:
-    """Get the chunks at once, and compare them with those of the unsharded array."""
+    """Request the chunks concurrently, and compare them with those of the unsharded array."""
     plain, lead = array.parent / "plain", f"/{DATASET}/{array.name}"
     client.read_all({f"{lead}/{key}": (plain / key).read_bytes() for key in map(chunk_key, block)})

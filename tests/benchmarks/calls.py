@@ -17,7 +17,7 @@ _TRACES: Final = (
     (0, "another chunk, index in the cache", 1, 140, 30),
     (64 << 20, "a chunk in the cache", 3, 25, 12),
 )
-"""Bytes of the cache of chunks; what is traced; which request; the most calls, and files."""
+"""Bytes of the chunk cache, label, number of the request, and most calls and files."""
 
 
 def measure(root: Path) -> list[Figure]:

@@ -35,11 +35,11 @@ _SVG: Final = Template(
     autoescape=True,
     keep_trailing_newline=True,
 )
-"""Light and dark as the reader's system is."""
+"""Chart in light or dark colours, as the reader's system prefers."""
 
 
 def draw(folder: Path, figures: Sequence[Figure]) -> None:
-    """Write those charts into *folder* whose figures have been measured."""
+    """Write the charts whose figures have been measured into *folder*."""
     by_name = {figure.what: figure for figure in figures}
     for name, (title, lines) in _CHARTS.items():
         if all(what in by_name for what, _, _ in lines):
@@ -96,4 +96,4 @@ _CHARTS: Final = {
         ),
     ),
 }
-"""By file: the title, and for each bar the figure, its label, and whether it is ours."""
+"""For each file the title, and for each bar the figure, label, and whether it is Shardgate's."""

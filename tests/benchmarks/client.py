@@ -1,4 +1,4 @@
-"""Requests at the same time, over connections that are opened beforehand."""
+"""Concurrent requests over connections that are opened beforehand."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -40,7 +40,7 @@ class Client(NamedTuple):
         return answers
 
     def read_all(self, bodies: Mapping[str, bytes]) -> None:
-        """Get the paths of *bodies* at the same time, and compare."""
+        """Get the paths of *bodies* concurrently, and compare."""
         for (path, body), answer in zip(bodies.items(), self.ask_all(list(bodies)), strict=True):
             if answer.status != 200 or answer.body != body:
                 raise RuntimeError(f"{path}: {answer.status}: {answer.body[:300]!r}")

@@ -1,4 +1,4 @@
-"""Part i: commits over HTTP, beside the real library on repositories of the same content."""
+"""Part i: commits over HTTP, compared with the icechunk library on equal repositories."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ _REQUEST: Final = {
 
 
 def measure(home: Path) -> Iterator[Figure]:
-    """Commit one chunk beside a million, many references at once, and put chunks."""
+    """Commit one chunk beside a million, then many references, and put chunks."""
     home.mkdir()
     os.sync()  # or what other parts wrote is on its way to the disk meanwhile
     yield from _commit_one(home / "one")
@@ -144,7 +144,7 @@ def _commit_many(home: Path) -> Iterator[Figure]:
 
 
 def _create_long_arrays(home: Path, name: str, prefix: str) -> None:
-    """Create an array for each round, none of whose chunks is there."""
+    """Create an array without chunks for each round."""
     (home / "files").mkdir(exist_ok=True)
     config = icechunk.RepositoryConfig()
     store = icechunk.local_filesystem_store(str(home / "files"))
@@ -157,7 +157,7 @@ def _create_long_arrays(home: Path, name: str, prefix: str) -> None:
 
 
 def _request(path: str, locations: list[str], offsets: "np.ndarray[Any, Any]") -> bytes:
-    """Spell the changes that refer to all chunks of the array *path*, each after a line's end."""
+    """Return the changes that refer to all chunks of the array *path*, each after a newline."""
     chunks = [
         {"coords": [at], "location": location, "offset": offset, "length": CHUNK_NBYTES}
         for at, (location, offset) in enumerate(zip(locations, offsets.tolist(), strict=True))
@@ -169,7 +169,7 @@ def _request(path: str, locations: list[str], offsets: "np.ndarray[Any, Any]") -
 
 
 async def _request_commit(url: str, body: bytes) -> float:
-    """Commit by one request on top of the branch as it is."""
+    """Commit by one request on top of the current branch."""
     async with aiohttp.ClientSession(url, raise_for_status=True) as client:
         async with client.get(f"{_API}/branches") as answer:
             (branch,) = (await answer.json())["branches"]
@@ -183,7 +183,7 @@ async def _request_commit(url: str, body: bytes) -> float:
 
 
 async def _put_all(root: Path) -> list[Figure]:
-    """Put chunks into a session of a repository in a local folder; count what was written."""
+    """Put chunks into a session of a local repository, and count the written files."""
     session = create_repository(root)
     add_array(session.store, ARRAY, (_PUTS * _PUT_NBYTES,), (_PUT_NBYTES,))
     session.commit("Create an array")
@@ -213,7 +213,7 @@ async def _put_all(root: Path) -> list[Figure]:
 
 
 def _write_bare(folder: Path, body: bytes) -> float:
-    """Tell how many times a second two files as those of a PUT are made durable."""
+    """Return how many times a second two files like those of a PUT are synced."""
     folder.mkdir()
 
     def write(number: int) -> None:
@@ -233,7 +233,7 @@ def _write_bare(folder: Path, body: bytes) -> float:
 
 
 def _watch(home: Path) -> Iterator[Figure]:
-    """Measure how long the event loop stands still where many snapshots are listed, at best."""
+    """Measure the event loop's longest delay with a repository of many snapshots, at best."""
     home.mkdir()
     write_history(home / "repository", _SNAPSHOTS)
     config = home / "config.toml"

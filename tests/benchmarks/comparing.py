@@ -1,4 +1,4 @@
-"""Parts j and k: what metrics, the access log and knowing who asks cost for a cached chunk."""
+"""Parts j and k: cost of metrics, access log and authentication for a cached chunk."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ _TOKEN: Final = "a-token-as-long-as-those-that-people-make"
 _PUBLIC: Final = "shardgate, chunk that everybody may read"
 _BEARER: Final = "shardgate, chunk of who has a bearer token"
 _UNSEEN: Final = "shardgate, chunk for all, signed token unseen"
-"""What the header costs by itself, which may be longer than all else that is asked."""
+"""Cost of the header by itself, which may be longer than the rest of the request."""
 _JWT: Final = "shardgate, chunk of who has a signed token"
 _PATH: Final = "shardgate, chunk of who has a token in the path"
 _DIGEST: Final = hashlib.sha256(_TOKEN.encode()).hexdigest()
@@ -74,7 +74,7 @@ _RATIOS: Final = {
 def measure(
     part: str, home: Path, root: Path, store: Server, *, rounds: int, seconds: int
 ) -> list[Figure]:
-    """Compare the service with itself, round by round."""
+    """Compare variants of the service, round by round."""
     begin = {"j": _watched, "k": _private}[part]
     samples = run_processes(
         home, lambda each: begin(each, root, store), rounds=rounds, seconds=seconds
@@ -114,7 +114,7 @@ def _private(home: Path, root: Path, store: Server) -> Generator[list[Contestant
 
 
 def _mint(server: Server) -> str:
-    """Get a token that the service has signed."""
+    """Request a token that the service signs."""
     answer = httpx.post(
         f"http://127.0.0.1:{server.port}/api/tokens",
         json={"dataset": DATASET},

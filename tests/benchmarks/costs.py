@@ -1,4 +1,4 @@
-"""Parts e, f and l: what indexes cost in memory and time, and what an idle service costs."""
+"""Parts e, f and l: memory and time of indexes, and of an idle service."""
 
 import random
 import time
@@ -27,7 +27,7 @@ _HELD: Final = 300
 
 
 def measure_memory(home: Path, root: Path, store: Server) -> list[Figure]:
-    """Let a small cache overflow, and a large one fill."""
+    """Overflow a small cache, and fill a large one."""
     write_many_shards(root / "many")
     home.mkdir()
     with shardgate(home / "small", store, index_bytes=_LIMIT) as ours:
@@ -42,7 +42,7 @@ def measure_memory(home: Path, root: Path, store: Server) -> list[Figure]:
 
 
 def _growth(ours: Server, keys: list[str]) -> list[int]:
-    """Touch a chunk of one shard and then of the others; tell what memory grew by, as it went."""
+    """Read a chunk of each shard, and return the growth of memory after each batch."""
     paths = [f"/{DATASET}/many/{key}" for key in keys]
     growth = []
     with connected(ours.port, CONNECTIONS) as client:
@@ -61,7 +61,7 @@ _MOST_NBYTES: Final = 64 * 1024**2
 
 
 def measure_minishard() -> list[Figure]:
-    """Decode 100,000 ids as segments have them, and look some of them up."""
+    """Decode an index of 100,000 ids, and look some of them up."""
     rng = np.random.default_rng(0)
     gaps = rng.integers(1, 5000, _COUNT, dtype="<u8")
     sizes = rng.integers(100, 60_000, _COUNT, dtype="<u8")
@@ -100,7 +100,7 @@ _STARTS: Final = 5
 
 
 def measure_start(home: Path, store: Server) -> Iterator[Figure]:
-    """Start it a few times, with a dataset in S3."""
+    """Start the service several times, with a dataset in S3."""
     home.mkdir()
     seconds, held = [], []
     for number in range(_STARTS):

@@ -1,4 +1,4 @@
-"""The service, which asks itself a few requests and prints what of `app/` each of them enters."""
+"""The service, sending itself requests and printing the calls in `app/` of each."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ _entered: Counter[tuple[str, str]] = Counter()
 
 
 def serve(port: int, *paths: str) -> None:
-    """Run the command, and ask *paths* in turn over one connection to *port*."""
+    """Run the command, and request *paths* in turn over one connection to *port*."""
     monitoring = sys.monitoring
     monitoring.use_tool_id(_TOOL, "calls")
     monitoring.register_callback(_TOOL, monitoring.events.PY_START, _note)

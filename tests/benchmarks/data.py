@@ -1,4 +1,4 @@
-"""The arrays that are served, written by zarr-python and tensorstore; the index read by hand."""
+"""The served arrays, written by zarr-python and tensorstore, and their indexes."""
 
 import itertools
 import json
@@ -58,7 +58,7 @@ def write_cube(path: Path, *, edge: int, per_shard: int, inner: Coords = INNER) 
 def add_array(
     store: Any, name: str, shape: Coords, chunks: Coords, shards: Coords | None = None
 ) -> Any:
-    """Add an array of bytes, none of whose chunks is there."""
+    """Add an array of bytes without chunks."""
     layout: dict[str, Any] = {"shape": shape, "chunks": chunks, "shards": shards}
     return zarr.create_array(
         store, name=name, **layout, dtype="uint8", compressors=None, fill_value=0
@@ -76,7 +76,7 @@ def _write_with_tensorstore(path: Path, metadata: object, data: NDArray[np.uint8
 
 
 def _write_volume(path: Path, data: NDArray[np.uint8]) -> None:
-    """Write *data* as a sharded volume, whose raw chunks are the very bytes of the array's."""
+    """Write *data* as a sharded volume whose raw chunks equal those of the array."""
     how = volumes.sharding((6, 3, 1), index="gzip")
     values, (z, y, x) = data.T[..., np.newaxis], INNER
     scale = volumes.Scale(values, how, chunk=(x, y, z), resolution=(1, 1, 1))
@@ -85,7 +85,7 @@ def _write_volume(path: Path, data: NDArray[np.uint8]) -> None:
 
 
 def write_many_shards(path: Path, shards: Coords = _MANY_SHARDS) -> None:
-    """Write an array of full shards of 32³ entries, 1,000 by default, all of them one file."""
+    """Write an array of full shards of 32³ entries, by default 1,000, all links to one file."""
     path.mkdir()
     shape = [s * n * i for s, n, i in zip(shards, _MANY_PER_SHARD, _MANY_INNER, strict=True)]
     shard_shape = [n * i for n, i in zip(_MANY_PER_SHARD, _MANY_INNER, strict=True)]
@@ -109,30 +109,30 @@ def _many_shard() -> bytes:
 
 
 def many_keys(shards: Coords = _MANY_SHARDS) -> list[str]:
-    """Name the first chunk of each of the shards."""
+    """Return the key of the first chunk of each of the shards."""
     firsts = (range(0, s * n, n) for s, n in zip(shards, _MANY_PER_SHARD, strict=True))
     return [chunk_key(coords) for coords in itertools.product(*firsts)]
 
 
 def chunk_key(coords: Coords) -> str:
-    """Spell the key of a chunk, or of a shard, of the default encoding."""
+    """Return the key of a chunk, or of a shard, in the default encoding."""
     return "/".join(["c", *map(str, coords)])
 
 
 def volume_name(coords: Coords) -> str:
-    """Spell the name of the same chunk of the volume: its bounds in x, y and z."""
+    """Return the name of the same chunk in the volume: its bounds in x, y and z."""
     begins = [at * size for at, size in zip(coords, INNER, strict=True)]
     bounds = [f"{begin}-{begin + size}" for begin, size in zip(begins, INNER, strict=True)]
     return f"{VOLUME_SCALE}/{'_'.join(reversed(bounds))}"
 
 
 def inner_chunks() -> list[Coords]:
-    """List the coordinates of every inner chunk of the 64 MiB arrays."""
+    """Return the coordinates of every inner chunk of the 64 MiB arrays."""
     return list(itertools.product(*(range(n * s) for n, s in zip(PER_SHARD, SHARDS, strict=True))))
 
 
 def read_offsets(array: Path) -> dict[Coords, tuple[str, int]]:
-    """Tell for every inner chunk its shard's key and where in the shard it begins."""
+    """Return the key of the shard and the offset in it of every inner chunk."""
     found = {}
     for shard in itertools.product(*map(range, SHARDS)):
         offsets = read_index(array / chunk_key(shard), PER_SHARD, INNER_BYTES)
@@ -143,7 +143,7 @@ def read_offsets(array: Path) -> dict[Coords, tuple[str, int]]:
 
 
 def read_index(shard: Path, per_shard: Coords, nbytes: int) -> dict[Coords, int]:
-    """Tell where each inner chunk of *nbytes* begins, from the index at the end of *shard*."""
+    """Return the offset of each inner chunk of *nbytes*, from the index at the end of *shard*."""
     table = shard.read_bytes()[-4 - 16 * int(np.prod(per_shard)) : -4]
     index = np.frombuffer(table, "<u8").reshape(*per_shard, 2)
     if (index[..., 1] != nbytes).any():

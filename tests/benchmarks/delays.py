@@ -1,4 +1,4 @@
-"""A proxy that passes bytes to a server some time after they came, as a long way does."""
+"""A proxy that delays bytes to a server, like a long network path."""
 
 import asyncio
 import gc
@@ -9,9 +9,9 @@ from threading import Event, Thread
 
 
 class Proxy:
-    """Passes what clients send after *delay_s*, answers at once, and notes the requests.
+    """Passes on what clients send after *delay_s*, responses at once, and records requests.
 
-    A TCP connection is accepted at once; TLS and requests wait.
+    A TCP connection is accepted at once; TLS and requests are delayed.
     """
 
     def __init__(self, upstream_port: int, delay_s: float) -> None:
@@ -23,7 +23,7 @@ class Proxy:
 
     @property
     def waits(self) -> int:
-        """Times that the client waited: requests that came together count once."""
+        """Number of times the client waited; concurrent requests count once."""
         gaps = (after - before for before, after in pairwise(self.arrivals))
         return 1 + sum(gap > self._delay_s / 2 for gap in gaps)
 
@@ -36,7 +36,7 @@ class Proxy:
             await is_over.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection."""
+        """Relay one connection."""
         upstream, to_server = await asyncio.open_connection("127.0.0.1", self._upstream_port)
         answers = asyncio.create_task(_copy(upstream, writer))
         loop = asyncio.get_running_loop()
@@ -59,9 +59,9 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @contextmanager
 def proxying(upstream_port: int, delay_s: float) -> Generator[Proxy]:
-    """Run a proxy in a thread of its own: clients of browsers run a loop in this one.
+    """Run a proxy in a thread of its own, as clients of browsers run a loop in this one.
 
-    A collection of garbage would hold it up for a quarter of a second.
+    Garbage is collected first, as that would delay the proxy by a quarter of a second.
     """
     gc.collect()
     gc.freeze()

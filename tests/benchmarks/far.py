@@ -1,4 +1,4 @@
-"""Part m: reads and waits where the store is 30 ms away."""
+"""Part m: reads and waits of requests with a store that is 30 ms away."""
 
 import itertools
 from collections.abc import Generator, Sequence
@@ -26,7 +26,7 @@ _KNOWN_FORMAT: Final = '\nformat = "zarr"\n'
 
 
 def measure(home: Path, root: Path, store: Server) -> list[Figure]:
-    """Ask a service that has just started for a chunk, one in another shard, and a plane."""
+    """Request a chunk of a new service, one of another shard, and a plane."""
     home.mkdir()
     write_cube(root / _ARRAY, edge=_EDGE, per_shard=_PER_SHARD)
     rounds = [_measure_once(home / str(at), root, store) for at in range(_ROUNDS)]
@@ -71,7 +71,7 @@ def _service(home: Path, proxy: Proxy, more: str = "") -> Generator[Server]:
 
 
 def _get(root: Path, ours: Server, proxy: Proxy, chunks: Sequence[Coords]) -> float:
-    """Get *chunks* at once, compare them, and return the seconds that this took."""
+    """Get *chunks* concurrently, compare them, and return the seconds that this took."""
     plain = root / f"{_ARRAY}-plain"
     keys = [chunk_key(coords) for coords in chunks]
     bodies = {f"/{DATASET}/{_ARRAY}/{key}": (plain / key).read_bytes() for key in keys}

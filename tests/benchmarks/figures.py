@@ -1,4 +1,4 @@
-"""What was measured, on which machine, what was wanted of it, and how it is shown."""
+"""Figures with their goals, the machine, and the table that shows them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound that a figure has to keep."""
+    """A bound of a figure."""
 
     sense: Literal["at least", "at most"]
     bound: float
@@ -24,7 +24,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table: a value, mostly a median, with its range and what belongs to it."""
+    """A line of the table: a value, mostly a median, with its range and related values."""
 
     part: str
     what: str
@@ -41,18 +41,18 @@ class Figure:
     def over(
         cls, part: str, what: str, unit: str, values: Sequence[float], goal: Goal | None = None
     ) -> Self:
-        """Take the median of *values*."""
+        """Return the figure of the median of *values*."""
         return cls(part, what, unit, median(values), min(values), max(values), goal=goal)
 
     @classmethod
     def least(cls, *told: Any) -> Self:
-        """Take the least of the values: what else the machine does only adds to some."""
+        """Return the figure of the least value, as other load on the machine only adds to it."""
         figure = cls.over(*told)
         return replace(figure, value=figure.low)
 
     @property
     def is_met(self) -> bool:
-        """Tell whether the value keeps its bound."""
+        """Whether the value keeps its bound."""
         if self.goal is None:
             return True
         if self.goal.sense == "at least":
@@ -61,7 +61,7 @@ class Figure:
 
 
 def show(figures: Sequence[Figure], machine: dict[str, str]) -> None:
-    """Print one table."""
+    """Print the table."""
     table = Table(title=", ".join(machine.values()), title_style="dim", title_justify="left")
     table.add_column()
     table.add_column("what", no_wrap=True)
@@ -73,7 +73,7 @@ def show(figures: Sequence[Figure], machine: dict[str, str]) -> None:
 
 
 def write_json(path: Path, figures: Sequence[Figure], machine: dict[str, str]) -> None:
-    """Write what the table shows for programs."""
+    """Write the contents of the table as JSON."""
     lines = [asdict(figure) | {"is_met": figure.is_met} for figure in figures]
     path.write_text(json.dumps({"machine": machine, "figures": lines}, indent=1) + "\n")
 
@@ -106,7 +106,7 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def describe() -> dict[str, str]:
-    """Name what a reader must know to compare figures."""
+    """Return the facts of the machine that are needed to compare figures."""
     return {
         "cpu": _cpu_model(),
         "cores": f"{len(os.sched_getaffinity(0))} cores",
@@ -118,12 +118,12 @@ def describe() -> dict[str, str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Tell the processor time that *pid* and its descendants have used."""
+    """Return the processor time that *pid* and its descendants have used."""
     return sum(_cpu_ticks(each) for each in _family(pid)) / _TICKS_PER_S
 
 
 def resident_bytes(pid: int) -> int:
-    """Tell how much memory of *pid* and its descendants is resident."""
+    """Return the resident memory of *pid* and its descendants."""
     files = (Path(f"/proc/{each}/statm") for each in _family(pid))
     return sum(int(file.read_text().split()[1]) for file in files) * os.sysconf("SC_PAGE_SIZE")
 

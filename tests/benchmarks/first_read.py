@@ -1,4 +1,4 @@
-"""The first read of a chunk by the real library, in a process of its own, as a client of it."""
+"""The first read of a chunk by the icechunk library, in a process of its own."""
 
 import asyncio
 import json

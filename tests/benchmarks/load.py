@@ -1,4 +1,4 @@
-"""The load: wrk with 16 connections, over the contestants in turn, round after round."""
+"""Load by wrk with 16 connections, on the contestants in turn, round after round."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ _SCRIPT: Final = Path(__file__).with_name("requests.lua")
 
 
 class Request(NamedTuple):
-    """What is asked, and the body that has to come."""
+    """A request and its expected body."""
 
     path: str
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A server and the requests that it gets; *parts* are the comparisons it is needed for."""
+    """A server and its requests; *parts* are the comparisons for which it is needed."""
 
     name: str
     parts: str
@@ -38,7 +38,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one round of one contestant gave."""
+    """Results of one round of one contestant."""
 
     per_second: float
     p50_ms: float
@@ -47,7 +47,7 @@ class Sample:
 
 
 def check(contestant: Contestant) -> list[dict[str, str]]:
-    """Send each request once, compare the bodies, and give the headers of the answers."""
+    """Send each request once, compare the bodies, and return the headers of the responses."""
     requests = contestant.requests
     with connected(contestant.server.port, CONNECTIONS) as client:
         answers = client.ask_all([r.path for r in requests], [r.headers for r in requests])
@@ -61,7 +61,7 @@ def check(contestant: Contestant) -> list[dict[str, str]]:
 def run_rounds(
     home: Path, contestants: Sequence[Contestant], *, rounds: int, seconds: int
 ) -> dict[str, list[Sample]]:
-    """Let the contestants run in turn, so that noise hits all alike; one short turn unseen."""
+    """Run the contestants in turn, so that noise affects all alike, after a short warm-up."""
     scripts = {c.name: _write_script(home / f"{i}.tsv", c) for i, c in enumerate(contestants)}
     for contestant in contestants:
         _run(contestant, scripts[contestant.name], 1)
@@ -80,9 +80,9 @@ def run_processes(
     rounds: int,
     seconds: int,
 ) -> dict[str, list[Sample]]:
-    """Let several processes of each contestant run, one after the other.
+    """Run several processes of each contestant, one after the other.
 
-    Where the memory of a process happens to lie makes it 3 % faster or slower than the next one.
+    The memory layout of a process alone can make it 3 % faster or slower than the next one.
     """
     samples: dict[str, list[Sample]] = {}
     for number in range(_PROCESSES):
@@ -126,7 +126,7 @@ def _run(contestant: Contestant, script: Path, seconds: int) -> Sample:
 
 
 def _refuse_errors(contestant: Contestant, found: dict[str, float]) -> None:
-    """Refuse a figure that has errors in it, or bodies of another size.
+    """Raise if a figure contains errors, or bodies of another size.
 
     The last bodies, one for each connection, are cut off, and their bytes counted.
     """

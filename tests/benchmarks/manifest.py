@@ -1,4 +1,4 @@
-"""Part g: a manifest of 1,000,000 references, beside the real library, and in memory."""
+"""Part g: a manifest of 1,000,000 references, compared with the icechunk library."""
 
 import json
 import random
@@ -27,7 +27,7 @@ _LIMIT_NBYTES: Final = 1 << 30
 _DATASET: Final = "repository"
 _KEY: Final = f"{ARRAY}/{chunk_key(PLACE)}"
 _READS: Final = 4
-"""Of `repo`, snapshot, manifest and chunk."""
+"""Reads of `repo`, snapshot, manifest and chunk."""
 
 _LOCAL: Final = """
 [datasets.repository]
@@ -45,7 +45,7 @@ format = "icechunk"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A repository in *root* whose references are all of one kind, and the chunk at `PLACE`."""
+    """A repository in *root* with references of one kind, and the chunk at `PLACE`."""
 
     name: str
     root: Path
@@ -55,12 +55,12 @@ class _Kind:
 
     @property
     def more(self) -> str:
-        """What the service is told of it."""
+        """The dataset's part of the configuration."""
         return _LOCAL.format(root=self.root)
 
 
 def measure(home: Path, store: Server) -> Iterator[Figure]:
-    """Compare first reads, watch the event loop, look references up, and count reads."""
+    """Measure first reads, delays of the event loop, look-ups, and reads of the store."""
     home.mkdir()
     for name, write, bound in ("native", write_native, 75), ("virtual", write_virtual, 100):
         root = home / name
@@ -72,10 +72,10 @@ def measure(home: Path, store: Server) -> Iterator[Figure]:
 
 
 def _compare(kind: _Kind, home: Path, store: Server) -> Iterator[Figure]:
-    """Time the first read of a chunk in fresh processes, of ours over HTTP.
+    """Time the first read of a chunk in new processes, the service's over HTTP.
 
-    Both have imported all they need, and know nothing of the repository: the library opens it and
-    a session in that time. Sockets are connected before.
+    Both have imported all they need, and know nothing of the repository: the library opens it and a
+    session in that time. Sockets are connected before.
     """
     ours, theirs, growth = [], [], []
     for number in range(_ROUNDS):
@@ -109,7 +109,7 @@ def _time_library(kind: _Kind) -> float:
 
 
 def _watch(kind: _Kind, home: Path) -> Iterator[Figure]:
-    """Measure how long the event loop stands still at most, in the best round."""
+    """Measure the longest delay of the event loop, in the best round."""
     config = home / f"{kind.name}-0" / "config.toml"
     asks = [Ask("GET", f"/{_DATASET}/{key}") for key in (f"{ARRAY}/zarr.json", _KEY)]
     rounds = run("blocking", config, _ROUNDS, json.dumps(asks))
@@ -142,7 +142,7 @@ def _decode(kind: _Kind) -> Manifest:
 
 
 def _count_reads(home: Path, store: Server) -> Figure:
-    """Count what the first chunk of a ref takes from the store."""
+    """Count the reads of the store for the first chunk of a ref."""
     more = _REMOTE.format(bucket=BUCKET, repository=REPOSITORY)
     with shardgate(home, store, more=more) as server:
         reads = _reads(server, store)
@@ -161,7 +161,7 @@ def _reads(server: Server, store: Server) -> int:
 
 
 def run(module: str, *arguments: str | int | Path) -> Any:
-    """Run a module of this package in a process of its own, and read what it prints."""
+    """Run a module of this package in a process of its own, and return what it prints."""
     command = [sys.executable, "-m", f"tests.benchmarks.{module}", *map(str, arguments)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:

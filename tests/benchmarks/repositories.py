@@ -1,6 +1,7 @@
-"""Repositories written by the real library; a million native references it would take an hour for.
+"""Repositories written by the icechunk library, for a million references partly by hand.
 
-Such a manifest takes the place of one that the library wrote, laid out as it lays out its own.
+The library would take an hour for a million native references. Their manifest is encoded as the
+library encodes its own, and replaces one that the library wrote.
 """
 
 import random
@@ -27,13 +28,13 @@ CHUNK_NBYTES: Final = 1024
 ARRAY: Final = "a"
 
 _LAYOUT: Final = ((GRID[0], GRID[1] * CHUNK_NBYTES), (1, CHUNK_NBYTES))
-"""A million chunks: the shape, and theirs."""
+"""Shapes of an array of a million chunks, and of its chunks."""
 
 _UPDATES: Final = 1000
-"""So many operations a file lists at most."""
+"""Most operations that a file lists."""
 _HEADER_NBYTES: Final = 39
 _VTABLE: Final = struct.pack("<7H2x", 14, 28, 4, 0, 0, 20, 8)
-"""Of a reference: index, length, chunk_id."""
+"""Vtable of a reference: index, length, chunk_id."""
 _RECORD: Final = np.dtype(
     [
         ("vtable", "<i4"),
@@ -49,7 +50,7 @@ _INDEX_AT: Final = 28
 
 
 def write_virtual(root: Path) -> bytes:
-    """Write an array whose chunks lie in 1,000 files, and give what is at `PLACE`."""
+    """Write an array whose chunks lie in 1,000 files, and return the chunk at `PLACE`."""
     files, chunk = root / "files", _random(0)
     files.mkdir(parents=True)
     row, column = PLACE
@@ -73,7 +74,7 @@ def write_virtual(root: Path) -> bytes:
 
 
 def write_native(root: Path) -> bytes:
-    """Write an array whose chunks have a file each, of which only that at `PLACE` is there."""
+    """Write an array whose chunks have a file each, of which only that at `PLACE` exists."""
     repository, chunk = root / "repository", _random(1)
     session = create_repository(
         repository, icechunk.RepositoryConfig(inline_chunk_threshold_bytes=0)
@@ -100,7 +101,7 @@ def write_same(root: Path) -> None:
 
 
 def write_history(root: Path, count: int) -> None:
-    """Write a repository of one array that lists *count* snapshots, of which the last is there."""
+    """Write a repository of one array and *count* snapshots, of which only the last exists."""
     session = create_repository(root)
     add_array(session.store, ARRAY, (count,), (1,))
     tip = decode_id(session.commit("Create an array"))
@@ -129,7 +130,7 @@ def create_repository(
 
 
 def _replace_manifest(repository: Path, snapshot_id: str, ids: bytes) -> None:
-    """Put *ids* in place of the only manifest, whose size the snapshot tells."""
+    """Replace the only manifest by one of *ids*, and its size in the snapshot."""
     (manifest,) = (repository / "manifests").iterdir()
     old = manifest.read_bytes()
     payload = zstandard.decompress(old[_HEADER_NBYTES:])
@@ -146,7 +147,7 @@ def _replace_manifest(repository: Path, snapshot_id: str, ids: bytes) -> None:
 
 
 def _encode(old: bytes, ids: bytes) -> bytes:
-    """Put *ids* behind the head of *old*, the last one first, as the library does."""
+    """Append references to *ids* to the head of *old*, the last one first, as the library does."""
     arrays = _follow(old, _field(old, _follow(old, 0), 1))
     refs = _follow(old, _field(old, _follow(old, arrays + 4), 1))
     slots = refs + 4 + 4 * np.arange(COUNT, dtype=np.int64)

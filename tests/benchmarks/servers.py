@@ -1,4 +1,4 @@
-"""Everything that listens: nginx in three roles, uvicorn, and Shardgate itself."""
+"""The servers: nginx in three roles, uvicorn, and Shardgate itself."""
 
 import getpass
 import os
@@ -112,8 +112,8 @@ class Server:
 def nginx_files(home: Path, root: Path, *, cors: bool = False) -> Generator[Server]:
     """Serve the files below *root*, with ranges: the static server, or the store.
 
-    What is absent is answered as S3 does, since nothing else proves absence to the service. With
-    *cors* pages of other origins may read, as a bucket's rules allow it.
+    Missing files get S3's error document, without which the service takes nothing for absent. With
+    *cors* pages of other origins may read, as by a bucket's rules.
     """
     location = f"root {root}; error_page 404 @absent;"
     with _nginx(home, location=_CORS + location if cors else location) as server:
@@ -122,9 +122,9 @@ def nginx_files(home: Path, root: Path, *, cors: bool = False) -> Generator[Serv
 
 @contextmanager
 def nginx_proxy(home: Path, store: Server, *, roomy: bool = False) -> Generator[Server]:
-    """Pass every request, its Range too, to *store* on kept connections.
+    """Pass every request, with its Range, to *store* on kept connections.
 
-    A body of 64 KiB does not fit the buffers that nginx has by default; *roomy* ones hold it.
+    A body of 64 KiB exceeds nginx's default buffers; *roomy* ones hold it.
     """
     location = _PROXY + _ROOMY if roomy else _PROXY
     with _nginx(home, location=location, upstream=_UPSTREAM.format(port=store.port)) as server:
@@ -133,7 +133,7 @@ def nginx_proxy(home: Path, store: Server, *, roomy: bool = False) -> Generator[
 
 @contextmanager
 def uvicorn(home: Path, app: str, **environ: str) -> Generator[Server]:
-    """Run the ASGI application *app* as the service runs."""
+    """Run the ASGI application *app* with the service's options of uvicorn."""
     home.mkdir()
     (port,) = free_ports(1)
     options = ["--loop", "uvloop", "--http", "httptools", "--no-access-log"]
@@ -155,7 +155,7 @@ def shardgate(
 ) -> Generator[Server]:
     """Run the service over the bucket of *store*, through its S3 path, with *more* datasets.
 
-    Or another *command*, configured alike, and by *environ* too.
+    Another *command* gets the same configuration, and *environ* too.
     """
     home.mkdir()
     (port,) = free_ports(1)
@@ -188,5 +188,5 @@ def _nginx(home: Path, *, location: str, upstream: str = "") -> Generator[Server
 
 
 def requests_served(counter: Client) -> int:
-    """Read nginx's count of requests, which counts the asking too."""
+    """Return nginx's count of requests, which includes this one."""
     return int(counter.ask("/stub_status").body.splitlines()[2].split()[2])

@@ -1,4 +1,4 @@
-"""Part n: chunks of 4 KiB, 1 MiB and 8 MiB beside nginx, cached and read from the store."""
+"""Part n: chunks of 4 KiB, 1 MiB and 8 MiB compared with nginx, cached and from the store."""
 
 import itertools
 import math
@@ -20,9 +20,9 @@ class _Size(NamedTuple):
     inner: Coords
     edge: int
     cached: Goal | None
-    """Of a cached chunk's rate beside that of a static file."""
+    """Goal of a cached chunk's rate in proportion to a static file's."""
     slowest: Goal | None = None
-    """Of the slowest in a hundred beside the median."""
+    """Goal of the 99th percentile in proportion to the median."""
 
     @property
     def array(self) -> str:
@@ -38,7 +38,7 @@ _CACHE_BYTES: Final = 384 << 20
 
 
 def measure(home: Path, root: Path, store: Server, *, rounds: int, seconds: int) -> list[Figure]:
-    """Compare one size after the other."""
+    """Compare the sizes one after the other."""
     figures = []
     for size in _SIZES:
         write_cube(root / size.array, edge=size.edge, per_shard=size.edge, inner=size.inner)

@@ -1,4 +1,4 @@
-"""Parts a, b and c: requests per second beside nginx, a bare application and FastAPI."""
+"""Parts a, b and c: requests per second compared with nginx, a bare application and FastAPI."""
 
 import random
 from collections.abc import Generator, Mapping, Sequence
@@ -63,7 +63,7 @@ def measure(
 
 @contextmanager
 def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contestant]]:
-    """Start everybody, and see that everybody answers with the right bytes."""
+    """Start all contestants, and assert that each returns the right bytes."""
     bodies = read_bodies(root / "plain")
     ours = [Request(f"/{DATASET}/morton/{key}", {}, body) for key, body in bodies.items()]
     files = [Request(f"{_OBJECTS}/plain/{key}", {}, body) for key, body in bodies.items()]
@@ -113,14 +113,14 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
 
 
 def read_bodies(plain: Path) -> dict[str, bytes]:
-    """Read the unsharded chunks, in an order without neighbours."""
+    """Return the unsharded chunks, in an order without neighbours."""
     keys = [chunk_key(coords) for coords in inner_chunks()]
     random.Random(0).shuffle(keys)
     return {key: (plain / key).read_bytes() for key in keys}
 
 
 def _range_requests(array: Path, bodies: Mapping[str, bytes]) -> list[Request]:
-    """Ask for the same chunks as ranges of the shards."""
+    """Return requests for the same chunks as ranges of the shards."""
     offsets = {chunk_key(coords): where for coords, where in read_offsets(array).items()}
     requests = []
     for key, body in bodies.items():
@@ -131,7 +131,7 @@ def _range_requests(array: Path, bodies: Mapping[str, bytes]) -> list[Request]:
 
 
 def speed(part: str, name: str, samples: Sequence[Sample]) -> Figure:
-    """Tell how fast a contestant was."""
+    """Return the figure of a contestant's speed."""
     speeds = [sample.per_second for sample in samples]
     return Figure(
         part,
@@ -149,6 +149,6 @@ def speed(part: str, name: str, samples: Sequence[Sample]) -> Figure:
 def ratio(
     part: str, what: str, ours: Sequence[Sample], theirs: Sequence[Sample], goal: Goal | None
 ) -> Figure:
-    """Compare round by round: what disturbs a round disturbs both."""
+    """Compare round by round, as a disturbance of a round affects both."""
     ratios = [o.per_second / t.per_second for o, t in zip(ours, theirs, strict=True)]
     return Figure.over(part, what, "×", ratios, goal)

@@ -1,4 +1,4 @@
-"""The service without metrics and access log, to compare with."""
+"""The service without metrics and access log, for comparison."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from shardgate.settings import Settings
 
 
 class _Uninstrumented:
-    """Hands requests on."""
+    """Passes requests on."""
 
     def __init__(self, app: InstrumentedApp) -> None:
         self.metrics = app.metrics

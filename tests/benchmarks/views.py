@@ -18,9 +18,9 @@ from .figures import Figure, Goal
 from .servers import BUCKET, DATASET, Server, nginx_files, shardgate
 
 _BROWSER_S: Final = 0.05
-"""From the browser to what it asks."""
+"""Delay between the browser and the servers."""
 _STORE_S: Final = 0.01
-"""From the gateway to the store."""
+"""Delay between the gateway and the store."""
 _ARRAY: Final = "views"
 _EDGE: Final = 8
 _PER_SHARD: Final = 4
@@ -40,7 +40,7 @@ _TIME: Final = f"""state => new Promise(resolve => {{
 
 
 def measure(home: Path, root: Path, store: Server, *, rounds: int) -> list[Figure]:
-    """Open the array in three ways in turn, each time with a new gateway and an empty profile."""
+    """Open the array in three ways in turn, each with a new gateway and an empty profile."""
     home.mkdir()
     write_cube(root / _ARRAY, edge=_EDGE, per_shard=_PER_SHARD)
     ways = (BUCKET_VIEW, HTTP1_VIEW, HTTP2_VIEW)
@@ -66,7 +66,7 @@ def _beside(what: str, ours: list[float], bucket: list[float], most: float) -> F
 
 
 def _look(browser: Browser, page_url: str, url: str) -> float:
-    """Return the seconds until all is loaded."""
+    """Return the seconds until everything is loaded."""
     with browser.new_context(
         viewport={"width": 800, "height": 600}, ignore_https_errors=True
     ) as context:
@@ -96,7 +96,7 @@ def _state(url: str) -> dict[str, Any]:
 
 @contextmanager
 def _way(name: str, home: Path, root: Path, store: Server) -> Generator[str]:
-    """Start all that is on a way, and give the URL of the array."""
+    """Start the servers of one way, and yield the URL of the array."""
     with ExitStack() as running:
         start, path, scheme = running.enter_context, DATASET, "http"
         if name == BUCKET_VIEW:
@@ -113,7 +113,7 @@ def _way(name: str, home: Path, root: Path, store: Server) -> Generator[str]:
 
 @contextmanager
 def _service(home: Path, store: Server) -> Generator[int]:
-    """Start a gateway as an operator does, who has asked it whether it is ready."""
+    """Start a gateway, and request its readiness, as an operator does."""
     with ExitStack() as running:
         way = running.enter_context(proxying(store.port, _STORE_S))
         far_store = Server(store.pid, way.port)

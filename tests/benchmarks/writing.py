@@ -1,4 +1,4 @@
-"""Part h: inner chunks put into shards, beside a client that rewrites the shard for each."""
+"""Part h: inner chunks put into shards, compared with a client that rewrites whole shards."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ _INNER_BYTES: Final = 64 * 1024
 _PUTS: Final = 1000
 _IN_FLIGHT: Final = 64
 _REWRITES: Final = 96
-"""Of the client that rewrites: its rate does not depend on how many it does."""
+"""Number of rewrites by the client, whose rate does not depend on it."""
 _ROUNDS: Final = 3
 _BIG_INNER_BYTES: Final = 1024**2
 _BIG_PER_SHARD: Final = 1024
@@ -55,7 +55,7 @@ def measure(home: Path) -> list[Figure]:
 
 
 async def _many(seaweedfs: SeaweedFS, url: str) -> list[Figure]:
-    """Put chunks into shards that begin empty; rewrite shards that are as full on average."""
+    """Put chunks into shards that begin empty, and rewrite shards as full on average."""
     rates, ratios, rewrites, written = [], [], [], []
     for number in range(_ROUNDS):
         name = f"many{number}"
@@ -103,7 +103,7 @@ async def _one_of_many(seaweedfs: SeaweedFS, url: str) -> list[Figure]:
 
 
 async def _put_all(array: str) -> float:
-    """Put chunks of all shards in random order; give the rate."""
+    """Put chunks of all shards in random order, and return the rate."""
     order = random.Random(0).sample(range(_SHARDS * _PER_SHARD), _PUTS)
     body = random.Random(1).randbytes(_INNER_BYTES)
     connector = aiohttp.TCPConnector(limit=_IN_FLIGHT)
@@ -117,9 +117,9 @@ async def _put_all(array: str) -> float:
 
 
 async def _rewrite_all(seaweedfs: SeaweedFS, name: str) -> float:
-    """Rewrite shards as a client does that reads one, changes it in memory and puts it back.
+    """Rewrite shards like a client that reads one, changes it in memory and puts it back.
 
-    Only one at a time rewrites a shard, or chunks would be lost.
+    One writer at a time rewrites a shard, or chunks would be lost.
     """
     store = seaweedfs.store("")
     half = np.zeros(_PUTS // _SHARDS // 2 * _INNER_BYTES, "u1").tobytes()
@@ -146,7 +146,7 @@ async def _rate(call: Callable[[int], Awaitable[None]], numbers: Sequence[int]) 
 
 
 async def _write_big(store: S3Store, key: str) -> None:
-    """Write a shard in which every chunk is."""
+    """Write a shard with every chunk."""
     offsets = np.arange(_BIG_PER_SHARD, dtype="<u8") * _BIG_INNER_BYTES
     index = np.stack([offsets, np.full_like(offsets, _BIG_INNER_BYTES)], axis=1).tobytes()
     chunk = random.Random(2).randbytes(_BIG_INNER_BYTES)
@@ -158,7 +158,7 @@ async def _write_big(store: S3Store, key: str) -> None:
 def _put_metadata(
     seaweedfs: SeaweedFS, name: str, inner_bytes: int, shards: int, per_shard: int
 ) -> None:
-    """Describe an array of bytes, whose index has no checksum."""
+    """Write the metadata of an array of bytes whose index has no checksum."""
     shard_bytes = inner_bytes * per_shard
     codec = sharding([inner_bytes], [{"name": "bytes"}], index_codecs=[LITTLE])
     document = array_metadata([shard_bytes * shards], [shard_bytes], [codec])
@@ -166,7 +166,7 @@ def _put_metadata(
 
 
 async def _metrics(url: str) -> Metrics:
-    """Read the counts of the service."""
+    """Return the service's counters."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
     totals = defaultdict[str, float](float)

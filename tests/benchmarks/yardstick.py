@@ -1,4 +1,4 @@
-"""The ceiling, a constant answer, and the plain way: a FastAPI route that awaits `get_object`."""
+"""The ceiling, a constant response, and the plain way: a FastAPI route awaiting `get_object`."""
 
 import os
 from collections.abc import AsyncGenerator
@@ -14,7 +14,7 @@ _HEADERS: Final = [(b"content-length", b"%d" % len(_BODY))]
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """Answer everything with the same 64 KiB."""
+    """Respond to everything with the same 64 KiB."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await send({"type": "http.response.body", "body": _BODY})
@@ -40,7 +40,7 @@ async def read_range(
     key: str,
     range: Annotated[str, Header()],  # noqa: A002
 ) -> Response:
-    """Answer with the bytes of the object that the client named."""
+    """Respond with the bytes of the object that the client names."""
     found = await request.app.state.s3.get_object(Bucket=bucket, Key=key, Range=range)
     async with found["Body"] as body:
         return Response(await body.read(), 206, {"etag": found["ETag"]})

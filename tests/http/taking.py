@@ -1,4 +1,4 @@
-"""A service that may be written, and connections on which anything can be said to it."""
+"""A writable service, and raw connections to it."""
 
 import socket
 from collections.abc import Generator, Iterator, Mapping
@@ -22,7 +22,7 @@ LIMITS = LimitSettings(max_chunk_bytes=ByteSize(MAX), timeout_s=1)
 
 @contextmanager
 def taking(folder: Path) -> Generator[httpx.Client]:
-    """Serve a sharded array and a place for anything that may be written, and one that may not."""
+    """Serve a writable sharded array, writable memory, and a read-only array."""
     write_files(build(CHUNKS), folder / "em")
     datasets = {
         "em": DatasetSettings(url=(folder / "em").as_uri(), writable=True),
@@ -34,7 +34,7 @@ def taking(folder: Path) -> Generator[httpx.Client]:
 
 
 class Wire:
-    """One connection, on which anything can be said."""
+    """A raw connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -46,13 +46,13 @@ class Wire:
         self.connection.sendall("\r\n".join([*lines, "Host: localhost", "", ""]).encode() + body)
 
     def hear(self) -> tuple[int, Mapping[str, str], bytes]:
-        """Read a whole answer."""
+        """Read a whole response."""
         status = int(self._stream.readline().split()[1])
         headers = dict(self._headers())
         return status, headers, self._stream.read(int(headers.get("content-length", "0")))
 
     def hears_the_end(self) -> bool:
-        """Tell whether the other side has closed the connection."""
+        """Return whether the other side has closed the connection."""
         return self._stream.read(1) == b""
 
     def _headers(self) -> Iterator[tuple[str, str]]:
@@ -69,6 +69,6 @@ def wire(client: httpx.Client) -> Generator[Wire]:
 
 
 def get(client: httpx.Client, path: str) -> bytes | None:
-    """Read what is there now."""
+    """Return the body of *path*, or `None` for 404."""
     answer = client.get(path)
     return None if answer.status_code == httpx.codes.NOT_FOUND else answer.content

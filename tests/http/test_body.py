@@ -22,7 +22,7 @@ MIB = 1024**2
 
 
 class Client:
-    """Sends *pieces*, and tells how often it was asked to, and what was held then."""
+    """Sends *pieces*, and records each request for one with the bytes held then."""
 
     def __init__(self, pieces: Sequence[bytes], budget: ByteBudget | None = None) -> None:
         self._pieces = list(pieces)
@@ -30,7 +30,7 @@ class Client:
         self.asked: list[int] = []
 
     async def receive(self) -> dict[str, Any]:
-        """Give the next piece."""
+        """Return the next piece."""
         self.asked.append(self._budget.held_bytes if self._budget else 0)
         if not self._pieces:
             return {"type": "http.disconnect"}
@@ -39,13 +39,13 @@ class Client:
 
 
 def incoming(client: Client, length: int) -> IncomingBody:
-    """Announce *length* bytes."""
+    """Return a body that announces *length* bytes."""
     given = {b"content-length": b"%d" % length}
     return IncomingBody(client.receive, given, timeout_s=1)
 
 
 async def read(client: Client, length: int, budget: ByteBudget | None = None) -> bytes:
-    """Read a body of which *length* bytes are announced."""
+    """Read a body that announces *length* bytes."""
     held = ByteReservation(budget or ByteBudget(10 * MIB, wait_s=0.01))
     try:
         return await incoming(client, length).read(length, held)
@@ -54,7 +54,7 @@ async def read(client: Client, length: int, budget: ByteBudget | None = None) ->
 
 
 async def test_body_is_counted_once_it_has_arrived() -> None:
-    """A client that announces a long body holds the bytes that it has sent."""
+    """A client that announces a long body holds only the bytes that it has sent."""
     budget = ByteBudget(100 * MIB, wait_s=0.01)
     client = Client([bytes(MIB)] * 4, budget)
 
@@ -63,8 +63,8 @@ async def test_body_is_counted_once_it_has_arrived() -> None:
     assert budget.held_bytes == 0
 
 
-async def test_body_without_room_is_asked_for_one_piece() -> None:
-    """A client whose first bytes find no room is asked for no more."""
+async def test_body_without_room_is_not_read_further() -> None:
+    """A body whose first piece exceeds the budget raises BusyError, and is not read further."""
     budget = ByteBudget(100 * MIB, wait_s=0.01)
     await budget.acquire(100 * MIB)
     client = Client([b"ab", b"c"])
@@ -84,10 +84,13 @@ async def test_body_without_room_is_asked_for_one_piece() -> None:
         ([], ClientGoneError),
     ],
 )
-async def test_another_length_than_was_announced_is_refused(
+async def test_body_of_another_length_is_refused(
     pieces: list[bytes], error: type[Exception]
 ) -> None:
-    """More bytes, or fewer; a client that leaves is gone. A body of nothing is not asked for."""
+    """A body that is longer or shorter than announced is refused.
+
+    A body of zero bytes is not read.
+    """
     with pytest.raises(error):
         await read(Client(pieces), 3)
     client = Client(pieces)
@@ -106,14 +109,14 @@ async def test_another_length_than_was_announced_is_refused(
         ({b"content-length": b"5"}, errors.TooLargeError),
     ],
 )
-def test_the_length_is_told_and_bounded(given: dict[bytes, bytes], error: type[Exception]) -> None:
-    """Before anything is read."""
+def test_length_is_required_and_bounded(given: dict[bytes, bytes], error: type[Exception]) -> None:
+    """A missing or invalid Content-Length, or one above the limit, is refused before reading."""
     with pytest.raises(error):
         IncomingBody(None, given, timeout_s=1).length(4)
 
 
-async def test_a_body_that_tells_where_it_ends_is_bounded() -> None:
-    """Its length need not be announced."""
+async def test_chunked_body_is_bounded() -> None:
+    """A body with chunked transfer coding is read without a length, up to the limit."""
     for pieces in ([b"abc", b"de"], [b"abcd", b"ef"]):
         given = {b"transfer-encoding": b"chunked"}
         body = IncomingBody(Client(pieces).receive, given, timeout_s=1)
@@ -144,7 +147,9 @@ async def test_a_body_that_tells_where_it_ends_is_bounded() -> None:
         *((other, None, None) for other in ("b r", "br;q=1", '"gzip"', "\xe9")),
     ],
 )
-def test_codings(encoding: str | None, signed: str | None, coding: tuple[str, bool] | None) -> None:
+def test_content_coding_is_parsed(
+    encoding: str | None, signed: str | None, coding: tuple[str, bool] | None
+) -> None:
     """A content coding is a list of names beside the framing; any other value is refused."""
     given = {b"content-encoding": encoding, b"x-amz-content-sha256": signed}
     headers = {name: value.encode() for name, value in given.items() if value is not None}
@@ -156,8 +161,8 @@ def test_codings(encoding: str | None, signed: str | None, coding: tuple[str, bo
         assert ContentCoding.parse(headers) == coding
 
 
-async def test_what_is_in_memory_twice_is_counted_twice() -> None:
-    """A body beside its frames, and gzip beside what it holds."""
+async def test_decoded_bytes_are_counted() -> None:
+    """The budget counts a body and its frames, and compressed bytes and their inflated ones."""
     body = gzip.compress(bytes(MIB))
     framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     given = {
@@ -174,14 +179,14 @@ async def test_what_is_in_memory_twice_is_counted_twice() -> None:
 
 
 class NotingBudget(ByteBudget):
-    """Notes what is held whenever that has grown."""
+    """Records the held bytes whenever they have grown."""
 
     def __init__(self, max_bytes: int, *, wait_s: float) -> None:
         super().__init__(max_bytes, wait_s=wait_s)
         self.held: list[int] = []
 
     async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
-        """Acquire, and note."""
+        """Acquire, and record."""
         await super().acquire(nbytes, held_nbytes=held_nbytes)
         self.held.append(self.held_bytes)
 
@@ -202,8 +207,8 @@ TRAILED = b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n"
         (b"0\r\nA:1\nB: 2 \n\r\n", b"", {b"a": b"1", b"b": b"2"}),
     ],
 )
-def test_frames(data: bytes, body: bytes, trailers: dict[bytes, bytes]) -> None:
-    """Signed or not, with trailers or without, the body is what is between the frames."""
+def test_frames_are_decoded(data: bytes, body: bytes, trailers: dict[bytes, bytes]) -> None:
+    """aws-chunked frames, signed or not, with trailers or without, decode to their body."""
     assert decode_aws_chunked(data, len(body)) == (body, trailers)
 
 
@@ -226,7 +231,7 @@ def test_frames(data: bytes, body: bytes, trailers: dict[bytes, bytes]) -> None:
     ],
 )
 def test_malformed_frames_are_refused(data: bytes) -> None:
-    """Nor is more or less taken than was told, or a body that is cut anywhere."""
+    """Malformed or truncated frames, and those of another length, are refused."""
     with pytest.raises(BadBodyError):
         decode_aws_chunked(data, 3)
 
@@ -244,8 +249,8 @@ TOLD = {  # of the catalogue of CRCs, and of OpenSSL
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_what_is_told_is_checked(name: bytes) -> None:
-    """The right checksum passes, in its one spelling, and no other body under it."""
+def test_digest_is_checked(name: bytes) -> None:
+    """A digest header must be that of the body, in its one spelling; otherwise DigestError."""
     told = {name: TOLD[name]}
     check_digests(BODY, BODY, told)
 
@@ -265,8 +270,11 @@ def test_what_is_told_is_checked(name: bytes) -> None:
         (b"x-amz-content-sha256", b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"),
     ],
 )
-def test_what_cannot_be_checked_is_not(name: bytes, value: bytes) -> None:
-    """The digest that is signed sums up the body with its frames, all others what is in them."""
+def test_unknown_digest_is_ignored(name: bytes, value: bytes) -> None:
+    """Unknown digests and unsigned payloads are not checked.
+
+    The signed digest covers the body with its frames, others the decoded body.
+    """
     signed, md5 = b"x-amz-content-sha256", b"content-md5"
 
     check_digests(BODY, BODY, {name: value})

@@ -1,4 +1,4 @@
-"""Objects with a content coding: sent so to clients that accept it and to clients of S3."""
+"""Objects with a content coding: stored bytes for clients that accept it, else inflated ones."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ CODINGS: Final = list(ENCODERS)
 
 @pytest.fixture(scope="module")
 def client() -> Generator[httpx.Client]:
-    """Serve one bucket as it is stored, and as arrays."""
+    """Serve one bucket with a raw view and as arrays."""
     root = "memory://codings"
     datasets = {
         "raw": DatasetSettings(url=root, view="raw", writable=True),
@@ -93,8 +93,8 @@ def test_s3_client_gets_the_stored_bytes(client: httpx.Client, coding: str) -> N
 
 
 @pytest.mark.parametrize("coding", [*CODINGS, "compress"])
-def test_an_empty_object_is_empty_in_any_coding(client: httpx.Client, coding: str) -> None:
-    """Tools name their coding for empty objects too."""
+def test_empty_object_has_no_content_coding(client: httpx.Client, coding: str) -> None:
+    """An empty object that was stored with a content coding is empty, and is sent without one."""
     store(client, "empty", coding, b"")
     _copy(client, "empty", "empty-copy")
 
@@ -175,8 +175,8 @@ def _upload_copy(client: httpx.Client, source: str, key: str, coding: str) -> No
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_long_metadata_with_a_coding_are_passed_on(client: httpx.Client, coding: str) -> None:
-    """What counts is the length of the inflated document, and whether anything in it is sharded."""
+def test_long_document_with_a_coding_is_passed_on(client: httpx.Client, coding: str) -> None:
+    """A compressed document whose inflated length exceeds the limit is passed on as an object."""
     names = {"ids": list(map(str, range(1000)))}
     plain = json.dumps({"@type": "neuroglancer_segment_properties", "inline": names}).encode()
     data = encoded(coding, plain)

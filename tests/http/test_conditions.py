@@ -48,10 +48,12 @@ from shardgate.read.bodies import Entity
         *((header, 10, BadHeaderError) for header in ("bytes", "bytes=٣-٤")),
     ],
 )
-def test_ranges(header: str, length: int, expected: ByteRange | type[Exception] | None) -> None:
-    """A range is clamped to the bytes there are, of which an empty entity has none.
+def test_range_is_resolved(
+    header: str, length: int, expected: ByteRange | type[Exception] | None
+) -> None:
+    """A range is clamped to the entity, and several ranges or other units mean the whole body.
 
-    Several ranges, and units that are not ours, are answered with the whole body.
+    A range outside of the entity is unsatisfiable, and a malformed one an error.
     """
     if isinstance(expected, type):
         with pytest.raises(expected):
@@ -62,8 +64,8 @@ def test_ranges(header: str, length: int, expected: ByteRange | type[Exception] 
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 40))
-def test_agrees_with_slicing(first: int, last: int, length: int) -> None:
-    """An inclusive range takes what a slice of the body takes."""
+def test_range_agrees_with_slicing(first: int, last: int, length: int) -> None:
+    """An inclusive range selects the bytes of the corresponding slice."""
     body = bytes(range(length))
     try:
         part = resolve_range(parse_range(f"bytes={first}-{last}") or ByteRange(0, 0), length)
@@ -99,8 +101,10 @@ A, B = ETag('"a"'), ETag('"b"')
         ("*", "*", set()),
     ],
 )
-def test_demands(if_match: str | None, if_none_match: str | None, fulfilled_by: set[str]) -> None:
-    """One of all names of the current version decides; where nothing is there are none."""
+def test_write_condition_is_evaluated(
+    if_match: str | None, if_none_match: str | None, fulfilled_by: set[str]
+) -> None:
+    """If-Match and If-None-Match hold by any of the version's ETags; an absent object has none."""
     assert parse_demand(None, None) is None
     demand = parse_demand(if_match, if_none_match)
     current = {"": (), "a": (A,), "b": (B,), "ab": (A, B)}
@@ -110,8 +114,8 @@ def test_demands(if_match: str | None, if_none_match: str | None, fulfilled_by: 
 
 
 @pytest.mark.parametrize("value", ["", '"a', 'a"', '"a" "b"', '*, "a"', '"a\n"', "a b"])
-def test_what_is_no_list_of_tags_is_refused(value: str) -> None:
-    """A condition that is not understood must not pass for one that holds."""
+def test_malformed_etag_list_is_refused(value: str) -> None:
+    """A malformed list of entity tags is an error, and not a condition that holds."""
     with pytest.raises(BadHeaderError):
         parse_demand(value, None)
     with pytest.raises(BadHeaderError):
@@ -125,13 +129,13 @@ MODIFIED_S = 784111777
 
 
 def choose(method: str = "GET", **headers: str) -> Selection:
-    """Choose of ten bytes of the version v1."""
+    """Evaluate *headers* for ten bytes of the version v1."""
     given = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
     return Conditions.parse(method, given).choose(ETAG, 10, MODIFIED_S)
 
 
 def at(after_s: int) -> str:
-    """Write the date *after_s* the entity was modified."""
+    """Format the date *after_s* the entity was modified."""
     return formatdate(MODIFIED_S + after_s, usegmt=True)
 
 
@@ -172,12 +176,14 @@ DATE = at(0)
         *(({"range": "bytes=2-3", "if_range": tag}, 200) for tag in ('"v2"', 'W/"v1"', DATE)),
     ],
 )
-def test_conditions(method: str, headers: dict[str, str], status: int) -> None:
-    """If-Match comes first, then If-None-Match, then Range, which means something for GET only.
+def test_preconditions_are_evaluated_in_order(
+    method: str, headers: dict[str, str], status: int
+) -> None:
+    """If-Match precedes If-None-Match, which precedes Range, which is ignored for HEAD.
 
-    If-None-Match compares weakly, If-Match strongly; icechunk leaves the quotes out. Dates count
-    to the second, where no tag says more; what is no date is ignored (RFC 9110 §13). A range
-    counts only for the version of If-Range, which no date names strongly (§14.2).
+    If-None-Match compares weakly, If-Match strongly, and quotes may be missing. Dates count where
+    no tag is sent, to the second; invalid ones are ignored (RFC 9110 §13). If-Range needs a strong
+    tag (§14.2).
     """
     chosen = choose(method, **headers)
 
@@ -190,8 +196,8 @@ def test_conditions(method: str, headers: dict[str, str], status: int) -> None:
 
 
 @pytest.mark.parametrize("name", [b"if-modified-since", b"if-unmodified-since"])
-def test_dates_are_ignored_for_what_has_no_time(name: bytes) -> None:
-    """Nothing is known then of whether it was modified."""
+def test_dates_are_ignored_without_a_modification_time(name: bytes) -> None:
+    """Conditions by date are ignored for an entity without a modification time."""
     conditions = Conditions.parse("GET", {name: DATE.encode()})
 
     assert conditions.choose(ETAG, 10, None).status is HTTPStatus.OK
@@ -214,7 +220,7 @@ def test_dates_are_ignored_for_what_has_no_time(name: bytes) -> None:
 def test_reading_is_certain_only_without_conditions(
     headers: dict[bytes, bytes], expected: object
 ) -> None:
-    """What will be read in any case is known only where no condition can change it."""
+    """The range that will be read is known only without conditions."""
     assert Conditions.parse("GET", headers).reading == expected
 
 
@@ -233,8 +239,8 @@ def test_reading_is_certain_only_without_conditions(
         )),
     ],
 )  # fmt: skip
-def test_gzip_is_accepted(header: str | None, *, is_accepted: bool) -> None:
-    """By its names, or as any coding, with a weight above zero; silence is no wish (§12.5.3)."""
+def test_accept_encoding_is_parsed(header: str | None, *, is_accepted: bool) -> None:
+    """A coding is accepted by name or `*` with a weight above zero (RFC 9110 §12.5.3)."""
     assert accepts("gzip", None if header is None else header.encode()) is is_accepted
 
 
@@ -280,10 +286,8 @@ def _choose(
 
 
 @pytest.mark.parametrize(("method", "headers"), [*_STORED, *_INFLATED])
-def test_a_coding_is_sent_only_if_the_whole_body_is_asked_for(
-    method: str, headers: dict[bytes, bytes]
-) -> None:
-    """HEAD, and a GET with a Range, even one that is ignored, are about the inflated form."""
+def test_coding_is_sent_for_whole_bodies_only(method: str, headers: dict[bytes, bytes]) -> None:
+    """A HEAD, and a GET with a Range, even one that is ignored, are about the inflated form."""
     is_whole = (method, headers) in _STORED
 
     assert _choose(method, headers, b"br, gzip", "br") == (_WHOLE if is_whole else None)
@@ -311,7 +315,7 @@ def test_form_that_cannot_be_inflated_is_sent_whole_or_refused(
 
 
 def test_s3_client_gets_the_stored_form() -> None:
-    """The ranges of a client of S3 count stored bytes, whatever it accepts."""
+    """Ranges of an S3 client count stored bytes, whatever it accepts."""
     part = {b"range": b"bytes=-4", b"if-match": b'"v1"'}
 
     for coding in ("br", "compress"):
@@ -326,7 +330,7 @@ MANY = 10_000
 
 
 class Name(bytes):
-    """A name that counts how often it is compared."""
+    """A header name that counts its comparisons."""
 
     compared = 0
     __hash__ = bytes.__hash__
@@ -338,15 +342,15 @@ class Name(bytes):
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.binary())))
-def test_a_header_that_is_repeated_is_a_list(headers: Headers) -> None:
-    """Its values keep their order (RFC 9110 §5.3)."""
+def test_repeated_header_is_a_list(headers: Headers) -> None:
+    """Values of a repeated header are joined in their order (RFC 9110 §5.3)."""
     assert combine_headers(headers) == {
         name: b", ".join(value for each, value in headers if each == name) for name, _ in headers
     }
 
 
-def test_many_headers_are_combined_in_one_go() -> None:
-    """As many as fit into a head that is refused, one of which is repeated."""
+def test_headers_are_combined_in_linear_time() -> None:
+    """Combining 10,000 headers of which one is repeated compares each name a few times only."""
     headers: Headers = [(Name(b"%x" % number), b"") for number in range(MANY)]
     combine_headers([*headers, (Name(b"0"), b"")])
 
@@ -357,7 +361,7 @@ ORIGIN = b"access-control-allow-origin"
 
 
 def test_origins_are_allowed_by_name_or_all() -> None:
-    """With a star the answer is the same for every page; else caches hear that answers differ."""
+    """Every origin gets the same response with `*`; otherwise responses vary by Origin."""
     star, named = Cors(["*"]), Cors(["https://a.example"])
     allowed = {ORIGIN: b"https://a.example", b"vary": b"Origin"}
 
@@ -367,8 +371,8 @@ def test_origins_are_allowed_by_name_or_all() -> None:
     assert dict(named.headers(b"https://b.example")) == {b"vary": b"Origin"}
 
 
-def test_every_leaf_of_the_error_tree_has_a_status() -> None:
-    """A new error cannot be forgotten at the edge, nor in the drawing of the tree."""
+def test_every_error_class_has_a_status() -> None:
+    """Each error class without subclasses has a status, and a place in the docstring's tree."""
     classes = [c for c in vars(errors).values() if isinstance(c, type)]
     leaves = {c for c in classes if issubclass(c, Exception) and not c.__subclasses__()}
     names = [c.__name__ for c in classes if c.__name__.endswith("Error")]
@@ -377,8 +381,8 @@ def test_every_leaf_of_the_error_tree_has_a_status() -> None:
     assert [name for name in names if name not in (errors.__doc__ or "")] == []
 
 
-def test_no_failure_of_a_store_is_absence() -> None:
-    """404 is said of a proven absence and of what a request means only."""
+def test_storage_errors_are_not_404() -> None:
+    """Unknown datasets, repositories, refs, sessions and uploads are 404, unlike storage errors."""
     absent = {error for error, status in STATUS.items() if status is HTTPStatus.NOT_FOUND}
 
     assert absent == {
@@ -390,8 +394,8 @@ def test_no_failure_of_a_store_is_absence() -> None:
     }
 
 
-def test_problem_document() -> None:
-    """A problem says what and why (RFC 9457); 429, 503 and 504 when to come back."""
+def test_problem_document_has_its_members() -> None:
+    """A problem has status, title and detail (RFC 9457); 429, 503 and 504 have Retry-After."""
     headers, body = problem(HTTPStatus.FAILED_DEPENDENCY, "s3://b/k: damaged")
 
     assert json.loads(body) == {

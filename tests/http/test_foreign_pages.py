@@ -1,6 +1,6 @@
-"""Pages that browsers show write only where `server.cors_origins` names them.
+"""Web pages write only if `server.cors_origins` names their origin.
 
-They do no more under a name that was pointed at the service afterwards (DNS rebinding).
+A page whose host name was rebound to the service (DNS rebinding) does not either.
 """
 
 from collections.abc import Generator
@@ -20,7 +20,7 @@ DELETION = b"<Delete><Object><Key>k</Key></Object></Delete>"
 
 @pytest.fixture(scope="module")
 def client() -> Generator[httpx.Client]:
-    """Serve a place that may be written, by pages of one origin."""
+    """Serve a writable dataset to pages of one origin, and a private one."""
     settings = Settings(
         server=ServerSettings(cors_origins=(NAMED,)),
         callers={"ana": caller(TOKENS["ana"])},
@@ -34,8 +34,11 @@ def client() -> Generator[httpx.Client]:
 
 
 @pytest.mark.parametrize("origin", ["https://b.example", "null"])
-def test_other_pages_write_nothing(client: httpx.Client, origin: str) -> None:
-    """Asking leave for it or not; named pages, the service's own, and what is no page do write."""
+def test_write_of_another_origin_is_refused(client: httpx.Client, origin: str) -> None:
+    """A write with the Origin of another page is 403.
+
+    One of a named origin, of the service itself or without Origin succeeds.
+    """
     headers = {"origin": origin, "content-type": "text/plain"}
     client.put("/any/k", content=b"x")
     for method, path in (
@@ -75,8 +78,10 @@ def test_other_pages_write_nothing(client: httpx.Client, origin: str) -> None:
         ("GET", "/api/none", 404),
     ],
 )
-def test_browsers_guess_no_type(client: httpx.Client, method: str, path: str, status: int) -> None:
-    """Every answer says once that its Content-Type is meant."""
+def test_responses_forbid_content_sniffing(
+    client: httpx.Client, method: str, path: str, status: int
+) -> None:
+    """Every response has `X-Content-Type-Options: nosniff`."""
     client.put("/any/page.html", content=b"<script>")
     answer = client.request(method, path)
 
@@ -85,8 +90,11 @@ def test_browsers_guess_no_type(client: httpx.Client, method: str, path: str, st
 
 
 @pytest.mark.parametrize("name", ["page.html", "picture.svg", "page.xhtml", "data.xml", "k"])
-def test_stored_pages_are_not_of_this_origin(client: httpx.Client, name: str) -> None:
-    """Objects are sandboxed, at first, from memory, when they have not changed, and in part."""
+def test_stored_pages_are_sandboxed(client: httpx.Client, name: str) -> None:
+    """Responses for objects have a sandbox policy and no type that browsers run.
+
+    That holds for 200, 206 and 304, from the store and from memory.
+    """
     client.put(f"/any/{name}", content=b"<script>")
     told = client.head(f"/any/{name}").headers
     assert told["content-type"] == "application/octet-stream"
@@ -120,10 +128,10 @@ def test_stored_pages_are_not_of_this_origin(client: httpx.Client, name: str) ->
     ],
 )
 @pytest.mark.parametrize("host", ["rebound.example", "127.0.0.1.rebound.example:8000", "[x]", ""])
-def test_another_name_opens_what_everybody_may_read_only(
+def test_unknown_host_reads_public_datasets_only(
     client: httpx.Client, method: str, path: str, host: str
 ) -> None:
-    """Neither writes nor private data, to which unknown names are alike; pages can read why."""
+    """A write, or a read of a private or unknown dataset, with an unknown Host is 421."""
     client.put("/any/k", content=b"x")
     headers = {"host": host, "origin": f"http://{host}", "authorization": "Bearer x"}
     answer = client.request(method, path, headers=headers)
@@ -139,8 +147,8 @@ def test_another_name_opens_what_everybody_may_read_only(
     "host",
     ["localhost", "LOCALHOST.:80", "127.0.0.1:", "10.0.0.7:8000", "[::1]:8000", "[FE80::1]"],
 )
-def test_addresses_and_this_machine_are_our_names(client: httpx.Client, host: str) -> None:
-    """No name server can point them elsewhere; by other names all is read that everybody may."""
+def test_ip_addresses_and_localhost_are_accepted_hosts(client: httpx.Client, host: str) -> None:
+    """IP addresses and localhost are accepted hosts. Public datasets are read by any host."""
     private = {"authorization": f"Bearer {TOKENS['ana']}", "host": host}
 
     assert client.put("/any/k", content=b"x", headers={"host": host}).status_code == 200
@@ -150,8 +158,11 @@ def test_addresses_and_this_machine_are_our_names(client: httpx.Client, host: st
         assert answer.status_code in {200, 401}
 
 
-def test_the_host_of_an_absolute_target_counts(client: httpx.Client) -> None:
-    """It takes the place of Host (RFC 9112 §3.2.2); clients of S3 are told in XML."""
+def test_host_of_an_absolute_target_is_used(client: httpx.Client) -> None:
+    """The host of an absolute target replaces Host (RFC 9112 §3.2.2).
+
+    S3 clients get the error in XML.
+    """
     for target, host, status in (
         (b"http://rebound.example/any/k", b"localhost", b"421"),
         (b"http://localhost:8000/any/k", b"rebound.example", b"200"),
@@ -167,8 +178,8 @@ def test_the_host_of_an_absolute_target_counts(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("named", "status"), [("chunks.example", 200), ("*", 200), ("b.c", 421)])
-def test_names_are_a_setting(named: str, status: int) -> None:
-    """With any port, and with a star all of them."""
+def test_hosts_setting_allows_names(named: str, status: int) -> None:
+    """`server.hosts` allows names with any port, and `*` all of them."""
     settings = Settings(
         server=ServerSettings(hosts=(named,)),
         datasets={"any": DatasetSettings(url="memory://any", writable=True)},

@@ -1,4 +1,4 @@
-"""Chunks and objects that are stored as gzip: sent so to who takes it, else what it holds."""
+"""Chunks and objects stored as gzip: stored bytes for clients that accept it, else inflated."""
 
 import asyncio
 import gzip
@@ -37,7 +37,7 @@ OBJECTS = build({KEY: CHUNK, NEIGHBOUR: b"neighbour", BIG: LARGE}, sharding=GZIP
 
 @dataclass
 class Got:
-    """An answer, its body as it came."""
+    """A response with its raw body."""
 
     status: int
     headers: httpx.Headers
@@ -45,7 +45,7 @@ class Got:
 
 
 def ask(client: httpx.Client, path: str, method: str = "GET", **headers: str) -> Got:
-    """Ask with no header but *headers*, and decode nothing."""
+    """Send a request with no header but *headers*, and decode nothing."""
     request = client.build_request(method, path)
     del request.headers["accept-encoding"]
     request.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
@@ -63,10 +63,10 @@ class Service:
     client: httpx.Client
     store: FaultyServer
     folder: str = "em"
-    """Where the volume lies, in the dataset of that name or below it."""
+    """Path of the volume: the dataset of that name, or a folder in it."""
 
     def ask(self, key: str = KEY, *, method: str = "GET", **headers: str) -> Got:
-        """Ask for *key* with no header but *headers*, and decode nothing."""
+        """Request *key* with no header but *headers*, and decode nothing."""
         return ask(self.client, f"/{self.folder}/{key}", method, **headers)
 
     def put(self, objects: dict[str, bytes]) -> None:
@@ -75,14 +75,14 @@ class Service:
             self.store.put("bucket", f"{self.folder}/{key}", data)
 
     def anew(self) -> "Service":
-        """Write a volume of which the service knows nothing."""
+        """Write a volume that the service has not read."""
         found = replace(self, folder=f"em/{next(_numbers)}")
         found.put(OBJECTS)
         return found
 
     @contextmanager
     def without_reads(self) -> Generator[None]:
-        """See that nothing is asked of the store."""
+        """Assert that the store receives no request."""
         before = len(self.store.seen)
         yield
         assert [seen.path for seen in self.store.seen[before:]] == []
@@ -147,10 +147,10 @@ PART = {"range": "bytes=3-9"}
         ),
     ],
 )
-def test_who_takes_gzip_gets_what_is_stored(
+def test_gzip_chunk_is_sent_by_accept_encoding(
     caching: Service, known: tuple[str, ...], headers: dict[str, str], body: bytes, start: int
 ) -> None:
-    """Others get what it holds, cached or not, and all get ranges of that: no 206 is encoded."""
+    """A client that accepts gzip gets the stored bytes; others, and ranges, the inflated ones."""
     for key in known:
         caching.ask(key, **headers if body is STORED else {})
     got = caching.ask(**headers)
@@ -166,8 +166,8 @@ def test_who_takes_gzip_gets_what_is_stored(
 
 
 @pytest.mark.parametrize("headers", [{}, GZIP, PART])
-def test_head_tells_the_length_of_what_it_holds(service: Service, headers: dict[str, str]) -> None:
-    """Neuroglancer ignores a length beside Content-Encoding, and needs it."""
+def test_head_has_the_inflated_length(service: Service, headers: dict[str, str]) -> None:
+    """HEAD has the inflated length and no Content-Encoding, which Neuroglancer needs."""
     got = service.ask(method="HEAD", **headers)
 
     assert (got.status, got.body) == (200, b"")
@@ -177,10 +177,11 @@ def test_head_tells_the_length_of_what_it_holds(service: Service, headers: dict[
 
 
 @pytest.mark.parametrize(("accepted", "other"), [("gzip", "identity"), ("identity", "gzip")])
-def test_the_two_forms_have_strong_tags_of_their_own(
-    service: Service, accepted: str, other: str
-) -> None:
-    """A client that has the version in its form needs no bytes, and no read of the store."""
+def test_forms_have_different_strong_etags(service: Service, accepted: str, other: str) -> None:
+    """The stored and the inflated form have different strong ETags.
+
+    If-None-Match with that of the requested form is 304 without a read.
+    """
     etag = service.ask(accept_encoding=accepted).headers["etag"]
     another = service.ask(accept_encoding=other).headers["etag"]
     with service.without_reads():
@@ -195,7 +196,7 @@ def test_the_two_forms_have_strong_tags_of_their_own(
 
 
 def test_head_and_range_are_conditional_without_a_read(service: Service) -> None:
-    """By the tag of what the gzip holds, which is the only one that If-Match and If-Range know."""
+    """HEAD and ranges compare conditions with the inflated form's ETag, without a read."""
     etag, compressed = (
         service.ask(accept_encoding=each).headers["etag"] for each in ("identity", "gzip")
     )
@@ -214,7 +215,7 @@ def test_head_and_range_are_conditional_without_a_read(service: Service) -> None
 
 
 def test_a_cached_chunk_is_inflated_without_a_read(caching: Service) -> None:
-    """In either form, and any part of it."""
+    """A cached chunk is sent in either form, and in part, without a read."""
     caching.ask()
     with caching.without_reads():
         assert caching.ask().body == CHUNK
@@ -224,8 +225,8 @@ def test_a_cached_chunk_is_inflated_without_a_read(caching: Service) -> None:
 
 
 @pytest.mark.parametrize("accepted", ["gzip", "identity"])
-def test_a_chunk_that_is_passed_on_in_pieces(service: Service, accepted: str) -> None:
-    """More than is held at once of the store's answer, in either form."""
+def test_streamed_chunk_is_sent_in_either_form(service: Service, accepted: str) -> None:
+    """A chunk larger than `stream_bytes` is streamed in either form."""
     got = service.ask(BIG, accept_encoding=accepted)
     stored = zipped(LARGE)
 
@@ -235,8 +236,8 @@ def test_a_chunk_that_is_passed_on_in_pieces(service: Service, accepted: str) ->
     assert service.ask(BIG, range="bytes=9999-10003").body == LARGE[9999:10004]
 
 
-async def test_all_forms_at_once_share_a_read(caching: Service) -> None:
-    """Who wants it compressed, inflated or a part of that waits for the same bytes."""
+async def test_concurrent_forms_share_a_read(caching: Service) -> None:
+    """Concurrent requests for the stored form, the inflated form and a range share one read."""
     asked = [{"accept-encoding": "gzip"}, {"accept-encoding": "br"}, {"range": "bytes=3-9"}]
     caching.ask(NEIGHBOUR)
     before = len(caching.store.seen)
@@ -261,9 +262,7 @@ BAD = {"no gzip": b"what was never compressed", "a bomb": zipped(bytes(2**16 + 1
 
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("headers", [{}, PART, {"method": "HEAD"}])
-def test_what_does_not_inflate_is_damage(
-    service: Service, name: str, headers: dict[str, str]
-) -> None:
+def test_invalid_gzip_chunk_is_damage(service: Service, name: str, headers: dict[str, str]) -> None:
     """A chunk that does not inflate is 424, and is sent as stored to clients that accept gzip."""
     service.put(_with_stored(BAD[name]))
     got = service.ask(**headers)
@@ -285,8 +284,8 @@ def _with_stored(data: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("accepted", ["gzip", "identity"])
-def test_what_is_not_gzip_is_never_said_to_be(service: Service, accepted: str) -> None:
-    """Chunks of raw shards, documents and other objects have one form, and vary with nothing."""
+def test_raw_object_has_no_content_encoding(service: Service, accepted: str) -> None:
+    """Chunks of raw shards, documents and other objects have no Content-Encoding and no Vary."""
     service.put(build({KEY: CHUNK}))
     service.put({"notes.gz": STORED})
     for key, body in ((KEY, CHUNK), ("notes.gz", STORED), ("info", None)):
@@ -296,8 +295,8 @@ def test_what_is_not_gzip_is_never_said_to_be(service: Service, accepted: str) -
         assert not {"vary", "content-encoding"} & set(got.headers)
 
 
-def test_what_is_not_there_has_no_form(service: Service) -> None:
-    """An absent chunk is 404; a range past the end is told the length of what the gzip holds."""
+def test_absent_gzip_chunk_is_not_found(service: Service) -> None:
+    """An absent chunk is 404 in any form. A range past the end is 416 with the inflated length."""
     for headers in ({}, GZIP, PART, {"method": "HEAD"}):
         got = service.ask("s0/-1-2_8-10_0-1", **headers)
         assert (got.status, "content-encoding" in got.headers) == (404, False)
@@ -305,8 +304,8 @@ def test_what_is_not_there_has_no_form(service: Service) -> None:
     assert (got.status, got.headers["content-range"]) == (416, f"bytes */{len(CHUNK)}")
 
 
-def test_fragments_of_a_mesh_answer_ranges(service: Service) -> None:
-    """They are no gzip, whatever their manifest is."""
+def test_mesh_fragments_are_not_gzip(service: Service) -> None:
+    """Mesh fragments answer ranges and have no Content-Encoding, though their manifest is gzip."""
     objects = build_meshes({"7": b"fragments"}, sharding=GZIP_DATA)
     service.put({f"mesh/{key}": data for key, data in objects.items()})
     manifest = encode_manifest([[2], [7]])
@@ -350,10 +349,13 @@ def client(seaweedfs: SeaweedFS) -> Generator[httpx.Client]:
         (GZIP | {"range": "bytes=100-199"}, 206, UPLOADED[100:200]),
     ],
 )
-def test_objects_uploaded_as_gzip(
+def test_gzip_object_is_sent_by_accept_encoding(
     client: httpx.Client, headers: dict[str, str], status: int, body: bytes
 ) -> None:
-    """They go out as they are stored to who accepts it, offsets count in what they hold."""
+    """An object uploaded as gzip is sent as stored to clients that accept it, and else inflated.
+
+    Ranges count inflated bytes.
+    """
     got = ask(client, "/v/8_8_8/0-64_0-64_0-64", **headers)
     is_gzip = headers == GZIP
 

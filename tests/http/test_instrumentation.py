@@ -26,8 +26,8 @@ from shardgate.storage.wrappers import METHODS
         ("failed", {424, 503}),
     ],
 )
-def test_the_status_of_a_complete_response_is_its_outcome(outcome: str, statuses: set[int]) -> None:
-    """What is not served is no failure."""
+def test_status_determines_the_outcome(outcome: str, statuses: set[int]) -> None:
+    """The outcome of a complete response follows its status; 501 is refused, and not failed."""
     assert {outcome_of(status) for status in statuses} == {outcome}
 
 
@@ -35,8 +35,11 @@ async def _fail(*_: Any) -> None:
     raise ZeroDivisionError
 
 
-async def test_a_fault_of_ours_is_a_failure() -> None:
-    """The log is open as long as the service, also where its start fails."""
+async def test_internal_error_is_counted_as_failed() -> None:
+    """A request that raises is counted as failed.
+
+    The access log is closed when the lifespan fails.
+    """
     metrics, log = Metrics(["em"]), Mock(has_keys=False)
     app = InstrumentedApp(_fail, {"em": True}, metrics.requests, access_log=log)
     with pytest.raises(ZeroDivisionError):
@@ -51,8 +54,8 @@ async def test_a_fault_of_ours_is_a_failure() -> None:
     assert metrics.registry.get_sample_value("shardgate_requests_in_flight") == 0
 
 
-async def test_clients_invent_no_labels() -> None:
-    """Labels are of closed sets, and invented methods share one."""
+async def test_labels_are_bounded() -> None:
+    """Random paths, methods and headers add no label values; unknown methods are `other`."""
     chance = random.Random(5)
     app = create_app(Settings(datasets={"em": DatasetSettings(url="memory://bucket")}))
     transport = httpx.ASGITransport(app)

@@ -1,4 +1,4 @@
-"""`shardgate.http.limits`: requests that are too many, wait too long, or are left."""
+"""`shardgate.http.limits`: limits of concurrent requests, of waiting, and disconnected clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
@@ -28,7 +28,7 @@ LONG_S = 20
 
 
 class Gated(MemoryStore):
-    """Gives no object called ``slow`` before its gate is open."""
+    """A store that returns objects called ``slow`` only after its gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ class Gated(MemoryStore):
 
 @dataclass
 class Service:
-    """The service, and a pool of threads for those who wait."""
+    """The service, and a pool of threads for waiting requests."""
 
     client: httpx.Client
     store: Gated
     pool: ThreadPoolExecutor
 
     def wait(self, number: int, path: str = "/any/slow") -> list[Future[httpx.Response]]:
-        """Let so many requests wait for the store."""
+        """Start *number* requests that wait for the store."""
         waiting = [self.pool.submit(self.client.get, f"{path}{n}") for n in range(number)]
         for _ in waiting:
             assert self.store.asked.acquire(timeout=LONG_S)
@@ -93,8 +93,11 @@ def service(
         yield Service(client, store, pool)
 
 
-def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
-    """With when to come back, and so that pages can read it; what is ours answers still."""
+def test_request_above_the_limit_is_refused() -> None:
+    """A request above the limit is 503 with Retry-After and CORS headers.
+
+    Health, metrics, preflights and cached chunks are still served.
+    """
     with service(requests=2) as served:
         served.client.get("/any/fast")
         waiting = served.wait(1) + served.wait(1, "/any/slow?v=")
@@ -122,7 +125,7 @@ def test_who_comes_when_too_many_are_there_is_told_at_once() -> None:
 
 
 def test_dataset_leaves_a_quarter_of_the_requests_to_others() -> None:
-    """A request above three quarters for one dataset is refused, and one for another is not."""
+    """A request above three quarters of the limit for one dataset is 503; others are served."""
     with service(names=("any", "other"), requests=4) as served:
         waiting = served.wait(2) + served.wait(1, "/any/slow?v=")
         paths = ["/any/fast", "/any/fast?v=1", "/%61ny/fast", "/api/datasets/any", "/any/"]
@@ -140,7 +143,7 @@ def test_dataset_leaves_a_quarter_of_the_requests_to_others() -> None:
 
 
 def test_only_dataset_has_all_requests() -> None:
-    """A single dataset may have all requests."""
+    """A single dataset may use the whole limit."""
     with service(requests=4) as served:
         waiting = served.wait(3)
 
@@ -150,7 +153,7 @@ def test_only_dataset_has_all_requests() -> None:
 
 
 def test_writes_leave_a_quarter_of_the_requests_to_reads() -> None:
-    """Requests whose bodies do not arrive are refused before reads are."""
+    """A write above three quarters of the limit is 503, and a read is not."""
     head = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     with service(requests=4) as served, ExitStack() as stack:
         for _ in range(3):
@@ -164,7 +167,7 @@ def test_writes_leave_a_quarter_of_the_requests_to_reads() -> None:
 
 
 def test_writes_leave_a_quarter_of_a_dataset_to_its_reads() -> None:
-    """Writes to a dataset leave requests to its reads where there are other datasets, too."""
+    """Writes to one of several datasets may use three quarters of that dataset's limit."""
     limiter = ConcurrencyLimiter(
         most=16, most_per_client=0, longest_s=1, proxies=(), several_datasets=True
     )
@@ -182,8 +185,11 @@ def test_writes_leave_a_quarter_of_a_dataset_to_its_reads() -> None:
     assert limiter.running == 0
 
 
-def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:
-    """Who waits to be asked for it is not; a client that names others counts as itself."""
+def test_refused_request_gets_no_100_continue() -> None:
+    """A request above the limit is 503 instead of 100.
+
+    X-Forwarded-For of an untrusted client is ignored, so its second request is 429.
+    """
     head = (
         b"PUT /any/k HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
     )
@@ -198,8 +204,8 @@ def test_a_body_is_not_read_for_which_there_is_no_turn() -> None:
         assert answer.status_code == 429
 
 
-def test_each_client_has_a_bound_of_its_own() -> None:
-    """Whoever the proxies that are trusted say that it is."""
+def test_client_limit_uses_x_forwarded_for_of_trusted_proxies() -> None:
+    """A client above `client_requests`, as named by trusted proxies, is 429; others are served."""
     proxies = ServerSettings(trusted_proxies=("127.0.0.0/8", "10.0.0.0/8"))
     with service(proxies, client_requests=1) as served:
 
@@ -222,8 +228,8 @@ def test_each_client_has_a_bound_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("path", ["/any/slow", "/any/slow?v=1", "/any?list-type=2"])
-def test_who_waits_too_long_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the answer waits for; what was done for it ends."""
+def test_request_above_answer_s_is_504(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that waits longer than `answer_s` is 504 with Retry-After."""
     monkeypatch.setattr("shardgate.concurrency._SWEEP_S", 0.02)
     with service(answer_s=1) as served:
         answer = served.client.get(path, headers=ORIGIN)
@@ -258,17 +264,20 @@ PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
         ),
     ],
 )
-def test_the_last_that_is_no_proxy_is_the_client(
+def test_client_is_the_last_untrusted_address(
     peer: str, forwarded: str | None, client: str
 ) -> None:
-    """Each proxy adds who connects to it; what anybody can write, or is no address, is nobody."""
+    """The client is the last address of X-Forwarded-For that is no trusted proxy.
+
+    A value that is no address is ignored; IPv6 clients are counted by /64.
+    """
     given = {} if forwarded is None else {b"x-forwarded-for": forwarded.encode()}
 
     assert client_of(peer, given, PROXIES) == client
 
 
-def test_a_connection_has_an_address_or_none() -> None:
-    """Sockets in the file system have none."""
+def test_unix_socket_has_no_peer_address() -> None:
+    """A TCP connection has its peer's address, and a Unix socket an empty one."""
     assert peer_of(("2001:db8::1", 7)) == b"2001:db8::1"
     assert peer_of(None) == b""
 
@@ -278,8 +287,8 @@ async def _never() -> dict[str, Any]:
     raise AssertionError
 
 
-async def test_work_ends_with_the_connection_of_its_client() -> None:
-    """The cancellation ends at the edge of the block, and the task continues after it."""
+async def test_work_is_cancelled_when_the_client_disconnects() -> None:
+    """Work is cancelled when its client disconnects, with ClientGoneError; the task continues."""
     messages = [{"type": "http.request"}, {"type": "http.disconnect"}]
     ended = []
 
@@ -302,8 +311,8 @@ async def test_work_ends_with_the_connection_of_its_client() -> None:
     assert (ended, task.cancelling()) == (["cancelled"], 0)
 
 
-async def test_finished_work_is_not_disturbed() -> None:
-    """No watcher stays behind; errors of the work, and cancellations from outside, come through."""
+async def test_finished_work_leaves_no_watcher() -> None:
+    """Finished work leaves no watcher; its errors and outer cancellations are raised."""
     async with UntilDisconnect(_never):
         await asyncio.sleep(0.1)
     with pytest.raises(KeyError):

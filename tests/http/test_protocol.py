@@ -68,7 +68,7 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Generator[str]:
 
 
 def _settings(folder: Path, *, cached: bool) -> Settings:
-    """Stream the large chunk unless it is cached."""
+    """Return settings that stream the large chunk unless it is cached."""
     return Settings(
         server=ServerSettings(cors_origins=("https://a.example",), keep_alive_s=KEPT_S),
         cache=CacheSettings() if cached else CacheSettings(chunk_bytes=0),
@@ -82,7 +82,7 @@ def _get(key: str, headers: bytes = b"") -> bytes:
 
 
 def _read_answer(connection: socket.socket) -> tuple[bytes, dict[bytes, bytes], bytes]:
-    """Read one answer: its first line, headers, and body."""
+    """Read one response: its first line, headers, and body."""
     with connection.makefile("rb", buffering=0) as stream:
         head = b""
         while not head.endswith(b"\r\n\r\n"):
@@ -119,8 +119,8 @@ def _without_id(headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
         b"Origin: https://b.example\r\n",
     ],
 )
-def test_both_ways_answer_alike(url: str, headers: bytes) -> None:
-    """A connection that will close goes uvicorn's way, and gets the same answer."""
+def test_both_ways_respond_alike(url: str, headers: bytes) -> None:
+    """A GET by uvicorn's way (`Connection: close`) gets the same response as by the short way."""
     short = _ask(url, _get("c/0/0", headers))
     long = _ask(url, _get("c/0/0", headers + b"Connection: close\r\n"))
 
@@ -130,7 +130,7 @@ def test_both_ways_answer_alike(url: str, headers: bytes) -> None:
 
 
 def test_unknown_parameters_are_ignored(url: str) -> None:
-    """An unknown parameter changes no response; S3 clients get S3's form of errors."""
+    """An unknown parameter changes no response. S3 clients get errors in XML."""
     plain = _ask(url, _get("c/0/0"))
     signed = b"Authorization: AWS4-HMAC-SHA256 x\r\n"
 
@@ -163,8 +163,8 @@ def test_parameter_of_s3_means_the_same_for_all_clients(url: str, target: str, s
         assert plain[2] == other[2]
 
 
-def test_odd_requests(url: str) -> None:
-    """OPTIONS of the server, no HTTP, HTTP/1.0, and preconditions that are repeated: a list."""
+def test_unusual_requests_are_answered(url: str) -> None:
+    """`OPTIONS *` is 204, invalid HTTP 400, HTTP/1.0 is closed; repeated conditions are a list."""
     for path in (b"*", b"/"):
         line, headers, _ = _ask(url, b"OPTIONS %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)
         assert line.split()[1] == b"204"
@@ -179,7 +179,7 @@ def test_odd_requests(url: str) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order(url: str) -> None:
-    """A connection serves request after request, or all at once: bodies of GET are dropped."""
+    """Pipelined requests are answered in order, and bodies of GET are discarded."""
     keys = ["c/0/0", "c/7/7", "c/0/1", "zarr.json", "nothing", "c/0/0"]
     statuses = [b"200", b"404", b"200", b"200", b"404", b"200"]
     with connect(url) as connection:
@@ -195,7 +195,7 @@ def test_pipelined_requests_are_answered_in_order(url: str) -> None:
 
 
 def test_slow_reader_gets_everything(url: str) -> None:
-    """Answers wait while a client does not read, longer than idle connections are kept."""
+    """A client that does not read for longer than `keep_alive_s` still gets all responses."""
     with connect(url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         connection.sendall(_get("c/1/1") * 5)
@@ -223,7 +223,7 @@ def test_idle_connection_is_closed(url: str) -> None:
 
 @pytest.mark.parametrize(("sent", "is_echoed"), [(b"mine-1", True), (b"a b", False), (b"", False)])
 def test_request_ids_of_clients_are_echoed(url: str, sent: bytes, *, is_echoed: bool) -> None:
-    """One that is missing, or could confuse a log, is replaced by a new one."""
+    """A valid X-Request-ID is echoed; a missing or invalid one is replaced by a new one."""
     headers = b"X-Request-ID: %b\r\n" % sent if sent else b""
     ids = {_ask(url, _get("c/0/0", headers))[1][b"x-request-id"] for _ in range(2)}
 
@@ -232,7 +232,7 @@ def test_request_ids_of_clients_are_echoed(url: str, sent: bytes, *, is_echoed: 
 
 
 class _Gated(MemoryStore):
-    """Holds reads of shards until its gate is open, and breaks streams off."""
+    """Holds reads of shards until its gate is open, and breaks off streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class _Gated(MemoryStore):
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Give a beginning, and the rest if *streams_on*."""
+        """Yield a beginning, and the rest if *streams_on*."""
 
         async def pieces() -> AsyncIterator[bytes]:
             data = LARGE if byte_range.length == len(LARGE) else HUGE
@@ -294,10 +294,10 @@ def _metrics(url: str) -> bytes:
     return _ask(url, b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n")[2]
 
 
-def test_a_client_that_leaves_cancels_its_read() -> None:
-    """It is gone, which is no failure of the service; nothing is read for it.
+def test_disconnected_client_cancels_its_read() -> None:
+    """A read is cancelled when its client disconnects, which is counted as gone, not as failed.
 
-    A tag that is not ASCII comes back as sent, and is known again.
+    An ETag that is not ASCII is returned as stored, and matches.
     """
     store = _Gated()
     with _serving(store) as url:
@@ -317,8 +317,8 @@ def test_a_client_that_leaves_cancels_its_read() -> None:
         assert (etag, again.split()[1]) == (b'"\xe9"', b"304")
 
 
-def test_broken_off_answer_ends_the_connection() -> None:
-    """A body that cannot be completed is not taken for a whole one; it has failed, as counted."""
+def test_interrupted_response_closes_the_connection() -> None:
+    """A response whose stream breaks off closes the connection, and is counted as failed."""
     store = _Gated()
     with _serving(store) as url, connect(url) as connection:
         connection.sendall(_get("c/1/1"))
@@ -334,15 +334,15 @@ def test_broken_off_answer_ends_the_connection() -> None:
 
 @pytest.fixture
 def streaming(monkeypatch: pytest.MonkeyPatch) -> _Gated:
-    """Make a store that streams, and let clients stand still for a moment only."""
+    """Return a store that streams, with a short limit for stalled clients."""
     monkeypatch.setattr("shardgate.http.protocol._STALLED_S", 0.3)
     store = _Gated()
     store.is_open = store.streams_on = True
     return store
 
 
-def test_a_client_that_reads_nothing_is_disconnected(streaming: _Gated) -> None:
-    """A client that takes nothing for long loses its connection, and holds nothing."""
+def test_stalled_client_is_disconnected(streaming: _Gated) -> None:
+    """A client that reads nothing for the limit is disconnected, and its stream is closed."""
     with _serving(streaming) as url, connect(url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(_get("c/1/0"))
@@ -350,8 +350,8 @@ def test_a_client_that_reads_nothing_is_disconnected(streaming: _Gated) -> None:
         assert streaming.ended.wait(10)
 
 
-def test_a_client_that_reads_slowly_is_not_disconnected(streaming: _Gated) -> None:
-    """As long as a client takes something it gets everything."""
+def test_slow_client_is_not_disconnected(streaming: _Gated) -> None:
+    """A client that reads slowly gets the whole response."""
     received = 0
     with _serving(streaming) as url, connect(url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
@@ -363,8 +363,8 @@ def test_a_client_that_reads_slowly_is_not_disconnected(streaming: _Gated) -> No
     assert streaming.ended.is_set()
 
 
-def test_answer_longer_than_announced_is_cut(streaming: _Gated) -> None:
-    """Surplus bytes of a store are not taken for another response."""
+def test_response_longer_than_announced_is_cut(streaming: _Gated) -> None:
+    """Surplus bytes of a store are not sent."""
     streaming.surplus = b"HTTP/1.1 200 OK\r\n\r\n"
     with _serving(streaming) as url, connect(url) as connection:
         connection.sendall(_get("c/1/1"))
@@ -373,8 +373,8 @@ def test_answer_longer_than_announced_is_cut(streaming: _Gated) -> None:
     assert streaming.surplus not in received.partition(b"\r\n\r\n")[2]
 
 
-def test_requests_behind_one_that_waits_are_answered_in_order() -> None:
-    """A response from memory does not overtake one that must be read."""
+def test_cached_response_does_not_overtake_a_waiting_one() -> None:
+    """A response from memory does not overtake an earlier one that waits for its read."""
     store = _Gated()
     with _serving(store) as url, connect(url) as connection:
         _ask(url, _get("zarr.json"))
@@ -386,8 +386,10 @@ def test_requests_behind_one_that_waits_are_answered_in_order() -> None:
     assert (bodies[0], bodies[2]) == (CHUNK, b"another")
 
 
-def test_a_fault_ends_its_connection_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are served."""
+def test_internal_error_closes_its_connection_only(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An internal error closes its connection, and other connections are served."""
     begin = Gateway.begin
 
     def broken(
@@ -405,8 +407,8 @@ def test_a_fault_ends_its_connection_only(url: str, monkeypatch: pytest.MonkeyPa
         assert _read_answer(other)[2] == CHUNK
 
 
-def test_answer_under_way_is_finished_when_the_service_stops() -> None:
-    """A client gets its answer, and is told that the connection ends."""
+def test_response_is_finished_at_shutdown() -> None:
+    """A request that waits at shutdown gets its response, with `Connection: close`."""
     store = _Gated()
     with ExitStack() as clients:
         with _serving(store) as url:
@@ -420,7 +422,10 @@ def test_answer_under_way_is_finished_when_the_service_stops() -> None:
 
 
 def test_uvicorn_has_the_private_members_that_are_relied_on() -> None:
-    """Whoever raises the cap of uvicorn in ``pyproject.toml`` looks here first."""
+    """The protocol's class of uvicorn has the private members that are relied on.
+
+    Check this first when raising its cap in ``pyproject.toml``.
+    """
     overridden = {name for name in vars(GatewayProtocol) if name in vars(HttpToolsProtocol)}
     config = uvicorn.Config(lambda: None, interface="asgi3", http=GatewayProtocol, log_config=None)
     protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.new_event_loop())

@@ -26,8 +26,8 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_character
 
 
 @given(NAMES.filter(lambda name: name not in {".", ".."}), st.booleans())
-def test_every_link_leads_to_its_name(name: str, is_prefix: bool) -> None:  # noqa: FBT001
-    """Whatever a name has in it, the link resolves to it, and nothing of it becomes markup."""
+def test_link_resolves_to_its_name(name: str, is_prefix: bool) -> None:  # noqa: FBT001
+    """A link of a listing page resolves to its name, whatever characters it has, without markup."""
     slash = "/" * is_prefix
     listed = Name(f"{name}{slash}", None if is_prefix else 3)
     page = listing_page("/em/", [listed]).decode()
@@ -38,8 +38,8 @@ def test_every_link_leads_to_its_name(name: str, is_prefix: bool) -> None:  # no
 
 
 @pytest.mark.parametrize("name", ["@branch.a%2Fb", "@tag.100%25", '@tag.é "<%0A', "@branch."])
-def test_a_ref_keeps_what_is_encoded_in_it(name: str) -> None:
-    """A link to a ref leads to the key that it has in the listing."""
+def test_link_to_a_ref_resolves_to_its_key(name: str) -> None:
+    """A link to a ref resolves to the key that the listing has, with its percent-encoding."""
     page = listing_page("/em/", [Name(f"{name}/")]).decode()
     (link,) = re.findall(r'<a href="([^"]*)">', page)
     path = urljoin("http://host/em/", link).removeprefix("http://host")
@@ -57,13 +57,13 @@ def test_a_ref_keeps_what_is_encoded_in_it(name: str) -> None:
         (b"text/plain; charset=utf-8", ("notes.txt",)),
     ],
 )
-def test_content_type(expected: bytes, keys: tuple[str, ...]) -> None:
-    """Metadata is JSON, and nothing is offered for a browser to run."""
+def test_content_type_is_never_executable(expected: bytes, keys: tuple[str, ...]) -> None:
+    """Metadata are JSON, and no type is one that browsers run."""
     assert {content_type(key) for key in keys} == {expected}
 
 
-def test_a_page_has_an_end() -> None:
-    """Who wants more names than it has room for is told where they are."""
+def test_long_listing_page_is_cut() -> None:
+    """A listing page has at most `MOST_LINKS` links, and then names `list-type=2`."""
     page = listing_page("/em/c/", [Name(str(n)) for n in range(MOST_LINKS + 1)])
 
     assert page.count(b"<a href") == MOST_LINKS
@@ -72,13 +72,13 @@ def test_a_page_has_an_end() -> None:
 
 
 CHUNKS: Final = {f"c/{i}/{j}": chunk_bytes(2 * i + j) for i in range(2) for j in range(2)}
-"""All of one shard."""
+"""Chunks of one shard."""
 NEW: Final = chunk_bytes(9)
 
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    """Store an array whose one shard has a bit of its last chunk changed."""
+    """Store an array whose shard has a changed bit in its last chunk."""
     write_files(build(CHUNKS, trailer=True), tmp_path)
     path = tmp_path / "c/0/0"
     data = path.read_bytes()
@@ -89,7 +89,7 @@ def shard(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(tmp_path: Path, shard: Path) -> Generator[httpx.Client]:
-    """Serve it."""
+    """Serve the damaged array, writable."""
     datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
     with client_of(Settings(datasets=datasets)) as opened:
         yield opened
@@ -107,10 +107,13 @@ def test_absent_chunk_off_the_grid_is_explained(client: httpx.Client, key: str) 
 
 
 @pytest.mark.parametrize("body", [NEW, None])
-def test_damage_is_told_and_not_blessed(
+def test_write_to_a_damaged_shard_is_refused(
     client: httpx.Client, shard: Path, body: bytes | None
 ) -> None:
-    """A new checksum would hide it; the shard can be taken away as a whole, and written anew."""
+    """A write to a shard with a wrong checksum is 424 and leaves it unchanged.
+
+    The shard can be deleted by prefix and written again.
+    """
     before = shard.read_bytes()
     answer = client.request("PUT" if body else "DELETE", "/em/c/0/0", content=body)
 
@@ -137,10 +140,10 @@ def test_damage_is_told_and_not_blessed(
         ("GET", "/em/zarr.json"),
     ],
 )
-def test_while_metadata_are_missing_chunks_are_not_served(
+def test_missing_metadata_is_unavailable(
     tmp_path: Path, shard: Path, method: str, path: str
 ) -> None:
-    """A client is told to come back, and no shard is taken for a chunk, whatever is in memory."""
+    """While an array's metadata are missing that were read before, its chunks are 503."""
     datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
     settings = Settings(datasets=datasets, cache=CacheSettings(index_bytes=ByteSize(0)))
     before = shard.read_bytes()
@@ -181,7 +184,7 @@ def test_while_metadata_are_missing_chunks_are_not_served(
         (b"@Branch.a%2Fb", "@Branch.a/b"),
     ],
 )
-def test_splits(path: bytes, key: str) -> None:
+def test_path_is_split_into_dataset_and_key(path: bytes, key: str) -> None:
     """The first segment names the dataset; the rest, decoded once, is the key."""
     assert split_target(b"/em/" + path) == ("em", key)
     assert split_target(b"/em") == ("em", None)
@@ -197,16 +200,16 @@ def test_splits(path: bytes, key: str) -> None:
         *(b"@branch." + b"%2F" * 400, b"%C3%A9" * 513, b"a" * 1025, b"a" * 100_000),
     ],
 )
-def test_refuses(path: bytes) -> None:
-    """What could leave the root, or have two spellings, is no key."""
+def test_invalid_path_is_refused(path: bytes) -> None:
+    """A path that leaves the root, is too long or has two spellings raises BadKeyError."""
     with pytest.raises(BadKeyError):
         split_target(b"/em/" + path)
 
 
 @pytest.mark.parametrize("spell", [quote, quote_segment])
 @given(st.lists(NAMES, min_size=1, max_size=5))
-def test_every_other_key_comes_through(spell: Callable[[str], str], segments: list[str]) -> None:
-    """A quoted key comes out as it was, or is refused for its segments, length or reserved name."""
+def test_quoted_key_is_unquoted(spell: Callable[[str], str], segments: list[str]) -> None:
+    """A quoted key is unquoted again, or is refused for its segments, length or reserved name."""
     key = "/".join(segments)
     try:
         found = split_target(f"/em/{spell(key)}".encode())
@@ -217,8 +220,8 @@ def test_every_other_key_comes_through(spell: Callable[[str], str], segments: li
 
 
 @given(st.sampled_from(["@branch.", "@tag."]), st.text(st.characters(exclude_categories=["Cs"])))
-def test_the_name_of_a_ref_stays_in_its_segment(start: str, name: str) -> None:
-    """However it is spelled, slashes and control characters in it are no part of the path."""
+def test_ref_name_stays_in_its_segment(start: str, name: str) -> None:
+    """Slashes and control characters in the name of a ref do not split its segment."""
     text = start + name
     try:
         dataset, key = split_target(f"/em/{quote(text, safe='')}/a".encode())
@@ -243,8 +246,8 @@ def test_the_name_of_a_ref_stays_in_its_segment(start: str, name: str) -> None:
         (b"/~a/em/\xc3\xa9%20", "a", b"/em/\xc3\xa9%20"),
     ],
 )
-def test_a_token_is_the_first_segment(raw_path: bytes, token: str, rest: bytes) -> None:
-    """It begins with a tilde, as no dataset does; the rest stays as it was sent, ASCII or not."""
+def test_token_is_the_first_segment(raw_path: bytes, token: str, rest: bytes) -> None:
+    """A first segment that begins with a tilde is a token, and the rest remains as sent."""
     scope = without_token({"raw_path": raw_path, "path": unquote(raw_path)})
 
     assert (scope["token"], scope["raw_path"]) == (token, rest)

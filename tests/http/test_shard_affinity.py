@@ -1,4 +1,4 @@
-"""`shardgate.http.shard_affinity`: keys that belong on one replica."""
+"""`shardgate.http.shard_affinity`: keys that belong to one replica."""
 
 from collections.abc import Generator
 from typing import NoReturn
@@ -16,7 +16,7 @@ from tests.support.serving import client_of
 
 
 class Unreachable(MemoryStore):
-    """Fails at once."""
+    """A store that fails at once."""
 
     async def get(self, ref: ObjectRef, *_: object, **__: object) -> NoReturn:
         """Fail."""
@@ -25,7 +25,7 @@ class Unreachable(MemoryStore):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve an array of four shards, each of 16 chunks."""
+    """Serve an array of four shards, each of 16 chunks, and a group of arrays."""
     folder = tmp_path_factory.mktemp("em")
     zarr.create_array(folder / "em", shape=(16, 16), chunks=(2, 2), shards=(8, 8), dtype="u1")
     group = zarr.create_group(folder / "group")
@@ -38,15 +38,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 
 
 def name(client: httpx.Client, path: str, method: str = "GET") -> str | None:
-    """Ask for the name of what *path* is in."""
+    """Return the `X-Shard` of *path*."""
     answer = client.request(method, PREFIX.decode() + path)
     assert answer.status_code == 204
     found: str | None = answer.headers.get("x-shard")
     return found
 
 
-def test_all_chunks_of_a_shard_have_its_name(client: httpx.Client) -> None:
-    """Those of others have other names; what is in no shard, or names nothing, is spread."""
+def test_chunks_of_a_shard_share_its_name(client: httpx.Client) -> None:
+    """The chunks of a shard have one X-Shard, and other keys have their own."""
     keys = ["em/zarr.json", "em/c/8/0", "em/c/00/0", "em/else", "em/folder/"]
     assert len({name(client, key) for key in keys}) == len(keys)
     names = {(i, j): name(client, f"em/c/{i}/{j}") for i in range(8) for j in range(8)}
@@ -55,8 +55,8 @@ def test_all_chunks_of_a_shard_have_its_name(client: httpx.Client) -> None:
     assert len(set(names.values())) == 4
 
 
-def test_containers_that_are_known_keep_no_others_from_being_found(client: httpx.Client) -> None:
-    """A group tells nothing of the arrays in it, nor do they of each other."""
+def test_group_does_not_hide_its_arrays(client: httpx.Client) -> None:
+    """Chunks of arrays in a known group have the names of their own shards."""
     keys = ["group/c/0/0", "group/a/c/0/0", "group/a/c/1/1", "group/b/c/0/0", "group/b/c/2/2"]
     nothing, *names = [name(client, f"many/{key}") for key in keys]
 
@@ -65,8 +65,8 @@ def test_containers_that_are_known_keep_no_others_from_being_found(client: httpx
     assert [name(client, f"many/{key[:-1]}1") for key in keys[1:]] == names
 
 
-def test_a_shard_has_one_name_in_all_datasets(client: httpx.Client) -> None:
-    """It is that of the object, whatever the method or the token in the path."""
+def test_shard_has_one_name_in_all_datasets(client: httpx.Client) -> None:
+    """X-Shard is the same for all methods, tokens and datasets that lead to the object."""
     expected = name(client, "em/c/1/2")
 
     assert name(client, "again/c/3/3") == name(client, "~dG9rZW4/em/c/1/2") == expected
@@ -75,14 +75,14 @@ def test_a_shard_has_one_name_in_all_datasets(client: httpx.Client) -> None:
         assert name(client, "em/c/1/2", method) == expected
 
 
-def test_what_has_no_key_has_no_name(client: httpx.Client) -> None:
-    """Any replica can answer; one of them should not answer all listings of a dataset."""
+def test_request_without_a_key_has_no_shard_name(client: httpx.Client) -> None:
+    """A path without a key, such as a listing, has no X-Shard."""
     for path in ("em", "em/", "em?list-type=2", "~dG9rZW4/em", "", "?x"):
         assert name(client, path) is None
 
 
-def test_keys_that_are_none_have_names_all_the_same(client: httpx.Client) -> None:
-    """What is wrong with them, or that there is no such dataset, the replica tells."""
+def test_invalid_key_has_a_shard_name(client: httpx.Client) -> None:
+    """An invalid key, or one of an unknown dataset, has an X-Shard."""
     for path in ("none/c", "em/%2e%2e/c", "em//c", "em/%ff", "em/a%00", "~x/y/z"):
         found = client.get(f"{PREFIX.decode()}{path}").headers["x-shard"]
 
@@ -90,8 +90,8 @@ def test_keys_that_are_none_have_names_all_the_same(client: httpx.Client) -> Non
         assert int(found, 16) >= 0
 
 
-def test_all_keys_of_a_session_have_one_name(client: httpx.Client) -> None:
-    """What one has done is known where it was done; nobody is asked whether there is one."""
+def test_keys_of_a_session_share_one_name(client: httpx.Client) -> None:
+    """The keys of a session have one X-Shard, and other sessions have others."""
     keys = ["@session.X/zarr.json", "@session.X/a/c/0", "@session.X/b/c/5/6"]
     names = {name(client, f"em/{key}") for key in keys}
 
@@ -100,8 +100,8 @@ def test_all_keys_of_a_session_have_one_name(client: httpx.Client) -> None:
     assert names != {name(client, "em/a/@session.X/a/c/0")}
 
 
-def test_a_store_that_is_away_spreads_its_keys() -> None:
-    """The answer is there at once, and the same each time."""
+def test_unreachable_store_has_stable_names() -> None:
+    """If the store is unreachable each key has its own X-Shard, the same for each request."""
     datasets = {"em": DatasetSettings(url="memory://lost")}
     with client_of(Settings(datasets=datasets), wrap=lambda _: Unreachable()) as client:
         names = [name(client, f"em/c/0/{number}") for number in (0, 1, 0)]

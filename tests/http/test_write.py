@@ -1,6 +1,6 @@
-"""`shardgate.http.write`: bodies on sockets, preconditions, and errors in plain words.
+"""`shardgate.http.write`: bodies on sockets, preconditions, and error messages.
 
-Writes through the names of shard objects lose no chunk.
+Writes by the names of shard objects lose no chunk.
 """
 
 import base64
@@ -25,16 +25,16 @@ from tests.support.zipped import zipped
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve an array and more, which may be written."""
+    """Serve an array and other objects, writable and read-only."""
     with taking(tmp_path_factory.mktemp("writing")) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("path", ["/em/c/0/1", "/any/a/b"])
-def test_put_and_delete(client: httpx.Client, path: str) -> None:
-    """A body is there as soon as it is taken, under the ETag of the answer; and gone again.
+def test_written_object_is_read_and_deleted(client: httpx.Client, path: str) -> None:
+    """A PUT is read back under its returned ETag, and 404 after a DELETE.
 
-    What is read again and again is sent from memory, with the same headers, but never after that.
+    Repeated reads have the same headers, and are not served from memory after a write.
     """
     client.put(path, content=NEW[::-1])
     read = [client.get(path) for _ in range(4)]
@@ -55,8 +55,8 @@ def test_put_and_delete(client: httpx.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/em/c/1/1", "/any/conditions"])
-def test_preconditions(client: httpx.Client, path: str) -> None:
-    """A write that demands another state than there is changes nothing."""
+def test_write_with_an_unmet_condition_is_refused(client: httpx.Client, path: str) -> None:
+    """A PUT or DELETE whose If-Match or If-None-Match is not met is 412 and changes nothing."""
     etag = client.put(path, content=NEW).headers["etag"]
     for method in ("PUT", "DELETE"):
         for headers in (
@@ -86,8 +86,8 @@ def test_preconditions(client: httpx.Client, path: str) -> None:
         ("PATCH", "/em/c/0/0"),
     ],
 )
-def test_what_may_not_be_written_is_told(client: httpx.Client, method: str, path: str) -> None:
-    """405 names the methods that there are (RFC 9110 §15.5.6), which OPTIONS names too."""
+def test_method_that_is_not_allowed_is_405(client: httpx.Client, method: str, path: str) -> None:
+    """A method that is not allowed is 405, and Allow equals that of OPTIONS (RFC 9110 §15.5.6)."""
     ours = client.put("/", content=b"x")
     assert (ours.status_code, ours.headers["allow"]) == (405, "GET")
     answer = client.request(method, path, content=b"x")
@@ -100,8 +100,8 @@ def test_what_may_not_be_written_is_told(client: httpx.Client, method: str, path
     assert get(client, "/fixed/c/0/0") == CHUNKS["c/0/0"]
 
 
-def test_a_large_body_is_refused_before_it_is_sent(client: httpx.Client) -> None:
-    """Who waits for leave to send it does not get it."""
+def test_large_body_with_expect_is_refused(client: httpx.Client) -> None:
+    """A body above the limit with `Expect: 100-continue` is 413, and the connection is closed."""
     with wire(client) as line:
         line.say(f"PUT /any/large HTTP/1.1\nContent-Length: {MAX + 1}\nExpect: 100-continue")
         status, headers, body = line.hear()
@@ -111,8 +111,8 @@ def test_a_large_body_is_refused_before_it_is_sent(client: httpx.Client) -> None
         assert line.hears_the_end()
 
 
-def test_leave_is_given_to_send_a_body(client: httpx.Client) -> None:
-    """Who waits for it may say more afterwards; for an empty file too, but not in HTTP/1.0."""
+def test_expect_is_answered_with_100(client: httpx.Client) -> None:
+    """`Expect: 100-continue` is answered with 100, for an empty body too, but not in HTTP/1.0."""
     head = "PUT /any/a HTTP/1.%d\nContent-Length: 0\nExpect: 100-continue"
     with wire(client) as line:
         for _ in range(2):
@@ -135,8 +135,8 @@ def test_leave_is_given_to_send_a_body(client: httpx.Client) -> None:
         ("PUT /nothing/a HTTP/1.1\nContent-Length: 60000000", 404),
     ],
 )
-def test_who_sends_a_refused_body_hears_why(client: httpx.Client, head: str, status: int) -> None:
-    """The connection is closed only when the answer has had its chance."""
+def test_refused_body_is_drained(client: httpx.Client, head: str, status: int) -> None:
+    """A client that sends a refused body can read the response before the connection is closed."""
     with wire(client) as line:
         line.say(head, bytes(10_000_000))
         line.connection.sendall(bytes(50_000_000))
@@ -145,8 +145,8 @@ def test_who_sends_a_refused_body_hears_why(client: httpx.Client, head: str, sta
         assert (answer[0], answer[1]["connection"]) == (status, "close")
 
 
-def test_who_stops_sending_is_told(client: httpx.Client) -> None:
-    """After a silence; nothing is written, nor by who leaves: half a body is none."""
+def test_stalled_body_is_408(client: httpx.Client) -> None:
+    """A body that stalls is 408 after the timeout. An incomplete body stores nothing."""
     with wire(client) as line:
         line.say("PUT /any/silent HTTP/1.1\nContent-Length: 10", b"12345")
         began_at = time.monotonic()
@@ -162,8 +162,8 @@ def test_who_stops_sending_is_told(client: httpx.Client) -> None:
     assert get(client, "/any/left") is None
 
 
-def test_a_connection_outlasts_writes(client: httpx.Client) -> None:
-    """Requests follow one another, also refused ones, or come at once: answers are in order."""
+def test_connection_serves_successive_writes(client: httpx.Client) -> None:
+    """One connection serves successive and pipelined writes in order, refused ones too."""
     with wire(client) as line:
         for head, body, status in (
             ("PUT /any/k HTTP/1.1\nContent-Length: 2", b"ab", 200),
@@ -185,8 +185,8 @@ def test_a_connection_outlasts_writes(client: httpx.Client) -> None:
         assert line.hear()[2] == b"2"
 
 
-def test_gzip_is_stored_as_it_is_sent_or_inflated(client: httpx.Client) -> None:
-    """What a client sent as gzip another may have without; what is none is refused."""
+def test_gzip_body_is_stored_and_inflated(client: httpx.Client) -> None:
+    """A gzip body is stored, and inflated for clients without gzip; invalid gzip is 400."""
     headers = {"content-encoding": "gzip"}
 
     assert client.put("/any/z", content=zipped(NEW), headers=headers).status_code == 200
@@ -197,13 +197,13 @@ def test_gzip_is_stored_as_it_is_sent_or_inflated(client: httpx.Client) -> None:
 
 
 def framed(body: bytes, trailer: bytes) -> bytes:
-    """Frame *body* as clients of S3 do that compute its checksum while they send it."""
+    """Frame *body* as S3 clients do that compute its checksum while they send it."""
     first, rest = body[:2], body[2:]
     return b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n%b\r\n" % (len(first), first, len(rest), rest, trailer)
 
 
 def crc_trailer(body: bytes) -> bytes:
-    """Write the trailer that sums *body* up."""
+    """Return the trailer with the CRC-32 of *body*."""
     value = base64.b64encode(zlib.crc32(body).to_bytes(4, "big"))
     return b"x-amz-checksum-crc32:%b\r\n" % value
 
@@ -218,13 +218,16 @@ def crc_trailer(body: bytes) -> bytes:
     ],
 )
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_frames_of_s3_are_taken_off(
+def test_s3_frames_are_removed(
     client: httpx.Client,
     body: bytes,
     status: int,
     is_chunked: bool,  # noqa: FBT001
 ) -> None:
-    """What they say is checked, and bounded by its length; over TLS boto3 sends no other."""
+    """An aws-chunked body is stored without its frames; a wrong checksum, or none, is 400.
+
+    Its decoded length is required (411) and bounded (413).
+    """
     client.delete("/any/framed")
     headers = {
         "content-encoding": "aws-chunked",
@@ -256,10 +259,10 @@ def test_frames_of_s3_are_taken_off(
         ),
     ],
 )
-def test_what_only_s3_has_is_refused_by_name(
+def test_unserved_s3_operation_is_501(
     client: httpx.Client, method: str, path: str, headers: dict[str, str]
 ) -> None:
-    """It is never taken for a write of the key."""
+    """A request for an unserved S3 operation is 501, and does not write the key."""
     before = get(client, "/em/c/0/0")
     answer = client.request(method, path, headers=headers, content=b"")
 
@@ -267,8 +270,8 @@ def test_what_only_s3_has_is_refused_by_name(
     assert get(client, "/em/c/0/0") == before
 
 
-def test_pages_may_write(client: httpx.Client) -> None:
-    """Browsers are told which methods and headers may be sent, and may read all answers."""
+def test_cors_allows_writes(client: httpx.Client) -> None:
+    """A preflight names the allowed methods and headers; responses to writes have CORS headers."""
     asked = {
         "origin": "https://a.example",
         "access-control-request-method": "PUT",
@@ -287,8 +290,11 @@ def test_pages_may_write(client: httpx.Client) -> None:
         assert headers["cache-control"] == "no-store"
 
 
-def test_a_prefix_is_a_folder(client: httpx.Client) -> None:
-    """All below it is taken away, but not by a key with a slash at its end: that holds nothing."""
+def test_prefix_is_deleted(client: httpx.Client) -> None:
+    """`DELETE ?prefix=` deletes the objects below a folder and returns their number.
+
+    A prefix without a final slash is 400. Writing or deleting a key with one changes no object.
+    """
     for key in ("tree/a/1", "tree/a/2/3", "tree/ab", "kept"):
         client.put(f"/any/{key}", content=NEW)
     answer = client.delete("/any", params={"prefix": "tree/a/"})
@@ -346,10 +352,10 @@ UNMET = r"c/0/0: the inner chunk of the shard file://\S+/em/c/0/0 is not as the 
         ("POST /em?delete", b"<Delete/>", 400, "the body names 0 keys, not 1 to 1000"),
     ],
 )
-def test_a_mistake_is_named(
+def test_write_error_has_a_detail(
     client: httpx.Client, request_line: str, body: bytes, status: int, detail: str
 ) -> None:
-    """So that nobody has to read the code."""
+    """An invalid write has its status, and a detail that names the mistake."""
     method, path = request_line.split()
     answer = client.request(method, path, content=body)
 
@@ -373,10 +379,13 @@ def test_a_mistake_is_named(
         ({"if-unmodified-since": "x"}, 501, "PUT with if-unmodified-since is not served"),
     ],
 )
-def test_a_header_that_is_not_met_is_named(
+def test_write_header_error_has_a_detail(
     client: httpx.Client, headers: dict[str, str], status: int, detail: str
 ) -> None:
-    """The chunk stays as it was; metadata that would misread it are refused with what to do."""
+    """An unmet or unserved header has a detail that names it, and the chunk stays unchanged.
+
+    Metadata that would misread chunks are 409.
+    """
     client.put(CHUNK, content=NEW[::-1])
     answer = client.put(CHUNK, content=NEW, headers=headers)
 
@@ -403,7 +412,7 @@ class Served(NamedTuple):
 
     @property
     def shards(self) -> list[str]:
-        """Name the objects that chunks are in."""
+        """Return the names of the objects that contain chunks."""
         return [name for name in self.objects if not self.case.is_metadata(name)]
 
     def chunks(self) -> dict[str, bytes | None]:
@@ -414,7 +423,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stores() -> Generator[httpx.Client]:
-    """Serve a place that may be written, and the same as it is."""
+    """Serve a writable bucket, and a raw view of it."""
     datasets = {
         "new": DatasetSettings(url="memory://shards", writable=True),
         "raw": DatasetSettings(url="memory://shards", writable=True, view="raw"),
@@ -436,8 +445,8 @@ def served(stores: httpx.Client, request: pytest.FixtureRequest) -> Served:
 
 @pytest.mark.parametrize("served", CASES, indirect=True, ids=str)
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_no_shard_is_lost_by_its_name(served: Served, method: str) -> None:
-    """Its name is refused, or is that of one chunk."""
+def test_write_by_a_shard_name_loses_no_chunk(served: Served, method: str) -> None:
+    """A PUT or DELETE by a shard's name is refused, or changes the one chunk of that name."""
     assert served.shards
     for shard in served.shards:
         before = served.chunks()
@@ -450,8 +459,11 @@ def test_no_shard_is_lost_by_its_name(served: Served, method: str) -> None:
 
 
 @pytest.mark.parametrize("served", PRECOMPUTED, indirect=True, ids=str)
-def test_shards_with_names_of_their_own_are_refused_with_what_to_do(served: Served) -> None:
-    """Through every door; who asks for one reads it as before, and writes it as it is."""
+def test_write_of_a_named_shard_is_refused(served: Served) -> None:
+    """A PUT, DELETE, upload or copy to the name of a shard object is 409 and says what to do.
+
+    The object can be read, and written through a raw view.
+    """
     client = served.client
     for shard in served.shards:
         path = f"/new/{served.name}/{shard}"

@@ -1,4 +1,4 @@
-"""Commits in one process: a wrong clock, expiration, and a store of very many chunk files."""
+"""Commits in one process: wrong clocks, expiration, and a store of very many chunk files."""
 
 import secrets
 import time
@@ -28,7 +28,7 @@ GROUP: Final = b'{"zarr_format":3,"node_type":"group"}'
 
 
 class Committing:
-    """Repository of the library, and a committer."""
+    """A repository of the icechunk library, and a committer."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -48,7 +48,7 @@ class Committing:
 
     @property
     def tip(self) -> str:
-        """The snapshot that ``main`` is at."""
+        """The snapshot of ``main``."""
         return self.place.open().lookup_branch("main")
 
     def messages(self) -> list[str]:
@@ -63,10 +63,10 @@ def committing(tmp_path: Path) -> Committing:
     return Committing(new_place(tmp_path))
 
 
-async def test_what_comes_before_an_amended_commit_may_expire_meanwhile(
+async def test_ancestors_may_expire_during_an_amend(
     committing: Committing,
 ) -> None:
-    """The parent is the one that the amended commit has by then."""
+    """An amend during which older snapshots expire has the new parent, and keeps all changes."""
     for name in ("root", "a", "b"):
         last = (await committing.add(name, committing.tip)).snapshot_id
 
@@ -81,8 +81,11 @@ async def test_what_comes_before_an_amended_commit_may_expire_meanwhile(
     assert changed.new_groups == {"/", "/a", "/b", "/c"}
 
 
-async def test_what_cannot_be_known_commits_nothing(committing: Committing) -> None:
-    """Times of snapshots must increase; changes of a commit without its log are a conflict."""
+async def test_commit_with_a_wrong_clock_or_missing_log_is_refused(committing: Committing) -> None:
+    """A clock that is 20 minutes off raises ClockSkewError.
+
+    A commit whose missing transaction log hides another's changes raises CommitConflictError.
+    """
     for committing.ahead_s in (1200.0, -1200.0):
         with pytest.raises(ClockSkewError):
             await committing.add("root")
@@ -103,7 +106,7 @@ async def test_what_cannot_be_known_commits_nothing(committing: Committing) -> N
 
 OTHERS = [encode_id(secrets.token_bytes(12))[1:] for _ in range(100)]
 MOST_LISTED = 100_000
-"""Names of one folder after which its listing should have been given up."""
+"""Number of names after which a listing should have been given up."""
 
 
 class CrowdedStore(LocalStore):
@@ -116,7 +119,7 @@ class CrowdedStore(LocalStore):
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """Make names up."""
+        """Yield made-up names first."""
         others = 0
         while self.crowd is None or others < self.crowd:
             others += 1
@@ -130,10 +133,13 @@ class CrowdedStore(LocalStore):
 
 @pytest.mark.parametrize("crowd", [0, 2000, None])
 @pytest.mark.parametrize("count", [3, 1000])
-async def test_chunk_files_are_found_however_many_there_are(
+async def test_chunk_lengths_are_found_among_many_files(
     tmp_path: Path, crowd: int | None, count: int
 ) -> None:
-    """Missing files are left out; an endless listing is given up."""
+    """Lengths of chunk files are found among any number of others; missing files are left out.
+
+    A listing without end is given up.
+    """
     store = CrowdedStore(crowd)
     place = new_place(tmp_path)
     place.create()

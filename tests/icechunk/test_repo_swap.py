@@ -1,4 +1,4 @@
-"""`repo` replaced while others write, clocks differ and stores fail."""
+"""Swaps of `repo` while others write, clocks differ and stores fail."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ LATER_S = NOON / 1e6 + 60
 
 @dataclass
 class Swapping:
-    """A repository in a store, and how it is changed."""
+    """A repository in a store, and its changes of refs."""
 
     clock: Clock = field(default_factory=lambda: Clock(LATER_S))
     before: list[Callable[[], object]] = field(default_factory=list)
-    """Others put another file, or the store fails, before so many swaps."""
+    """Calls before the next swaps, one each: another writer's put, or a failure."""
 
     def __post_init__(self) -> None:
         self.store: Any = Between(MemoryStore(self.clock), self._overtake)
@@ -55,7 +55,7 @@ class Swapping:
             self.before.pop(0)()
 
     def place(self, repo: Repo) -> None:
-        """Put a file there."""
+        """Store a `repo` file."""
         self.store.place(ROOT.join("repo"), repo.file())
 
     async def info(self) -> RepoInfo:
@@ -67,14 +67,14 @@ class Swapping:
 
 @pytest.fixture
 def swapping() -> Swapping:
-    """Place a repository."""
+    """Store a repository."""
     made = Swapping()
     made.place(Repo())
     return made
 
 
 def tagged(name: str) -> Repo:
-    """Describe the repository after somebody made a tag."""
+    """Return the repository with a tag that another writer has added."""
     ours = Repo()
     return Repo(
         tags=[{0: name, 1: ours.branches[0][1]}],
@@ -82,10 +82,10 @@ def tagged(name: str) -> Repo:
     )
 
 
-async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
-    """The old file is in `overwritten`, under the name that the log tells, with the newest first.
+async def test_swap_is_visible_at_once_and_backed_up(swapping: Swapping) -> None:
+    """A change of refs is visible in this process at once, and the old file is in `overwritten`.
 
-    A plan without a change writes nothing.
+    The backup's name is in the log and sorts newest first. A plan without a change writes nothing.
     """
     assert "t" not in (await swapping.info()).tags
     assert await swapping.swaps.update(swapping.opened, lambda _: Planned("done")) == "done"
@@ -103,8 +103,11 @@ async def test_readers_here_see_it_at_once(swapping: Swapping) -> None:
     assert getattr(kept, "data", None) == Repo().file()
 
 
-async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
-    """Others' tags are still there; one of the same name is refused, and after 100 races any."""
+async def test_overtaken_change_is_planned_again(swapping: Swapping) -> None:
+    """A change that is overtaken is planned again, and keeps the other writer's tags.
+
+    A tag of the same name is a conflict, and a hundred lost races are BusyError.
+    """
     swapping.before = [lambda: swapping.place(tagged("theirs"))]
     await swapping.changes.create("tag", "ours", encode_id(FIRST))
     assert set((await swapping.info()).tags) == {"theirs", "ours"}
@@ -121,8 +124,8 @@ async def test_who_is_overtaken_plans_anew(swapping: Swapping) -> None:
     assert len(swapping.before) == 1
 
 
-async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
-    """A swap that may have been done is looked for by who reads next."""
+async def test_failed_swap_is_read_again(swapping: Swapping) -> None:
+    """After a swap that failed with a timeout, the next read finds whether it was done."""
 
     def fail() -> None:
         swapping.place(tagged("t"))
@@ -136,8 +139,11 @@ async def test_nothing_is_known_after_a_failure(swapping: Swapping) -> None:
     assert "t" in (await swapping.info()).tags
 
 
-async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
-    """The error says how far; one that is a little behind tells a microsecond after the newest."""
+async def test_wrong_clock_writes_nothing(swapping: Swapping) -> None:
+    """A clock far behind the newest update raises ClockSkewError, and writes nothing.
+
+    A clock that is a little behind writes one microsecond after the newest update.
+    """
     swapping.clock.now = NOON / 1e6 - 10.5
     with pytest.raises(errors.ClockSkewError) as raised:
         await swapping.changes.create("tag", "t", encode_id(FIRST))
@@ -151,8 +157,8 @@ async def test_a_clock_that_is_wrong_writes_nothing(swapping: Swapping) -> None:
     assert [round(each * 1e6) for each in times] == [NOON + 2, NOON + 1, NOON]
 
 
-async def test_other_files_are_not_replaced(swapping: Swapping) -> None:
-    """Version 1, damage, and a repository that is gone each have an error of their own."""
+async def test_invalid_repo_file_is_not_replaced(swapping: Swapping) -> None:
+    """Changes of a version 1 repository, a damaged one and a missing one have their own errors."""
     opened = swapping.opened
     old = Repository(ROOT, FileRefs(ROOT), 2**20, ())
     change = Planned(None, RefChange("tag_created", "t", FIRST))

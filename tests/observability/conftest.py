@@ -1,4 +1,4 @@
-"""Logging as a process begins with, whatever services in it have configured."""
+"""Logging as a process begins with, whatever other tests have configured."""
 
 import logging
 from collections.abc import Generator

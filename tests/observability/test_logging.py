@@ -45,14 +45,14 @@ TRACED = RECORD._replace(seconds=0.0000314, trace_id="ab" * 16, key="c/0")
 
 
 class Pipe:
-    """A pipe, of which nothing is read until it is asked for."""
+    """A pipe whose reader reads only when told to."""
 
     def __init__(self) -> None:
         self._read, self.write = os.pipe()
         os.set_blocking(self._read, False)
 
     def text(self) -> str:
-        """Return what was written since the last call."""
+        """Return the text written since the last call."""
         with suppress(BlockingIOError):
             return os.read(self._read, 2**20).decode()
         return ""
@@ -73,7 +73,7 @@ class Pipe:
 
 @pytest.fixture
 def pipe() -> Generator[Pipe]:
-    """Open a pipe; its descriptors are free for others when no thread writes to it."""
+    """Open a pipe, and close it when no thread writes to it."""
     pipe = Pipe()
     yield pipe
     with suppress(OSError):
@@ -94,7 +94,7 @@ def _written(pipe: Pipe, log_format: str, *records: AccessRecord) -> list[str]:
 
 
 def test_json_has_all_fields(pipe: Pipe) -> None:
-    """Each has its name; requests that were answered from memory take no time."""
+    """A JSON line has every field by name; a request answered from memory has 0 ms."""
     line, from_memory = _written(pipe, "json", TRACED, RECORD)
 
     assert '"ms":0,' in from_memory
@@ -118,7 +118,7 @@ def test_json_has_all_fields(pipe: Pipe) -> None:
 
 
 def test_text_has_all_fields(pipe: Pipe) -> None:
-    """Values are in the same order in every line."""
+    """A text line has every field in the same order."""
     begin = "1970-01-01T00:00:00.250Z INFO shardgate.access request=id GET em 200 hit 65536 bytes"
     plain, no_dataset, traced = _written(pipe, "text", RECORD, RECORD._replace(dataset=""), TRACED)
 
@@ -128,8 +128,8 @@ def test_text_has_all_fields(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("text", ['"', "\\", '\\"},{', "a" * 128, "%2F/%d%b", "c/\x1b[31m\n"])
-def test_texts_of_clients_stay_texts(pipe: Pipe, text: str) -> None:
-    """They end no line, and send nothing to a terminal."""
+def test_client_texts_are_escaped(pipe: Pipe, text: str) -> None:
+    """Quotes, line breaks and control characters in request ids, callers and keys are escaped."""
     record = RECORD._replace(request_id=text.encode(), caller=text, key=text)
     as_json, as_text = (
         *_written(pipe, "json", record),
@@ -143,7 +143,7 @@ def test_texts_of_clients_stay_texts(pipe: Pipe, text: str) -> None:
 
 
 def test_a_lone_surrogate_is_logged(pipe: Pipe) -> None:
-    """The claims of a token may hold one, though UTF-8 has none."""
+    """A lone surrogate in a caller's name is logged, escaped."""
     odd = RECORD._replace(caller="\ud800")
 
     assert '"\\ud800"' in _written(pipe, "text", odd)[0]
@@ -151,7 +151,7 @@ def test_a_lone_surrogate_is_logged(pipe: Pipe) -> None:
 
 
 def test_lines_are_in_the_order_of_requests_and_soon_written(pipe: Pipe) -> None:
-    """A process that is killed loses a fraction of a second."""
+    """Lines are written in the order of requests, in less than two seconds."""
     log = AccessLog("text", has_keys=False, descriptor=pipe.write)
     log.start()
     for number in range(500):
@@ -162,8 +162,8 @@ def test_lines_are_in_the_order_of_requests_and_soon_written(pipe: Pipe) -> None
     assert [int(line.split()[8]) for line in lines] == list(range(500))
 
 
-def test_lines_of_several_processes_are_not_torn(pipe: Pipe) -> None:
-    """They write to one pipe, which is full most of the time."""
+def test_lines_of_two_logs_are_not_interleaved(pipe: Pipe) -> None:
+    """Lines that two logs write to one full pipe are whole."""
     logs = [AccessLog("text", has_keys=True, descriptor=pipe.write) for _ in range(2)]
     for log in logs:
         log.start()
@@ -177,8 +177,8 @@ def test_lines_of_several_processes_are_not_torn(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_a_broken_pipe_or_a_full_disk_stops_nothing(pipe: Pipe, *, is_full: bool) -> None:
-    """Lines wait until a disk has room, but do not keep a process from its end."""
+def test_broken_pipe_or_full_disk_does_not_block_the_end(pipe: Pipe, *, is_full: bool) -> None:
+    """A log on a broken pipe or full disk drops lines above its limit, and closes in seconds."""
     pipe.close_reader()
     descriptor = os.open("/dev/full", os.O_WRONLY) if is_full else os.dup(pipe.write)
     try:
@@ -188,7 +188,7 @@ def test_a_broken_pipe_or_a_full_disk_stops_nothing(pipe: Pipe, *, is_full: bool
 
 
 def _fill(log: AccessLog) -> float:
-    """Log more than is kept, and return the seconds that the end takes."""
+    """Log more lines than the queue keeps, and return the seconds that closing takes."""
     log.start()
     for _ in range(40_000):
         log.add(RECORD)
@@ -198,8 +198,8 @@ def _fill(log: AccessLog) -> float:
     return time.monotonic() - began_at
 
 
-def test_the_end_waits_a_second_for_a_reader_that_is_gone(pipe: Pipe) -> None:
-    """The lines that a pipe has room for are whole."""
+def test_closing_waits_a_second_for_a_reader(pipe: Pipe) -> None:
+    """Closing a log whose pipe is full and not read takes a second; the written lines are whole."""
     took_s = _fill(AccessLog("text", has_keys=False, descriptor=pipe.write))
 
     assert 0.9 < took_s < LONGEST_S
@@ -207,8 +207,8 @@ def test_the_end_waits_a_second_for_a_reader_that_is_gone(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-def test_the_end_loses_no_line_for_a_slow_reader(pipe: Pipe, *, is_blocking: bool) -> None:
-    """A pipe has room for a part of them, and may have been made non-blocking by its opener."""
+def test_closing_loses_no_line_for_a_slow_reader(pipe: Pipe, *, is_blocking: bool) -> None:
+    """Closing a log writes all lines to a slow reader, on blocking and non-blocking pipes."""
     os.set_blocking(pipe.write, is_blocking)
     log = AccessLog("text", has_keys=False, descriptor=pipe.write)
     log.start()
@@ -229,10 +229,8 @@ def test_the_end_loses_no_line_for_a_slow_reader(pipe: Pipe, *, is_blocking: boo
     ("level", "is_open", "has_keys"),
     [("DEBUG", True, True), ("INFO", True, False), ("WARNING", False, None)],
 )
-def test_lines_are_of_level_info_and_keys_of_debug(
-    level: str, *, is_open: bool, has_keys: bool | None
-) -> None:
-    """A log of warnings has no line about each request."""
+def test_access_log_follows_the_level(level: str, *, is_open: bool, has_keys: bool | None) -> None:
+    """The access log is written at INFO and DEBUG, with keys at DEBUG, and not at WARNING."""
     logging.getLogger("shardgate").setLevel(level)
     log = open_access_log(ServerSettings(access_log=True))
 
@@ -242,7 +240,7 @@ def test_lines_are_of_level_info_and_keys_of_debug(
 
 
 def test_timestamps_are_rfc_3339_in_utc() -> None:
-    """They sort as text."""
+    """Timestamps are RFC 3339 in UTC with milliseconds."""
     now = datetime.fromisoformat(timestamp(int(time.time() * 1000)))
 
     assert timestamp(1_700_000_000_250) == "2023-11-14T22:13:20.250Z"
@@ -254,7 +252,7 @@ def _begin_request(*, is_private: bool) -> None:
 
 
 def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> str:
-    """Format an error with a cause, of a request if it is said whether that *is_private*."""
+    """Format an error with a cause, of a request if *is_private* is given."""
 
     def run() -> str:
         if is_private is not None:
@@ -290,7 +288,10 @@ def test_errors_name_keys_of_public_data_only(
     of_request: bool | None,
     names_key: bool,
 ) -> None:
-    """The request decides, or without one the datasets; of others class and place are logged."""
+    """An error's text, with the key, is logged for public data or at DEBUG.
+
+    For private data the class and the place are logged.
+    """
     line = _log_error(
         LineFormatter(log_format, is_private=is_private, level=level), is_private=of_request
     )
@@ -301,8 +302,11 @@ def test_errors_name_keys_of_public_data_only(
     assert "in run" in line
 
 
-def test_a_message_forges_no_line() -> None:
-    """In JSON the traceback is a member of the record, in text control characters are blanks."""
+def test_message_with_line_breaks_is_one_record() -> None:
+    """Line breaks in a message are escaped in JSON and blanks in text.
+
+    A JSON record contains its traceback.
+    """
     as_json, as_text = (
         _log_error(LineFormatter(log_format, is_private=False, level="info"), is_private=False)
         for log_format in ("json", "text")
@@ -324,7 +328,7 @@ def test_a_message_forges_no_line() -> None:
 async def test_exceptions_in_the_event_loop_name_no_arguments(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Asyncio would log the arguments of the callback."""
+    """An exception in a callback of the event loop is logged without the callback's arguments."""
 
     def fail(_: str) -> None:
         raise RuntimeError
@@ -358,7 +362,10 @@ async def test_failures_are_logged_with_their_reason(
     *,
     is_private: bool,
 ) -> None:
-    """Of private data only the class is logged, and faults of clients are not logged."""
+    """Failures of the service are logged with their reason, for private data with the class only.
+
+    Errors of clients are not logged.
+    """
     _begin_request(is_private=is_private)
     with caplog.at_level(level, logger="shardgate"):
         log_failure(HTTPStatus(status), error)
@@ -366,8 +373,8 @@ async def test_failures_are_logged_with_their_reason(
     assert caplog.messages == messages
 
 
-def test_a_message_is_repeated_once_a_minute() -> None:
-    """While a store is down, all requests fail alike."""
+def test_repeated_message_is_filtered() -> None:
+    """A message that repeats within a minute is logged once; other messages are logged."""
     repeated = RepetitionFilter()
     record = logging.makeLogRecord({"msg": "a"})
     records = (record, record, logging.makeLogRecord({"msg": "b"}))

@@ -1,4 +1,4 @@
-"""`shardgate.observability.metrics`: values that Prometheus reads."""
+"""`shardgate.observability.metrics`: values that Prometheus scrapes."""
 
 from collections.abc import Mapping
 
@@ -38,8 +38,8 @@ def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
         (ZeroDivisionError(), "other"),
     ],
 )
-def test_errors_of_stores_are_counted_by_class(error: Exception, name: str) -> None:
-    """A class that is not ours is no label."""
+def test_store_errors_are_counted_by_class(error: Exception, name: str) -> None:
+    """Errors of stores are counted by class; a class that is not the service's is `other`."""
     metrics = Metrics([])
     metrics.stores.on_call(Call("get", REF, None, 0.3, 10, error))
 
@@ -47,7 +47,7 @@ def test_errors_of_stores_are_counted_by_class(error: Exception, name: str) -> N
 
 
 def test_caches_are_exposed() -> None:
-    """Readers that share entries add up their look-ups only."""
+    """Readers that share a cache add up their look-ups, and its size is counted once."""
     metrics = Metrics([])
     entries = SizedLRUCache[str, bytes](100, lambda _, value: len(value))
     for each in (CacheCounters(hits=3, joins=2, misses=1, merged=5), CacheCounters(hits=1)):
@@ -63,7 +63,7 @@ def test_caches_are_exposed() -> None:
 
 
 async def test_bytes_in_flight_are_exposed_with_their_limit() -> None:
-    """An alert compares them."""
+    """A watched budget is exposed with its held bytes and its limit."""
     metrics, budget = Metrics([]), ByteBudget(100, wait_s=1)
     metrics.caches.watch_budget("bodies", budget)
     await budget.acquire(30)
@@ -72,7 +72,7 @@ async def test_bytes_in_flight_are_exposed_with_their_limit() -> None:
 
 
 def test_writes_add_up() -> None:
-    """Rewrites of shards, and bytes sent to S3, read from it and copied by it."""
+    """Rewrites, lost swaps, and written, fetched and copied bytes add up."""
     metrics = Metrics([])
     metrics.stores.on_rewrite(3, 1)
     metrics.stores.on_rewrite(5, 0)
@@ -85,8 +85,8 @@ def test_writes_add_up() -> None:
     _check(metrics, moved)
 
 
-def test_each_of_several_processes_names_itself() -> None:
-    """A scrape reaches one of them, and has no samples of others."""
+def test_samples_have_the_worker_label() -> None:
+    """All samples of a worker process have its `worker` label."""
     metrics = Metrics(["em"], worker="17")
 
     families = list(text_string_to_metric_families(metrics.exposition().decode()))

@@ -1,4 +1,4 @@
-"""`shardgate.observability.tracing`: OpenTelemetry's own variables say whether there are traces."""
+"""`shardgate.observability.tracing`: OpenTelemetry's environment variables enable tracing."""
 
 import pytest
 
@@ -18,8 +18,8 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
         {"OTEL_SDK_DISABLED": "true", **ENDPOINT},
     ],
 )
-def test_it_is_off_unless_they_say_so(environ: dict[str, str]) -> None:
-    """Other variables, or empty ones, start no traces."""
+def test_tracing_is_off_by_default(environ: dict[str, str]) -> None:
+    """Tracing is off without an endpoint or exporter, and if the SDK or exporter is disabled."""
     assert open_tracing(environ) is None
 
 
@@ -31,8 +31,8 @@ def test_it_is_off_unless_they_say_so(environ: dict[str, str]) -> None:
         {"OTEL_TRACES_EXPORTER": "otlp"},
     ],
 )
-async def test_an_endpoint_or_an_exporter_is_enough(environ: dict[str, str]) -> None:
-    """Either is enough."""
+async def test_endpoint_or_exporter_enables_tracing(environ: dict[str, str]) -> None:
+    """An OTLP endpoint or exporter enables tracing."""
     tracing = open_tracing(environ)
 
     assert tracing is not None
@@ -40,6 +40,6 @@ async def test_an_endpoint_or_an_exporter_is_enough(environ: dict[str, str]) -> 
 
 
 def test_another_exporter_is_refused() -> None:
-    """The start fails, instead of sending nothing."""
+    """Another exporter than OTLP raises ConfigurationError."""
     with pytest.raises(ConfigurationError, match="OTEL_TRACES_EXPORTER: zipkin"):
         open_tracing({"OTEL_TRACES_EXPORTER": "zipkin"})

@@ -1,4 +1,4 @@
-"""Stores and clocks that the tests of the resolver watch and hold up."""
+"""Stores and clocks with which tests of the resolver record and delay reads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -33,7 +33,7 @@ class Clock:
     now: float = 1000.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.now
 
 
@@ -58,9 +58,9 @@ class WatchedStore(MemoryStore):
         self.gate = asyncio.Event()
         self.gate.set()
         self.failure: Exception | None = None
-        """Raised, once, by the next read."""
+        """Error that the next read raises."""
         self.spoil: Callable[[Found], Found] = lambda found: found
-        """Applied to what is read."""
+        """Function applied to each result."""
 
     @property
     def methods(self) -> list[str]:
@@ -75,7 +75,7 @@ class WatchedStore(MemoryStore):
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
     ) -> Found | NotModified | None:
-        """Note, wait, read."""
+        """Record, wait, read."""
         self.calls.append(Call("get", ref, request, if_match, if_none_match))
         await self._pass()
         found = await super().get(ref, request, if_match=if_match, if_none_match=if_none_match)
@@ -86,7 +86,7 @@ class WatchedStore(MemoryStore):
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Note, wait, and give the range in pieces of 1000 bytes."""
+        """Record, wait, and yield the range in pieces of 1000 bytes."""
         self.calls.append(Call("stream", ref, byte_range, if_match))
         await self._pass()
         found = await super().get(ref, byte_range, if_match=if_match)
@@ -95,13 +95,13 @@ class WatchedStore(MemoryStore):
         yield self._pieces(found.data)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        """Note, wait, measure."""
+        """Record, wait, measure."""
         self.calls.append(Call("stat", ref))
         await self._pass()
         return await super().stat(ref)
 
     async def pause(self) -> None:
-        """Do something before and after each answer, and before each piece of it."""
+        """Do something before and after each read, and before each piece of a stream."""
 
     async def _pieces(self, data: bytes) -> AsyncIterator[bytes]:
         for at in range(0, len(data), 1000):
@@ -124,7 +124,7 @@ type CallOn = partial[Any]
 
 
 class Tapped:
-    """Store some of whose calls go through `around`."""
+    """A store that passes some of its calls through `around`."""
 
     taps: ClassVar[tuple[str, ...]] = ("get", "put", "delete", "stat")
 
@@ -147,7 +147,7 @@ class Tapped:
 
 
 class Unlisted(MemoryStore):
-    """A store that cannot list, as HTTP cannot."""
+    """A store that cannot list, like HTTP."""
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""

@@ -26,7 +26,7 @@ _LIMIT = 2**16
 
 
 def _with(stored: bytes) -> dict[str, bytes]:
-    """Write the volume with *stored* in the place of the gzip."""
+    """Build the volume with *stored* in the place of the gzip."""
     raw = build({_KEY: stored}, sharding={**GZIP_DATA, "data_encoding": "raw"})
     return {**raw, "info": _OBJECTS["info"]}
 
@@ -52,8 +52,11 @@ async def _known(stored: bytes, **options: int) -> Watching:
 
 
 @pytest.mark.parametrize("name", _BAD)
-async def test_damage_is_confirmed_by_one_look(name: str) -> None:
-    """A cached chunk is checked against the object, which may be mended, or gone, since."""
+async def test_damage_of_a_cached_chunk_is_confirmed_by_a_stat(name: str) -> None:
+    """A cached chunk that does not inflate is damage if a stat finds the same version.
+
+    If the object was replaced or removed since, it is read again.
+    """
     case = await _known(_BAD[name])
     with pytest.raises(DamagedError, match=r"s0/0\.shard"):
         await case.data.read(_KEY)
@@ -67,16 +70,16 @@ async def test_damage_is_confirmed_by_one_look(name: str) -> None:
     assert await case.data.read(_KEY) is None
 
 
-async def test_damage_that_cannot_be_confirmed_is_not_told() -> None:
-    """If the store refuses the stat, that is the error."""
+async def test_unconfirmed_damage_raises_the_stores_error() -> None:
+    """If the stat that should confirm damage is refused, StorageDeniedError is raised."""
     case = await _known(b"")
     case.store.failure = StorageDeniedError(_SHARD, "for the test")
     with pytest.raises(StorageDeniedError):
         await case.data.read(_KEY)
 
 
-async def test_room_is_made_before_anything_is_inflated() -> None:
-    """The gzip and the size announced in its trailer are reserved before inflating."""
+async def test_inflated_size_is_reserved_before_inflating() -> None:
+    """The stored bytes and the size announced in their trailer are reserved before inflating."""
     damaged = bytearray(_STORED)
     damaged[-8] ^= 1
     data = (await _known(bytes(damaged), in_flight_bytes=len(_CHUNK))).data
@@ -89,8 +92,8 @@ async def test_room_is_made_before_anything_is_inflated() -> None:
     assert data.budget.held_bytes == 0
 
 
-async def test_many_at_once_are_inflated_one_after_the_other() -> None:
-    """All hold their gzip, and the budget has room to inflate only one."""
+async def test_concurrent_inflations_share_the_budget() -> None:
+    """Fifty concurrent requests are served with a budget for inflating one chunk at a time."""
     chunks = {str(segment): randbytes(1000) for segment in range(50)}
     data = _case(build_skeletons(chunks, sharding=GZIP_DATA), in_flight_bytes=20_000).data
 
@@ -119,8 +122,11 @@ async def test_stored_and_inflated_forms_are_reserved_together() -> None:
 
 
 @pytest.mark.parametrize("told", [0, 2**32 - 1])
-async def test_a_size_that_lies_changes_nothing(told: int) -> None:
-    """The trailer gives the size of the last member only; the output is counted."""
+async def test_wrong_size_in_a_gzip_trailer_is_not_trusted(told: int) -> None:
+    """A gzip trailer with a size that is too small is inflated by its real size.
+
+    One with a wrong size in the last member is damage.
+    """
     more = zipped(b"")
     stored = _STORED + more if told == 0 else _STORED[:-4] + told.to_bytes(4, "little")
     data = _case(_with(stored)).data
@@ -153,8 +159,11 @@ class _Holder:
                 self.is_inside = False
 
 
-async def test_waiting_ends_with_busy() -> None:
-    """Who does not fit in time holds nothing; one that stands still stops no other from growing."""
+async def test_full_budget_raises_busy() -> None:
+    """Acquiring bytes of a full budget raises BusyError after `wait_s`, and holds nothing.
+
+    A holder may exceed the limit to grow.
+    """
     budget = ByteBudget(_MAX, wait_s=0.01)
     async with holding(budget, _MAX):
         with pytest.raises(BusyError, match="no room for 3"):
@@ -168,8 +177,8 @@ async def test_waiting_ends_with_busy() -> None:
         budget.release(6)
 
 
-async def test_holders_who_want_more_do_not_wait_for_one_another() -> None:
-    """They grow one after another, though all bytes are held by waiting holders."""
+async def test_growing_holders_do_not_deadlock() -> None:
+    """Holders of all bytes that want to grow do so one after another."""
     budget, inside = ByteBudget(_MAX, wait_s=60), list[int]()
 
     async def grow() -> None:
@@ -270,13 +279,13 @@ def test_holders_of_shares_do_not_deadlock(plans: list[tuple[int, list[int]]]) -
 
 @dataclass
 class _Play:
-    """A random run, with its invariants."""
+    """A random run and its invariants."""
 
     budget: ByteBudget = field(default_factory=lambda: ByteBudget(_MAX, wait_s=60))
     holders: list[_Holder] = field(default_factory=list)
 
     async def step(self, verb: str, number: int) -> None:
-        """Do one thing."""
+        """Do one step."""
         match verb:
             case "come":
                 self.holders.append(_Holder(self.budget, number))
@@ -295,7 +304,7 @@ class _Play:
         assert self.budget.held_bytes >= 0
 
     def check(self) -> None:
-        """Compare with what a bystander sees."""
+        """Assert the invariants of the budget."""
         inside = [holder for holder in self.holders if holder.is_inside]
         held = sum(holder.nbytes for holder in inside)
         assert self.budget.held_bytes == held
@@ -317,8 +326,8 @@ _CANCELLED_WHEN_LET_IN = [
 
 @given(st.lists(st.tuples(_verbs, st.integers(0, 14)), max_size=60))
 @example(_CANCELLED_WHEN_LET_IN)
-def test_random_comings_and_goings_are_counted(steps: list[tuple[str, int]]) -> None:
-    """Bytes are never negative nor over the limit, waiters are served in order, none is lost."""
+def test_random_acquisitions_keep_the_invariants(steps: list[tuple[str, int]]) -> None:
+    """Held bytes exceed the limit for a single holder only, and waiters are served in order."""
 
     async def run() -> None:
         play = _Play()

@@ -1,4 +1,4 @@
-"""Reads of located chunks, and of neighbours together."""
+"""Reads of located chunks, merged reads of neighbours, and bytes read ahead."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ class _Case:
         )
 
     def chunk(self, start: int, stop: int) -> Stored:
-        """Name a range of the object."""
+        """Return the location of a range of the object."""
         return Stored(REF, ByteRange(start, stop), self.etag)
 
     async def read(self, *ranges: tuple[int, int]) -> list[bytes]:
@@ -49,12 +49,12 @@ class _Case:
 
     @property
     def requests(self) -> list[ByteRequest | None]:
-        """What was asked of the store."""
+        """The ranges requested from the store."""
         return [call.request for call in self.store.calls]
 
 
-async def test_callers_join_a_read_that_is_under_way() -> None:
-    """A caller that arrives during the read waits for it; exactly its bytes are requested."""
+async def test_callers_join_a_running_read() -> None:
+    """A caller that requests a chunk during its read joins that read, which is of its bytes."""
     case = _Case()
     case.store.gate.clear()
     first = asyncio.create_task(case.read((10, 20)))
@@ -68,7 +68,7 @@ async def test_callers_join_a_read_that_is_under_way() -> None:
     assert (call.request, call.if_match) == (ByteRange(10, 20), case.etag)
 
 
-async def test_there_is_no_moment_between_the_read_and_the_cache() -> None:
+async def test_finished_read_is_cached_without_a_gap() -> None:
     """In any turn of the loop a caller finds the chunk in a read or in the cache."""
     case = _Case()
     chunk = case.chunk(10, 20)
@@ -97,7 +97,7 @@ async def test_there_is_no_moment_between_the_read_and_the_cache() -> None:
 async def test_neighbours_are_merged(
     ranges: list[tuple[int, int]], requests: list[tuple[int, int]]
 ) -> None:
-    """Touching ranges and gaps up to the limit are one read, wider gaps and longer spans not."""
+    """Ranges with gaps up to the limit are one read; wider gaps and longer spans are not."""
     case = _Case()
     await case.read(*ranges)
 
@@ -114,10 +114,10 @@ async def test_neighbours_are_merged(
         max_size=20,
     )
 )
-def test_whatever_is_merged_is_cut_exactly(ranges: list[tuple[int, int]]) -> None:
-    """Each caller gets the bytes of its own range, and gaps are held no longer than read.
+def test_merged_ranges_are_cut_exactly(ranges: list[tuple[int, int]]) -> None:
+    """Each caller of merged reads gets the bytes of its own range.
 
-    A read begins and ends with ranges, bridges no wider gap, and is longer only by one range.
+    A read begins and ends with requested ranges, and bridges no gap wider than the limit.
     """
 
     async def run() -> None:
@@ -147,10 +147,8 @@ def _without_last(found: Found) -> Found:
 @pytest.mark.parametrize(
     "spoil", [lambda found: replace(found, data=found.data[:-1]), _without_last]
 )
-async def test_a_short_read_is_no_short_chunk(
-    spoil: Callable[[Found], Found], *, is_fixed: bool
-) -> None:
-    """Fewer bytes than the object has are a failure of the store for each caller, no damage."""
+async def test_short_read_is_truncated(spoil: Callable[[Found], Found], *, is_fixed: bool) -> None:
+    """An answer with fewer bytes than requested raises TruncatedReadError for each caller."""
     case = _Case()
     case.store.spoil = spoil
     chunks = [(_fixed if is_fixed else _Case.chunk)(case, at, at + 10) for at in (0, 10)]
@@ -159,8 +157,8 @@ async def test_a_short_read_is_no_short_chunk(
     assert [type(each) for each in heard] == [TruncatedReadError] * 2
 
 
-async def test_an_object_shorter_than_its_version_was_is_a_failure_of_the_store() -> None:
-    """A version with an ETag never ends before a chunk that its index holds."""
+async def test_object_shorter_than_its_index_says_is_truncated() -> None:
+    """A version with an ETag that ends before an indexed chunk raises TruncatedReadError."""
     case = _Case()
     case.store.spoil = lambda found: replace(_without_last(found), size=found.byte_range.stop - 1)
     with pytest.raises(TruncatedReadError):
@@ -169,7 +167,7 @@ async def test_an_object_shorter_than_its_version_was_is_a_failure_of_the_store(
 
 @pytest.mark.parametrize("is_removed", [False, True])
 async def test_another_version_is_never_read(*, is_removed: bool) -> None:
-    """A missing object has changed: only a look-up can prove absence."""
+    """A chunk whose object was replaced or removed raises VersionChangedError."""
     case = _Case()
     case.store.place(REF, b"another")
     if is_removed:
@@ -178,8 +176,8 @@ async def test_another_version_is_never_read(*, is_removed: bool) -> None:
         await case.read((10, 20))
 
 
-async def test_a_body_is_let_go_at_once() -> None:
-    """A delivered body does not wait for the garbage collector."""
+async def test_delivered_body_is_freed_at_once() -> None:
+    """A delivered body is freed without the garbage collector."""
     let_go = []
 
     class Body(bytes):
@@ -197,8 +195,8 @@ async def test_a_body_is_let_go_at_once() -> None:
         gc.enable()
 
 
-async def test_after_a_failure_the_next_read_tries_again() -> None:
-    """A failure is not cached; with a size of 0 nothing is, not even an empty body."""
+async def test_failure_is_not_cached() -> None:
+    """A failed read is repeated by the next request. A cache of size 0 keeps nothing."""
     case = _Case(max_bytes=0)
     case.store.failure = StorageThrottledError(REF, "for the test")
     with pytest.raises(StorageThrottledError):
@@ -211,7 +209,7 @@ async def test_after_a_failure_the_next_read_tries_again() -> None:
 
 @pytest.mark.parametrize("leaving", [1, 2])
 async def test_a_read_without_callers_is_cancelled(leaving: int) -> None:
-    """While one is left, the callers of the other half of a merged read get it."""
+    """A merged read is cancelled when its last caller is, and not before."""
     case = _Case()
     case.store.gate.clear()
     tasks = [asyncio.create_task(case.read(r)) for r in [(0, 10), (10, 20)]]
@@ -230,8 +228,8 @@ def _fixed(case: _Case, start: int, stop: int) -> Stored:
 
 
 @pytest.mark.parametrize("size", range(0, 60, 5))
-async def test_of_merged_chunks_only_those_past_the_end_are_damaged(size: int) -> None:
-    """The size of an object that never changes is unknown before it is read."""
+async def test_merged_chunk_past_the_end_is_damage(size: int) -> None:
+    """Merged chunks that end within the object are read, and those past its end are damage."""
     case = _Case()
     case.store.place(REF, _DATA[:size])
     chunks = [_fixed(case, at, at + 10) for at in range(0, 50, 10)]
@@ -247,7 +245,7 @@ async def test_of_merged_chunks_only_those_past_the_end_are_damaged(size: int) -
 
 
 async def test_chunks_of_other_versions_or_objects_are_not_merged() -> None:
-    """Ranges of one object under other conditions are separate reads, as those of two objects."""
+    """Chunks of another object, or with another condition, are separate reads."""
     case = _Case()
     other = ObjectRef("memory://bucket", "data/other")
     etag = case.store.place(other, b"0123456789")
@@ -270,7 +268,7 @@ async def test_chunks_of_other_versions_or_objects_are_not_merged() -> None:
 
 
 class _LateStore(WatchedStore):
-    """Answers after a while."""
+    """A store that answers after a while."""
 
     late_s = 0.05
 
@@ -299,16 +297,14 @@ class _LargeCase(_Case):
         )
 
     async def read_each(self, *ranges: tuple[int, int]) -> None:
-        """Read ranges one after the other; they have the right bytes."""
+        """Read ranges one after the other, and assert their bytes."""
         for start, stop in ranges:
             assert await self.read((start, stop)) == [self.data[start:stop]]
 
 
 @pytest.mark.parametrize(("store", "requests"), [(WatchedStore, 2), (_LateStore, 1)])
-async def test_gaps_are_bridged_where_a_request_takes_longer(
-    store: type[WatchedStore], requests: int
-) -> None:
-    """A chunk further on is read along from a store that answers late, not from a quick one."""
+async def test_gaps_are_bridged_for_slow_stores(store: type[WatchedStore], requests: int) -> None:
+    """A gap is read along with its neighbours from a slow store, and not from a quick one."""
     case = _LargeCase(store(), max_bytes=0, max_gap_bytes=2**20)
     await case.read((5000, 5010))
     case.store.calls.clear()
@@ -324,8 +320,11 @@ _FIRST, _NEAR = (140_000, 140_010), (150_000, 151_000)
 _WIDE = ByteRange(130_000, 171_000)
 
 
-async def test_after_a_read_nearby_more_than_the_chunk_is_read() -> None:
-    """What lies around it comes along from a store that answers late, and is cached when used."""
+async def test_second_read_nearby_reads_ahead() -> None:
+    """The second read in a region of a slow store also reads the bytes around its chunk.
+
+    Later chunks there need no read, and are cached when used.
+    """
     case = _LargeCase(_LateStore())
     await case.read_each(_FIRST, _NEAR, (140_000, 142_000), (155_000, 161_000))
     assert case.requests == [ByteRange(*_FIRST), _WIDE]
@@ -349,13 +348,10 @@ async def test_after_a_read_nearby_more_than_the_chunk_is_read() -> None:
         pytest.param(_LateStore, 2**26, (2_000_000, 2_000_010), id="a chunk further away"),
     ],
 )
-async def test_otherwise_a_chunk_alone_is_read(
+async def test_chunk_is_read_alone(
     store: type[WatchedStore], max_bytes: int, chunk: tuple[int, int]
 ) -> None:
-    """Where waiting is short, bytes cannot be kept, or few requests would want them.
-
-    The shortest of a few reads elsewhere shows how long the store takes.
-    """
+    """A quick store, a small cache, a long or a distant chunk cause no read around the chunk."""
     case = _LargeCase(store(), max_bytes)
     await case.read_each(*((at, at + 10) for at in range(3 * 2**20, 2**23, 2**20)))
     case.store.calls.clear()
@@ -364,8 +360,8 @@ async def test_otherwise_a_chunk_alone_is_read(
     assert case.requests == [ByteRange(*_FIRST), ByteRange(*chunk)]
 
 
-async def test_what_comes_around_a_chunk_is_waited_for() -> None:
-    """Callers join the read; it is cancelled with the last of them, and read anew after that."""
+async def test_callers_join_a_read_ahead() -> None:
+    """Callers of chunks around a chunk join its read, which is cancelled with the last of them."""
     case = _LargeCase(_LateStore())
     await case.read_each(_FIRST)
     ranges = _NEAR, (152_000, 153_000), (153_000, 154_000)
@@ -384,8 +380,8 @@ async def test_what_comes_around_a_chunk_is_waited_for() -> None:
     assert case.budget.held_bytes == 0
 
 
-async def test_chunks_are_not_held_up_by_what_nobody_asked_for() -> None:
-    """Reads at the same time bring no more for nobody than is read while one request waits."""
+async def test_concurrent_reads_read_little_ahead() -> None:
+    """Many concurrent reads overfetch no more than the bandwidth-delay product."""
     store = _LateStore()
     store.late_s = 0.002
     case = _LargeCase(store)
@@ -399,8 +395,8 @@ async def test_chunks_are_not_held_up_by_what_nobody_asked_for() -> None:
     assert len(case.requests) == 8 + len(starts) + 1
 
 
-async def test_bytes_around_chunks_are_kept_in_a_16th_of_the_cache() -> None:
-    """The oldest go first."""
+async def test_read_ahead_bytes_use_a_16th_of_the_cache() -> None:
+    """Bytes read ahead are kept in a sixteenth of the cache, and the oldest are evicted first."""
     case = _LargeCase(_LateStore(), max_bytes=2**22)
     starts = range(500_000, 2**23, 2**20)
     await case.read_each(*((at, at + 10) for start in starts for at in (start, start + 20)))
@@ -412,8 +408,8 @@ async def test_bytes_around_chunks_are_kept_in_a_16th_of_the_cache() -> None:
     assert len(case.requests) == 17
 
 
-async def test_bytes_on_both_sides_of_a_mebibyte_are_found_from_either() -> None:
-    """What is kept by MiB is kept for each that it lies in."""
+async def test_read_ahead_across_a_mebibyte_is_found() -> None:
+    """Bytes read ahead across a MiB boundary are found from both sides."""
     case = _LargeCase(_LateStore())
     first, middle, last = ((at, at + 100) for at in (2**20 - 3000, 2**20 - 1000, 2**20 + 1000))
     await case.read_each(first, middle, last)
@@ -421,8 +417,8 @@ async def test_bytes_on_both_sides_of_a_mebibyte_are_found_from_either() -> None
     assert len(case.requests) == 2
 
 
-async def test_a_read_around_a_chunk_that_failed_leaves_nothing_behind() -> None:
-    """Its caller hears of it, and the next read tries again."""
+async def test_failed_read_ahead_is_repeated() -> None:
+    """A read ahead that fails raises for its caller, and the next request reads again."""
     case = _LargeCase(_LateStore())
     await case.read_each(_FIRST)
     case.store.failure = StorageThrottledError(REF, "for the test")
@@ -433,8 +429,8 @@ async def test_a_read_around_a_chunk_that_failed_leaves_nothing_behind() -> None
     assert case.budget.held_bytes == 0
 
 
-async def test_what_is_read_around_a_chunk_is_of_one_version() -> None:
-    """A chunk of the object that replaced another is not cut from what was read before."""
+async def test_read_ahead_bytes_belong_to_one_version() -> None:
+    """A chunk of a replaced object is not cut from bytes that were read ahead before."""
     case = _LargeCase(_LateStore())
     await case.read_each(_FIRST, _NEAR)
     case.data = bytes(len(case.data))
@@ -443,8 +439,8 @@ async def test_what_is_read_around_a_chunk_is_of_one_version() -> None:
     await case.read_each((152_000, 153_000))
 
 
-async def test_nothing_is_read_around_a_chunk_without_room_for_it() -> None:
-    """Bytes for later requests take no room from those in flight."""
+async def test_read_ahead_needs_room() -> None:
+    """Bytes around a chunk are not read if the budget has no room for them."""
     case = _LargeCase(_LateStore())
     await case.budget.acquire(2**26 - 4)
     await case.read_each(_FIRST, _NEAR)
@@ -454,8 +450,8 @@ async def test_nothing_is_read_around_a_chunk_without_room_for_it() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 10_000)), min_size=4, max_size=8))
-def test_whatever_was_read_around_chunks_is_cut_exactly(ranges: list[tuple[int, int]]) -> None:
-    """A read may begin or end with the object."""
+def test_read_ahead_chunks_are_cut_exactly(ranges: list[tuple[int, int]]) -> None:
+    """Chunks near both ends of an object are cut exactly from bytes read ahead."""
 
     async def run() -> None:
         store = _LateStore()
@@ -469,8 +465,8 @@ def test_whatever_was_read_around_chunks_is_cut_exactly(ranges: list[tuple[int, 
     asyncio.run(run())
 
 
-async def test_gaps_are_not_bridged_without_room_for_them() -> None:
-    """Bytes that no request asked for are read only where they fit among those in flight."""
+async def test_bridging_a_gap_needs_room() -> None:
+    """Gaps are not read if the budget has no room for them."""
     case = _Case()
     await case.budget.acquire(2**26 - 4)
     await case.read((0, 10), (20, 30))
@@ -478,8 +474,8 @@ async def test_gaps_are_not_bridged_without_room_for_them() -> None:
     assert case.requests == [ByteRange(0, 10), ByteRange(20, 30)]
 
 
-def test_reads_that_wait_for_one_another_make_no_store_far() -> None:
-    """Where one read in ten is quick, the others waited here: hardly a gap is worth a request."""
+def test_store_cost_uses_the_quickest_reads() -> None:
+    """If one read in ten is quick, a request is cheap and only small gaps are worth bridging."""
     cost = StoreCost()
     for number in range(200):
         cost.note(2**16, 0.003 if number % 10 else 0.0003)

@@ -1,4 +1,4 @@
-"""The container that a key belongs to, and the name of its shard, from metadata alone."""
+"""The container and the shard of a key, found from metadata alone."""
 
 import json
 import re
@@ -52,7 +52,7 @@ class _Case:
 
     @property
     def looked_at(self) -> list[str]:
-        """Directories whose markers were asked for, in order, each marker once."""
+        """Directories whose markers were read, in order, each marker once."""
         asked = [call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls]
         assert len(set(asked)) == len(asked)
         directories = [re.sub(_MARKER, "", key) for key in asked]
@@ -76,8 +76,8 @@ class _Case:
         ("", "", ""),
     ],
 )
-async def test_the_nearest_ancestor_with_a_marker(key: str, directory: str, rest: str) -> None:
-    """In a bucket of many containers each key belongs to the nearest, or to none."""
+async def test_key_belongs_to_the_nearest_container(key: str, directory: str, rest: str) -> None:
+    """A key belongs to the nearest ancestor directory with a marker, or to none."""
     case = _Case(lab1=_GROUP, lab1_vol=_ARRAY, lab3_sub_vol=_ARRAY)
 
     assert await case.find(key) == (ROOT.join(directory), rest)
@@ -97,8 +97,8 @@ async def test_the_root_may_be_a_container_or_a_bucket(root: ObjectRef, lead: st
     assert (layout.directory, rest) == (root.join(lead.rstrip("/")), "c/0/0")
 
 
-async def test_chunk_keys_cost_no_look_ups_of_their_own() -> None:
-    """An array, sharded or not, encloses what is below it, however deep."""
+async def test_array_encloses_all_keys_below() -> None:
+    """A key below a known array, sharded or not, needs no look-up of markers."""
     case = _Case(lab1=_GROUP, lab1_vol=_ARRAY, vol=array_metadata([4], [2], []), vol_sub=_GROUP)
     await case.find("lab1/vol/c/0/0")
     assert case.looked_at == ["", "lab1", "lab1/vol"]
@@ -112,7 +112,7 @@ async def test_chunk_keys_cost_no_look_ups_of_their_own() -> None:
 
 
 async def test_absence_of_a_marker_is_remembered() -> None:
-    """A directory is not searched again for other keys, nor any that lies very deep."""
+    """A missing marker is looked up once. For very deep keys only 32 directories are searched."""
     case = _Case()
     for key in ("a/b/x", "a/b/y", "a/z"):
         await case.find(key)
@@ -122,8 +122,8 @@ async def test_absence_of_a_marker_is_remembered() -> None:
     assert len(case.looked_at) == 2 + 32 - 1
 
 
-async def test_a_marker_that_cannot_be_read_is_never_absence() -> None:
-    """A container that cannot be decoded, or that the store denies, is not passed through."""
+async def test_unreadable_marker_is_an_error() -> None:
+    """A key below a damaged marker is damage, and one below a denied marker StorageDeniedError."""
     case = _Case(vol={"zarr_format": 4})
     layout, rest = await case.containers.find(ROOT, VirtualKey("vol/c/0/0"), case.fetch)
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
@@ -219,7 +219,7 @@ class _Losing(Between):
         self.reads = 0
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Read or measure, or find nothing."""
+        """Read or measure, or return nothing."""
         found = await super().around(name, ref, call)
         if name not in ("get", "stat") or ref != ROOT.join("a/zarr.json"):
             return found
@@ -236,7 +236,7 @@ class _Started(NamedTuple):
     store: _Losing
     one: Replica
     wait: Callable[[float], None]
-    """Lets seconds pass."""
+    """Advances the clock by seconds."""
 
 
 async def _opened() -> _Started:
@@ -257,7 +257,7 @@ async def _list(one: Replica) -> list[str]:
 
 @pytest.mark.parametrize("age_s", [0, 10, 100])
 @pytest.mark.parametrize("step", range(4))
-async def test_a_chunk_is_never_an_object_when_a_marker_is_lost(step: int, age_s: float) -> None:
+async def test_lost_marker_never_exposes_a_shard(step: int, age_s: float) -> None:
     """Whichever read misses the marker, a request fails or acts as with the marker."""
     for key, body in {"a/c/5": b"five", "a/c/0": None, "a/c/1": b"new1"}.items():
         memory, store, one, wait = await _opened()
@@ -284,8 +284,8 @@ async def test_a_chunk_is_never_an_object_when_a_marker_is_lost(step: int, age_s
         assert shard == {number: data for number, data in chunks.items() if data is not None}
 
 
-async def test_a_marker_is_missed_for_a_time_before_it_is_taken_for_absent() -> None:
-    """For `ttl_s` keys that may name chunks fail, and all others work."""
+async def test_missing_marker_is_absent_after_ttl() -> None:
+    """For `ttl_s` after a marker is lost, keys that may name chunks fail, and others work."""
     memory, store, one, wait = await _opened()
     memory.place(ROOT.join("a/README.md"), b"text")
     store.lost = _ALWAYS
@@ -308,8 +308,11 @@ async def test_a_marker_is_missed_for_a_time_before_it_is_taken_for_absent() -> 
     assert await one.read("a/zarr.json") is None
 
 
-async def test_a_marker_that_is_found_again_was_never_absent() -> None:
-    """The time starts anew with the next read that misses it; a written one counts as seen."""
+async def test_found_marker_resets_the_time_of_absence() -> None:
+    """A marker that is found again must be missed for another `ttl_s`.
+
+    A marker that was written here counts as known.
+    """
     memory, store, one, wait = await _opened()
     await one.put("b/zarr.json", _PLAIN)
     memory.remove(ROOT.join("b/zarr.json"))
@@ -325,8 +328,8 @@ async def test_a_marker_that_is_found_again_was_never_absent() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["a/", None])
-async def test_what_was_removed_here_is_absent_at_once(prefix: str | None) -> None:
-    """An array can be deleted and created again at once, also where others removed it."""
+async def test_deleted_array_is_absent_at_once(prefix: str | None) -> None:
+    """An array that was deleted, here or by others, can be written again at once."""
     memory, _, one, _ = await _opened()
     if prefix is not None:
         await one.eraser.erase(one.reading.dataset, VirtualKey(prefix))
@@ -362,7 +365,7 @@ _GROUP_3 = json.dumps({"zarr_format": 3, "node_type": "group"}).encode()
 @pytest.mark.parametrize(
     ("name", "key"), [("zarr", "c/0"), ("zarr", "0.0"), ("precomputed", "0-64_0-64_0-64")]
 )
-async def test_below_a_configured_format_chunks_are_in_arrays(
+async def test_chunk_without_an_array_is_not_served(
     group: bytes | None, name: str, key: str
 ) -> None:
     """A key like a chunk's without an array is not read or written, and can be deleted."""
@@ -395,9 +398,7 @@ async def test_below_a_configured_format_chunks_are_in_arrays(
         ("b/zarr.json", ["b/c/0", "b/0.0"]),
     ],
 )
-async def test_what_is_not_sharded_is_served_below_a_configured_format(
-    marker: str, keys: list[str]
-) -> None:
+async def test_unsharded_chunk_is_served(marker: str, keys: list[str]) -> None:
     """Chunks of Zarr v2 arrays, and of v3 arrays without shards, are objects."""
     memory = MemoryStore()
     memory.place(ROOT.join(marker), _PLAIN if marker.endswith(".json") else b"{}")
@@ -409,8 +410,8 @@ async def test_what_is_not_sharded_is_served_below_a_configured_format(
         assert await one.read(key) == await stored(memory, key) == b"data"
 
 
-async def test_chunks_of_an_array_that_consolidated_metadata_describe_are_no_objects() -> None:
-    """Reads fail while the array's own metadata are missing, whatever groups lie between."""
+async def test_chunk_of_a_consolidated_array_is_not_an_object() -> None:
+    """A chunk of an array in consolidated metadata is damage while the array's own are missing."""
     memory = filled()
     await replica(memory).put("a/c/0", b"0000")
     array = json.loads(zarr_json())
@@ -446,17 +447,17 @@ async def test_chunks_of_an_array_that_consolidated_metadata_describe_are_no_obj
         *((key, False) for key in ("2024-01-02.txt", "0.shard", "chunks/0A1B2C", "a/.zarray")),
     ],
 )
-def test_names_of_chunks(key: str, *, is_like_a_chunk: bool) -> None:
-    """Keys of the chunks of every format are recognised by how they end, and no others."""
+def test_chunk_names_are_recognised(key: str, *, is_like_a_chunk: bool) -> None:
+    """A key is like a chunk's by its ending, in every format, and other keys are not."""
     for name in (key, f"a/{key}"):
         assert bool(LIKE_A_CHUNK.search(name)) is is_like_a_chunk
 
 
 @pytest.mark.parametrize("case", [*ZARR, *PRECOMPUTED, *REPOSITORIES], ids=str)
-async def test_keys_of_one_object_have_one_name(case: Case) -> None:
-    """Chunks have the same name exactly if they are in the same object; documents have none.
+async def test_chunks_of_one_shard_have_one_name(case: Case) -> None:
+    """Chunks have the same shard name exactly if they are in one object; documents have none.
 
-    Metadata alone tell it: no shard index and no manifest is read.
+    No shard index and no manifest is read for it.
     """
     objects = case.build(case.chunks)
     fetch, kinds = DirectFetch(put_together(objects)), set[str]()

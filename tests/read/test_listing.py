@@ -1,4 +1,4 @@
-"""Pages of keys, the requests that they cost, and listings of trees of all formats."""
+"""Listings of keys in pages, the requests they take, and trees of all formats."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def _cube(separator: str = "/") -> MemoryStore:
 
 
 class _Traced:
-    """A resolver over a store whose calls are noted."""
+    """A resolver over a store whose calls are recorded."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
@@ -57,7 +57,7 @@ class _Traced:
         self.data: Reading = reading(TracedStore(store, note))
 
     async def page(self, window: Window, limit: int = 1000) -> list[str]:
-        """List a page, and forget the calls before it."""
+        """List a page, and forget the earlier calls."""
         self.calls.clear()
         found = await self.data.resolver.page(self.data.dataset, window, limit)
         return [entry.key for entry in found.entries]
@@ -68,8 +68,8 @@ class _Traced:
 
 
 @pytest.mark.parametrize("separator", ["/", "."])
-async def test_a_page_reads_the_indexes_of_its_shards_and_few_folders(separator: str) -> None:
-    """A thousand consecutive keys are in fewer than 140 of a thousand shards."""
+async def test_page_reads_few_indexes_and_folders(separator: str) -> None:
+    """A page of 1,000 keys of an array of 1,000 shards reads fewer than 140 indexes."""
     traced = _Traced(_cube(separator))
     found = await traced.page(Window(""))
     keys = [key for key in found if key.startswith("c")]
@@ -82,7 +82,7 @@ async def test_a_page_reads_the_indexes_of_its_shards_and_few_folders(separator:
 
 
 async def test_folded_keys_take_one_index_each() -> None:
-    """One present chunk proves a common prefix; keys before a start are not examined."""
+    """A common prefix needs one shard index; keys before the start are not examined."""
     traced = _Traced(_cube())
     found = await traced.page(Window("c/", "", "/"))
     assert found == sorted(f"c/{n}/" for n in range(_SIDE))
@@ -95,8 +95,8 @@ async def test_folded_keys_take_one_index_each() -> None:
     assert traced.count("list") <= 8
 
 
-async def test_a_sparse_array_of_any_size_is_listed_at_once() -> None:
-    """Only stored shards are walked."""
+async def test_huge_sparse_array_is_listed() -> None:
+    """An array of 2^120 elements with one shard is listed with fewer than 20 calls."""
     store = MemoryStore()
     metadata = array_metadata([2**60, 2**60], [4, 4], [sharding([1, 1])])
     store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
@@ -110,10 +110,8 @@ async def test_a_sparse_array_of_any_size_is_listed_at_once() -> None:
     assert len(traced.calls) < 20
 
 
-async def test_what_is_missing_is_passed_over_but_not_for_ever() -> None:
-    """A page ends after too many missing keys in an index too large to be read whole, and says
-    where to continue.
-    """
+async def test_page_ends_after_many_missing_chunks() -> None:
+    """A page ends after many missing chunks of a large index, and says where to continue."""
     store = MemoryStore()
     metadata = array_metadata([12_000], [12_000], [sharding([1])])
     store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
@@ -156,8 +154,9 @@ async def test_sparse_volume_is_listed_by_its_shards(algorithm: str, limit: int)
 
 @pytest.mark.parametrize("nested", [False, True])
 async def test_large_sparse_shards_are_listed_by_their_indexes(*, nested: bool) -> None:
-    """The chunks of an array of 2^40 elements are listed from the index of its shard, or from
-    those of the shards inside.
+    """The chunks of an array of 2^40 elements are listed from the index of its shard.
+
+    Those of a shard in a shard are listed from both indexes.
     """
     inner = sharding([1], [sharding([1])]) if nested else sharding([1])
     store = MemoryStore()
@@ -179,7 +178,10 @@ async def test_large_sparse_shards_are_listed_by_their_indexes(*, nested: bool) 
 
 
 async def test_a_damaged_shard_fails_the_page() -> None:
-    """A page without its chunks would say that they are absent; a replaced array is listed anew."""
+    """A page with a damaged shard raises DamagedError.
+
+    A replaced array is listed by its new metadata.
+    """
     store = _cube()
     store.place(ROOT.join("c/0/0/0"), b"short")
     traced = _Traced(store)
@@ -232,8 +234,11 @@ async def test_chunk_directories_below_a_damaged_array_are_not_searched() -> Non
     assert not any(call.ref.key.startswith(ROOT.join("c/0").key) for call in store.calls)
 
 
-async def test_the_page_of_links_of_an_array_names_its_chunks() -> None:
-    """All of a folder; a store that cannot list says so, as no page would say: no keys."""
+async def test_folder_of_an_array_lists_its_chunks() -> None:
+    """A folder of an array lists its chunks.
+
+    A store that cannot list raises StorageUnusableError.
+    """
     data = reading(_cube())
     found = [name async for name in data.resolver.list(data.dataset, VirtualKey("c/0/0/"))]
     assert sorted(found) == sorted((str(n), 1) for n in range(_SIDE))
@@ -251,7 +256,7 @@ _CASES = [*precomputed_case.CASES, *zarr_case.CASES]
 _REPOSITORIES = [case for case in icechunk_case.CASES if "sharded" not in case.name]
 
 type Tree = tuple[dict[str, bytes], set[str]]
-"""What is stored, and the keys that can be asked for."""
+"""Stored objects, and the virtual keys."""
 
 
 @st.composite
@@ -305,7 +310,7 @@ def arrays(draw: st.DrawFn) -> Tree:
 
 @st.composite
 def unsharded(draw: st.DrawFn) -> Tree:
-    """Draw an array that is not sharded, or a group with odd objects."""
+    """Draw an array that is not sharded, or a group, with unrelated objects."""
     metadata = array_metadata([8, 8], [2, 2], [LITTLE])
     if draw(st.booleans()):
         metadata = {"zarr_format": 3, "node_type": "group"}
@@ -316,7 +321,7 @@ def unsharded(draw: st.DrawFn) -> Tree:
 
 @st.composite
 def volumes(draw: st.DrawFn) -> Tree:
-    """Draw a sharded volume of voxels, of which each is a chunk."""
+    """Draw a sharded volume whose chunks are of one voxel."""
     chosen_sharding = draw(shardings())
     shape = tuple(draw(st.integers(1, 12 if axis < 2 else 3)) for axis in range(3))
     offset = [draw(st.integers(-12, 12)) for _ in range(3)]
@@ -396,7 +401,7 @@ def _expected(keys: set[str], window: Window) -> list[str]:
 
 @st.composite
 def windows(draw: st.DrawFn, keys: set[str]) -> Window:
-    """Draw a window that begins and ends somewhere in, before or behind *keys*."""
+    """Draw a window that begins and ends in, before or after *keys*."""
 
     def text() -> str:
         key = draw(st.sampled_from(sorted(keys) or [""]))
@@ -412,8 +417,8 @@ def windows(draw: st.DrawFn, keys: set[str]) -> Window:
 
 @settings(max_examples=75, suppress_health_check=[HealthCheck.data_too_large])
 @given(trees(), st.data())
-async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject) -> None:
-    """Pages of any size, from any start, have each key once, by cells and by indexes."""
+async def test_listing_has_each_key_once(tree: Tree, data: st.DataObject) -> None:
+    """Pages of any size, from any start, contain each key once."""
     objects, keys = tree
     served = reading(_store(objects), root=BUCKET)
     window = data.draw(windows(keys))
@@ -429,8 +434,8 @@ async def test_any_tree_is_listed_as_it_was_made(tree: Tree, data: st.DataObject
 
 @settings(max_examples=20)
 @given(trees())
-async def test_what_is_listed_is_what_can_be_read(tree: Tree) -> None:
-    """Size, version and time of each key are those of the entity."""
+async def test_listed_metadata_equal_those_of_the_entity(tree: Tree) -> None:
+    """Size, ETag and time of each listed key are those of its entity."""
     objects, _ = tree
     served = reading(_store(objects), root=BUCKET)
     for page in await _pages(served, Window(""), 1000):
@@ -446,10 +451,8 @@ async def test_what_is_listed_is_what_can_be_read(tree: Tree) -> None:
 
 @settings(max_examples=20)
 @given(trees(), st.data())
-async def test_what_stays_is_listed_once_whatever_comes_and_goes(
-    tree: Tree, data: st.DataObject
-) -> None:
-    """Changes of other objects between pages disturb no key."""
+async def test_concurrent_changes_disturb_no_other_key(tree: Tree, data: st.DataObject) -> None:
+    """Keys that do not change are listed once while others change between pages."""
     objects, keys = tree
     store = _store(objects)
     served = reading(store, root=BUCKET, ttl_s=0)

@@ -1,4 +1,4 @@
-"""Reads that are performed each time, or shared, cached and revalidated."""
+"""Reads of metadata: performed, shared, cached and revalidated."""
 
 import asyncio
 import threading
@@ -55,8 +55,8 @@ class _Case:
 
 
 @pytest.mark.parametrize("old", [b"old", None])
-async def test_a_result_is_fresh_for_its_ttl(old: bytes | None) -> None:
-    """A change is seen after `ttl_s` and not before; absence is cached too."""
+async def test_result_is_fresh_for_ttl(old: bytes | None) -> None:
+    """A changed object is read again after `ttl_s` and not before, like an absent one."""
     case = _Case(old)
     assert await case.data() == old
     case.store.place(REF, b"new")
@@ -68,8 +68,8 @@ async def test_a_result_is_fresh_for_its_ttl(old: bytes | None) -> None:
     assert await case.data() == b"new"
 
 
-async def test_an_expired_result_is_revalidated_by_its_etag() -> None:
-    """A confirmed result is not decoded again, and fresh for another `ttl_s`."""
+async def test_expired_result_is_revalidated() -> None:
+    """An expired result is revalidated by its ETag, not decoded again, and fresh for `ttl_s`."""
     case = _Case()
     etag = case.store.place(REF, b"old")
     first = await case.fetch(case.read)
@@ -82,8 +82,8 @@ async def test_an_expired_result_is_revalidated_by_its_etag() -> None:
     assert case.decoded == 1
 
 
-async def test_the_time_runs_from_the_question() -> None:
-    """`ttl_s` runs from the request, not from the answer."""
+async def test_ttl_begins_with_the_request() -> None:
+    """A result's `ttl_s` begins with the request, not with the answer."""
     case = _Case()
     case.store.gate.clear()
     task = asyncio.create_task(case.data())
@@ -97,7 +97,7 @@ async def test_the_time_runs_from_the_question() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 2**16 + 1])
-async def test_what_was_forgotten_is_read_anew(others: int) -> None:
+async def test_forgotten_object_is_read_unconditionally(others: int) -> None:
     """After `forget` the read is unconditional, however many other objects are forgotten."""
     case = _Case()
     await case.data()
@@ -115,8 +115,8 @@ async def test_what_was_forgotten_is_read_anew(others: int) -> None:
 
 
 @pytest.mark.parametrize("is_under_way", [False, True])
-async def test_a_read_that_began_before_forgetting_is_not_believed(*, is_under_way: bool) -> None:
-    """Its result may be the old version: it is not joined, and for its callers only."""
+async def test_read_before_forget_is_not_cached(*, is_under_way: bool) -> None:
+    """A read that began before `forget` is neither joined nor cached."""
     case = _Case()
     case.store.gate.clear()
     before = asyncio.create_task(case.data())
@@ -141,8 +141,11 @@ _FIXED = Fixed(ETag('"name"'))
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])
-async def test_a_read_of_a_version_never_goes_stale(*, is_fixed: bool) -> None:
-    """Neither time nor `forget` outdates it; of what never changes it is unconditional."""
+async def test_read_of_a_version_never_expires(*, is_fixed: bool) -> None:
+    """A read of one version is outdated neither by time nor by `forget`.
+
+    A read of an immutable object has no condition.
+    """
     case = _Case()
     version = _FIXED if is_fixed else case.store.place(REF, b"old")
     pinned = case.read._replace(version=version)
@@ -160,8 +163,8 @@ async def test_a_read_of_a_version_never_goes_stale(*, is_fixed: bool) -> None:
 
 
 @pytest.mark.parametrize("allow_stale", [False, True])
-async def test_absence_ends(*, allow_stale: bool) -> None:
-    """A file may be read before it is written: absence expires, for what never changes too."""
+async def test_absence_expires(*, allow_stale: bool) -> None:
+    """The absence of an object expires after `ttl_s`, for immutable objects and stale reads too."""
     case = _Case(None)
     read = case.read if allow_stale else case.read._replace(version=_FIXED)
     assert await case.fetch(read, allow_stale=allow_stale) is None
@@ -178,8 +181,8 @@ async def test_absence_ends(*, allow_stale: bool) -> None:
     assert await case.fetch(read, allow_stale=allow_stale) is found
 
 
-async def test_a_read_for_ever_takes_any_known_version() -> None:
-    """It expires never, until another reader finds a new version, or the object is forgotten."""
+async def test_stale_read_returns_any_known_version() -> None:
+    """A read with `allow_stale` returns the known version until a read or `forget` replaces it."""
     case = _Case()
     first = await case.fetch(case.read, allow_stale=True)
     case.store.place(REF, b"new")
@@ -201,7 +204,7 @@ async def test_a_read_for_ever_takes_any_known_version() -> None:
 
 @pytest.mark.parametrize("data", [b"old", None])
 async def test_a_stat_is_cached(data: bytes | None) -> None:
-    """The store is asked for size and version once, and never for those of another answer."""
+    """A stat is cached like a read, and can be put by other responses."""
     case = _Case(data)
     assert case.fetch.cached_stat(REF) is None
     first = await case.fetch.stat(REF)
@@ -214,8 +217,8 @@ async def test_a_stat_is_cached(data: bytes | None) -> None:
     assert case.store.methods == ["stat"]
 
 
-async def test_what_is_heavier_than_the_memory_is_told_but_not_kept() -> None:
-    """An index over the limit costs a read each time, and evicts nothing."""
+async def test_too_large_result_is_not_cached() -> None:
+    """A result larger than the cache is returned, not cached, and evicts nothing."""
     case = _Case(bytes(5000), max_bytes=4000)
     small = case.read._replace(request=ByteRange(0, 10))
     await case.fetch(small)
@@ -226,8 +229,8 @@ async def test_what_is_heavier_than_the_memory_is_told_but_not_kept() -> None:
     assert [call.request for call in case.store.calls] == [small.request, None, None]
 
 
-def test_an_entry_weighs_its_value_its_overhead_and_its_name() -> None:
-    """Long names, which clients choose, count, and are evicted like large values."""
+def test_entry_weight_includes_its_name() -> None:
+    """An entry weighs its value, its name and an overhead."""
     memory = MetadataCache(2**20)
     fetch = ReadCache(WatchedStore(), memory, ttl_s=_TTL_S)
     fetch.put_stat(ObjectRef("memory://bucket", "\N{GRINNING FACE}" * 250), None, 0.0)
@@ -240,14 +243,14 @@ def test_an_entry_weighs_its_value_its_overhead_and_its_name() -> None:
 
 
 def refuse(_: bytes) -> Opaque:
-    """Refuse any bytes."""
+    """Raise DecodeError for any bytes."""
     raise DecodeError("not that")
 
 
-async def test_bytes_that_cannot_be_decoded_are_damage() -> None:
-    """The error names the object, decoded in a thread or not, and holds nothing of the payload.
+async def test_undecodable_object_is_damage() -> None:
+    """An object that cannot be decoded raises DamagedError with its name.
 
-    A traceback would keep it until the request is answered.
+    The error has no reference to the data, which a traceback would keep in memory.
     """
     store = WatchedStore()
     for size in (1, 2**20):
@@ -279,7 +282,7 @@ class _Thread:
         ("config", b"a", True),
     ],
 )
-async def test_what_takes_long_is_decoded_apart(kind: str, data: bytes, *, is_apart: bool) -> None:
+async def test_slow_decoding_runs_in_a_thread(kind: str, data: bytes, *, is_apart: bool) -> None:
     """Large, slow or compressed data is decoded in a thread."""
     store = WatchedStore()
     store.place(REF, data)
@@ -297,7 +300,7 @@ _LARGE = bytes(2**25) + b"the rest"
 
 @pytest.mark.parametrize("start", [0, 5])
 async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
-    """The second part is the rest, of the same version."""
+    """A large object is read in two parts, the second of the first's version."""
     store = WatchedStore()
     etag = store.place(REF, _LARGE)
     found = await DirectFetch(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
@@ -310,8 +313,8 @@ async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
     ]
 
 
-async def test_a_large_object_that_is_replaced_between_its_parts_has_changed() -> None:
-    """Parts of two versions are never joined."""
+async def test_large_object_replaced_between_its_parts_is_refused() -> None:
+    """A large object that is replaced between its two parts raises VersionChangedError."""
 
     def replace(found: Found) -> Found:
         store.place(REF, _LARGE + b"!")
@@ -334,11 +337,8 @@ _FILE = envelope(bytes(2**20), REPO_INFO)
         (_FILE, Read("n", REF, ByteRange(0, 2**22), Opaque, memory_nbytes=memory_nbytes)),
     ],
 )
-async def test_what_takes_much_memory_waits_for_room(data: bytes, read: Read[Opaque]) -> None:
-    """Of large objects, and of files of repositories however small they are, few are decoded.
-
-    The others are read once those have released memory.
-    """
+async def test_large_decoding_waits_for_room(data: bytes, read: Read[Opaque]) -> None:
+    """Decoding a large object or repository file waits until the budget has room."""
     store = WatchedStore()
     store.place(REF, data)
     held, max_nbytes = (2**26, 2**26) if data is _LARGE else (1, memory_nbytes(_FILE, 2**22))

@@ -1,4 +1,4 @@
-"""Keys that refer to parts of objects elsewhere: which reads that takes, and what is damage."""
+"""Keys that refer to parts of other objects: their reads, versions and damage."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -42,24 +42,24 @@ OTHER = ObjectRef("memory://bucket", "data/other")
 
 @dataclass(frozen=True)
 class Pointers(Layout):
-    """A made-up format: everything is one container, in which *locations* are found."""
+    """A made-up format in which *locations* are the keys of one container."""
 
     locations: Mapping[str, Location] = field(default_factory=dict)
     name: str = "pointers"
 
     def claim(self, key: VirtualKey) -> int | None:
-        """Know of no such spelling."""
+        """Return no chunk number."""
         return None
 
     def translator(self, directory: ObjectRef, name: str) -> None:
-        """Know of no documents."""
+        """Return no translator."""
 
     async def target(self, key: VirtualKey, fetch: Fetch) -> NoReturn:
-        """Refuse."""
+        """Refuse all writes."""
         raise ReadOnlyError(key)
 
     def markers(self, directory: ObjectRef) -> tuple[()]:
-        """Need none."""
+        """Return no markers."""
         return ()
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> "Pointers":
@@ -67,7 +67,7 @@ class Pointers(Layout):
         return self
 
     def encloses(self, key: VirtualKey) -> bool:
-        """Hold everything."""
+        """Enclose all keys."""
         return True
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
@@ -75,13 +75,13 @@ class Pointers(Layout):
         return self.locations.get(key, MISSING)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
-        """Hide everything."""
+        """Hide all objects."""
         return ListingRules(shows=None)
 
     async def names(
         self, prefix: VirtualKey, fetch: Fetch, run_in_thread: RunInThread
     ) -> Sequence[Name]:
-        """Name the keys."""
+        """Return all keys."""
         return [Name(key) for key in self.locations]
 
 
@@ -100,7 +100,7 @@ class _Case(Watching):
         return await self.read("key", reads, asked)
 
     async def look(self) -> Entity:
-        """Look it up, as HEAD does."""
+        """Return the entity without reading it, as HEAD does."""
         entity = await self.stat("key")
         assert entity is not None
         return entity
@@ -124,8 +124,8 @@ def _fixed(start: int, stop: int, version: Fixed = NAME) -> Referenced:
     return Referenced(Stored(REF, ByteRange(start, stop), version), "", is_immutable=True)
 
 
-async def test_a_part_that_was_read_whole_is_cached_body() -> None:
-    """One read brings bytes, version and size; after `ttl_s` the object may be another one."""
+async def test_part_read_whole_is_cached() -> None:
+    """A part is read once, with its version and size, and again after `ttl_s`."""
     case = _Case(_part(100, 200))
 
     assert await case.part() == DATA[100:200]
@@ -149,7 +149,7 @@ async def test_a_part_that_was_read_whole_is_cached_body() -> None:
 async def test_a_range_of_a_part_is_one_read(
     asked: ByteRequest, reads: tuple[int, int], request_: ByteRange
 ) -> None:
-    """The range is translated to the object, and clipped to the part."""
+    """A range of a part is one read of the object, clipped to the part."""
     case = _Case(_part(100, 200))
 
     assert await case.part(reads, asked) == DATA[100:200][slice(*reads)]
@@ -157,18 +157,18 @@ async def test_a_range_of_a_part_is_one_read(
 
 
 @pytest.mark.parametrize("asked", [ByteRange(100, 101), ByteRange(5000, 6000), None])
-async def test_where_nothing_of_a_part_is_asked_for_the_object_is_measured(
+async def test_empty_range_of_a_part_is_measured(
     asked: ByteRequest | None,
 ) -> None:
-    """The object must exist and be long enough."""
+    """A range that contains no byte of a part measures the object by a stat."""
     case = _Case(_part(100, 200))
 
     assert await case.part((0, 0), asked) == b""
     assert case.requests[0] == ("stat", None)
 
 
-async def test_looking_at_a_part_reads_nothing_of_it() -> None:
-    """Its ETag has the object's version, the range, and the reference: versions may be numbers."""
+async def test_etag_of_a_part_needs_a_stat_only() -> None:
+    """A part's ETag has the object's version, the range and the reference, from a stat alone."""
     case = _Case(_part(100, 200))
     entity = await case.look()
     etag = case.store.place(OTHER, DATA)
@@ -184,10 +184,10 @@ async def test_looking_at_a_part_reads_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:199]])
 @pytest.mark.parametrize("asked", [EVERYTHING, ByteRange(0, 1), SuffixRange(1), None])
-async def test_a_part_that_is_not_there_is_damage(
+async def test_part_of_a_missing_object_is_damage(
     data: bytes | None, asked: ByteRequest | None
 ) -> None:
-    """A missing or short object is damage that names it, not absence, until it is there."""
+    """A part of a missing or short object raises DamagedError until the object is long enough."""
     case = _Case(_part(100, 200), data)
     with pytest.raises(DamagedError, match=f"{REF}: "):
         await case.part((0, 1), asked)
@@ -197,8 +197,11 @@ async def test_a_part_that_is_not_there_is_damage(
     assert await case.part() == DATA[100:200]
 
 
-async def test_objects_of_one_age_are_told_apart() -> None:
-    """They differ by ETag, and ranges are not mixed; a look reads a byte, to check the time."""
+async def test_versions_of_one_modification_time_differ() -> None:
+    """Objects of one modification time differ by ETag, and their ranges are not mixed.
+
+    A HEAD reads one byte to check the time.
+    """
     part = Part(REF, ByteRange(100, 200), UnmodifiedSince(1000))
     case = _Case(Referenced(part, "by", is_immutable=False))
     await case.data.resolver._fetch.stat(REF)
@@ -219,7 +222,7 @@ async def test_objects_of_one_age_are_told_apart() -> None:
 @pytest.mark.parametrize("asked", [EVERYTHING, SuffixRange(5), ByteRange(0, 5), None])
 @pytest.mark.parametrize("at", [0, 100, len(DATA)])
 async def test_a_part_may_be_empty(at: int, asked: ByteRequest | None) -> None:
-    """An empty part may lie at the end of the object, which must exist."""
+    """An empty part may lie at the end of its object, which must exist."""
     assert await _Case(_part(at, at)).part(asked=asked) == b""
     with pytest.raises(DamagedError):
         await _Case(_part(at, at), None).part(asked=asked)
@@ -227,7 +230,7 @@ async def test_a_part_may_be_empty(at: int, asked: ByteRequest | None) -> None:
 
 @pytest.mark.parametrize("asked", [EVERYTHING, None])
 async def test_a_large_part_streams(asked: ByteRequest | None) -> None:
-    """The first bytes are not read twice."""
+    """A large part is streamed, and its first bytes are not read twice."""
     case = _Case(_part(100, 9100))
 
     assert await case.part(asked=asked) == DATA[100:9100]
@@ -240,8 +243,8 @@ async def test_a_large_part_streams(asked: ByteRequest | None) -> None:
         ]
 
 
-async def test_parts_of_one_object_asked_for_together_are_one_read() -> None:
-    """Parts of an object of known version are merged."""
+async def test_concurrent_parts_of_one_object_are_merged() -> None:
+    """Concurrent reads of parts of an object of known version are merged."""
     locations = {str(at): _part(at, at + 10) for at in range(100, 150, 10)}
     case = _Case(_part(0, 1))
     formats: tuple[Format, ...] = (Pointers(locations),)
@@ -254,8 +257,11 @@ async def test_parts_of_one_object_asked_for_together_are_one_read() -> None:
     assert case.requests == [("get", ByteRange(100, 150))]
 
 
-async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
-    """Size and version are known without one, and never outdated; what is inline needs no store."""
+async def test_immutable_chunk_is_one_unconditional_read() -> None:
+    """An immutable chunk is read once without a condition; its size and ETag need no read.
+
+    An inline chunk needs no store.
+    """
     case = _Case(_fixed(100, 200))
     entity = await case.look()
 
@@ -278,10 +284,10 @@ async def test_a_fixed_chunk_is_one_read_without_a_condition() -> None:
 
 @pytest.mark.parametrize("data", [None, b"", DATA[:100], DATA[:199]])
 @pytest.mark.parametrize(("stop", "method"), [(200, "get"), (8192, "stream")])
-async def test_a_fixed_chunk_that_is_not_there_is_damage(
+async def test_missing_immutable_chunk_is_damage(
     data: bytes | None, stop: int, method: str
 ) -> None:
-    """One request finds, before the first byte, that the object is missing or too short."""
+    """An immutable chunk of a missing or short object raises DamagedError after one request."""
     for version in (NAME, Fixed(ETag('"x"'), UnmodifiedSince(1000))):
         case = _Case(_fixed(100, stop, version), data)
         with pytest.raises(DamagedError, match=f"{REF}: "):
@@ -290,8 +296,8 @@ async def test_a_fixed_chunk_that_is_not_there_is_damage(
 
 
 @pytest.mark.parametrize(("stop", "method"), [(200, "get"), (8192, "stream")])
-async def test_the_condition_of_a_reference_is_sent(stop: int, method: str) -> None:
-    """Only the version that the reference names is requested; that it was replaced is damage."""
+async def test_condition_of_a_reference_is_sent(stop: int, method: str) -> None:
+    """A reference's ETag or time is the condition of its read; a replaced object is damage."""
     etag = WatchedStore().place(REF, DATA)
     for condition in (None, etag, UnmodifiedSince(1000), UnmodifiedSince(1001)):
         case = _Case(_fixed(100, stop, Fixed(etag, condition)))

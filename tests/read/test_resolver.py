@@ -1,4 +1,4 @@
-"""From a virtual key to bytes: the reads that takes, and metadata that are known and outdated."""
+"""Reads of virtual keys: the requests they take, and outdated metadata."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ _SHARD = ROOT.join("c/0/0")
 _TTL_S = 60.0
 _STREAM_BYTES = 4096
 _MARKERS = ("info", "repo", "refs/branch.main/ref.json")
-"""Of other formats."""
+"""Markers of other formats."""
 
 
 def _case(objects: Mapping[str, bytes], **options: Any) -> Watching:
@@ -34,8 +34,8 @@ def _array(**options: Any) -> Watching:
     return _case(build(_CHUNKS), **options)
 
 
-async def test_what_is_known_is_not_read_again() -> None:
-    """A cold chunk takes its index and its bytes, a warm one its bytes, a cached one no read."""
+async def test_known_metadata_is_not_read_again() -> None:
+    """A cold chunk takes two reads, a warm one one read, and a cached one none."""
     case = _array()
     await case.warm("zarr.json")
     assert await case.read("c/0/1") == _CHUNKS["c/0/1"]
@@ -53,8 +53,8 @@ async def test_what_is_known_is_not_read_again() -> None:
     assert len(case.store.calls) == 2
 
 
-async def test_a_hundred_callers_share_each_read() -> None:
-    """Metadata, index and chunk are read once each, and neighbours in one range; so are objects."""
+async def test_concurrent_callers_share_each_read() -> None:
+    """Concurrent requests share one read each of metadata, index, chunk and object."""
     case = _array()
     await asyncio.gather(*(case.read("c/0/0") for _ in range(100)))
     assert [key for key in case.keys if key not in _MARKERS] == ["zarr.json", *["c/0/0"] * 2]
@@ -71,8 +71,8 @@ async def test_a_hundred_callers_share_each_read() -> None:
     assert case.store.methods == ["get"]
 
 
-async def test_looking_at_a_key_reads_no_chunk() -> None:
-    """HEAD and 304 read the index of an unknown shard, and are decided from the cache then."""
+async def test_head_reads_no_chunk() -> None:
+    """HEAD reads the index of an unknown shard, and nothing of a known one."""
     case = _array()
     await case.warm("zarr.json")
     for _ in range(2):
@@ -83,8 +83,8 @@ async def test_looking_at_a_key_reads_no_chunk() -> None:
         assert len(case.store.calls) == 1
 
 
-async def test_an_index_proves_absence() -> None:
-    """So does the absence of the shard, for all its chunks by one read; and its deletion."""
+async def test_index_or_missing_shard_proves_absence() -> None:
+    """A chunk is absent by its index, or by its missing shard, without further reads."""
     case = _array(chunk_bytes=0)
     await case.warm("c/0/0")
     assert await case.read("c/1/1") is None
@@ -96,16 +96,19 @@ async def test_an_index_proves_absence() -> None:
     assert await case.read("c/0/0") is None
 
 
-async def test_a_chunk_of_a_shard_in_a_shard_is_one_read() -> None:
-    """If both indexes are known."""
+async def test_chunk_of_a_nested_shard_is_one_read() -> None:
+    """A chunk of a shard in a shard is one read if both indexes are known."""
     case = _case(build_nested({"c/0": b"zero", "c/1": b"one"}))
     await case.warm("c/0")
     assert await case.read("c/1") == b"one"
     assert len(case.store.calls) == 1
 
 
-async def test_an_object_whose_part_is_unknown_is_measured_first() -> None:
-    """An empty object is not absent; a known one that was replaced is read in its new version."""
+async def test_object_of_unknown_range_is_measured_first() -> None:
+    """An object is measured before a range that depends on its size.
+
+    An empty object is not absent, and a replaced one is read in its new version.
+    """
     case = _case({"a.bin": b"bytes", "empty.bin": b""}, chunk_bytes=0)
     await case.warm("zarr.json")
 
@@ -118,7 +121,7 @@ async def test_an_object_whose_part_is_unknown_is_measured_first() -> None:
 
 @pytest.mark.parametrize("asked", [EVERYTHING, None])
 async def test_a_large_object_streams(asked: ByteRequest | None) -> None:
-    """More than the limit is streamed, an object or a range of a shard."""
+    """An object or chunk above `stream_bytes` is streamed."""
     data = bytes(i % 251 for i in range(3 * _STREAM_BYTES))
     case = _case(build({"c/0/0": data}) | {"large.bin": data}, chunk_bytes=0)
     await case.warm("c/0/0")
@@ -132,7 +135,7 @@ async def test_a_large_object_streams(asked: ByteRequest | None) -> None:
 
 
 async def test_a_large_chunk_is_cached_as_it_streams() -> None:
-    """It is read once, and sent in pieces again; a part of it is cut from what is cached."""
+    """A large chunk is cached while it streams, and then sent in pieces or in part from memory."""
     data = bytes(3 * 2**20)
     case = _case(build({"c/0/0": data}), chunk_bytes=16 * len(data))
     await case.warm("c/0/0")
@@ -145,8 +148,8 @@ async def test_a_large_chunk_is_cached_as_it_streams() -> None:
 
 
 @pytest.mark.parametrize("why", ["cache", "budget", "client", "part"])
-async def test_a_large_chunk_is_not_cached(why: str) -> None:
-    """Not beyond a part of the cache, where memory is scarce, or where the client took a part."""
+async def test_large_chunk_is_not_always_cached(why: str) -> None:
+    """A large chunk is not cached beyond a part of the cache, without room, or if read in part."""
     data = bytes(3 * 2**20)
     case = _case(build({"c/0/0": data}), chunk_bytes=16 * len(data) - (why == "cache"))
     await case.warm("c/0/0")
@@ -163,7 +166,7 @@ async def test_a_large_chunk_is_not_cached(why: str) -> None:
 
 
 async def _stream(case: Watching, *, pieces: int | None = None) -> list[bytes | memoryview]:
-    """Read the chunk that the resolver gives in pieces, or the first *pieces* of it."""
+    """Read the streamed chunk, or its first *pieces*."""
     taken = []
     opening = case.data.resolver.open(case.data.dataset, VirtualKey("c/0/0"), everything)
     async with opening as opened:
@@ -178,7 +181,7 @@ async def _stream(case: Watching, *, pieces: int | None = None) -> list[bytes | 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
 async def test_a_known_key_is_resolved_again(*, is_forgotten: bool) -> None:
-    """After `ttl_s` or `forget` of its shard, and not before."""
+    """A known key is resolved again after `ttl_s`, or `forget` of its shard, and not before."""
     case = _array()
     before = await case.stat("c/0/0")
     case.write(build({"c/0/0": b"new"}))
@@ -195,8 +198,8 @@ async def test_a_known_key_is_resolved_again(*, is_forgotten: bool) -> None:
 
 
 @pytest.mark.parametrize("objects", [{}, {"zarr.json": build({})["zarr.json"]}])
-async def test_a_known_absence_ends_with_its_time(objects: dict[str, bytes]) -> None:
-    """A chunk that is written, or the array around it, appears after `ttl_s`."""
+async def test_known_absence_expires(objects: dict[str, bytes]) -> None:
+    """A chunk or array that is written after it was absent is found after `ttl_s`."""
     case = _case(objects)
     assert await case.read("c/0/0") is None
     case.write(build(_CHUNKS))
@@ -206,8 +209,8 @@ async def test_a_known_absence_ends_with_its_time(objects: dict[str, bytes]) -> 
     assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
 
 
-async def test_damage_names_the_shard_and_is_not_remembered() -> None:
-    """It costs one read with fresh metadata, and is an error until the shard is mended."""
+async def test_damaged_shard_is_named_and_not_cached() -> None:
+    """A damaged shard raises DamagedError with its name, and is read once it is repaired."""
     case = _array()
     whole = build(_CHUNKS)["c/0/0"]
     for damaged, reason in (
@@ -224,8 +227,8 @@ async def test_damage_names_the_shard_and_is_not_remembered() -> None:
     assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
 
 
-async def test_an_array_rewritten_otherwise_is_not_damaged() -> None:
-    """Metadata and index are read again before damage is reported."""
+async def test_rewritten_array_is_not_damaged() -> None:
+    """An array that was rewritten with another index encoding is read with its new metadata."""
     case = _array()
     await case.warm("c/0/0")
     case.write(build(_CHUNKS, endian=">"))
@@ -234,7 +237,7 @@ async def test_an_array_rewritten_otherwise_is_not_damaged() -> None:
     assert await case.read("c/0/1") == _CHUNKS["c/0/1"]
 
 
-async def test_many_who_learn_that_a_shard_was_replaced_read_its_index_once() -> None:
+async def test_readers_of_a_replaced_shard_share_its_reads() -> None:
     """Fifty readers of a replaced shard share a failed read, an index and a chunk."""
     case = _array()
     await case.warm("c/0/0")
@@ -245,8 +248,8 @@ async def test_many_who_learn_that_a_shard_was_replaced_read_its_index_once() ->
     assert len(case.store.calls) == 3
 
 
-async def test_what_is_read_before_its_size_is_known_is_in_flight() -> None:
-    """The first bytes of an object are reserved before they are read."""
+async def test_object_of_unknown_size_is_reserved() -> None:
+    """`stream_bytes` are reserved while the first bytes of an object of unknown size are read."""
     case = _case({"a.bin": b"bytes"})
     await case.warm("zarr.json")
     case.store.gate.clear()
@@ -259,8 +262,8 @@ async def test_what_is_read_before_its_size_is_known_is_in_flight() -> None:
     assert case.data.budget.held_bytes == 0
 
 
-async def test_without_room_a_chunk_is_not_read() -> None:
-    """The request ends with `BusyError`; with room its bytes are held until they are sent."""
+async def test_chunk_needs_room_in_the_budget() -> None:
+    """A chunk without room raises BusyError and is not read; its bytes are held until sent."""
     case = _array(in_flight_bytes=8)
     await case.warm("c/0/0")
     async with holding(case.data.budget, 8):
@@ -279,8 +282,8 @@ async def test_without_room_a_chunk_is_not_read() -> None:
 
 @pytest.mark.parametrize("key", ["c/0/0", "zarr.json", "notes.txt"])
 @pytest.mark.parametrize("turns", range(8))
-async def test_whoever_leaves_leaves_nothing_behind(key: str, turns: int) -> None:
-    """After a cancellation no bytes stay reserved, and the next request works."""
+async def test_cancelled_read_releases_its_bytes(key: str, turns: int) -> None:
+    """A cancelled read leaves no bytes reserved, and the next one succeeds."""
     case = _case({**build(_CHUNKS), "notes.txt": b"notes"})
     expected = await _case({**build(_CHUNKS), "notes.txt": b"notes"}).read(key)
     task = asyncio.create_task(case.read(key))
@@ -293,8 +296,8 @@ async def test_whoever_leaves_leaves_nothing_behind(key: str, turns: int) -> Non
     assert await case.read(key) == expected
 
 
-async def test_two_datasets_do_not_share_what_keys_name() -> None:
-    """The same key in another dataset is another entity."""
+async def test_datasets_do_not_share_keys() -> None:
+    """One key in two datasets names two entities."""
     case = _array()
     case.write({f"sub/{key}": data for key, data in build({"c/0/0": b"other"}).items()})
     other = Dataset("other", ROOT.join("sub"), case.data.dataset.containers, "auto", b"")
@@ -304,7 +307,7 @@ async def test_two_datasets_do_not_share_what_keys_name() -> None:
     assert (first, await case.read("c/0/0")) == (_CHUNKS["c/0/0"], b"other")
 
 
-async def test_the_root_is_listed_and_not_its_neighbours() -> None:
+async def test_listing_of_a_root_has_no_neighbours() -> None:
     """A listing of a root has no objects of a root whose name begins alike."""
     case = _case({"zarr.json": build({})["zarr.json"], "notes.txt": b"notes"})
     case.store.place(ObjectRef(ROOT.bucket, f"{ROOT.key}-secret/a.bin"), b"secret")
@@ -320,11 +323,11 @@ _OLD = {
 }
 _NEW = {key: b"a longer " + chunk for key, chunk in _OLD.items()}
 _LONG_S = 30.0
-"""Less than metadata are good for."""
+"""Time shorter than the `ttl_s` of metadata."""
 
 
 def _rewrite(case: Watching, objects: Mapping[str, bytes]) -> None:
-    """Replace all objects by *objects*, a while later."""
+    """Replace all objects by *objects*, and advance the clock."""
     case.store._objects.clear()
     case.write(objects)
     case.clock.now += _LONG_S
@@ -344,8 +347,10 @@ def _rewrite(case: Watching, objects: Mapping[str, bytes]) -> None:
     ],
     ids=str,
 )
-async def test_a_volume_sharded_otherwise(change: dict[str, Any] | None, known: list[str]) -> None:
-    """Its shards are never read with an outdated ``info``; missing ones do not prove absence."""
+async def test_resharded_volume_is_read_with_its_new_info(
+    change: dict[str, Any] | None, known: list[str]
+) -> None:
+    """Chunks of a volume that was resharded or unsharded are read with its new ``info``."""
     case = Watching(precomputed.build(_OLD, sharding=RAW_SHARDING), chunk_bytes=0)
     await case.warm("info", *known)
     if change is None:
@@ -356,8 +361,8 @@ async def test_a_volume_sharded_otherwise(change: dict[str, Any] | None, known: 
     assert {key: await case.data.read(key) for key in _NEW} == _NEW
 
 
-async def test_an_array_in_another_order() -> None:
-    """Only the metadata say which chunk is where; index and checksum look alike."""
+async def test_reordered_array_is_read_with_its_new_metadata() -> None:
+    """Chunks of an array whose order changed are read with its new metadata."""
     chunks = {"c/0/0": b"first", "c/0/1": b"second", "c/1/0": b"third"}
     case = Watching(zarr.build(chunks))
     await case.warm("zarr.json")
@@ -370,8 +375,8 @@ async def test_an_array_in_another_order() -> None:
     assert {key: await case.read(key) for key in chunks} == chunks
 
 
-async def test_metadata_are_confirmed_beside_a_new_index() -> None:
-    """By one conditional read, and none for a while; what was read within seconds belongs to it."""
+async def test_metadata_are_revalidated_beside_a_new_index() -> None:
+    """Metadata older than seconds are revalidated by one conditional read beside a new index."""
     case = Watching(precomputed.build(_OLD, sharding=RAW_SHARDING))
     await case.warm("info")
     case.clock.now += 4

@@ -1,4 +1,4 @@
-"""Routes: keys of known containers are found at once, and never in another one."""
+"""Routes: keys of known containers are found at once, and in the right container."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def _place(store: MemoryStore, folder: str, objects: dict[str, bytes]) -> None:
 
 
 def _array(**options: Any) -> tuple[MemoryStore, Reading, Clock]:
-    """Put an array into two groups, and read its first chunk."""
+    """Store an array in two groups, and a resolver without a chunk cache."""
     store, clock = MemoryStore(), Clock()
     store.place(ROOT.join("zarr.json"), _GROUP)
     store.place(ROOT.join("g/zarr.json"), _GROUP)
@@ -34,8 +34,8 @@ def _array(**options: Any) -> tuple[MemoryStore, Reading, Clock]:
     return store, reading(store, clock=clock, chunk_bytes=0), clock
 
 
-async def test_a_route_ends_when_anything_turns_out_to_be_outdated() -> None:
-    """What this process replaced is known at once."""
+async def test_route_ends_when_its_marker_is_removed() -> None:
+    """A route is dropped when its array's marker is removed in this process."""
     store, data, _ = _array()
     await data.read("g/a/c/0/0")
     store.remove(ROOT.join("g/a/zarr.json"))
@@ -49,7 +49,7 @@ async def test_a_route_ends_when_anything_turns_out_to_be_outdated() -> None:
 
 
 async def test_an_outer_container_keeps_its_own_keys() -> None:
-    """A route into a volume's folder does not lead the volume's chunks there."""
+    """A volume's chunk is found in the volume, though a route leads to an array in its folder."""
     store = MemoryStore()
     chunks = {key: precomputed.chunk_bytes(number) for key, number in precomputed.IDS.items()}
     _place(store, "", precomputed.build(chunks))
@@ -67,8 +67,8 @@ async def test_an_outer_container_keeps_its_own_keys() -> None:
 
 
 @pytest.mark.parametrize("first", ["g/a/c/0/0", "g/a/zarr.json", "g/zarr.json", "zarr.json"])
-async def test_the_order_of_requests_does_not_matter(first: str) -> None:
-    """Whatever was found first, each key belongs to its nearest container."""
+async def test_container_does_not_depend_on_earlier_requests(first: str) -> None:
+    """Each key belongs to its nearest container, whichever key was requested first."""
     _, data, _ = _array()
     await data.read(first)
 
@@ -79,7 +79,7 @@ async def test_the_order_of_requests_does_not_matter(first: str) -> None:
 
 
 class _FarStore(MemoryStore):
-    """Answers after a while, and records which reads are waited for together."""
+    """A store that answers after a while, and records which reads wait together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _FarStore(MemoryStore):
 
 
 async def _expect_of_zarr(store: _FarStore, key: str, waits: list[set[str]]) -> None:
-    """Read a chunk with the format configured, and compare what is waited for."""
+    """Read a chunk with the format configured, and assert which reads waited together."""
     store.waits.clear()
     data = reading(store)
     known = Containers(known_formats()[:1], "zarr")
@@ -107,8 +107,11 @@ async def _expect_of_zarr(store: _FarStore, key: str, waits: list[set[str]]) -> 
     assert store.waits == waits
 
 
-async def test_markers_are_asked_for_together() -> None:
-    """All of a directory of any format, and of a known one in all directories on the way."""
+async def test_markers_are_read_concurrently() -> None:
+    """Markers of all formats are read concurrently in a directory.
+
+    Those of a configured format are read concurrently in all directories.
+    """
     store = _FarStore()
     for key in "zarr.json", "g/zarr.json":
         store.place(ROOT.join(key), _GROUP)

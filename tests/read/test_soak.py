@@ -19,11 +19,11 @@ _CHUNKS: Final = 16
 _READERS: Final = 40
 _TTL_S: Final = 0.05
 _SLACK_S: Final = 0.2
-"""How late a busy machine may note a new version."""
+"""Longest delay with which a busy machine records a new version."""
 
 
 class _MoodyStore(WatchedStore):
-    """Takes its time, and sometimes fails."""
+    """A store that takes a random time, and sometimes fails."""
 
     def __init__(self, moods: random.Random) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class _MoodyStore(WatchedStore):
 
 @dataclass
 class _World:
-    """A shard and an object that are overwritten, and when they were."""
+    """A shard and an object that are overwritten, and the times of their versions."""
 
     store: _MoodyStore
     written: list[float] = field(default_factory=list)
-    """When each version was written."""
+    """Times at which the versions were written."""
     answered: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ def _content(version: int, number: int) -> bytes | None:
 
 
 async def _read_on(world: _World, read: Reading, choices: random.Random) -> None:
-    """Read one thing after the other."""
+    """Read random keys without end."""
     while True:
         number = choices.randrange(_CHUNKS + 1)
         key = VirtualKey(f"c/{number}" if number < _CHUNKS else "whole")
@@ -91,10 +91,10 @@ async def _read_on(world: _World, read: Reading, choices: random.Random) -> None
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(8))
-async def test_only_current_bytes_and_nothing_left(seed: int) -> None:
-    """While shards are overwritten, stores fail and readers leave, no byte is of another version.
+async def test_reads_under_changes_are_current(seed: int) -> None:
+    """While shards change, stores fail and readers leave, no byte is of an outdated version.
 
-    Afterwards nothing is held, read or waited for.
+    Afterwards no bytes are held and no tasks left.
     """
     choices = random.Random(seed)
     store = _MoodyStore(random.Random(seed))

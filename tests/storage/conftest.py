@@ -1,4 +1,4 @@
-"""The stores that the conformance suite asks."""
+"""The stores on which the conformance suite runs."""
 
 import os
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -29,7 +29,7 @@ from tests.support.seaweedfs import SeaweedFS
 
 @dataclass
 class Backend:
-    """A store to read, a prefix of its own there, and a way to change what it holds."""
+    """A store to read, a prefix of its own there, and a way to change its objects."""
 
     store: ObjectStore
     root: ObjectRef
@@ -38,21 +38,21 @@ class Backend:
     missing_bucket: ObjectRef | None
 
     def ref(self, name: str) -> ObjectRef:
-        """Name an object below the prefix."""
+        """Return the name of an object below the prefix."""
         return self.root.join(name)
 
     def put(self, name: str, data: bytes) -> ObjectRef:
-        """Store *data* there."""
+        """Store *data* below the prefix."""
         self.put_key(self.ref(name).key, data)
         return self.ref(name)
 
     def delete(self, name: str) -> None:
-        """Remove what is there."""
+        """Remove an object below the prefix."""
         self.delete_key(self.ref(name).key)
 
 
 def memory(_: pytest.FixtureRequest) -> Backend:
-    """Make a store in memory, which has every bucket."""
+    """Return a store in memory, which has every bucket."""
     store = MemoryStore()
     root = ObjectRef("memory://bucket", "root")
     return Backend(
@@ -65,7 +65,7 @@ def memory(_: pytest.FixtureRequest) -> Backend:
 
 
 def local(request: pytest.FixtureRequest) -> Backend:
-    """Make a store of a folder with a name that needs quoting."""
+    """Return a store of a folder whose name needs quoting."""
     folder: Path = request.getfixturevalue("tmp_path") / "a b%ü"
     folder.mkdir()
 
@@ -80,7 +80,7 @@ def local(request: pytest.FixtureRequest) -> Backend:
 
 
 def http(request: pytest.FixtureRequest) -> Backend:
-    """Make a store of a small HTTP server."""
+    """Return a store of a small HTTP server."""
     server: FaultyServer = request.getfixturevalue("faulty")
     return Backend(
         HttpStore(timeout_s=LONGEST_S),
@@ -92,7 +92,7 @@ def http(request: pytest.FixtureRequest) -> Backend:
 
 
 def s3(request: pytest.FixtureRequest, server_name: str = "seaweedfs") -> Backend:
-    """Make a store of the bucket of SeaweedFS, or of another server of S3."""
+    """Return a store of the bucket of SeaweedFS, or of another S3 server."""
     server: SeaweedFS = request.getfixturevalue(server_name)
     return Backend(
         S3Store(server.settings, timeout_s=LONGEST_S),
@@ -104,15 +104,15 @@ def s3(request: pytest.FixtureRequest, server_name: str = "seaweedfs") -> Backen
 
 
 def mini(request: pytest.FixtureRequest) -> Backend:
-    """Make a store of the bucket of MiniStack."""
+    """Return a store of the bucket of MiniStack."""
     return s3(request, "ministack")
 
 
 def gs(request: pytest.FixtureRequest) -> Backend:
-    """Make a store of the bucket of a server that speaks as Google's.
+    """Return a store of the bucket of a server that emulates Google's.
 
-    It closes connections that are about to be used again, so that reads are repeated as they are in
-    the service: obstore does not tell how old a connection is.
+    The server closes connections that are about to be reused, so reads are retried as they are in
+    the service: obstore does not report the age of a connection.
     """
     server: FakeGcs = request.getfixturevalue("fake_gcs")
     settings = StoreSettings(endpoint_url=server.url, anonymous=True)
@@ -126,7 +126,7 @@ def gs(request: pytest.FixtureRequest) -> Backend:
 
 
 def az(request: pytest.FixtureRequest) -> Backend:
-    """Make a store of the container of Azurite."""
+    """Return a store of the container of Azurite."""
     server: Azurite = request.getfixturevalue("azurite")
     return Backend(
         CloudStore("az", az_settings(server), timeout_s=LONGEST_S),
@@ -138,7 +138,7 @@ def az(request: pytest.FixtureRequest) -> Backend:
 
 
 def az_settings(server: Azurite) -> StoreSettings:
-    """Say all that a store needs to know of *server*."""
+    """Return the settings of a store of *server*."""
     keys = {"access_key_id": server.account, "secret_access_key": server.key}
     return StoreSettings.model_validate({"endpoint_url": server.url, **keys})
 
@@ -146,14 +146,14 @@ def az_settings(server: Azurite) -> StoreSettings:
 async def found(
     store: ObjectReader, ref: ObjectRef, request: ByteRequest | None = None, **pinned: Condition
 ) -> Found:
-    """Read what must be there."""
+    """Read an object, and assert that it exists."""
     answer = await store.get(ref, request, **pinned)  # type: ignore[arg-type]  # a condition each
     assert isinstance(answer, Found)
     return answer
 
 
 async def denied(store: ObjectReader, ref: ObjectRef) -> str:
-    """Return the reason why no read of *ref* is allowed."""
+    """Assert that every read of *ref* is denied, and return the reason."""
     with pytest.raises(StorageDeniedError):
         await store.stat(ref)
     with pytest.raises(StorageDeniedError):
@@ -166,7 +166,7 @@ async def denied(store: ObjectReader, ref: ObjectRef) -> str:
 
 @pytest.fixture(params=[memory, local, http, s3, gs, az], ids=lambda make: make.__name__)
 async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
-    """Open each store in turn."""
+    """Open a store of each kind."""
     made: Backend = request.param(request)
     yield made
     await made.store.aclose()
@@ -174,7 +174,7 @@ async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
 
 @pytest.fixture(params=[memory, local, s3, mini], ids=lambda make: make.__name__)
 async def writable(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
-    """Open each store that can be written."""
+    """Open a store of each kind that can be written."""
     made: Backend = request.param(request)
     yield made
     await made.store.aclose()
@@ -182,14 +182,14 @@ async def writable(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
 
 @pytest.fixture
 async def store() -> AsyncGenerator[LocalStore]:
-    """Open a store of files."""
+    """Open a store of local files."""
     async with aclosing(LocalStore()) as opened:
         yield opened
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Make a folder with a secret beside it."""
+    """Make a folder with a secret file beside it."""
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
@@ -219,7 +219,7 @@ def ministack(
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the settings of clouds of whoever runs the tests."""
+    """Remove cloud settings of this machine from the environment."""
     clouds = ("AWS_", "AZURE_", "GOOGLE_")
     for name in [name for name in os.environ if name.startswith(clouds)]:
         monkeypatch.delenv(name)

@@ -1,8 +1,8 @@
-"""A small real object server that goes wrong when told to, at the request it is told.
+"""A small real object server with faults at chosen requests.
 
-It is a path-style S3 endpoint (signatures are not looked at) and, at the same URL, a plain HTTP
-server: the object ``key`` of ``bucket`` is ``/bucket/key``. It runs in threads of its own, so
-that tests of any kind, with or without an event loop, can use it.
+It is a path-style S3 endpoint, which does not check signatures, and at the same URL a plain HTTP
+server: the object ``key`` of ``bucket`` is ``/bucket/key``. It runs in threads of its own, so that
+tests with or without an event loop can use it.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from shardgate.settings import StoreSettings
 from tests.storage.listening import Handler, Listener
 
 LONGEST_S: Final = 60.0
-"""Far more than an answer takes on a busy machine."""
+"""Much longer than a response takes on a busy machine."""
 _STALLED_S: Final = 0.5
 
 
 class Fault(Enum):
-    """What can go wrong with one request; status, code and message of a refusal."""
+    """Faults of one request; status, code and message of a refusal."""
 
     DENY = 403, "AccessDenied", "Access Denied"
     EXPIRED = 403, "AccessDenied", "Request has expired"
@@ -114,12 +114,12 @@ class FaultyServer:
     def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
         self.objects: dict[str, bytes] = {}
         self.redirects: dict[str, str] = {}
-        """Where requests for a path are sent on to."""
+        """Locations of redirects by path."""
         self.seen: list[Seen] = []
         self.suffix_status = 0
-        """The status of answers to suffix ranges, if they are refused."""
+        """Status of responses to suffix ranges, if they are refused."""
         self.replaced = 0
-        """How many objects were overwritten; it moves Last-Modified."""
+        """Number of overwritten objects, which changes Last-Modified."""
         self.stopping = threading.Event()
         self._orders: list[_Order] = []
         self._noted = threading.Condition()
@@ -132,7 +132,7 @@ class FaultyServer:
             )
 
     def settings(self, **more: Any) -> StoreSettings:
-        """Reach it as a server of S3, with some credentials."""
+        """Return settings of a store of this S3 server, with some credentials."""
         keys = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "secret"}
         named = {"endpoint_url": self.url, "region": "us-east-1", **keys, **more}
         return StoreSettings.model_validate(named)
@@ -154,13 +154,13 @@ class FaultyServer:
     ) -> None:
         """Answer with *fault* each, or the *nth* from now (0, 1, …), request below *path*.
 
-        With *query* those with just that one.
+        With *query*, only requests with that query fail.
         """
         numbers = range(2**63 - 1) if nth is None else nth
         self._orders.append(_Order(fault, numbers, path, query))
 
     def heal(self) -> None:
-        """Forget all orders."""
+        """Remove all faults."""
         self._orders.clear()
 
     def wait_for(self, count: int) -> None:
@@ -169,7 +169,7 @@ class FaultyServer:
             self._noted.wait_for(lambda: len(self.seen) >= count, timeout=LONGEST_S)
 
     def faults_of(self, seen: Seen) -> set[Fault]:
-        """Note a request and tell what shall go wrong with it."""
+        """Record a request, and return its faults."""
         with self._noted:
             self.seen.append(seen)
             self._noted.notify_all()
@@ -192,7 +192,7 @@ class FaultyServer:
 
 
 def etag(data: bytes) -> str:
-    """Tell the ETag of an object, as S3 makes it."""
+    """Return the ETag of an object, as S3 computes it."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
@@ -262,7 +262,7 @@ class _Handler(Handler[FaultyServer]):
             self._range(data, asked[1], asked[2], headers)
 
     def _validators(self, tag: str, modified: str) -> dict[str, str]:
-        """Tell the headers of an object as far as they are to be right."""
+        """Return the validators of an object, with their faults."""
         headers = {"Accept-Ranges": "bytes", "ETag": tag, "Last-Modified": modified}
         if Fault.BAD_DATE in self.faults:
             headers["Last-Modified"] = "yesterday"
@@ -338,7 +338,7 @@ class _Handler(Handler[FaultyServer]):
         self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
 
     def _breaks_off(self) -> bool:
-        """Do what goes wrong before any header."""
+        """Apply faults that come before any header."""
         if Fault.STALL in self.faults:
             self.server.owner.stopping.wait()
         elif self.command == "HEAD" and self.faults & {Fault.NO_HEAD, Fault.DENY_HEAD}:
@@ -353,7 +353,7 @@ class _Handler(Handler[FaultyServer]):
         return True
 
     def _breaks_off_after(self, half: bytes) -> bool:
-        """Do what goes wrong in the middle of a body."""
+        """Apply faults in the middle of a body."""
         if not self.faults & {Fault.STALL_BODY, Fault.RESET_BODY, Fault.CUT}:
             return False
         self.wfile.write(half)

@@ -1,4 +1,4 @@
-"""What the servers and proxies that go wrong have in common."""
+"""Base classes of the servers and proxies with faults."""
 
 import socket
 import struct
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Listener[T](ThreadingHTTPServer):
-    """Listens on a free port for its *owner*; what is connected at the end is left to threads."""
+    """Listens on a free port for its *owner*, and leaves open connections to daemon threads."""
 
     daemon_threads = True
     block_on_close = False
@@ -34,7 +34,7 @@ class Listener[T](ThreadingHTTPServer):
 
 
 class Handler[T](BaseHTTPRequestHandler):
-    """Answers requests of some methods alike, and survives what its clients do."""
+    """Answers requests of some methods alike, and ignores errors of connections."""
 
     methods: tuple[str, ...] = ("GET", "HEAD", "PUT", "POST", "DELETE")
     server: Listener[T]
@@ -48,7 +48,7 @@ class Handler[T](BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def body(self) -> bytes:
-        """Read all that comes behind the head."""
+        """Read the body of the request."""
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def __getattr__(self, name: str) -> object:
@@ -70,7 +70,7 @@ class Handler[T](BaseHTTPRequestHandler):
             self.close_connection = True
 
     def finish(self) -> None:
-        """Send what is left, if it can be sent."""
+        """Send what is left, if possible."""
         try:
             super().finish()
         except OSError:
@@ -80,7 +80,7 @@ class Handler[T](BaseHTTPRequestHandler):
         """Keep the output of tests clean."""
 
     def reset(self) -> None:
-        """Close so that the other side sees ECONNRESET."""
+        """Close so that the other side gets ECONNRESET."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True

@@ -1,9 +1,9 @@
-"""Processes that write local files, for tests that let them die or race.
+"""Processes that write local files, for tests in which they are killed or race.
 
-``python -m tests.storage.local_writers crash FOLDER`` dies before every call of the system that a
-write makes, in a process of its own each time, and prints how many there were of each kind of
-write. ``… count FOLDER TIMES`` counts an object up. ``… come-and-go FOLDER SEED`` writes, reads and
-removes objects of its own in folders that others remove.
+``python -m tests.storage.local_writers crash FOLDER`` kills a writer before each system call of a
+write, in a new process each time, and prints the number of calls of each kind of write. ``… count
+FOLDER TIMES`` increments an object. ``… come-and-go FOLDER SEED`` writes, reads and removes objects
+of its own in folders that other processes remove.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ type Write = Callable[[LocalStore, ObjectRef, ETag], Coroutine[Any, Any, object]
 
 
 async def replace(store: LocalStore, ref: ObjectRef, etag: ETag) -> object:
-    """Put ranges of the old object around new bytes."""
+    """Write ranges of the old object and new bytes."""
     pieces: list[Piece] = [b"new", ByteRange(0, 5000), b"new", ByteRange(6000, 10000)]
     return await store.put(ref, pieces, expected=etag)
 
 
 async def make(store: LocalStore, ref: ObjectRef, _: ETag) -> object:
-    """Put an object into folders that are not there."""
+    """Write an object in folders that do not exist."""
     return await store.put(ref._replace(key="a/b/c"), [b"new"], expected=ABSENT)
 
 
@@ -52,11 +52,11 @@ CASES: Final[dict[Write, tuple[str, set[bytes | None]]]] = {
     make: ("a/b/c", {None, b"new"}),
     remove: ("key", {OLD, None}),
 }
-"""Each write, the object that it changes, and what that may be whenever the writer dies."""
+"""For each write the object that it changes, and the contents it may leave when killed."""
 
 
 def crash(folder: Path) -> None:
-    """Die at every step of each write, and look at what is there then."""
+    """Kill each write at every step, and assert what it leaves."""
     for write, (name, allowed) in CASES.items():
         seen: set[bytes | None] = set()
         for step in itertools.count():
@@ -75,7 +75,7 @@ def crash(folder: Path) -> None:
 
 
 def _dies(write: Write, place: Path, step: int) -> bool:
-    """Run *write* in a process that is killed before its call *step* of the system."""
+    """Run *write* in a process that is killed before its system call *step*."""
     place.mkdir()
     (place / "key").write_bytes(OLD)
 
@@ -87,7 +87,7 @@ def _dies(write: Write, place: Path, step: int) -> bool:
 
 
 def _in_a_process(call: Callable[[], object]) -> bool:
-    """Run *call* in a process that has no other threads; tell whether it was killed."""
+    """Run *call* in a process without other threads, and return whether it was killed."""
     if (child := os.fork()) == 0:
         status = 1
         try:
@@ -123,7 +123,7 @@ async def _write(write: Write, ref: ObjectRef) -> None:
 
 
 def _go_on(ref: ObjectRef) -> None:
-    """Write what the dead one was to write."""
+    """Write the next version after the killed writer."""
     asyncio.run(_write_next(ref))
 
 
@@ -136,7 +136,7 @@ async def _write_next(ref: ObjectRef) -> None:
 
 
 async def count(ref: ObjectRef, times: int) -> None:
-    """Count *ref* up, against whoever else does."""
+    """Increment *ref*, concurrently with other processes."""
     store = LocalStore()
     while times:
         found = await store.get(ref)
@@ -147,7 +147,7 @@ async def count(ref: ObjectRef, times: int) -> None:
 
 
 async def come_and_go(folder: Path, seed: int) -> None:
-    """Let several at a time write, read and remove a key each, most often the last of a folder."""
+    """Write, read and remove keys concurrently, most often the last of a folder."""
     store, numbers = LocalStore(), random.Random(seed)
 
     async def turn(number: int) -> None:

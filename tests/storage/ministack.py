@@ -1,6 +1,6 @@
-"""A small S3 server that behaves as AWS says of conditions, also when an upload is completed.
+"""A small S3 server that follows AWS for conditions, also of completed uploads.
 
-It pins its own botocore, so that it lives in an environment of its own.
+It pins its own botocore, and so has an environment of its own.
 """
 
 import fcntl
@@ -21,12 +21,12 @@ _REQUIREMENT: Final = "ministack==1.5.33"
 
 
 class MiniStack(SeaweedFS):
-    """It is asked and filled as the other one; presigned URLs must be of a key that it knows."""
+    """A MiniStack with the interface of `SeaweedFS`; presigned URLs need a key that it knows."""
 
     access_key_id = secret_access_key = "test"
 
     def is_ready(self) -> bool:
-        """Make the bucket; return whether it is there."""
+        """Create the bucket, and return whether it exists."""
         try:
             self.client.create_bucket(Bucket=self.bucket)
         except (BotoCoreError, ClientError):
@@ -35,11 +35,11 @@ class MiniStack(SeaweedFS):
 
 
 class NotInstalledError(Exception):
-    """The environment could not be made; the message says why."""
+    """The environment could not be made, for the reason in the message."""
 
 
 def installed(folder: Path) -> Path:
-    """Give the Python of the environment in *folder*, which is made once for all processes."""
+    """Return the Python of the environment in *folder*, which is made once for all processes."""
     python = folder / _REQUIREMENT / "bin" / "python"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
-"""A real proxy in front of a server, which goes wrong at the request that it is told.
+"""A real proxy in front of a server, with faults at chosen requests.
 
-It passes requests on as they are, so that signatures stay right.
+It passes requests on unchanged, so that signatures stay right.
 """
 
 import http.client
@@ -17,7 +17,7 @@ from tests.storage.listening import Handler, Listener
 
 
 class Mishap(StrEnum):
-    """What can become of one request."""
+    """Faults of one request."""
 
     ANSWER_LOST = "it is done, and the connection breaks"
     REQUEST_LOST = "the connection breaks before it is done"
@@ -33,7 +33,7 @@ _XML: Final = b"<Error><Code>%b</Code></Error>"
 
 
 class Lie(Enum):
-    """Answers of something that is not the server, in place of the server's own."""
+    """Responses of something that is not the server, instead of the server's own."""
 
     PAGE_404 = 404, _PAGE
     EMPTY_404 = 404, b""
@@ -57,7 +57,7 @@ class Lie(Enum):
 
 
 class Twist(StrEnum):
-    """Changes to the server's answer."""
+    """Changes of the server's response."""
 
     NO_ETAG = "it has no ETag"
     OTHER_ETAG = "it has the ETag of something else"
@@ -89,28 +89,28 @@ class Proxy:
         self.upstream = urlsplit(upstream).netloc
         self.seen: list[str] = []
         self.between: Callable[[], object] = lambda: None
-        """Called once the spoilt request was passed on, or not."""
+        """Called after the spoilt request was passed on or dropped."""
         self.hides: Callable[[str, str], bool] = lambda _method, _header: False
-        """Tells of which headers the server shall know nothing; of ``host``, that of the proxy."""
+        """Whether a method's header is removed; for ``host`` the proxy's is sent instead."""
         self.unknown = "no such header"
         """Requests with this header are answered 501."""
         self.passes_on = False
-        """Whether the server does what is then lied about."""
+        """Whether the request of a `Lie` is passed on."""
         self.first: dict[tuple[str, str, str | None], Answer] = {}
-        """The first answers, for `Twist.STALE`."""
+        """First responses, for `Twist.STALE`."""
         self._order: tuple[Container[int], Fault] | None = None
         self._lock = threading.Lock()
         self._server = Listener(_Handler, self)
         self.url = self._server.url
 
     def spoil(self, nth: Container[int], mishap: Fault) -> None:
-        """Let *mishap* happen to each *nth* request from now; forget those before."""
+        """Apply *mishap* to each *nth* request from now, and forget earlier orders."""
         with self._lock:
             self.seen.clear()
             self._order = nth, mishap
 
     def note(self, request: str) -> Fault | None:
-        """Count a request, and tell what is to become of it."""
+        """Count a request, and return its fault."""
         with self._lock:
             self.seen.append(request)
             if self._order is not None and len(self.seen) - 1 in self._order[0]:
@@ -203,7 +203,7 @@ class _Handler(Handler[Proxy]):
             return answer.status, answer.getheaders(), data
 
     def _pass_head_on(self) -> None:
-        """Send no body; the server is given time to make something of that."""
+        """Send the head without its body, and give the server time to act on that."""
         with closing(self._begun()) as upstream:
             upstream.endheaders()
             upstream.sock.shutdown(socket.SHUT_WR)
@@ -211,7 +211,7 @@ class _Handler(Handler[Proxy]):
                 upstream.sock.recv(1)
 
     def _begun(self) -> http.client.HTTPConnection:
-        """Send the head, as far as it is passed on."""
+        """Send the head, without hidden headers."""
         upstream = http.client.HTTPConnection(self.server.owner.upstream, timeout=60)
         own_host = self.server.owner.hides(self.command, "host")
         upstream.putrequest(

@@ -1,4 +1,4 @@
-"""Objects of S3 that tests write, and a look at them past the store."""
+"""Objects of S3 that tests write, read without the store."""
 
 from typing import Any
 from uuid import uuid4
@@ -11,7 +11,7 @@ from tests.support.seaweedfs import SeaweedFS
 
 
 class Written:
-    """A store, a prefix of its own, an object there, and what the store tells of its writes."""
+    """A store, a prefix of its own, an object there, and notices of the store's writes."""
 
     def __init__(self, server: SeaweedFS, url: str | None = None, **options: Any) -> None:
         self.server = server
@@ -31,12 +31,12 @@ class Written:
         return ETag(self.server.put(self.ref.key, data))
 
     def seen(self) -> tuple[bytes, str]:
-        """Return bytes and version of the object."""
+        """Return bytes and ETag of the object."""
         answer = self.server.client.get_object(Bucket=self.server.bucket, Key=self.ref.key)
         return answer["Body"].read(), answer["ETag"]
 
     def left(self) -> list[Any]:
-        """List uploads and objects beside the object."""
+        """Return uploads and objects beside the object."""
         where = {"Bucket": self.server.bucket, "Prefix": self.root.key}
         objects = self.server.client.list_objects_v2(**where).get("Contents", [])
         uploads = self.server.client.list_multipart_uploads(**where).get("Uploads", [])

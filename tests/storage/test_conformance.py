@@ -1,4 +1,4 @@
-"""Contract of every store: first of those that are read, then of those that can be written."""
+"""The contract of stores: of all that are read, and of those that can be written."""
 
 import asyncio
 import hashlib
@@ -68,10 +68,10 @@ ASKED: dict[ByteRequest | None, tuple[int, int]] = {
 }
 
 
-async def test_gives_exactly_the_asked_bytes(backend: Backend) -> None:
-    """A range is clamped to the object; a condition that holds changes nothing in the result.
+async def test_range_is_read_exactly(backend: Backend) -> None:
+    """A range is clamped to the object, and a condition that holds changes nothing.
 
-    `if_none_match` does not send the version that is known, and sends any other.
+    `if_none_match` with the current version returns NOT_MODIFIED.
     """
     ref = backend.put("object", DATA)
     for request, (start, stop) in ASKED.items():
@@ -85,8 +85,8 @@ async def test_gives_exactly_the_asked_bytes(backend: Backend) -> None:
         assert await found(backend.store, ref, request, if_none_match=UNKNOWN) == answer
 
 
-async def test_stat_and_get_tell_the_same(backend: Backend) -> None:
-    """Size and version, which can stand in ``If-Match``, do not depend on how one asks."""
+async def test_stat_and_get_agree(backend: Backend) -> None:
+    """Size and ETag of an object are the same in a stat, a whole read and a range."""
     ref = backend.put("object", DATA)
     ranged = await found(backend.store, ref, ByteRange(3, 4))
     whole = await found(backend.store, ref)
@@ -107,7 +107,10 @@ async def test_stat_and_get_tell_the_same(backend: Backend) -> None:
 async def test_a_range_outside_is_not_satisfied(
     backend: Backend, request_: ByteRequest, data: bytes
 ) -> None:
-    """It raises with the size; to who names a version, and so knows its size, it is a change."""
+    """A range outside of the object raises RangeNotSatisfiedError with its size.
+
+    With a condition it raises VersionChangedError.
+    """
     ref = backend.put("object", data)
     whole = await found(backend.store, ref)
     assert (whole.data, whole.byte_range) == (data, ByteRange(0, len(data)))
@@ -121,7 +124,7 @@ async def test_a_range_outside_is_not_satisfied(
 
 
 async def test_absence_is_none(backend: Backend) -> None:
-    """What is not there is a value."""
+    """A read or stat of a missing object returns `None`."""
     backend.put("object", DATA)
     for name in ("absent", "absent/below", "object/below", "n" * 250):
         for request in (ByteRange(0, 1), ByteRange(0, 0), SuffixRange(1), None):
@@ -129,8 +132,8 @@ async def test_absence_is_none(backend: Backend) -> None:
         assert await backend.store.stat(backend.ref(name)) is None
 
 
-async def test_a_missing_bucket_is_no_absence(backend: Backend) -> None:
-    """Without a bucket or folder nothing is proved absent; with one the store is reachable."""
+async def test_missing_bucket_is_an_error(backend: Backend) -> None:
+    """A missing bucket or folder raises a storage error, and an existing one is reachable."""
     backend.put("object", DATA)
     await backend.store.check_reachable(backend.root)
     if backend.missing_bucket is None:
@@ -152,8 +155,8 @@ REQUESTS: list[ByteRequest | None] = [
 
 
 @pytest.mark.parametrize("data", [b"other", DATA[::-1], None], ids=["shorter", "same-size", "none"])
-async def test_a_replaced_object_is_noticed(backend: Backend, data: bytes | None) -> None:
-    """A read with a condition returns no bytes of a later version, and absence is a change."""
+async def test_replaced_object_is_detected(backend: Backend, data: bytes | None) -> None:
+    """A read with a condition of a replaced or removed object raises VersionChangedError."""
     ref = backend.put("object", DATA)
     first = await found(backend.store, ref)
     if data is None:
@@ -167,8 +170,8 @@ async def test_a_replaced_object_is_noticed(backend: Backend, data: bytes | None
                 await backend.store.get(ref, request, if_match=condition)
 
 
-async def test_a_stream_gives_exactly_its_range(backend: Backend) -> None:
-    """The pieces of a stream make up the range, without a condition and with one that holds."""
+async def test_stream_has_exactly_its_range(backend: Backend) -> None:
+    """The pieces of a stream make up its range, with and without a condition."""
     data = DATA * 5000
     ref = backend.put("large", data)
     first = await backend.store.stat(ref)
@@ -182,8 +185,8 @@ async def test_a_stream_gives_exactly_its_range(backend: Backend) -> None:
             assert got == data[start:stop]
 
 
-async def test_a_stream_can_be_left(backend: Backend) -> None:
-    """Who has seen enough leaves, and the store goes on working."""
+async def test_stream_can_be_left_early(backend: Backend) -> None:
+    """A stream can be left after its first piece, and the store continues to work."""
     ref = backend.put("large", DATA * 20000)
     first = await backend.store.stat(ref)
     assert first is not None
@@ -218,7 +221,7 @@ async def test_a_stream_that_cannot_be_whole_is_not_entered(
     condition: Condition | None,
     error: type[Exception],
 ) -> None:
-    """Version and length are compared before the first piece is requested."""
+    """A stream of another version, or beyond the object, raises before its first piece."""
     backend.put("object", DATA)
     backend.put("short", b"other")
 
@@ -227,8 +230,8 @@ async def test_a_stream_that_cannot_be_whole_is_not_entered(
             pytest.fail("entered")
 
 
-async def test_a_crooked_key_leads_nowhere(backend: Backend) -> None:
-    """No key leads to an object of another name: it is absent or refused."""
+async def test_irregular_key_is_absent_or_refused(backend: Backend) -> None:
+    """A key with empty or dot segments is absent or refused."""
     backend.put("object", DATA)
     backend.put("a/b", DATA)
     for name in ("", "/", "a/", "/etc/passwd", "../object", "a/../object"):
@@ -239,7 +242,7 @@ async def test_a_crooked_key_leads_nowhere(backend: Backend) -> None:
 
 
 async def listed(backend: Backend, prefix: str, **options: str) -> list[tuple[str, int | None]]:
-    """List names and sizes, or skip what cannot list."""
+    """List names and sizes, or skip a store that cannot list."""
     if backend.root.bucket.startswith("http"):
         pytest.skip("HTTP cannot be listed")
     listing = backend.store.list(
@@ -250,7 +253,7 @@ async def listed(backend: Backend, prefix: str, **options: str) -> list[tuple[st
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_keys_and_prefixes_may_have_any_name(backend: Backend, name: str) -> None:
-    """What URLs quote are letters of a key like others; nothing is listed beside a prefix."""
+    """Keys and prefixes with special characters are read and listed."""
     for ref in (backend.put(f"{name}/c/0", name.encode()), backend.put(f"{name}.", name.encode())):
         assert (await found(backend.store, ref)).data == name.encode()
         assert await backend.store.stat(ref) is not None
@@ -262,9 +265,9 @@ async def test_keys_and_prefixes_may_have_any_name(backend: Backend, name: str) 
 
 @pytest.mark.parametrize("delimiter", ["", "/"])
 async def test_a_listing_is_in_the_order_of_keys(backend: Backend, delimiter: str) -> None:
-    """Keys that begin like the prefix are listed in the order of their bytes, folders rolled up.
+    """A listing is in byte order, with folders as common prefixes.
 
-    Those up to *after* are left out, common prefixes by their own text; that key need not exist.
+    Names up to *after*, which need not exist, are left out.
     """
     for name in ORDER:
         backend.put(name, b"1")
@@ -281,8 +284,8 @@ async def test_a_listing_is_in_the_order_of_keys(backend: Backend, delimiter: st
             assert [name for name, _ in answer] == [name for name in every if name > after]
 
 
-async def test_a_listing_tells_the_version_of_a_read_or_none(backend: Backend) -> None:
-    """So it does of the time of a change."""
+async def test_listed_etag_is_that_of_a_read_or_none(backend: Backend) -> None:
+    """A listed object has the ETag of a stat, or none for clouds, and its modification time."""
     ref = backend.put("object", DATA)
     if backend.root.bucket.startswith("http"):
         pytest.skip("HTTP cannot be listed")
@@ -297,7 +300,7 @@ async def test_a_listing_tells_the_version_of_a_read_or_none(backend: Backend) -
 
 
 async def test_a_long_listing_is_complete(backend: Backend) -> None:
-    """More objects than a page of S3 holds are all listed."""
+    """A listing of more objects than a page of S3 is complete."""
     count = 40 if backend.root.bucket.startswith(("s3", "gs", "az")) else 1500
     for number in range(count):
         backend.put(f"{number:05}", b"")
@@ -310,20 +313,20 @@ WRITERS = 8
 
 
 async def put(writable: Backend, name: str, data: bytes, expected: Expected = None) -> ETag:
-    """Write what nobody else does."""
+    """Write an object without concurrent writers."""
     etag = await writable.store.put(writable.ref(name), [data], expected=expected)
     assert not isinstance(etag, Conflict)
     return etag
 
 
 async def read(writable: Backend, name: str) -> bytes | None:
-    """Read what is there."""
+    """Read an object, or return `None`."""
     answer = await writable.store.get(writable.ref(name))
     return answer.data if isinstance(answer, Found) else None
 
 
-async def test_the_store_is_safe(writable: Backend) -> None:
-    """It refuses what it should, is asked so once for all, and keeps nothing of it."""
+async def test_conditional_writes_are_verified(writable: Backend) -> None:
+    """`verify_conditional_writes` passes, repeatedly, and leaves no objects."""
     for _ in range(2):
         await writable.store.verify_conditional_writes(writable.root)
 
@@ -332,8 +335,8 @@ async def test_the_store_is_safe(writable: Backend) -> None:
     assert not any(TEMPORARY in name for name in names)
 
 
-async def test_what_is_written_is_read(writable: Backend) -> None:
-    """A write returns the version that readers see; one like an MD5 is that of the body."""
+async def test_written_object_is_read(writable: Backend) -> None:
+    """A write returns the ETag that reads return; one like an MD5 is that of the body."""
     empty = await writable.store.put(writable.ref("empty"), [], expected=ABSENT)
     assert await writable.store.stat(writable.ref("empty")) == Stat(0, ETag(str(empty)))
     for name in ("a/b/c", "a b+c%20", "ä/ü#?", "日本"):
@@ -346,7 +349,7 @@ async def test_what_is_written_is_read(writable: Backend) -> None:
 
 
 async def test_an_object_is_replaced(writable: Backend) -> None:
-    """The version that was seen is replaced, or any."""
+    """An object is replaced by its expected version, or unconditionally."""
     etag = await put(writable, "key", DATA)
     for data in (b"", b"longer " + DATA, DATA):
         for expected in (etag, None):
@@ -361,7 +364,7 @@ async def test_an_object_is_replaced(writable: Backend) -> None:
 async def test_a_conflict_changes_nothing(
     writable: Backend, pieces: list[Piece], now: bytes | None
 ) -> None:
-    """To lose is an answer; nothing is made of two versions."""
+    """A write with another expected version returns CONFLICT and changes nothing."""
     first = await put(writable, "key", DATA)
     ref, wrong = writable.ref("key"), [first, WRONG]
     if now is None:
@@ -377,7 +380,10 @@ async def test_a_conflict_changes_nothing(
 
 
 async def test_ranges_are_copied_exactly(writable: Backend) -> None:
-    """Old and new pieces stand in any order; what is not there cannot be kept."""
+    """Ranges of the old object and new bytes are written in any order.
+
+    A range outside of the object raises RangeNotSatisfiedError.
+    """
     etag = await put(writable, "key", DATA)
     pieces: list[Piece] = [
         ByteRange(1000, 1024),
@@ -398,8 +404,11 @@ async def test_ranges_are_copied_exactly(writable: Backend) -> None:
     assert await read(writable, "key") == DATA[1000:] + b"new" + DATA[:10] + DATA[5:700] + b"end"
 
 
-async def test_only_the_version_seen_is_removed(writable: Backend) -> None:
-    """Another is a conflict, unless the store can remove no version for certain; absent is gone."""
+async def test_delete_needs_the_expected_version(writable: Backend) -> None:
+    """Deleting another version than the current is CONFLICT or False.
+
+    Deleting a missing object returns True.
+    """
     etag, ref = await put(writable, "key", DATA), writable.ref("key")
     await writable.store.verify_conditional_writes(writable.root)
 
@@ -413,8 +422,8 @@ async def test_only_the_version_seen_is_removed(writable: Backend) -> None:
     assert await read(writable, "absent/key") is None
 
 
-async def test_one_of_many_wins_each_round(writable: Backend) -> None:
-    """Of writers that expect the same version, or none, one wins, and its bytes are there."""
+async def test_one_of_concurrent_writers_wins(writable: Backend) -> None:
+    """One of eight writers that expect the same version, or absence, wins."""
     expected: Expected = ABSENT
     for _ in range(3):
         bodies = [b"writer %d %s" % (writer, str(expected).encode()) for writer in range(WRITERS)]
@@ -432,7 +441,7 @@ async def test_one_of_many_wins_each_round(writable: Backend) -> None:
 
 @pytest.mark.parametrize("coding", ["", "gzip", "br", "gzip, compress"])
 async def test_headers_are_kept_or_refused(writable: Backend, coding: str) -> None:
-    """What is stored with headers is found with them, and with no others."""
+    """A store that keeps headers returns those written; another one raises ValueError."""
     ref, body = writable.ref("key"), b"not compressed, but who knows"
     headers = ObjectHeaders(coding, "text/plain", (("a-b", "c d"), ("e", "f")))
     if not writable.store.keeps_headers(ref):
@@ -448,8 +457,8 @@ async def test_headers_are_kept_or_refused(writable: Backend, coding: str) -> No
     assert kept._replace(metadata=tuple(sorted(kept.metadata))) == headers
 
 
-async def test_names_of_no_objects_are_refused(writable: Backend) -> None:
-    """What no listing could show cannot be written or removed."""
+async def test_reserved_names_are_refused(writable: Backend) -> None:
+    """Writing or deleting a name that no listing shows raises BadKeyError."""
     for name in ("a/", f"a{TEMPORARY}b", f"{TEMPORARY}/b", f"a{UPLOADS}b", UPLOADS):
         ref = writable.root.join(name)
         with pytest.raises(BadKeyError):
@@ -458,8 +467,8 @@ async def test_names_of_no_objects_are_refused(writable: Backend) -> None:
             await writable.store.delete(ref, expected=None)
 
 
-async def test_unfinished_objects_are_not_listed(writable: Backend) -> None:
-    """Names with our mark are left out, whoever made them, and below them too."""
+async def test_temporary_objects_are_not_listed(writable: Backend) -> None:
+    """Names with the mark of temporary objects are not listed."""
     for name in ("a", f"a{TEMPORARY}1", f"c/{TEMPORARY}2", "c/d"):
         writable.put(name, b"1")
 
@@ -469,8 +478,8 @@ async def test_unfinished_objects_are_not_listed(writable: Backend) -> None:
         assert below == names
 
 
-async def test_uploads_are_listed_to_who_names_them(writable: Backend) -> None:
-    """They are written and removed as all else, and no other listing shows them."""
+async def test_uploads_are_listed_by_their_prefix_only(writable: Backend) -> None:
+    """Objects of uploads are written and removed like others, and listed by their prefix only."""
     for name in ("a", f"{UPLOADS}7.1", f"{UPLOADS}7.2", f"{UPLOADS}8.1"):
         await put(writable, name, name.encode(), ABSENT)
     await writable.store.delete(writable.ref(f"{UPLOADS}7.2"), expected=None)

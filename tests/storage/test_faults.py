@@ -1,4 +1,4 @@
-"""What goes wrong at a server is told apart, quickly, by the stores that read over HTTP."""
+"""Faults of servers, and the errors of the stores that read over HTTP."""
 
 import asyncio
 import itertools
@@ -45,7 +45,7 @@ SIXTH_OF_JULY = int(datetime(2026, 7, 6, 10, tzinfo=UTC).timestamp())
 async def store(
     request: pytest.FixtureRequest, faulty: FaultyServer
 ) -> AsyncGenerator[ObjectReader]:
-    """Read the faulty server as either kind."""
+    """Open a store of each kind for the faulty server."""
     faulty.put("bucket", "key", DATA)
     timeout_s = timeout_of(request)
     opened: ObjectReader
@@ -62,27 +62,27 @@ async def store(
 
 @pytest.fixture
 def ref(store: ObjectReader, faulty: FaultyServer) -> ObjectRef:
-    """Name the object as the store knows it."""
+    """Return the name of the object in the store."""
     if isinstance(store, HttpStore):
         return ObjectRef(faulty.url, "bucket/key")
     return ObjectRef("s3+lab://bucket" if isinstance(store, S3Store) else "gs://bucket", "key")
 
 
 async def read(store: ObjectReader, ref: ObjectRef, **pinned: ETag) -> Found:
-    """Read the middle of the object, which must be there."""
+    """Read the middle of the object, and assert that it exists."""
     async with asyncio.timeout(LONGEST_S):
         return await found(store, ref, MIDDLE, **pinned)
 
 
 async def read_at_last(store: ObjectReader, ref: ObjectRef) -> Found:
-    """Read the middle of the object, again where the machine was too slow for the store."""
+    """Read the middle of the object, repeatedly if the machine is too slow for the timeout."""
     while True:
         with suppress(StorageTimeoutError):
             return await read(store, ref)
 
 
 UNTAGGED = [("http", Fault.NO_ETAG), ("http", Fault.WEAK_ETAG), ("s3", Fault.WEAK_ETAG)]
-"""S3 always sends an ETag."""
+"""Servers without a strong ETag; S3 always sends one."""
 FAILURES = [
     (Fault.DENY, StorageDeniedError),
     (Fault.EXPIRED, StorageDeniedError),
@@ -121,9 +121,9 @@ async def test_each_fault_has_its_error(
     error: type[StorageError],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is never absence, also in a stream; no secret is repeated; the next read is right.
+    """Each fault raises its own error, in reads and streams, and the next read succeeds.
 
-    What obstore only words differently is told apart too.
+    No error or log contains a secret.
     """
     faulty.fail(fault)
     caplog.set_level(logging.DEBUG)
@@ -153,10 +153,10 @@ async def test_each_fault_has_its_error(
 @pytest.mark.parametrize(
     "fault", [Fault.DENY, Fault.ERROR, Fault.TOO_MANY, Fault.STALL, Fault.RESET, Fault.TEAPOT]
 )
-async def test_a_failed_stat_is_no_absence(
+async def test_failed_stat_is_an_error(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:
-    """Asking for the size fails with an error as well."""
+    """A stat that fails raises StorageError, and does not return absence."""
     faulty.fail(fault)
 
     with pytest.raises(StorageError):
@@ -179,10 +179,10 @@ async def test_a_failed_stat_is_no_absence(
     ],
     indirect=["store"],
 )
-async def test_a_peculiar_server_is_read_right(
+async def test_deviating_server_is_read_correctly(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:
-    """What servers do differently changes no byte of the answer, and pinning still works."""
+    """A server that ignores ranges or conditions, or sends weak ETags, is read correctly."""
     faulty.fail(fault)
     asked: dict[ByteRequest | None, bytes] = {
         ByteRange(5, 9): DATA[5:9],
@@ -201,10 +201,10 @@ async def test_a_peculiar_server_is_read_right(
     [*UNTAGGED, ("http", Fault.IGNORE_CONDITIONS), ("s3", Fault.IGNORE_CONDITIONS)],
     indirect=["store"],
 )
-async def test_a_version_is_compared_even_if_the_server_does_not(
+async def test_version_is_compared_by_the_store(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:
-    """The known version is recognised, and a replaced object noticed, without the server's help."""
+    """Conditions hold though the server ignores them or sends no strong ETag."""
     faulty.fail(fault)
     first = await read(store, ref)
     assert await store.get(ref, MIDDLE, if_none_match=first.etag) is NOT_MODIFIED
@@ -218,17 +218,17 @@ async def test_a_version_is_compared_even_if_the_server_does_not(
 async def test_a_derived_version_is_not_sent(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:
-    """``If-Match`` with a tag of our own making would always fail."""
+    """An ETag derived by the store is not sent as ``If-Match``."""
     faulty.fail(fault)
     await read(store, ref, if_match=(await read(store, ref)).etag)
 
     assert all("If-Match" not in seen.headers for seen in faulty.seen)
 
 
-async def test_a_416_without_size_costs_a_stat(
+async def test_416_without_a_size_takes_a_stat(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
 ) -> None:
-    """A long suffix is read even from a server that refuses it without telling the size."""
+    """A long suffix that the server refuses with 416 without the size is read after a stat."""
     faulty.fail(Fault.REFUSE_LONG_SUFFIX)
     faulty.fail(Fault.NO_SIZE_IN_416)
 
@@ -239,7 +239,10 @@ async def test_a_416_without_size_costs_a_stat(
 async def test_an_object_of_unknown_length_is_read_whole(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
 ) -> None:
-    """A chunked answer is measured by reading it; without ranges a part of it is refused."""
+    """A chunked response is read whole.
+
+    Without ranges too, a part of it raises StorageUnusableError.
+    """
     faulty.fail(Fault.CHUNKED)
 
     answer = await found(store, ref)
@@ -253,7 +256,7 @@ async def test_an_object_of_unknown_length_is_read_whole(
 async def test_a_plain_read_is_one_request(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
 ) -> None:
-    """The hot path asks once, for one range, uncompressed, naming the version."""
+    """A read is one request for its range, with `If-Match` and without content coding."""
     await read(store, ref, if_match=ETag(etag(DATA)))
 
     (seen,) = faulty.seen
@@ -263,7 +266,7 @@ async def test_a_plain_read_is_one_request(
 
 
 async def expect_from_all(error: type[StorageError], url: str) -> None:
-    """Expect *error* from a store of every kind at *url*."""
+    """Assert *error* from a store of every kind at *url*."""
     settings = StoreSettings(endpoint_url=url, anonymous=True)
     for store, bucket in (
         (HttpStore(timeout_s=LONGEST_S), url),
@@ -276,13 +279,13 @@ async def expect_from_all(error: type[StorageError], url: str) -> None:
         await store.aclose()
 
 
-async def test_nobody_there_is_unavailable() -> None:
-    """A refused connection is told, and may be tried again."""
+async def test_refused_connection_is_unavailable() -> None:
+    """A refused connection raises StorageUnavailableError."""
     await expect_from_all(StorageUnavailableError, "http://127.0.0.1:1")
 
 
-async def test_an_untrusted_certificate_is_final() -> None:
-    """A server whose certificate no known authority has signed cannot be used."""
+async def test_untrusted_certificate_is_unusable() -> None:
+    """An untrusted certificate raises StorageUnusableError."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
     async with ScriptedServer([[]]).running(tls) as server:
@@ -305,15 +308,17 @@ async def test_an_untrusted_certificate_is_final() -> None:
         (507, "", StorageUnavailableError),
     ],
 )
-def test_a_refusal_can_pass_or_is_final(status: int, code: str, error: type[StorageError]) -> None:
-    """A status or code that may be another one a moment later does not make a store unusable."""
+def test_refusal_is_unavailable_or_unusable(
+    status: int, code: str, error: type[StorageError]
+) -> None:
+    """A refusal that may pass is StorageUnavailableError; a lasting one, StorageUnusableError."""
     assert type(Refusal("GET", status, code).failure(ObjectRef("s3://b", "k"))) is error
 
 
-async def test_a_cancelled_read_leaves_no_connection(
+async def test_cancelled_read_closes_its_connection(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
 ) -> None:
-    """A caller that goes away ends its upstream read."""
+    """A cancelled read ends, and the next one succeeds."""
     faulty.fail(Fault.STALL_BODY, nth=[0])
     task = asyncio.create_task(read(store, ref))
     await asyncio.to_thread(faulty.wait_for, 1)
@@ -331,7 +336,7 @@ async def test_a_cancelled_read_leaves_no_connection(
 async def test_a_modification_time_is_compared_in_whole_seconds(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, *, is_ignored: bool
 ) -> None:
-    """An object modified in the second of the condition is read, one a second later is not."""
+    """An object modified in the second of the condition is read, and one a second later is not."""
     if is_ignored:
         faulty.fail(Fault.IGNORE_CONDITIONS)
     for request in REQUESTS:
@@ -348,7 +353,7 @@ async def test_a_modification_time_is_compared_in_whole_seconds(
 async def test_an_unknown_modification_time_meets_no_condition(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:
-    """Without a valid ``Last-Modified`` the object may have changed."""
+    """An object without a valid ``Last-Modified`` fails a condition by time."""
     faulty.fail(fault)
     for request in REQUESTS:
         with pytest.raises(VersionChangedError):
@@ -396,7 +401,7 @@ def hiding_root(stores: Stores, faulty: FaultyServer, kind: str) -> ObjectRef:
 async def test_forbidden_object_is_absent_by_setting(
     faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
-    """403 is absence with `forbidden_is_absent`, except for a version that was seen."""
+    """A 403 is absence with `forbidden_is_absent`, except for a known version."""
     async with Stores(LimitSettings(timeout_s=LONGEST_S, deadline_s=LONGEST_S)) as stores:
         root = hiding_root(stores, faulty, kind)
         ref = root.join("key")
@@ -415,7 +420,7 @@ async def test_forbidden_object_is_absent_by_setting(
 async def test_wrong_credentials_are_never_absence(
     faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
-    """Wrong keys, signatures and clocks are errors with `forbidden_is_absent` too."""
+    """Wrong keys, signatures and clocks are errors, with `forbidden_is_absent` too."""
     async with Stores(LimitSettings(timeout_s=LONGEST_S, deadline_s=LONGEST_S)) as stores:
         root = hiding_root(stores, faulty, kind)
         faulty.fail(fault)

@@ -1,4 +1,4 @@
-"""Ranges and versions as HTTP writes them."""
+"""Ranges and versions in HTTP headers."""
 
 import pytest
 from hypothesis import given
@@ -40,14 +40,14 @@ REF = ObjectRef("memory://bucket", "key")
     ],
 )
 def test_content_range_is_parsed_strictly(text: str, parsed: tuple[ByteRange, int] | None) -> None:
-    """Only a range that lies in its whole is one; a 416 has the size alone."""
+    """A valid Content-Range is parsed, with its size or only the size for 416; others are not."""
     assert parse_content_range(text.encode()) == parsed
     assert parse_unsatisfied(text.encode()) == (8 if text == "bytes */8" else None)
 
 
 @given(st.integers(0, 50), st.integers(0, 60), st.integers(0, 60))
-def test_a_clamped_range_is_what_slicing_gives(size: int, start: int, length: int) -> None:
-    """Clamping agrees with Python's slices, or raises where a slice would be empty."""
+def test_clamped_range_equals_a_slice(size: int, start: int, length: int) -> None:
+    """A clamped range is that of a slice, or raises where a slice would be empty."""
     data = bytes(range(size))
     try:
         found = clamp(REF, ByteRange(start, start + length), size, None)
@@ -70,7 +70,7 @@ def test_a_clamped_range_is_what_slicing_gives(size: int, start: int, length: in
     ],
 )
 def test_only_a_strong_etag_is_a_version(etag: str, *, is_strong: bool) -> None:
-    """Any other becomes one of ours, which is known as such."""
+    """A strong ETag is the version; any other is replaced by a derived one, known as such."""
     found = version_of({b"etag": etag.encode(), b"last-modified": b"now"}, 5)
 
     assert (found == etag) is is_strong
@@ -79,7 +79,7 @@ def test_only_a_strong_etag_is_a_version(etag: str, *, is_strong: bool) -> None:
 
 
 def test_a_derived_version_changes_with_each_fact() -> None:
-    """Weak ETag, date and size all tell versions apart."""
+    """A derived version differs by weak ETag, date and size."""
     facts = [
         ({}, 1),
         ({}, 2),

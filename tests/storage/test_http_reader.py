@@ -1,4 +1,4 @@
-"""Servers that know less of HTTP than S3 does."""
+"""Servers that support less of HTTP than S3 does."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -29,7 +29,7 @@ type Spoil = Callable[[FaultyServer], None]
 
 @pytest.fixture(params=["http", "s3"])
 async def store(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGenerator[Store]:
-    """Read the faulty server as either kind."""
+    """Open a store of each kind for the faulty server."""
     faulty.put("bucket", "key", DATA)
     settings = faulty.settings()
     async with aclosing(
@@ -42,7 +42,7 @@ async def store(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGe
 
 @pytest.fixture
 def ref(store: Store, faulty: FaultyServer) -> ObjectRef:
-    """Name the object as the store knows it."""
+    """Return the name of the object in the store."""
     is_http = isinstance(store, HttpStore)
     return ObjectRef(faulty.url, "bucket/key") if is_http else ObjectRef("s3://bucket", "key")
 
@@ -57,7 +57,7 @@ def refusing(status: int) -> Spoil:
 
 
 def with_fault(*faults: Fault) -> Spoil:
-    """Let *faults* happen to every request."""
+    """Apply *faults* to every request."""
 
     def spoil(faulty: FaultyServer) -> None:
         for fault in faults:
@@ -77,7 +77,7 @@ NO_SUFFIXES: dict[str, Spoil] = {
 
 @pytest.fixture(params=NO_SUFFIXES)
 def no_suffixes(request: pytest.FixtureRequest, faulty: FaultyServer) -> None:
-    """Let the server know no suffix ranges."""
+    """Make the server refuse or ignore suffix ranges."""
     NO_SUFFIXES[request.param](faulty)
 
 
@@ -123,7 +123,7 @@ async def test_absent_object_is_absent_where_suffixes_are_refused(
 async def test_suffix_of_unknown_total_may_be_a_prefix(
     faulty: FaultyServer, store: Store, ref: ObjectRef
 ) -> None:
-    """As many bytes as were asked for, from the start, may be the first ones of more."""
+    """A suffix response of unknown total, which may be a prefix, is read again by the size."""
     with_fault(Fault.SUFFIX_AS_PREFIX, Fault.NO_TOTAL)(faulty)
 
     assert (await found(store, ref, SuffixRange(7))).data == DATA[-7:]
@@ -133,7 +133,7 @@ async def test_suffix_of_unknown_total_may_be_a_prefix(
 async def test_suffix_is_read_by_size_where_the_server_closes_the_connection(
     faulty: FaultyServer, store: Store, ref: ObjectRef
 ) -> None:
-    """A program that fails at a suffix sends nothing."""
+    """A suffix for which the server closes the connection is read by the object's size."""
     faulty.fail(Fault.CLOSE_AT_SUFFIX)
 
     assert (await found(store, ref, SuffixRange(7))).data == DATA[-7:]
@@ -144,7 +144,7 @@ async def test_suffix_is_read_by_size_where_the_server_closes_the_connection(
 async def test_size_is_learnt_from_a_get_where_the_server_takes_no_head(
     faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault
 ) -> None:
-    """Stat, and ranges whose total is not told, need no HEAD."""
+    """A server without HEAD is asked for the size of an object by GET."""
     with_fault(fault, Fault.NO_TOTAL)(faulty)
 
     stat = await store.stat(ref)
@@ -187,7 +187,7 @@ async def test_empty_object_has_no_suffix(
 async def test_refusal_of_every_request_is_an_error(
     faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault, error: type[Exception]
 ) -> None:
-    """A server that refuses the suffix and the object too is not asked without end."""
+    """A server that refuses suffix and object raises its error after four requests at most."""
     faulty.suffix_status = 400
     faulty.fail(fault, nth=range(1, 100))
 
@@ -209,7 +209,7 @@ REQUESTS: dict[ByteRequest, bytes] = {
 async def test_range_of_unknown_total_is_read(
     faulty: FaultyServer, store: Store, ref: ObjectRef, request_: ByteRequest
 ) -> None:
-    """The size that a range does not tell is asked for once for each version."""
+    """The size that a range response lacks is requested once for each version."""
     faulty.fail(Fault.NO_TOTAL)
 
     for _ in range(2):
@@ -221,10 +221,10 @@ async def test_range_of_unknown_total_is_read(
 
 @pytest.mark.parametrize("store", ["http"], indirect=True)
 @pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG])
-async def test_replaced_object_of_unknown_total_is_noticed(
+async def test_replaced_object_of_unknown_total_is_detected(
     faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault
 ) -> None:
-    """A version without a strong ETag is told apart by its size, which is asked for anew."""
+    """A replaced object without a strong ETag is detected by its size, which is requested again."""
     faulty.fail(Fault.NO_TOTAL)
     faulty.fail(fault)
     first = await found(store, ref, ByteRange(0, 9))
@@ -237,7 +237,7 @@ async def test_replaced_object_of_unknown_total_is_noticed(
 async def test_stream_of_unknown_total_is_read(
     faulty: FaultyServer, store: Store, ref: ObjectRef
 ) -> None:
-    """A stream asks for the size of the object before its first piece."""
+    """A stream requests the size of the object before its first piece."""
     faulty.fail(Fault.NO_TOTAL)
 
     async with store.stream(ref, ByteRange(5, len(DATA)), if_match=None) as pieces:
@@ -262,7 +262,7 @@ async def test_alternating_etags_are_explained(
 async def test_alternating_etags_are_explained_where_the_size_is_asked_for(
     faulty: FaultyServer, store: Store, ref: ObjectRef, request_: ByteRequest
 ) -> None:
-    """A read that needs the size of the version names the setting too, without a condition."""
+    """The error of a read that needs the size names the setting too, without a condition."""
     faulty.fail(Fault.MIRRORS)
     faulty.fail(Fault.NO_TOTAL)
     faulty.suffix_status = 400
@@ -328,10 +328,10 @@ def test_dataset_names_the_store_of_its_mirrors(faulty: FaultyServer) -> None:
 @pytest.mark.parametrize(
     ("store", "said"), [(None, "the setting validator"), ("dated", "no other")]
 )
-def test_mirrors_that_cannot_be_told_apart_are_no_passing_fault(
+def test_indistinguishable_mirrors_are_424(
     faulty: FaultyServer, store: str | None, said: str
 ) -> None:
-    """A client is told at once what is wrong, with a status that it does not repeat."""
+    """Mirrors whose versions cannot be compared are 424, with the setting that may help."""
     for key, data in build({"c/0/0": chunk_bytes(1)}).items():
         faulty.put("bucket", key, data)
     faulty.fail(Fault.MIRRORS)

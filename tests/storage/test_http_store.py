@@ -1,4 +1,4 @@
-"""Plain HTTP servers: redirects, and what virtual references may read there."""
+"""Plain HTTP servers: redirects, tokens, and reads of virtual references."""
 
 import socket
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -29,14 +29,14 @@ from tests.support.serving import serving
 
 @pytest.fixture
 async def store() -> AsyncGenerator[HttpStore]:
-    """Open a store with little patience."""
+    """Open a store of web servers."""
     opened = HttpStore(timeout_s=LONGEST_S)
     yield opened
     await opened.aclose()
 
 
 async def test_a_server_cannot_be_listed(store: HttpStore) -> None:
-    """Listing fails with words, not with an empty answer."""
+    """Listing a web server raises StorageUnusableError."""
     with pytest.raises(StorageUnusableError, match="cannot be listed"):
         await anext(store.list(ObjectRef("http://127.0.0.1:1", "")))
 
@@ -44,10 +44,10 @@ async def test_a_server_cannot_be_listed(store: HttpStore) -> None:
 @pytest.mark.parametrize(
     "fault", [Fault.DENY, Fault.TEAPOT, Fault.NO_BUCKET, Fault.NO_HEAD, Fault.ERROR]
 )
-async def test_any_answer_below_500_is_of_a_server_that_works(
+async def test_server_that_refuses_its_root_is_reachable(
     faulty: FaultyServer, store: HttpStore, fault: Fault
 ) -> None:
-    """A server that refuses its root works, one that fails does not."""
+    """A server that answers below 500 is reachable, and one that answers 500 is not."""
     faulty.fail(fault)
 
     with pytest.raises(StorageUnavailableError) if fault is Fault.ERROR else nullcontext():
@@ -56,7 +56,7 @@ async def test_any_answer_below_500_is_of_a_server_that_works(
 
 @pytest.fixture
 def other() -> Generator[FaultyServer]:
-    """Run a second server, with the object."""
+    """Run a second server with the object."""
     with FaultyServer().running() as server:
         server.put("cdn", "moved", b"data")
         yield server
@@ -94,7 +94,10 @@ def other() -> Generator[FaultyServer]:
 async def test_a_redirect_out_of_the_root_is_refused(
     faulty: FaultyServer, other: FaultyServer, stores: Stores, location: str, *, is_guarded: bool
 ) -> None:
-    """Neither a dataset nor a reference is led elsewhere, also not behind an allowed redirect."""
+    """A redirect out of the root or prefix raises StorageRedirectError, after allowed ones too.
+
+    The error names both URLs without their query, and the setting that would allow it.
+    """
     for name, server in (("HERE", faulty), ("", other)):
         location = location.replace(f"{name}PORT", server.url.rpartition(":")[2])
         location = location.replace(name or "OTHER", server.url)
@@ -122,7 +125,7 @@ async def test_a_redirect_out_of_the_root_is_refused(
 async def test_a_redirect_below_the_root_is_followed(
     faulty: FaultyServer, stores: Stores, location: str, *, is_guarded: bool
 ) -> None:
-    """An object may have moved within the root; the range is asked for there."""
+    """A redirect within the root is followed, with the requested range."""
     faulty.put("data", "moved", b"0123")
     faulty.redirects["/data/key"] = location
     opening = stores.open_prefix if is_guarded else stores.open_root
@@ -132,10 +135,10 @@ async def test_a_redirect_below_the_root_is_followed(
 
 
 @pytest.mark.parametrize("allowed", ["", "/cdn", "/cdn/"])
-async def test_a_root_may_allow_redirects(
+async def test_redirect_to_an_allowed_url_is_followed(
     faulty: FaultyServer, other: FaultyServer, stores: Stores, allowed: str
 ) -> None:
-    """Below the URLs that it names, which another root on that server does not name."""
+    """A redirect below a URL in `redirects` of the root is followed, and any other is not."""
     faulty.redirects["/data/key"] = f"{other.url}/cdn/moved?signature=x"
     faulty.redirects["/data/away"] = f"{faulty.url}/cdn/moved"
     root = stores.open_root(f"{faulty.url}/data", redirects=[f"{other.url}{allowed}"])
@@ -151,7 +154,7 @@ async def test_a_root_may_allow_redirects(
 async def test_reference_may_redirect_below_another_allowed_prefix(
     faulty: FaultyServer, other: FaultyServer, stores: Stores
 ) -> None:
-    """A dataset that allows the servers at both ends allows the redirect between them."""
+    """A redirect between two allowed prefixes of a dataset is followed."""
     faulty.redirects["/data/key"] = f"{other.url}/cdn/moved?signature=x"
     faulty.redirects["/data/away"] = f"{other.url}/private/moved"
     prefixes = (f"{faulty.url}/data", f"{other.url}/cdn", "s3://bucket")
@@ -184,7 +187,7 @@ TOKEN = "hunter2"
 async def test_token_is_sent_to_its_own_server_only(
     faulty: FaultyServer, other: FaultyServer, stores: Stores
 ) -> None:
-    """A server that is redirected to does not see the token, nor does one without that store."""
+    """A bearer token is sent to the server of its store only, and not to one redirected to."""
     faulty.redirects["/data/key"] = f"{other.url}/cdn/moved"
     faulty.redirects["/data/near"] = "/data/key"
     faulty.put("data", "plain", b"data")
@@ -206,7 +209,7 @@ async def test_token_is_sent_to_its_own_server_only(
 async def test_token_of_a_dataset_is_not_sent_for_references(
     faulty: FaultyServer, other: FaultyServer, stores: Stores
 ) -> None:
-    """A virtual prefix on another server gets a token only from a store that it names."""
+    """A virtual prefix on another server gets no token of the dataset's store."""
     faulty.put("data", "moved", b"data")
     prefixes = [f"{faulty.url}/data", f"{other.url}/cdn"]
     dataset = {"url": f"{faulty.url}/lab", "store": "lab", "virtual_chunk_prefixes": prefixes}
@@ -222,7 +225,7 @@ async def test_token_of_a_dataset_is_not_sent_for_references(
 async def test_refused_token_is_read_again(
     faulty: FaultyServer, stores: Stores, tmp_path: Path
 ) -> None:
-    """After 401 a new token in the file is used at once, also for references."""
+    """After a 401 a new token in the file is used at once, also for references."""
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     faulty.put("data", "key", b"data")
@@ -258,10 +261,13 @@ async def test_refused_token_is_read_again(
         ("az://bucket", {"forbidden_is_absent": True}, "az:// takes no forbidden_is_absent"),
     ],
 )
-def test_settings_that_a_server_cannot_have_stop_the_start(
+def test_unsuitable_store_setting_is_refused(
     stores: Stores, url: str, settings: dict[str, object], said: str
 ) -> None:
-    """A token that cannot be sent, or would be sent in the clear, is refused without telling it."""
+    """A setting that the store's scheme does not take raises ConfigurationError.
+
+    So does a token that is invalid or would be sent without TLS.
+    """
     for opening in (stores.open_root, stores.open_prefix):
         with pytest.raises(ConfigurationError, match=said) as raised:
             opening(url, StoreSettings.model_validate(settings), "lab")
@@ -269,8 +275,8 @@ def test_settings_that_a_server_cannot_have_stop_the_start(
         assert "ter2" not in str(raised.value)
 
 
-def test_clients_are_told_where_a_redirect_leads(faulty: FaultyServer) -> None:
-    """A redirect that is not allowed is 424, with both URLs."""
+def test_refused_redirect_is_424(faulty: FaultyServer) -> None:
+    """A redirect that is not allowed is 424, with both URLs in the detail."""
     faulty.redirects["/data/key"] = "https://cdn.example/key"
     datasets = {
         "closed": DatasetSettings(url=f"{faulty.url}/data"),
@@ -297,15 +303,17 @@ NOT_PUBLIC = """
 """Private, loopback, link-local, unspecified, multicast, reserved, such within IPv6, no address."""
 
 
-def test_only_addresses_of_the_internet_are_public() -> None:
-    """Also IPv4 addresses within IPv6; only one spelling is an address."""
+def test_public_addresses_are_recognised() -> None:
+    """Public IPv4 and IPv6 addresses are public; private and reserved ones, and names, are not."""
     assert [each for each in PUBLIC.split() if not is_public(each)] == []
     assert [each for each in [*NOT_PUBLIC.split(), "", "1.2.3.4 "] if is_public(each)] == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])
-async def test_an_object_below_is_read(faulty: FaultyServer, stores: Stores, host: str) -> None:
-    """A server that the operator names by its address or as localhost may be on this machine."""
+async def test_object_below_a_local_prefix_is_read(
+    faulty: FaultyServer, stores: Stores, host: str
+) -> None:
+    """A prefix on 127.0.0.1 or localhost may be read, though the address is private."""
     faulty.put("a b", "c/key", b"data")
     faulty.fail(Fault.SLOW_DOWN, nth=[0])
     url = faulty.url.replace("127.0.0.1", host)
@@ -321,10 +329,10 @@ async def test_an_object_below_is_read(faulty: FaultyServer, stores: Stores, hos
     "name",
     [socket.gethostname(), "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost.", "0"],
 )
-async def test_a_name_that_leads_here_is_denied(
+async def test_name_of_a_local_address_is_denied(
     faulty: FaultyServer, stores: Stores, name: str
 ) -> None:
-    """Only an address in its usual form names this machine: names may mean it by accident."""
+    """A prefix whose host name, or unusual address, means this machine is denied."""
     try:
         socket.getaddrinfo(name, None)
     except OSError:
@@ -350,8 +358,8 @@ async def test_a_name_that_leads_here_is_denied(
         [],
     ],
 )
-async def test_what_a_name_means_is_not_told(addresses: list[str]) -> None:
-    """It is looked up for each connection; the message repeats the name, and no address."""
+async def test_private_address_of_a_name_is_denied_and_not_named(addresses: list[str]) -> None:
+    """A name is looked up for each connection; the error of a private address names no address."""
     answers = iter([["8.8.8.8", *addresses], addresses])
 
     async def look_up(_: str, __: int) -> Sequence[str]:
@@ -366,8 +374,8 @@ async def test_what_a_name_means_is_not_told(addresses: list[str]) -> None:
     assert raised.value.reason == "rebound.example has no public address"
 
 
-async def test_only_what_was_looked_at_is_connected_to(faulty: FaultyServer) -> None:
-    """The client connects to the addresses it is given, and asks no name service itself."""
+async def test_client_connects_to_the_resolved_addresses(faulty: FaultyServer) -> None:
+    """The client connects to the addresses of its resolver, and looks up no name itself."""
     faulty.put("data", "key", b"data")
 
     async def resolve(origin: Origin) -> Sequence[str]:
@@ -383,8 +391,8 @@ async def test_only_what_was_looked_at_is_connected_to(faulty: FaultyServer) -> 
     assert faulty.seen[0].headers["Host"] == f"no-such-host.invalid:{port}"
 
 
-async def test_a_key_that_climbs_is_never_sent(faulty: FaultyServer, stores: Stores) -> None:
-    """Servers resolve dots."""
+async def test_key_with_dot_segments_is_denied(faulty: FaultyServer, stores: Stores) -> None:
+    """A key with dot segments below a web prefix is denied, and not sent."""
     root = stores.open_prefix(f"{faulty.url}/data")
     for key in ("../secret", "a/../../secret", ".", "a/./b", "..\\secret"):
         await denied(stores, root.join(key))
@@ -392,8 +400,8 @@ async def test_a_key_that_climbs_is_never_sent(faulty: FaultyServer, stores: Sto
     assert not faulty.seen
 
 
-async def test_a_bucket_is_guarded_by_its_keys(faulty: FaultyServer, stores: Stores) -> None:
-    """S3 takes keys as they are; those that climb are refused all the same."""
+async def test_bucket_prefix_denies_keys_outside(faulty: FaultyServer, stores: Stores) -> None:
+    """A prefix in a bucket denies keys that lead out of it."""
     faulty.put("bucket", "data/key", b"data")
     settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
     root = stores.open_prefix("s3://bucket/data/", settings, "lab")
@@ -415,7 +423,7 @@ async def test_a_bucket_is_guarded_by_its_keys(faulty: FaultyServer, stores: Sto
         "file://relative/a",
     ],
 )
-def test_a_prefix_is_a_plain_url(url: str) -> None:
-    """What could mean more than it seems to is no prefix."""
+def test_ambiguous_prefix_is_refused(url: str) -> None:
+    """A prefix with dot segments, credentials or another scheme raises ConfigurationError."""
     with pytest.raises(ConfigurationError):
         Stores(LimitSettings()).open_prefix(url)

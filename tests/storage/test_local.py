@@ -1,4 +1,4 @@
-"""Files as objects, and the files that virtual references may lead to."""
+"""Files as objects, and files that virtual references lead to."""
 
 import errno
 import os
@@ -38,8 +38,8 @@ CROOKED = [
 ]
 
 
-async def test_what_names_no_file_is_absent(store: LocalStore, folder: Path) -> None:
-    """Only plain relative names are keys; folders and pipes are no objects; no pipe blocks."""
+async def test_key_that_names_no_file_is_absent(store: LocalStore, folder: Path) -> None:
+    """A key of a folder, a pipe or an irregular path is absent, and no read blocks."""
     (folder / "a").mkdir()
     (folder / "a" / "b").write_bytes(b"1")
     os.mkfifo(folder / "pipe")
@@ -50,7 +50,7 @@ async def test_what_names_no_file_is_absent(store: LocalStore, folder: Path) -> 
 
 
 async def test_a_read_beside_a_writer_is_never_torn(store: LocalStore, folder: Path) -> None:
-    """Whenever the file is replaced, a read gives the bytes of one version."""
+    """A read of a file that is replaced at the same time returns one version."""
     versions = [bytes([letter]) * 300_000 for letter in b"ab"]
     (folder / "key").write_bytes(versions[0])
     ref = ObjectRef(folder.as_uri(), "key")
@@ -72,8 +72,8 @@ async def test_a_read_beside_a_writer_is_never_torn(store: LocalStore, folder: P
         writer.join()
 
 
-async def test_a_listing_leaves_out_what_is_no_object(store: LocalStore, folder: Path) -> None:
-    """Our own temporary files, pipes, broken links and circles are not listed; links are."""
+async def test_listing_has_files_only(store: LocalStore, folder: Path) -> None:
+    """Temporary files, pipes, broken links and circles are not listed; links to files are."""
     (folder / "a").mkdir()
     (folder / "a" / "0").write_bytes(b"12")
     (folder / f"{TEMPORARY}1").write_bytes(b"")
@@ -90,7 +90,7 @@ async def test_a_listing_leaves_out_what_is_no_object(store: LocalStore, folder:
 
 
 async def test_a_folder_without_files_is_not_listed(store: LocalStore, folder: Path) -> None:
-    """Whatever else is in it; and one with a file far below is."""
+    """A folder without files below it is not listed, and one with a file far below is."""
     for name in ("empty", "folders/a/b", "temporary", "odd", "far/a/b", "far/c"):
         (folder / name).mkdir(parents=True)
     (folder / "temporary" / f"{TEMPORARY}1").write_bytes(b"")
@@ -107,7 +107,7 @@ async def test_a_folder_without_files_is_not_listed(store: LocalStore, folder: P
 async def test_a_folder_that_cannot_be_read_is_listed(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have files, and a listing above it does not fail."""
+    """A folder that cannot be read is listed, and the listing does not fail."""
     for name in ("a", "lost+found", "z"):
         (folder / name).mkdir()
     (folder / "z" / "0").touch()
@@ -128,7 +128,7 @@ async def test_a_folder_that_cannot_be_read_is_listed(
 async def test_one_file_shows_that_a_folder_is_not_empty(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One file of a folder is enough, and folders behind the requested page are not searched."""
+    """One file of a folder is looked at, and folders behind the requested page are not searched."""
     for number in range(200):
         (folder / f"{number:03}/deep").mkdir(parents=True)
         for file in range(10):
@@ -147,7 +147,7 @@ async def test_one_file_shows_that_a_folder_is_not_empty(
 
 
 def open_files() -> set[str]:
-    """Name the files this process holds open."""
+    """Return the names of the open files of this process."""
     names = set()
     for fd in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -156,7 +156,7 @@ def open_files() -> set[str]:
 
 
 async def pinned_twice(store: LocalStore, ref: ObjectRef) -> Found:
-    """Read *ref* so that its file is warm."""
+    """Read *ref* by its ETag twice, so that its file stays open."""
     stat = await store.stat(ref)
     assert stat is not None
     await store.get(ref, ByteRange(1, 3), if_match=stat.etag)
@@ -164,10 +164,8 @@ async def pinned_twice(store: LocalStore, ref: ObjectRef) -> Found:
 
 
 @pytest.mark.parametrize("change", ["rename", "unlink", "write", "truncate", "touch", "put"])
-async def test_a_warm_file_that_changes_is_noticed(
-    store: LocalStore, folder: Path, change: str
-) -> None:
-    """An open file is read right, hides no change of its name, and is then closed."""
+async def test_changed_open_file_is_detected(store: LocalStore, folder: Path, change: str) -> None:
+    """A file that is kept open and changes raises VersionChangedError, and is closed."""
     (folder / "key").write_bytes(b"0123456789")
     ref = ObjectRef(folder.as_uri(), "key")
     first = await pinned_twice(store, ref)
@@ -197,7 +195,7 @@ async def test_a_warm_file_that_changes_is_noticed(
 async def test_few_files_are_held_open_and_none_after_closing(
     store: LocalStore, folder: Path
 ) -> None:
-    """Open files are bounded, and closed with the store."""
+    """At most 128 files are kept open, and none after the store is closed."""
     for number in range(200):
         (folder / str(number)).write_bytes(b"0123456789")
         await pinned_twice(store, ObjectRef(folder.as_uri(), str(number)))
@@ -209,8 +207,8 @@ async def test_few_files_are_held_open_and_none_after_closing(
     assert not any(name.startswith(str(folder)) for name in open_files())
 
 
-async def test_no_file_reaches_as_far_as_a_range_can(store: LocalStore, folder: Path) -> None:
-    """Ranges up to 2^64 take no more memory than the file, also of a file that is kept open."""
+async def test_range_far_beyond_a_file_is_refused(store: LocalStore, folder: Path) -> None:
+    """Ranges up to 2^64 beyond the file raise errors, also of a file that is kept open."""
     (folder / "a").write_bytes(b"0123456789")
     ref = ObjectRef(folder.as_uri(), "a")
     etag = (await found(store, ref)).etag
@@ -248,7 +246,7 @@ async def test_coded_file_is_read_by_its_plain_name(
 async def test_coded_chunks_are_listed_by_their_plain_names(
     store: LocalStore, folder: Path
 ) -> None:
-    """Coded files are listed by plain names, unless a plain file or another dot is there."""
+    """Coded files are listed by their plain names, unless there is a plain file or another dot."""
     for name in ("1.gz", "1.br", "2", "2.gz", "3.zstd", "brain.nii.gz", ".gz", "4.xz"):
         (folder / name).touch()
     (folder / "out.gz").symlink_to("../secret")
@@ -266,7 +264,7 @@ MTIME_NS = 1_700_000_000_123_456_789
 
 @pytest.fixture
 def ref(folder: Path) -> ObjectRef:
-    """Name a file with a known modification time."""
+    """Return the name of a file with a known modification time."""
     (folder / "key").write_bytes(DATA)
     os.utime(folder / "key", ns=(MTIME_NS, MTIME_NS))
     return ObjectRef(folder.as_uri(), "key")
@@ -275,17 +273,17 @@ def ref(folder: Path) -> ObjectRef:
 async def test_modification_times_are_compared_in_whole_seconds(
     store: LocalStore, ref: ObjectRef
 ) -> None:
-    """As in HTTP dates, fractions of a second do not count."""
+    """Conditions by time ignore fractions of a second, as HTTP dates do."""
     assert await store.get(ref, if_match=UnmodifiedSince(MTIME_NS // 10**9))
     with pytest.raises(VersionChangedError):
         await store.get(ref, if_match=UnmodifiedSince(MTIME_NS // 10**9 - 1))
 
 
 @pytest.mark.parametrize("mtime_ns", [MTIME_NS, 1_700_000_000_000_000_999, 999, -1_500_000_000])
-async def test_the_etag_of_obstore_names_the_file(
+async def test_etag_of_obstore_is_accepted(
     store: LocalStore, ref: ObjectRef, folder: Path, mtime_ns: int
 ) -> None:
-    """Icechunk stores the ETags of obstore; they are valid until the file changes, warm or not."""
+    """The ETag of obstore, which icechunk stores, is valid until the file changes."""
     os.utime(folder / "key", ns=(mtime_ns, mtime_ns))
     etag = ETag(str(obstore.head(ObstoreLocalStore(folder), "key")["e_tag"]))
 
@@ -299,7 +297,7 @@ async def test_the_etag_of_obstore_names_the_file(
 async def test_a_stream_without_condition_is_of_one_version(
     store: LocalStore, ref: ObjectRef, folder: Path
 ) -> None:
-    """A file that is replaced between two pieces ends the stream."""
+    """A stream whose file is replaced between two pieces raises VersionChangedError."""
     (folder / "key").write_bytes(bytes(3_000_000))
 
     async with store.stream(ref, ByteRange(0, 3_000_000), if_match=None) as pieces:
@@ -313,7 +311,7 @@ async def test_a_stream_without_condition_is_of_one_version(
 async def test_a_file_without_condition_is_read_anew(
     store: LocalStore, ref: ObjectRef, folder: Path
 ) -> None:
-    """A read by ETag keeps the file open; other reads open the name again."""
+    """A read without an ETag opens the file by its name, though another one is kept open."""
     stat = await store.stat(ref)
     assert stat is not None
     await store.get(ref, ByteRange(0, 3), if_match=stat.etag)
@@ -336,7 +334,7 @@ def guarded(tmp_path: Path) -> Path:
 
 
 async def read_guarded(stores: Stores, root: ObjectRef, key: str) -> bytes | None:
-    """Read all of an object, in each way."""
+    """Read all of an object in each way."""
     ref = root.join(key)
     if (stat := await stores.stat(ref)) is None:
         assert await stores.get(ref) is None
@@ -348,8 +346,8 @@ async def read_guarded(stores: Stores, root: ObjectRef, key: str) -> bytes | Non
     return answer.data
 
 
-async def test_a_file_below_is_read(stores: Stores, guarded: Path) -> None:
-    """Files and their absence are read as without a guard."""
+async def test_file_below_a_prefix_is_read(stores: Stores, guarded: Path) -> None:
+    """Files below a prefix are read, and missing ones are absent."""
     root = stores.open_prefix(guarded.as_uri())
 
     await stores.check_reachable(root)
@@ -360,8 +358,8 @@ async def test_a_file_below_is_read(stores: Stores, guarded: Path) -> None:
     assert await stores.get(root) is None
 
 
-async def test_a_key_that_climbs_is_denied(stores: Stores, guarded: Path) -> None:
-    """Dot segments are refused before any file is opened."""
+async def test_key_with_dot_segments_is_denied(stores: Stores, guarded: Path) -> None:
+    """A key with dot segments is denied before any file is opened."""
     root = stores.open_prefix(guarded.as_uri())
     for key in ("..", ".", "../secret", "..\\secret", "a/../../secret", "a/./b/file", "a/b/.."):
         await denied(stores, root.join(key))
@@ -411,8 +409,11 @@ async def test_a_link_that_leads_out_is_denied(
         assert await read_guarded(stores, root, key) == b"plain"
 
 
-async def test_the_operator_may_name_any_folder(stores: Stores, guarded: Path) -> None:
-    """A prefix may be a link or the root; a dataset there may follow links out of it."""
+async def test_prefix_may_be_a_link_or_the_file_system(stores: Stores, guarded: Path) -> None:
+    """A prefix may be a link or `/`.
+
+    A dataset with `follow_links` may follow links out of its root.
+    """
     (guarded.parent / "link").symlink_to("data")
     (guarded / "out").symlink_to("../secret")
     root = stores.open_prefix((guarded.parent / "link").as_uri())
@@ -463,7 +464,7 @@ async def test_links_that_lead_out_are_listed_where_they_are_followed(
 
 
 async def test_a_circle_of_links_is_denied(stores: Stores, guarded: Path) -> None:
-    """A circle is denied, not absent."""
+    """A circle of links is denied, and not absent."""
     (guarded / "one").symlink_to("two")
     (guarded / "two").symlink_to("one")
 
@@ -471,7 +472,7 @@ async def test_a_circle_of_links_is_denied(stores: Stores, guarded: Path) -> Non
 
 
 async def test_a_reference_to_no_file_is_absent(stores: Stores, guarded: Path) -> None:
-    """A pipe does not block, and a device is not opened, through links neither."""
+    """A reference to a pipe or device, directly or by a link, is absent, and does not block."""
     os.mkfifo(guarded / "pipe")
     (guarded / "link").symlink_to("pipe")
     root = stores.open_prefix(guarded.as_uri())
@@ -482,8 +483,8 @@ async def test_a_reference_to_no_file_is_absent(stores: Stores, guarded: Path) -
     assert await stores.get(everything.join("dev/zero")) is None
 
 
-async def test_an_unmounted_folder_is_no_absence(stores: Stores, guarded: Path) -> None:
-    """A missing prefix is an error for every read; listings are always denied."""
+async def test_missing_prefix_is_unavailable(stores: Stores, guarded: Path) -> None:
+    """A missing prefix raises StorageUnavailableError; listing a prefix is denied."""
     root = stores.open_prefix((guarded / "gone").as_uri())
 
     for ask in (stores.get, stores.stat, stores.check_reachable):

@@ -1,4 +1,4 @@
-"""Files that are written: crashes, races, batches, and names that mean something to a disk."""
+"""Writes of local files: crashes, races, links, and names with a meaning to file systems."""
 
 import asyncio
 import errno
@@ -31,19 +31,22 @@ HERE = Path(__file__).parents[2]
 
 
 def ref_of(folder: Path, key: str = "key") -> ObjectRef:
-    """Name an object of *folder*."""
+    """Return the name of an object of *folder*."""
     return ObjectRef(folder.as_uri(), key)
 
 
 async def put(store: LocalStore, ref: ObjectRef, data: bytes) -> ETag:
-    """Write whatever was there."""
+    """Write an object unconditionally."""
     etag = await store.put(ref, [data], expected=None)
     assert not isinstance(etag, Conflict)
     return etag
 
 
 def test_a_killed_writer_leaves_the_old_file_or_the_new(tmp_path: Path) -> None:
-    """A writer may die before any system call; the next one removes its temporary files."""
+    """A writer killed before any system call leaves the old file or the new.
+
+    The next writer removes its temporary files.
+    """
     done = subprocess.run(
         [*SCRIPT, "crash", str(tmp_path)], cwd=HERE, capture_output=True, text=True, check=False
     )
@@ -69,7 +72,7 @@ def test_processes_lose_no_update(folder: Path) -> None:
 async def test_only_temporary_files_of_dead_writers_are_removed(
     store: LocalStore, folder: Path
 ) -> None:
-    """A temporary file that is locked has a writer."""
+    """A write removes temporary files that no writer has locked, and keeps locked ones."""
     names = [f"{TEMPORARY}{n}" for n in ("dead", "alive")]
     for name in names:
         (folder / name).write_bytes(b"half")
@@ -81,7 +84,7 @@ async def test_only_temporary_files_of_dead_writers_are_removed(
         assert sorted(os.listdir(folder)) == [names[1], "key"]  # noqa: PTH208
 
 
-async def test_a_locked_folder_is_waited_for(store: LocalStore, folder: Path) -> None:
+async def test_write_waits_for_the_lock_of_its_folder(store: LocalStore, folder: Path) -> None:
     """A write waits for the lock of its folder; reads do not."""
     await put(store, ref_of(folder), b"old")
     with Folder.opened(os.fsencode(folder)) as directory:
@@ -94,7 +97,7 @@ async def test_a_locked_folder_is_waited_for(store: LocalStore, folder: Path) ->
 
 
 @pytest.mark.parametrize("expected", [ABSENT, None])
-def test_a_file_created_without_a_lock_is_noticed(
+def test_file_created_without_a_lock_is_detected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, expected: Absent | None
 ) -> None:
     """A write that expects absence conflicts with a file created after its look-up.
@@ -118,7 +121,7 @@ def test_a_file_created_without_a_lock_is_noticed(
     assert os.listdir(folder) == ["key"]  # noqa: PTH208
 
 
-async def test_no_version_comes_back(store: LocalStore, folder: Path) -> None:
+async def test_versions_have_distinct_etags(store: LocalStore, folder: Path) -> None:
     """Each version has its own ETag, also if inode numbers repeat or the clock is wrong."""
     seen = {await put(store, ref_of(folder), b"x") for _ in range(50)}
     future_ns = 2**62
@@ -130,7 +133,7 @@ async def test_no_version_comes_back(store: LocalStore, folder: Path) -> None:
 
 
 async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
-    """The target of a link is replaced or removed; the link stays."""
+    """Writing or deleting by a link's name changes its target, and the link stays."""
     (folder / "far").mkdir()
     (folder / "far" / "target").write_bytes(b"old")
     (folder / "link").symlink_to("far/target")
@@ -199,7 +202,7 @@ async def test_coded_file_is_not_replaced(store: LocalStore, folder: Path) -> No
 
 
 async def test_a_key_that_names_no_file_is_refused(store: LocalStore, folder: Path) -> None:
-    """The error is one of the request."""
+    """Writing a key that can be no file raises BadKeyError."""
     long = "n" * 256
     for key in ("", "a/", "../a", "a//b", "/a", ".", "a/..", "a\0", "\udc80", long, f"{long}/a"):
         with pytest.raises(BadKeyError):
@@ -208,7 +211,7 @@ async def test_a_key_that_names_no_file_is_refused(store: LocalStore, folder: Pa
 
 
 async def test_a_file_and_a_folder_of_one_name_conflict(store: LocalStore, folder: Path) -> None:
-    """Neither is replaced by the other."""
+    """Writing a file over a folder, or below a file, raises ConflictError."""
     await put(store, ref_of(folder, "a/b"), b"1")
 
     for key in ("a", "a/b/c", "a/b/c/d"):
@@ -220,10 +223,10 @@ async def test_a_file_and_a_folder_of_one_name_conflict(store: LocalStore, folde
 
 
 @pytest.mark.parametrize("expected", [ABSENT, None])
-async def test_an_empty_folder_is_not_in_the_way(
+async def test_empty_folder_is_replaced_by_a_file(
     store: LocalStore, folder: Path, expected: Absent | None
 ) -> None:
-    """Nor is a folder of empty folders and temporary files of dead writers."""
+    """A folder of empty folders and temporary files of dead writers is replaced by a file."""
     (folder / "a/b/c").mkdir(parents=True)
     (folder / f"a/b/{TEMPORARY}dead").write_bytes(b"half")
 
@@ -233,8 +236,8 @@ async def test_an_empty_folder_is_not_in_the_way(
     assert (folder / "a").read_bytes() == b"1"
 
 
-async def test_folders_end_with_their_last_file(store: LocalStore, folder: Path) -> None:
-    """Except the root, links, and folders in which no file was."""
+async def test_emptied_folders_are_removed(store: LocalStore, folder: Path) -> None:
+    """Deleting the last file removes its folders, but not the root, links or other folders."""
     (folder / "far").mkdir()
     (folder / "link").symlink_to("far")
     (folder / "made/by/others").mkdir(parents=True)
@@ -253,7 +256,7 @@ async def test_folders_end_with_their_last_file(store: LocalStore, folder: Path)
 def test_a_folder_removed_under_a_writer_is_made_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other processes may remove it repeatedly before there is a file in it."""
+    """A folder that other processes remove repeatedly during a write is made again."""
     removed: list[bytes] = []
 
     def remove(_: LocalWriter, directory: Folder) -> None:
@@ -268,7 +271,7 @@ def test_a_folder_removed_under_a_writer_is_made_again(
     assert (folder / "a/b").read_bytes() == b"1"
 
 
-def test_folders_come_and_go_under_writers(folder: Path) -> None:
+def test_concurrent_writers_share_folders(folder: Path) -> None:
     """Two processes that write and remove keys in the same folders do not disturb each other."""
     with ExitStack() as stack:
         both = [
@@ -284,7 +287,7 @@ def test_folders_come_and_go_under_writers(folder: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
 async def test_a_folder_of_others_is_denied(store: LocalStore, folder: Path) -> None:
-    """Missing permissions are reported before the first write."""
+    """A folder without write permission raises StorageDeniedError, before the first write."""
     os.chmod(folder, 0o500)  # noqa: PTH101  of an async function
 
     with pytest.raises(StorageDeniedError):
@@ -294,7 +297,7 @@ async def test_a_folder_of_others_is_denied(store: LocalStore, folder: Path) -> 
 
 
 async def test_a_missing_root_is_not_made(store: LocalStore, folder: Path) -> None:
-    """A folder that is not mounted is a lasting error, neither absence nor a new folder."""
+    """A missing root raises StorageUnavailableError, and is not created by a write."""
     ref = ref_of(folder / "missing", "a/b")
 
     for call in (
@@ -309,7 +312,7 @@ async def test_a_missing_root_is_not_made(store: LocalStore, folder: Path) -> No
 
 
 async def test_large_ranges_are_copied(store: LocalStore, folder: Path) -> None:
-    """More than any buffer holds is copied, in whatever order; the mode of the file stays."""
+    """Large ranges are copied in any order, and the mode of the file is kept."""
     old = os.urandom(5_000_000)
     etag = await put(store, ref_of(folder), old)
     (folder / "key").chmod(0o640)
@@ -324,7 +327,7 @@ async def test_large_ranges_are_copied(store: LocalStore, folder: Path) -> None:
 
 
 async def test_a_change_in_place_is_a_conflict(store: LocalStore, folder: Path) -> None:
-    """A write in place by a program without locks, before the rename, wins."""
+    """A file that a program without locks changes during a write is a conflict."""
     etag = await put(store, ref_of(folder), b"old")
     stop = threading.Event()
 
@@ -344,8 +347,8 @@ async def test_a_change_in_place_is_a_conflict(store: LocalStore, folder: Path) 
 
 
 @pytest.mark.parametrize("expected", [ABSENT, None])
-def test_nothing_has_a_name_before_it_is_durable(folder: Path, expected: Absent | None) -> None:
-    """All bytes, in any number of pieces, are synced before the name is, and then the folder."""
+def test_data_is_synced_before_its_name(folder: Path, expected: Absent | None) -> None:
+    """All bytes are synced before the file is named, and the folder afterwards."""
     pieces = [bytes([number % 251]) * (number % 700) for number in range(5000)]
     calls: list[str] = []
 
@@ -365,10 +368,10 @@ def test_nothing_has_a_name_before_it_is_durable(folder: Path, expected: Absent 
     assert os.listdir(folder) == ["key"]  # noqa: PTH208
 
 
-async def test_a_name_that_is_not_durable_fails(
+async def test_failed_sync_of_the_folder_fails_the_write(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write whose folder cannot be synced is not acknowledged."""
+    """A write whose folder cannot be synced raises StorageUnavailableError."""
 
     def fail(_: Folder) -> None:
         raise OSError(errno.EIO, "lost")
@@ -379,10 +382,10 @@ async def test_a_name_that_is_not_durable_fails(
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EMLINK])
-async def test_files_are_made_where_links_are_impossible(
+async def test_file_is_created_without_hard_links(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """On FAT, say, a new file is renamed."""
+    """On a file system without hard links a new file is renamed, and conflicts are detected."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(error, "no links here")

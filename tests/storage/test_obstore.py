@@ -1,4 +1,4 @@
-"""What only the stores have that obstore reads."""
+"""Stores that are read by obstore."""
 
 import subprocess
 import sys
@@ -30,17 +30,17 @@ REF = ObjectRef("gs://bucket", "key")
 
 @pytest.fixture
 async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
-    """Read the faulty server as if it was Google's."""
+    """Open a store of the faulty server as Google's."""
     faulty.put("bucket", "key", DATA)
     settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
     async with aclosing(CloudStore("gs", settings, timeout_s=LONGEST_S)) as opened:
         yield opened
 
 
-async def test_a_name_that_would_be_changed_is_not_asked_for(
+async def test_key_that_obstore_would_change_is_refused(
     faulty: FaultyServer, store: CloudStore
 ) -> None:
-    """Obstore strips slashes: another object would answer."""
+    """A key whose slashes or dots obstore would change is refused without a request."""
     for key in ("", "/key", "a//key", "a/", "a/../key", "./key"):
         with pytest.raises(StorageUnusableError):
             await store.get(ObjectRef("gs://bucket", key))
@@ -68,8 +68,10 @@ async def test_coded_object_is_read_as_stored(
         assert (stat.size, stat.coding) == (len(DATA), coding)
 
 
-async def test_credentials_count(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come from settings or obstore's variables; wrong ones or none are denied."""
+async def test_wrong_or_missing_credentials_are_denied(
+    azurite: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong or missing credentials are denied; those of obstore's variables are used."""
     azurite.put("present", b"data")
     wrong = az_settings(azurite).model_dump() | {"secret_access_key": "d3Jvbmc="}
     for settings in (
@@ -88,7 +90,7 @@ async def test_credentials_count(azurite: Azurite, monkeypatch: pytest.MonkeyPat
 
 
 async def test_missing_credentials_are_denied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a machine gives no token, nothing is sent."""
+    """A machine without a token raises StorageDeniedError."""
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:1")
     monkeypatch.setenv("HOME", "/nonexistent")
@@ -98,8 +100,8 @@ async def test_missing_credentials_are_denied(monkeypatch: pytest.MonkeyPatch) -
         await store.get(REF)
 
 
-async def test_an_account_must_be_known() -> None:
-    """Azure's names are of an account, which the message asks for."""
+async def test_missing_azure_account_is_an_error() -> None:
+    """An Azure store without an account raises StorageUnusableError, which asks for one."""
     store = CloudStore("az", StoreSettings(), timeout_s=LONGEST_S)
 
     with pytest.raises(StorageUnusableError, match="Account must be specified"):
@@ -114,14 +116,14 @@ async def test_an_account_must_be_known() -> None:
         ("az", {"region": "here"}),
     ],
 )
-def test_settings_without_a_meaning_are_refused(scheme: str, settings: dict[str, str]) -> None:
-    """What would be ignored stops the start."""
+def test_unsuitable_cloud_setting_is_refused(scheme: str, settings: dict[str, str]) -> None:
+    """A setting that the cloud's scheme does not take raises ConfigurationError."""
     with pytest.raises(ConfigurationError, match=f"{scheme}://"):
         CloudStore(scheme, StoreSettings.model_validate(settings))
 
 
 async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs) -> None:
-    """Datasets and prefixes, through a named store or without, side by side."""
+    """Roots and prefixes of az:// and gs://, of a named store or not, are read side by side."""
     azurite.put("a/key", b"azure")
     fake_gcs.put("a/key", b"google")
     google = StoreSettings(endpoint_url=fake_gcs.url, anonymous=True)
@@ -149,7 +151,7 @@ async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://b/c", "gcs"), ("az://b/c", "azure")])
 def test_a_missing_extra_is_named(url: str, extra: str) -> None:
-    """Without obstore the start says what to install, and other schemes work."""
+    """Opening a cloud root without obstore names the extra to install; s3:// still works."""
     program = f"""
 import sys
 sys.modules["obstore"] = None
@@ -173,7 +175,7 @@ ABSENCES: Final = (Lie.PAGE_404, Lie.EMPTY_404, Lie.QUOTED_404)
 
 @pytest.fixture(params=["gs", "az"])
 async def behind_proxy(request: pytest.FixtureRequest) -> AsyncGenerator[tuple[CloudStore, Proxy]]:
-    """Open a store behind a proxy, with an object that was read before, and one beside it."""
+    """Open a store behind a proxy, with an object that was read before."""
     is_google = request.param == "gs"
     server = request.getfixturevalue("fake_gcs" if is_google else "azurite")
     google = StoreSettings(endpoint_url=server.url, anonymous=True)

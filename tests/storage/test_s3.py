@@ -1,4 +1,4 @@
-"""What only S3 has: presigned URLs, buckets, credentials."""
+"""Features of S3 alone: presigned URLs, buckets, credentials."""
 
 import asyncio
 import re
@@ -63,7 +63,7 @@ def _moment(url: str) -> str:
 
 @pytest.fixture
 async def store(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGenerator[S3Store]:
-    """Read the faulty server with some credentials."""
+    """Open a store of the faulty server with some credentials."""
     faulty.put("bucket", "key", b"data")
     opened = S3Store(faulty.settings(), timeout_s=timeout_of(request))
     yield opened
@@ -74,7 +74,7 @@ async def store(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGe
 async def test_an_expired_signature_is_renewed_once(
     faulty: FaultyServer, store: S3Store, fault: Fault
 ) -> None:
-    """Temporary credentials may die before the URL does; the second refusal is believed."""
+    """An expired signature is renewed once; a second refusal raises StorageDeniedError."""
     faulty.fail(fault, nth=[0, 2, 3])
 
     await found(store, REF)
@@ -87,10 +87,10 @@ async def test_an_expired_signature_is_renewed_once(
     ("fault", "error"),
     [(Fault.DENY, StorageDeniedError), (Fault.NO_BUCKET, StorageUnusableError)],
 )
-async def test_other_refusals_are_final(
+async def test_refusal_is_not_repeated(
     faulty: FaultyServer, store: S3Store, fault: Fault, error: type[StorageError]
 ) -> None:
-    """They cost one request; NoSuchBucket is no absence, though its status is 404."""
+    """Another refusal takes one request; NoSuchBucket is an error, and not absence."""
     faulty.fail(fault)
 
     with pytest.raises(error):
@@ -102,7 +102,7 @@ async def test_other_refusals_are_final(
 async def test_an_expired_signature_is_renewed_for_all_its_readers(
     faulty: FaultyServer, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many reads share a URL; who finds it dead while others renew it waits for that."""
+    """Concurrent reads with one expired URL all succeed with a new one."""
     sign = store._presign
 
     async def sign_after_a_while(method: HttpMethod, ref: ObjectRef) -> Target:
@@ -121,7 +121,7 @@ async def test_an_expired_signature_is_renewed_for_all_its_readers(
 
 
 async def test_absence_takes_one_get(faulty: FaultyServer, store: S3Store) -> None:
-    """The error document of a GET proves it; the answer to a HEAD has none, and a GET follows."""
+    """A GET proves absence by its error document; a HEAD is followed by a GET."""
     absent = ObjectRef(REF.bucket, "absent")
     assert await store.get(absent) is None
     assert await store.stat(absent) is None
@@ -129,8 +129,10 @@ async def test_absence_takes_one_get(faulty: FaultyServer, store: S3Store) -> No
     assert [seen.method for seen in faulty.seen] == ["GET", "HEAD", "GET"]
 
 
-async def test_an_answer_without_etag_is_not_from_s3(faulty: FaultyServer, store: S3Store) -> None:
-    """S3 always sends one: what has none is somebody else's page, whatever its status."""
+async def test_response_without_an_etag_is_unavailable(
+    faulty: FaultyServer, store: S3Store
+) -> None:
+    """A response without an ETag raises StorageUnavailableError, whatever its status."""
     faulty.fail(Fault.NO_ETAG)
 
     for read in (store.get, store.stat):
@@ -151,18 +153,18 @@ async def test_an_answer_without_etag_is_not_from_s3(faulty: FaultyServer, store
         (Fault.GARBAGE, StorageUnavailableError),
     ],
 )
-async def test_a_failed_listing_is_no_end(
+async def test_failed_listing_is_an_error(
     faulty: FaultyServer, store: S3Store, fault: Fault, error: type[Exception]
 ) -> None:
-    """The exceptions of botocore are told apart as those of reads are."""
+    """A failed listing raises the error of its fault, and does not end."""
     faulty.fail(fault)
 
     with pytest.raises(error):
         await anext(store.list(ObjectRef(REF.bucket, "")))
 
 
-async def test_without_credentials_nothing_is_signed(faulty: FaultyServer) -> None:
-    """An anonymous URL has no query; missing credentials are denied before a request."""
+async def test_anonymous_request_is_not_signed(faulty: FaultyServer) -> None:
+    """An anonymous URL has no signature; missing credentials are denied before any request."""
     faulty.put("bucket", "a b+c#d", b"data")
     anonymous = S3Store(StoreSettings(endpoint_url=faulty.url, anonymous=True), timeout_s=LONGEST_S)
     async with aclosing(anonymous) as store:
@@ -176,10 +178,10 @@ async def test_without_credentials_nothing_is_signed(faulty: FaultyServer) -> No
     assert [seen.query for seen in faulty.seen] == [""]
 
 
-async def test_the_environment_is_enough(
+async def test_environment_configures_the_store(
     seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without settings, botocore's chain names endpoint, region and keys."""
+    """A store without settings takes endpoint, region and keys from botocore's variables."""
     for name, value in seaweedfs.environ.items():
         monkeypatch.setenv(name, value)
     seaweedfs.put("environment", b"data")
@@ -223,7 +225,7 @@ async def test_unreachable_endpoint_is_named() -> None:
 
 
 async def test_a_wrong_secret_is_denied(seaweedfs: SeaweedFS) -> None:
-    """A real server refuses a wrong signature, for objects that exist and for others."""
+    """A wrong secret raises StorageDeniedError for present and absent objects."""
     async with aclosing(
         S3Store(seaweedfs.settings.model_copy(update={"secret_access_key": SecretStr("wrong")}))
     ) as store:
@@ -238,7 +240,7 @@ async def test_a_wrong_secret_is_denied(seaweedfs: SeaweedFS) -> None:
 async def test_urls_are_those_of_botocore(
     method: HttpMethod, options: dict[str, Any], *, pays: bool
 ) -> None:
-    """To the letter, if they are made in the same second."""
+    """Presigned URLs equal those of botocore made in the same second."""
     async with _client(**options) as client:
         if pays:
             client.meta.events.register("before-sign.s3", agree_to_pay)
@@ -255,7 +257,7 @@ async def test_urls_are_those_of_botocore(
 
 
 async def test_requester_agrees_to_pay_for_every_request(seaweedfs: SeaweedFS) -> None:
-    """The agreement is signed, in the query of reads and the headers of all other requests."""
+    """The agreement of `requester_pays` is signed in each request, in its query or headers."""
     agreed: list[bool] = []
 
     def note(_: str, header: str) -> bool:
@@ -291,7 +293,7 @@ async def test_requester_agrees_to_pay_for_every_request(seaweedfs: SeaweedFS) -
     ],
 )
 async def test_other_ways_to_sign_are_left_to_botocore(query: str) -> None:
-    """Those of a bucket with sessions of its own, say."""
+    """A bucket with another way to sign, such as sessions, has no presigner."""
 
     class Client:
         async def generate_presigned_url(self, *_: object, **__: object) -> str:
@@ -301,7 +303,7 @@ async def test_other_ways_to_sign_are_left_to_botocore(query: str) -> None:
 
 
 def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
-    """Sign requests, and compare times, with a clock that is ahead."""
+    """Shift the clock of signatures and of responses by *seconds*."""
 
     def now() -> datetime:
         return get_current_datetime() + timedelta(seconds=seconds)
@@ -315,7 +317,7 @@ def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
 async def test_refusal_of_a_wrong_clock_names_the_difference(
     seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
-    """A server that refuses the time of a signature is an error about clocks, not about rights."""
+    """A server that refuses the time of a signature raises StorageSkewError with the difference."""
     ref = ObjectRef(f"s3://{seaweedfs.bucket}", "skewed")
     seaweedfs.put(ref.key, b"data")
     shift_clock(monkeypatch, seconds)
@@ -332,7 +334,7 @@ async def test_refusal_of_a_wrong_clock_names_the_difference(
 
 
 async def test_denial_with_a_right_clock_is_no_skew(faulty: FaultyServer, store: S3Store) -> None:
-    """A server that denies access, and has our time, is an error about rights."""
+    """A denial by a server with the same time raises StorageDeniedError."""
     faulty.fail(Fault.DENY)
 
     for ask in (store.get, store.stat):

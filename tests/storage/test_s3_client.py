@@ -30,7 +30,7 @@ OPERATIONS: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass
 class Heard:
-    """What a server was sent that takes all, and keeps it if it is to."""
+    """Requests that a server received, and its behaviour."""
 
     url: str = ""
     keeps: bool = True
@@ -78,7 +78,7 @@ def heard() -> Generator[Heard]:
 
 @pytest.fixture
 async def s3(heard: Heard) -> AsyncGenerator[S3Client]:
-    """Speak to the server with a key."""
+    """Open a client of the server with a key."""
     key = {"access_key_id": "id", "secret_access_key": SecretStr("secret")}
     async with aclosing(S3Client(StoreSettings(endpoint_url=heard.url, **key))) as opened:
         yield opened
@@ -127,7 +127,7 @@ async def test_large_body_of_a_refused_request_is_not_sent(heard: Heard, s3: S3C
 
 
 async def test_a_large_body_is_not_copied(heard: Heard, s3: S3Client) -> None:
-    """It takes next to no memory besides its own."""
+    """Sending a large body takes less than half of its size in memory."""
     heard.keeps = False
     await s3.send(REF, "put_object", Body=BODY[:9])
     tracemalloc.start()
@@ -138,8 +138,8 @@ async def test_a_large_body_is_not_copied(heard: Heard, s3: S3Client) -> None:
     assert peak < len(BODY) / 2
 
 
-async def test_without_a_key_nothing_is_signed(heard: Heard) -> None:
-    """A large body is sent all the same."""
+async def test_anonymous_body_is_not_signed(heard: Heard) -> None:
+    """An anonymous client sends a large body without a signature."""
     async with aclosing(S3Client(StoreSettings(endpoint_url=heard.url, anonymous=True))) as s3:
         await s3.send(REF, "put_object", Body=BODY)
 
@@ -152,7 +152,7 @@ async def test_without_a_key_nothing_is_signed(heard: Heard) -> None:
 async def test_a_large_body_is_not_hashed_on_the_event_loop(
     s3: S3Client, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    """The signer of botocore, which would, is given the digest that a thread has computed."""
+    """The digest of a large body is computed in a thread, and used by botocore's signer."""
     hashed: list[str] = []
     payload, digest = S3SigV4Auth.payload, sha256
 

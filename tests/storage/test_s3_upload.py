@@ -1,4 +1,4 @@
-"""Which parts of an object the server copies, and how it is uploaded."""
+"""Multipart uploads to S3: parts that the server copies, and parts that are sent."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -41,7 +41,7 @@ pieces = st.lists(st.binary(max_size=2 * MIN) | ranges, max_size=12)
 
 
 def made(parts: Sequence[Part | Piece]) -> bytes:
-    """Make the object of *parts*."""
+    """Return the object that *parts* make."""
     data = b""
     for part in parts:
         if isinstance(part, list):
@@ -52,18 +52,21 @@ def made(parts: Sequence[Part | Piece]) -> bytes:
 
 
 def nbytes(part: Part) -> int:
-    """Count the bytes of a part."""
+    """Return the length of a part."""
     return part.length if isinstance(part, ByteRange) else sum(map(nbytes_of, part))
 
 
 def sent(parts: Sequence[Part]) -> int:
-    """Count the bytes that pass through us."""
+    """Return the number of bytes that are sent."""
     return sum(nbytes(part) for part in parts if not isinstance(part, ByteRange))
 
 
 @given(pieces)
 def test_parts_make_the_same_bytes(given: list[Piece]) -> None:
-    """Whatever the pieces are; each part but the last is long enough, and little is sent again."""
+    """Planned parts make the bytes of their pieces, and each but the last is long enough.
+
+    Little of what is copied is sent.
+    """
     parts = plan_parts(given, min_nbytes=MIN)
 
     assert made(parts) == made(plan_parts(given, copies=False)) == made([*given])
@@ -74,16 +77,16 @@ def test_parts_make_the_same_bytes(given: list[Piece]) -> None:
 
 
 @pytest.mark.parametrize("new", [b"", b"index"])
-def test_an_end_may_be_short(new: bytes) -> None:
-    """The last part has no least length, be it copied or sent."""
+def test_last_part_may_be_short(new: bytes) -> None:
+    """The last part, copied or sent, may be short."""
     parts = plan_parts([b"n" * MIN, ByteRange(0, 3 * MIN), ByteRange(9, 10), new], min_nbytes=MIN)
 
     assert parts[1] == ByteRange(0, 3 * MIN)
     assert nbytes(parts[-1]) == 1 + len(new)
 
 
-def test_a_range_between_two_holes_is_sent_if_little_would_be_left() -> None:
-    """What would be too short to be copied goes up with both its neighbours."""
+def test_short_range_between_changes_is_sent() -> None:
+    """A range between two changes that is too short to be copied is sent with both."""
     given: list[Piece] = [ByteRange(0, 1000), b"1", ByteRange(0, 60), b"2", ByteRange(0, 1000)]
 
     parts = plan_parts(given, min_nbytes=MIN)
@@ -92,8 +95,8 @@ def test_a_range_between_two_holes_is_sent_if_little_would_be_left() -> None:
 
 
 @given(pieces)
-def test_spans_hold_all_ranges(given: list[Piece]) -> None:
-    """What was read in few spans makes the same bytes."""
+def test_spans_contain_all_ranges(given: list[Piece]) -> None:
+    """Ranges read in one span make the same bytes."""
     spans = plan_spans(piece for piece in given if isinstance(piece, ByteRange))
     read = [OLD[span.start : span.stop] for span in spans]
 
@@ -102,8 +105,8 @@ def test_spans_hold_all_ranges(given: list[Piece]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=20))
-def test_spans_are_short(given: list[tuple[int, int]]) -> None:
-    """Spans join what is near, and grow no longer than a request should be."""
+def test_spans_are_bounded(given: list[tuple[int, int]]) -> None:
+    """Spans join near ranges, and are no longer than 16 MiB or the longest range."""
     ranges = [ByteRange(start * MIB, (start + length) * MIB) for start, length in given]
 
     spans = plan_spans(ranges)
@@ -114,9 +117,9 @@ def test_spans_are_short(given: list[tuple[int, int]]) -> None:
 
 
 def test_parts_are_neither_many_nor_long() -> None:
-    """Adjacent ranges are copied together, long ones and new bytes divided evenly.
+    """Adjacent ranges are copied together, and long ones divided evenly.
 
-    S3 takes 10,000 parts; where there would be more, the least part is longer.
+    There are at most 10,000 parts, so the least length may grow.
     """
     kept = [ByteRange(at, at + 60) for at in range(0, 61 * 25_000, 61)]
     many = plan_parts([piece for each in kept for piece in (each, b"x")], min_nbytes=MIN)
@@ -132,14 +135,14 @@ def test_parts_are_neither_many_nor_long() -> None:
 
 
 class LargeObject(Written):
-    """A large object, whose version is *etag*."""
+    """A large object whose version is *etag*."""
 
     def __init__(self, server: SeaweedFS, **options: Any) -> None:
         super().__init__(server, **options)
         self.etag = self.put(LARGE)
 
     async def rewrite(self, pieces: list[Piece], expected: Expected) -> ETag:
-        """Write *pieces*, which is what is read then, under the version told."""
+        """Write *pieces*, and assert that the result has the returned ETag."""
         etag = await self.store.put(self.ref, pieces, expected=expected)
         assert not isinstance(etag, Conflict)
         assert (await found(self.store, self.ref)).etag == etag
@@ -155,8 +158,8 @@ async def large(request: pytest.FixtureRequest) -> AsyncGenerator[LargeObject]:
     await made.store.aclose()
 
 
-async def test_the_server_copies_what_stays(large: LargeObject) -> None:
-    """Of a large object little is moved, once and again, and it is right."""
+async def test_unchanged_parts_are_copied_by_the_server(large: LargeObject) -> None:
+    """A rewrite of a large object sends few bytes, and the server copies the rest."""
     first = await large.rewrite(CHANGES, large.etag)
 
     assert large.seen() == (REWRITTEN, first)
@@ -171,7 +174,7 @@ async def test_the_server_copies_what_stays(large: LargeObject) -> None:
 
 
 async def test_a_copy_has_the_headers_it_is_given(large: LargeObject) -> None:
-    """Content coding and metadata are sent with each rewrite."""
+    """Content coding and metadata are written with each rewrite."""
     headers = ObjectHeaders("br", metadata=(("a", "b"),))
     await large.store.put(large.ref, CHANGES, expected=large.etag, headers=headers)
 
@@ -180,8 +183,8 @@ async def test_a_copy_has_the_headers_it_is_given(large: LargeObject) -> None:
     assert stat.headers == headers
 
 
-async def test_a_lost_race_leaves_nothing(large: LargeObject) -> None:
-    """A large object that was replaced is a conflict, whenever that is noticed."""
+async def test_conflicting_rewrite_leaves_no_upload(large: LargeObject) -> None:
+    """A rewrite of a large object that was replaced is CONFLICT, and leaves no upload."""
     large.put(b"other")
 
     assert await large.store.put(large.ref, CHANGES, expected=large.etag) is CONFLICT
@@ -190,7 +193,7 @@ async def test_a_lost_race_leaves_nothing(large: LargeObject) -> None:
 
 
 async def test_one_of_many_rewrites_wins(large: LargeObject) -> None:
-    """Writers that copy the same object at once are told apart."""
+    """One of four concurrent rewrites of a large object wins, and no upload is left."""
     written = await asyncio.gather(
         *(
             large.store.put(large.ref, [*CHANGES, b"%d" % writer], expected=large.etag)
@@ -203,8 +206,8 @@ async def test_one_of_many_rewrites_wins(large: LargeObject) -> None:
     assert large.left() == []
 
 
-async def test_a_cancelled_rewrite_leaves_nothing(large: LargeObject) -> None:
-    """An upload ends with the request, however far it was."""
+async def test_cancelled_rewrite_leaves_no_upload(large: LargeObject) -> None:
+    """A rewrite cancelled at any time leaves the old or the new object, and no upload."""
     for pause_s in (0.005, 0.02, 0.05, 0.1, 0.2):
         task = asyncio.create_task(large.store.put(large.ref, CHANGES, expected=large.etag))
         await asyncio.sleep(pause_s)
@@ -221,10 +224,10 @@ async def test_a_cancelled_rewrite_leaves_nothing(large: LargeObject) -> None:
 
 
 @pytest.mark.parametrize("server", ["seaweedfs", "ministack"])
-async def test_what_is_long_and_new_is_sent_in_parts(
+async def test_large_new_object_is_sent_in_parts(
     request: pytest.FixtureRequest, server: str
 ) -> None:
-    """No copying is needed to send an object in parts, for the first time too."""
+    """A large object is sent in parts without copying, and created in parts."""
     large = LargeObject(request.getfixturevalue(server), copied_nbytes=2**40, whole_nbytes=16 * MIB)
     await large.rewrite(CHANGES, large.etag)
     assert large.seen()[0] == REWRITTEN
@@ -238,7 +241,7 @@ async def test_what_is_long_and_new_is_sent_in_parts(
     await large.store.aclose()
 
 
-async def test_short_ranges_are_sent(large: LargeObject) -> None:
+async def test_small_object_is_sent_whole(large: LargeObject) -> None:
     """A small object is put as a whole, and the notice says so."""
     await large.rewrite([ByteRange(0, 10), b"new"], large.etag)
 
@@ -247,8 +250,10 @@ async def test_short_ranges_are_sent(large: LargeObject) -> None:
 
 @pytest.mark.parametrize("is_old", [True, False])
 @pytest.mark.parametrize("is_probe", [True, False])
-async def test_old_litter_is_removed(seaweedfs: SeaweedFS, *, is_old: bool, is_probe: bool) -> None:
-    """A rewrite and a trial of the server remove what killed ones left once it is old."""
+async def test_stale_temporary_objects_are_removed(
+    seaweedfs: SeaweedFS, *, is_old: bool, is_probe: bool
+) -> None:
+    """A rewrite, and the probe of a server, remove stale temporary objects and uploads."""
     large = LargeObject(seaweedfs, stale_s=STALE_S if is_old else 60)
     beside = large.root.prefix if is_probe else large.ref
     key = f"{beside.key}.shardgate-{uuid4().hex}"

@@ -1,4 +1,4 @@
-"""Writes to S3 of which requests or responses are lost, and servers that lack features."""
+"""Writes to S3 whose requests or responses are lost, and servers that lack features."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
@@ -23,7 +23,7 @@ from tests.support.seaweedfs import SeaweedFS
 
 MIB = 1024**2
 LONGEST_S = 60.0
-"""Far more than a write takes on a busy machine."""
+"""Much longer than a write takes on a busy machine."""
 OLD = b"".join(bytes([n]) * (MIB // 2) for n in range(21))
 COPIED: list[Piece] = [ByteRange(0, 5 * MIB), b"new", ByteRange(5 * MIB + 16, len(OLD))]
 WITHOUT_ETAG = (Lie.EMPTY_200, Lie.PAGE_200, Lie.XHTML_200, Lie.EMPTY_204)
@@ -39,7 +39,7 @@ def proxy(seaweedfs: SeaweedFS) -> Generator[Proxy]:
 
 @pytest.fixture
 async def lossy(seaweedfs: SeaweedFS, proxy: Proxy) -> AsyncGenerator[Written]:
-    """Open a store behind the proxy, which has been tried already."""
+    """Open a store behind the proxy that is known to support conditional writes."""
     made = Written(seaweedfs, proxy.url, deadline_s=LONGEST_S, copied_nbytes=MIB)
     await made.store.verify_conditional_writes(made.root)
     yield made
@@ -49,7 +49,7 @@ async def lossy(seaweedfs: SeaweedFS, proxy: Proxy) -> AsyncGenerator[Written]:
 async def rewrite_spoilt(
     lossy: Written, proxy: Proxy, mishap: Fault, old: bytes | None, pieces: list[Piece]
 ) -> int:
-    """Rewrite an object for every request that this takes, and spoil that; count them."""
+    """Rewrite an object once for each request that this takes, spoil that, and count them."""
     kept = old or b""
     new = b"".join(kept[p.start : p.stop] if isinstance(p, ByteRange) else p for p in pieces)
     nth = 0
@@ -75,10 +75,13 @@ async def rewrite_spoilt(
     [*((mishap, False) for mishap in Mishap), *product(FAKED, (True, False))],
     ids=str,
 )
-async def test_a_put_is_done_whatever_is_lost(
+async def test_put_succeeds_despite_lost_messages(
     lossy: Written, proxy: Proxy, fault: Fault, *, is_done: bool
 ) -> None:
-    """The object is read back before a request is repeated, also if no ETag was returned."""
+    """A PUT one of whose requests or responses is lost is done once.
+
+    The object is read back before a request is repeated.
+    """
     proxy.passes_on = is_done
     old = b"0123456789"
 
@@ -87,10 +90,10 @@ async def test_a_put_is_done_whatever_is_lost(
 
 
 @pytest.mark.parametrize("fault", [*Mishap, *(lie for lie in FAKED if lie is not Lie.EMPTY_204)])
-async def test_a_removal_is_done_whatever_is_lost(
+async def test_delete_succeeds_despite_lost_messages(
     lossy: Written, proxy: Proxy, fault: Fault
 ) -> None:
-    """An object that the lost request removed is no conflict; only a 204 proves the removal."""
+    """A DELETE whose request or response is lost is done, and not a conflict."""
     for nth in range(2):
         etag = lossy.put(b"1")
         proxy.spoil([nth], fault)
@@ -100,8 +103,8 @@ async def test_a_removal_is_done_whatever_is_lost(
             lossy.seen()
 
 
-async def test_a_copy_is_done_whoever_answers(lossy: Written, proxy: Proxy) -> None:
-    """The same of the requests of an upload in parts, whose answers lack what S3 sends."""
+async def test_copy_succeeds_despite_faked_responses(lossy: Written, proxy: Proxy) -> None:
+    """A multipart copy some of whose responses are not S3's is done."""
     etag = lossy.put(OLD)
     proxy.spoil(range(2, 100, 5), Lie.XHTML_200)
 
@@ -111,8 +114,8 @@ async def test_a_copy_is_done_whoever_answers(lossy: Written, proxy: Proxy) -> N
 
 
 @pytest.mark.parametrize("lie", Lie)
-async def test_only_s3_says_what_is_absent(lossy: Written, proxy: Proxy, lie: Lie) -> None:
-    """An object that is there is neither absent nor another, whatever a proxy answers for S3."""
+async def test_response_of_a_proxy_is_an_error(lossy: Written, proxy: Proxy, lie: Lie) -> None:
+    """A proxy's response in place of S3's raises StorageError, and never means absence."""
     lossy.put(b"there")
     proxy.spoil(range(100), lie)
 
@@ -135,20 +138,20 @@ async def test_only_s3_says_what_is_absent(lossy: Written, proxy: Proxy, lie: Li
         ),
     ],
 )
-async def test_a_copy_is_done_whatever_is_lost(
+async def test_copy_succeeds_despite_lost_messages(
     lossy: Written, proxy: Proxy, mishap: Mishap
 ) -> None:
-    """The same of large objects, of which nothing is left behind either."""
+    """A multipart copy one of whose requests or responses is lost is done, and leaves no upload."""
     assert await rewrite_spoilt(lossy, proxy, mishap, OLD, COPIED) >= 11
 
 
 @pytest.mark.parametrize(
     ("pieces", "nth"), [([b"ours"], 1), ([ByteRange(0, 10 * MIB), b"ours"], 7)], ids=["put", "copy"]
 )
-async def test_a_write_that_was_replaced_since_has_succeeded(
+async def test_lost_write_replaced_since_has_succeeded(
     lossy: Written, proxy: Proxy, pieces: list[Piece], nth: int
 ) -> None:
-    """A write that another one replaced returns an ETag that no object has any more."""
+    """A write whose response is lost, and that another one replaced since, returns its ETag."""
     etag = lossy.put(OLD)
 
     async def build_upon() -> None:
@@ -170,10 +173,10 @@ async def test_a_write_that_was_replaced_since_has_succeeded(
 
 
 @pytest.mark.parametrize("mishap", [Mishap.REQUEST_LOST, Mishap.ERROR])
-async def test_a_write_that_was_not_done_in_time_conflicts(
+async def test_lost_write_overtaken_by_another_is_a_conflict(
     lossy: Written, proxy: Proxy, mishap: Mishap
 ) -> None:
-    """A write whose precondition no longer holds is a conflict."""
+    """A write whose request is lost, and whose condition no longer holds, is CONFLICT."""
     etag = lossy.put(b"old")
     proxy.between = lambda: lossy.put(b"theirs")
     proxy.spoil([1], mishap)
@@ -183,7 +186,7 @@ async def test_a_write_that_was_not_done_in_time_conflicts(
 
 
 async def test_an_unknown_outcome_is_an_error(seaweedfs: SeaweedFS, proxy: Proxy) -> None:
-    """A server that no longer responds is a storage error, not a conflict."""
+    """A write to a server that no longer responds raises StorageError, and is no conflict."""
     lossy = Written(seaweedfs, proxy.url, deadline_s=5)
     await lossy.store.verify_conditional_writes(lossy.root)
     etag = lossy.put(b"old")
@@ -208,7 +211,7 @@ def relay(ministack: MiniStack) -> Generator[Proxy]:
 
 @pytest.fixture
 async def poor(ministack: MiniStack, relay: Proxy) -> AsyncGenerator[Written]:
-    """Open a store behind the proxy, which makes the server do less than it should."""
+    """Open a store behind the proxy, which removes features of the server."""
     written = Written(ministack, relay.url, deadline_s=LONGEST_S, copied_nbytes=MIB)
     yield written
     await written.store.aclose()
@@ -228,10 +231,13 @@ async def rewrite(poor: Written) -> None:
         ("x-amz-meta-shardgate-writes", "keeps no metadata,"),
     ],
 )
-async def test_a_server_that_could_lose_writes_is_not_written(
+async def test_server_without_conditions_is_refused(
     poor: Written, relay: Proxy, header: str, named: str
 ) -> None:
-    """The failed probe is repeated, a successful one is not, and neither leaves an object."""
+    """A server that ignores conditions or metadata raises UnwritableError at each probe.
+
+    A successful probe is not repeated, and none leaves an object.
+    """
     relay.hides = lambda _, name: name == header
     for _ in range(2):
         with pytest.raises(UnwritableError, match=named):
@@ -248,8 +254,10 @@ async def test_a_server_that_could_lose_writes_is_not_written(
 @pytest.mark.parametrize(
     "mishap", [pytest.param(m, marks=() if m in USUAL else pytest.mark.soak) for m in Mishap]
 )
-async def test_a_server_is_tried_with_patience(poor: Written, relay: Proxy, mishap: Mishap) -> None:
-    """What goes wrong once at any request says nothing about the server."""
+async def test_probe_succeeds_despite_one_fault(
+    poor: Written, relay: Proxy, mishap: Mishap
+) -> None:
+    """A probe one of whose requests fails succeeds."""
     nth = 0
     while nth <= len(relay.seen):
         relay.spoil([nth], mishap)
@@ -275,8 +283,8 @@ async def test_probe_of_a_cancelled_caller_leaves_nothing(poor: Written, relay: 
     assert poor.left() == []
 
 
-async def test_a_version_that_cannot_be_told_apart_stays(poor: Written, relay: Proxy) -> None:
-    """Where removals heed no condition, none is sent with one."""
+async def test_delete_without_conditions_is_not_done(poor: Written, relay: Proxy) -> None:
+    """If the server's DELETE ignores If-Match, a conditional one removes nothing."""
     relay.hides = lambda method, name: method == "DELETE" and name == "if-match"
     etag = poor.put(b"1")
 
@@ -286,8 +294,8 @@ async def test_a_version_that_cannot_be_told_apart_stays(poor: Written, relay: P
     assert await poor.store.stat(poor.ref) is None
 
 
-async def test_nothing_is_copied_where_that_is_not_safe(poor: Written, relay: Proxy) -> None:
-    """All bytes are sent if no request swaps a copy in safely."""
+async def test_unsafe_copy_is_not_used(poor: Written, relay: Proxy) -> None:
+    """All bytes are sent if the server ignores conditions when an upload is completed."""
     relay.hides = lambda method, header: method == "POST" and header.startswith("if-")
 
     await rewrite(poor)
@@ -295,8 +303,8 @@ async def test_nothing_is_copied_where_that_is_not_safe(poor: Written, relay: Pr
     assert poor.notices == [("put", WriteNotice(11 * MIB + 3, 11 * MIB))]
 
 
-async def test_a_server_without_copies_is_asked_for_one_once(poor: Written, relay: Proxy) -> None:
-    """All is sent, and the server is not asked to copy again."""
+async def test_server_without_copies_is_remembered(poor: Written, relay: Proxy) -> None:
+    """A server that does not copy ranges is asked once, and all bytes are sent."""
     relay.unknown = "x-amz-copy-source-range"
     for _ in range(2):
         await rewrite(poor)
@@ -305,8 +313,8 @@ async def test_a_server_without_copies_is_asked_for_one_once(poor: Written, rela
     assert sum("uploads" in request for request in relay.seen if "POST" in request) <= 2
 
 
-async def test_a_missing_bucket_is_told(seaweedfs: SeaweedFS) -> None:
-    """It is not made, though this server would at the first object."""
+async def test_missing_bucket_is_unusable(seaweedfs: SeaweedFS) -> None:
+    """A missing bucket raises StorageUnusableError, and is not created."""
     store, root = S3Store(seaweedfs.settings), ObjectRef("s3://no-such-bucket", "")
 
     for _ in range(2):

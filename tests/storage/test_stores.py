@@ -1,4 +1,4 @@
-"""The router of buckets."""
+"""The router of buckets to stores."""
 
 from pathlib import Path
 
@@ -30,8 +30,8 @@ LIMITS = LimitSettings(timeout_s=60, deadline_s=60)
         ("memory://name/p", ObjectRef("memory://name", "p")),
     ],
 )
-def test_a_url_names_bucket_and_key(url: str, root: ObjectRef) -> None:
-    """The bucket is whatever has keys; only URLs of the web and of files are unquoted."""
+def test_url_is_parsed_into_bucket_and_key(url: str, root: ObjectRef) -> None:
+    """A URL names its bucket and key; those of the web and of files are unquoted."""
     assert parse_root(url) == root
 
 
@@ -47,8 +47,8 @@ def test_a_url_names_bucket_and_key(url: str, root: ObjectRef) -> None:
         "nothing",
     ],
 )
-def test_another_url_is_refused_without_telling_secrets(url: str) -> None:
-    """Roots appear in messages, so they hold no secret, and neither does the refusal."""
+def test_invalid_root_url_is_refused(url: str) -> None:
+    """A URL with credentials, a query or another scheme is refused without its secrets."""
     with pytest.raises(ConfigurationError) as raised:
         parse_root(url)
 
@@ -56,7 +56,10 @@ def test_another_url_is_refused_without_telling_secrets(url: str) -> None:
 
 
 async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: Path) -> None:
-    """Stores of all kinds are open together; a bucket that was never opened is an error."""
+    """Roots of all kinds are read and written by their stores.
+
+    A bucket that was not opened raises StorageUnusableError.
+    """
     faulty.put("bucket", "p/key", b"remote")
     (tmp_path / "key").write_bytes(b"local")
     settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
@@ -87,7 +90,7 @@ async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: 
 
 
 async def test_the_wrapper_is_called_for_every_attempt(faulty: FaultyServer) -> None:
-    """*wrap* is applied below the retries: a read that is repeated is counted twice."""
+    """*wrap* is applied below the retries, so a repeated read is recorded twice."""
     heard = []
 
     def wrap(store: ObjectStore) -> ObjectStore:
@@ -102,8 +105,8 @@ async def test_the_wrapper_is_called_for_every_attempt(faulty: FaultyServer) -> 
     assert heard == ["get", "get"]
 
 
-async def test_what_can_only_be_read_says_so(tmp_path: Path) -> None:
-    """Web servers and clouds are not written, nor is anything for a reference."""
+async def test_read_only_store_is_unwritable(tmp_path: Path) -> None:
+    """Writes to web servers, clouds and prefixes raise UnwritableError."""
     cloud = StoreSettings(endpoint_url="http://127.0.0.1:1", anonymous=True)
     async with Stores(LIMITS) as stores:
         for root in (

@@ -1,4 +1,4 @@
-"""Retries of reads, and notices of calls."""
+"""Retries of reads, and traces of calls."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ FINAL = [
 
 
 class FailingStore(MemoryStore):
-    """Raises the errors of a list, one a call, before it works; its streams begin with a get."""
+    """A store that raises the errors of a list, one a call, before it works."""
 
     def __init__(self, errors: list[StorageError]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class FailingStore(MemoryStore):
 
 
 def retrying(inner: FailingStore, slept: list[float] | None = None) -> RetryingStore:
-    """Wrap *inner* so that no test waits; note the pauses, at their longest, in *slept*."""
+    """Wrap *inner* without waiting, and record the longest pauses in *slept*."""
 
     async def sleep(seconds: float) -> None:
         if slept is not None:
@@ -113,7 +113,7 @@ CALLS: list[Call] = [
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_transient_errors_are_retried(call: Call) -> None:
-    """Three failures and a success are a success; pauses double, with jitter."""
+    """A call with three transient errors succeeds; its pauses double, with jitter."""
     inner, slept = FailingStore(list(PASSING)), list[float]()
 
     found = await call(retrying(inner, slept), inner.etag)
@@ -125,7 +125,7 @@ async def test_transient_errors_are_retried(call: Call) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_the_fourth_failure_is_raised(call: Call) -> None:
-    """The last error is the one that is raised."""
+    """A call with four transient errors raises the last."""
     inner = FailingStore([*PASSING, StorageThrottledError(REF, "the last")])
 
     with pytest.raises(StorageThrottledError, match="the last"):
@@ -135,7 +135,7 @@ async def test_the_fourth_failure_is_raised(call: Call) -> None:
 @pytest.mark.parametrize("error", FINAL, ids=str)
 @pytest.mark.parametrize("call", CALLS)
 async def test_lasting_errors_are_raised_at_once(call: Call, error: StorageError) -> None:
-    """One attempt is made, and its error is raised."""
+    """A call with a lasting error raises it after one attempt."""
     inner = FailingStore([error])
 
     with pytest.raises(type(error)):
@@ -145,7 +145,7 @@ async def test_lasting_errors_are_raised_at_once(call: Call, error: StorageError
 
 
 async def test_writes_are_not_retried() -> None:
-    """Only the store can find out whether a failed write was done."""
+    """A failed write is not retried."""
 
     class Lost(FailingStore):
         async def put(self, *args: Any, **options: Any) -> Any:
@@ -157,8 +157,11 @@ async def test_writes_are_not_retried() -> None:
     assert inner.calls == 1
 
 
-async def test_the_deadline_bounds_everything() -> None:
-    """Attempts and pauses together end at it; a caller that waits less has its own timeout."""
+async def test_deadline_bounds_attempts_and_pauses() -> None:
+    """Attempts and pauses beyond the deadline raise StorageTimeoutError.
+
+    A caller's own shorter timeout raises TimeoutError.
+    """
     store = RetryingStore(FailingStore(list(PASSING)), RetryPolicy(0.05, backoff=SLOW))
 
     with pytest.raises(StorageTimeoutError, match=r"0\.05 s"):
@@ -170,8 +173,8 @@ async def test_the_deadline_bounds_everything() -> None:
 
 
 @pytest.mark.parametrize("delimiter", ["", "/"])
-async def test_a_listing_goes_on_where_it_broke_off(delimiter: str) -> None:
-    """Each name is listed once, in order, though the listing fails after every second one."""
+async def test_failed_listing_is_resumed(delimiter: str) -> None:
+    """A listing that fails after every second name lists each once, in order."""
 
     class Breaking(FailingStore):
         async def list(self, *args: Any, **options: Any) -> AsyncIterator[Listed]:
@@ -193,8 +196,8 @@ async def test_a_listing_goes_on_where_it_broke_off(delimiter: str) -> None:
     assert len(found) > 5
 
 
-async def test_each_call_is_reported() -> None:
-    """With method, object, request, bytes (of a put the new ones) and error, at its end."""
+async def test_each_call_is_traced() -> None:
+    """Each call is traced with method, object, range, bytes and error."""
     calls: list[TracedCall] = []
     inner, bucket, before = MemoryStore(), ObjectRef(REF.bucket, ""), time.perf_counter()
     store = TracedStore(inner, calls.append)

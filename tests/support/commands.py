@@ -1,4 +1,4 @@
-"""The command, in processes that are forked from one which has imported all: that takes no time."""
+"""The command, in processes forked from one that has imported everything."""
 
 import atexit
 import json
@@ -145,7 +145,7 @@ def running(*arguments: str, lines: int = 1, **more: str) -> Generator[tuple[Run
 
 @cache
 def _ready() -> socket.socket:
-    """Start the process that all others are forked from; it ends with this one."""
+    """Start the process from which all others are forked; it ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", _FORKING, str(theirs.fileno())]
     process = subprocess.Popen(command, env=environ(), pass_fds=[theirs.fileno()])

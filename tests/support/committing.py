@@ -1,4 +1,4 @@
-"""Commits through the API, and what the real library makes of them."""
+"""Commits through the API, and reads of them with the icechunk library."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ ONES: Final = bytes((1, 1, 1, 1))
 
 
 def put_array(path: str, *shape: int, **more: Any) -> dict[str, Any]:
-    """Ask for an array."""
+    """Return a change that adds an array."""
     return {
         "op": "put_node",
         "path": path,
@@ -26,7 +26,7 @@ def put_array(path: str, *shape: int, **more: Any) -> dict[str, Any]:
 
 
 def put_group(path: str, **attributes: Any) -> dict[str, Any]:
-    """Ask for a group."""
+    """Return a change that adds a group."""
     return {
         "op": "put_node",
         "path": path,
@@ -35,13 +35,13 @@ def put_group(path: str, **attributes: Any) -> dict[str, Any]:
 
 
 def put_chunks(path: str, chunk_id: str, *coords: list[int], length: int = 4) -> dict[str, Any]:
-    """Ask for chunks that are all of one file."""
+    """Return a change that refers to chunks in one file."""
     chunks = [{"coords": at, "chunk_id": chunk_id, "length": length} for at in coords]
     return {"op": "put_chunks", "path": path, "chunks": chunks}
 
 
 def delete_chunks(path: str, *coords: list[int]) -> dict[str, Any]:
-    """Ask for chunks to be gone."""
+    """Return a change that deletes chunks."""
     return {"op": "delete_chunks", "path": path, "coords": list(coords)}
 
 
@@ -59,11 +59,11 @@ class Client:
 
     @property
     def tip(self) -> str:
-        """The id of the snapshot that ``main`` is at, as the library sees it."""
+        """The id of the snapshot of ``main``, as the library returns it."""
         return self.repo.lookup_branch("main")
 
     def chunk(self, data: bytes = ONES) -> str:
-        """Write a chunk."""
+        """Write a chunk, and return its id."""
         answer = self.api.client.post("/api/datasets/repo/chunks", content=data)
         assert answer.status_code == 201, answer.text
         assert answer.json()["length"] == len(data)
@@ -72,20 +72,20 @@ class Client:
     def ask(
         self, *changes: Mapping[str, Any], key: str | None = None, **more: Any
     ) -> httpx.Response:
-        """Ask for a commit."""
+        """Request a commit."""
         headers = {} if key is None else {"idempotency_key": key}
         body = {"message": "a commit", "changes": list(changes)} | more
         return self.api.send("POST", "/commits", body, **headers)
 
     def ask_in_lines(self, *lines: Any) -> httpx.Response:
-        """Ask for a commit whose options and changes are on lines of their own."""
+        """Request a commit whose options and changes are on lines of their own."""
         content = "\n".join(map(json.dumps, lines)).encode()
         headers = {"Content-Type": "application/x-ndjson"}
         url = "/api/datasets/repo/commits"
         return self.api.client.post(url, content=content, headers=headers)
 
     def commit(self, *changes: Mapping[str, Any], key: str | None = None, **more: Any) -> str:
-        """Commit, and give the id of the snapshot."""
+        """Commit, and return the id of the snapshot."""
         answer = self.ask(*changes, key=key, **more)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["snapshot_id"])
@@ -97,11 +97,11 @@ class Client:
         return values
 
     def messages(self) -> list[str]:
-        """Tell the history as the library does, newest first, but for the first commit."""
+        """Return the messages as the library does, newest first, without the initial commit."""
         return [each.message for each in self.repo.ancestry(branch="main")][:-1]
 
     def library_commit(self, message: str, path: str, value: int) -> str:
-        """Let the library write an array."""
+        """Write an array with the library, and commit."""
         session = self.repo.writable_session("main")
         zarr.open_array(session.store, path=path)[...] = value
         return session.commit(message)

@@ -1,4 +1,4 @@
-"""Many clients who write the chunks of one array and read them, and what each of them did."""
+"""Many clients that write and read the chunks of one array, and records of their writes."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tests.support.labs import SMALL, value
 
 READERS: Final = 4
 DEADLINE_S: Final = 120.0
-"""Nothing hangs: all are done by then."""
+"""Time limit of a run."""
 _PAUSE_S: Final = 0.05
 _GATEWAYS: Final = 2
 
@@ -35,7 +35,7 @@ type Plans = list[list[Step]]
 
 
 def plans(writers: int, *, deletes: bool = True) -> st.SearchStrategy[Plans]:
-    """Choose what each of so many clients does."""
+    """Draw the steps of each of *writers* clients."""
     steps = st.builds(
         Step,
         st.integers(0, SMALL.chunks - 1),
@@ -47,7 +47,7 @@ def plans(writers: int, *, deletes: bool = True) -> st.SearchStrategy[Plans]:
 
 
 async def nothing() -> None:
-    """Let all go well."""
+    """Cause no fault."""
 
 
 async def play(
@@ -58,9 +58,9 @@ async def play(
     *,
     trusted: ssl.SSLContext | None = None,
 ) -> list[Write]:
-    """Let all write, and readers look on, through gateways at *urls*, which may be replaced.
+    """Run all plans and some readers through gateways at *urls*, which may be replaced.
 
-    What is not acknowledged is tried again until it is.
+    A write that is not acknowledged is repeated until it is.
     """
     crowd = _Crowd(urls, name, len(plans), trusted)
     async with asyncio.timeout(DEADLINE_S), crowd.client, asyncio.TaskGroup() as group:
@@ -85,7 +85,7 @@ class _Crowd:
         self._name = name
 
     async def write(self, writer: int, plan: list[Step]) -> None:
-        """Do one write after the other; no two values are alike."""
+        """Do one write after the other, each with a value of its own."""
         for number, step in enumerate(plan):
             data = None if step.is_delete else value(SMALL, writer, number)
             write = Write(self._key(step.chunk), data, time.monotonic())
@@ -105,7 +105,7 @@ class _Crowd:
         return answer.is_success
 
     async def look_on(self, reader: int) -> None:
-        """Read chunks at random: none is torn, or another's."""
+        """Read random chunks, and assert that each is one that was written."""
         choice = random.Random(reader)
         while True:
             key = self._key(choice.randrange(SMALL.chunks))
@@ -122,5 +122,5 @@ class _Crowd:
 
 
 def impossible(writes: list[Write], found: dict[str, bytes | None]) -> list[str]:
-    """Name the keys under which there is what cannot be there."""
+    """Return the keys whose values contradict the writes."""
     return [key for key, data in found.items() if data not in possible(writes, key)]

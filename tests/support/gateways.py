@@ -28,23 +28,23 @@ class Gateway:
     def __init__(self, pid: int, url: str, output: IO[str]) -> None:
         self._pid = pid
         self._output = output
-        """Of which it may have more to say."""
+        """Standard output, kept open while the service may write to it."""
         self._descriptor = os.pidfd_open(pid)
         self.url = url
 
     @property
     def resident_nbytes(self) -> int:
-        """Tell how much memory it has."""
+        """Resident memory of the process."""
         pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill the process group."""
         self._signal(signal.SIGKILL)
         self.wait(30)
 
     def stop(self) -> None:
-        """Let it do nothing from now on."""
+        """Stop the process, and wait until all its threads have."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + _STOPPED_S
         while not self._is_stopped():
@@ -52,29 +52,29 @@ class Gateway:
             time.sleep(0.001)
 
     def go_on(self) -> None:
-        """Let it do what it was about to do."""
+        """Continue a stopped process."""
         self._signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def jump(self) -> None:
-        """Let its clock jump."""
+        """Set its clock to the next of `JUMPS_S`."""
         self._signal(signal.SIGUSR1)
 
     def wait(self, longest_s: float) -> bool:
-        """Tell whether it ended in time."""
+        """Return whether it ended in time."""
         return bool(select.select([self._descriptor], [], [], longest_s)[0])
 
     def close(self) -> None:
-        """Make sure that it is gone."""
+        """Kill it, and release its descriptors."""
         self.kill()
         os.close(self._descriptor)
         self._output.close()
 
     def _is_stopped(self) -> bool:
-        """Tell whether none of its threads goes on, which a signal alone does not promise."""
+        """Return whether all threads are stopped, which a signal alone does not ensure."""
         threads = Path(f"/proc/{self._pid}/task").glob("*/stat")
         try:
             return all(each.read_text().rpartition(") ")[2].startswith("T") for each in threads)
@@ -93,7 +93,7 @@ def of_dataset(
     ttl_s: float = 60,
     endpoint_url: str | None = None,
 ) -> dict[str, str]:
-    """Configure the writable dataset ``data`` at *url*."""
+    """Return the variables of the writable dataset ``data`` at *url*."""
     environ = {
         "SHARDGATE_DATASETS__DATA__URL": url,
         "SHARDGATE_DATASETS__DATA__WRITABLE": "true",
@@ -117,7 +117,7 @@ def gateway(environ: Environ) -> Generator[Gateway]:
 def gateway_process(
     environ: Environ, *arguments: str, **options: Any
 ) -> Generator[tuple[subprocess.Popen[str], str]]:
-    """Run the service by its command until the end of the context, and tell its URL."""
+    """Run the service by its command until the end of the context, and yield its URL."""
     with subprocess.Popen(
         [*_COMMAND, *arguments],
         env=clean_environ(**environ),
@@ -135,7 +135,7 @@ def gateway_process(
 
 @contextmanager
 def forked(environ: Environ) -> Generator[Gateway]:
-    """Run the service, configured by *environ* alone, in a process that is there at once."""
+    """Run the service, configured by *environ* alone, in a forked process."""
     with closing(start_gateway(environ)) as running:
         yield running
 
@@ -151,7 +151,7 @@ def start_gateway(environ: Environ) -> Gateway:
 
 
 def _url(line: str) -> str:
-    """Find the URL in what the service announces, which is that of a dataset."""
+    """Return the service's URL from its first line, which has that of a dataset."""
     found = next((word for word in line.split() if word.startswith("http://")), None)
     if found is None:
         raise RuntimeError(f"the service does not start: {line}")

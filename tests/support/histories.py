@@ -1,4 +1,4 @@
-"""What many writers did to a set of registers, and what of it may be seen."""
+"""Histories of concurrent writes, and the values that may be read after them."""
 
 from dataclasses import dataclass
 from math import inf
@@ -6,20 +6,20 @@ from math import inf
 
 @dataclass(slots=True)
 class Write:
-    """A value that was put under *key*, `None` if it was deleted; times are those of one clock."""
+    """A value written under *key*, `None` if deleted; times are those of one clock."""
 
     key: str
     value: bytes | None
     begin: float
     end: float = inf
-    """When it was acknowledged: never, if that is infinite."""
+    """Time of the acknowledgement, infinite if there is none."""
 
 
 def possible(writes: list[Write], key: str) -> set[bytes | None]:
-    """Tell what may be under *key* once all is quiet.
+    """Return the values that *key* may have after all writes.
 
-    An acknowledged write is gone only where another may have come after it: one that had not
-    ended when it began. A key begins with nothing.
+    An acknowledged write may be replaced only by one that had not ended when it began. A key begins
+    with nothing.
     """
     of_key = [Write(key, None, -inf, -inf), *(each for each in writes if each.key == key)]
     return {
@@ -30,5 +30,5 @@ def possible(writes: list[Write], key: str) -> set[bytes | None]:
 
 
 def ever(writes: list[Write], key: str) -> set[bytes | None]:
-    """Tell what a reader may have seen under *key* at any time."""
+    """Return the values that a reader may have read of *key* at any time."""
     return {None, *(each.value for each in writes if each.key == key)}

@@ -1,4 +1,4 @@
-"""Arrays in stores, which are read without the service: what is there is seen by zarr-python."""
+"""Arrays in stores that zarr-python reads without the service."""
 
 import itertools
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 
 class Shape(NamedTuple):
-    """How an array is divided."""
+    """Numbers of chunks and shards of an array, and the length of a chunk."""
 
     chunks: int
     chunk_length: int
@@ -25,7 +25,7 @@ class Shape(NamedTuple):
 
     @property
     def chunk_nbytes(self) -> int:
-        """Bytes of an inner chunk, which no codec makes fewer."""
+        """Bytes of an inner chunk, which no codec compresses."""
         return 8 * self.chunk_length
 
 
@@ -36,20 +36,20 @@ LARGE: Final = Shape(24, 128 * 1024, 1)
 
 @dataclass
 class Lab:
-    """A folder, or a bucket of SeaweedFS, with arrays in it."""
+    """A folder, or a bucket of SeaweedFS, with arrays."""
 
     folder: Path
     seaweedfs: SeaweedFS | None = None
 
     @property
     def url(self) -> str:
-        """Name the place where the arrays are."""
+        """The URL or path of the folder."""
         if self.seaweedfs is None:
             return str(self.folder)
         return f"s3://{self.seaweedfs.bucket}/{self.folder.name}"
 
     def new_array(self, shape: Shape = SMALL, chunks: Mapping[int, bytes] | None = None) -> str:
-        """Make an array that holds *chunks* and no others, and name it."""
+        """Create an array with *chunks* and no others, and return its name."""
         name = f"a{next(_numbers)}"
         length = shape.chunk_length
         array = zarr.create_array(
@@ -86,7 +86,7 @@ class Lab:
         return zarr.open_array(self.seaweedfs.zarr_store(f"{self.folder.name}/{name}"), mode="r")
 
     def left(self, name: str) -> list[str]:
-        """Name what no reader asks for: unfinished objects and uploads, or files."""
+        """Return the names of unfinished objects and uploads, or of temporary files."""
         if self.seaweedfs is None:
             files = [path.name for path in (self.folder / name).rglob(".*")]
             return sorted(files)
@@ -98,13 +98,13 @@ class Lab:
 
 
 def value(shape: Shape, writer: int, number: int) -> bytes:
-    """Make the bytes of a chunk, unlike those of any other write."""
+    """Return the bytes of a chunk, unlike those of any other write."""
     random = np.random.default_rng((writer, number))
     return random.integers(1, 2**63, shape.chunk_length, "<u8").tobytes()
 
 
 def requested_lab(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Lab:
-    """Make a lab in the store that the parameter names: ``folder`` or ``seaweedfs``."""
+    """Return a lab in the store that the parameter names: ``folder`` or ``seaweedfs``."""
     is_remote = request.param == "seaweedfs"
     seaweedfs = request.getfixturevalue("seaweedfs") if is_remote else None
     return Lab(factory.mktemp("lab"), seaweedfs)

@@ -15,5 +15,5 @@ def lack(reason: str) -> NoReturn:
 
 
 def need(program: str) -> str:
-    """Find *program*, or skip the test."""
+    """Return the path of *program*, or skip the test."""
     return shutil.which(program) or lack(f"{program} is not installed")

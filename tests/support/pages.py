@@ -1,4 +1,4 @@
-"""The start page, taken apart as browsers do, which forgive nothing here."""
+"""The start page, parsed strictly as HTML."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -10,30 +10,30 @@ import httpx
 
 @dataclass(frozen=True)
 class Page:
-    """An answer to a browser."""
+    """A response with its parsed page, or a part of it."""
 
     answer: httpx.Response
     tree: Element
 
     def all(self, path: str) -> list[Element]:
-        """Find elements."""
+        """Return the elements at *path*."""
         return self.tree.findall(f".//{path}")
 
     def card(self, name: str) -> "Page":
-        """Give the part of a dataset."""
+        """Return the card of a dataset."""
         (found,) = self.all(f"article[@aria-labelledby='dataset-{name}']")
         return Page(self.answer, found)
 
     def texts(self, path: str) -> list[str]:
-        """Give the text in elements."""
+        """Return the texts of elements."""
         return [" ".join("".join(each.itertext()).split()) for each in self.all(path)]
 
     def links(self, path: str = "") -> list[str]:
-        """Give where links lead."""
+        """Return the targets of links."""
         return [each.attrib["href"] for each in self.all(f"{path}//a".lstrip("/"))]
 
     def snippets(self) -> dict[str, str]:
-        """Give the code of snippets by their titles."""
+        """Return the code of snippets by their titles."""
         return {
             "".join(each.find("summary").itertext()): "".join(each.find("pre/code").itertext())  # type: ignore[union-attr]  # each has both
             for each in self.all("details")
@@ -41,7 +41,7 @@ class Page:
 
 
 def open_page(client: httpx.Client) -> Page:
-    """Ask for the page as a browser does; what HTML does not allow in it raises."""
+    """Request the page as a browser does, and parse it; invalid HTML raises."""
     answer = client.get("/", headers={"accept": "text/html"})
     assert answer.status_code == 200, answer.text
     return Page(answer, parse(answer.text))

@@ -1,4 +1,4 @@
-"""Programs that listen on ports, and the environment that they get."""
+"""Programs that listen on ports, and their environment."""
 
 import os
 import socket
@@ -16,19 +16,19 @@ _STOP_S: Final = 20.0
 
 
 def environ(**more: str) -> dict[str, str]:
-    """Give an environment in which nothing else is configured."""
+    """Return the environment without settings of the service or of AWS."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
     return kept | {"PYTHONPATH": str(ROOT)} | more
 
 
 def listens(port: int) -> bool:
-    """Tell whether anybody listens on *port*."""
+    """Return whether a server listens on *port*."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nothing listens on, all held at once so that they differ."""
+    """Return free ports, all held at once so that they differ."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -40,7 +40,7 @@ def free_ports(count: int) -> list[int]:
 def listening(
     command: Sequence[str], port: int, output: Path, env: Mapping[str, str] | None = None
 ) -> Generator[subprocess.Popen[bytes]]:
-    """Run *command* until the context ends, which begins when it listens on *port*."""
+    """Run *command*, yield when it listens on *port*, and terminate it at the end."""
     with output.open("ab") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=env)
     try:
@@ -64,7 +64,7 @@ def listening(
 def store_process(
     command: Sequence[str], is_ready: Callable[[], bool], folder: Path, env: Mapping[str, str]
 ) -> Generator[None]:
-    """Run *command* in *folder* until the context ends, as by a power cut."""
+    """Run *command* in *folder*, yield when it is ready, and kill it at the end."""
     with (
         tempfile.TemporaryFile() as output,
         subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=folder) as process,

@@ -1,4 +1,4 @@
-"""Icechunk repositories with all kinds of history, written by the real library."""
+"""Icechunk repositories with all kinds of history, written by the icechunk library."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def create(folder: Path, *, spec_version: int | None = None) -> Written:
 
 
 def array(name: str, shape: tuple[int, ...] = (6,)) -> Callable[[Any], object]:
-    """Make a change that adds an array with chunks of two along each dimension."""
+    """Return a change that adds an array with chunks of two along each dimension."""
 
     def change(store: Any) -> None:
         group = zarr.open_group(store)
@@ -72,37 +72,37 @@ def array(name: str, shape: tuple[int, ...] = (6,)) -> Callable[[Any], object]:
 
 
 def group(name: str) -> Callable[[Any], object]:
-    """Make a change that adds a group."""
+    """Return a change that adds a group."""
     return lambda store: zarr.open_group(store).create_group(name)
 
 
 def write(name: str, place: Any, value: int) -> Callable[[Any], object]:
-    """Make a change of chunks."""
+    """Return a change of chunks."""
     return lambda store: zarr.open_array(store, path=name).set_basic_selection(place, value)
 
 
 def attribute(name: str, value: int) -> Callable[[Any], object]:
-    """Make a change of the metadata of a node."""
+    """Return a change of a node's attributes."""
     return lambda store: zarr.open(store, path=name, mode="r+").attrs.update({"n": value})
 
 
 def resize(name: str, *shape: int) -> Callable[[Any], object]:
-    """Make a change that resizes an array."""
+    """Return a change that resizes an array."""
     return lambda store: zarr.open_array(store, path=name).resize(shape)
 
 
 def delete(name: str) -> Callable[[Any], object]:
-    """Make a change that deletes a node."""
+    """Return a change that deletes a node."""
     return lambda store: zarr.open_group(store).__delitem__(name)
 
 
 def every(*changes: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Make one change of several."""
+    """Return several changes as one."""
     return lambda store: [change(store) for change in changes]
 
 
 def plain(written: Written) -> Written:
-    """Do what both versions can do."""
+    """Make all changes that both format versions support."""
     written.commit("one", every(array("a"), group("g"), array("g/x", (6, 4))), metadata=METADATA)
     written.commit("shape é🧊", every(write("a", 0, 7), attribute("g", 1), attribute("", 1)))
     written.commit("came", array("gone"))
@@ -122,7 +122,7 @@ def plain(written: Written) -> Written:
 
 
 def eventful(folder: Path) -> Written:
-    """Do what only version 2 can do, besides."""
+    """Make the changes of `plain`, and those that only version 2 supports."""
     written = plain(create(folder))
     repo = written.repo
     second, first = written.snapshots[-3:-1]
@@ -148,7 +148,7 @@ def eventful(folder: Path) -> Written:
 
 
 def expired(folder: Path) -> Written:
-    """Let the early snapshots of an eventful repository expire."""
+    """Make an eventful repository whose early snapshots have expired."""
     written = eventful(folder)
     moments = [each.written_at for each in written.repo.ancestry(branch="main")]
     written.repo.expire_snapshots(moments[4] + timedelta(microseconds=1))
@@ -164,7 +164,7 @@ def version_1(folder: Path) -> Written:
 
 
 def version_1_expired(folder: Path) -> Written:
-    """Let the early snapshots of such a repository expire: later ones are written anew."""
+    """Write a repository in version 1 whose early snapshots have expired."""
     written = version_1(folder)
     moments = [each.written_at for each in written.repo.ancestry(branch="main")]
     written.repo.expire_snapshots(moments[3] + timedelta(microseconds=1))
@@ -172,7 +172,7 @@ def version_1_expired(folder: Path) -> Written:
 
 
 def migrated(folder: Path) -> Written:
-    """Go on in version 2 with a repository of version 1."""
+    """Migrate a repository of version 1 to version 2, and commit to it."""
     repo = icechunk.upgrade_icechunk_repository(version_1(folder).repo, dry_run=False)
     written = Written(repo, folder)
     written.commit("migrated", every(array("after"), write("a/y", 2, 5)), metadata=METADATA)

@@ -21,13 +21,13 @@ ROOT = ObjectRef("memory://bucket", "data")
 
 @dataclass(frozen=True)
 class All:
-    """The choice of a client that wants everything."""
+    """The selection of a client that reads everything."""
 
     reads: ByteRange | None
 
 
 def everything(entity: Entity) -> All:
-    """Choose all of it, as it is stored."""
+    """Select the whole entity, as it is stored."""
     return All(ByteRange(0, entity.length))
 
 
@@ -52,14 +52,14 @@ class Reading:
 
 
 async def gather(body: Body) -> bytes:
-    """Put a body together."""
+    """Join the pieces of a body."""
     return body if isinstance(body, bytes) else b"".join([piece async for piece in body])
 
 
 def known_formats(
     *, metadata_nbytes: int = 2**20, whole_index_nbytes: int = 2**20, decoded_nbytes: int = 2**20
 ) -> tuple[Format, ...]:
-    """Give the formats that the service looks for."""
+    """Return the formats that the service looks for."""
     limits = LimitSettings.model_validate(
         {
             "metadata_bytes": metadata_nbytes,
@@ -85,7 +85,7 @@ def reading(
     in_flight_bytes: int = 2**26,
     clock: Callable[[], float] = time.monotonic,
 ) -> Reading:
-    """Put a resolver together as the service does."""
+    """Build a resolver as the service does."""
     fetch = ReadCache(store, MetadataCache(index_bytes), ttl_s=ttl_s, clock=clock)
     budget = ByteBudget(in_flight_bytes, wait_s=0.2)
     budgets = BucketBudgets(budget)

@@ -20,7 +20,7 @@ _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")
 
 
 class SeaweedFS:
-    """The server's address and keys, and a synchronous way to put objects there."""
+    """The server's address and keys, and synchronous methods to store objects."""
 
     access_key_id = "testkey"
     secret_access_key = "testsecret"
@@ -50,7 +50,7 @@ class SeaweedFS:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What a program needs in its environment to find the server by botocore's chain."""
+        """Variables by which botocore finds the server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ACCESS_KEY_ID": self.access_key_id,
@@ -91,11 +91,11 @@ class SeaweedFS:
                 self.put(f"{prefix.strip('/')}/{name}".lstrip("/"), file.read_bytes())
 
     def zarr_store(self, prefix: str) -> ObjectStore[S3Store]:
-        """Give what zarr-python reads what is below *prefix* with."""
+        """Return zarr-python's store of the objects below *prefix*."""
         return ObjectStore(self.store(prefix), read_only=True)
 
     def store(self, prefix: str) -> S3Store:
-        """Give obstore's client of what is below *prefix*."""
+        """Return obstore's client of the objects below *prefix*."""
         return S3Store(
             self.bucket,
             prefix=prefix or None,
@@ -107,7 +107,7 @@ class SeaweedFS:
         )
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self.client.close()
 
 
@@ -115,9 +115,9 @@ class SeaweedFS:
 def running(
     weed: Path, folder: Path, ports: tuple[int, Sequence[str]] | None = None
 ) -> Generator[SeaweedFS]:
-    """Run the binary *weed* with its data in *folder* until the context ends, as by a power cut.
+    """Run the binary *weed* with its data in *folder*, and kill it at the end.
 
-    On the same ports, of `own_ports`, it is the same server again.
+    A second run on the same ports, of `own_ports`, is the same server again.
     """
     port, listening = ports or own_ports(folder)
     server = SeaweedFS(port, "test")
@@ -146,7 +146,7 @@ def running(
 
 
 def own_ports(folder: Path) -> tuple[int, list[str]]:
-    """Find ports that nothing listens on: that of S3, and the arguments that tell all."""
+    """Return the free port of S3, and the arguments with all free ports."""
     listen = dict(zip(_SERVICES, batched(free_ports(2 * len(_SERVICES)), 2), strict=True))
     arguments = [f"-s3.localSocket={folder}/s3.sock", f"-filer.localSocket={folder}/filer.sock"]
     for name, (http, grpc) in listen.items():
@@ -155,7 +155,7 @@ def own_ports(folder: Path) -> tuple[int, list[str]]:
 
 
 def remove_sockets(listening: Sequence[str]) -> None:
-    """Remove what a server that was killed has left of those."""
+    """Remove the sockets that a killed server has left."""
     for argument in listening:
         name, _, port = argument.removeprefix("-").partition(".port.grpc=")
         Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The service, configured as the command does it, in a thread of the tests."""
+"""The service, configured as by the command, in a thread of the tests."""
 
 import asyncio
 import socket
@@ -21,13 +21,13 @@ _START_S: Final = 60.0
 _STOP_S: Final = 10
 _TICK_S: Final = 0.1
 _LEAVING_S: Final = 0.002
-"""The server hears by then of connections that clients have closed."""
+"""Time in which the server learns of connections that clients have closed."""
 
 
 class _Server(uvicorn.Server):
-    """Stops as soon as it is told to; uvicorn rests for a tenth of a second, twice.
+    """A uvicorn server that stops at once, if no client is connected.
 
-    Where anybody is connected still, it stops as uvicorn does.
+    Uvicorn itself waits for a tenth of a second, twice.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -65,9 +65,9 @@ def serving(
     wrap: Callable[[ObjectStore], ObjectStore] | None = None,
     around: Callable[[InstrumentedApp], Any] = lambda app: app,
 ) -> Generator[str]:
-    """Run the service with *settings* and give its URL, which ends without a slash.
+    """Run the service with *settings*, and yield its URL without a final slash.
 
-    *wrap* goes around its stores, and *around* around itself.
+    Its stores are wrapped by *wrap*, and the application by *around*.
     """
     app = around(create_app(settings) if wrap is None else create_app(settings, wrap=wrap))
     quiet = settings.server.model_copy(update={"log_level": "critical"})

@@ -26,21 +26,21 @@ class Replicas:
     repo: icechunk.Repository
 
     def begin(self, at: int = 0, **options: Any) -> str:
-        """Begin a session, and give its id."""
+        """Begin a session, and return its id."""
         answer = self.clients[at].post("/api/datasets/data/sessions", json=options)
         assert answer.status_code == 201, answer.text
         session_id: str = answer.json()["session_id"]
         return session_id
 
     def commit(self, session_id: str, at: int = 0, key: str = "", **options: Any) -> httpx.Response:
-        """Ask for a commit."""
+        """Request a commit."""
         path = f"/api/datasets/data/sessions/{session_id}/commit"
         headers = {"idempotency-key": key} if key else {}
         body = {"message": "made in a session"} | options
         return self.clients[at].post(path, json=body, headers=headers)
 
     def committed(self, session_id: str, at: int = 0, **options: Any) -> str:
-        """Commit, and give the snapshot."""
+        """Commit, and return the snapshot."""
         answer = self.commit(session_id, at, **options)
         assert answer.status_code == 201, answer.text
         snapshot_id: str = answer.json()["snapshot_id"]
@@ -59,7 +59,7 @@ class Replicas:
         return self.clients[at].get(f"/data/@session.{session_id}/{key}")
 
     def delete(self, session_id: str, key: str, at: int = 0) -> httpx.Response:
-        """Take a key away."""
+        """Delete a key."""
         return self.clients[at].delete(f"/data/@session.{session_id}/{key}")
 
     def keys(self, session_id: str, prefix: str = "", at: int = 0) -> set[str]:
@@ -74,12 +74,12 @@ class Replicas:
 
     @property
     def urls(self) -> list[str]:
-        """Where the services are."""
+        """The URLs of the services."""
         return [str(each.base_url).rstrip("/") for each in self.clients]
 
     @property
     def history(self) -> list[str]:
-        """The snapshots of ``main``, newest first, as the library tells them."""
+        """The snapshots of ``main``, newest first, as the library returns them."""
         return [each.id for each in self.repo.ancestry(branch="main")]
 
 
@@ -111,7 +111,7 @@ def replicas(storage: Any, url: str, seaweedfs: SeaweedFS | None = None) -> Gene
 
 
 def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> dict[str, Any]:
-    """Describe an array of bytes."""
+    """Return the metadata of an array of bytes."""
     return array_metadata(list(shape), list(chunks), [{"name": "bytes"}]) | more
 
 

@@ -21,6 +21,8 @@ FIRST = Write("k", b"a", 0, 1)
     ],
     ids=["none", "one", "unanswered", "in turn", "unanswered after", "concurrent"],
 )
-def test_possible_values(writes: list[Write], expected: set[bytes | None]) -> None:
+def test_acknowledged_write_is_lost_to_concurrent_ones_only(
+    writes: list[Write], expected: set[bytes | None]
+) -> None:
     """An acknowledged write is lost only to one that had not ended when it began."""
     assert possible(writes, "k") == expected

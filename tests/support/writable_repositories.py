@@ -1,4 +1,4 @@
-"""An Icechunk repository that the service and the real library both write."""
+"""An Icechunk repository that both the service and the icechunk library write."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from tests.support.serving import client_of
 
 
 def in_seaweedfs(seaweedfs: SeaweedFS, prefix: str) -> icechunk.Storage:
-    """Name a prefix of the bucket to the library."""
+    """Return the library's storage at a prefix of the bucket."""
     return icechunk.s3_storage(
         bucket=seaweedfs.bucket,
         prefix=prefix,
@@ -31,30 +31,30 @@ def in_seaweedfs(seaweedfs: SeaweedFS, prefix: str) -> icechunk.Storage:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a repository is to be: a folder, or below a prefix of SeaweedFS."""
+    """The place of a repository: a folder, or a prefix of SeaweedFS."""
 
     folder: Path
     seaweedfs: SeaweedFS | None = None
 
     @property
     def storage(self) -> icechunk.Storage:
-        """Give what the library reads and writes it with."""
+        """The library's storage of the repository."""
         if (server := self.seaweedfs) is None:
             return icechunk.local_filesystem_storage(str(self.folder))
         return in_seaweedfs(server, self.folder.name)
 
     def create(self, **config: Any) -> icechunk.Repository:
-        """Let the library make a repository."""
+        """Create the repository with the library."""
         return icechunk.Repository.create(
             self.storage, config=icechunk.RepositoryConfig(**config) if config else None
         )
 
     def open(self) -> icechunk.Repository:
-        """Let the library open the repository."""
+        """Open the repository with the library."""
         return icechunk.Repository.open(self.storage)
 
     def settings(self, *, writable: bool = True, **more: Any) -> Settings:
-        """Configure the dataset ``repo`` there; what can change is known for a minute."""
+        """Return settings of the dataset ``repo`` there, with a cache of a minute."""
         cache = CacheSettings(ttl_s=60)
         if (server := self.seaweedfs) is None:
             url = self.folder.resolve().as_uri()
@@ -66,7 +66,7 @@ class Place:
 
 
 def new_place(folder: Path, seaweedfs: SeaweedFS | None = None) -> Place:
-    """Find a place where nothing is."""
+    """Return an empty place."""
     place = folder / f"repo-{uuid4().hex}"
     if seaweedfs is None:
         place.mkdir()
@@ -95,23 +95,23 @@ class Api:
         )
 
     def do(self, method: str, route: str, body: Any = None, **headers: str) -> httpx.Response:
-        """Send a request that must be done."""
+        """Send a request, and assert that it succeeds."""
         answer = self.send(method, route, body, **headers)
         assert answer.is_success, answer.text
         return answer
 
     def answer(self, route: str, **query: Any) -> httpx.Response:
-        """Ask for a route."""
+        """Request a route."""
         return self.send("GET", route, query=query)
 
     def tell(self, route: str, **query: Any) -> Any:
-        """Ask for a route, which must be there."""
+        """Request a route, and return its document."""
         answer = self.answer(route, **query)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def pages(self, route: str, member: str, **query: Any) -> list[Any]:
-        """Ask for all pages of a list."""
+        """Request all pages of a list."""
         items, after = [], None
         while True:
             page = self.tell(route, after=after, **query)
@@ -120,13 +120,13 @@ class Api:
                 return items
 
     def names(self, kind: str) -> dict[str, str]:
-        """List branches or tags."""
+        """Return the snapshots of branches or tags by name."""
         return {each["name"]: each["snapshot_id"] for each in self.tell(f"/{kind}")[kind]}
 
 
 @contextmanager
 def serve(folder: Path, **more: Any) -> Generator[Api]:
-    """Serve *folder*; what can change is asked for anew."""
+    """Serve *folder* with a cache that expires at once."""
     datasets = {"repo": DatasetSettings(url=folder.resolve().as_uri(), **more)}
     with client_of(Settings(datasets=datasets, cache=CacheSettings(ttl_s=1e-6))) as client:
         yield Api(client)
@@ -134,10 +134,10 @@ def serve(folder: Path, **more: Any) -> Generator[Api]:
 
 @contextmanager
 def api(place: Place, **more: Any) -> Generator[Api]:
-    """Serve what is at *place*.
+    """Serve the repository at *place*.
 
-    Routes are built when they are first asked for, with warnings of pydantic off: of two services
-    in one process each may have them switched on again by the other, so it is done one by one.
+    The first request builds the routes with pydantic's warnings off. Two services in one process
+    may switch them on for each other, so they are built one after the other.
     """
     with client_of(place.settings(**more)) as client:
         client.get("/openapi.json").raise_for_status()

@@ -1,4 +1,4 @@
-"""Compressed data that are the same whenever they are written: tests are named after them."""
+"""Compressed data that are the same at each run, as they are in the names of tests."""
 
 import gzip
 import zlib
@@ -10,7 +10,7 @@ import zstandard
 
 
 def zipped(data: bytes) -> bytes:
-    """Compress *data*, and put no time in."""
+    """Compress *data* without a time stamp."""
     return gzip.compress(data, mtime=0)
 
 
@@ -20,7 +20,7 @@ ENCODERS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "br": brotli.compress,
     "zstd": zstandard.compress,
 }
-"""By content coding."""
+"""Encoders by content coding."""
 
 
 def encoded(coding: str, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""`shardgate.survey.inspect`: summary of a dataset in a moment."""
+"""`shardgate.survey.inspect`: summary of a dataset for its overview."""
 
 import json
 from typing import Any, Final
@@ -45,8 +45,8 @@ async def look(store: MemoryStore, within_s: float = 5) -> DatasetOverview:
     return await summarize(opened.resolver, opened.dataset, within_s)
 
 
-async def test_arrays_are_seen() -> None:
-    """Arrays have the key of their node, zarr-python opens them; invalid metadata are damage."""
+async def test_arrays_have_their_node_and_group() -> None:
+    """A sound array has a node and a group; one with invalid metadata has neither."""
     array = zarr.open_array({"zarr.json": cpu.Buffer.from_bytes(json.dumps(ARRAY).encode())})
     assert np.all(array[...] == 0)
     seen = await look(filled(MemoryStore(), a=ARRAY, b={"zarr_format": 3, "node_type": "array"}))
@@ -58,8 +58,8 @@ async def test_arrays_are_seen() -> None:
     assert (seen.is_all, seen.reason) == (True, "")
 
 
-async def test_levels_know_their_image() -> None:
-    """An array right below a group of OME-Zarr is a level of it; above the root nothing is."""
+async def test_level_has_its_image_group() -> None:
+    """An array right below an OME-Zarr group is a level of that image; a root has no group."""
     seen = await look(filled(MemoryStore(), _=IMAGE, s0=ARRAY, sub__a=ARRAY))
     (only,) = (await look(filled(MemoryStore(), _=ARRAY))).collections
 
@@ -70,8 +70,11 @@ async def test_levels_know_their_image() -> None:
     assert (only.path, only.node, only.group) == ("", "", None)
 
 
-async def test_a_look_has_an_end() -> None:
-    """Of many arrays the first are described; of a root without a listing those that it names."""
+async def test_summary_is_bounded() -> None:
+    """A summary has the first `MAX_COLLECTIONS` arrays.
+
+    A root without a listing has those of its consolidated metadata.
+    """
     arrays = {f"a{number}": ARRAY for number in range(MAX_COLLECTIONS + 1)}
     seen = await look(filled(MemoryStore(), **arrays))
 
@@ -84,8 +87,11 @@ async def test_a_look_has_an_end() -> None:
     assert [each.path for each in seen.collections] == ["a"]
 
 
-async def test_a_store_that_hangs_is_left() -> None:
-    """After the time limit the read is cancelled; the reason is given, as of one that fails."""
+async def test_slow_or_failing_store_has_a_reason() -> None:
+    """A read beyond the time limit is cancelled.
+
+    The summary has the reason, like that of a failed read.
+    """
     store = filled(WatchedStore(), a=ARRAY)
     store.gate.clear()
 
@@ -100,8 +106,8 @@ async def test_a_store_that_hangs_is_left() -> None:
     assert "is on fire" in (await look(store)).reason
 
 
-async def test_of_a_precomputed_volume_only_the_container_counts() -> None:
-    """Its scales are not Zarr nodes."""
+async def test_scale_of_a_volume_has_no_node() -> None:
+    """A scale of a precomputed volume has its container, and no Zarr node."""
     store = MemoryStore()
     store.place(ROOT.join("v/info"), json.dumps(volume_info(None)).encode())
     (only,) = (await look(store)).collections
@@ -124,6 +130,9 @@ async def test_of_a_precomputed_volume_only_the_container_counts() -> None:
         (b"{" * 100_000, GroupSummary("g")),
     ],
 )
-def test_groups_are_understood(document: bytes, expected: GroupSummary) -> None:
-    """Attributes of OME-Zarr are where version 0.5 has them; other documents say nothing."""
+def test_group_document_is_summarized(document: bytes, expected: GroupSummary) -> None:
+    """A group is an image by OME-Zarr 0.5 attributes, and consolidated by its metadata.
+
+    Other documents, also invalid ones, are plain groups.
+    """
     assert summarize_group("g", document) == expected

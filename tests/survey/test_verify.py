@@ -1,4 +1,4 @@
-"""What `verify` and `inspect` find, on shards built by `struct` in memory."""
+"""Reports of `verify` and `inspect` on shards built by `struct` in memory."""
 
 import json
 import struct
@@ -34,12 +34,12 @@ BUCKET = "memory://t"
 
 
 def array(codecs: list[Any], shape: int = 8, shard: int = 4) -> bytes:
-    """Write the metadata of an array of one dimension, whose chunks may be of any length."""
+    """Return the metadata of an array of one dimension, whose chunks may be of any length."""
     return json.dumps(array_metadata([shape], [shard], codecs, **ANY_LENGTH)).encode()
 
 
 def group(**nodes: bytes) -> bytes:
-    """Write the metadata of a group with consolidated *nodes*."""
+    """Return the metadata of a group with consolidated *nodes*."""
     metadata = {name: json.loads(node) for name, node in nodes.items()}
     consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
     document = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": consolidated}
@@ -57,11 +57,11 @@ def shard(*entries: tuple[int, int], body: bytes = b"") -> bytes:
 
 
 PLAIN = array([sharding([1])])
-"""Of shards of four chunks, without checksums."""
+"""Metadata of shards of four chunks, without checksums."""
 
 
 def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root:
-    """Put *objects* into a store, and open its root."""
+    """Store *objects*, and open their root."""
     store = store or MemoryStore()
     for key, data in objects.items():
         store.place(ObjectRef(BUCKET, key), data)
@@ -80,7 +80,7 @@ SOUND = shard((0, 2), (2, 2), EMPTY, (5, 3), body=b"aabb.ccc")
 
 
 async def test_a_sound_shard_is_counted() -> None:
-    """Shards, inner chunks and their bytes are counted; progress is told."""
+    """The report counts shards, inner chunks and their bytes, and calls back for each shard."""
     seen: list[int] = []
     root = root_of({"a/zarr.json": PLAIN, "a/c/0": SOUND, "a/c/1": SOUND})
 
@@ -106,10 +106,10 @@ async def test_a_sound_shard_is_counted() -> None:
         (shard((0, 2), (0, 0), (2, 3), EMPTY, body=b"aaaa"), "a/c/6", "overlaps the shard index"),
     ],
 )
-async def test_a_damaged_index_is_told_with_object_and_key(
+async def test_damaged_index_is_reported_with_object_and_key(
     data: bytes, key: str, reason: str
 ) -> None:
-    """The key is the first inner chunk that the damage concerns."""
+    """A damaged shard index is reported with its object, its first chunk's key and the reason."""
     report = await report_of({"a/zarr.json": PLAIN, "a/c/0": SOUND, "a/c/1": data})
 
     assert [(d.object, d.key) for d in report.damages] == [(f"{BUCKET}/a/c/1", key)]
@@ -139,7 +139,7 @@ async def test_a_damaged_index_is_told_with_object_and_key(
 async def test_chunks_are_checked_by_their_own_checksum(
     codecs: list[Any], data: bytes, keys: list[str], reason: str
 ) -> None:
-    """Only `chunks` reads them; a ``crc32c`` after the sharding codec covers the whole shard."""
+    """Checksums of inner chunks and of whole shards are checked with `chunks`, and not without."""
     objects = {"zarr.json": array(codecs), "c/1": data}
     if CRC in codecs:
         objects["c/0"] = checked(SOUND)
@@ -151,7 +151,10 @@ async def test_chunks_are_checked_by_their_own_checksum(
 
 
 async def test_shards_inside_of_shards_are_checked() -> None:
-    """Damage of an inner index is told by its first chunk; only the outer one is described."""
+    """A damaged index of an inner shard is reported by its first chunk's key.
+
+    `inspect` describes the outer shard.
+    """
     inner = shard((0, 1), (1, 1), body=b"ab")
     broken = inner[:-1] + b"?"
     outer = shard((0, len(inner)), (len(inner), len(broken)), body=inner + broken)
@@ -168,8 +171,11 @@ async def test_shards_inside_of_shards_are_checked() -> None:
     assert (found.entries, found.empty, found.used_nbytes) == (2, 1, len(inner))
 
 
-async def test_without_a_listing_the_grid_is_walked() -> None:
-    """Consolidated metadata names arrays, or nothing is claimed; absent shards are no damage."""
+async def test_arrays_of_an_unlisted_store_are_found_by_metadata() -> None:
+    """In a store without listings, arrays of consolidated metadata are checked by their grid.
+
+    Without such metadata StorageUnusableError is raised.
+    """
     node = array([sharding([1])], shape=16)
     root = root_of(
         {"zarr.json": group(a=node), "a/zarr.json": node, "a/c/0": SOUND, "a/c/3": SOUND[:-1]},
@@ -185,8 +191,11 @@ async def test_without_a_listing_the_grid_is_walked() -> None:
         await verify(root_of({"zarr.json": bare}, Unlisted()), chunks=False)
 
 
-async def test_without_a_listing_only_names_below_the_root_are_followed() -> None:
-    """None that lead elsewhere, or are no node; with one, no directory of chunks holds arrays."""
+async def test_only_nodes_below_the_root_are_reported() -> None:
+    """Names of consolidated metadata that lead elsewhere or are no node are ignored.
+
+    Arrays in directories of chunks are ignored too.
+    """
     node = array([LITTLE])
     names = ["a", "gone", ".", "..", "../data", "a//b"]
     objects = {"zarr.json": group(**dict.fromkeys(names, node)), "a/zarr.json": node}
@@ -197,8 +206,8 @@ async def test_without_a_listing_only_names_below_the_root_are_followed() -> Non
     assert [report.path for report in reports] == ["a"]
 
 
-async def test_shards_that_can_neither_be_listed_nor_tried_are_reported() -> None:
-    """Shards that were not read are not called sound."""
+async def test_uncountable_shards_are_reported() -> None:
+    """Shards that can neither be listed nor tried are reported as unread, and not as sound."""
     info = json.dumps(volume_info({**RAW_SHARDING, "shard_bits": 40})).encode()
 
     report = await verify(root_of({"info": info}, Unlisted()), chunks=False)
@@ -208,8 +217,8 @@ async def test_shards_that_can_neither_be_listed_nor_tried_are_reported() -> Non
     assert "too many" in report.damages[0].reason
 
 
-async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
-    """Arrays that cannot be checked are reported."""
+async def test_unchecked_arrays_are_reported_with_the_reason() -> None:
+    """Arrays that cannot be checked, or are not sharded, are reported with the reason."""
     gzip = {"name": "gzip", "configuration": {"level": 1}}
     report = await report_of(
         {
@@ -224,8 +233,8 @@ async def test_arrays_that_stay_sharded_are_named_with_the_reason() -> None:
     assert [damage.key for damage in report.damages] == ["broken/zarr.json"]
 
 
-async def test_overlaps_are_found_whatever_the_order() -> None:
-    """A long chunk over two others; an entry at the end of an index at the start is sound."""
+async def test_overlapping_chunks_are_found_in_any_order() -> None:
+    """A chunk that overlaps others, or the shard index, is found in any order."""
     data = shard((5, 1), (0, 9), (7, 1), EMPTY, body=b"a" * 9)
     report = await report_of({"zarr.json": PLAIN, "c/0": data})
     assert [damage.key for damage in report.damages] == ["c/0", "c/2"]
@@ -238,8 +247,11 @@ async def test_overlaps_are_found_whatever_the_order() -> None:
 
 
 @pytest.mark.parametrize("checksums", [0, 2])
-async def test_inspect_counts_what_an_index_leaves_over(checksums: int) -> None:
-    """Empty entries, used bytes, and gaps are counted; checksums behind the shard are no gap."""
+async def test_inspect_counts_empty_entries_and_gaps(checksums: int) -> None:
+    """`inspect` of a shard counts empty entries, used bytes and gaps.
+
+    Checksums behind the shard are no gap. `verify` uses no cached index.
+    """
     data = checked(checked(SOUND)) if checksums else SOUND
     codecs = [sharding([1])] + [CRC] * checksums
     root = root_of({"zarr.json": array(codecs), "c/0": data})
@@ -253,8 +265,11 @@ async def test_inspect_counts_what_an_index_leaves_over(checksums: int) -> None:
     assert len((await verify(root, chunks=True)).damages) == 1  # no cached index is used
 
 
-async def test_only_a_shard_is_inspected_as_one() -> None:
-    """Another key, or an absent shard, is the caller's mistake; damage is raised."""
+async def test_inspect_shard_needs_a_shard_key() -> None:
+    """`inspect` of a shard raises BadKeyError for another key or an absent shard.
+
+    For a damaged shard it raises DamagedError.
+    """
     damaged = shard((0, 99), EMPTY, EMPTY, EMPTY)
     root = root_of({"zarr.json": PLAIN, "c/0": damaged})
 
@@ -267,7 +282,7 @@ async def test_only_a_shard_is_inspected_as_one() -> None:
 
 @pytest.mark.parametrize("damaged", [b"[]", array([LITTLE]).replace(b"[8]", b"8")])
 async def test_inspect_reports_damaged_metadata_beside_sound_arrays(damaged: bytes) -> None:
-    """One broken node does not hide the others, in whatever array it is."""
+    """A node with damaged metadata is reported as damage, beside the sound arrays."""
     reports = await inspect_root(root_of({"a/zarr.json": damaged, "b/zarr.json": array([LITTLE])}))
 
     assert [(type(report), report.path) for report in reports] == [
@@ -277,7 +292,7 @@ async def test_inspect_reports_damaged_metadata_beside_sound_arrays(damaged: byt
 
 
 async def test_a_large_shard_is_checked_to_its_last_chunk() -> None:
-    """Thousands of entries are looked through, and their chunks read, in several turns."""
+    """A shard of 10,000 chunks is checked up to the last, for overlaps and checksums."""
     count = 10_000
     chunks = [checked(struct.pack("<I", n)) for n in range(count)]
     chunks[-1] = chunks[-1][:-1] + b"?"

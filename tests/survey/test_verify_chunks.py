@@ -35,7 +35,7 @@ from tests.support.resolving import known_formats
 
 _BUCKET: Final = "memory://t"
 _ENTRIES: Final = 8
-"""Inner chunks of a shard."""
+"""Number of inner chunks of a shard."""
 _MINISHARDS: Final = 1 << RAW_SHARDING["minishard_bits"]
 CHAINS: Final[list[Sequence[BytesBytesCodec]]] = [
     [],
@@ -73,7 +73,7 @@ async def report_of(objects: dict[str, bytes]) -> Report:
 def written(
     chain: Sequence[BytesBytesCodec], dtype: str = "uint16", *, is_nested: bool = False
 ) -> dict[str, bytes]:
-    """Let zarr-python write two shards: chunks of noise, and chunks of one value."""
+    """Write two shards with zarr-python: chunks of noise, and chunks of one value."""
     store: dict[str, Buffer] = {}
     inner = ShardingCodec(chunk_shape=(2, 40), codecs=[BytesCodec(), *chain])
     array = zarr.create(
@@ -103,7 +103,7 @@ async def test_chunks_of_zarr_python_are_sound(
 
 
 def shortened(shard: bytes) -> bytes:
-    """Take the last byte from the first chunk, and say so in the index."""
+    """Remove the last byte of the first chunk, and correct the index."""
     index = bytearray(shard[-16 * _ENTRIES - 4 : -4])
     (nbytes,) = struct.unpack_from("<Q", index, 8)
     struct.pack_into("<Q", index, 8, nbytes - 1)
@@ -117,8 +117,8 @@ def zeroed(shard: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("at", [0, 4, 7, 12, 15])
-async def test_a_header_of_blosc_with_another_version_or_size_is_named(at: int) -> None:
-    """No checksum covers the header."""
+async def test_damaged_blosc_header_is_reported(at: int) -> None:
+    """A Blosc chunk with another version or size in its header is damage."""
     objects = written([BloscCodec()])
     shard = bytearray(objects["c/0/1"])
     start, _ = struct.unpack_from("<QQ", shard, len(shard) - 16 * _ENTRIES - 4)

@@ -1,4 +1,4 @@
-"""The browser, the page of Neuroglancer in it, and where pictures are kept."""
+"""The browser, the page of Neuroglancer in it, and the folder for pictures."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from tests.viewers.viewing import Neuroglancer, paging
 _ROOT: Final = Path(__file__).parents[2]
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 REBOUND: Final = "rebound.example"
-"""A name that leads to this machine."""
+"""A host name that the browser resolves to this machine."""
 _FLAGS: Final = (
     "--disable-quic",
     "--use-angle=swiftshader",
@@ -27,7 +27,7 @@ _FLAGS: Final = (
 
 @contextmanager
 def launched() -> Generator[Browser]:
-    """Run Chromium, which draws without a graphics card and reaches this machine only."""
+    """Run Chromium, which renders in software and reaches this machine only."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         lack("chromium is not installed")
@@ -40,14 +40,14 @@ def launched() -> Generator[Browser]:
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
-    """Run it for the tests of a file."""
+    """Run Chromium for the tests of a file."""
     with launched() as browser:
         yield browser
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder for pictures: where `CI` is set, one that outlives the run."""
+    """Return the folder for pictures: where `CI` is set, one that outlives the run."""
     if not os.environ.get("CI"):
         return tmp_path_factory.mktemp("pictures")
     folder = _ROOT / "build/pictures"

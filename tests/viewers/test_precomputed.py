@@ -1,4 +1,4 @@
-"""Neuroglancer shows precomputed volumes, meshes, skeletons and annotations out of shards."""
+"""Neuroglancer's views of sharded precomputed volumes, meshes, skeletons and annotations."""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -37,11 +37,11 @@ LINES: Final = (
     ((2, 2, 2), (2, 38, 2)),
     ((22, 2, 30), (38, 2, 10)),
 )
-"""Their ids count from 1; each is related to the segment at its place in `IDS`."""
+"""Lines with ids from 1, each related to the segment at its place in `IDS`."""
 
 
 def write_notes(path: Path, source: Path) -> None:
-    """Write the lines to *source*, and from there into shards at *path*."""
+    """Write the lines without shards to *source*, and from there into shards at *path*."""
     space = CoordinateSpace(names=["x", "y", "z"], units=["nm"] * 3, scales=[8] * 3)
     writer = AnnotationWriter(space, "line", relationships=["segment"])
     for number, (line, segment) in enumerate(zip(LINES, IDS, strict=True), start=1):
@@ -61,7 +61,7 @@ SPACE: Final = (slice(340, 585), slice(40, 230))
 
 
 def scene(layers: list[Any]) -> dict[str, Any]:
-    """Show *layers* around the middle, in sections and in 3-d."""
+    """Return a state with *layers* around the middle, in sections and in 3-d."""
     return {
         "dimensions": {axis: [8e-9, "m"] for axis in "xyz"},
         "position": [middle + 0.5 for middle in CENTER],
@@ -76,7 +76,7 @@ def scene(layers: list[Any]) -> dict[str, Any]:
 
 
 def segments_layer(source: str) -> dict[str, Any]:
-    """Show the voxels of all segments and the meshes of two."""
+    """Return a layer of the voxels of all segments and the meshes of two."""
     return {
         "type": "segmentation",
         "name": "segments",
@@ -87,7 +87,7 @@ def segments_layer(source: str) -> dict[str, Any]:
 
 
 def state(base: str) -> dict[str, Any]:
-    """Show two meshes, one skeleton, all lines, the last once more, and facts of the second."""
+    """Return a state with two meshes, a skeleton, all lines, and the second selected."""
     segments = f"precomputed://{base}/segments"
     notes = f"precomputed://{base}/notes"
     skeletons = {
@@ -139,12 +139,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def view(neuroglancer: Neuroglancer, service: str) -> View:
-    """Look at everything together."""
+    """Open the state with everything."""
     shown = state(f"{service}/bucket")
     return neuroglancer.look(shown, "precomputed-sharded", {"segments": SECTIONS})
 
 
-def test_shows_the_values(view: View) -> None:
+def test_voxels_have_the_written_labels(view: View) -> None:
     """Each voxel of the three sections has the label that was written."""
     assert view.values["segments"] == labels()[..., 0][tuple(SECTIONS.T)].tolist()
 
@@ -159,13 +159,13 @@ def test_shows_the_values(view: View) -> None:
         ("the line related to the bar", CYAN),
     ],
 )
-def test_draws_in_3d(view: View, thing: str, colour: str) -> None:
-    """Nothing else has its colour: the sections and the axes are not drawn in 3-d."""
+def test_each_object_is_drawn_in_3d(view: View, thing: str, colour: str) -> None:
+    """Each mesh, skeleton and line is drawn in 3-d in a colour of its own."""
     assert count(colour, view.pixels[SPACE]) > 100
 
 
-def test_every_request_is_answered(view: View, service: str) -> None:
-    """The page may read all answers, and asks for no shard."""
+def test_requests_are_answered_without_shards(view: View, service: str) -> None:
+    """Each request of the page is answered with 200 or 206, and none is for a shard."""
     asked = {(each.url.removeprefix(f"{service}/bucket/"), each.status) for each in view.asked}
 
     assert not view.faults
@@ -182,8 +182,10 @@ def test_every_request_is_answered(view: View, service: str) -> None:
     assert not [path for path, _ in asked if path.endswith(".shard")]
 
 
-def test_looks_the_same(neuroglancer: Neuroglancer, service: str, view: View) -> None:
-    """No pixel differs where the page reads the shards itself."""
+def test_view_equals_that_of_the_raw_shards(
+    neuroglancer: Neuroglancer, service: str, view: View
+) -> None:
+    """The view has the same pixels as one for which the page reads the shards itself."""
     other = neuroglancer.look(state(f"{service}/raw"), "precomputed-raw")
 
     np.testing.assert_array_equal(view.pixels, other.pixels)
@@ -193,7 +195,7 @@ BOXES: Final = COLLECTIONS["boxes"]
 
 
 def state_of_annotations(source: str) -> dict[str, Any]:
-    """Show all annotations, those of the finest level, too."""
+    """Return a state with all annotations, those of the finest level too."""
     layer = {
         "type": "annotation",
         "name": "annotations",
@@ -210,7 +212,7 @@ def state_of_annotations(source: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write boxes into shards, and without any beside them."""
+    """Write boxes into shards, and the same without shards."""
     root = tmp_path_factory.mktemp("bucket")
     write_annotations(BOXES, root / "sharded", root / "plain")
     return root
@@ -225,13 +227,13 @@ def annotations(bucket: Path) -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def annotated(neuroglancer: Neuroglancer, annotations: str) -> View:
-    """Look at the boxes in shards."""
+    """Open the boxes in shards."""
     shown = state_of_annotations(f"{annotations}/bucket/sharded")
     return neuroglancer.look(shown, "annotations-sharded")
 
 
-def test_every_cell_is_answered(annotated: View, annotations: str, bucket: Path) -> None:
-    """The page may read all answers, and 404 are the cells without annotations."""
+def test_annotation_cells_are_answered(annotated: View, annotations: str, bucket: Path) -> None:
+    """Each cell of annotations is 200, or 404 if it has none."""
     root = f"{annotations}/bucket/sharded/"
     asked = {(each.url.removeprefix(root), each.status) for each in annotated.asked}
     cells = {
@@ -246,16 +248,16 @@ def test_every_cell_is_answered(annotated: View, annotations: str, bucket: Path)
     }
 
 
-def test_draws_annotations_in_3d(annotated: View) -> None:
-    """There are that many annotations, each of some pixels in the colour that is the default."""
+def test_annotations_are_drawn_in_3d(annotated: View) -> None:
+    """The annotations are drawn in 3-d in the default colour."""
     assert count("#ffff00", annotated.pixels[340:585, 40:380]) > 5 * COUNT
 
 
 @pytest.mark.parametrize("twin", ["bucket/plain", "raw/sharded"])
-def test_annotations_look_the_same(
+def test_annotation_view_equals_the_unsharded_one(
     neuroglancer: Neuroglancer, annotations: str, annotated: View, twin: str
 ) -> None:
-    """No pixel differs from annotations that are not sharded, or read by the page from shards."""
+    """The view has the same pixels as that of unsharded annotations, or of the raw shards."""
     shown = state_of_annotations(f"{annotations}/{twin}")
     other = neuroglancer.look(shown, f"annotations-{twin.replace('/', '-')}")
 
@@ -267,7 +269,7 @@ MIRRORED: Final = labels()[::-1, ::-1].copy()
 
 
 def state_of_rewritten(base: str) -> dict[str, Any]:
-    """Show the voxels of all segments and the meshes of two."""
+    """Return a state with the voxels of all segments and the meshes of two."""
     return scene([segments_layer(f"precomputed://{base}/{NAME}")])
 
 
@@ -288,23 +290,23 @@ def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
 
 @pytest.fixture(scope="module")
 def rewritten(neuroglancer: Neuroglancer, taker: Taker) -> View:
-    """Look at it through the service that took it."""
+    """Open the segmentation through the service that rewrote it."""
     return neuroglancer.look(
         state_of_rewritten(f"{taker.url}/data"), "rewritten-served", {NAME: SECTIONS}
     )
 
 
-def test_shows_what_was_put(rewritten: View) -> None:
-    """Each voxel of three sections is the mirrored one, and both meshes are drawn as before."""
+def test_rewritten_voxels_are_shown(rewritten: View) -> None:
+    """Each voxel of three sections is the rewritten one, and both meshes are drawn as before."""
     assert not rewritten.faults
     assert rewritten.values[NAME] == MIRRORED[..., 0][tuple(SECTIONS.T)].tolist()
     assert all(count(colour, rewritten.pixels[SPACE]) > 100 for colour in (RED, GREEN))
 
 
-def test_shards_that_were_rewritten_look_the_same(
+def test_rewritten_view_equals_that_of_the_raw_shards(
     neuroglancer: Neuroglancer, taker: Taker, rewritten: View
 ) -> None:
-    """No pixel differs where the page reads the shards itself."""
+    """The rewritten view has the same pixels as one for which the page reads the shards itself."""
     with from_folder(taker.folder) as url:
         shown = state_of_rewritten(f"{url}/raw")
         other = neuroglancer.look(shown, "rewritten-raw", {NAME: SECTIONS})

@@ -1,4 +1,4 @@
-"""The start page and the links of the demo in a browser, and pages that want to attack."""
+"""The start page and the demo's links in a browser, and a page that tries DNS rebinding."""
 
 import io
 import json
@@ -27,7 +27,7 @@ soak = pytest.mark.soak
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Serve the examples, all of them in one folder too, and what has long names."""
+    """Serve the examples, all of them in one folder too, and a dataset with a long URL."""
     examples = tmp_path_factory.mktemp("examples")
     written = demo.write(examples)
     datasets = {name: DatasetSettings(url=str(path)) for name, path in written.items()}
@@ -38,7 +38,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 def opened(browser: Browser, url: str, **options: object) -> Generator[Page]:
-    """Open the page in a window of its own; what goes wrong in it is a failure."""
+    """Open the page in a new window, and assert that it logs no errors."""
     faults: list[str] = []
     with browser.new_context(**options) as context:  # type: ignore[arg-type]  # playwright's names
         page = context.new_page()
@@ -63,26 +63,26 @@ def hand(browser: Browser, url: str) -> Generator[Page]:
 
 
 def width(picture: bytes) -> int:
-    """Tell how wide a picture is."""
+    """Return the width of a picture."""
     with Image.open(io.BytesIO(picture)) as image:
         return image.width
 
 
-def test_fits_a_desk(desk: Page, pictures: Path) -> None:
-    """Nothing reaches past the edge."""
+def test_start_page_fits_a_desktop(desk: Page, pictures: Path) -> None:
+    """The start page is not wider than a window of 1,200 pixels."""
     assert width(desk.screenshot(path=pictures / "start-desk.png", full_page=True)) == 1200
 
 
-def test_fits_a_phone(hand: Page, pictures: Path) -> None:
-    """Without scripts, and with all snippets open, nobody has to scroll to the side."""
+def test_start_page_fits_a_phone(hand: Page, pictures: Path) -> None:
+    """The start page with open snippets, and without scripts, is not wider than 360 pixels."""
     for summary in hand.get_by_text("TensorStore").all() + hand.get_by_text("xarray").all():
         summary.click()
 
     assert width(hand.screenshot(path=pictures / "start-phone.png", full_page=True)) == 360
 
 
-def test_code_can_be_taken_at_once(desk: Page) -> None:
-    """One click chooses all of it, and the rest of the page stays out."""
+def test_snippet_is_selected_by_one_click(desk: Page) -> None:
+    """A click on a snippet selects all of its code, and nothing else."""
     desk.locator("#dataset-image ~ .snippets code").first.click()
 
     taken = str(desk.evaluate("String(getSelection())"))
@@ -91,8 +91,8 @@ def test_code_can_be_taken_at_once(desk: Page) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param("image", marks=soak), "cells", "nested"])
-def test_opens_in_the_viewer(desk: Page, url: str, pictures: Path, name: str) -> None:
-    """A click on the page shows the data, and nobody else is asked for anything."""
+def test_viewer_link_shows_the_data(desk: Page, url: str, pictures: Path, name: str) -> None:
+    """A dataset's viewer link shows the data, without requests to other servers."""
     others: list[str] = []
 
     def stop(route: Route) -> None:
@@ -116,7 +116,7 @@ def test_opens_in_the_viewer(desk: Page, url: str, pictures: Path, name: str) ->
 
 @pytest.fixture(scope="module")
 def states(url: str) -> dict[str, Any]:
-    """Give the states in the links of the demo by the names of their first layers."""
+    """Return the states in the demo's links by the names of their first layers."""
     links = re.findall(r"http\S+/#!(\S+)", demo.guide(url))
     found = [json.loads(unquote(link)) for link in links]
     return {state["layers"][0]["name"]: state for state in found}
@@ -126,8 +126,10 @@ def states(url: str) -> dict[str, Any]:
     "name",
     [pytest.param("image", marks=soak), "cells", "tagged", pytest.param("now", marks=soak)],
 )
-def test_shows_the_example(neuroglancer: Neuroglancer, states: dict[str, Any], name: str) -> None:
-    """All that is asked for is answered, and there is a picture of many colours or greys."""
+def test_demo_link_shows_its_example(
+    neuroglancer: Neuroglancer, states: dict[str, Any], name: str
+) -> None:
+    """A link of the demo shows its data, and its requests are 200, 206 or 404."""
     view = neuroglancer.look(states[name], f"demo-{name}")
 
     assert not view.faults
@@ -149,8 +151,8 @@ ATTACK: Final = """async () => {
 }"""
 
 
-def test_a_rebound_page_writes_nothing(browser: Browser) -> None:
-    """It has the origin of the service, as far as browsers know."""
+def test_rebound_page_cannot_write(browser: Browser) -> None:
+    """A page whose host name was rebound to the service gets 421 for PUT and DELETE."""
     with serving(SETTINGS) as url, browser.new_context() as context:
         httpx.put(f"{url}/any/k", content=b"x")
         page = context.new_page()

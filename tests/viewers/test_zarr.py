@@ -1,4 +1,4 @@
-"""Neuroglancer shows sharded Zarr arrays, of folders, of a repository, and private ones."""
+"""Neuroglancer's views of sharded Zarr arrays in folders, a repository and a private dataset."""
 
 from collections.abc import Callable, Generator
 from functools import cache
@@ -33,7 +33,7 @@ LAYOUTS: Final[dict[str, Any]] = {"plain": {}, "sharded": {"shards": (32, 32, 32
 
 
 def stripes() -> npt.NDArray[np.uint16]:
-    """Make slanting stripes with a hole."""
+    """Return slanting stripes with a hole."""
     z, y, x = np.indices(SHAPE, np.uint16)
     values = np.asarray(((6 * z + 4 * y + 3 * x) % 251 + 1) * 257, np.uint16)
     values[HOLE] = 0
@@ -54,7 +54,7 @@ TWINS: Final = {
 
 
 def state(source: str, center: tuple[int, ...] = CENTER) -> dict[str, Any]:
-    """Show *source*, four pixels a voxel, in sections and in 3-d."""
+    """Return a state with *source*, four pixels a voxel, in sections and in 3-d."""
     return {
         "dimensions": {axis: [1, ""] for axis in AXES},
         "position": [middle + 0.5 for middle in center],
@@ -94,7 +94,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetSetti
 
 @pytest.fixture(scope="module")
 def service(datasets: dict[str, DatasetSettings]) -> Generator[str]:
-    """Serve all of it."""
+    """Serve all datasets."""
     with serving(Settings(datasets=datasets)) as url:
         yield url
 
@@ -111,7 +111,7 @@ type Look = Callable[[str], View]
 
 @pytest.fixture(scope="module")
 def look(neuroglancer: Neuroglancer, service: str) -> Look:
-    """Look at arrays, once at each."""
+    """Return a function that opens arrays, each once."""
 
     @cache
     def look_at(path: str) -> View:
@@ -123,12 +123,12 @@ def look(neuroglancer: Neuroglancer, service: str) -> Look:
 
 @pytest.fixture(scope="module")
 def view(look: Look, path: str) -> View:
-    """Look at the array."""
+    """Open the array."""
     return look(path)
 
 
-def test_shows_the_values(view: View, path: str) -> None:
-    """Voxels of three sections have the stored values; the first section is as bright as those."""
+def test_voxels_have_the_stored_values(view: View, path: str) -> None:
+    """Voxels of three sections have the stored values, and the first is drawn as bright."""
     values = LATER if "main" in path else VALUES
     assert view.values["data"] == values[tuple(SECTIONS.T)].tolist()
 
@@ -138,8 +138,8 @@ def test_shows_the_values(view: View, path: str) -> None:
     np.testing.assert_allclose(drawn, expected, atol=1)
 
 
-def test_every_request_is_answered(view: View, service: str, path: str) -> None:
-    """The page escapes the @ and may read all responses; 404 is the absent chunk."""
+def test_requests_are_answered(view: View, service: str, path: str) -> None:
+    """Each request of the page is 200, or 404 for the absent chunk; the page escapes the `@`."""
     root = f"{service}/{quote(path)}/"
     asked = {(asked.url.removeprefix(root), asked.status) for asked in view.asked}
     chunks = {f"c/{z}/{y}/{x}" for z, y, x in SECTIONS // INNER}
@@ -150,16 +150,16 @@ def test_every_request_is_answered(view: View, service: str, path: str) -> None:
     }
 
 
-def test_looks_the_same(look: Look, view: View, path: str) -> None:
-    """No pixel differs from the same values without shards, as shards, or without a repository."""
+def test_view_equals_those_of_its_twins(look: Look, view: View, path: str) -> None:
+    """The view has the same pixels as those of the same values in other layouts."""
     for twin in TWINS[path]:
         np.testing.assert_array_equal(view.pixels, look(twin).pixels)
 
 
-def test_other_pages_see_nothing(
+def test_page_of_another_origin_gets_no_data(
     neuroglancer: Neuroglancer, datasets: dict[str, DatasetSettings]
 ) -> None:
-    """Where only another origin is allowed, the browser keeps the responses from the page."""
+    """A page whose origin `cors_origins` does not name gets no response."""
     server = ServerSettings(cors_origins=("https://viewer.example",))
     with serving(Settings(server=server, datasets=datasets)) as url:
         shown = state(f"{url}/v1/sharded")
@@ -179,7 +179,7 @@ PRIVATE: Final[npt.NDArray[np.uint16]] = np.arange(1, 24_001, dtype=np.uint16).r
 
 @pytest.fixture(scope="module")
 def below(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Give the URL below which Ana's token shows a private dataset."""
+    """Return the URL of a private dataset below Ana's token."""
     root = tmp_path_factory.mktemp("private")
     _write_zarr(root / "group")
     scale = Scale(PRIVATE.T[..., np.newaxis], None, chunk=(16, 16, 16), resolution=(1, 1, 1))
@@ -198,8 +198,8 @@ def _write_zarr(path: Path) -> None:
     dataset.to_zarr(path, zarr_format=3, consolidated=False, encoding=encoding)
 
 
-def test_neuroglancer_shows_it(neuroglancer: Neuroglancer, below: str) -> None:
-    """All that the page asks for keeps the token, and needs no header."""
+def test_neuroglancer_shows_a_private_array(neuroglancer: Neuroglancer, below: str) -> None:
+    """Neuroglancer shows an array of a private dataset by the token in its URL."""
     voxels = sections(PRIVATE_SHAPE, PRIVATE_CENTER)
     private_state = state(f"{below}/group/a", PRIVATE_CENTER)
     view = neuroglancer.look(private_state, "private", {"data": voxels})
@@ -207,8 +207,8 @@ def test_neuroglancer_shows_it(neuroglancer: Neuroglancer, below: str) -> None:
     assert view.values["data"] == PRIVATE[tuple(voxels.T)].tolist()
 
 
-def test_libraries_read_it(below: str) -> None:
-    """With fsspec, which asks for pages of links too; HTTP drivers take a URL and no header."""
+def test_libraries_read_a_private_array(below: str) -> None:
+    """zarr, xarray, tensorstore and cloud-volume read a private array by the token in its URL."""
     found = {
         "zarr": zarr.open_array(f"{below}/group/a", mode="r")[...],
         "xarray": xarray.open_zarr(f"{below}/group", consolidated=False).a,

@@ -1,4 +1,4 @@
-"""Neuroglancer in a browser with an empty profile: what it asks for, shows, and knows."""
+"""Neuroglancer in a browser with an empty profile: its requests, pictures and values."""
 
 import io
 import threading
@@ -24,7 +24,7 @@ _AT: Final = "/v/test/"
 
 @contextmanager
 def paging() -> Generator[str]:
-    """Serve the client and give the URL of its page."""
+    """Serve the client, and return the URL of its page."""
     with as_file(files("neuroglancer") / "static/client") as folder, _Server(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -46,7 +46,7 @@ class _Handler(SimpleHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer with a file of the client, or with a stream of events in which nothing happens."""
+        """Answer with a file of the client, or with an empty stream of events."""
         if self.path.startswith("/events/"):
             self.send_response(HTTPStatus.OK)
             self.send_header("Content-Type", "text/event-stream")
@@ -57,7 +57,7 @@ class _Handler(SimpleHTTPRequestHandler):
             super().do_GET()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called
-        """Say nothing."""
+        """Log nothing."""
 
 
 type Json = dict[str, Any]
@@ -77,7 +77,7 @@ _PASSING: Final = """
 .neuroglancer-layer-item-visible-progress,
 .neuroglancer-layer-item-prefetch-progress { display: none }
 """
-"""What goes away some time after the zoom was set, or all was loaded."""
+"""Elements that disappear some time after the zoom was set, or everything was loaded."""
 LOADED: Final = """layers => (
     viewer.layerManager.managedLayers.length === layers
     && viewer.isReady()
@@ -100,7 +100,7 @@ _VALUES: Final = """([name, points]) => {
 
 
 def sections(shape: Sequence[int], center: Sequence[int]) -> Voxels:
-    """List the voxels in the planes through *center*, all of which a view of it shows."""
+    """Return the voxels in the planes through *center*, all of which its view shows."""
     voxels = np.indices(shape).reshape(len(shape), -1).T
     return np.compress((voxels == center).any(axis=1), voxels, axis=0)
 
@@ -113,21 +113,21 @@ def count(colour: str, pixels: Pixels) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request of the page to another origin, and what became of it."""
+    """A request of the page to another origin, and its status."""
 
     url: str
     range: str | None
     status: int | None
-    """`None` where there was no answer that the page may read."""
+    """`None` for a response that the page may not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A state of Neuroglancer when nothing is left to load."""
+    """A state of Neuroglancer after everything is loaded."""
 
     asked: Sequence[Asked]
     faults: Sequence[str]
-    """Why a source cannot be opened, and what CORS forbade."""
+    """Errors of sources, and messages about CORS."""
     values: Mapping[str, Sequence[int | None]]
     """By layer, the value of each voxel; `None` where no chunk is loaded."""
     pixels: Pixels
@@ -135,14 +135,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Neuroglancer:
-    """The client's page, opened anew for each view."""
+    """The client's page, opened in a new context for each view."""
 
     browser: Browser
     page_url: str
     pictures: Path
 
     def look(self, state: Json, name: str, voxels: Mapping[str, Voxels] | None = None) -> View:
-        """Open *state*, keep a picture called *name*, and read the *voxels* of its layers."""
+        """Open *state*, save a picture called *name*, and return the *voxels* of its layers."""
         file = self.pictures / f"{name}.png"
         with self.browser.new_context(viewport=_SIZE) as context:
             page = context.new_page()
@@ -163,7 +163,7 @@ class Neuroglancer:
 
 
 def listen(page: Page, page_url: str) -> tuple[list[Asked], list[str]]:
-    """Give lists that grow with what *page* asks of others, and with what CORS forbids it."""
+    """Return growing lists of the requests of *page* to others, and of what CORS forbids."""
     asked: list[Asked] = []
     faults: list[str] = []
     own = page_url.partition("/v/")[0]
@@ -183,9 +183,9 @@ def listen(page: Page, page_url: str) -> tuple[list[Asked], list[str]]:
 
 
 def picture_when_still(page: Page, layers: int) -> bytes:
-    """Wait until all is loaded and two pictures in a row are the same.
+    """Wait until everything is loaded and two successive pictures are equal.
 
-    The page may forbid scripts of others, such as those that wait in it.
+    The page may forbid scripts of others, such as those that would wait in it.
     """
     deadline = time.monotonic() + _LOAD_S
     before = b""

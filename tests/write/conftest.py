@@ -1,4 +1,4 @@
-"""Store that writers begin with."""
+"""The store that tests of writers begin with."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tests.write.writers import filled
 
 @pytest.fixture
 def memory() -> MemoryStore:
-    """Put a sharded array without any chunk into a store, and an object beside it."""
+    """Return a store with a sharded array without chunks, and an object beside it."""
     return filled()

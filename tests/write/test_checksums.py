@@ -27,7 +27,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def joined(pieces: Sequence[Piece | Checksummed], old: bytes = b"") -> bytes:
-    """Put pieces together, of bytes and of ranges of *old*, with checksums."""
+    """Join pieces, of bytes and of ranges of *old*, with checksums."""
     return b"".join(
         sealed(joined(each.pieces, old))
         if isinstance(each, Checksummed)
@@ -53,10 +53,13 @@ SHARDS = st.builds(Checksummed, st.lists(PIECES | INSIDE, max_size=4), st.just(O
 
 
 @given(st.lists(PIECES | SHARDS, max_size=4))
-async def test_checksums_are_over_old_and_new_bytes_and_over_each_other(
+async def test_checksums_cover_old_and_new_bytes(
     pieces: list[Piece | Checksummed],
 ) -> None:
-    """Old ranges stay ranges, whatever the order; all that is verified comes in one read."""
+    """Checksums cover old ranges, new bytes and each other.
+
+    Old ranges stay ranges, and are verified by one read.
+    """
     memory = MemoryStore()
     etag = memory.place(REF, OLD)
     store = Between(memory)
@@ -68,8 +71,8 @@ async def test_checksums_are_over_old_and_new_bytes_and_over_each_other(
     assert store.calls in ([], [("get", "shard")])
 
 
-async def test_only_what_is_kept_under_a_checksum_is_read() -> None:
-    """A replaced object raises, and the rewrite starts anew; unsealed ranges are not read."""
+async def test_only_ranges_under_a_checksum_are_read() -> None:
+    """Old ranges are read if a checksum covers them; a replaced object raises an error."""
     memory = MemoryStore()
     etag = memory.place(REF, OLD)
     memory.place(REF, OLD[::-1])
@@ -101,7 +104,7 @@ REWRITTEN = [Checksummed([Checksummed([ByteRange(2, 4), b"new"], INNER), ByteRan
     ],
 )
 async def test_damage_gets_no_new_checksum(old: bytes, stop: int) -> None:
-    """A flipped bit anywhere raises, under a right outer checksum too: a new one would hide it."""
+    """A flipped bit below an old checksum raises DamagedError, also if the outer one is right."""
     memory = MemoryStore()
     etag = memory.place(REF, old)
 
@@ -127,8 +130,8 @@ NEW: list[Piece | Checksummed] = [
 ]
 
 
-async def test_what_is_large_is_read_once_and_bit_by_bit() -> None:
-    """The order of the kept ranges does not matter, and memory stays bounded."""
+async def test_large_shard_is_read_once_in_parts() -> None:
+    """A large shard is read once, in parts of at most 16 MiB."""
     store = WatchedStore()
     etag = store.place(REF, LARGE)
 
@@ -141,8 +144,8 @@ async def test_what_is_large_is_read_once_and_bit_by_bit() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 9, 30 * MIB, 50 * MIB, 66 * MIB - 1, 66 * MIB + 5, -9, -1])
-async def test_damage_in_what_is_large_gets_no_new_checksum(at: int) -> None:
-    """Damage in dropped bytes and in the old checksum is found too."""
+async def test_damage_in_a_large_shard_is_refused(at: int) -> None:
+    """Damage in a large shard, in dropped bytes and the old checksum too, raises DamagedError."""
     old = bytearray(LARGE)
     old[at] ^= 1
     memory = MemoryStore()

@@ -1,4 +1,4 @@
-"""Inner chunks written: one rewrite for many, none lost to others, all preconditions held."""
+"""Rewrites of shards: changes that are combined, conflicts, and preconditions."""
 
 import asyncio
 import json
@@ -28,12 +28,12 @@ SHARD = ROOT.join("a/c/0")
 
 
 def absent(names: Sequence[ETag]) -> bool:
-    """Precondition: the inner chunk is absent."""
+    """Demand that the inner chunk is absent."""
     return not names
 
 
 def the_same(etag: ETag | None) -> Demand:
-    """Precondition: the version is *etag*."""
+    """Return the demand that the version is *etag*."""
     return lambda names: etag in names
 
 
@@ -43,14 +43,17 @@ async def stored(memory: MemoryStore) -> dict[int, bytes]:
 
 
 async def put_all(one: Replica, chunks: range) -> None:
-    """Put many inner chunks at once."""
+    """Write many inner chunks concurrently."""
     async with asyncio.TaskGroup() as group:
         for number in chunks:
             group.create_task(one.put(f"a/c/{number}", b"%04d" % number))
 
 
-async def test_changes_that_wait_go_into_one_rewrite(memory: MemoryStore) -> None:
-    """So do changes during a rewrite; the next one does not read back the index it wrote."""
+async def test_concurrent_changes_share_a_rewrite(memory: MemoryStore) -> None:
+    """Concurrent changes of a shard share at most two rewrites.
+
+    A rewrite does not read back the index it wrote.
+    """
     store = Between(memory)
     one = replica(store)
     await put_all(one, range(8))
@@ -65,8 +68,11 @@ async def test_changes_that_wait_go_into_one_rewrite(memory: MemoryStore) -> Non
     assert [call for call in store.calls if call[1] == "a/c/0"] == [("put", "a/c/0")]
 
 
-async def test_another_replica_that_is_faster_loses_nothing(memory: MemoryStore) -> None:
-    """After a lost swap the shard is read anew; if others are always faster it is `BusyError`."""
+async def test_lost_swap_is_repeated_with_the_new_shard(memory: MemoryStore) -> None:
+    """After a lost swap the shard is read again, and no chunk is lost.
+
+    If every swap is lost BusyError is raised.
+    """
     store = Between(memory)
     one, other = replica(store), replica(memory)
     await one.put("a/c/0", b"0000")
@@ -91,8 +97,11 @@ async def test_another_replica_that_is_faster_loses_nothing(memory: MemoryStore)
         await one.put("a/c/3", b"4444")
 
 
-async def test_a_demand_is_held_against_what_is_stored_now(memory: MemoryStore) -> None:
-    """Not against a cached index; of many in one rewrite each after the changes before it."""
+async def test_demand_is_checked_against_the_stored_shard(memory: MemoryStore) -> None:
+    """A demand is checked against the stored shard, not a cached index.
+
+    Of several in one rewrite each is checked after the changes before it.
+    """
     one, other = replica(memory), replica(memory)
     assert await one.read("a/c/3") is None
 
@@ -109,8 +118,8 @@ async def test_a_demand_is_held_against_what_is_stored_now(memory: MemoryStore) 
     assert await stored(memory) == {3: b"%04d" % at}
 
 
-async def test_versions_that_were_overwritten_at_once_are_nobodys(memory: MemoryStore) -> None:
-    """Of two writes in one rewrite only the last ETag is that of a read, and fulfils a demand."""
+async def test_overwritten_version_fulfils_no_demand(memory: MemoryStore) -> None:
+    """A version that another write of the same rewrite replaced fulfils no demand."""
     one = replica(memory)
     assert await one.read("a/c/3") is None
     first, last = await asyncio.gather(one.put("a/c/3", b"1111"), one.put("a/c/3", b"2222"))
@@ -125,8 +134,8 @@ async def test_versions_that_were_overwritten_at_once_are_nobodys(memory: Memory
     assert await stored(memory) == {3: b"4444"}
 
 
-async def test_the_last_delete_removes_the_object(memory: MemoryStore) -> None:
-    """A shard without chunks is deleted; that nothing is there is verified, and not written."""
+async def test_deleting_the_last_chunk_removes_the_shard(memory: MemoryStore) -> None:
+    """Deleting the last chunk deletes the shard; deleting an absent chunk writes nothing."""
     store = Between(memory)
     one, other = replica(store), replica(memory)
     await one.put("a/c/1", None)
@@ -140,10 +149,10 @@ async def test_the_last_delete_removes_the_object(memory: MemoryStore) -> None:
     assert await one.read("a/c/1") is None
 
 
-async def test_a_store_that_cannot_remove_one_version_keeps_an_empty_shard(
+async def test_empty_shard_is_kept_without_conditional_deletes(
     memory: MemoryStore,
 ) -> None:
-    """An unconditional delete could remove the write of another replica."""
+    """A store without conditional deletes keeps an empty shard when its last chunk is deleted."""
 
     class Undeletable(Between):
         async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
@@ -158,8 +167,8 @@ async def test_a_store_that_cannot_remove_one_version_keeps_an_empty_shard(
     assert await one.read("a/c/0") is None
 
 
-async def test_a_failure_is_heard_by_all_and_the_next_one_tries_again(memory: MemoryStore) -> None:
-    """All callers get the error, and it is not cached."""
+async def test_failed_rewrite_fails_all_its_writes(memory: MemoryStore) -> None:
+    """A failed rewrite raises its error for all its writes, and the next write succeeds."""
     store = Between(memory)
     one = replica(store)
 
@@ -177,8 +186,8 @@ async def test_a_failure_is_heard_by_all_and_the_next_one_tries_again(memory: Me
     assert await stored(memory) == {5: b"5555"}
 
 
-async def test_who_leaves_in_time_writes_nothing(memory: MemoryStore) -> None:
-    """A waiting change is dropped with its client; one in a rewrite is written."""
+async def test_cancelled_waiting_write_is_dropped(memory: MemoryStore) -> None:
+    """A cancelled write that waits is dropped, and one in a running rewrite is written."""
     store = Between(memory)
     one = replica(store)
     has_begun, going_on = asyncio.Event(), asyncio.Event()
@@ -205,10 +214,8 @@ async def test_who_leaves_in_time_writes_nothing(memory: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("checksums", [0, 1, 2])
-async def test_room_is_held_for_the_larger_of_old_and_new_shard(
-    memory: MemoryStore, checksums: int
-) -> None:
-    """What is read for a checksum takes no more than what is read to be written again."""
+async def test_room_is_reserved_for_the_larger_shard(memory: MemoryStore, checksums: int) -> None:
+    """A rewrite reserves the larger of the old and new shard's sizes, with checksums too."""
     document = json.loads(zarr_json())
     document["codecs"] += [{"name": "crc32c"}] * checksums
     memory.place(ROOT.join("a/zarr.json"), json.dumps(document).encode())

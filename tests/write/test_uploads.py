@@ -1,4 +1,4 @@
-"""Keys uploaded in parts, by any process, and what is left of them in the store."""
+"""Keys uploaded in parts by several processes, and the objects that uploads leave."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Process:
         demand: Demand | None = None,
         check: Callable[[bytes], None] = nothing,
     ) -> ETag | None:
-        """Join parts."""
+        """Complete an upload of *parts*."""
         held = ByteReservation(self.budget)
         completion = Completion(parts, demand, check)
         try:
@@ -64,7 +64,7 @@ class Process:
             await held.release()
 
     async def abort(self, key: str, upload_id: str) -> None:
-        """Give up."""
+        """Abort an upload."""
         await self.uploads.abort(self._upload(key, upload_id))
 
     def _upload(self, key: str, upload_id: str) -> Upload:
@@ -73,7 +73,7 @@ class Process:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Begin in 2023, as ids tell the time."""
+    """Return a clock of 2023, as upload ids contain the time."""
     return Clock(1.7e9)
 
 
@@ -85,7 +85,7 @@ def process(store: Any, clock: Clock) -> Process:
 
 @pytest.fixture
 def store(memory: MemoryStore) -> Between:
-    """Watch the store."""
+    """Wrap the store to record its calls."""
     return Between(memory)
 
 
@@ -103,15 +103,18 @@ async def begun(one: Process) -> tuple[str, PartName]:
 
 
 async def left(store: MemoryStore) -> list[str]:
-    """List the objects of uploads."""
+    """Return the names of the objects of uploads."""
     listed = [each.ref.key async for each in store.list(ROOT.join(UPLOADS))]
     return [key.removeprefix(ROOT.join(UPLOADS).key).partition(".")[2] for key in listed]
 
 
-async def test_who_did_not_hear_of_it_asks_again(
+async def test_repeated_completion_returns_the_same_etag(
     one: Process, begun: tuple[str, PartName], memory: MemoryStore, clock: Clock
 ) -> None:
-    """A repeated completion gets the same answer, but not with other parts or another key."""
+    """A repeated completion returns the same ETag.
+
+    With other parts or another key, and for new parts, it raises UnknownUploadError.
+    """
     two = process(memory, clock)
     upload, part = begun
     etag = await one.complete("notes/long", upload, part, demand=lambda names: not names)
@@ -127,10 +130,10 @@ async def test_who_did_not_hear_of_it_asks_again(
         await two.put("notes/long", upload, 1, b"ab")
 
 
-async def test_two_who_complete_at_once_both_succeed(
+async def test_concurrent_completions_both_succeed(
     begun: tuple[str, PartName], memory: MemoryStore, store: Between, clock: Clock
 ) -> None:
-    """Parts may disappear during the second completion."""
+    """Two concurrent completions of one upload both succeed, though one removes the parts."""
     other, two = process(memory, clock), process(store, clock)
     upload, part = begun
     etags: list[ETag | None] = []
@@ -146,8 +149,8 @@ async def test_two_who_complete_at_once_both_succeed(
     assert await two.complete("notes/long", upload, part) in etags
 
 
-async def test_parts_too_large_together_are_refused(one: Process, store: Between) -> None:
-    """Before they are read, and a part if those before it are as large."""
+async def test_too_large_upload_is_refused(one: Process, store: Between) -> None:
+    """Parts above the limit together are refused when sent or completed, without being read."""
     upload = await one.create("notes/long")
     sizes = {3: MAX // 3, 4: 1, 2: 2, 1: MAX - 1}
     parts = [await one.put("notes/long", upload, n, bytes(size)) for n, size in sizes.items()]
@@ -161,8 +164,8 @@ async def test_parts_too_large_together_are_refused(one: Process, store: Between
     assert not any("0000" in name for call, name in store.calls if call == "get")
 
 
-async def test_bytes_are_held_while_parts_are_joined(one: Process, store: Between) -> None:
-    """Parts and body are reserved while joining, then the body only."""
+async def test_parts_and_body_are_reserved_while_joining(one: Process, store: Between) -> None:
+    """Parts and body are reserved while they are joined, then the body only."""
     upload = await one.create("notes/long")
     part = await one.put("notes/long", upload, 1, bytes(MAX))
     held: dict[str, int] = {}
@@ -178,10 +181,10 @@ async def test_bytes_are_held_while_parts_are_joined(one: Process, store: Betwee
     assert one.budget.held_bytes == 0
 
 
-async def test_what_is_written_is_acknowledged(
+async def test_completion_succeeds_though_cleaning_up_fails(
     one: Process, begun: tuple[str, PartName], store: Between, memory: MemoryStore
 ) -> None:
-    """A failure to remove the parts does not fail the completion."""
+    """A completion succeeds though removing its parts fails."""
     upload, part = begun
 
     def fail(call: str, ref: ObjectRef) -> None:
@@ -197,10 +200,8 @@ async def test_what_is_written_is_acknowledged(
     assert await left(memory) == ["done"]
 
 
-async def test_what_was_abandoned_is_removed(
-    one: Process, memory: MemoryStore, clock: Clock
-) -> None:
-    """Open uploads are removed after a day, records of completed ones after an hour."""
+async def test_stale_uploads_are_removed(one: Process, memory: MemoryStore, clock: Clock) -> None:
+    """Open uploads are removed after a day, and records of completed ones after an hour."""
     folder = ROOT.join(UPLOADS)
 
     def place(name: str, age_s: float) -> None:
@@ -223,10 +224,10 @@ async def test_what_was_abandoned_is_removed(
     assert sorted(await left(memory)) == ["00001.0"] * 3 + ["done"] + ["upload"] * 3
 
 
-async def test_the_folder_is_looked_through_once_an_hour(
+async def test_uploads_are_swept_once_an_hour(
     one: Process, memory: MemoryStore, clock: Clock
 ) -> None:
-    """Each process sweeps once an hour."""
+    """Each process sweeps stale uploads once an hour."""
     await one.create("notes/long")
     stale = f"{int(clock.now - 25 * HOUR_S):08x}{'0' * 24}.upload"
     memory.place(ROOT.join(UPLOADS + stale), b"{}", modified_s=int(clock.now - 25 * HOUR_S))

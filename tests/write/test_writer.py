@@ -30,8 +30,11 @@ from tests.write.writers import (
 )
 
 
-async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -> None:
-    """Only the version that fulfilled it is replaced; who is never fast enough is told."""
+async def test_demand_on_an_object_holds_under_concurrent_writes(memory: MemoryStore) -> None:
+    """A demand that a concurrent write no longer fulfils raises PreconditionFailedError.
+
+    If every attempt is overtaken BusyError is raised.
+    """
     store = Between(memory)
     one, other = replica(store), replica(memory)
     left = [b"by another"]
@@ -71,8 +74,8 @@ async def test_object_keeps_its_coding_where_the_store_can(
     assert await one.read("notes/new") == b"text"
 
 
-async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) -> None:
-    """Conditions are checked against the ETag of the served document, those of a delete too."""
+async def test_document_conditions_use_the_served_etag(memory: MemoryStore) -> None:
+    """Conditions of writes and deletes are checked against the ETag of the served document."""
     one = replica(memory)
     document = json.loads(await one.read("a/zarr.json") or b"")
     etag = await one.put("a/zarr.json", json.dumps({**document, "attributes": {}}).encode())
@@ -90,8 +93,11 @@ async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) ->
     assert await stored(memory, "a/zarr.json") is None
 
 
-async def test_what_failed_and_was_done_is_seen(memory: MemoryStore) -> None:
-    """After an error the cached state is outdated; to delete what is absent is no error."""
+async def test_failed_write_outdates_the_cache(memory: MemoryStore) -> None:
+    """After a failed write that was done, a read returns the new body.
+
+    Deleting an absent object is no error.
+    """
     store = Between(memory)
     one = replica(store)
     assert await one.read("notes/one") == b"one"
@@ -111,8 +117,8 @@ async def test_what_failed_and_was_done_is_seen(memory: MemoryStore) -> None:
         assert await one.read("notes/one") == body
 
 
-async def test_gathered_metadata_tell_of_shards_as_they_are_now(memory: MemoryStore) -> None:
-    """Consolidated metadata are written from the current metadata of the array."""
+async def test_consolidated_metadata_have_the_current_shards(memory: MemoryStore) -> None:
+    """Consolidated metadata are written with the shards of the array's current metadata."""
     one = replica(memory)
     seen = json.loads(await one.read("a/zarr.json") or b"")
 
@@ -131,10 +137,10 @@ async def test_gathered_metadata_tell_of_shards_as_they_are_now(memory: MemorySt
 
 
 @pytest.mark.parametrize("later_s", [0, 10**9])
-async def test_an_array_made_elsewhere_is_not_taken_for_objects(
+async def test_new_array_of_others_is_found_before_a_write(
     memory: MemoryStore, later_s: int
 ) -> None:
-    """Before a key like a chunk's is written as an object, metadata are read again."""
+    """Metadata are read again before a key like a chunk's is written as an object."""
     one = replica(memory)
     assert await one.read("b/c/3") is None
     memory.place(ROOT.join("b/zarr.json"), zarr_json())
@@ -146,8 +152,8 @@ async def test_an_array_made_elsewhere_is_not_taken_for_objects(
     assert chunks_of(await stored(memory, "b/c/0") or b"") == {3: b"chnk"}
 
 
-async def test_metadata_whose_stored_form_is_too_long_are_refused(memory: MemoryStore) -> None:
-    """The stored form may be longer than what was sent; it does not replace the document."""
+async def test_too_long_stored_metadata_are_refused(memory: MemoryStore) -> None:
+    """Metadata whose stored form is too long raise TooLargeError, and change nothing."""
     one = replica(memory)
     before = await stored(memory, "a/zarr.json")
     seen = json.loads(await one.read("a/zarr.json") or b"")
@@ -159,8 +165,11 @@ async def test_metadata_whose_stored_form_is_too_long_are_refused(memory: Memory
     assert await stored(memory, "a/zarr.json") == before
 
 
-async def test_many_keys_are_written_with_one_rewrite_for_each_shard(memory: MemoryStore) -> None:
-    """Each key gets its own outcome; of one that is given twice the last counts."""
+async def test_many_keys_share_a_rewrite_for_each_shard(memory: MemoryStore) -> None:
+    """Many keys are written by one rewrite for each shard, and each has its own outcome.
+
+    Of a key that is given twice the last value counts.
+    """
     one = replica(memory)
     given: dict[str, bytes | None] = {f"a/c/{n}": b"%04d" % n for n in range(16)}
     given |= {"a/c/99": b"0000", "notes/new": b"new", "notes/one": None, "a/c/3": b"short"}
@@ -185,7 +194,7 @@ async def test_many_keys_are_written_with_one_rewrite_for_each_shard(memory: Mem
 
 
 def huge_2022() -> dict[str, bytes]:
-    """Describe an array of the draft of 2022 whose only shard has room for 2^40 chunks."""
+    """Return an array of the draft of 2022 whose only shard has room for 2^40 chunks."""
     core, sharding = "https://purl.org/zarr/spec/core/3.0", "storage_transformers/sharding/1.0"
     entry = {"zarr_format": core, "metadata_encoding": core, "metadata_key_suffix": ".json"}
     transformer = {
@@ -206,7 +215,7 @@ def huge_2022() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("key", ["h/c/3", "h/data/root/x/c3"])
 async def test_shards_with_a_huge_index_are_not_written(memory: MemoryStore, key: str) -> None:
-    """The index would take all memory with the first chunk."""
+    """A write to an array whose shard index would be huge raises ReadOnlyError."""
     grid = {"name": "regular", "configuration": {"chunk_shape": [2**40]}}
     documents = {"h/zarr.json": zarr_json(shape=[2**40], chunk_grid=grid)}
     for name, document in (documents if "root" not in key else huge_2022()).items():
@@ -219,7 +228,7 @@ async def test_shards_with_a_huge_index_are_not_written(memory: MemoryStore, key
 
 
 async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
-    """A store that ignores conditions could lose writes."""
+    """A store that ignores conditions raises UnwritableError, and stores nothing."""
 
     class Unsafe(Between):
         async def verify_conditional_writes(self, root: object) -> None:
@@ -235,10 +244,8 @@ async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/c/{}", "notes/{}"])
-async def test_others_have_their_turn_while_many_keys_are_written(
-    memory: MemoryStore, name: str
-) -> None:
-    """Thousands of keys in one request yield to the event loop."""
+async def test_many_keys_yield_to_the_event_loop(memory: MemoryStore, name: str) -> None:
+    """A request of thousands of keys yields to the event loop at least every hundred keys."""
     count = 1000
     grid = {"name": "regular", "configuration": {"chunk_shape": [4 * count]}}
     memory.place(ROOT.join("a/zarr.json"), zarr_json(shape=[4 * count], chunk_grid=grid))
@@ -272,10 +279,10 @@ async def test_others_have_their_turn_while_many_keys_are_written(
 @pytest.mark.parametrize(
     ("prefix", "count", "left"), [("a/", 3, []), ("a/c/", 16, ["a/zarr.json"])]
 )
-async def test_a_prefix_is_taken_away_with_all_below(
+async def test_prefix_is_erased(
     memory: MemoryStore, prefix: str, count: int, left: list[str]
 ) -> None:
-    """Shards and metadata of an array are deleted, or its chunks only, and nothing else."""
+    """Erasing a prefix deletes the array, or its chunks only, and nothing beside it."""
     one = replica(memory)
     await put_each(one, {f"a/c/{n}": b"%04d" % n for n in range(16)})
     memory.place(ROOT.join("ab"), b"beside")
@@ -294,10 +301,11 @@ def _files_of_repository(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-async def test_a_repository_is_not_taken_away_with_what_is_around_it(
-    memory: MemoryStore, tmp_path: Path
-) -> None:
-    """A prefix with a repository below is read-only; meshes go, though none can be written."""
+async def test_prefix_with_a_repository_is_not_erased(memory: MemoryStore, tmp_path: Path) -> None:
+    """Erasing a prefix with a repository below raises ReadOnlyError.
+
+    Meshes can be erased, though not written.
+    """
     files = _files_of_repository(tmp_path)
     for name, data in files.items():
         memory.place(ROOT.join(f"x/lab/{name}"), data)
@@ -313,8 +321,8 @@ async def test_a_repository_is_not_taken_away_with_what_is_around_it(
     assert [listed async for listed in memory.list(ROOT.join("mesh/").prefix)] == []
 
 
-async def test_shards_of_an_array_made_elsewhere_are_no_objects(memory: MemoryStore) -> None:
-    """A shard below the prefix may hold a chunk that is not below it."""
+async def test_erasing_keeps_other_chunks_of_a_shard(memory: MemoryStore) -> None:
+    """Erasing a prefix of an array that others have made keeps a shard's other chunks."""
     one, other = replica(memory), replica(memory)
     assert await one.read("b/c/0/0") is None
     grid = {"name": "regular", "configuration": {"chunk_shape": [8, 4]}}

@@ -1,4 +1,4 @@
-"""Writers over a store in memory, each with what a process of the service has of its own."""
+"""Writers over a store in memory, each with the caches of one process of the service."""
 
 import json
 import time
@@ -23,14 +23,14 @@ CHUNK_NBYTES: Final = 4
 
 
 def zarr_json(**changes: Any) -> bytes:
-    """Describe an array of bytes: 32 chunks of 4, 8 of them in a shard, no checksums."""
+    """Return the metadata of an array of bytes: 32 chunks of 4, 8 of them in a shard."""
     shard = CHUNK_NBYTES * PER_SHARD
     codec = sharding([CHUNK_NBYTES], [{"name": "bytes"}], index_codecs=[LITTLE])
     return json.dumps(array_metadata([4 * shard], [shard], [codec]) | changes).encode()
 
 
 def filled() -> MemoryStore:
-    """Put a sharded array without any chunk into a store, and an object beside it."""
+    """Return a store with a sharded array without chunks, and an object beside it."""
     store = MemoryStore()
     store.place(ROOT.join("a/zarr.json"), zarr_json())
     store.place(ROOT.join("notes/one"), b"one")
@@ -62,9 +62,9 @@ class Replica:
     reading: Reading
     rewriter: Rewrites
     room: ByteBudget
-    """For shards that are put together."""
+    """Budget for the shards that are built."""
     rewrites: list[tuple[int, int]] = field(default_factory=list)
-    """Of each the changes, and how often others were faster."""
+    """For each rewrite the number of changes, and of lost swaps."""
 
     async def put(
         self,
@@ -102,7 +102,7 @@ async def put_each(one: Replica, given: dict[str, bytes | None]) -> list[object]
 
 
 class Between(Tapped):
-    """Store that calls *between* before each call, which may write or raise."""
+    """A store that calls *between* before each call, which may write or raise."""
 
     taps: ClassVar[tuple[str, ...]] = (*Tapped.taps, "verify_conditional_writes")
 
@@ -114,7 +114,7 @@ class Between(Tapped):
         self.calls: list[tuple[str, str]] = []
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Note the call, and do the other thing before it."""
+        """Record the call, and run the other thing before it."""
         self.calls.append((name, ref.key.removeprefix(f"{ROOT.key}/")))
         if (waiting := self.between(name, ref)) is not None:
             await waiting

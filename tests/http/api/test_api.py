@@ -13,7 +13,7 @@ from tests.support.serving import client_of
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve a folder of arrays, and a folder that is not there."""
+    """Serve a folder of arrays, and a dataset whose folder does not exist."""
     folder = tmp_path_factory.mktemp("arrays")
     for name in ("a", "group/b"):
         zarr.create_array(
@@ -35,7 +35,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 
 
 def test_datasets_are_listed(client: httpx.Client) -> None:
-    """Programs learn what is served and where its keys begin, at the root too."""
+    """`/api/datasets` and `/` list each dataset with its path, format and writability."""
     assert client.get("/api/datasets").json() == {
         "datasets": [
             {"name": "em", "path": "/em/", "format": "auto", "writable": False},
@@ -46,7 +46,10 @@ def test_datasets_are_listed(client: httpx.Client) -> None:
 
 
 def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
-    """Arrays have their shape, inner chunks and shards; damage is named, and hides no array."""
+    """A dataset is described by its arrays with shape, chunks and shards, and its damaged nodes.
+
+    Pages put together equal the whole list.
+    """
     told = client.get("/api/datasets/em").json()
     first = client.get("/api/datasets/em?limit=2").json()
     second = client.get(f"/api/datasets/em?limit=2&after={first['next']}").json()
@@ -71,8 +74,13 @@ def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
         ("GET", "/api/datasets/em?limit=0", 400, "limit"),
     ],
 )
-def test_problems(client: httpx.Client, method: str, path: str, status: int, said: str) -> None:
-    """A root that is not there is 503, never absent: an unmounted disk is no fill value."""
+def test_errors_are_problem_documents(
+    client: httpx.Client, method: str, path: str, status: int, said: str
+) -> None:
+    """Errors are `application/problem+json` with their status and detail.
+
+    A dataset whose root is missing answers 503 with Retry-After, as 404 would mean fill values.
+    """
     answer = client.request(method, path)
 
     assert answer.status_code == status
@@ -81,8 +89,8 @@ def test_problems(client: httpx.Client, method: str, path: str, status: int, sai
     assert said in answer.json()["detail"]
 
 
-def test_not_ready(client: httpx.Client) -> None:
-    """Readiness fails with one root, and says which."""
+def test_service_with_an_unreachable_root_is_not_ready(client: httpx.Client) -> None:
+    """`/readyz` answers 503 if one root is unreachable, and names that dataset."""
     answer = client.get("/readyz")
 
     assert answer.status_code == 503
@@ -90,8 +98,8 @@ def test_not_ready(client: httpx.Client) -> None:
     assert "nothing" in answer.json()["datasets"]["away"]
 
 
-def test_documentation(client: httpx.Client) -> None:
-    """In OpenAPI each route has a summary, a description, a model of its answer, and problems."""
+def test_openapi_describes_each_route(client: httpx.Client) -> None:
+    """Each route in OpenAPI has a summary, a description, a model of its response, and problems."""
     paths = client.get("/openapi.json").json()["paths"]
     routes = [
         operation

@@ -1,4 +1,4 @@
-"""Commits without a session, as the real library reads them."""
+"""Commits without a session, read again by the icechunk library."""
 
 from base64 import b64encode
 from collections.abc import Generator
@@ -43,13 +43,13 @@ def client(tmp_path: Path) -> Generator[Client]:
 
 @pytest.fixture(scope="module")
 def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Generator[Client]:
-    """Serve a repository for all requests that are refused."""
+    """Serve a repository for the tests whose requests are all refused."""
     with served(tmp_path_factory.mktemp("unchanged")) as made:
         yield made
 
 
-def test_a_commit_is_what_the_library_reads(client: Client) -> None:
-    """Nodes, inline and native chunks, history, diff and operations are readable."""
+def test_commit_is_read_by_the_library(client: Client) -> None:
+    """The icechunk library reads a commit's chunks, history, diff and operation as sent."""
     before = client.tip
     inline = {"coords": [0, 1], "inline": b64encode(bytes((5, 6, 7, 8))).decode()}
     native = {"coords": [1, 1], "chunk_id": client.chunk(bytes(3) + ONES), "offset": 3, "length": 4}
@@ -67,10 +67,10 @@ def test_a_commit_is_what_the_library_reads(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("policy", "value"), [("ours", 1), ("theirs", 9)])
-def test_chunks_that_both_changed_are_told_or_settled(
-    client: Client, policy: str, value: int
-) -> None:
-    """By default it is 409 with the chunks; one that moved on elsewhere is rebased, and says so."""
+def test_chunk_conflict_is_reported_or_resolved(client: Client, policy: str, value: int) -> None:
+    """A commit to chunks that another commit changed fails with 409, unless `on_conflict` resolves
+    it. A commit whose changes do not conflict is rebased, and records the rebase.
+    """
     parent = client.tip
     theirs = client.library_commit("theirs", "a", 9)
     change = put_chunks("/a", client.chunk(), [0, 1])
@@ -97,7 +97,10 @@ def test_chunks_that_both_changed_are_told_or_settled(
 
 
 def test_only_the_last_commit_can_be_amended(client: Client) -> None:
-    """Nor the initial commit, or one in which the library moved nodes; a lost parent is told."""
+    """Amending a commit that is not the tip, is the initial one or moved nodes fails with 409.
+
+    So does a commit whose parent is no longer in the history.
+    """
     parent = client.tip
     moving = client.repo.rearrange_session("main")
     moving.move("/g", "/h")
@@ -118,8 +121,10 @@ def test_only_the_last_commit_can_be_amended(client: Client) -> None:
     assert [each["kind"] for each in refused.json()["conflicts"]] == ["parent_not_in_history"]
 
 
-def test_a_commit_with_one_key_is_made_once(client: Client) -> None:
-    """Another one with the key is a conflict; one of nothing, after a rebase too, must be asked."""
+def test_commit_with_an_idempotency_key_is_made_once(client: Client) -> None:
+    """A repeated commit with the same idempotency key returns the first result, and another commit
+    with that key fails with 409. An empty commit fails with 400 without `allow_empty`.
+    """
     change = put_chunks("/a", client.chunk(), [0, 0])
     answers = [client.ask(change, key="k1").json() for _ in range(3)]
 
@@ -164,7 +169,7 @@ def test_commit_in_lines_is_one_commit(client: Client) -> None:
 def test_wrong_line_of_a_commit_is_named(
     unchanged: Client, lines: list[Any], status: int, detail: str
 ) -> None:
-    """The answer to a commit in lines names the line that is wrong or too long."""
+    """The response to a commit in lines names the line that is wrong or too long."""
     refused = unchanged.ask_in_lines(*lines)
 
     assert refused.status_code == status
@@ -173,15 +178,15 @@ def test_wrong_line_of_a_commit_is_named(
 
 
 def test_long_json_commit_is_refused(unchanged: Client) -> None:
-    """A commit of more than 2 MiB as JSON is refused; the answer says how to send it in lines."""
+    """A JSON commit of more than 2 MiB fails with 413; the detail names `application/x-ndjson`."""
     refused = unchanged.ask(put_group("/x", text="x" * 2 * 1024**2))
 
     assert refused.status_code == 413
     assert "application/x-ndjson" in refused.json()["detail"]
 
 
-def test_references_are_looked_at_before_anything_is_written(client: Client) -> None:
-    """The answer names the invalid reference."""
+def test_invalid_reference_is_refused_before_writing(client: Client) -> None:
+    """A commit with an invalid chunk reference fails with 400, names it, and writes no file."""
     chunk_id, tip = client.chunk(), client.tip
     files = sorted(client.place.folder.rglob("*"))
 
@@ -219,10 +224,8 @@ def test_references_are_looked_at_before_anything_is_written(client: Client) -> 
         ({"changes": [{"op": "put_node", "path": "/x", "metadata": {"node_type": "array"}}]}, 400),
     ],
 )
-def test_what_cannot_be_committed_is_refused(
-    unchanged: Client, change: dict[str, Any], status: int
-) -> None:
-    """The branch stays where it is."""
+def test_invalid_commit_is_refused(unchanged: Client, change: dict[str, Any], status: int) -> None:
+    """An invalid commit fails with 400, 404 or 409, and leaves the branch unchanged."""
     tip = unchanged.tip
 
     answer = unchanged.ask(**{"changes": [put_group("/new")]} | change)
@@ -231,8 +234,11 @@ def test_what_cannot_be_committed_is_refused(
     assert unchanged.tip == tip
 
 
-def test_no_file_is_written_that_could_not_be_read_again(tmp_path: Path) -> None:
-    """Files over the size limit are a conflict, and expressions that RE2 does not accept."""
+def test_unreadable_file_is_not_written(tmp_path: Path) -> None:
+    """A commit whose files would exceed the size limit fails with 409.
+
+    So does one to a repository whose split condition RE2 does not accept.
+    """
     condition = icechunk.ManifestSplitCondition.path_matches("(?=a)")
     split = icechunk.ManifestSplittingConfig.from_dict(
         {condition: {icechunk.ManifestSplitDimCondition.Any(): 2}}
@@ -269,8 +275,8 @@ def test_no_file_is_written_that_could_not_be_read_again(tmp_path: Path) -> None
         client.commit(put_chunks("/a", chunk_id, [0]))
 
 
-def test_bodies_are_bounded_and_announced(client: Client) -> None:
-    """As in the data plane."""
+def test_bodies_are_checked_before_reading(client: Client) -> None:
+    """A body without a length fails with 411, one too long with 413, an invalid one with 400."""
     url = "/api/datasets/repo"
     post = client.api.client.post
 
@@ -285,15 +291,18 @@ def test_bodies_are_bounded_and_announced(client: Client) -> None:
 
 
 def _announce(client: Client, route: str, nbytes: int) -> int:
-    """Announce a body of *nbytes*, and send none."""
+    """Announce a body of *nbytes*, send none, and return the status."""
     connection = HTTPConnection(client.api.client.base_url.netloc.decode(), timeout=20)
     with closing(connection):
         connection.request("POST", route, headers={"content-length": str(nbytes)})
         return connection.getresponse().status
 
 
-def test_virtual_references_lead_where_both_may_follow(tmp_path: Path) -> None:
-    """Below an allowed prefix and in a virtual chunk container of the repository."""
+def test_virtual_reference_needs_prefix_and_container(tmp_path: Path) -> None:
+    """A virtual reference is accepted below an allowed prefix and in a virtual chunk container.
+
+    Any other location fails with 403, and an invalid one with 400.
+    """
     archive, beside = tmp_path / "archive", tmp_path / "beside"
     for folder in (archive, beside, tmp_path / "secret"):
         folder.mkdir()

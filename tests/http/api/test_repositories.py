@@ -1,4 +1,4 @@
-"""`shardgate.http.api.repositories`: refs, history and operations of the library, and of damage."""
+"""`shardgate.http.api.repositories`: refs, history and operations of repositories."""
 
 import json
 from collections.abc import Callable, Generator
@@ -35,7 +35,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def api(written: Written) -> Generator[Api]:
-    """Serve one of them."""
+    """Serve a repository of each kind of history."""
     with serve(written.folder) as api:
         yield api
 
@@ -62,8 +62,8 @@ def young(
         yield api
 
 
-def test_refs(written: Written, api: Api) -> None:
-    """Branches, ordered by name, and tags are those of the library."""
+def test_refs_equal_those_of_the_library(written: Written, api: Api) -> None:
+    """Branches, ordered by name, and tags have the snapshots that the icechunk library returns."""
     repo, branches = written.repo, api.tell("/branches")["branches"]
 
     assert [(each["name"], each["snapshot_id"]) for each in branches] == [
@@ -74,8 +74,8 @@ def test_refs(written: Written, api: Api) -> None:
     }
 
 
-def test_history(written: Written, api: Api) -> None:
-    """Of every ref it is the library's, in pages; amended and detached snapshots have one."""
+def test_history_equals_that_of_the_library(written: Written, api: Api) -> None:
+    """The history of every ref and snapshot, read in pages, is the one that the library returns."""
     repo = written.repo
     branches = {f"@branch.{name.replace('%', '%25')}": name for name in repo.list_branches()}
     refs: dict[str, dict[str, str]] = {ref: {"branch": name} for ref, name in branches.items()}
@@ -98,8 +98,10 @@ def _listed(written: Written) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-def test_operations(written: Written, api: Api, limit: int) -> None:
-    """The log continues in the backups of `repo`; version 1 has none."""
+def test_operations_equal_those_of_the_library(written: Written, api: Api, limit: int) -> None:
+    """The operation log, read in pages across backups of `repo`, is the one that the library
+    returns. A repository of version 1 has none, and answers 404.
+    """
     if _listed(written) is None:
         answer = api.answer("/operations")
         assert (answer.status_code, "version 1" in answer.json()["detail"]) == (404, True)
@@ -107,8 +109,8 @@ def test_operations(written: Written, api: Api, limit: int) -> None:
         compare_operations(api, written.repo, limit)
 
 
-def test_fields_of_operations(tmp_path: Path) -> None:
-    """Names and values are those of the specification; a status has its reason."""
+def test_operation_fields_follow_the_specification(tmp_path: Path) -> None:
+    """Operations have the field names of the specification, and a new status its reason."""
     written = eventful(tmp_path)
     read_only = icechunk.RepoAvailability.read_only
     written.repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
@@ -125,8 +127,11 @@ def test_fields_of_operations(tmp_path: Path) -> None:
     assert status["limited_availability_reason"] == "moving"
 
 
-def test_pages_of_operations_stay_good(tmp_path: Path) -> None:
-    """New operations are in no later page, none is lost or doubled; `after` may be a time."""
+def test_pages_of_operations_are_stable(tmp_path: Path) -> None:
+    """Operations that are added between two pages are in neither; none is lost or repeated.
+
+    `after` also accepts a time.
+    """
     written = plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations", limit=1000)["operations"]
@@ -142,8 +147,8 @@ def test_pages_of_operations_stay_good(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
-    """Newer operations are listed, and the reason; a log in a circle is damage."""
+def test_missing_backup_ends_the_operation_log(tmp_path: Path) -> None:
+    """A log whose backup is missing ends there and names it; a log in a circle fails with 424."""
     plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations")["operations"]
@@ -162,8 +167,8 @@ def test_a_missing_backup_ends_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("build", [version_1, eventful])
-def test_refs_in_pages(tmp_path: Path, build: Callable[[Path], Written]) -> None:
-    """Pages put together are the whole."""
+def test_pages_of_refs_equal_the_whole(tmp_path: Path, build: Callable[[Path], Written]) -> None:
+    """Pages of tags and branches put together equal the whole list."""
     build(tmp_path)
     with serve(tmp_path) as api:
         assert api.pages("/tags", "tags", limit=2) == api.tell("/tags")["tags"]
@@ -171,8 +176,8 @@ def test_refs_in_pages(tmp_path: Path, build: Callable[[Path], Written]) -> None
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_expired_history_is_forgotten(tmp_path: Path, version: int) -> None:
-    """Snapshots that lost their parents are read again."""
+def test_expired_snapshots_leave_the_history(tmp_path: Path, version: int) -> None:
+    """The history is read again after snapshots have expired, and no longer has them."""
     written = plain(create(tmp_path, spec_version=version))
     with serve(tmp_path) as api:
         before = api.tell("/history")["history"]
@@ -183,8 +188,8 @@ def test_expired_history_is_forgotten(tmp_path: Path, version: int) -> None:
     assert len(before) > len(after) == 2
 
 
-def test_names_without_a_sign(tmp_path: Path) -> None:
-    """They name branches first, then snapshots."""
+def test_ref_without_prefix_is_a_branch_or_snapshot(tmp_path: Path) -> None:
+    """A ref without `@` names a branch if there is one, and otherwise a snapshot."""
     written = plain(create(tmp_path))
     first, last = written.snapshots[-2], written.snapshots[0]
     written.repo.create_branch(last, first)
@@ -201,8 +206,8 @@ def test_names_without_a_sign(tmp_path: Path) -> None:
         "@branch.../x", "@1CECHNKREP0F1RSTCMT0/a", "@00000000000000000000", ROOT_ID.lower(),
     ],
 )  # fmt: skip
-def test_unknown_refs(young: Api, ref: str) -> None:
-    """404, with the ref in the detail."""
+def test_unknown_ref_is_not_found(young: Api, ref: str) -> None:
+    """An unknown ref is 404, with the ref in the detail."""
     answer = young.answer("/history", ref=ref)
 
     assert answer.status_code == 404
@@ -210,8 +215,8 @@ def test_unknown_refs(young: Api, ref: str) -> None:
     assert young.answer("/history", after="00000000000000000000").status_code == 404
 
 
-def test_a_bucket_of_repositories(bucket: Api) -> None:
-    """Each is asked for by its path."""
+def test_repository_in_a_bucket_is_named_by_path(bucket: Api) -> None:
+    """`path` names one of several repositories in a bucket, with or without a final slash."""
     for path in ("lab1/one", "lab1/one/", "lab2/old"):
         assert len(bucket.tell("/history", path=path)["history"]) == 8
         assert bucket.tell("/branches", path=path)["branches"][0]["name"] == "dev"
@@ -219,8 +224,8 @@ def test_a_bucket_of_repositories(bucket: Api) -> None:
 
 @pytest.mark.parametrize("route", ["/branches", "/tags", "/history", "/operations"])
 @pytest.mark.parametrize("path", ["", "lab2", "lab1/one/refs", "lab2/notes.txt", "nothing"])
-def test_no_repository(bucket: Api, route: str, path: str) -> None:
-    """404 where no repository is, for every route; pages are limited to 1000 items."""
+def test_path_without_a_repository_is_not_found(bucket: Api, route: str, path: str) -> None:
+    """Each route is 404 where there is no repository; a limit of more than 1,000 fails with 400."""
     answer = bucket.answer(route, path=path)
 
     assert (answer.status_code, "repository" in answer.json()["detail"]) == (404, True)
@@ -241,13 +246,15 @@ def test_no_repository(bucket: Api, route: str, path: str) -> None:
         ),
     ],
 )
-def test_paths_and_places_that_are_none(bucket: Api, route: str, query: dict[str, str]) -> None:
-    """Paths that are not canonical, and places in a log that no page returned, read no file."""
+def test_invalid_paths_and_markers_are_refused(
+    bucket: Api, route: str, query: dict[str, str]
+) -> None:
+    """A path that is not canonical, or a marker that no page returned, fails with 400."""
     assert bucket.answer(route, **query).status_code == 400
 
 
-def test_a_damaged_repository(tmp_path: Path) -> None:
-    """Routes of a damaged repository answer 424 with the name of the file; it is described."""
+def test_damaged_repository_is_reported(tmp_path: Path) -> None:
+    """Routes of a damaged repository answer 424 and name the file; the dataset lists the damage."""
     create(tmp_path)
     (tmp_path / "repo").write_bytes((tmp_path / "repo").read_bytes()[:99])
     with serve(tmp_path) as api:
@@ -274,8 +281,10 @@ AWAY = Repo(status={0: U8(2), 1: U64(NOON), 2: "being moved"})
         ("POST", "/tags", {"name": "t", "snapshot_id": encode_id(FIRST)}, 423),
     ],
 )
-def test_offline(tmp_path: Path, method: str, route: str, body: object, status: int) -> None:
-    """A repository out of service is 503, and for writes 423 like a read-only one; both say why."""
+def test_offline_repository_is_unavailable(
+    tmp_path: Path, method: str, route: str, body: object, status: int
+) -> None:
+    """An offline repository answers 503 to reads and 423 to writes, with the reason."""
     (tmp_path / "repo").write_bytes(AWAY.file())
     with serve(tmp_path, writable=method == "POST") as api:
         answer = api.client.request(method, f"/api/datasets/repo{route}", json=body)
@@ -283,8 +292,8 @@ def test_offline(tmp_path: Path, method: str, route: str, body: object, status: 
     assert (answer.status_code, "being moved" in answer.json()["detail"]) == (status, True)
 
 
-def test_offline_beside_others(tmp_path: Path) -> None:
-    """In a bucket it is listed with its reason, beside the other containers."""
+def test_offline_repository_in_a_bucket_is_listed(tmp_path: Path) -> None:
+    """A bucket with an offline repository lists it with its reason, beside the other containers."""
     (tmp_path / "away").mkdir()
     (tmp_path / "away/repo").write_bytes(AWAY.file())
     zarr.create_array(tmp_path / "image", shape=(4,), chunks=(2,), dtype="u1")
@@ -311,8 +320,11 @@ def test_offline_beside_others(tmp_path: Path) -> None:
         (Repo(updates=(update(13, {}, at=NOON), update(1, {}, at=NOON + 1))), "/operations"),
     ],
 )
-def test_histories_that_cannot_be(tmp_path: Path, repo: Repo, route: str) -> None:
-    """Odd parents, or times that fall, are damage; operations of newer kinds have a number."""
+def test_invalid_history_is_damage(tmp_path: Path, repo: Repo, route: str) -> None:
+    """Snapshots with invalid parents and logs whose times fall answer 424.
+
+    An operation of an unknown kind is listed with its number.
+    """
     (tmp_path / "repo").write_bytes(repo.file())
     with serve(tmp_path) as api:
         assert api.answer(route).status_code == 424

@@ -1,4 +1,4 @@
-"""Refs, status and new repositories over HTTP, beside the real library."""
+"""Changes of refs, status and new repositories over HTTP, compared with the icechunk library."""
 
 import shutil
 from collections.abc import Generator
@@ -21,14 +21,14 @@ NAMES = ["née", "a/b", "a b%2Fc", "?#&=", "@tag.x", "x" * 255]
 
 @pytest.fixture(scope="module", params=["local", "s3"])
 def server(request: pytest.FixtureRequest) -> SeaweedFS | None:
-    """Choose a folder, or SeaweedFS."""
+    """Choose a local folder (`None`) or SeaweedFS."""
     found: SeaweedFS = request.getfixturevalue("seaweedfs")
     return found if request.param == "s3" else None
 
 
 @pytest.fixture(scope="module")
 def served(server: SeaweedFS | None, tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    """Serve a repository of two commits, for a module."""
+    """Serve a repository of two commits to all tests of the module."""
     place = new_place(tmp_path_factory.mktemp("served"), server)
     written = Written(place.create(num_updates_per_repo_info_file=4), place.folder)
     written.commit("one", array("a"))
@@ -42,11 +42,15 @@ def tip(place: Place) -> str:
 
 
 @pytest.mark.parametrize("kind", ["branches", "tags"])
-def test_refs_are_made_and_deleted(served: Served, kind: str) -> None:
-    """For the library and for readers; branches are moved, and names of tags not used again."""
+def test_refs_are_created_moved_and_deleted(served: Served, kind: str) -> None:
+    """Branches and tags that are created, moved or deleted are so for the library too.
+
+    The name of a deleted tag cannot be used again, and fails with 409.
+    """
     place, opened = served
 
     def found(name: str) -> str | None:
+        """Return a ref's snapshot, after asserting that the library has the same."""
         repo = place.open()
         is_there = name in (repo.list_branches() if kind == "branches" else repo.list_tags())
         look_up = repo.lookup_branch if kind == "branches" else repo.lookup_tag
@@ -73,8 +77,8 @@ def test_refs_are_made_and_deleted(served: Served, kind: str) -> None:
                 place.open().create_tag(name, ROOT_ID)
 
 
-def test_a_reset_needs_the_tip(served: Served) -> None:
-    """Without ``If-Match``, or with that of another snapshot, a branch stays where it is."""
+def test_branch_reset_needs_the_current_tip(served: Served) -> None:
+    """Moving or deleting a branch fails with 412 if `If-Match` is not its tip; moving needs one."""
     place, opened = served
     opened.do("POST", "/branches", {"name": "stays", "snapshot_id": ROOT_ID})
     other = {"snapshot_id": tip(place)}
@@ -114,8 +118,10 @@ def test_a_reset_needs_the_tip(served: Served) -> None:
         ("POST", "/tags?path=x", {"name": "b", "snapshot_id": ROOT_ID}, 404),
     ],
 )
-def test_what_cannot_be(served: Served, method: str, route: str, body: Any, status: int) -> None:
-    """Each request is refused with a reason, and changes nothing."""
+def test_invalid_ref_change_is_refused(
+    served: Served, method: str, route: str, body: Any, status: int
+) -> None:
+    """An invalid change of a ref fails with a 4xx problem, and leaves the repository unchanged."""
     place, opened = served
     before = place.open().inspect_repo_info()
 
@@ -126,8 +132,8 @@ def test_what_cannot_be(served: Served, method: str, route: str, body: Any, stat
     assert place.open().inspect_repo_info() == before
 
 
-def test_a_locked_repository(served: Served) -> None:
-    """Nothing can be changed while it is read-only; flags forbid changes of tags."""
+def test_locked_repository_refuses_ref_changes(served: Served) -> None:
+    """A read-only repository refuses changes of refs with 423, a feature flag with 409."""
     place, opened = served
     repo, read_only = place.open(), icechunk.RepoAvailability.read_only
     repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
@@ -150,8 +156,8 @@ def test_a_locked_repository(served: Served) -> None:
         opened.do(method, route, body)
 
 
-def test_repositories_that_may_not_be_written(tmp_path: Path) -> None:
-    """Datasets that are not writable, and format version 1, answer 405."""
+def test_unwritable_repository_allows_no_changes(tmp_path: Path) -> None:
+    """A dataset that is not writable, or of format version 1, answers 405 to each change."""
     place, old = new_place(tmp_path), new_place(tmp_path)
     place.create()
     icechunk.Repository.create(old.storage, spec_version=1)
@@ -172,7 +178,7 @@ def test_repositories_that_may_not_be_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def empty(server: SeaweedFS | None, tmp_path: Path) -> Place:
-    """Return an empty place."""
+    """Return an empty place for a repository."""
     return new_place(tmp_path, server)
 
 
@@ -181,8 +187,8 @@ def create(opened: Api) -> int:
     return opened.client.post("/api/datasets", json={"name": "repo"}).status_code
 
 
-def test_a_new_repository(empty: Place) -> None:
-    """Its files equal the library's, readers see it at once, and both write to it."""
+def test_created_repository_equals_that_of_the_library(empty: Place) -> None:
+    """A repository that the service creates has the library's files, and both can write to it."""
     with api(empty) as opened:
         assert opened.send("GET", "/branches").status_code == 404
         made = opened.client.post("/api/datasets", json={"name": "repo"})
@@ -200,13 +206,13 @@ def test_a_new_repository(empty: Place) -> None:
 
 
 def inspect(repo: icechunk.Repository) -> list[Any]:
-    """Return the content of all files of a new repository, by the library."""
+    """Return the contents of all files of a new repository, as the library prints them."""
     files = (repo.inspect_snapshot(ROOT_ID), repo.inspect_transaction_log(ROOT_ID))
     return [shape(each) for each in (repo.inspect_repo_info(), *files)]
 
 
 def shape(told: Any) -> Any:
-    """Leave out times and writers."""
+    """Remove times and names of writers."""
     if isinstance(told, list):
         return [shape(each) for each in told]
     if not isinstance(told, dict):
@@ -215,8 +221,8 @@ def shape(told: Any) -> Any:
     return {name: shape(value) for name, value in told.items() if name not in varying}
 
 
-def test_racing_creators(empty: Place) -> None:
-    """One of many concurrent requests in two services creates the repository."""
+def test_one_of_concurrent_creators_wins(empty: Place) -> None:
+    """One of eight concurrent requests creates the repository; the others fail with 409."""
     with api(empty) as one, api(empty) as two, ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(create, [one, two] * 4))
 
@@ -224,8 +230,11 @@ def test_racing_creators(empty: Place) -> None:
     assert empty.open().lookup_branch("main") == ROOT_ID
 
 
-def test_no_repository_is_made_over_something(tmp_path: Path) -> None:
-    """Other objects are a conflict; files left by a dead creator are used."""
+def test_repository_is_created_in_an_empty_folder_only(tmp_path: Path) -> None:
+    """Creating a repository over other objects fails with 409.
+
+    Files left by an interrupted creation are used.
+    """
     full, left = new_place(tmp_path), new_place(tmp_path)
     (full.folder / "zarr.json").write_text("{}")
     other = new_place(tmp_path)

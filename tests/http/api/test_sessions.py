@@ -24,7 +24,7 @@ SESSIONS = "/api/datasets/data/sessions"
 
 @contextmanager
 def two_services(folder: Path) -> Generator[Replicas]:
-    """Serve a new repository below *folder* twice."""
+    """Serve a new repository below *folder* by two services."""
     repo = folder / "repo"
     with replicas(icechunk.local_filesystem_storage(str(repo)), repo.as_uri()) as pair:
         yield pair
@@ -32,14 +32,14 @@ def two_services(folder: Path) -> Generator[Replicas]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[Replicas]:
-    """Serve a repository twice."""
+    """Serve one repository by two services."""
     with two_services(tmp_path_factory.mktemp("sessions")) as pair:
         yield pair
 
 
 @pytest.fixture
 def session_id(pair: Replicas) -> str:
-    """Begin a session that has the array ``a``."""
+    """Begin a session with the array ``a``."""
     session_id = pair.begin()
     assert pair.put(session_id, "a/zarr.json", ARRAY).status_code == 200
     return session_id
@@ -50,8 +50,8 @@ def tell(pair: Replicas, session_id: str, at: int = 0) -> httpx.Response:
     return pair.clients[at].get(f"{SESSIONS}/{session_id}")
 
 
-def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
-    """On any replica, before and after its commit."""
+def test_session_state_is_the_same_on_all_replicas(pair: Replicas, session_id: str) -> None:
+    """Each replica reports a session's branch, parent and state, before and after its commit."""
     told = tell(pair, session_id, at=1).json()
     snapshot_id = pair.committed(session_id)
     after = tell(pair, session_id, at=1).json()
@@ -62,7 +62,10 @@ def test_a_session_tells_how_it_stands(pair: Replicas, session_id: str) -> None:
 
 
 def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
-    """For a day; without a body on ``main``, an unknown branch is 404, an unknown member 400."""
+    """A session begins on ``main`` by default, for one day.
+
+    An unknown branch fails with 404, and an unknown member with 400.
+    """
     client = pair.clients[0]
     bare = client.build_request("POST", SESSIONS)
     del bare.headers["content-length"]
@@ -97,7 +100,10 @@ def test_attributes_of_a_rectilinear_array_can_change(pair: Replicas) -> None:
 
 
 def test_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) -> None:
-    """2,000 virtual chunk containers can be committed to; more than 1 MiB refuse the session."""
+    """A repository with 2,000 virtual chunk containers can be committed to.
+
+    One whose configuration exceeds 1 MiB refuses sessions with 424.
+    """
     config = icechunk.RepositoryConfig.default()
     store = icechunk.s3_store(region="us-east-1")
     for number in range(2_000):
@@ -119,8 +125,8 @@ def test_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) ->
     assert "a configuration of more than 1048576 bytes" in answer.json()["detail"]
 
 
-def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
-    """On every replica, without a commit; as an unknown one, and its keys, by any method."""
+def test_discarded_session_is_not_found(pair: Replicas, session_id: str) -> None:
+    """A discarded session is 404 on every replica, as an unknown one is, and leaves no commit."""
     pair.get(session_id, "a/zarr.json", at=1)
     path = f"{SESSIONS}/{session_id}"
     before = pair.history
@@ -136,8 +142,8 @@ def test_a_discarded_session_is_gone(pair: Replicas, session_id: str) -> None:
     assert pair.history == before
 
 
-def test_a_session_can_end_whose_parent_is_gone(tmp_path: Path) -> None:
-    """The library collects snapshots without refs, also those of sessions."""
+def test_session_with_a_lost_parent_can_be_discarded(tmp_path: Path) -> None:
+    """A session whose parent snapshot was collected answers 424 to reads, and can be discarded."""
     with two_services(tmp_path) as pair:
         session_id = pair.begin()
         (tmp_path / "repo/snapshots" / pair.history[0]).unlink()
@@ -166,10 +172,10 @@ def test_a_session_can_end_whose_parent_is_gone(tmp_path: Path) -> None:
         ("b/zarr.json", b'{"zarr_format": 3, "node_type": "array", "shape": [1]}', 400),
     ],
 )
-def test_what_is_no_zarr_is_refused(
+def test_invalid_zarr_key_or_document_is_refused(
     pair: Replicas, session_id: str, key: str, body: bytes, status: int
 ) -> None:
-    """Keys outside of the grid, of no array, or of nothing that a repository holds."""
+    """A write to an invalid key or of an invalid zarr.json fails with 400 or 409."""
     answer = pair.put(session_id, key, body)
 
     assert answer.status_code == status, answer.text
@@ -178,8 +184,8 @@ def test_what_is_no_zarr_is_refused(
     assert pair.delete(session_id, key).status_code in (200, 204)
 
 
-def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) -> None:
-    """Without its chunk, with it, and from the parent, changed or deleted."""
+def test_zero_dimensional_array_is_listed(pair: Replicas, session_id: str) -> None:
+    """A listing of a zero-dimensional array has its document, and its chunk while that exists."""
     lead = secrets.token_hex(4)
     document, chunk = f"{lead}/zarr.json", f"{lead}/c"
     pair.put(session_id, document, json.dumps(array_document((), ())).encode())
@@ -195,8 +201,8 @@ def test_an_array_without_dimensions_is_listed(pair: Replicas, session_id: str) 
     assert pair.keys(later, f"{lead}/") == {document}
 
 
-def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> None:
-    """On both replicas, whichever wrote the chunk; no answer, body or 404 may be cached."""
+def test_chunk_conditions_hold_on_both_replicas(pair: Replicas, session_id: str) -> None:
+    """If-Match and If-None-Match hold on both replicas; responses of sessions are `no-store`."""
     url = f"/data/@session.{session_id}/a/c/0"
     one, other = pair.clients
     assert one.put(url, content=b"12", headers={"if-none-match": "*"}).status_code == 200
@@ -211,8 +217,10 @@ def test_conditions_hold_of_single_chunks(pair: Replicas, session_id: str) -> No
         assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
 
 
-def test_a_committed_session_takes_no_more(pair: Replicas, session_id: str) -> None:
-    """Its keys can be read, its commit is made once; writes elsewhere are told how to begin one."""
+def test_committed_session_is_read_only(pair: Replicas, session_id: str) -> None:
+    """A committed session can be read, and answers 409 to writes; repeating its commit returns the
+    first. A write outside of sessions fails with 405 and names `/sessions`.
+    """
     pair.put(session_id, "a/c/0", b"12")
     first = pair.committed(session_id, key="k1")
     outside = pair.clients[0].put("/data/a/c/0", content=b"12")
@@ -228,8 +236,10 @@ def test_a_committed_session_takes_no_more(pair: Replicas, session_id: str) -> N
     assert pair.get(session_id, "a/c/0", at=1).content == b"12"
 
 
-def test_a_commit_names_what_is_missing(pair: Replicas, session_id: str) -> None:
-    """So is a missing member; the session stays open, and is committed once the group exists."""
+def test_commit_with_a_missing_parent_group_is_refused(pair: Replicas, session_id: str) -> None:
+    """A commit without a message fails with 400; one without a parent group, with 409 and its name.
+    The session stays open and can be committed later.
+    """
     bare = pair.clients[0].post(f"{SESSIONS}/{session_id}/commit")
     assert (bare.status_code, bare.json()["detail"]) == (400, "message: Field required")
     pair.put(session_id, "x/y/zarr.json", GROUP)
@@ -242,8 +252,11 @@ def test_a_commit_names_what_is_missing(pair: Replicas, session_id: str) -> None
     assert "x/y" in pair.group()
 
 
-def test_a_conflict_opens_the_session_again(pair: Replicas) -> None:
-    """The answer lists the conflicts; those of chunks are resolved for one side."""
+def test_session_stays_open_after_a_conflict(pair: Replicas) -> None:
+    """A commit that conflicts fails with 409 and lists the conflicts.
+
+    The session stays open, and `on_conflict` resolves them.
+    """
     name = secrets.token_hex(4)
     begun = pair.begin()
     pair.put(begun, f"{name}/zarr.json", ARRAY)
@@ -265,8 +278,8 @@ def test_a_conflict_opens_the_session_again(pair: Replicas) -> None:
     assert pair.group()[name][:].tolist() == [7, 7, 2, 2, 9, 9]
 
 
-def test_a_prefix_is_deleted(pair: Replicas, session_id: str) -> None:
-    """Nodes with all nodes below, or chunks of an array."""
+def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None:
+    """Deleting a prefix removes its nodes, or an array's chunks, and returns their number."""
     pair.put(session_id, "g/zarr.json", GROUP)
     pair.put(session_id, "g/b/zarr.json", ARRAY)
     for number in range(3):
@@ -281,8 +294,8 @@ def test_a_prefix_is_deleted(pair: Replicas, session_id: str) -> None:
     assert not {key for key in left if key.startswith(("g/", "a/c/"))}
 
 
-def test_a_session_of_a_nested_repository(tmp_path: Path) -> None:
-    """Its keys follow the path of the repository."""
+def test_session_of_a_nested_repository(tmp_path: Path) -> None:
+    """The keys of a session of a nested repository begin with the repository's path."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
     settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
     with client_of(settings) as client:
@@ -298,8 +311,11 @@ def test_a_session_of_a_nested_repository(tmp_path: Path) -> None:
         assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200
 
 
-def test_a_session_goes_on_when_its_commit_finds_damage(tmp_path: Path) -> None:
-    """The damaged array can be deleted in it, and the rest is committed."""
+def test_session_stays_open_after_damage(tmp_path: Path) -> None:
+    """A commit that finds a damaged manifest fails with 424.
+
+    The session stays open, and can be committed once the array is deleted.
+    """
     with two_services(tmp_path) as pair:
         first = pair.begin()
         pair.put(first, "a/zarr.json", ARRAY)
@@ -318,8 +334,11 @@ def test_a_session_goes_on_when_its_commit_finds_damage(tmp_path: Path) -> None:
         assert list(pair.group()) == ["g"]
 
 
-def test_a_node_of_another_kind_or_rank_is_another_node(pair: Replicas, session_id: str) -> None:
-    """It has none of the old chunks or nodes; a missing group above nodes cannot be an array."""
+def test_node_of_another_kind_or_rank_drops_its_content(pair: Replicas, session_id: str) -> None:
+    """A node that is replaced by one of another kind or rank loses its chunks and children.
+
+    A missing group that has nodes below it cannot be made an array: 409.
+    """
     pair.put(session_id, "a/c/0", b"12")
     matrix = json.dumps(array_document((6, 6), (2, 2))).encode()
     assert pair.put(session_id, "a/zarr.json", matrix).status_code == 200
@@ -335,8 +354,11 @@ def test_a_node_of_another_kind_or_rank_is_another_node(pair: Replicas, session_
     assert pair.put(session_id, "k/zarr.json", ARRAY).status_code == 409
 
 
-def test_a_locked_repository_takes_no_session_or_commit(pair: Replicas, session_id: str) -> None:
-    """The answers give the reason; open sessions are committed later."""
+def test_locked_repository_refuses_sessions_and_commits(pair: Replicas, session_id: str) -> None:
+    """A read-only repository answers 423 with its reason to new sessions and commits.
+
+    Open sessions can be committed after it is unlocked.
+    """
     client, read_only = pair.clients[0], icechunk.RepoAvailability.read_only
     pair.repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
     refused = [

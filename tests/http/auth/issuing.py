@@ -1,4 +1,4 @@
-"""An issuer of tokens made with another library than the one that checks them."""
+"""An issuer of tokens, made with another library than the one that checks them."""
 
 import base64
 import functools
@@ -26,7 +26,7 @@ JWKS: Final = "/keys/jwks"
 
 
 def make_key(kid: str, kind: str = "RSA") -> Key:
-    """Make a key of a *kind*, `RSA` or a curve; it takes a while, so each is made once."""
+    """Make a key of a *kind*, `RSA` or a curve, and cache it, as that takes long."""
     return _made(kid, kind)
 
 
@@ -43,7 +43,7 @@ def _made(kid: str, kind: str) -> Key:
 
 
 class Issuer:
-    """Signs tokens, and publishes the keys for it at a real server."""
+    """Signs tokens, and publishes its keys on a real server."""
 
     def __init__(self, server: FaultyServer) -> None:
         self.server = server
@@ -53,11 +53,11 @@ class Issuer:
         self.publish(make_key("first"))
 
     def configure(self, **configuration: object) -> None:
-        """Say what the discovery document says."""
+        """Set the discovery document."""
         self.server.objects[DISCOVERY] = json.dumps(configuration).encode()
 
     def publish(self, *keys: Key) -> None:
-        """Say which keys there are."""
+        """Set the published keys."""
         jwks = {"keys": [key.as_dict(private=False) for key in keys]}
         self.server.objects[JWKS] = json.dumps(jwks).encode()
 
@@ -66,7 +66,7 @@ class Issuer:
         return sum(seen.path == path for seen in self.server.seen)
 
     def claims(self, changes: Mapping[str, object] | None = None) -> dict[str, object]:
-        """Say what a good token says, with *changes*; what is `None` is left out."""
+        """Return the claims of a valid token with *changes*; `None` removes a claim."""
         good = {"iss": self.url, "aud": AUDIENCE, "sub": "ada", "exp": int(time.time()) + 60}
         said = {**good, **(changes or {})}
         return {name: value for name, value in said.items() if value is not None}
@@ -79,7 +79,7 @@ class Issuer:
         alg: str = "RS256",
         header: Mapping[str, object] | None = None,
     ) -> str:
-        """Sign claims with *key*, or the one that is published from the start."""
+        """Sign claims with *key*, by default the key that is published from the start."""
         key = key or make_key("first")
         named = {"alg": alg, "kid": key.kid, **(header or {})}
         shown = {name: value for name, value in named.items() if value is not None}
@@ -90,23 +90,23 @@ class Issuer:
 
 @contextmanager
 def issuing() -> Generator[Issuer]:
-    """Run an issuer."""
+    """Run an issuer on a local server."""
     with FaultyServer().running() as server:
         yield Issuer(server)
 
 
 def public_pem(key: Key) -> bytes:
-    """Write what everybody can know of *key*."""
+    """Return the public part of *key* as PEM."""
     return key.as_pem(private=False)
 
 
 def spell(document: object) -> str:
-    """Spell a part of a token."""
+    """Encode a document as a part of a token."""
     return spell_bytes(json.dumps(document, separators=(",", ":")).encode())
 
 
 def forge(header: object, claims: object, secret: bytes | None = None) -> str:
-    """Put a token together by hand, signed with a *secret* or not at all."""
+    """Build a token by hand, signed with a *secret* or not at all."""
     said = f"{spell(header)}.{spell(claims)}"
     if secret is None:
         return f"{said}."
@@ -114,5 +114,5 @@ def forge(header: object, claims: object, secret: bytes | None = None) -> str:
 
 
 def spell_bytes(data: bytes) -> str:
-    """Spell bytes as a part of a token."""
+    """Encode bytes as a part of a token."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

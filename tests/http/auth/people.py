@@ -1,4 +1,4 @@
-"""Callers, and services whose datasets not all of them may see."""
+"""Callers, and services whose datasets only some of them may read."""
 
 import hashlib
 import os
@@ -15,15 +15,15 @@ from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from tests.support.serving import serving
 
 TOKENS: Final = {"ana": "token-of-ana", "bob": "token/of+bob=", "eve": "token-of-eve"}
-"""Ana may read what is private, Bob may write to it, Eve may do neither.
+"""Tokens of callers: Ana may read the private dataset, Bob may write to it, Eve may do neither.
 
-What is open may be written by the last two.
+Bob and Eve may write to the open dataset.
 """
 TEXT: Final = b"what Ana may read"
 
 
 class People(NamedTuple):
-    """A service, as each of them sees it."""
+    """A running service, its folder, and requests to it as one of the callers."""
 
     url: str
     folder: Path
@@ -37,7 +37,7 @@ class People(NamedTuple):
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
     ) -> httpx.Response:
-        """Send a request by *name*, or by nobody."""
+        """Send a request as *name*, or without credentials."""
         given = dict(headers or {})
         if name is not None:
             given["authorization"] = f"Bearer {TOKENS[name]}"
@@ -45,12 +45,12 @@ class People(NamedTuple):
 
 
 def caller(token: str) -> CallerSettings:
-    """Configure who has *token*."""
+    """Return the settings of a caller with *token*."""
     return CallerSettings(token_sha256=(hashlib.sha256(token.encode()).hexdigest(),))
 
 
 def settings(folder: Path, **more: Any) -> Settings:
-    """Serve two folders below *folder*: one is public, one is private."""
+    """Return settings of a public and a private folder below *folder*."""
     for name in "open", "private":
         (folder / name).mkdir()
         (folder / name / "text.txt").write_bytes(TEXT)
@@ -72,14 +72,14 @@ _CALLERS: Final = {"ann": CallerSettings(access_key_id=KEY_ID, secret_access_key
 
 
 class Served(NamedTuple):
-    """The service, and what requests said of their bodies."""
+    """The URL of the service, and the payload hashes that requests declared."""
 
     url: str
     payloads: list[bytes]
 
 
 class _Listener:
-    """Listens to what is signed of bodies."""
+    """Records the payload hash that each request declares."""
 
     def __init__(self, behind: Any, payloads: list[bytes]) -> None:
         self.begin = behind.begin
@@ -101,7 +101,7 @@ def _listen(app: InstrumentedApp, payloads: list[bytes]) -> InstrumentedApp:
 
 @contextmanager
 def signing_service(folder: Path) -> Generator[Served]:
-    """Serve two empty folders below *folder*, ``lab`` and ``repo``, to who has the key."""
+    """Serve two empty folders below *folder*, ``lab`` and ``repo``, to the holder of the key."""
     datasets = {}
     for name in ("lab", "repo"):
         (folder / name).mkdir()
@@ -114,7 +114,7 @@ def signing_service(folder: Path) -> Generator[Served]:
 
 
 def environ() -> dict[str, str]:
-    """Give programs the key, and nothing of what this machine has for other servers."""
+    """Return the environment of programs: the key, and no credentials or proxies of this host."""
     others = ("AWS_", "RESTIC_", "HTTP_PROXY", "http_proxy")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     return kept | {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET}

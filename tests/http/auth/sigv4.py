@@ -1,4 +1,4 @@
-"""A client of S3 that signs, written from the specification alone, and the service's check."""
+"""An S3 client that signs requests, written from the specification, and the service's check."""
 
 import hashlib
 import hmac
@@ -29,7 +29,7 @@ type Scope = dict[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """What a client is about to sign and send."""
+    """A request to sign and send."""
 
     method: str = "GET"
     path: str = "/lab/c/0/0"
@@ -38,7 +38,7 @@ class Request:
     payload: str = OF_NOTHING
 
     def scope(self, *more: tuple[str, str]) -> Scope:
-        """Send it to an ASGI application."""
+        """Return the ASGI scope of the request."""
         return {
             "type": "http",
             "method": self.method,
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Signer:
-    """A client."""
+    """A client that signs with one key."""
 
     key_id: str = KEY_ID
     secret: str = SECRET
@@ -61,11 +61,11 @@ class Signer:
 
     @property
     def scope(self) -> str:
-        """Tell what the key is for."""
+        """Return the scope of the signing key."""
         return f"{self.timestamp[:8]}/{self.region}/{self.service}/{self.terminal}"
 
     def key(self) -> bytes:
-        """Make the signing key."""
+        """Derive the signing key."""
         key = b"AWS4" + self.secret.encode()
         for part in self.scope.split("/"):
             key = hmac.new(key, part.encode(), hashlib.sha256).digest()
@@ -76,7 +76,7 @@ class Signer:
         return hmac.new(self.key(), text.encode(), hashlib.sha256).hexdigest()
 
     def frames(self, seed: str, pieces: Sequence[bytes], trailers: Headers | None = None) -> bytes:
-        """Frame a body, whose request has the signature *seed*; trailers are signed as well."""
+        """Frame a body whose request has the signature *seed*; trailers are signed as well."""
         framed = []
         for piece in (*pieces, b""):
             digests = f"{OF_NOTHING}\n{hashlib.sha256(piece).hexdigest()}"
@@ -95,7 +95,7 @@ class Signer:
         return self.sign(f"{head}\n{last}\n{digests}")
 
     def signed(self, request: Request, *, unsigned: Headers = ()) -> Scope:
-        """Sign by a header all headers of *request*, and send *unsigned* ones besides."""
+        """Sign all headers of *request* in a header, and add *unsigned* ones."""
         told = [("x-amz-date", self.timestamp), ("x-amz-content-sha256", request.payload)]
         request = replace(request, headers=(*request.headers, *told))
         names = _names(request.headers)
@@ -106,7 +106,7 @@ class Signer:
         return request.scope(("authorization", value), *unsigned)
 
     def presigned(self, request: Request, expires: int | str = 900) -> Scope:
-        """Sign by the query."""
+        """Sign the request in its query."""
         told = {
             "X-Amz-Algorithm": _ALGORITHM,
             "X-Amz-Credential": f"{self.key_id}/{self.scope}",
@@ -120,7 +120,7 @@ class Signer:
         return replace(request, query=f"{query}&X-Amz-Signature={self.signature(request)}").scope()
 
     def signature(self, request: Request) -> str:
-        """Sign a request as it stands."""
+        """Return the signature of a request."""
         lines = [
             request.method,
             request.path,
@@ -138,18 +138,18 @@ PLAIN: Final = Request()
 
 
 def authorization(scope: Scope) -> str:
-    """Read the header of a signed request."""
+    """Return the Authorization header of a signed request."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     return headers[b"authorization"].decode()
 
 
 def seed_of(scope: Scope) -> str:
-    """Read the signature of a request."""
+    """Return the signature of a request."""
     return authorization(scope).rpartition("=")[2]
 
 
 def with_header(scope: Scope, name: str, value: str | None) -> Scope:
-    """Replace a header, or take it away."""
+    """Replace a header, or remove it."""
     kept = [(k, v) for k, v in scope["headers"] if k != name.encode()]
     new = [] if value is None else [(name.encode(), value.encode())]
     return {**scope, "headers": [*kept, *new]}
@@ -183,18 +183,18 @@ CALLERS: Final = {
 
 
 def check(scope: Scope, *, at: float = NOW) -> SignedRequest | None:
-    """Let the service check a request at some time."""
+    """Check a request with the service's code at some time."""
     return Signatures(CALLERS, clock=lambda: at).check(scope)
 
 
 def who(scope: Scope, *, at: float = NOW) -> str | None:
-    """Name who signed."""
+    """Return the name of the caller who signed."""
     signed = check(scope, at=at)
     return None if signed is None else signed.caller.name
 
 
 def code_of(scope: Scope, *, at: float = NOW) -> str:
-    """Tell S3's name for what is wrong."""
+    """Return S3's error code of a request that is refused."""
     with pytest.raises(SignatureError) as refused:
         check(scope, at=at)
     return refused.value.code

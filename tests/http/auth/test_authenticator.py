@@ -18,7 +18,7 @@ ANA = configured_caller("ana")
 
 
 def configured() -> BearerTokens:
-    """Know the token of Ana."""
+    """Return bearer tokens of Ana and Bob."""
     return BearerTokens({"ana": caller("secret"), "bob": caller("other")}, [])
 
 
@@ -28,14 +28,14 @@ DIGEST = caller("secret").token_sha256[0]
 @pytest.mark.parametrize(
     "token", [b"", b"secre", b"\xff", b"x" * 100_000, DIGEST.encode(), bytes.fromhex(DIGEST)]
 )
-async def test_other_tokens_are_refused(token: bytes) -> None:
-    """Whatever they look like: who reads the configuration learns no credentials."""
+async def test_unknown_token_is_refused(token: bytes) -> None:
+    """An unknown token is refused; so is the configured digest of a known one."""
     with pytest.raises(UnauthenticatedError):
         await configured().identify(b"Bearer " + token)
 
 
 def known_until(until_s: float) -> Callable[[str], Awaitable[Identity]]:
-    """Know everybody as Ana until then."""
+    """Return an identifier that takes any token for Ana's until then."""
 
     async def identify(_: str) -> Identity:
         return Identity(ANA, until_s)
@@ -43,8 +43,11 @@ def known_until(until_s: float) -> Callable[[str], Awaitable[Identity]]:
     return identify
 
 
-async def test_a_token_is_asked_of_each_who_may_know() -> None:
-    """The first who knows it tells; nobody is asked afterwards, until it has run out."""
+async def test_token_is_asked_of_each_issuer_once() -> None:
+    """Issuers are asked in turn until one knows the token.
+
+    The result is cached until the token expires.
+    """
     asked = []
 
     async def never(token: str) -> Identity | None:
@@ -60,8 +63,8 @@ async def test_a_token_is_asked_of_each_who_may_know() -> None:
     assert bearers.cached(b"Bearer token") is None
 
 
-async def test_a_token_is_shown_in_a_header_or_a_path() -> None:
-    """What is good in a path is no header; what is spelled at length would take memory."""
+async def test_token_is_accepted_in_a_header_or_a_path() -> None:
+    """A token is accepted in a header and in a path; a header that is too long is not cached."""
     bearers = configured()
     long = b"Bearer " + b" " * 5000 + b"secret"
     for shown in b"bearer secret", b"BEARER  secret ", "secret", "%73ecret", long:
@@ -70,8 +73,8 @@ async def test_a_token_is_shown_in_a_header_or_a_path() -> None:
     assert bearers.cached(b"secret") is bearers.cached(long) is None
 
 
-async def test_who_cannot_tell_is_no_refusal() -> None:
-    """An issuer that is away says nothing of the token, and neither is it remembered."""
+async def test_unavailable_issuer_refuses_no_token() -> None:
+    """While an issuer is unavailable its tokens fail with that error, and nothing is cached."""
     failures = [StorageUnavailableError(ObjectRef("s3://a", "b"), "away")]
 
     async def away(token: str) -> Identity | None:
@@ -90,13 +93,13 @@ NOW = 100.0
 
 
 def dataset(reader: str = "ana", name: str = "em") -> Dataset:
-    """Let *reader* read."""
+    """Return a dataset that *reader* may read."""
     root = ObjectRef("memory://store", "em")
     return Dataset(name, root, Containers([]), "auto", b"", readers=frozenset({reader}))
 
 
 async def authenticator_of(until_s: float = inf, sent: SentToken = SENT) -> Authenticator:
-    """Know who has *sent* a token, which is good until then."""
+    """Return an authenticator that has cached the token *sent*, which is valid until then."""
     bearers = BearerTokens({}, [known_until(until_s)])
     await bearers.identify(sent)
     return Authenticator(
@@ -113,12 +116,12 @@ def cached(
     sent: bytes = SENT,
     name: str = "em",
 ) -> Caller | None:
-    """Ask who reads, without waiting."""
+    """Return the cached reader, without waiting."""
     headers = {b"host": b"localhost", b"authorization": sent}
     return authenticator.cached_reader(dataset(reader, name), headers, now, segment)
 
 
-async def test_a_reader_is_cached_while_the_token_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_is_cached_while_the_token_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader is cached for a second at most, by the clock of the event loop."""
     time_s = 1000.0
     monkeypatch.setattr("time.time", lambda: time_s)
@@ -134,8 +137,11 @@ async def test_a_reader_is_cached_while_the_token_is_good(monkeypatch: pytest.Mo
     assert cached(expiring, NOW + 1) is None
 
 
-async def test_who_may_not_read_is_not_cached() -> None:
-    """Nor who names another host; a header that looks like a path is no token."""
+async def test_refused_reader_is_not_cached() -> None:
+    """No reader is cached for a caller without rights or with another Host.
+
+    A header that looks like a path with a token does not match that token.
+    """
     authenticator = await authenticator_of()
     assert cached(authenticator, reader="bob") is None
     headers = {b"host": b"evil.example", b"authorization": SENT}
@@ -147,7 +153,7 @@ async def test_who_may_not_read_is_not_cached() -> None:
 
 
 async def test_the_caches_are_bounded() -> None:
-    """However many tokens somebody signs, and however many datasets they read."""
+    """Caches of readers and tokens keep at most 4,096 entries."""
     authenticator, bearers = await authenticator_of(), BearerTokens({}, [known_until(inf)])
     for number in range(5000):
         assert cached(authenticator, name=f"em{number}") == ANA

@@ -28,7 +28,7 @@ from tests.http.auth.issuing import (
 from tests.storage.faulty import Fault
 
 SECRET = "marmalade"
-"""Is in each wrong token, and in no error."""
+"""A claim of each wrong token, which no error may contain."""
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def issuer() -> Generator[Issuer]:
 
 @pytest.fixture
 async def issuers(issuer: Issuer) -> AsyncGenerator[Issuers]:
-    """Open a checker of its tokens."""
+    """Open the checker of this issuer's tokens."""
     async with Issuers({"sso": issuer.settings}, timeout_s=5) as issuers:
         yield issuers
 
 
 async def refusal(issuers: Issuers, token: str) -> str:
-    """Tell why *token* is refused."""
+    """Return the error with which *token* is refused."""
     with pytest.raises(UnauthenticatedError) as caught:
         await issuers.identify(token)
     return str(caught.value)
@@ -71,10 +71,10 @@ async def refusal(issuers: Issuers, token: str) -> str:
         ("ed", "Ed25519", "EdDSA"),
     ],
 )
-async def test_what_the_issuer_signed_is_believed(
+async def test_signed_token_is_accepted(
     issuer: Issuer, issuers: Issuers, kid: str, kind: str, alg: str
 ) -> None:
-    """By every algorithm with which only it can sign."""
+    """A token that the issuer signed, with any public-key algorithm, identifies its subject."""
     known = await issuers.identify(issuer.sign(key=make_key(kid, kind), alg=alg))
 
     assert known is not None
@@ -82,7 +82,7 @@ async def test_what_the_issuer_signed_is_believed(
 
 
 async def test_claims_are_granted(issuer: Issuer, issuers: Issuers) -> None:
-    """Those that the settings name, and what everybody may; no longer than the token is good."""
+    """A token grants the values of the configured claims, and `public`, until it expires."""
     expires = int(time.time()) + 30
     said = {"scope": "openid em", "groups": ["lab"], "roles": ["admin"], "exp": expires}
     known = await issuers.identify(issuer.sign(said))
@@ -105,12 +105,12 @@ async def test_claims_are_granted(issuer: Issuer, issuers: Issuers) -> None:
         ({"exp": 10**6}, None),
     ],
 )
-async def test_good_tokens(
+async def test_valid_token_is_accepted(
     issuer: Issuer, issuers: Issuers, claims: dict[str, Any], kind: str | None
 ) -> None:
-    """For others too, of the types of RFC 7519 and 9068, by a clock that differs a little.
+    """A token of a type of RFC 7519 or 9068 is accepted if its times and audience are valid.
 
-    A long-lived one is looked at again: its key may have been withdrawn.
+    Times may differ by the leeway, and a long-lived token is checked again.
     """
     now = int(time.time())
     at = {k: now + v if isinstance(v, int) else v for k, v in claims.items()}
@@ -140,10 +140,10 @@ async def test_good_tokens(
         ({"sub": "a" * 256}, "cannot be a name"),
     ],
 )
-async def test_a_token_that_is_not_good_now_is_refused(
+async def test_token_with_invalid_claims_is_refused(
     issuer: Issuer, issuers: Issuers, changes: dict[str, object], reason: str
 ) -> None:
-    """Though the issuer signed it; it is not told what is in it."""
+    """A signed token with invalid times, audience or subject is refused, without a quoted claim."""
     said = await refusal(issuers, issuer.sign({"secret": SECRET, **changes}))
 
     assert reason in said
@@ -184,20 +184,20 @@ FORGERIES: dict[str, Callable[[Issuer], str]] = {
 
 
 def tamper(token: str, claims: object) -> str:
-    """Put other claims into *token*."""
+    """Replace the claims of *token*."""
     header, _, signature = token.split(".")
     return f"{header}.{spell(claims)}.{signature}"
 
 
 def flip(token: str) -> str:
-    """Change the signature."""
+    """Change a letter of the signature."""
     at = token.rindex(".") + 9
     return token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-async def test_a_forgery_is_refused(issuer: Issuer, issuers: Issuers, name: str) -> None:
-    """Only what was signed by a key of the issuer, as it signs, is believed."""
+async def test_forged_token_is_refused(issuer: Issuer, issuers: Issuers, name: str) -> None:
+    """A token that no key of the issuer has signed is refused, and no key is read that it names."""
     token = FORGERIES[name](issuer)
     said = await refusal(issuers, token)
 
@@ -216,14 +216,14 @@ JSON: st.SearchStrategy[object] = st.sampled_from(
     claims=st.dictionaries(st.sampled_from(["exp", "aud", "sub", "nbf", "groups"]), JSON),
     signature=st.binary(max_size=8),
 )
-async def test_no_token_is_too_odd(
+async def test_malformed_token_raises_only_unauthenticated(
     issuer: Issuer,
     issuers: Issuers,
     header: dict[str, object],
     claims: dict[str, object],
     signature: bytes,
 ) -> None:
-    """It is refused, or is none."""
+    """A token with arbitrary headers and claims is refused or unknown, and raises nothing else."""
     said = {**issuer.claims(), **claims}
     named = {"alg": "RS256", "kid": "first", **header}
     token = f"{spell(named)}.{spell(said)}.{spell_bytes(signature)}"
@@ -242,13 +242,16 @@ async def test_no_token_is_too_odd(
         ),
     ],
 )
-async def test_what_is_of_no_issuer_may_be_known_to_others(issuers: Issuers, token: str) -> None:
-    """It is neither good nor wrong here."""
+async def test_token_of_another_issuer_is_unknown(issuers: Issuers, token: str) -> None:
+    """A token that names no configured issuer is unknown, and not refused."""
     assert await issuers.identify(token) is None
 
 
 async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
-    """A token that names one and is signed by another is of neither; a slash more is another."""
+    """A token that names one issuer and is signed by another is refused.
+
+    An issuer's URL with an additional slash is another issuer.
+    """
     async with Issuers({"sso": issuer.settings}) as issuers:
         assert await issuers.identify(issuer.sign({"iss": f"{issuer.url}/"})) is None
     with issuing() as other:
@@ -264,8 +267,11 @@ async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.STALL, Fault.REDIRECT])
-async def test_when_keys_cannot_be_read_nobody_is_refused(fault: Fault) -> None:
-    """A good token could not be told from a wrong one; what is wrong by itself still is."""
+async def test_token_is_unavailable_without_keys(fault: Fault) -> None:
+    """If the keys cannot be read, a token fails with IssuerUnavailableError.
+
+    A token that names no valid algorithm is refused all the same.
+    """
     with issuing() as issuer:
         issuer.server.fail(fault, path=JWKS)
         async with Issuers({"sso": issuer.settings}, timeout_s=0.2) as issuers:
@@ -274,10 +280,10 @@ async def test_when_keys_cannot_be_read_nobody_is_refused(fault: Fault) -> None:
             await refusal(issuers, forge({"alg": "none"}, issuer.claims()))
 
 
-async def test_what_is_signed_for_another_purpose_is_refused(
+async def test_token_of_another_type_or_short_key_is_refused(
     issuer: Issuer, issuers: Issuers
 ) -> None:
-    """An issuer signs other things with the same key; a short key could be found out."""
+    """A token of another type, or signed with an RSA key of 1,024 bits, is refused."""
     for kind in ("logout+jwt", "shardgate+jwt", "secevent+jwt", "", 7):
         header = {"alg": "RS256", "kid": "first", "typ": kind}
         assert "type" in await refusal(issuers, f"{spell(header)}.{spell(issuer.claims())}.AAAA")
@@ -328,6 +334,9 @@ CLAIMS: dict[str, Any] = {
         (".", set()),
     ],
 )
-def test_the_values_of_a_claim_are_granted(name: str, values: set[str]) -> None:
-    """Only scopes are split at spaces; a path leads within, and a whole name comes first."""
+def test_claim_values_are_granted(name: str, values: set[str]) -> None:
+    """Strings of a claim are granted; only scopes are split at spaces.
+
+    A dotted name is a path, unless a claim has the whole name.
+    """
     assert grants("sso", CLAIMS, [name]) == {"public", *(f"sso:{value}" for value in values)}

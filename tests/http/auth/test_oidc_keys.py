@@ -1,4 +1,4 @@
-"""`shardgate.http.auth.oidc`: keys of issuers, read over TLS too, and what they are good for."""
+"""`shardgate.http.auth.oidc`: keys of issuers, over TLS too, and their algorithms."""
 
 import asyncio
 import gzip
@@ -39,7 +39,7 @@ IMPATIENT_S = 0.3
 
 @pytest.fixture
 def issuer(faulty: FaultyServer) -> Issuer:
-    """Give an issuer that goes wrong when told to."""
+    """Return an issuer whose server can be made to fail."""
     return Issuer(faulty)
 
 
@@ -53,14 +53,17 @@ async def client(request: pytest.FixtureRequest) -> AsyncGenerator[httpx.AsyncCl
 
 
 async def kids(client: httpx.AsyncClient, settings: IssuerSettings) -> list[str | None]:
-    """Read the names of the keys."""
+    """Return the ids of the keys."""
     return [key.kid for key in await read_keys(client, settings, client.timeout.read or 0)]
 
 
-async def test_keys_are_where_the_configuration_says(
+async def test_keys_are_read_from_the_configured_url(
     issuer: Issuer, client: httpx.AsyncClient
 ) -> None:
-    """It is below the URL of the issuer, after one slash (Discovery §4), or none is read."""
+    """Keys are read from the `jwks_uri` of the discovery document (Discovery §4).
+
+    With a configured `jwks_url` no discovery document is read.
+    """
     assert await kids(client, issuer.settings) == ["first"]
     assert [seen.path for seen in issuer.server.seen] == [DISCOVERY, JWKS]
     there = f"{issuer.url}{JWKS}"
@@ -80,10 +83,10 @@ async def test_keys_are_where_the_configuration_says(
         *(b"", b"<html></html>", b"[" * 100_000, gzip.compress(b"{}", mtime=0), b"\xff\xfe"),
     ],
 )
-async def test_an_issuer_that_fails_cannot_be_reached(
+async def test_failing_issuer_is_unavailable(
     issuer: Issuer, client: httpx.AsyncClient, path: str, wrong: str | bytes
 ) -> None:
-    """However it fails, and soon; so with what is no document, such as a page to log in."""
+    """An issuer that fails, stalls or sends no JSON document raises IssuerUnavailableError."""
     if isinstance(wrong, str):
         issuer.server.fail(Fault[wrong], path=path)
     else:
@@ -94,10 +97,10 @@ async def test_an_issuer_that_fails_cannot_be_reached(
 
 
 @pytest.mark.parametrize("path", [DISCOVERY, JWKS])
-async def test_a_redirect_is_not_followed(
+async def test_redirect_or_large_document_is_refused(
     issuer: Issuer, client: httpx.AsyncClient, path: str
 ) -> None:
-    """It could lead to where nobody but we can go; a huge document is refused, told so or not."""
+    """A redirect or a document that is too large raises IssuerUnavailableError."""
     for fault in (None, Fault.CHUNKED):
         sound = issuer.server.objects[path]
         issuer.server.objects[path] = sound + b" " * 1024**2
@@ -129,10 +132,10 @@ async def test_a_redirect_is_not_followed(
         ["{url}"],
     ],
 )
-async def test_a_configuration_that_is_not_of_the_issuer_is_refused(
+async def test_configuration_of_another_issuer_is_refused(
     issuer: Issuer, client: httpx.AsyncClient, configuration: object
 ) -> None:
-    """It has the very name, and its keys are where nobody on the way can replace them."""
+    """A discovery document with another issuer, or whose `jwks_uri` is no safe URL, is refused."""
     said = json.dumps(configuration).replace("{url}", issuer.url)
     issuer.server.objects[DISCOVERY] = said.encode()
 
@@ -142,7 +145,7 @@ async def test_a_configuration_that_is_not_of_the_issuer_is_refused(
 
 
 class Source:
-    """Where keys are read, with a clock that stands still."""
+    """A source of keys with a clock that tests set."""
 
     def __init__(self, *kids: str) -> None:
         self.now = 1000.0
@@ -154,7 +157,7 @@ class Source:
         self.jwks = IssuerKeys(self.read, lambda: self.now)
 
     def publish(self, *kids: str) -> None:
-        """Say which keys there are."""
+        """Set the keys."""
         jwks = {"keys": [make_key(kid).as_dict(private=False) for kid in kids]}
         self.keys = decode_jwks(json.dumps(jwks).encode())
 
@@ -167,12 +170,12 @@ class Source:
         return self.keys
 
     async def has(self, kid: str) -> bool:
-        """Tell whether a key is found."""
+        """Return whether a key is found."""
         return await self.jwks.find(kid, "RS256") is not None
 
 
 async def test_keys_are_read_once_an_hour() -> None:
-    """A withdrawn key is good until then; one that is not known makes the keys be read."""
+    """Keys are read again after an hour, or soon after a token names an unknown one."""
     source = Source("a")
     assert await source.has("a")
     source.publish("b")
@@ -187,8 +190,8 @@ async def test_keys_are_read_once_an_hour() -> None:
     assert await source.has("c")
 
 
-async def test_a_flood_of_unknown_keys_reads_them_seldom() -> None:
-    """Anybody can invent a name of a key."""
+async def test_unknown_keys_cause_few_reads() -> None:
+    """However many unknown key ids tokens name, keys are read once in each `APART_S`."""
     source = Source("a")
     for second in range(100):
         for each in range(10):
@@ -198,8 +201,11 @@ async def test_a_flood_of_unknown_keys_reads_them_seldom() -> None:
     assert source.reads == 100 / APART_S
 
 
-async def test_all_who_wait_share_a_read() -> None:
-    """A crowd asks the issuer once, the read goes on when some have left, and closing ends it."""
+async def test_concurrent_requests_share_a_read() -> None:
+    """Concurrent requests share one read of keys, which a cancelled one does not end.
+
+    Closing cancels it.
+    """
     source = Source("a")
     source.pause.clear()
     leaving = asyncio.create_task(source.has("a"))
@@ -224,8 +230,8 @@ async def test_all_who_wait_share_a_read() -> None:
     await source.jwks.aclose()
 
 
-async def test_known_keys_are_good_while_the_issuer_is_away() -> None:
-    """It is asked again, now and then."""
+async def test_known_keys_are_used_while_the_issuer_is_unavailable() -> None:
+    """Keys stay in use while the issuer is unavailable, which is asked again after `RETRY_S`."""
     source = Source("a")
     assert await source.has("a")
     source.can_be_reached = False
@@ -241,8 +247,11 @@ async def test_known_keys_are_good_while_the_issuer_is_away() -> None:
     assert await source.has("b")
 
 
-async def test_without_keys_nobody_can_tell(caplog: pytest.LogCaptureFixture) -> None:
-    """That is an error of its own until they can be read; its reason is for the operator only."""
+async def test_unread_keys_are_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    """Until keys can be read, finding one fails with IssuerUnavailableError.
+
+    The reason is logged, and is not in the error.
+    """
     source = Source("a")
     source.can_be_reached = False
     with caplog.at_level(logging.WARNING, logger="shardgate"):
@@ -280,10 +289,10 @@ def public(kid: str = "first", kind: str = "RSA", **members: object) -> dict[str
         ("Ed448", {}, {"EdDSA"}),
     ],
 )
-def test_a_key_tells_the_algorithms(
+def test_key_determines_its_algorithms(
     kind: str, members: dict[str, Any], algorithms: set[str]
 ) -> None:
-    """Not the token that is to be checked with it; what it declares is all that it is good for."""
+    """The type of a key, or the `alg` that it declares, determines its algorithms."""
     (key,) = decode(public(kind=kind, **members))
 
     assert key.kid == "first"
@@ -310,8 +319,8 @@ def test_a_key_tells_the_algorithms(
         None,
     ],
 )
-def test_a_key_that_is_not_for_this_is_passed_over(jwk: object) -> None:
-    """Secrets, keys to encrypt with, what cannot be decoded, and private keys."""
+def test_unsuitable_key_is_ignored(jwk: object) -> None:
+    """Symmetric, private, malformed and encryption keys of a JWKS are ignored."""
     kept = public("second")
 
     assert [key.kid for key in decode(jwk, kept)] == ["second"]
@@ -320,14 +329,14 @@ def test_a_key_that_is_not_for_this_is_passed_over(jwk: object) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[]", b'{"keys": {}}', b"<html>", b"[" * 100_000, b"\xff"]
 )
-def test_what_is_no_set_of_keys_is_refused(data: bytes) -> None:
-    """It is an issuer that does not work, and not one without keys."""
+def test_invalid_jwks_is_refused(data: bytes) -> None:
+    """Data that are no JWKS raise ValueError."""
     with pytest.raises(ValueError, match=r"."):
         decode_jwks(data)
 
 
 async def test_a_key_is_chosen_by_its_name_and_algorithm() -> None:
-    """A key of another kind that has the name is not the one; unnamed, there is one that fits."""
+    """A key is found by id and algorithm, or by the algorithm alone if exactly one key has it."""
     keys = decode(public("a"), public("b"), public("b", "P-256"))
 
     async def read() -> Sequence[VerificationKey]:
@@ -346,7 +355,7 @@ async def test_a_key_is_chosen_by_its_name_and_algorithm() -> None:
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Make an authority that nobody else knows."""
+    """Make a certificate authority that is not trusted by default."""
     return trustme.CA()
 
 
@@ -361,20 +370,20 @@ def tls_issuer(authority: trustme.CA) -> Generator[Issuer]:
 
 @pytest.fixture
 def trusting(authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trust the authority, as an operator does."""
+    """Trust the authority by `SSL_CERT_FILE`."""
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
 
 
 async def kids_over_tls(issuer: Issuer) -> list[str | None]:
-    """Read the names of the keys with a client that is opened now."""
+    """Return the ids of the keys, with a new client."""
     async with open_client(2) as client:
         return [key.kid for key in await read_keys(client, issuer.settings, 2)]
 
 
 @pytest.mark.usefixtures("trusting")
-async def test_keys_of_a_trusted_issuer_come_over_tls(tls_issuer: Issuer) -> None:
-    """`SSL_CERT_FILE` names who vouches; not even this machine may say what the keys are."""
+async def test_keys_are_read_over_tls_of_a_trusted_authority(tls_issuer: Issuer) -> None:
+    """Keys are read over TLS if `SSL_CERT_FILE` names the authority, and not from a plain URL."""
     assert await kids_over_tls(tls_issuer) == ["first"]
     with FaultyServer().running() as plain:
         plain.objects[JWKS] = tls_issuer.server.objects[JWKS]
@@ -385,8 +394,8 @@ async def test_keys_of_a_trusted_issuer_come_over_tls(tls_issuer: Issuer) -> Non
         assert plain.seen == []
 
 
-async def test_an_issuer_that_nobody_vouches_for_is_not_asked(tls_issuer: Issuer) -> None:
-    """Whoever sits in between could say anything."""
+async def test_untrusted_certificate_is_refused(tls_issuer: Issuer) -> None:
+    """An issuer with an untrusted certificate is unavailable, and receives no request."""
     with pytest.raises(IssuerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
         await kids_over_tls(tls_issuer)
     assert tls_issuer.server.seen == []

@@ -1,4 +1,4 @@
-"""Datasets that not everybody may see, over the wire."""
+"""Datasets that only some callers may read, over HTTP."""
 
 import hashlib
 import sys
@@ -48,14 +48,14 @@ REQUESTS: Final = [
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Generator[People]:
-    """Serve to all of them."""
+    """Serve a public and a private dataset to all callers."""
     folder = tmp_path_factory.mktemp("people")
     with serving(settings(folder)) as url:
         yield People(url, folder)
 
 
 def told(answer: httpx.Response, name: str) -> tuple[int, object, str]:
-    """Give all that an answer tells, but for the *name* that was asked for."""
+    """Return all of a response but for the *name* that was requested."""
     headers = {
         key: value
         for key, value in answer.headers.items()
@@ -67,10 +67,10 @@ def told(answer: httpx.Response, name: str) -> tuple[int, object, str]:
 
 @pytest.mark.parametrize("who", [None, "eve"])
 @pytest.mark.parametrize(("method", "path"), REQUESTS)
-def test_what_one_may_not_see_is_as_if_it_did_not_exist(
+def test_unreadable_dataset_equals_an_unknown_one(
     people: People, method: str, path: str, who: str | None
 ) -> None:
-    """No request tells a private dataset from an unknown one."""
+    """The response for a dataset that the caller may not read equals that for an unknown one."""
     private, unknown = (
         told(people.ask(method, path.format(name), who), name) for name in ("private", "unknown")
     )
@@ -135,8 +135,8 @@ async def test_private_dataset_takes_the_work_of_an_unknown_one(
     assert private
 
 
-def test_nobody_is_asked_for_credentials(people: People) -> None:
-    """A reader of Zarr would take 404 for fill value; who has no rights finds nothing."""
+def test_private_dataset_needs_credentials(people: People) -> None:
+    """A private dataset is 401 without credentials, and 404 for a caller without rights."""
     answer = people.ask("GET", f"/private/{KEY}")
 
     assert answer.status_code == 401
@@ -145,16 +145,16 @@ def test_nobody_is_asked_for_credentials(people: People) -> None:
     assert people.ask("GET", f"/private/{KEY}", "eve").status_code == 404
 
 
-def test_who_may_read_or_write_reads(people: People) -> None:
-    """The second answer comes the short way, and asks for credentials as any other does."""
+def test_readers_and_writers_may_read(people: People) -> None:
+    """Callers in `read` or `write` may read a private dataset, repeatedly; others may not."""
     for who in "ana", None, "bob", "eve", "ana", "bob":
         answer = people.ask("GET", f"/private/{KEY}", who)
         assert (answer.content == TEXT) is (who in {"ana", "bob"})
 
 
 @pytest.mark.parametrize("path", [KEY, "none", "group", "", "?list-type=2"])
-def test_private_answers_are_kept_by_their_reader_only(people: People, path: str) -> None:
-    """Bytes, links, a redirect and absence: no proxy hands them on, no link tells where from."""
+def test_private_responses_are_not_shared(people: People, path: str) -> None:
+    """Responses of a private dataset are `private`, vary by Authorization, and send no referrer."""
     (people.folder / "private" / "group").mkdir(exist_ok=True)
     group = '{"zarr_format": 3, "node_type": "group"}'
     (people.folder / "private" / "group" / "zarr.json").write_text(group)
@@ -166,8 +166,8 @@ def test_private_answers_are_kept_by_their_reader_only(people: People, path: str
     assert headers["referrer-policy"] == "no-referrer"
 
 
-def test_a_balancer_is_told_nothing_of_private_shards(people: People) -> None:
-    """Who is no trusted proxy gets the hash of what they ask for, of unknown datasets as well."""
+def test_private_shard_key_is_hashed(people: People) -> None:
+    """`/_shard` returns different values for two chunks of a private shard to untrusted callers."""
     folder = people.folder / "private" / "shards"
     zarr.create_array(folder, shape=(8,), chunks=(1,), shards=(8,), dtype="u1", overwrite=True)
     names = {people.ask("GET", f"/_shard/private/shards/c/{n}").headers["x-shard"] for n in (0, 1)}
@@ -177,23 +177,23 @@ def test_a_balancer_is_told_nothing_of_private_shards(people: People) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("path", ["", "/", "/a", "/a/", "//", "/@session.A/a"])
-def test_a_balancer_is_named_private_and_unknown_keys_alike(
+def test_shard_headers_of_private_and_unknown_datasets_are_alike(
     people: People, method: str, path: str
 ) -> None:
-    """Whether a name is there tells nothing of the dataset."""
+    """`/_shard` has the same headers for keys of a private and of an unknown dataset."""
     told = [people.ask(method, f"/_shard/{name}{path}").headers for name in ("private", "unknown")]
 
     assert told[0].keys() == told[1].keys()
 
 
 @pytest.mark.parametrize("path", ["metrics", "readyz", "docs", "metrics/"])
-def test_what_is_for_operators_is_not_below_a_token(people: People, path: str) -> None:
-    """Proxies know it by its path."""
+def test_operator_path_below_a_token_is_refused(people: People, path: str) -> None:
+    """Paths for operators, such as `/metrics`, are 400 below a token."""
     assert people.ask("GET", f"/~{TOKENS['ana']}/{path}").status_code == 400
 
 
-def test_a_signed_body_cannot_be_left_out(people: People) -> None:
-    """Where a body has only defaults, none would mean something else."""
+def test_missing_signed_body_is_refused(people: People) -> None:
+    """A request that declares the digest of a body, and sends none, fails with 400."""
     digest = hashlib.sha256(b'{"dataset": "private"}').hexdigest()
     answer = people.ask("POST", "/api/tokens", "ana", headers={"x-amz-content-sha256": digest})
 
@@ -201,8 +201,8 @@ def test_a_signed_body_cannot_be_left_out(people: People) -> None:
     assert (answer.status_code, answer.json()["detail"]) == (400, detail)
 
 
-def test_a_reader_may_not_write(people: People) -> None:
-    """Who sees the dataset is told why; what is named in `write` is enough, in a path too."""
+def test_reader_may_not_write(people: People) -> None:
+    """A write by a reader is 403 with the reason; a writer's succeeds, by header or path token."""
     answer = people.ask("PUT", f"/private/{KEY}", "ana", content=b"x")
     path = f"/~{quote(TOKENS['bob'], safe='')}/private/other"
 
@@ -213,8 +213,10 @@ def test_a_reader_may_not_write(people: People) -> None:
 
 
 @pytest.mark.parametrize(("who", "status"), [(None, 401), ("ana", 403), ("bob", 200)])
-def test_what_all_may_read_is_written_by_some(people: People, who: str | None, status: int) -> None:
-    """Reading and writing have rules of their own."""
+def test_public_dataset_is_written_by_its_writers(
+    people: People, who: str | None, status: int
+) -> None:
+    """A write to a public dataset is 401 without credentials and 403 for other callers."""
     assert people.ask("PUT", "/open/new", who, content=b"x").status_code == status
 
 
@@ -243,12 +245,12 @@ def test_what_all_may_read_is_written_by_some(people: People, who: str | None, s
         ("/api/datasets", {"authorization": "Bearer wrong"}),
     ],
 )
-def test_a_token_is_good_in_its_place_only(
+def test_misplaced_or_wrong_token_is_refused(
     people: People, path: str, given: dict[str, str]
 ) -> None:
-    """Elsewhere, as in queries, which are in every log, a good one is a wrong one.
+    """A wrong token, or one in a query, cookie or other header, is 401 and is not repeated.
 
-    Of the API a list without what was hoped for would be taken for the whole.
+    That holds for a list of the API too, which would otherwise be incomplete.
     """
     encoded = {name.encode(): value.encode("latin-1") for name, value in given.items()}
     answer = httpx.get(f"{people.url}{path}", headers=encoded)
@@ -257,8 +259,8 @@ def test_a_token_is_good_in_its_place_only(
     assert TOKENS["ana"] not in answer.text
 
 
-def test_what_is_public_looks_at_no_credentials(people: People) -> None:
-    """Clients of S3 send some everywhere."""
+def test_public_paths_ignore_wrong_credentials(people: People) -> None:
+    """A public dataset and `/healthz` are served to a request with a wrong token."""
     given = {"authorization": "Bearer wrong"}
 
     assert people.ask("GET", f"/open/{KEY}", headers=given).content == TEXT
@@ -267,15 +269,18 @@ def test_what_is_public_looks_at_no_credentials(people: People) -> None:
 
 @pytest.mark.parametrize("tilde", ["~", "%7E", "%7e"])
 @pytest.mark.parametrize("who", ["ana", "bob"])
-def test_a_token_goes_into_the_path(people: People, who: str, tilde: str) -> None:
-    """Viewers can send it nowhere else; what a path cannot hold is percent-encoded."""
+def test_token_in_the_path_is_accepted(people: People, who: str, tilde: str) -> None:
+    """A percent-encoded token in the path, after `~`, gives its caller's rights."""
     path = f"/{tilde}{quote(TOKENS[who], safe='')}/private/{KEY}"
 
     assert [people.ask("GET", path).content for _ in range(2)] == [TEXT, TEXT]
 
 
-def test_a_token_alone_leads_to_the_start_page(people: People) -> None:
-    """Links from there are relative, keep the token and do not hold it."""
+def test_token_path_redirects_to_the_start_page(people: People) -> None:
+    """A path of a token alone redirects to the start page below it.
+
+    Pages below a token have relative links and do not contain the token.
+    """
     token = quote(TOKENS["bob"], safe="")
     answer = people.ask("GET", f"/~{token}")
     page = people.ask("GET", f"/~{TOKENS['ana']}/private/")
@@ -289,8 +294,10 @@ def test_a_token_alone_leads_to_the_start_page(people: People) -> None:
 @pytest.mark.parametrize(
     ("who", "seen"), [(None, ["open"]), ("eve", ["open"]), ("ana", ["open", "private"])]
 )
-def test_lists_have_what_one_may_see(people: People, who: str | None, seen: list[str]) -> None:
-    """No list tells of others; a probe of readiness has no credentials, and waits for all."""
+def test_lists_have_readable_datasets_only(
+    people: People, who: str | None, seen: list[str]
+) -> None:
+    """Lists of datasets, S3's and `/readyz` too, contain those that the caller may read."""
     for path in "/", "/api/datasets":
         listed = people.ask("GET", path, who).json()["datasets"]
         assert [dataset["name"] for dataset in listed] == seen
@@ -302,16 +309,17 @@ def test_lists_have_what_one_may_see(people: People, who: str | None, seen: list
 
 
 @pytest.mark.parametrize(("who", "status"), [(None, 401), ("ana", 403)])
-def test_counts_are_for_nobody_unless_somebody_is_named(
-    people: People, who: str | None, status: int
-) -> None:
-    """They name all datasets."""
+def test_metrics_are_refused_by_default(people: People, who: str | None, status: int) -> None:
+    """`/metrics` of a service with callers is 401 without credentials and 403 for other callers."""
     assert people.ask("GET", "/metrics", who).status_code == status
 
 
 @pytest.mark.parametrize("is_part", [False, True])
-def test_nothing_is_copied_out_of_what_one_may_not_read(people: People, is_part: bool) -> None:  # noqa: FBT001
-    """The caller of CopyObject or UploadPartCopy reads the source, or it does not exist."""
+def test_copy_needs_a_readable_source(people: People, is_part: bool) -> None:  # noqa: FBT001
+    """Copying a source that the caller may not read answers as for an unknown one.
+
+    A copy to a dataset that the caller may not write is 403.
+    """
     (people.folder / "open" / "free").write_bytes(b"free")
     path = "/open/copy"
     if is_part:
@@ -332,10 +340,8 @@ def test_nothing_is_copied_out_of_what_one_may_not_read(people: People, is_part:
 
 
 @pytest.mark.parametrize(("name", "said"), [(None, 0), ("ana", 0), ("bob", 2)])
-def test_the_start_page_tells_each_what_they_may(
-    people: People, name: str | None, said: int
-) -> None:
-    """A dataset is writable to those only who may write to it, and private ones are not shown."""
+def test_start_page_shows_the_callers_rights(people: People, name: str | None, said: int) -> None:
+    """The start page and lists show private datasets to readers, and `writable` to writers only."""
     html = {"accept": "text/html"}
     lead = "" if name is None else f"/~{quote(TOKENS[name], safe='')}"
     page = people.ask("GET", "/", name, headers=html).text
@@ -349,8 +355,8 @@ def test_the_start_page_tells_each_what_they_may(
     assert ("private" in below.text) is (name is not None)
 
 
-def test_a_list_below_a_token_leads_on_below_it(people: People) -> None:
-    """The paths that it tells can be asked, and of `/api` too."""
+def test_list_below_a_token_has_paths_below_it(people: People) -> None:
+    """Lists of datasets below a token have paths with that token, which can be requested."""
     for path in ("/", "/api/datasets"):
         listed = people.ask("GET", f"/~{TOKENS['ana']}{path}").json()["datasets"]
         paths = {each["name"]: each["path"] for each in listed}

@@ -1,4 +1,4 @@
-"""`shardgate.http.auth.sigv4`: signatures of bodies and of their frames, also at the service."""
+"""`shardgate.http.auth.sigv4`: signatures of bodies and of their frames."""
 
 import hashlib
 import itertools
@@ -34,7 +34,7 @@ PIECES: Final = (b"a" * 65536, b"a" * 1024)
 
 
 def seal_of(request: Request) -> SignatureChain:
-    """Let the service check a request, whose body it will check by the seal."""
+    """Return the signature chain with which the service checks the body of *request*."""
     signed = check(SIGNER.signed(request))
     assert signed is not None
     assert signed.frames is not None
@@ -53,7 +53,7 @@ def framed(
 def unframed(
     data: bytes, length: int, payload: str = SEALED
 ) -> tuple[bytes, Mapping[bytes, bytes]]:
-    """Let the service take the frames off."""
+    """Decode frames with the service's code."""
     return decode_aws_chunked(data, length, seal_of(replace(PUT, payload=payload)))
 
 
@@ -93,10 +93,10 @@ EXAMPLE: Final = Request(
         ),
     ],
 )
-def test_the_examples_of_the_specification(
+def test_chunk_signatures_equal_the_published_examples(
     header: tuple[str, str], trailers: Headers | None, signatures: tuple[bytes, ...]
 ) -> None:
-    """The signatures of frames that Amazon publishes are what tests sign, and are right."""
+    """Signed frames equal the examples that Amazon publishes, and their bodies are accepted."""
     payload = SEALED if trailers is None else TRAILED
     request = replace(EXAMPLE, headers=(*EXAMPLE.headers, header), payload=payload)
     data = framed(PIECES, trailers, request)
@@ -108,8 +108,8 @@ def test_the_examples_of_the_specification(
 
 
 @pytest.mark.parametrize("payload", ["0" * 64, UNSIGNED, "STREAMING-UNSIGNED-PAYLOAD-TRAILER"])
-def test_other_bodies_have_no_signatures_in_them(payload: str) -> None:
-    """They are compared with the digest that is signed, or not at all, as their client chose."""
+def test_payload_without_signed_frames_has_no_chain(payload: str) -> None:
+    """A request with another payload hash has no signature chain."""
     signed = check(SIGNER.signed(replace(PUT, payload=payload)))
 
     assert signed is not None
@@ -125,8 +125,8 @@ SOME_TRAILERS: Final = st.none() | st.lists(
 
 
 @given(BODIES, SOME_TRAILERS)
-def test_bodies_arrive_whole(pieces: list[bytes], trailers: Headers | None) -> None:
-    """However they are cut into frames."""
+def test_signed_frames_are_decoded(pieces: list[bytes], trailers: Headers | None) -> None:
+    """Signed frames of any body and trailers decode to that body and those trailers."""
     payload, body = SEALED if trailers is None else TRAILED, b"".join(pieces)
 
     found, read = unframed(framed(pieces, trailers), len(body), payload)
@@ -136,10 +136,10 @@ def test_bodies_arrive_whole(pieces: list[bytes], trailers: Headers | None) -> N
 
 
 @given(BODIES, SOME_TRAILERS, st.data())
-def test_no_byte_of_a_body_can_be_changed(
+def test_changed_byte_of_a_signed_body_is_refused(
     pieces: list[bytes], trailers: Headers | None, data: st.DataObject
 ) -> None:
-    """Nor of a size, a signature or a trailer, unless it means the same."""
+    """Signed frames with a changed byte are refused, or decode to the same body and trailers."""
     payload, body = SEALED if trailers is None else TRAILED, b"".join(pieces)
     right = framed(pieces, trailers)
     at = data.draw(st.integers(0, len(right) - 1))
@@ -175,8 +175,8 @@ LAST: Final = FRAMES[len(FIRST) + len(SECOND) :]
         (FRAMES.removesuffix(b"\r\n") + b"x-amz-checksum-crc32:AAAAAA==\r\n\r\n", 6),
     ],
 )
-def test_frames_are_a_chain(data: bytes, length: int) -> None:
-    """Each is signed over the one before, the first over the request; nothing follows the last."""
+def test_reordered_or_missing_frame_is_refused(data: bytes, length: int) -> None:
+    """Frames that are moved, repeated, left out, unsigned or of another request are refused."""
     with pytest.raises(SignatureError) as refused:
         unframed(data, length)
 
@@ -199,8 +199,8 @@ TRAILED_FRAMES: Final = framed([b"abc"], [("a", "1"), ("b", "2")])
         (b"\r\n\r\n", b"\r\nc:3\r\n\r\n"),
     ],
 )
-def test_trailers_are_signed_together(old: bytes, new: bytes) -> None:
-    """Their signature comes last, and a body that announces them does not end without."""
+def test_changed_trailer_is_refused(old: bytes, new: bytes) -> None:
+    """Signed trailers that are changed, moved, added or left out are refused."""
     with pytest.raises(SignatureError):
         unframed(FRAMES, 6, TRAILED)
     assert unframed(TRAILED_FRAMES, 3, TRAILED)[0] == b"abc"
@@ -215,7 +215,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve two empty folders to who signs."""
+    """Serve two empty folders to the holder of the key."""
     with (
         signing_service(tmp_path_factory.mktemp("data")) as served,
         httpx.Client(base_url=served.url, timeout=20) as opened,
@@ -239,7 +239,7 @@ class Sender:
         *more: tuple[str, str],
         signed: str | None = None,
     ) -> httpx.Response:
-        """Sign the digest of *body*, or what is *signed* instead of it, and *more* headers."""
+        """Sign the digest of *body*, or *signed* instead of it, and *more* headers."""
         request = self._request(method, path, signed or hashlib.sha256(body).hexdigest(), *more)
         return self._deliver(self._signer.signed(request), body)
 
@@ -274,13 +274,13 @@ class Sender:
 
 @pytest.fixture
 def sender(client: httpx.Client) -> Sender:
-    """Sign as of now."""
+    """Return a sender that signs with the current time."""
     return Sender(client)
 
 
 @pytest.fixture
 def path() -> str:
-    """Name a key that is not there."""
+    """Return a new key."""
     return f"/lab/key{next(_numbers)}"
 
 
@@ -289,7 +289,7 @@ def path() -> str:
 def test_signed_frames_are_stored(
     sender: Sender, path: str, size: int, trailers: Headers | None
 ) -> None:
-    """Small ones and large ones."""
+    """A PUT with signed frames stores its body, of any size."""
     body = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
 
     assert sender.stream("PUT", path, body, trailers=trailers).status_code == 200
@@ -297,8 +297,8 @@ def test_signed_frames_are_stored(
 
 
 @pytest.mark.parametrize("size", [3, 200_000])
-def test_a_wrong_frame_is_not_stored(sender: Sender, path: str, size: int) -> None:
-    """Neither is any other of that body; the answer is S3's."""
+def test_wrong_frame_is_refused(sender: Sender, path: str, size: int) -> None:
+    """A PUT with a wrong frame fails with SignatureDoesNotMatch (403), and stores nothing."""
     answer = sender.stream("PUT", path, b"a" * size, instead=(b"aaa", b"aab"))
 
     assert answer.status_code == 403
@@ -307,10 +307,13 @@ def test_a_wrong_frame_is_not_stored(sender: Sender, path: str, size: int) -> No
 
 
 @pytest.mark.parametrize(("checksum", "status"), [(b"NSRBwg==", 200), (b"NSRBwh==", 400)])
-def test_frames_that_are_not_signed_are_summed_up(
+def test_unsigned_frames_are_checked_by_their_checksum(
     sender: Sender, path: str, checksum: bytes, status: int
 ) -> None:
-    """As botocore sends them over TLS; a body that announces signed frames has them."""
+    """A PUT of unsigned frames is 200 if its trailing checksum is right, and otherwise 400.
+
+    One that declares signed frames and sends none fails with 411.
+    """
     body = b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:%b\r\n\r\n" % checksum
     more = [("x-amz-decoded-content-length", "3"), ("x-amz-trailer", "x-amz-checksum-crc32")]
     payload = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
@@ -338,10 +341,10 @@ OF_A_KEY: Final = "/lab/kept"
         ("PUT", "/REPO/@session.SESSION/zarr.json", b"{}"),
     ],
 )
-def test_every_body_is_what_was_signed(
+def test_body_that_differs_from_its_signature_is_refused(
     sender: Sender, made: dict[str, str], method: str, path: str, body: bytes
 ) -> None:
-    """Whatever takes it; where signed frames are not taken at all, they are refused."""
+    """A body that differs from its signed digest is 400; changed signed frames are 403 or 415."""
     for name, value in made.items():
         path = path.replace(name, value)
 
@@ -355,7 +358,7 @@ def test_every_body_is_what_was_signed(
 
 @pytest.fixture(scope="module")
 def made(client: httpx.Client) -> dict[str, str]:
-    """Make what requests are about, with signed requests of each kind, one as sent to proxies."""
+    """Create the objects that requests refer to, by signed requests of each kind."""
     sender = Sender(client)
     assert sender.stream("PUT", OF_A_KEY, b"kept").status_code == 200
     upload = sender.send("POST", "/lab/k?uploads").text

@@ -1,4 +1,4 @@
-"""What real clients sign is let in, whatever the key is called; what is not theirs is not."""
+"""Requests that real S3 clients sign, for keys with special characters too."""
 
 import hashlib
 import io
@@ -42,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
 
 @pytest.fixture
 def url(served: Served) -> str:
-    """Tell where."""
+    """Return the URL of the service."""
     return served.url
 
 
@@ -77,8 +77,8 @@ def open_minio(url: str) -> Minio:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_boto3(url: str, key: str) -> None:
-    """It writes, reads, lists, copies and deletes."""
+def test_boto3_requests_are_accepted(url: str, key: str) -> None:
+    """boto3 writes, reads, lists, copies and deletes keys with special characters."""
     client, name = open_boto3(url), f"boto3/{key}"
 
     etag = client.put_object(Bucket="lab", Key=name, Body=DATA, Metadata={"mtime": "b  c"})["ETag"]
@@ -93,8 +93,8 @@ def test_boto3(url: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_presigned_urls_of_boto3(url: str, key: str) -> None:
-    """Whoever has such a URL writes and reads that key, without a key of their own."""
+def test_presigned_url_of_boto3_is_accepted(url: str, key: str) -> None:
+    """A URL that boto3 presigns is accepted for its method and key only, and 403 if changed."""
     client = open_boto3(url)
     asked = {"Bucket": "lab", "Key": f"presigned/{key}"}
 
@@ -107,8 +107,8 @@ def test_presigned_urls_of_boto3(url: str, key: str) -> None:
     assert httpx.get(get.replace("Expires=60", "Expires=61")).status_code == 403
 
 
-def test_names_of_refs_within_keys(url: str) -> None:
-    """They are percent-encoded twice, as the slash in them is no slash of the key."""
+def test_encoded_slash_in_a_key_is_signed(url: str) -> None:
+    """A key with an encoded slash (`%2F`) can be read by boto3, obstore and presigned URLs."""
     key, client = "@branch.a%2Fb/c/0", open_boto3(url)
     client.put_object(Bucket="lab", Key=key, Body=DATA)
 
@@ -119,8 +119,8 @@ def test_names_of_refs_within_keys(url: str) -> None:
     assert httpx.get(get.replace("%40", "@")).status_code == 403
 
 
-def test_a_presigned_url_demands_the_headers_that_it_signs(url: str) -> None:
-    """Such as the checksum of the one body that may be written."""
+def test_presigned_url_needs_its_signed_headers(url: str) -> None:
+    """A presigned PUT is 403 without the headers that it signs, and 400 with another body."""
     checksum = "WrGHr8pzlV1WUYHIx3mIzSWbdDh29ufW7Od1VY2zZPE="
     asked = {"Bucket": "lab", "Key": "demanded", "ChecksumSHA256": checksum}
     put = open_boto3(url).generate_presigned_url("put_object", Params=asked)
@@ -132,8 +132,8 @@ def test_a_presigned_url_demands_the_headers_that_it_signs(url: str) -> None:
     assert httpx.put(put, headers={**signed, "x-amz-content-sha256": right}).status_code == 403
 
 
-def test_signatures_of_the_older_kind_are_refused(url: str) -> None:
-    """boto3 presigns so for some regions unless told otherwise; the answer names what is taken."""
+def test_signature_version_2_is_refused(url: str) -> None:
+    """Requests with signature version 2 fail with 403; the error names AWS4-HMAC-SHA256."""
     client = open_boto3(url, signature_version="s3")
     old = client.generate_presigned_url("get_object", Params={"Bucket": "lab", "Key": "a"})
 
@@ -145,8 +145,8 @@ def test_signatures_of_the_older_kind_are_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"ChecksumAlgorithm": "SHA256"}])
-def test_uploads_in_parts_by_boto3(url: str, extra: dict[str, str]) -> None:
-    """Each step and part is signed; what it streams, as over TLS, says that it is not."""
+def test_multipart_uploads_of_boto3_are_accepted(url: str, extra: dict[str, str]) -> None:
+    """boto3 uploads in signed parts, with checksums, and streams an unsigned payload."""
     client, name = open_boto3(url), "boto3/large"
     config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
     client.upload_fileobj(io.BytesIO(LARGE), "lab", name, Config=config, ExtraArgs=extra)
@@ -157,8 +157,8 @@ def test_uploads_in_parts_by_boto3(url: str, extra: dict[str, str]) -> None:
     assert client.get_object(Bucket="lab", Key="unsigned")["Body"].read() == DATA
 
 
-def test_uploads_in_parts_by_obstore_and_minio(url: str) -> None:
-    """Each part is signed with its digest, and the length need not be known beforehand."""
+def test_multipart_uploads_of_obstore_and_minio_are_accepted(url: str) -> None:
+    """Signed multipart uploads of obstore, and of MinIO's client without a length, are stored."""
     store, minio = open_obstore(url), open_minio(url)
     obstore.put(store, "obstore-large", LARGE, chunk_size=PART, use_multipart=True)
     minio.put_object("lab", "minio-large", io.BytesIO(LARGE), -1, part_size=PART)
@@ -168,8 +168,8 @@ def test_uploads_in_parts_by_obstore_and_minio(url: str) -> None:
         assert read.read() == LARGE
 
 
-def test_wrong_keys_are_told_as_amazon_tells_them(url: str) -> None:
-    """With its status and its code, so that clients understand."""
+def test_wrong_key_has_the_error_code_of_s3(url: str) -> None:
+    """A wrong secret fails with SignatureDoesNotMatch, a wrong key id with InvalidAccessKeyId."""
     for key_id, secret, code in (
         (KEY_ID, "another", "SignatureDoesNotMatch"),
         ("another", SECRET, "InvalidAccessKeyId"),
@@ -181,8 +181,8 @@ def test_wrong_keys_are_told_as_amazon_tells_them(url: str) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_obstore(url: str, key: str) -> None:
-    """It writes, reads, lists, copies, presigns and deletes."""
+def test_obstore_requests_are_accepted(url: str, key: str) -> None:
+    """`obstore` writes, reads, lists, copies, presigns and deletes keys with special characters."""
     store, name = open_obstore(url), f"obstore/{key}/x"
 
     obstore.put(store, name, DATA, attributes={"Content-Type": "a/b"})
@@ -196,8 +196,10 @@ def test_obstore(url: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_tensorstore(url: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its s3 key-value store, which signs by code of its own."""
+def test_tensorstore_requests_are_accepted(
+    url: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorStore's s3 driver writes, reads, lists and deletes keys with special characters."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     spec = {"driver": "s3", "bucket": "lab", "endpoint": url, "aws_region": "us-east-1"}
@@ -212,8 +214,8 @@ def test_tensorstore(url: str, key: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_minio(url: str, key: str) -> None:
-    """MinIO's library: it writes, reads, lists, presigns and deletes."""
+def test_minio_requests_are_accepted(url: str, key: str) -> None:
+    """MinIO's client writes, reads, lists, presigns and deletes keys with special characters."""
     client, name = open_minio(url), f"minio/{key}"
 
     client.put_object("lab", name, io.BytesIO(DATA), len(DATA), metadata={"mtime": "b"})
@@ -225,8 +227,8 @@ def test_minio(url: str, key: str) -> None:
     client.remove_object("lab", name)
 
 
-def test_curl(url: str) -> None:
-    """Of any version, where it is told what to sign of the body."""
+def test_curl_requests_are_accepted(url: str) -> None:
+    """`curl --aws-sigv4` writes and reads a key with special characters."""
     signing = ["--aws-sigv4", "aws:amz:us-east-1:s3", "-u", f"{KEY_ID}:{SECRET}"]
     unsigned = ["-H", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]
     command = [need("curl"), "-sS", "--fail-with-body", *signing, *unsigned]
@@ -237,8 +239,8 @@ def test_curl(url: str) -> None:
     assert read.stdout == DATA
 
 
-def test_restic_signs_each_frame_of_a_body(served: Served, tmp_path: Path) -> None:
-    """What it writes, lists, reads and locks goes through whole."""
+def test_restic_backup_is_restored(served: Served, tmp_path: Path) -> None:
+    """restic, which signs each frame of a body, backs up and restores a file."""
     (tmp_path / "data").write_bytes(LARGE)
     settings = {
         "RESTIC_REPOSITORY": f"s3:{served.url}/lab/backup",

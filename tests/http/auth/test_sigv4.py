@@ -65,16 +65,16 @@ SIGNER: Final = Signer()
         ),
     ],
 )
-def test_examples_of_the_specification(request_: Request, signature: str) -> None:
-    """The signatures that Amazon publishes as examples are right, and are what tests sign."""
+def test_signatures_equal_the_published_examples(request_: Request, signature: str) -> None:
+    """Amazon's example requests get the published signatures, and are accepted."""
     scope = SIGNER.signed(request_)
 
     assert authorization(scope).endswith(signature)
     assert who(scope) == "ann"
 
 
-def test_the_presigned_example_of_the_specification() -> None:
-    """It is good for a day, and no longer; signatures show who has signed."""
+def test_presigned_example_is_accepted_for_a_day() -> None:
+    """The published presigned URL is accepted for a day; each key identifies its own caller."""
     scope = SIGNER.presigned(Request(path="/test.txt"), 86400)
     signature = b"aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
 
@@ -96,8 +96,8 @@ def test_the_presigned_example_of_the_specification() -> None:
         replace(PLAIN, query="prefix=X-Amz-Signature=1&list-type=2").scope(),
     ],
 )
-def test_what_is_not_signed_is_somebody_elses_matter(scope: Scope) -> None:
-    """There is nothing to check where no signature of S3 is."""
+def test_unsigned_request_has_no_caller(scope: Scope) -> None:
+    """A request without a signature has no caller."""
     assert check(scope) is None
 
 
@@ -118,10 +118,8 @@ def test_what_is_not_signed_is_somebody_elses_matter(scope: Scope) -> None:
     ],
 )
 @pytest.mark.parametrize("sign", [SIGNER.signed, SIGNER.presigned])
-def test_paths_are_signed_as_they_are_sent(
-    path: str, query: str, sign: Callable[[Request], Scope]
-) -> None:
-    """And parameters by what they mean, however they are spelled."""
+def test_path_is_signed_as_sent(path: str, query: str, sign: Callable[[Request], Scope]) -> None:
+    """A path is signed as it is sent, and a query by its decoded parameters, in any order."""
     assert who(sign(Request(path=path, query=query))) == "ann"
 
 
@@ -136,15 +134,15 @@ def test_paths_are_signed_as_they_are_sent(
         ),
     ],
 )
-def test_another_spelling_of_the_path_is_another_path(sent: str, other: str) -> None:
-    """Nothing is decoded or resolved before it is compared, and what no client sends is refused."""
+def test_other_spelling_of_a_signed_path_is_refused(sent: str, other: str) -> None:
+    """Another spelling of a signed path fails with SignatureDoesNotMatch."""
     scope = SIGNER.signed(Request(path=sent))
 
     assert code_of({**scope, "raw_path": other.encode()}) == "SignatureDoesNotMatch"
 
 
 def test_repeated_headers_are_signed_in_their_order() -> None:
-    """All values of one count; spaces in them count once, as the specification has it."""
+    """Values of a repeated header are signed in their order, with runs of spaces as one."""
     headers = (HOST, ("x-amz-meta-a", "1"), ("x-amz-meta-a", "2"))
     scope = SIGNER.signed(replace(PLAIN, headers=headers))
     assert who(scope) == "ann"
@@ -174,10 +172,11 @@ NO_TIME: Final = "AuthorizationQueryParametersError"
         ),
     ],
 )
-def test_signatures_are_good_for_a_time(
-    expires: int | str | None, late_s: int, code: str | None
-) -> None:
-    """Clocks may differ by fifteen minutes; a URL tells how long it is good, a week at most."""
+def test_signature_expires(expires: int | str | None, late_s: int, code: str | None) -> None:
+    """A signature is accepted for fifteen minutes around its time, and a URL until it expires.
+
+    URLs may be valid for a week at most.
+    """
     scope = SIGNER.signed(PLAIN) if expires is None else SIGNER.presigned(PLAIN, expires)
 
     if code is None:
@@ -186,8 +185,11 @@ def test_signatures_are_good_for_a_time(
         assert code_of(scope, at=NOW + late_s) == code
 
 
-def test_nobody_signs_with_the_key_of_another() -> None:
-    """An unknown key costs what a known one does: only then it is refused."""
+def test_wrong_or_unknown_key_is_refused() -> None:
+    """A wrong secret, an unknown key id and an empty one are refused with S3's error codes.
+
+    A signing key is derived for an unknown key id too.
+    """
     assert code_of(Signer(secret="another").signed(PLAIN)) == "SignatureDoesNotMatch"
     assert code_of(Signer("AKID").signed(PLAIN)) == "InvalidAccessKeyId"
     assert code_of(Signer("", "").signed(PLAIN)) == "AuthorizationHeaderMalformed"
@@ -198,8 +200,8 @@ def test_nobody_signs_with_the_key_of_another() -> None:
 
 
 @pytest.mark.parametrize("sign", [SIGNER.signed, SIGNER.presigned])
-def test_the_host_is_signed(sign: Callable[[Request], Scope]) -> None:
-    """What was signed for another service is not good here."""
+def test_unsigned_host_is_refused(sign: Callable[[Request], Scope]) -> None:
+    """A signature that does not include the Host fails with AccessDenied."""
     other = sign(replace(PLAIN, headers=(("content-type", "a/b"),)))
     other["headers"].append((b"host", b"examplebucket.s3.amazonaws.com"))
 
@@ -210,13 +212,16 @@ def test_the_host_is_signed(sign: Callable[[Request], Scope]) -> None:
     "payload",
     ["", "A" * 64, "a" * 63, "STREAMING-AWS4-ECDSA-P256-SHA256-PAYLOAD", "STREAMING-", "unsigned"],
 )
-def test_other_payloads_are_refused(payload: str) -> None:
-    """What could not be checked would not be."""
+def test_unknown_payload_hash_is_refused(payload: str) -> None:
+    """A payload hash that is neither a digest nor a known keyword fails with InvalidArgument."""
     assert code_of(SIGNER.signed(replace(PLAIN, payload=payload))) == "InvalidArgument"
 
 
-def test_what_is_signed_says_what_the_body_is() -> None:
-    """A header that old versions of curl do not send; a URL says only that it is unsigned."""
+def test_signed_request_needs_a_payload_hash() -> None:
+    """A signed request without a payload hash fails with MissingSecurityHeader.
+
+    A presigned URL may only declare UNSIGNED-PAYLOAD.
+    """
     scope = SIGNER.signed(PLAIN)
     value = authorization(scope).replace("x-amz-content-sha256;", "")
     without = with_header(scope, "x-amz-content-sha256", None)
@@ -227,8 +232,8 @@ def test_what_is_signed_says_what_the_body_is() -> None:
     assert code_of(SIGNER.presigned(replace(PLAIN, query=query + "0" * 64))) == "InvalidArgument"
 
 
-def test_no_secret_is_shown() -> None:
-    """Neither of what was signed, nor of what it was signed with."""
+def test_repr_has_no_secret() -> None:
+    """The repr of a signed request contains neither the secret nor the signing key."""
     request = replace(PLAIN, method="PUT", payload="STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
     signed = check(SIGNER.signed(request))
 
@@ -251,8 +256,8 @@ def test_no_secret_is_shown() -> None:
         Signer(timestamp="20130524T0000\u0663\u0663Z"),
     ],
 )
-def test_other_scopes_are_refused(signer: Signer) -> None:
-    """Signed for something else it is not good; regions are all one, whatever they are called."""
+def test_invalid_credential_scope_is_refused(signer: Signer) -> None:
+    """A scope with another service, terminal or date is malformed; any region is accepted."""
     assert code_of(signer.signed(PLAIN)) == "AuthorizationHeaderMalformed"
     for region in ("eu-central-1", "auto", "US", "x" * 64):
         assert who(Signer(region=region).signed(PLAIN)) == "ann"
@@ -274,8 +279,8 @@ MALFORMED: Final[list[tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("old", "new"), MALFORMED)
-def test_malformed_headers_are_refused(old: str, new: str) -> None:
-    """Each has one spelling, in which each part is once."""
+def test_malformed_authorization_is_refused(old: str, new: str) -> None:
+    """An Authorization header with a missing, repeated or misspelled part is malformed."""
     scope = SIGNER.signed(PLAIN)
     value = authorization(scope)
     assert old in value
@@ -285,8 +290,11 @@ def test_malformed_headers_are_refused(old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2)])
-def test_the_parts_of_the_header_come_in_any_order(order: tuple[int, ...]) -> None:
-    """With or without spaces between them, but no header that signatures build on comes twice."""
+def test_parts_of_authorization_come_in_any_order(order: tuple[int, ...]) -> None:
+    """The parts of Authorization may come in any order.
+
+    A repeated header that signatures depend on is malformed.
+    """
     scope = SIGNER.signed(PLAIN)
     algorithm, _, rest = authorization(scope).partition(" ")
     parts = rest.split(", ")
@@ -316,8 +324,8 @@ def test_the_parts_of_the_header_come_in_any_order(order: tuple[int, ...]) -> No
         (PLAIN.scope(("authorization", "aws4-hmac-sha256 Credential=A")), "aws4"),
     ],
 )
-def test_other_ways_to_sign_are_refused_by_their_name(scope: Scope, what: str) -> None:
-    """Older ones are weak, and newer ones not served."""
+def test_other_algorithm_is_refused(scope: Scope, what: str) -> None:
+    """Signatures of version 2 and of ECDSA fail with InvalidRequest, which names them."""
     with pytest.raises(SignatureError, match=what) as refused:
         check(scope)
 
@@ -325,8 +333,8 @@ def test_other_ways_to_sign_are_refused_by_their_name(scope: Scope, what: str) -
 
 
 @pytest.mark.parametrize("value", ["Bearer token", None])
-def test_a_request_is_signed_in_one_way(value: str | None) -> None:
-    """By its header or its query; nor does it show other credentials besides a signed query."""
+def test_two_credentials_are_refused(value: str | None) -> None:
+    """A presigned request with an Authorization header fails with InvalidArgument."""
     scope = SIGNER.presigned(PLAIN)
     value = value or authorization(SIGNER.signed(PLAIN))
 
@@ -337,8 +345,8 @@ PARAMETERS: Final = ("Algorithm", "Credential", "Date", "Expires", "SignedHeader
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_of_urls_are_there_once(name: str) -> None:
-    """All of them make a presigned URL, and none comes again in whatever case."""
+def test_missing_or_repeated_query_parameter_is_refused(name: str) -> None:
+    """A presigned URL with a missing or repeated signature parameter, in any case, is malformed."""
     scope = SIGNER.presigned(PLAIN)
     query = scope["query_string"]
 
@@ -366,10 +374,10 @@ REQUESTS: Final = st.builds(
 
 
 @given(REQUESTS, st.sampled_from([SIGNER.signed, SIGNER.presigned]), st.data())
-def test_no_letter_of_a_request_can_be_changed(
+def test_changed_letter_of_a_signed_request_is_refused(
     request_: Request, sign: Callable[[Request], Scope], data: st.DataObject
 ) -> None:
-    """Of the method, the path, the query and signed headers; the signature is included."""
+    """A signed request with a changed letter in method, path, query or signed header is refused."""
     scope = sign(request_)
     headers = dict(scope["headers"])
     part = data.draw(
@@ -391,8 +399,8 @@ def test_no_letter_of_a_request_can_be_changed(
     code_of(changed)
 
 
-def test_nothing_is_added_or_left_out() -> None:
-    """Neither of the path and the query nor of the headers, signed or not."""
+def test_added_or_removed_part_of_a_signed_request_is_refused() -> None:
+    """A signed request is refused if a part of its path, query or headers is added or removed."""
     named = (HOST, ("content-type", "a/b"), ("x-amz-meta-a", "1"))
     scope = SIGNER.signed(replace(PLAIN, query="a=1", headers=named))
     headers, value = scope["headers"], authorization(scope)
@@ -417,8 +425,8 @@ def test_nothing_is_added_or_left_out() -> None:
 
 
 @given(REQUESTS, TEXT, TEXT)
-def test_headers_that_are_not_signed_may_change(request_: Request, old: str, new: str) -> None:
-    """Proxies add and change some."""
+def test_unsigned_header_may_change(request_: Request, old: str, new: str) -> None:
+    """A signed request is accepted with other values of the headers that are not signed."""
     unsigned: Headers = [("range", old), ("user-agent", "any")]
     scope = SIGNER.signed(request_, unsigned=unsigned)
 

@@ -1,4 +1,4 @@
-"""`shardgate.http.auth.tokens`: signed tokens, the route that makes them, and those of issuers."""
+"""`shardgate.http.auth.tokens`: tokens that the service signs, and the route that issues them."""
 
 import json
 import re
@@ -32,22 +32,22 @@ SECRET = "a secret that all replicas share"
 
 
 def minter(secret: str = SECRET, now: float = NOW, longest_s: int = LONGEST_S) -> TokenSigner:
-    """Make a signer at a time that stands still."""
+    """Return a signer whose clock is fixed."""
     return TokenSigner(
         TokenSettings.model_validate({"secret": secret, "longest_s": longest_s}), lambda: now
     )
 
 
 async def refusal(minter: TokenSigner, token: str) -> str:
-    """Tell why *token* is refused."""
+    """Return the error with which *token* is refused."""
     with pytest.raises(UnauthenticatedError) as caught:
         await minter.identify(token)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["sso:ada", 'a"b', "ü", "a/b", "~em", "sso:ada\\"])
-async def test_a_token_lets_read_what_it_was_minted_for(name: str) -> None:
-    """On every replica that has the secret, until it expires; it tells logs who minted it."""
+async def test_signed_token_grants_reading_its_datasets(name: str) -> None:
+    """A signed token grants its caller the reading of its datasets until it expires."""
     minted = minter().sign(name, ["em", "lm"], 60)
     known = await minter().identify(minted.token)
 
@@ -60,9 +60,9 @@ async def test_a_token_lets_read_what_it_was_minted_for(name: str) -> None:
 
 
 def test_a_token_is_short_and_fits_a_path() -> None:
-    """No character of it is written in another way there; neither it nor the secret is shown.
+    """A token is short and needs no encoding in a path; repr shows neither it nor the secret.
 
-    The secret is not the key: one that is put to another use as well signs no token.
+    The signing key is derived: the secret itself does not verify a token.
     """
     made = minter()
     minted = made.sign("sso:ada", ["em"], 60)
@@ -75,8 +75,8 @@ def test_a_token_is_short_and_fits_a_path() -> None:
         jws.deserialize_compact(minted.token, OctKey.import_key(SECRET))
 
 
-async def test_another_secret_signs_nothing_here() -> None:
-    """Of a service that nobody told it to; where none is configured each start makes one."""
+async def test_token_of_another_secret_is_refused() -> None:
+    """A token signed with another secret is refused; by default each start makes a new one."""
     minted = minter("the secret of somebody else, as long").sign("ada", ["em"], 60)
     token = TokenSigner(TokenSettings()).sign("ada", ["em"], 60).token
 
@@ -85,7 +85,7 @@ async def test_another_secret_signs_nothing_here() -> None:
 
 
 def tampered(**changes: object) -> str:
-    """Change the claims of a good token."""
+    """Return a valid token with other claims."""
     header, claims, signature = minter().sign("ada", ["em"], 60).token.split(".")
     said = jwt.decode(f"{header}.{claims}.{signature}", options={"verify_signature": False})
     return f"{header}.{spell({**said, **changes})}.{signature}"
@@ -109,15 +109,18 @@ CLAIMS = {"iss": "shardgate", "sub": "ada", "exp": 2_000_000, "datasets": ["em"]
         f"{spell(HEADER)}..",
     ],
 )
-async def test_a_forgery_is_refused(token: str) -> None:
-    """Nobody signs but who has the secret, and with nothing but it."""
+async def test_forged_token_is_refused(token: str) -> None:
+    """A token with changed claims, or not signed with the derived key, is refused."""
     said = await refusal(minter(), token)
 
     assert not any(part and part in said for part in token.split("."))
 
 
-async def test_issuers_and_minters_do_not_take_each_others_tokens() -> None:
-    """Neither by a claim nor by a type, though each is good; the type says what is ours."""
+async def test_tokens_of_issuers_and_of_the_service_are_distinct() -> None:
+    """An issuer's token is unknown to the service's signer and vice versa.
+
+    One with the type of the other is refused.
+    """
     ours = minter().sign("ada", ["em"], 60).token
     alike = [forge(header, CLAIMS) for header in ({"alg": "HS256"}, {"typ": 5})]
     for token in ("", "opaque", "a.b.c", ours[:-1], f"{ours}.x", *alike):
@@ -137,7 +140,7 @@ async def test_issuers_and_minters_do_not_take_each_others_tokens() -> None:
 
 @contextmanager
 def minting(folder: Path, longest_s: int = LONGEST_S) -> Generator[People]:
-    """Serve to people what is open and what is private."""
+    """Serve a public and a private dataset, and issue tokens."""
     tokens = TokenSettings.model_validate({"secret": SECRET, "longest_s": longest_s})
     with serving(settings(folder, tokens=tokens)) as url:
         yield People(url, folder)
@@ -145,23 +148,23 @@ def minting(folder: Path, longest_s: int = LONGEST_S) -> Generator[People]:
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Generator[People]:
-    """Serve to them."""
+    """Serve both to all tests of the module."""
     with minting(tmp_path_factory.mktemp("people")) as people:
         yield people
 
 
 def mint(people: People, document: object, name: str | None = "ana") -> httpx.Response:
-    """Ask for a token."""
+    """Request a token."""
     return people.ask("POST", "/api/tokens", name, content=json.dumps(document).encode())
 
 
 def lifetime_of(answer: httpx.Response) -> float:
-    """Tell how long a token is good from now on."""
+    """Return the seconds until a token expires."""
     return datetime.fromisoformat(answer.json()["expires_at"]).timestamp() - time.time()
 
 
-async def test_a_token_is_minted_for_a_dataset(people: People) -> None:
-    """With the path that viewers take for each, and when it ends."""
+async def test_token_is_issued_for_datasets(people: People) -> None:
+    """`POST /api/tokens` returns a token with its expiry and the path of each dataset below it."""
     answer = mint(people, {"dataset": "private", "expires_in_s": 60})
 
     told = answer.json()
@@ -177,8 +180,10 @@ async def test_a_token_is_minted_for_a_dataset(people: People) -> None:
 
 
 @pytest.mark.parametrize(("longest_s", "lifetime_s"), [(LONGEST_S, 3600), (600, 600)])
-def test_a_token_lives_an_hour(tmp_path: Path, longest_s: int, lifetime_s: int) -> None:
-    """Or as long as it may, where that is less; that bound may be asked for."""
+def test_token_lifetime_is_an_hour_or_the_maximum(
+    tmp_path: Path, longest_s: int, lifetime_s: int
+) -> None:
+    """A token is valid for an hour, or for `longest_s` if that is less or is requested."""
     with minting(tmp_path, longest_s) as people:
         usual = mint(people, {"dataset": "private"})
         longest = mint(people, {"dataset": "private", "expires_in_s": longest_s})
@@ -200,35 +205,35 @@ def test_a_token_lives_an_hour(tmp_path: Path, longest_s: int, lifetime_s: int) 
         ),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(people: People, document: object) -> None:
-    """Nothing is guessed."""
+def test_invalid_token_request_is_refused(people: People, document: object) -> None:
+    """A request for a token with unknown, missing or invalid members fails with 400."""
     assert mint(people, document).status_code == 400
 
 
-def test_nobody_mints(people: People) -> None:
-    """Nor learns which datasets there are."""
+def test_token_request_needs_credentials(people: People) -> None:
+    """A request for a token without credentials is 401, for known and unknown datasets."""
     for document in ({"dataset": "private"}, {"dataset": "none"}, {"x": 5}):
         assert mint(people, document, None).status_code == 401
 
 
 class Lab(NamedTuple):
-    """A service, and the issuer that it trusts."""
+    """A service and the issuer that it trusts."""
 
     issuer: Issuer
     url: str
 
     def read(self, token: str, path: str = "/em/text.txt") -> httpx.Response:
-        """Ask with *token*."""
+        """Read *path* with *token*."""
         return httpx.get(f"{self.url}{path}", headers={"authorization": f"Bearer {token}"})
 
     def mint(self, token: str, dataset: str = "em") -> httpx.Response:
-        """Ask for a token with *token*."""
+        """Request a token with *token*."""
         headers = {"authorization": f"Bearer {token}"}
         return httpx.post(f"{self.url}/api/tokens", json={"dataset": dataset}, headers=headers)
 
 
 def serve_lab(folder: Path, issuer: Issuer) -> Settings:
-    """Serve what the lab may read, and what only its head may."""
+    """Return settings of a dataset for the group `lab` and one for `head`."""
     for name in "em", "secret":
         (folder / name).mkdir()
         (folder / name / "text.txt").write_bytes(TEXT)
@@ -241,10 +246,10 @@ def serve_lab(folder: Path, issuer: Issuer) -> Settings:
     )
 
 
-def test_a_minted_token_reads_by_its_path(tmp_path: Path) -> None:
-    """And as a bearer token, nothing else; what others may read is as what does not exist.
+def test_issued_token_reads_its_dataset_only(tmp_path: Path) -> None:
+    """A token issued to a caller reads its dataset, by path or header, and issues no token.
 
-    The keys of the issuer are read when the first token comes, and not before.
+    Other datasets are 404 to the caller and to the token.
     """
     with issuing() as issuer, serving(serve_lab(tmp_path, issuer)) as url:
         issuer.publish(make_key("second"))
@@ -260,8 +265,8 @@ def test_a_minted_token_reads_by_its_path(tmp_path: Path) -> None:
         assert lab.mint(minted["token"]).status_code == 403
 
 
-def test_when_the_issuer_is_away_all_come_back_later(tmp_path: Path) -> None:
-    """None is refused: readers would take that for an answer."""
+def test_unavailable_issuer_is_503(tmp_path: Path) -> None:
+    """While the issuer is unavailable, requests with its tokens are 503 with Retry-After."""
     with issuing() as issuer, serving(serve_lab(tmp_path, issuer)) as url:
         issuer.server.fail(Fault.ERROR, path=JWKS)
         token = issuer.sign({"groups": ["lab"]})

@@ -17,19 +17,19 @@ from tests.support.serving import client_of
 
 @pytest.fixture(scope="module")
 def client() -> Generator[httpx.Client]:
-    """Serve nothing but the viewer."""
+    """Serve the viewer without datasets."""
     with client_of(Settings()) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def page(client: httpx.Client) -> httpx.Response:
-    """Open its page."""
+    """Return the viewer's page."""
     return client.get(f"/{VIEWER}")
 
 
-def test_short_names_lead_to_the_page(client: httpx.Client) -> None:
-    """A browser keeps what follows ``#``; what is no file is absent, as everywhere."""
+def test_short_viewer_paths_redirect(client: httpx.Client) -> None:
+    """Short paths redirect to the viewer's page, and unknown files are 404."""
     for path in ("/viewer", "/viewer/", f"/{VIEWER}".rstrip("/")):
         answer = client.get(path)
         assert answer.status_code == 307
@@ -39,8 +39,8 @@ def test_short_names_lead_to_the_page(client: httpx.Client) -> None:
     assert absent.headers["content-type"] == "application/problem+json"
 
 
-def test_the_page_runs_scripts_of_its_own_only(page: httpx.Response) -> None:
-    """Those that lie beside it, and the one that it begins with."""
+def test_viewer_page_allows_its_own_scripts_only(page: httpx.Response) -> None:
+    """The viewer's Content-Security-Policy allows its own files and its inline script's digest."""
     policy = page.headers["content-security-policy"]
     first = next(parse(page.text).iter("script"))
 
@@ -51,10 +51,8 @@ def test_the_page_runs_scripts_of_its_own_only(page: httpx.Response) -> None:
     assert page.headers["cache-control"] == "no-cache"
 
 
-def test_all_files_of_the_page_are_there_for_good(
-    client: httpx.Client, page: httpx.Response
-) -> None:
-    """They have their types, an ETag, and names that change with what is in them."""
+def test_viewer_files_are_immutable(client: httpx.Client, page: httpx.Response) -> None:
+    """Each file of the viewer has its type, an ETag and an immutable Cache-Control."""
     types = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
     for name in re.findall(r'(?:src|href)="([^"]+)"', page.text):
         answer = client.get(f"/{VIEWER}{name}")
@@ -81,8 +79,8 @@ def test_all_files_of_the_page_are_there_for_good(
         "%2fetc%2fpasswd",
     ],
 )
-def test_nothing_else_is_given_away(client: httpx.Client, path: str) -> None:
-    """No path leads out of the folder."""
+def test_paths_outside_of_the_viewer_are_refused(client: httpx.Client, path: str) -> None:
+    """A path that leads out of the viewer's folder is 400 or 404."""
     connection = HTTPConnection(client.base_url.host, client.base_url.port or 80, timeout=60)
     connection.request("GET", f"/{VIEWER}{path}")
     answer = connection.getresponse()

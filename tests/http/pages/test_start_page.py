@@ -1,4 +1,4 @@
-"""`GET /` for browsers: what is served, and how to read it."""
+"""`GET /` for browsers: the datasets, and how to read them."""
 
 import io
 import json
@@ -28,7 +28,7 @@ MESSAGE: Final = "</bdi><script>alert(2)</script>\nsecond line \u202eback " + "l
 
 
 def write_hostile(folder: Path) -> None:
-    """Write an array and a repository that are called as nobody should be."""
+    """Write an array and a repository whose names and messages contain markup."""
     metadata = json.loads(json.dumps(zarr.create_array({}, shape=4, dtype="u1").metadata.to_dict()))
     metadata |= {"dimension_names": ["<b>\ud800"], "attributes": {"<i>": "</script>"}}
     (folder / HOSTILE).mkdir(parents=True)
@@ -45,7 +45,7 @@ def write_hostile(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve the examples, what others named, a folder that is not there, and objects as such."""
+    """Serve the examples, hostile names, unreachable datasets and a raw view."""
     written = demo.write(tmp_path_factory.mktemp("examples"))
     hostile = tmp_path_factory.mktemp("hostile")
     write_hostile(hostile)
@@ -63,12 +63,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def page(client: httpx.Client) -> Page:
-    """Open the page."""
+    """Return the start page."""
     return open_page(client)
 
 
-def test_datasets_are_there_in_order(page: Page) -> None:
-    """Each has a heading that leads to it; who cannot see the page finds the way."""
+def test_datasets_are_listed_in_order(page: Page) -> None:
+    """Datasets are sorted, each with a heading that links to it; the page has its landmarks."""
     names = page.texts("article/h3")
 
     assert names == sorted(names)
@@ -81,8 +81,8 @@ def test_datasets_are_there_in_order(page: Page) -> None:
         assert len(table.findall("thead/tr/th[@scope='col']")) == 5
 
 
-def test_arrays_are_told(page: Page) -> None:
-    """With shape, dimensions, type, inner chunk and shard, or the way of chunks over shards."""
+def test_arrays_are_described(page: Page) -> None:
+    """The page shows each array's shape, dimensions, type, chunk and shard, or sharding of ids."""
     rows = page.card("image").texts("tbody/tr")
     (row, _) = page.card("cells").texts("tbody/tr")
 
@@ -94,8 +94,8 @@ def test_arrays_are_told(page: Page) -> None:
     assert "by id identity, preshift 3, minishard 1, shard 2 bits" in row
 
 
-def test_formats_and_leave_to_write_are_told(page: Page) -> None:
-    """As they were found, and as they are configured; the page says where no arrays are."""
+def test_formats_and_writability_are_shown(page: Page) -> None:
+    """Each dataset shows its formats and whether it is writable; one without arrays says so."""
     told = {name: page.card(name).texts("p[@class='about']") for name in ("history", "odd", "raw")}
 
     assert told == {
@@ -108,8 +108,8 @@ def test_formats_and_leave_to_write_are_told(page: Page) -> None:
         assert hint == "No arrays; other objects are served as they are."
 
 
-def test_refs_are_told(page: Page) -> None:
-    """Branches and tags have a link, the snapshot they are at, and what its commit says."""
+def test_refs_are_linked_and_described(page: Page) -> None:
+    """Branches and tags have a link, a time and the message of their commit."""
     card = page.card("history")
     main, tag = card.texts("ul[@class='refs']/li")
 
@@ -126,8 +126,8 @@ def test_refs_are_told(page: Page) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"), [("away", "No such file"), ("down", "Connection refused")]
 )
-def test_a_store_that_is_down_says_why(page: Page, name: str, reason: str) -> None:
-    """The others are shown all the same, and nothing of this one is offered."""
+def test_unreachable_dataset_shows_its_error(page: Page, name: str, reason: str) -> None:
+    """A dataset that cannot be read shows the error, and no code to read it."""
     card = page.card(name)
 
     (told,) = card.texts("p[@class='reason']")
@@ -135,8 +135,11 @@ def test_a_store_that_is_down_says_why(page: Page, name: str, reason: str) -> No
     assert not card.snippets()
 
 
-def test_every_link_leads_somewhere(client: httpx.Client, page: Page) -> None:
-    """All are relative, so that they keep what is before them; what cannot be had says so."""
+def test_links_are_relative_and_can_be_requested(client: httpx.Client, page: Page) -> None:
+    """Links are relative, and answer 200 unless their dataset is unreachable or empty.
+
+    A link to a node whose name is no valid key is 400.
+    """
     links = {link.partition("#")[0] for link in page.links()}
     statuses = {link: client.get(urljoin("/", link)).status_code for link in links}
 
@@ -149,8 +152,8 @@ def test_every_link_leads_somewhere(client: httpx.Client, page: Page) -> None:
     }
 
 
-def test_names_of_others_are_text(client: httpx.Client, page: Page) -> None:
-    """What would be markup, or turn lines around, is written out; links lead to the refs."""
+def test_hostile_names_are_escaped(client: httpx.Client, page: Page) -> None:
+    """Markup and control characters in names and messages are escaped, and their links work."""
     card = page.card("odd")
     shown = HOSTILE.replace("\u202e", "\\u202e")
     (array, other), refs = card.texts("tbody/tr"), card.texts("ul[@class='refs']/li")
@@ -166,8 +169,11 @@ def test_names_of_others_are_text(client: httpx.Client, page: Page) -> None:
     assert {client.get(urljoin("/", f"{link}zarr.json")).status_code for link in links} == {200}
 
 
-def test_nothing_foreign_is_loaded(client: httpx.Client, page: Page) -> None:
-    """The policy allows one style by what is in it, to pages of links none."""
+def test_security_policy_allows_no_other_resources(client: httpx.Client, page: Page) -> None:
+    """The start page's policy allows only its own style, by digest, and no script.
+
+    Listing pages allow nothing.
+    """
     policy = page.answer.headers["content-security-policy"]
     (style,) = page.all("style")
 
@@ -185,8 +191,8 @@ def test_nothing_foreign_is_loaded(client: httpx.Client, page: Page) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_colours_can_be_told_apart() -> None:
-    """Text stands out from what is behind it by 4.5, in the light and in the dark (WCAG 1.4.3)."""
+def test_colours_have_enough_contrast() -> None:
+    """Text has a contrast of at least 4.5 in the light and the dark scheme (WCAG 1.4.3)."""
     style = (Path(demo.__file__).parent / "http/pages/templates/start.css").read_text()
     for scheme in style.split("prefers-color-scheme"):
         colours = dict(
@@ -224,8 +230,11 @@ SNIPPETS: Final = {
 
 
 @pytest.mark.parametrize("name", [*SNIPPETS, "odd"])
-def test_curl_works(page: Page, name: str) -> None:
-    """Pasted into a shell, it brings a document that is there, beside the ways that can read."""
+def test_curl_snippet_reads_a_document(page: Page, name: str) -> None:
+    """A dataset's curl command returns a metadata document.
+
+    Each dataset has the snippets for its formats.
+    """
     assert name not in SNIPPETS or page.card(name).snippets().keys() == SNIPPETS[name]
     need("curl")
     command = page.card(name).snippets()["curl"]
@@ -238,8 +247,8 @@ def test_curl_works(page: Page, name: str) -> None:
     ("name", "title"),
     [(name, title) for name, titles in SNIPPETS.items() for title in sorted(titles - {"curl"})],
 )
-def test_code_works(page: Page, name: str, title: str) -> None:
-    """Pasted into Python, the lines open what the page tells of, and print it."""
+def test_python_snippet_opens_the_array(page: Page, name: str, title: str) -> None:
+    """A dataset's Python snippets open the array that the page shows, and print it."""
     found: dict[str, Any] = {}
     with redirect_stdout(io.StringIO()) as printed:
         exec(page.card(name).snippets()[title], found)  # noqa: S102 - as a user would

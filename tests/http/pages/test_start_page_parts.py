@@ -37,7 +37,7 @@ from tests.survey.test_inspect import ARRAY, filled
 
 
 def request(token: str | None = None, *, query: bytes = b"", **headers: str) -> Request:
-    """Ask for the page, with a token in the path or without."""
+    """Return a request for the page, with a token in the path or without."""
     scope: dict[str, Any] = {
         "type": "http",
         "method": "GET",
@@ -72,10 +72,10 @@ def address(token: str | None = None, *, has_viewer: bool = True, **headers: str
         ({}, "http://10.0.0.7:8000"),
     ],
 )
-def test_base(headers: dict[str, Any], expected: str) -> None:
-    """Snippets name the host as the browser does, if that is one, and what lies below a token.
+def test_base_url_follows_the_host_header(headers: dict[str, Any], expected: str) -> None:
+    """The base URL has the Host of the request if that is valid, and the token of its path.
 
-    The viewer, which needs none, is not below it.
+    The viewer's address has no token.
     """
     below = address("ab%2Fc", **headers)
 
@@ -93,13 +93,15 @@ def test_base(headers: dict[str, Any], expected: str) -> None:
         ("127.0.0.1.example", "http", None),
     ],
 )
-def test_without_a_viewer_of_our_own(host: str, proto: str, expected: str | None) -> None:
-    """The public page may read from ``https``, and from the machine that it is shown on."""
+def test_public_viewer_needs_https_or_localhost(
+    host: str, proto: str, expected: str | None
+) -> None:
+    """A service without the viewer links the public one, if it has https or is localhost."""
     assert address(has_viewer=False, host=host, x_forwarded_proto=proto).viewer == expected
 
 
-async def test_what_was_seen_is_kept_for_a_while() -> None:
-    """Views of the page cost no reads until then, and a crowd costs as much as one."""
+async def test_overview_is_cached() -> None:
+    """An overview is cached for a while, and concurrent requests share its reads."""
     clock, store, crowded = Clock(), *(filled(WatchedStore(), a=ARRAY) for _ in range(2))
     opened, crowd = reading(store, ttl_s=0), reading(crowded, ttl_s=0)
     glances = OverviewCache(opened.resolver, clock=clock)
@@ -116,8 +118,8 @@ async def test_what_was_seen_is_kept_for_a_while() -> None:
     assert len(store.calls) > reads
 
 
-async def test_datasets_are_looked_at_together() -> None:
-    """Many that hang hold the page up as long as one."""
+async def test_overviews_are_read_concurrently() -> None:
+    """Fifty datasets that hang take no longer than one, and report the timeout."""
     store = filled(WatchedStore(), a=ARRAY)
     store.gate.clear()
     opened = reading(store)
@@ -129,8 +131,8 @@ async def test_datasets_are_looked_at_together() -> None:
     assert {each.reason for each in seen} == {"the store took longer than 0.5 s"}
 
 
-async def test_a_fault_of_ours_stays_with_its_dataset(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, and the others are shown."""
+async def test_internal_error_is_confined_to_its_dataset(caplog: pytest.LogCaptureFixture) -> None:
+    """An internal error in one dataset's overview is logged, and other datasets are shown."""
     store = filled(WatchedStore(), a=ARRAY)
     opened = reading(store)
     odd = replace(opened.dataset, name="odd", root=ObjectRef("memory://other", "odd"))
@@ -151,7 +153,7 @@ async def show(
     hidden: str = "",
     watchers: Collection[str] = (PUBLIC,),
 ) -> tuple[str, list[str]]:
-    """Give the page of datasets with these *names*, and its links."""
+    """Return the page of datasets with these *names*, and its links."""
     opened = reading(filled(MemoryStore(), a=ARRAY))
     datasets = {name: replace(opened.dataset, name=name) for name in names}
     if hidden:
@@ -165,8 +167,11 @@ async def show(
     return text, [link.attrib["href"] for link in parse(text).iter("a")]
 
 
-async def test_metrics_are_for_who_may_watch() -> None:
-    """Others get no link there; who may see nothing is told so."""
+async def test_metrics_link_needs_permission() -> None:
+    """The page links `/metrics` for callers who may read it.
+
+    Without a readable dataset it says so.
+    """
     _, links = await show("em")
     _, fewer = await show("em", watchers=())
     assert set(links) - set(fewer) == {"./metrics"}
@@ -174,8 +179,8 @@ async def test_metrics_are_for_who_may_watch() -> None:
     assert "There is no dataset that you may see." in text
 
 
-async def test_a_token_goes_along() -> None:
-    """Links are relative to it, and what is copied from the page has it in its URLs."""
+async def test_token_is_kept_in_links_and_snippets() -> None:
+    """Links of a page below a token are relative to it, and its snippets contain the token."""
     text, links = await show("em", asked=request("abc", host="lab.example"))
 
     assert "curl -sS 'http://lab.example/~abc/em/a/zarr.json'" in html.unescape(text)
@@ -185,16 +190,16 @@ async def test_a_token_goes_along() -> None:
     assert "http://lab.example/~abc/em/a/" in viewer
 
 
-async def test_of_very_many_datasets_the_first_are_shown() -> None:
-    """And how many there are besides."""
+async def test_many_datasets_are_truncated() -> None:
+    """The page shows the first 100 datasets and the number of further ones."""
     text, _ = await show(*(f"d{number:03}" for number in range(103)))
 
     assert text.count("<article") == 100
     assert "And 3 more" in text
 
 
-async def test_where_the_public_viewer_can_read() -> None:
-    """The links lead there; where no viewer can read, the page says why there are none."""
+async def test_viewer_links_need_a_viewer() -> None:
+    """A page without its own viewer links the public one, or says why there are no links."""
     text, links = await show("em", asked=request(host="localhost:8000"), has_viewer=False)
     assert "shardgate[viewer]" not in text
     assert [link for link in links if link.startswith("https://neuroglancer-demo.appspot.com/#!")]
@@ -212,7 +217,7 @@ DAMAGED = Description("a", "", "damaged", why_sharded="it is torn")
 
 
 def level(name: str, **more: Any) -> CollectionSummary:
-    """Make an array in the group of `S0`."""
+    """Return an array in the group of `S0`."""
     return CollectionSummary(name, name, name, GROUP, replace(LEVEL, **more))
 
 
@@ -220,8 +225,8 @@ UNNAMED = replace(LEVEL, dimension_names=None)
 WAYS = ["curl", "zarr-python", "TensorStore"]
 
 
-def test_levels_of_other_sizes_are_left_out() -> None:
-    """Only what goes together is opened."""
+def test_xarray_snippet_drops_levels_of_other_shapes() -> None:
+    """The xarray snippet drops arrays of the group whose shapes differ from the first."""
     code = make_snippets(URL, (S0, level("s1", shape=(2, 3)), level("mask")))["xarray"]
 
     assert 'xarray.open_zarr("http://host/em", consolidated=True, drop_variables=["s1"])' in code
@@ -242,13 +247,18 @@ def test_levels_of_other_sizes_are_left_out() -> None:
         ([CollectionSummary("a", "a", None, None, DAMAGED)], []),
     ],
 )
-def test_xarray_needs_names_and_a_group(seen: list[CollectionSummary], titles: list[str]) -> None:
-    """One array without names for its dimensions spoils its group; what is damaged has no way."""
+def test_xarray_snippet_needs_dimension_names_and_a_group(
+    seen: list[CollectionSummary], titles: list[str]
+) -> None:
+    """The xarray snippet needs a group whose arrays all have dimension names.
+
+    A damaged array has no snippets.
+    """
     assert list(make_snippets(URL, seen)) == titles
 
 
-def test_a_name_cannot_leave_its_quotes() -> None:
-    """Whatever an array is called, the code is what it seems to be, in one line of ASCII."""
+def test_snippets_quote_hostile_names() -> None:
+    """Snippets of an array with quotes and line breaks in its name are valid ASCII code."""
     name = "\"'); import os;\n\u202e`$(id)`"
     hostile = replace(S0, path=name, container=name, node=name)
     python = make_snippets(URL, [hostile, level(f"{name}2", shape=(9, 9)), S0])
@@ -271,8 +281,10 @@ def test_a_name_cannot_leave_its_quotes() -> None:
         ([CollectionSummary("draft/a", "draft", None, None, LEVEL)], "draft/zarr.json"),
     ],
 )
-def test_curl_reads_the_document(seen: list[CollectionSummary], expected: str) -> None:
-    """It describes the first sound collection, or its container."""
+def test_curl_snippet_reads_the_first_sound_document(
+    seen: list[CollectionSummary], expected: str
+) -> None:
+    """The curl snippet reads the metadata of the first sound array, or of its container."""
     assert make_snippets(URL, seen)["curl"] == f"curl -sS {URL}/{expected}"
 
 
@@ -281,8 +293,8 @@ TIMES = " \N{MULTIPLICATION SIGN} "
 
 @given(st.text(st.characters(), max_size=300))
 @example("plain é🧊 שלום")
-def test_text_is_visible_and_can_be_sent(text: str) -> None:
-    """Nothing turns lines around, ends them, or has no bytes; letters of all scripts stay."""
+def test_visible_text_is_printable(text: str) -> None:
+    """`visible` escapes what is not printable, keeps other letters, and cuts at 200 characters."""
     shown = visible(text)
 
     assert shown.isprintable()
@@ -304,9 +316,6 @@ def test_text_is_visible_and_can_be_sent(text: str) -> None:
         (quote_key("@branch.a%2Fb/x y/100%/#"), "@branch.a%2Fb/x%20y/100%25/%23"),
     ],
 )
-def test_numbers_and_paths(shown: str, expected: str) -> None:
-    """Long shapes are cut.
-
-    The names of refs in a path keep what is encoded in them; the rest is encoded once.
-    """
+def test_shapes_and_keys_are_formatted(shown: str, expected: str) -> None:
+    """A long shape is cut. A key is percent-encoded, but for names of refs, which are already."""
     assert shown == expected

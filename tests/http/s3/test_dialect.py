@@ -1,4 +1,4 @@
-"""`shardgate.http.s3.dialect`: requests of S3 clients, and its XML."""
+"""`shardgate.http.s3.dialect`: recognition of S3 requests, and their XML."""
 
 # ruff: noqa: S314  what is parsed here we wrote
 
@@ -40,8 +40,8 @@ from shardgate.http.s3.dialect import (
         ({}, b"a=list-type=2", False),
     ],
 )
-def test_who_speaks_s3(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -> None:  # noqa: FBT001
-    """Who signs, in a header or in the query, and who asks as only S3 clients do."""
+def test_s3_request_is_recognised(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -> None:  # noqa: FBT001
+    """A request is S3's if it is signed or has a header or parameter that only S3 clients send."""
     assert speaks_s3(headers, query) is is_s3
 
 
@@ -75,8 +75,8 @@ def test_who_speaks_s3(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -
         ("GET", True, b"token=t&v=3&response=1", None),
     ],
 )
-def test_operations(method: str, of_key: bool, query: bytes, unserved: str | None) -> None:  # noqa: FBT001
-    """The part of a bucket or object that S3 would change is named, and taken for nothing else."""
+def test_operation_is_named(method: str, of_key: bool, query: bytes, unserved: str | None) -> None:  # noqa: FBT001
+    """A parameter that makes another S3 operation is named; unknown parameters are ignored."""
     operation = None if unserved is None else f"{method} with {unserved}"
     assert unserved_operation(method, parameter_names(query), {}, of_key=of_key) == operation
 
@@ -101,12 +101,12 @@ def test_operations(method: str, of_key: bool, query: bytes, unserved: str | Non
         (b"x-amz-acl", b"bucket-owner-full-control", False),
     ],
 )
-def test_headers_that_make_another_operation(
+def test_header_that_makes_another_operation_is_unserved(
     header: bytes, value: bytes, *, is_another: bool
 ) -> None:
-    """A part of an object is no PUT of all, and a condition is heeded or refused.
+    """A PUT with a header of an unserved S3 feature is unserved, and a GET is not.
 
-    Access lists that let nobody in are accepted: rclone 1.60 sends one with each object.
+    The access lists that rclone 1.60 sends with each object are accepted.
     """
     found = unserved_operation("PUT", frozenset(), {header: value}, of_key=True)
     assert (found is not None) is is_another
@@ -124,8 +124,8 @@ def test_headers_that_make_another_operation(
         ("GET", b"list-type=2", False, True),
     ],
 )
-def test_listings(method: str, query: bytes, is_s3: bool, is_listing: bool) -> None:  # noqa: FBT001
-    """Any GET of a bucket that asks for nothing else; of unsigned clients one with parameters."""
+def test_listing_is_recognised(method: str, query: bytes, is_s3: bool, is_listing: bool) -> None:  # noqa: FBT001
+    """A GET of a bucket without another operation is a listing, unless it is unsigned and bare."""
     assert lists_objects(method, parameter_names(query), is_s3=is_s3) is is_listing
 
 
@@ -142,9 +142,9 @@ def test_listings(method: str, query: bytes, is_s3: bool, is_listing: bool) -> N
     ],
 )
 def test_codes_are_those_of_s3(status: int, error: ShardgateError | None, code: str) -> None:
-    """Clients act on the code; only a fault of ours, and a silent store, is internal.
+    """Each status has S3's error code; only 504 is an InternalError beside 500.
 
-    Boto3 is told the other ones in `tests/clients/test_s3_writing.py`.
+    `tests/clients/test_s3_writing.py` has the other codes.
     """
     internal = {status for status in STATUS.values() if error_code(status) == "InternalError"}
 
@@ -152,8 +152,8 @@ def test_codes_are_those_of_s3(status: int, error: ShardgateError | None, code: 
     assert sorted(internal) == [504]
 
 
-def test_an_error_is_xml_whatever_it_is_about() -> None:
-    """Control characters, which XML cannot hold, are left out."""
+def test_error_document_is_valid_xml() -> None:
+    """An error is valid XML, with characters that XML cannot hold replaced."""
     headers, body = error_document(
         HTTPStatus.SERVICE_UNAVAILABLE, "SlowDown", "<\x01&\ud800", "7", {}
     )
@@ -182,7 +182,7 @@ def test_an_error_is_xml_whatever_it_is_about() -> None:
 def test_the_condition_that_failed_is_named(
     status: int, names: tuple[bytes, ...], condition: str | None
 ) -> None:
-    """Unless it may have been one of several."""
+    """A 412 names the condition of the request, if there is exactly one."""
     _, body = error_document(HTTPStatus(status), "Code", "why", "7", dict.fromkeys(names, b"*"))
 
     assert ET.fromstring(body).findtext("Condition") == condition
@@ -203,8 +203,8 @@ A = b"<Object><Key>a</Key></Object>"
         ("<Object><Key>é&#x20AC;</Key></Object>".encode(), [("é€", None)], False),
     ],
 )
-def test_deletions(inside: bytes, keys: list[tuple[str, str | None]], is_quiet: bool) -> None:  # noqa: FBT001
-    """Keys in their order, with or without the namespace and the declaration."""
+def test_deletion_parsed(inside: bytes, keys: list[tuple[str, str | None]], is_quiet: bool) -> None:  # noqa: FBT001
+    """A Delete document has its keys in order, with or without namespace and declaration."""
     namespace = b"http://s3.amazonaws.com/doc/2006-03-01/"
     for text in (
         b"<Delete>" + inside + b"</Delete>",
@@ -245,10 +245,8 @@ def test_deletions(inside: bytes, keys: list[tuple[str, str | None]], is_quiet: 
         ),
     ],
 )
-def test_anything_else_is_refused(body: bytes, error: type[Exception]) -> None:
-    """Other elements, more than a thousand keys, entities, deep trees, a namespace that the parser
-    would write out for each element; versions are no keys.
-    """
+def test_invalid_deletion_is_refused(body: bytes, error: type[Exception]) -> None:
+    """A Delete document with other elements, entities, deep trees or over 1,000 keys is refused."""
     with pytest.raises(error):
         parse_deletion(body)
     assert len(parse_deletion(b"<Delete>" + A * 1000 + b"</Delete>").keys) == 1000

@@ -22,7 +22,7 @@ S3 = {"authorization": "AWS4-HMAC-SHA256 any"}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve an array and more, which may be written."""
+    """Serve an array and other objects, writable and read-only."""
     with taking(tmp_path_factory.mktemp("uploading")) as opened:
         yield opened
 
@@ -51,7 +51,7 @@ def begin(client: httpx.Client, path: str) -> tuple[str, tuple[int, str]]:
 def complete(
     client: httpx.Client, path: str, upload: str, *parts: tuple[int, str], **headers: str
 ) -> httpx.Response:
-    """Join parts."""
+    """Complete an upload of *parts*."""
     listed = "".join(
         f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
         for number, etag in parts
@@ -62,13 +62,13 @@ def complete(
 
 
 def code(answer: httpx.Response) -> tuple[int, str | None]:
-    """Read what went wrong."""
+    """Return the status and S3's error code."""
     return answer.status_code, ET.fromstring(answer.content).findtext("Code")
 
 
 @pytest.mark.parametrize("path", ["/em/c/0/1", "/any/a%20b/c"])
-def test_a_key_comes_in_parts(client: httpx.Client, path: str) -> None:
-    """It is there, under the ETag of the answer, when all of it is."""
+def test_completed_upload_is_stored(client: httpx.Client, path: str) -> None:
+    """An upload is stored when it is completed, under the returned ETag, and not before."""
     upload = create(client, path)
     second = put(client, path, upload, 2, NEW[5:])
     first = put(client, path, upload, 1, NEW[:5])
@@ -102,10 +102,10 @@ def test_a_key_comes_in_parts(client: httpx.Client, path: str) -> None:
         ({"x-amz-checksum-crc32": base64.b64encode(zlib.crc32(NEW).to_bytes(4)).decode()}, 200),
     ],
 )
-def test_parts_are_checked_as_bodies_are(
+def test_invalid_part_is_refused(
     client: httpx.Client, headers: dict[str, str], status: int
 ) -> None:
-    """A part that is not what is told is not kept."""
+    """A part with a wrong checksum or an unserved header is 400 or 404, and is not stored."""
     upload = create(client, "/any/checked")
     md5 = hashlib.md5(NEW).hexdigest()  # noqa: S324
 
@@ -114,8 +114,8 @@ def test_parts_are_checked_as_bodies_are(
     assert done.status_code == (200 if status == 200 else 400)
 
 
-def test_gzip_is_told_at_the_beginning(client: httpx.Client) -> None:
-    """It is the whole that is gzip."""
+def test_upload_keeps_its_content_encoding(client: httpx.Client) -> None:
+    """The Content-Encoding with which an upload is created is that of the object."""
     upload, data = create(client, "/any/zipped", {"content-encoding": "gzip"}), zipped(NEW)
     pieces = enumerate((data[:7], data[7:]), 1)
     parts = [(n, put(client, "/any/zipped", upload, n, p).headers["etag"]) for n, p in pieces]
@@ -124,8 +124,8 @@ def test_gzip_is_told_at_the_beginning(client: httpx.Client) -> None:
     assert get(client, "/any/zipped") == NEW
 
 
-def test_conditions_are_of_the_completion(client: httpx.Client) -> None:
-    """The key is looked at when it is written."""
+def test_upload_conditions_are_checked_at_completion(client: httpx.Client) -> None:
+    """If-Match and If-None-Match of a completion fail with 412, and leave the object unchanged."""
     etag = client.put("/any/there", content=b"1").headers["etag"]
     upload, part = begin(client, "/any/there")
 
@@ -148,10 +148,10 @@ def test_conditions_are_of_the_completion(client: httpx.Client) -> None:
         ({"content-md5": "x"}, 400),
     ],
 )
-def test_checksums_beside_the_list_are_of_the_whole(
+def test_completion_checks_whole_object_checksums(
     client: httpx.Client, headers: dict[str, str], status: int
 ) -> None:
-    """Content-MD5 is of the list itself."""
+    """A completion's checksum and size are those of the object, and its Content-MD5 of the body."""
     client.delete("/any/whole")
     upload, part = begin(client, "/any/whole")
 
@@ -159,8 +159,11 @@ def test_checksums_beside_the_list_are_of_the_whole(
     assert get(client, "/any/whole") == (NEW if status == 200 else None)
 
 
-def test_what_is_wrong_is_told_as_s3_does(client: httpx.Client) -> None:
-    """So are parts too large together; of an upload that is given up the key is never there."""
+def test_upload_errors_have_s3_codes(client: httpx.Client) -> None:
+    """Unknown uploads, invalid numbers, parts and orders, and large objects have S3's error codes.
+
+    An aborted upload stores nothing.
+    """
     upload, part = begin(client, "/any/wrong")
     other = create(client, "/any/other")
 
@@ -203,15 +206,15 @@ def test_what_is_wrong_is_told_as_s3_does(client: httpx.Client) -> None:
         ("/em/zarr.json", {"content-encoding": "compress"}, 415),
     ],
 )
-def test_uploads_that_can_come_to_nothing_are_not_begun(
+def test_upload_that_cannot_complete_is_refused(
     client: httpx.Client, path: str, headers: dict[str, str], status: int
 ) -> None:
-    """What a key can hold is known before there is a body."""
+    """Creating an upload fails for a key that cannot be written."""
     assert client.post(f"{path}?uploads", headers=headers).status_code == status
 
 
-def test_pages_may_upload(client: httpx.Client) -> None:
-    """They are allowed to POST what is a step of an upload."""
+def test_cors_preflight_allows_uploads(client: httpx.Client) -> None:
+    """A preflight allows POST for the steps of an upload to a writable dataset."""
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
     for path, methods in (
         ("/any/a?uploads", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
@@ -227,12 +230,12 @@ B = "b" * 32
 
 
 def part(number: object, etag: str, more: str = "") -> str:
-    """Write one part."""
+    """Return a `Part` element."""
     return f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag>{more}</Part>"
 
 
 def listing(inside: str, start: str = "") -> bytes:
-    """Write a list."""
+    """Return a `CompleteMultipartUpload` document."""
     return f"<CompleteMultipartUpload{start}>{inside}</CompleteMultipartUpload>".encode()
 
 
@@ -246,8 +249,11 @@ def listing(inside: str, start: str = "") -> bytes:
     ],
 )
 @pytest.mark.parametrize("start", ["", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'])
-def test_parts(inside: str, start: str) -> None:
-    """With or without quotes, checksums and the namespace, from one to ten thousand as in S3."""
+def test_part_list_is_parsed(inside: str, start: str) -> None:
+    """A list of parts is parsed with or without quotes, checksums and namespace.
+
+    Part numbers are from 1 to 10,000.
+    """
     assert parse_parts(listing(inside, start)) == [(1, A), (3, B)]
     assert [parse_part_number(text) for text in ("1", "10000")] == [1, 10_000]
     for text in ("0", "10001", "", "-1", "1.0", " 1"):
@@ -275,7 +281,7 @@ def test_parts(inside: str, start: str) -> None:
         (part(1, A) + part(1, A), PartOrderError),
     ],
 )
-def test_anything_else_is_refused(inside: str, error: type[Exception]) -> None:
-    """Other elements, numbers and ETags, and parts in another order."""
+def test_invalid_part_list_is_refused(inside: str, error: type[Exception]) -> None:
+    """A list with other elements, invalid numbers or ETags, or in another order is refused."""
     with pytest.raises(error):
         parse_parts(listing(inside))

@@ -1,4 +1,4 @@
-"""Repository that the tests of sessions start from."""
+"""The repository that the tests of sessions start from."""
 
 from collections.abc import Mapping
 

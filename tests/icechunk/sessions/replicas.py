@@ -1,4 +1,4 @@
-"""Replicas in this process that share one store with a repository of the library."""
+"""Replicas in this process that share one store with a repository of the icechunk library."""
 
 import json
 import sys
@@ -71,16 +71,16 @@ async def opened_by_library(store: MemoryStore, folder: Path) -> icechunk.Reposi
 
 
 class Dying(Tapped):
-    """Store out of reach from one call on, which is done or not."""
+    """A store that fails from one call on, which is done or not."""
 
     def __init__(self, store: MemoryStore, *, is_done: bool) -> None:
         super().__init__(store)
         self.left = sys.maxsize
-        """Calls before that one."""
+        """Number of calls before the failing one."""
         self._is_done = is_done
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Count, and fail."""
+        """Count the call, and fail if it is the one or a later one."""
         self.left -= 1
         if self.left >= 0:
             return await call()
@@ -93,27 +93,27 @@ type Between = Callable[[], Awaitable[object]]
 
 
 class Late(Tapped):
-    """Store that lets something happen before, or right after, one call."""
+    """A store that runs something before, or right after, one call."""
 
     def __init__(self, store: Any) -> None:
         super().__init__(store)
         self._order: tuple[Callable[[str, ObjectRef], bool], Between, bool] | None = None
 
     def before(self, call: str, name: str, between: Between) -> None:
-        """Do *between* before the next *call* of an object whose key has *name* in it."""
+        """Run *between* before the next *call* of an object whose key contains *name*."""
         self._order = (lambda at, ref: at == call and name in ref.key), between, False
 
     def after(self, call: str, name: str, between: Between) -> None:
-        """Do it once the call is done, before its answer."""
+        """Run *between* after the next such call, before it returns."""
         self._order = (lambda at, ref: at == call and name in ref.key), between, True
 
     def before_call(self, nth: int, between: Between) -> None:
-        """Do *between* before the call *nth* from now, counted from 0."""
+        """Run *between* before the call *nth* from now, counted from 0."""
         numbers = count()
         self._order = (lambda *_: next(numbers) == nth), between, False
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Do the call, and the other thing if this is the call."""
+        """Do the call, and run the other thing if this is its call."""
         if self._order is None or not self._order[0](name, ref):
             return await call()
         (_, between, is_after), self._order = self._order, None
@@ -127,7 +127,7 @@ class Late(Tapped):
 
 @dataclass
 class Replica:
-    """Replica of the service."""
+    """A replica of the service."""
 
     opened: OpenedRepository
     sessions: Sessions

@@ -51,14 +51,14 @@ documents = st.builds(
 
 
 @given(session=documents)
-def test_a_session_is_read_as_it_was_written(session: SessionDocument) -> None:
-    """In every state."""
+def test_encoded_session_is_decoded(session: SessionDocument) -> None:
+    """A session in any state is decoded from its encoding."""
     assert decode_session(encode_session(session), _LIMIT) == session
 
 
 @pytest.mark.parametrize("text", [b"NaN", b"Infinity", b"1e300", b"-1.0"])
-def test_a_session_that_ends_at_no_time_is_refused(text: bytes) -> None:
-    """What is no time could not be shown as one."""
+def test_session_with_an_invalid_expiry_is_refused(text: bytes) -> None:
+    """A session whose `expires_at_s` is not a time raises DecodeError."""
     data = zstandard.decompress(encode_session(SessionDocument("main", "P", 512, 1.0, 2.0)))
     assert b'"expires_at_s":2.0' in data
     with pytest.raises(DecodeError, match="expires_at_s"):
@@ -66,8 +66,8 @@ def test_a_session_that_ends_at_no_time_is_refused(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", zstandard.compress(b"{}"), zstandard.compress(b"[")])
-def test_what_is_no_session_is_refused(data: bytes) -> None:
-    """Compressed or not."""
+def test_invalid_session_is_refused(data: bytes) -> None:
+    """Data that are no session, compressed or not, raise DecodeError."""
     with pytest.raises(DecodeError):
         decode_session(data, _LIMIT)
 
@@ -85,8 +85,8 @@ entries = st.one_of(
 
 
 @given(entry=entries)
-def test_an_entry_is_read_as_it_was_written(entry: Entry) -> None:
-    """Only that of a chunk that is gone is as short as a listing shows."""
+def test_encoded_entry_is_decoded(entry: Entry) -> None:
+    """An entry is decoded from its encoding; the one of a deleted chunk has `GONE_NBYTES`."""
     data = encode_entry(entry)
 
     assert decode_entry(data) == entry
@@ -96,21 +96,21 @@ def test_an_entry_is_read_as_it_was_written(entry: Entry) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"x", b"n", b"n" + bytes(27), b"n" + b"\xff" * 20 + bytes(8)]
 )
-def test_what_is_no_entry_is_refused(data: bytes) -> None:
-    """Nothing is guessed."""
+def test_invalid_entry_is_refused(data: bytes) -> None:
+    """Data that are no entry raise DecodeError."""
     with pytest.raises(DecodeError):
         decode_entry(data)
 
 
 @given(coords=st.lists(st.integers(0, 2**32 - 1), max_size=5))
-def test_coords_are_read_as_they_were_written(coords: list[int]) -> None:
-    """Also those of the only chunk of an array without dimensions."""
+def test_spelled_coords_are_parsed(coords: list[int]) -> None:
+    """Coordinates are parsed from their spelling, for arrays without dimensions too."""
     assert parse_coords(spell_coords(tuple(coords))) == tuple(coords)
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "01", "1.", "-1", "1/2", "٣", "Scalar", "4294967296", "9" * 20]
 )
-def test_other_names_are_of_no_chunk(name: str) -> None:
-    """One spelling is read."""
+def test_other_spelling_of_coords_is_no_chunk(name: str) -> None:
+    """A name that is not the one spelling of coordinates is no chunk."""
     assert parse_coords(name) is None

@@ -1,4 +1,4 @@
-"""Sessions and their documents: bounded in memory and calls, swept, never older than the call."""
+"""Registry of sessions: bounds of memory and calls, expiry, and fresh documents."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ FEW = 64
 
 
 class Watched(Tapped):
-    """Store that answers late, and counts the calls and tasks at its busiest moment."""
+    """A store that answers late, and records its largest numbers of concurrent calls and tasks."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
@@ -54,7 +54,7 @@ class Watched(Tapped):
         self.most: Counter[str] = Counter()
 
     async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Count, and let others run."""
+        """Count the call, and let others run."""
         self._running[name] += 1
         self.most |= Counter({name: self._running[name], "tasks": len(asyncio.all_tasks())})
         await asyncio.sleep(0)
@@ -66,7 +66,7 @@ class Watched(Tapped):
 
 @contextmanager
 def growing_at_most(nbytes: int) -> Generator[None]:
-    """Show that no more than *nbytes* of memory are held afterwards."""
+    """Assert that the block leaves at most *nbytes* of memory allocated."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -77,8 +77,8 @@ def growing_at_most(nbytes: int) -> Generator[None]:
         tracemalloc.stop()
 
 
-async def test_large_inline_chunks_are_not_all_remembered(files: Mapping[str, bytes]) -> None:
-    """Their size limit is configured in the repository."""
+async def test_large_inline_chunks_are_not_all_cached(files: Mapping[str, bytes]) -> None:
+    """Reading a hundred large inline chunks of a session holds a bounded amount of memory."""
     kept, count = stored(files), 100
     replica = await Replica.of(kept)
     store = await replica.enter(await replica.begin())
@@ -108,8 +108,8 @@ def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_little_room")
-async def test_what_sessions_build_on_is_not_held_for_ever(files: Mapping[str, bytes]) -> None:
-    """Sessions started from different snapshots release those of earlier ones."""
+async def test_snapshots_of_old_sessions_are_released(files: Mapping[str, bytes]) -> None:
+    """Sessions started from different snapshots release those of earlier sessions."""
     large = json.dumps(array_document((4,), (2,), attributes={"note": " " * MIB})).encode()
     replica = await Replica.of(stored(files), cached_nbytes=ROOM_NBYTES)
     first, before = None, count_snapshots()
@@ -126,8 +126,8 @@ async def test_what_sessions_build_on_is_not_held_for_ever(files: Mapping[str, b
 
 
 @pytest.mark.usefixtures("_little_room")
-async def test_what_sessions_grow_to_is_counted(files: Mapping[str, bytes]) -> None:
-    """Also of those that are asked for once."""
+async def test_memory_of_sessions_is_bounded(files: Mapping[str, bytes]) -> None:
+    """Sessions with large documents that are opened once hold a bounded amount of memory."""
     large = json.dumps(array_document((4,), (2,), attributes={"note": " " * 6 * MIB})).encode()
     memory = stored(files)
     writer, reader = await Replica.of(memory), await Replica.of(memory)
@@ -139,8 +139,8 @@ async def test_what_sessions_grow_to_is_counted(files: Mapping[str, bytes]) -> N
             await (await reader.enter(session_id)).session.view()
 
 
-async def test_a_session_in_use_is_known(files: Mapping[str, bytes]) -> None:
-    """However many others are opened."""
+async def test_session_in_use_is_not_evicted(files: Mapping[str, bytes]) -> None:
+    """A session in use is found after a thousand others were opened."""
     replica = await Replica.of(stored(files))
     store = await replica.enter(await replica.begin())
     stores = replica.sessions.stores
@@ -154,7 +154,7 @@ async def test_a_session_in_use_is_known(files: Mapping[str, bytes]) -> None:
 
 
 async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
-    """Unless it is written to; the next session that begins removes all of it."""
+    """A session that is not written to expires; the next one that begins removes its objects."""
     memory = stored(files, clock := Clock(time.time()))
     replica = await Replica.of(memory, clock)
     kept, left = await replica.begin(), await replica.begin()
@@ -173,8 +173,8 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     assert [name for name in names if kept in name]
 
 
-async def test_a_long_sweep_is_broken_off_and_resumed(files: Mapping[str, bytes]) -> None:
-    """The client that begins a session does not wait for it; the next one goes on."""
+async def test_long_sweep_is_interrupted_and_resumed(files: Mapping[str, bytes]) -> None:
+    """Beginning a session does not wait for a slow sweep; the next one continues it."""
     memory = stored(files)
     replica = await Replica.of(memory)
     store = await replica.enter(session_id := await replica.begin())
@@ -193,7 +193,7 @@ async def test_a_long_sweep_is_broken_off_and_resumed(files: Mapping[str, bytes]
 
 
 async def written(replica: Replica) -> str:
-    """Begin a session, and give ``b`` many chunks in it."""
+    """Begin a session, and write many chunks of ``b`` in it."""
     session_id = await replica.begin()
     store = await replica.enter(session_id)
     await store.put(ref("b/zarr.json"), [document(2 * CHUNKS)], expected=None)
@@ -202,8 +202,8 @@ async def written(replica: Replica) -> str:
     return session_id
 
 
-async def test_a_commit_asks_for_a_few_chunks_at_a_time(files: Mapping[str, bytes]) -> None:
-    """Tasks and reads are bounded, whatever the number of chunks, and deletions of a journal."""
+async def test_commit_reads_few_chunks_at_a_time(files: Mapping[str, bytes]) -> None:
+    """A commit of many chunks, and a discard, run a bounded number of calls and tasks at once."""
     session_id = await written(await Replica.of(store := Watched(stored(files))))
     store.most.clear()
     other = await Replica.of(store)
@@ -221,8 +221,8 @@ async def test_a_commit_asks_for_a_few_chunks_at_a_time(files: Mapping[str, byte
     assert [key async for key in store.list(ROOT.join("sessions/"))] == []
 
 
-async def test_a_damaged_session_is_left_where_it_is(files: Mapping[str, bytes]) -> None:
-    """It stops no sweep."""
+async def test_damaged_session_does_not_stop_a_sweep(files: Mapping[str, bytes]) -> None:
+    """A damaged session document stays where it is, and other sessions can begin."""
     replica = await Replica.of(memory := stored(files))
     name = ROOT.join(f"sessions/{await replica.begin()}.session")
     memory.place(name, b"damaged")
@@ -247,12 +247,12 @@ def placed() -> WatchedStore:
 
 
 def counting() -> Edit:
-    """Return an edit that counts."""
+    """Return an edit that counts its attempts."""
     return lambda document: document and replace(document, attempt=document.attempt + 1)
 
 
 async def test_a_call_during_a_read_waits_for_the_next_read() -> None:
-    """Its result is not older than the call; all waiting calls share one read."""
+    """Calls during a read of a document share the next read, so none gets an older document."""
     store = placed()
     documents = documents_of(store)
     store.gate.clear()
@@ -270,7 +270,7 @@ async def test_a_call_during_a_read_waits_for_the_next_read() -> None:
 
 
 async def test_two_replicas_lose_no_edit() -> None:
-    """The loser of a race applies its edit to the new document."""
+    """Concurrent edits by two replicas are all applied."""
     store = placed()
     stores = [documents_of(store) for _ in range(2)]
     await asyncio.gather(*(stores[n % 2].edit(counting()) for n in range(20)))
@@ -278,8 +278,8 @@ async def test_two_replicas_lose_no_edit() -> None:
     assert await stores[0].read() == replace(BEGUN, attempt=20)
 
 
-async def test_a_document_that_could_not_be_read_again_is_not_written() -> None:
-    """What was there before stays."""
+async def test_too_large_document_is_not_written() -> None:
+    """An edit that makes a document too large raises ConflictError and leaves it unchanged."""
     documents = documents_of(placed())
     large = ChangedNode(bytes(8), bytes(_LIMIT))
 

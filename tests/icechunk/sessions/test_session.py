@@ -1,4 +1,4 @@
-"""Commits of sessions while others act, or the replica dies, at every step."""
+"""Commits of sessions while other requests act, or the replica stops, at every step."""
 
 import asyncio
 import time
@@ -82,13 +82,13 @@ class Scene:
         await store.put(ref(f"a/c/{at}"), [bytes([at + 9] * 2)], expected=None)
 
     async def sweep(self) -> None:
-        """Let the other replica begin a session two seconds later, and remove those expired."""
+        """Begin a session on the other replica two seconds later, which removes expired ones."""
         self.clock.now += 2
         await self.other.begin()
         self.clock.now -= 2
 
     async def demand(self, folder: Path, *chunks: int, commits: int) -> None:
-        """Check that exactly these chunks were committed, in this number of commits."""
+        """Assert that exactly these chunks were committed, in this number of commits."""
         repo = await opened_by_library(self.memory, folder)
         store = repo.readonly_session("main").store
         prototype = default_buffer_prototype()
@@ -100,15 +100,13 @@ class Scene:
 
 @pytest.fixture
 def scene(files: Mapping[str, bytes]) -> Scene:
-    """Store it."""
+    """Store a repository of three chunks, with a clock that tests set."""
     clock = Clock(time.time())
     return Scene(stored(files, clock), clock)
 
 
-async def test_a_session_is_not_swept_away_that_was_just_renewed(
-    scene: Scene, tmp_path: Path
-) -> None:
-    """A sweep read it as expired, and a write postponed its end right after."""
+async def test_renewed_session_is_not_removed(scene: Scene, tmp_path: Path) -> None:
+    """A sweep that read a session as expired keeps it if a write has renewed it since."""
     session_id = await scene.begin()
     scene.clock.now += DAY_S - 1
 
@@ -125,8 +123,8 @@ async def test_a_session_is_not_swept_away_that_was_just_renewed(
     await scene.demand(tmp_path, 0, 1, 2, commits=1)
 
 
-async def test_a_write_into_a_session_that_is_being_swept_away_is_refused(scene: Scene) -> None:
-    """The entry was written, but will not be in a commit."""
+async def test_write_into_a_removed_session_is_refused(scene: Scene) -> None:
+    """A write whose session is removed before it ends raises UnknownSessionError."""
     session_id = await scene.begin()
     scene.clock.now += DAY_S - 1
     scene.store.after("put", f"{session_id}/", scene.sweep)
@@ -135,8 +133,10 @@ async def test_a_write_into_a_session_that_is_being_swept_away_is_refused(scene:
         await scene.put(scene.late, session_id, 2)
 
 
-async def test_half_a_journal_is_not_committed(scene: Scene, tmp_path: Path) -> None:
-    """It was discarded while the committer still reads."""
+async def test_session_discarded_during_a_commit_is_not_committed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A commit whose session is discarded while it reads the journal fails, and commits nothing."""
     session_id = await scene.begin()
 
     async def discard() -> None:
@@ -150,8 +150,8 @@ async def test_half_a_journal_is_not_committed(scene: Scene, tmp_path: Path) -> 
     await scene.demand(tmp_path, commits=0)
 
 
-async def test_what_is_listed_and_not_there_is_not_left_out(scene: Scene, tmp_path: Path) -> None:
-    """A listed entry that cannot be read was acknowledged: nothing is committed without it."""
+async def test_missing_journal_entry_fails_the_commit(scene: Scene, tmp_path: Path) -> None:
+    """A commit fails, and commits nothing, while a listed entry of its journal is missing."""
     session_id = await scene.begin()
     [entry] = [each.ref async for each in scene.memory.list(ROOT) if each.ref.key.endswith("/1")]
     shelf, _, name = entry.key.rpartition("/")
@@ -168,7 +168,7 @@ async def test_what_is_listed_and_not_there_is_not_left_out(scene: Scene, tmp_pa
 
 
 async def move(store: MemoryStore, source: ObjectRef, target: ObjectRef) -> None:
-    """Put an object elsewhere."""
+    """Move an object."""
     found = await store.get(source)
     assert isinstance(found, Found)
     store.place(target, found.data)
@@ -178,7 +178,7 @@ async def move(store: MemoryStore, source: ObjectRef, target: ObjectRef) -> None
 async def test_a_session_does_not_expire_while_it_is_committed(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """Sealing it postpones its end."""
+    """Sealing a session renews it, so it does not expire during its commit."""
     session_id = await scene.begin()
     scene.clock.now += DAY_S - 1
     scene.store.before("get", f"{session_id}/", scene.sweep)
@@ -188,10 +188,8 @@ async def test_a_session_does_not_expire_while_it_is_committed(
     assert await scene.other.commit(session_id) == made
 
 
-async def test_what_is_written_after_another_one_failed_is_committed(
-    scene: Scene, tmp_path: Path
-) -> None:
-    """A late swap commits while the session was reopened and written to."""
+async def test_write_after_a_failed_commit_is_committed(scene: Scene, tmp_path: Path) -> None:
+    """A write between a failed commit and a late successful one is in the next commit."""
     session_id, refuse = await scene.begin(), failing(errors.ConflictError("for certain"))
 
     async def fail() -> None:
@@ -209,8 +207,11 @@ async def test_what_is_written_after_another_one_failed_is_committed(
     await scene.demand(tmp_path, 0, 1, 2, commits=2)
 
 
-async def test_of_two_keys_at_once_one_commits(scene: Scene, tmp_path: Path) -> None:
-    """The other one is told of a conflict, at once and whenever it asks again."""
+async def test_second_idempotency_key_is_a_conflict(scene: Scene, tmp_path: Path) -> None:
+    """If two idempotency keys commit one session at once, one commits and the other is a conflict.
+
+    Repeating either returns the same.
+    """
     session_id, made = await scene.begin(), list[CommitResult]()
 
     async def overtake() -> None:
@@ -227,14 +228,14 @@ async def test_of_two_keys_at_once_one_commits(scene: Scene, tmp_path: Path) -> 
 
 
 async def begin_to_commit(replica: Replica, session_id: str, key: str) -> None:
-    """Seal a session, and get no further."""
+    """Seal a session, and fail."""
     session = (await replica.enter(session_id)).session
     with pytest.raises(errors.StorageUnavailableError):
         await SessionCommit(session, failing(OUT_OF_REACH), key).run()
 
 
-async def test_a_key_that_committed_finds_its_commit(scene: Scene, tmp_path: Path) -> None:
-    """Although another one had sealed the session meanwhile."""
+async def test_repeated_commit_is_found_after_another_seal(scene: Scene, tmp_path: Path) -> None:
+    """A key that committed gets its commit again, though another key sealed the session since."""
     session_id = await scene.begin()
     scene.store.before("put", "repo", lambda: begin_to_commit(scene.other, session_id, "other"))
     made = await scene.late.commit(session_id, "late")
@@ -245,8 +246,8 @@ async def test_a_key_that_committed_finds_its_commit(scene: Scene, tmp_path: Pat
     await scene.demand(tmp_path, 0, 1, commits=1)
 
 
-async def test_who_fails_opens_no_session_that_another_key_sealed(scene: Scene) -> None:
-    """That commit may be about to succeed."""
+async def test_failed_commit_keeps_the_seal_of_another_key(scene: Scene) -> None:
+    """A commit that fails does not reopen a session that another key has sealed."""
     session_id = await scene.begin()
     session = (await scene.late.enter(session_id)).session
 
@@ -259,10 +260,10 @@ async def test_who_fails_opens_no_session_that_another_key_sealed(scene: Scene) 
     assert (await session.read()).state == Sealed("other")
 
 
-async def test_who_may_not_commit_opens_no_session_that_is_committed(
+async def test_invalid_commit_does_not_reopen_a_committed_session(
     scene: Scene, tmp_path: Path
 ) -> None:
-    """A gateway died before it marked it, and the next request is wrong."""
+    """An invalid commit does not reopen a session that was committed but not marked as such."""
     session_id = await scene.begin()
 
     async def die_next() -> None:
@@ -278,10 +279,10 @@ async def test_who_may_not_commit_opens_no_session_that_is_committed(
 
 
 @pytest.mark.parametrize("is_in_session", [False, True])
-async def test_who_is_overtaken_at_any_call_finds_the_commit(
+async def test_overtaken_commit_returns_the_first_commit(
     files: Mapping[str, bytes], tmp_path: Path, *, is_in_session: bool
 ) -> None:
-    """Another replica has made it meanwhile, for the same session or the same request."""
+    """A commit that another replica overtakes at any call returns the other's commit."""
     nth, is_reached = 0, True
     while is_reached:
         store = Late(memory := stored(files))
@@ -321,10 +322,10 @@ async def test_who_is_overtaken_at_any_call_finds_the_commit(
 AMID: Final = {"a/c/0": b"\x09" * 2, "a/c/2": b"\x09" * 600, "h/zarr.json": document(4)}
 
 
-async def test_what_is_written_amid_a_commit_is_in_it_or_refused(
+async def test_write_during_a_commit_is_included_or_refused(
     files: Mapping[str, bytes], tmp_path: Path
 ) -> None:
-    """At each call of it, through the replica that commits, or another one."""
+    """A write at any call of a commit is either in the commit or refused, on both replicas."""
     nth, is_reached, kinds = 0, True, set[type]()
     while is_reached:
         store = Late(memory := stored(files))
@@ -364,10 +365,10 @@ async def test_what_is_written_amid_a_commit_is_in_it_or_refused(
 
 @moments
 @pytest.mark.parametrize("name", CHANGES)
-async def test_a_write_is_done_or_not(
+async def test_write_of_a_failing_replica_is_atomic(
     files: Mapping[str, bytes], tmp_path: Path, name: str, *, is_done: bool
 ) -> None:
-    """An acknowledged write is visible on the other replica, and is committed."""
+    """A write that fails at any call is done or not done; an acknowledged write is committed."""
     key, data = CHANGES[name]
     nth, is_dead = 0, True
     while is_dead:
@@ -399,10 +400,10 @@ async def test_a_write_is_done_or_not(
 
 
 @moments
-async def test_a_commit_is_made_once(
+async def test_commit_of_a_failing_replica_is_made_once(
     files: Mapping[str, bytes], tmp_path: Path, *, is_done: bool
 ) -> None:
-    """A replica that goes on with it finds the commit, or makes it."""
+    """A commit whose replica fails at any call is made once when another replica repeats it."""
     nth, is_dead = 0, True
     while is_dead:
         memory = stored(files, clock := Clock(time.time()))

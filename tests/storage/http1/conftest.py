@@ -1,4 +1,4 @@
-"""Loops, clients and servers for the tests of the client."""
+"""Event loops, clients and servers for the tests of the HTTP client."""
 
 import asyncio
 import ssl
@@ -29,7 +29,7 @@ class Serve(Protocol):
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run each test on uvloop, as the service does, and on the loop of the library."""
+    """Run each test on uvloop, as the service does, and on asyncio's own loop."""
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
@@ -48,7 +48,7 @@ async def serve() -> AsyncGenerator[Serve]:
 
 @pytest.fixture(scope="session")
 def authority() -> trustme.CA:
-    """Make an authority that nobody else knows."""
+    """Make a certificate authority that is not trusted by default."""
     return trustme.CA()
 
 
@@ -76,21 +76,21 @@ def transport(request: pytest.FixtureRequest, tls: ssl.SSLContext) -> ssl.SSLCon
 
 @pytest.fixture
 async def client(ca_file: str) -> AsyncGenerator[HttpClient]:
-    """Open a patient client of two connections."""
+    """Open a client of two connections with a long timeout."""
     async with aclosing(HttpClient(connections=2, silence_s=60, ca_file=ca_file)) as opened:
         yield opened
 
 
 @pytest.fixture
 async def narrow(ca_file: str) -> AsyncGenerator[HttpClient]:
-    """Open a patient client of one connection."""
+    """Open a client of one connection with a long timeout."""
     async with aclosing(HttpClient(connections=1, silence_s=60, ca_file=ca_file)) as opened:
         yield opened
 
 
 @pytest.fixture
 async def hasty() -> AsyncGenerator[HttpClient]:
-    """Open a client of one connection with little patience."""
+    """Open a client of one connection with a short timeout."""
     async with aclosing(HttpClient(connections=1, silence_s=1)) as opened:
         yield opened
 

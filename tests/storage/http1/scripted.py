@@ -1,4 +1,4 @@
-"""A small real server that does with each connection what a script says."""
+"""A small real server that follows a script for each connection."""
 
 import asyncio
 import socket
@@ -12,13 +12,13 @@ from typing import Final
 from shardgate.storage.http1_client import HttpClient, Target
 
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
-"""To linger for no time makes closing a reset."""
+"""Linger time of zero, with which closing is a reset."""
 
 _BLOCK_BYTES: Final = 256 * 1024
 
 
 class Do(StrEnum):
-    """What is done with a connection besides sending and waiting."""
+    """Steps of a script besides sending and waiting."""
 
     READ = "wait for a request"
     ECHO = "answer with the path that was asked for last"
@@ -31,7 +31,7 @@ type Step = bytes | float | asyncio.Event | Do
 
 
 class ScriptedServer:
-    """What was asked, in the order of arrival, and how many connections there were and are."""
+    """A server that records requests in their order of arrival, and connections."""
 
     def __init__(self, scripts: Sequence[list[Step]]) -> None:
         self._scripts = scripts
@@ -40,10 +40,10 @@ class ScriptedServer:
         self._scheme = "http"
         self.requests: list[bytes] = []
         self.asked_on: list[int] = []
-        """The number of the connection, from 0, that each request came over."""
+        """Number of the connection, from 0, of each request."""
         self.connections = 0
         self.sent_bytes = 0
-        """How far the server is with what it sends."""
+        """Bytes of the current step that were sent."""
 
     def target(self, path: str = "/", *, scheme: str = "", host: str = "127.0.0.1") -> Target:
         """Return the URL of *path*, by default with the scheme that is served."""
@@ -51,12 +51,12 @@ class ScriptedServer:
 
     @property
     def open(self) -> int:
-        """How many connections there are."""
+        """The number of open connections."""
         return len(self._following)
 
     @property
     def paths(self) -> list[bytes]:
-        """What was asked for."""
+        """The requested paths."""
         return [request.split(b" ")[1] for request in self.requests]
 
     @asynccontextmanager
@@ -128,12 +128,12 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def answer(body: bytes = b"hello", headers: bytes = b"") -> bytes:
-    """Answer with *body*, its length, and *headers*, each with its end."""
+    """Return a response of *body* with its length and *headers*, each with its line end."""
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%s\r\n%s" % (len(body), headers, body)
 
 
 async def fetch(client: HttpClient, target: Target, *, is_eager: bool = False) -> bytes:
-    """Read a whole answer, or leave it."""
+    """Read a whole response, and release it."""
     response = await client.send("GET", target, is_eager=is_eager)
     try:
         return await response.read()

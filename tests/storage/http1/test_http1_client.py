@@ -1,4 +1,4 @@
-"""Many requests share few connections, and no failure or cancellation costs one."""
+"""The HTTP client: requests share few connections, and failures and cancellations cost none."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ UNMEASURED = b"HTTP/1.1 200 OK\r\n\r\n"
 
 @pytest.fixture
 def deaf() -> Generator[Target]:
-    """Listen without accepting, with as many waiting as may."""
+    """Listen without accepting, with a full queue of waiting connections."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -39,8 +39,8 @@ def deaf() -> Generator[Target]:
             each.close()
 
 
-async def test_a_request_is_what_was_asked_for(serve: Serve, client: HttpClient) -> None:
-    """Method, target and headers arrive as they are."""
+async def test_request_is_sent_as_given(serve: Serve, client: HttpClient) -> None:
+    """A request has the method, target and headers that it was given."""
     server = await serve(ANSWERED)
     await client.send("GET", server.target("/a?b=c"), b"Range: bytes=0-1\r\nX-Empty:\r\n")
 
@@ -54,7 +54,7 @@ async def test_a_request_is_what_was_asked_for(serve: Serve, client: HttpClient)
 async def test_a_request_on_a_kept_connection_that_closes_is_repeated(
     serve: Serve, client: HttpClient, transport: ssl.SSLContext | None, end: Do
 ) -> None:
-    """A server that closed before it read the request did nothing; the caller does not notice."""
+    """A request is repeated on a new connection if a kept one closes before any response."""
     scripts: list[list[Step]] = [[*ANSWERED, Do.READ, end], [Do.READ, answer(b"again")]]
     server = await serve(*scripts, tls=transport)
     await fetch(client, server.target("/a"))
@@ -63,10 +63,10 @@ async def test_a_request_on_a_kept_connection_that_closes_is_repeated(
     assert (server.paths, server.asked_on) == ([b"/a", b"/b", b"/b"], [0, 0, 1])
 
 
-async def test_a_request_is_repeated_once_for_each_kept_connection(
+async def test_request_is_repeated_for_each_kept_connection(
     serve: Serve, client: HttpClient
 ) -> None:
-    """A server that was restarted has closed them all."""
+    """A request is repeated for each kept connection that a restarted server has closed."""
     both = asyncio.Event()
     kept: list[Step] = [Do.READ, both, answer(), Do.READ, Do.CLOSE]
     server = await serve(kept, kept, ANSWERED)
@@ -81,8 +81,10 @@ async def test_a_request_is_repeated_once_for_each_kept_connection(
     assert sorted(server.asked_on) == [0, 0, 1, 1, 2]
 
 
-async def test_a_repeated_request_may_fail(serve: Serve, client: HttpClient) -> None:
-    """The new connection is the last."""
+async def test_request_is_not_repeated_after_a_new_connection(
+    serve: Serve, client: HttpClient
+) -> None:
+    """A request that is repeated on a new connection which closes raises NoAnswerError."""
     server = await serve([*ANSWERED, Do.READ, Do.CLOSE], [Do.READ, Do.CLOSE])
     await fetch(client, server.target())
     with pytest.raises(NoAnswerError):
@@ -105,7 +107,7 @@ async def test_a_repeated_request_may_fail(serve: Serve, client: HttpClient) -> 
 async def test_a_request_that_the_server_may_have_processed_is_not_repeated(
     serve: Serve, client: HttpClient, steps: list[Step], error: type[Exception]
 ) -> None:
-    """A server that closes a new connection, or amid a response, has received the request."""
+    """A request is not repeated if a new connection closes, or if a response has begun."""
     server = await serve(steps, ANSWERED)
     if steps.count(Do.READ) > 1:
         await fetch(client, server.target())
@@ -115,8 +117,8 @@ async def test_a_request_that_the_server_may_have_processed_is_not_repeated(
     assert server.connections == 1
 
 
-async def test_a_host_that_refuses_raises_as_sockets_do(serve: Serve, client: HttpClient) -> None:
-    """`OSError` tells why nobody could be connected to."""
+async def test_refused_connection_raises_oserror(serve: Serve, client: HttpClient) -> None:
+    """A refused connection raises ConnectionRefusedError."""
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
@@ -124,10 +126,8 @@ async def test_a_host_that_refuses_raises_as_sockets_do(serve: Serve, client: Ht
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
-async def test_no_more_connections_are_open_than_allowed(
-    serve: Serve, client: HttpClient, *, is_eager: bool
-) -> None:
-    """However many requests there are, each finds its turn."""
+async def test_connections_are_bounded(serve: Serve, client: HttpClient, *, is_eager: bool) -> None:
+    """Twenty concurrent requests are served by no more connections than the client allows."""
     server = await serve(ANSWERED * 20)
     requests = (fetch(client, server.target(), is_eager=is_eager) for _ in range(20))
     bodies = await asyncio.gather(*requests)
@@ -136,8 +136,8 @@ async def test_no_more_connections_are_open_than_allowed(
     assert server.connections == 2
 
 
-async def test_releasing_twice_makes_room_once(serve: Serve, narrow: HttpClient) -> None:
-    """No end counts more than once."""
+async def test_response_is_released_once(serve: Serve, narrow: HttpClient) -> None:
+    """Releasing a response twice frees one connection."""
     server = await serve([Do.READ, HEAD])
     response = await narrow.send("GET", server.target("/a"))
     response.release()
@@ -150,8 +150,8 @@ async def test_releasing_twice_makes_room_once(serve: Serve, narrow: HttpClient)
     waiting.cancel()
 
 
-async def test_a_silent_server_leaves_room_for_others(serve: Serve, narrow: HttpClient) -> None:
-    """Each server has connections of its own."""
+async def test_each_server_has_its_own_connections(serve: Serve, narrow: HttpClient) -> None:
+    """A silent server uses no connections of another server."""
     silent, other = await serve([Do.READ]), await serve(ANSWERED)
     waiting = asyncio.create_task(fetch(narrow, silent.target()))
     await until(lambda: silent.requests)
@@ -160,10 +160,8 @@ async def test_a_silent_server_leaves_room_for_others(serve: Serve, narrow: Http
     waiting.cancel()
 
 
-async def test_requests_are_served_first_come_first_served(
-    serve: Serve, narrow: HttpClient
-) -> None:
-    """Nobody who waits is overtaken."""
+async def test_requests_are_served_in_order(serve: Serve, narrow: HttpClient) -> None:
+    """Requests that wait for a connection are served in the order of their arrival."""
     server = await serve(ANSWERED * 10)
     paths = [f"/{number}" for number in range(10)]
     await asyncio.gather(*(fetch(narrow, server.target(path)) for path in paths))
@@ -183,8 +181,10 @@ async def test_requests_are_served_first_come_first_served(
         pytest.param([Do.READ, HEAD], id="silent before the body"),
     ],
 )
-async def test_a_failure_makes_room(serve: Serve, hasty: HttpClient, steps: list[Step]) -> None:
-    """Whatever goes wrong, others may go on."""
+async def test_failure_releases_its_connection(
+    serve: Serve, hasty: HttpClient, steps: list[Step]
+) -> None:
+    """A failed request releases its connection for the next one."""
     server = await serve(steps, ANSWERED)
     with pytest.raises((ExchangeError, OSError)):
         await fetch(hasty, server.target())
@@ -192,10 +192,8 @@ async def test_a_failure_makes_room(serve: Serve, hasty: HttpClient, steps: list
     assert await fetch(hasty, server.target()) == b"hello"
 
 
-async def test_a_host_that_cannot_be_connected_to_makes_room(
-    hasty: HttpClient, deaf: Target
-) -> None:
-    """It is silent; the next request, also after a cancelled one, does not wait for ever."""
+async def test_connect_timeout_releases_its_connection(hasty: HttpClient, deaf: Target) -> None:
+    """A host that does not accept raises TimeoutError, for the next request too."""
     cancelled = asyncio.create_task(hasty.send("GET", deaf))
     await asyncio.sleep(0.02)
     cancelled.cancel()
@@ -214,10 +212,10 @@ async def test_a_host_that_cannot_be_connected_to_makes_room(
         pytest.param([*ANSWERED, Do.READ], id="on a kept connection"),
     ],
 )
-async def test_a_cancelled_request_makes_room(
+async def test_cancelled_request_releases_its_connection(
     serve: Serve, narrow: HttpClient, steps: list[Step]
 ) -> None:
-    """Its connection is closed, for the answer may still come."""
+    """A cancelled request closes its connection, and the next one is served."""
     server = await serve(steps, ANSWERED)
     if steps.count(Do.READ) > 1:
         await fetch(narrow, server.target())
@@ -235,7 +233,7 @@ async def test_a_cancelled_request_makes_room(
 async def test_a_request_cancelled_while_waiting_leaves_the_queue(
     serve: Serve, narrow: HttpClient
 ) -> None:
-    """Those behind it go on, those before it are not disturbed."""
+    """A request that is cancelled while it waits is not sent; those before and after it are."""
     go_on = asyncio.Event()
     server = await serve([Do.READ, go_on, answer(), *ANSWERED])
     paths = ["/first", "/cancelled", "/last"]
@@ -251,7 +249,7 @@ async def test_a_request_cancelled_while_waiting_leaves_the_queue(
 
 
 async def test_a_request_may_be_cancelled_at_any_moment(serve: Serve, narrow: HttpClient) -> None:
-    """Whenever that is, the next request finds room, and an answer of its own."""
+    """After a request is cancelled at any turn of the loop, the next gets its own response."""
     server = await serve([Do.READ, Do.ECHO] * 200)
     for turns in range(60):
         cancelled = asyncio.create_task(fetch(narrow, server.target("/cancelled")))
@@ -264,8 +262,8 @@ async def test_a_request_may_be_cancelled_at_any_moment(serve: Serve, narrow: Ht
     assert is_late, "some moments were left out"
 
 
-async def test_closing_fails_who_connects(serve: Serve, narrow: HttpClient) -> None:
-    """A connection that is made too late is closed at once."""
+async def test_closing_fails_connecting_requests(serve: Serve, narrow: HttpClient) -> None:
+    """Closing the client fails a request that is connecting, and closes its connection."""
     server = await serve(ANSWERED)
     connecting = asyncio.create_task(narrow.send("GET", server.target()))
     await asyncio.sleep(0)
@@ -276,8 +274,10 @@ async def test_closing_fails_who_connects(serve: Serve, narrow: HttpClient) -> N
     await until(lambda: not server.open)
 
 
-async def test_a_slow_reader_leaves_room_for_others(serve: Serve, narrow: HttpClient) -> None:
-    """An unread response holds up only others of its kind: not heads, nor eager reads."""
+async def test_unread_response_does_not_block_eager_requests(
+    serve: Serve, narrow: HttpClient
+) -> None:
+    """An unread response delays other streamed responses, but no HEAD and no eager read."""
     server = await serve([Do.READ, HEAD], [*ANSWERED, Do.READ, HEAD, *ANSWERED])
     slow = await narrow.send("GET", server.target("/a"))
     waiting = asyncio.create_task(fetch(narrow, server.target("/c")))
@@ -290,8 +290,8 @@ async def test_a_slow_reader_leaves_room_for_others(serve: Serve, narrow: HttpCl
     assert await waiting == b"hello"
 
 
-async def test_a_closed_client_asks_nobody(serve: Serve, client: HttpClient) -> None:
-    """Closing closes idle connections; doing so twice is harmless."""
+async def test_closed_client_sends_nothing(serve: Serve, client: HttpClient) -> None:
+    """A closed client closes its connections, and its requests raise NoAnswerError."""
     server = await serve(ANSWERED)
     await fetch(client, server.target())
     await client.aclose()
@@ -314,10 +314,10 @@ async def test_a_closed_client_asks_nobody(serve: Serve, client: HttpClient) -> 
         ([Do.READ, answer(bytes(2**24))], True),
     ],
 )
-async def test_closing_fails_what_is_under_way(
+async def test_closing_fails_running_and_waiting_requests(
     serve: Serve, narrow: HttpClient, steps: list[Step], *, is_begun: bool
 ) -> None:
-    """A head, a body however it ends, and requests that wait for room, which open nothing new."""
+    """Closing fails requests before and in their responses, and waiting ones."""
     server = await serve(steps, ANSWERED)
     if steps.count(Do.READ) > 1:
         await fetch(narrow, server.target())
@@ -339,8 +339,8 @@ async def test_closing_fails_what_is_under_way(
     assert server.connections == 1
 
 
-async def test_the_answer_to_a_head_keeps_its_connection(serve: Serve, client: HttpClient) -> None:
-    """A length without a body confuses nobody."""
+async def test_head_response_keeps_its_connection(serve: Serve, client: HttpClient) -> None:
+    """A HEAD response with a Content-Length has no body, and its connection is reused."""
     server = await serve([Do.READ, HEAD, *ANSWERED])
     response = await client.send("HEAD", server.target())
 
@@ -349,10 +349,8 @@ async def test_the_answer_to_a_head_keeps_its_connection(serve: Serve, client: H
     assert server.connections == 1
 
 
-async def test_the_connection_that_was_idle_for_the_shortest_time_is_used(
-    serve: Serve, client: HttpClient
-) -> None:
-    """The others may become old enough to be closed."""
+async def test_most_recently_used_connection_is_reused(serve: Serve, client: HttpClient) -> None:
+    """The most recently used idle connection is reused first."""
     early, late = asyncio.Event(), asyncio.Event()
     server = await serve(
         [Do.READ, early, answer(), *ANSWERED], [Do.READ, late, answer(), *ANSWERED]
@@ -372,7 +370,7 @@ async def test_the_connection_that_was_idle_for_the_shortest_time_is_used(
 async def test_an_idle_connection_that_the_server_closes_is_forgotten(
     serve: Serve, client: HttpClient, transport: ssl.SSLContext | None
 ) -> None:
-    """The next request goes to a new one at once."""
+    """An idle connection that the server closes is not used for the next request."""
     server = await serve([*ANSWERED, Do.CLOSE], ANSWERED, tls=transport)
     await fetch(client, server.target())
     await until(lambda: not server.open)
@@ -396,7 +394,7 @@ async def test_an_idle_connection_that_the_server_closes_is_forgotten(
 async def test_a_connection_that_may_not_be_used_again_is_closed(
     serve: Serve, client: HttpClient, steps: list[Step]
 ) -> None:
-    """The answer is good, but the next request goes to a new connection."""
+    """A connection with `close`, HTTP/1.0 or surplus bytes is closed after its response."""
     server = await serve([Do.READ, *steps], ANSWERED)
 
     assert await fetch(client, server.target()) == b"hello"
@@ -413,7 +411,7 @@ async def test_a_released_response_keeps_its_connection_if_complete(
     sent: list[Step],
     connections: int,
 ) -> None:
-    """A body that has arrived need not be read; the rest of another is not waited for."""
+    """A response that is released unread keeps its connection if its body has arrived."""
     server = await serve([Do.READ, *sent, *ANSWERED], ANSWERED, tls=transport)
     response = await client.send("GET", server.target(), is_eager=connections == 1)
     response.release()
@@ -424,14 +422,14 @@ async def test_a_released_response_keeps_its_connection_if_complete(
 
 
 @pytest.mark.parametrize(("kept_s", "connections"), [(0.05, 2), (60.0, 1)])
-async def test_a_connection_that_was_idle_for_long_is_closed_instead_of_used(
+async def test_long_idle_connection_is_not_reused(
     serve: Serve,
     client: HttpClient,
     monkeypatch: pytest.MonkeyPatch,
     kept_s: float,
     connections: int,
 ) -> None:
-    """A firewall may have forgotten it."""
+    """A connection that was idle for longer than `_KEPT_S` is closed, and not reused."""
     monkeypatch.setattr(client_module, "_KEPT_S", kept_s)
     server = await serve(ANSWERED * 2)
     await fetch(client, server.target())
@@ -442,8 +440,8 @@ async def test_a_connection_that_was_idle_for_long_is_closed_instead_of_used(
     assert server.connections == connections
 
 
-async def test_a_silent_server_is_not_asked_again(serve: Serve, hasty: HttpClient) -> None:
-    """On a kept connection, however long it was idle, silence ends the request as well."""
+async def test_silence_on_a_kept_connection_is_a_timeout(serve: Serve, hasty: HttpClient) -> None:
+    """Silence on a kept connection raises TimeoutError, and the request is not repeated."""
     server = await serve([*ANSWERED, Do.READ], ANSWERED)
     await fetch(hasty, server.target())
     await asyncio.sleep(1.2)
@@ -453,8 +451,8 @@ async def test_a_silent_server_is_not_asked_again(serve: Serve, hasty: HttpClien
     assert server.connections == 1
 
 
-async def test_slow_but_steady_is_no_silence(serve: Serve) -> None:
-    """An answer may take longer than any of its pauses may last."""
+async def test_slow_steady_response_is_no_timeout(serve: Serve) -> None:
+    """A response that takes longer than the timeout is read if each of its pauses is shorter."""
     data = answer(b"0123456789")
     steps: list[Step] = [Do.READ]
     for byte in data:
@@ -465,10 +463,10 @@ async def test_slow_but_steady_is_no_silence(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
-async def test_a_body_that_stops_is_silence(
+async def test_stalled_body_is_a_timeout(
     serve: Serve, hasty: HttpClient, *, is_eager: bool
 ) -> None:
-    """Head and first pieces were in time, and stay to be seen."""
+    """A body that stalls raises TimeoutError after its first pieces."""
     server = await serve([Do.READ, HEAD, b"he"])
     response = await hasty.send("GET", server.target(), is_eager=is_eager)
     pieces = response.pieces()
@@ -480,8 +478,8 @@ async def test_a_body_that_stops_is_silence(
     await until(lambda: not server.open)
 
 
-async def test_a_handshake_without_answer_is_silence(serve: Serve, hasty: HttpClient) -> None:
-    """It belongs to connecting."""
+async def test_stalled_handshake_is_a_timeout(serve: Serve, hasty: HttpClient) -> None:
+    """A TLS handshake without an answer raises TimeoutError."""
     server = await serve([])
     with pytest.raises(TimeoutError):
         await hasty.send("GET", server.target(scheme="https"))
@@ -490,10 +488,10 @@ async def test_a_handshake_without_answer_is_silence(serve: Serve, hasty: HttpCl
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_failed_handshake_makes_room(
+async def test_failed_handshake_releases_its_connection(
     serve: Serve, tls: ssl.SSLContext, narrow: HttpClient, *, is_cancelled: bool
 ) -> None:
-    """Neither refusing nor leaving a server costs a connection; none is asked in plain text."""
+    """A failed or cancelled TLS handshake leaves room for requests to another server."""
     server = await serve(ANSWERED, tls=tls)
     other = await serve([] if is_cancelled else [b"no TLS"])
     failing = asyncio.create_task(narrow.send("GET", other.target(scheme="https")))
@@ -506,8 +504,8 @@ async def test_a_failed_handshake_makes_room(
     assert await fetch(narrow, server.target()) == b"hello"
 
 
-async def test_a_missing_file_of_authorities_makes_room() -> None:
-    """Each request tells what is wrong, instead of waiting for the one before."""
+async def test_missing_ca_file_fails_each_request() -> None:
+    """Each request of a client whose CA file is missing raises FileNotFoundError."""
     async with aclosing(HttpClient(connections=1, silence_s=60, ca_file="/nonexistent")) as client:
         for _ in range(2):
             with pytest.raises(FileNotFoundError):
@@ -518,7 +516,7 @@ async def test_a_missing_file_of_authorities_makes_room() -> None:
 async def test_a_certificate_must_be_trusted_and_of_that_name(
     serve: Serve, tls: ssl.SSLContext, ca_file: str, host: str, *, is_trusting: bool
 ) -> None:
-    """Without a file the authorities of the system are trusted."""
+    """A certificate that is not trusted, or of another host, raises SSLCertVerificationError."""
     server = await serve(ANSWERED, tls=tls)
     trusted = ca_file if is_trusting else None
     async with aclosing(HttpClient(connections=1, silence_s=60, ca_file=trusted)) as client:

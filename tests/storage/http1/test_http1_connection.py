@@ -1,4 +1,4 @@
-"""Responses: bytes become a head and a body, which is read whole, piece by piece, or not at all."""
+"""Responses of the HTTP client: parsing, and reading whole, in pieces, or not at all."""
 
 import asyncio
 import ssl
@@ -29,7 +29,7 @@ HELLO = b"2\r\nhe\r\n3;name=value\r\nllo\r\n0\r\n"
 
 
 def parse(*pieces: bytes, is_bodiless: bool = False) -> Response:
-    """Feed *pieces*."""
+    """Parse *pieces*."""
     parser = Response(cast("Connection", None), is_bodiless=is_bodiless, is_eager=False)
     for piece in pieces:
         parser.feed(piece)
@@ -37,7 +37,7 @@ def parse(*pieces: bytes, is_bodiless: bool = False) -> Response:
 
 
 def seen(parser: Response) -> dict[str, object]:
-    """Take all that there is to see."""
+    """Return all attributes of a response that can be seen."""
     names = (
         *("status", "headers", "length", "_nbytes", "has_begun", "has_head"),
         *("is_complete", "_is_until_close", "is_reusable"),
@@ -47,7 +47,7 @@ def seen(parser: Response) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Sent:
-    """The bytes of an answer, and what they mean."""
+    """The bytes of a response, and their meaning."""
 
     data: bytes
     body: bytes
@@ -55,26 +55,26 @@ class Sent:
     is_until_close: bool = False
 
     def after(self, interim: bytes) -> Self:
-        """Announce it by other answers."""
+        """Precede the response by interim ones."""
         return type(self)(interim + self.data, self.body, self.headers, self.is_until_close)
 
 
 def chunked(chunks: list[bytes], trailers: bytes) -> Sent:
-    """Send *chunks* as they are."""
+    """Return a chunked response of *chunks*."""
     coded = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
     data = b"%s%s\r\n%s0\r\n%s\r\n" % (OK, CHUNKED_LINE, coded, trailers)
     return Sent(data, b"".join(chunks), {b"transfer-encoding": b"chunked"})
 
 
 def measured(body: bytes) -> Sent:
-    """Say how long *body* is."""
+    """Return a response with a Content-Length."""
     length = b"%d" % len(body)
     data = b"%sContent-Length: %s\r\n\r\n%s" % (OK, length, body)
     return Sent(data, body, {b"content-length": length})
 
 
 def unmeasured(body: bytes) -> Sent:
-    """End *body* by closing the connection."""
+    """Return a response that ends with its connection."""
     return Sent(b"%sETag: x\r\n\r\n%s" % (OK, body), body, {b"etag": b"x"}, is_until_close=True)
 
 
@@ -106,8 +106,8 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(ANSWERS, CUTS)
-def test_an_answer_means_the_same_however_it_is_split(answer: Sent, cuts: list[int]) -> None:
-    """Head, announcements, body and trailers may be cut anywhere."""
+def test_response_does_not_depend_on_its_splits(answer: Sent, cuts: list[int]) -> None:
+    """A response is parsed alike wherever its head, interim responses or body are cut."""
     assert seen(parse(*split(answer.data, cuts))) == {
         "status": 200,
         "headers": answer.headers,
@@ -123,20 +123,18 @@ def test_an_answer_means_the_same_however_it_is_split(answer: Sent, cuts: list[i
 
 
 @given(SELF_DELIMITED, CUTS, st.data())
-def test_an_answer_cut_short_is_not_complete(
+def test_truncated_response_is_not_complete(
     answer: Sent, cuts: list[int], data: st.DataObject
 ) -> None:
-    """Whatever is missing, be it the last byte, is missed."""
+    """A response that lacks even its last byte is not complete."""
     kept = data.draw(st.integers(1, len(answer.data) - 1))
 
     assert not parse(*split(answer.data[:kept], cuts)).is_complete
 
 
 @given(SELF_DELIMITED, CUTS, st.sampled_from([OK, b"x", b"\0", b"0\r\n\r\n"]))
-def test_bytes_after_the_body_are_left_and_end_the_connection(
-    answer: Sent, cuts: list[int], surplus: bytes
-) -> None:
-    """An answer with something behind it is whole, but nothing may follow on the connection."""
+def test_surplus_bytes_end_the_connection(answer: Sent, cuts: list[int], surplus: bytes) -> None:
+    """A response with bytes after its body is complete, and its connection not reusable."""
     *pieces, last = split(answer.data, cuts)
     parser = parse(*pieces, last + surplus)
 
@@ -144,10 +142,8 @@ def test_bytes_after_the_body_are_left_and_end_the_connection(
 
 
 @given(ANSWERS, CUTS, st.sampled_from([b"", b"hello"]))
-def test_the_answer_to_a_head_ends_with_its_head(
-    answer: Sent, cuts: list[int], surplus: bytes
-) -> None:
-    """However long the body of a GET would be, none is waited for, or taken if it comes."""
+def test_response_to_head_has_no_body(answer: Sent, cuts: list[int], surplus: bytes) -> None:
+    """A response to HEAD ends with its head, and bytes that follow are not its body."""
     interim, _, rest = answer.data.partition(OK)
     head = interim + OK + rest.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     *pieces, last = split(head, cuts)
@@ -158,10 +154,10 @@ def test_the_answer_to_a_head_ends_with_its_head(
 
 
 @given(ANSWERS, st.binary(max_size=20), st.integers(0, 400), CUTS)
-def test_any_bytes_are_parsed_or_refused(
+def test_damaged_response_raises_only_bad_answer(
     answer: Sent, damage: bytes, place: int, cuts: list[int]
 ) -> None:
-    """Nothing but `BadAnswerError` is raised, whatever a server sends."""
+    """Any bytes are parsed, or raise BadAnswerError."""
     start = place % len(answer.data)
     data = answer.data[:start] + damage + answer.data[start + len(damage) :]
     try:
@@ -174,8 +170,8 @@ def test_any_bytes_are_parsed_or_refused(
 
 @pytest.mark.parametrize("status", [204, 304])
 @pytest.mark.parametrize("header", [b"", b"Content-Length: 5\r\n", CHUNKED_LINE])
-def test_some_statuses_have_no_body(status: int, header: bytes) -> None:
-    """An answer of 204 or 304 ends with its head; what a wrong server sends after it is left."""
+def test_204_and_304_have_no_body(status: int, header: bytes) -> None:
+    """A response of 204 or 304 ends with its head, whatever its headers announce."""
     for body in (b"", b"hello"):
         parser = parse(b"HTTP/1.1 %d X\r\n%s\r\n%s" % (status, header, body))
         assert (parser.is_complete, parser.is_reusable, parser._take()) == (True, not body, b"")
@@ -195,16 +191,14 @@ def test_some_statuses_have_no_body(status: int, header: bytes) -> None:
         (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n", True),
     ],
 )
-def test_another_answer_may_follow_where_the_server_allows_it(
-    head: bytes, *, is_reusable: bool
-) -> None:
-    """HTTP/1.1 keeps connections unless it says otherwise, HTTP/1.0 only if it says so."""
+def test_connection_header_decides_reuse(head: bytes, *, is_reusable: bool) -> None:
+    """A connection is reusable unless it has `close`, and for HTTP/1.0 only with `keep-alive`."""
     assert parse(head + b"Content-Length: 2\r\n\r\nhi").is_reusable is is_reusable
 
 
 @pytest.mark.parametrize("chunk", [b"x\r\n", b"-1\r\n", b"2\r\nabc\r\n", b"f" * 17 + b"\r\n"])
-def test_a_damaged_chunk_is_refused_after_the_head(chunk: bytes) -> None:
-    """Status and headers stay what they were, but the body has no end."""
+def test_damaged_chunk_is_refused(chunk: bytes) -> None:
+    """A damaged chunk raises BadAnswerError, and the response keeps its status."""
     parser = parse(OK + CHUNKED_LINE + b"\r\n2\r\nhi\r\n")
     with pytest.raises(BadAnswerError):
         parser.feed(chunk)
@@ -226,12 +220,12 @@ def test_a_damaged_chunk_is_refused_after_the_head(chunk: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("trailer", [b"ETag: forged", b"Content-Range: bytes 0-0/1", b"X-New: 1"])
-def test_headers_are_those_of_the_head(
+def test_headers_are_parsed_from_the_head_only(
     lines: bytes, headers: dict[bytes, bytes], trailer: bytes
 ) -> None:
-    """Names are in lower case, values stripped (RFC 9110 §5.5), the last one counts, no trailer.
+    """Header names are lower case, values are stripped (RFC 9110 §5.5), and trailers are ignored.
 
-    Content codings are those of all lines (§5.3): each was applied.
+    The last of repeated headers counts, but Content-Encodings are joined (§5.3).
     """
     parser = parse(
         OK + lines + b"Transfer-Encoding: Chunked \r\n\r\n", HELLO + trailer + b"\r\n\r\n"
@@ -281,8 +275,8 @@ def test_headers_are_those_of_the_head(
         ),
     ],
 )
-def test_what_is_not_http_or_has_no_certain_end_is_refused(data: bytes) -> None:
-    """Other protocols, damaged heads, two lengths, unknown codings, bodies of interim responses."""
+def test_invalid_or_ambiguous_response_is_refused(data: bytes) -> None:
+    """Other protocols, damaged heads, two lengths and unknown codings raise BadAnswerError."""
     with pytest.raises(BadAnswerError):
         parse(data)
 
@@ -299,7 +293,7 @@ def test_what_is_not_http_or_has_no_certain_end_is_refused(data: bytes) -> None:
     ],
 )
 def test_a_head_has_64_kib_at_most(data: bytes, *, is_refused: bool) -> None:
-    """Headers and interim responses count, the body does not."""
+    """A head, with interim responses, of more than 64 KiB is refused; a body may be longer."""
     with pytest.raises(BadAnswerError, match="longer than") if is_refused else nullcontext():
         assert parse(*(data[i : i + 1000] for i in range(0, len(data), 1000))).has_head
 
@@ -313,19 +307,19 @@ LARGE = bytes(range(256)) * (20 * MIB // 256)
 
 
 async def collect(response: Response) -> bytes:
-    """Read piece by piece."""
+    """Read a response piece by piece."""
     return b"".join([piece async for piece in response.pieces()])
 
 
 async def held_up(response: Response) -> int:
-    """Wait until no more is taken in, and tell how much of the body lies here."""
+    """Wait until no more is received, and return how much of the body was."""
     await until(lambda: response._nbytes > MIB // 2)
     await asyncio.sleep(0.05)
     return response._nbytes
 
 
-async def test_an_eager_request_ends_with_the_body(serve: Serve, client: HttpClient) -> None:
-    """Then reading need not wait; of a large one it ends with the first 512 KiB."""
+async def test_eager_request_reads_the_body(serve: Serve, client: HttpClient) -> None:
+    """An eager request returns when its body has arrived, or the first 512 KiB of a large one."""
     go_on, body = asyncio.Event(), LARGE[:MIB]
     data = answer(body)
     small: list[Step] = [Do.READ, HEAD, 0.01, b"he", 0.01, b"llo"]
@@ -351,10 +345,10 @@ async def test_an_eager_request_ends_with_the_body(serve: Serve, client: HttpCli
     ],
 )
 @pytest.mark.parametrize("read", [Response.read, collect])
-async def test_a_body_has_an_end(
+async def test_body_is_read_whole_and_in_pieces(
     serve: Serve, client: HttpClient, steps: list[Step], read: Read
 ) -> None:
-    """However a server tells the end, whole and in pieces the body is the same."""
+    """A body with a length, with chunks or until the close is the same whole and in pieces."""
     server = await serve([Do.READ, *steps])
 
     assert await read(await client.send("GET", server.target())) == b"hello"
@@ -364,7 +358,7 @@ async def test_a_body_has_an_end(
     "data", [answer(b""), b"HTTP/1.1 304 Not Modified\r\n\r\n", CHUNKED + b"0\r\n\r\n"]
 )
 async def test_an_empty_body_has_no_pieces(serve: Serve, client: HttpClient, data: bytes) -> None:
-    """There are no empty pieces either."""
+    """An empty body has no pieces."""
     server = await serve([Do.READ, data])
     response = await client.send("GET", server.target())
 
@@ -383,22 +377,22 @@ async def test_an_empty_body_has_no_pieces(serve: Serve, client: HttpClient, dat
     ],
 )
 @pytest.mark.parametrize("read", [Response.read, collect])
-async def test_a_body_that_is_cut_off_raises(
+async def test_truncated_body_raises(
     serve: Serve,
     client: HttpClient,
     transport: ssl.SSLContext | None,
     steps: list[Step],
     read: Read,
 ) -> None:
-    """Half a body is never taken for a whole one; a proper end of TLS is no end of the body."""
+    """A body that is cut off raises CutOffError, with TLS too."""
     server = await serve([Do.READ, *steps], tls=transport)
     response = await client.send("GET", server.target())
     with pytest.raises(CutOffError):
         await read(response)
 
 
-async def test_a_damaged_body_raises_where_it_is_read(serve: Serve, client: HttpClient) -> None:
-    """The head is good, the connection is not."""
+async def test_damaged_body_raises_when_read(serve: Serve, client: HttpClient) -> None:
+    """A damaged body raises BadAnswerError when it is read, and closes the connection."""
     server = await serve([Do.READ, CHUNKED, b"no chunk\r\n"])
     response = await client.send("GET", server.target(), is_eager=True)
     with pytest.raises(BadAnswerError):
@@ -407,8 +401,8 @@ async def test_a_damaged_body_raises_where_it_is_read(serve: Serve, client: Http
     await until(lambda: not server.open)
 
 
-async def test_a_server_has_its_full_time_after_it_was_held_up(serve: Serve) -> None:
-    """The time that a reader was busy is not the server's."""
+async def test_timeout_does_not_count_the_readers_pause(serve: Serve) -> None:
+    """The time in which a reader does not read is not part of the server's timeout."""
     go_on, data = asyncio.Event(), answer(LARGE[:MIB])
     server = await serve([Do.READ, data[: 600 * 1024], go_on, 0.4, data[600 * 1024 :]])
     async with aclosing(HttpClient(connections=1, silence_s=2)) as client:
@@ -419,10 +413,8 @@ async def test_a_server_has_its_full_time_after_it_was_held_up(serve: Serve) -> 
         assert await response.read() == LARGE[:MIB]
 
 
-async def test_a_server_may_fall_silent_after_it_was_held_up(
-    serve: Serve, hasty: HttpClient
-) -> None:
-    """Waiting for the rest ends as any waiting does."""
+async def test_silence_after_a_readers_pause_is_a_timeout(serve: Serve, hasty: HttpClient) -> None:
+    """A server that is silent after a reader's pause raises TimeoutError."""
     server = await serve([Do.READ, answer(LARGE)[: 2 * MIB]])
     response = await hasty.send("GET", server.target())
     await held_up(response)
@@ -431,10 +423,10 @@ async def test_a_server_may_fall_silent_after_it_was_held_up(
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-async def test_an_unread_body_stays_with_the_server(
+async def test_unread_body_is_not_buffered(
     serve: Serve, client: HttpClient, transport: ssl.SSLContext | None, *, is_begun: bool
 ) -> None:
-    """A busy reader holds up the server instead of filling the memory, and loses nothing."""
+    """An unread large body is not received beyond 1.5 MiB, and nothing of it is lost."""
     server = await serve([Do.READ, answer(LARGE), Do.READ, answer()], tls=transport)
     response = await client.send("GET", server.target())
     first = await anext(response.pieces()) if is_begun else b""
@@ -446,8 +438,8 @@ async def test_an_unread_body_stays_with_the_server(
     assert server.connections == 1
 
 
-async def test_pieces_before_the_cut_are_passed_on(serve: Serve, client: HttpClient) -> None:
-    """The cut is raised behind them, each time that the body is read."""
+async def test_pieces_before_a_truncation_are_returned(serve: Serve, client: HttpClient) -> None:
+    """The pieces before a truncation are returned, and each later read raises CutOffError."""
     server = await serve([Do.READ, HEAD, b"he", Do.CLOSE])
     response = await client.send("GET", server.target(), is_eager=True)
     pieces = response.pieces()
@@ -459,8 +451,8 @@ async def test_pieces_before_the_cut_are_passed_on(serve: Serve, client: HttpCli
             await read
 
 
-async def test_pieces_are_passed_on_as_they_arrive(serve: Serve, client: HttpClient) -> None:
-    """None waits for the next one, and none is read again."""
+async def test_pieces_are_returned_as_they_arrive(serve: Serve, client: HttpClient) -> None:
+    """A piece is returned when it arrives, and once."""
     go_on = asyncio.Event()
     server = await serve([Do.READ, HEAD, b"he", go_on, b"llo"])
     response = await client.send("GET", server.target())

@@ -1,4 +1,4 @@
-"""URLs become what a request needs, or are refused without being repeated."""
+"""Targets of requests: URLs that are parsed, redirected or refused."""
 
 import re
 from urllib.parse import quote
@@ -30,10 +30,10 @@ URLS = st.builds("{}{}".format, st.sampled_from(["", "http://", "https://h", "//
         ("https://[2001:db8::1]:8443/", ("https", "2001:db8::1", 8443), "[2001:db8::1]:8443", "/"),
     ],
 )
-def test_a_url_becomes_a_request(
+def test_url_is_parsed_into_a_request(
     url: str, origin: tuple[str, str, int], host: str, path: str
 ) -> None:
-    """Path, query and ``Host`` are as in the URL, which signatures cover; no fragment is sent."""
+    """Path, query and ``Host`` of a request are those of the URL; the fragment is not sent."""
     target = Target(url)
 
     assert target.origin == Origin(*origin)
@@ -80,16 +80,16 @@ UNFIT = (
         "",
     ],
 )
-def test_what_cannot_be_asked_is_refused_without_being_repeated(url: str) -> None:
-    """A text that is no URL of a server raises, and the error does not tell what it was."""
+def test_invalid_url_is_refused(url: str) -> None:
+    """An invalid URL raises BadUrlError, which does not contain the URL."""
     with pytest.raises(BadUrlError) as raised:
         Target(url)
 
     assert SECRET not in repr(raised.value)
 
 
-def test_a_target_does_not_show_its_url() -> None:
-    """What a log or a traceback shows of a target holds no signature."""
+def test_target_hides_its_url() -> None:
+    """The repr and str of a target do not contain its signature."""
     target = Target(f"http://h/a?X-Amz-Signature={SECRET}")
 
     assert SECRET not in f"{target!r} {target!s}"
@@ -113,39 +113,39 @@ def test_a_target_does_not_show_its_url() -> None:
         ("/c\r\nX-Injected: 1", "http://h:81/c%0D%0AX-Injected:%201"),
     ],
 )
-def test_a_redirect_leads_where_it_says(location: str, url: str) -> None:
-    """Any reference is taken, from the URL that was asked; what is not allowed there is quoted."""
+def test_redirect_is_resolved(location: str, url: str) -> None:
+    """A redirect is resolved against the requested URL, and characters not allowed are quoted."""
     found, expected = Target("http://h:81/a/b?x=y").redirected(location), Target(url)
 
     assert (found.origin, found.head) == (expected.origin, expected.head)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="%?#/."), min_size=1))
-def test_a_redirect_to_raw_utf_8_is_one_to_its_quoted_form(name: str) -> None:
-    """The bytes of a header, which arrive as Latin-1, are quoted as the bytes they are."""
+def test_redirect_to_raw_utf_8_is_quoted(name: str) -> None:
+    """Raw UTF-8 in a redirect is percent-encoded."""
     found = Target("http://h/a").redirected(f"/b/{name.encode().decode('latin-1')}.bin")
 
     path = f"/b/{quote(name, safe="!$&'()*+,:;=@[]~")}.bin"
     assert found.head.startswith(f"{path} ".encode())
 
 
-def test_a_redirect_starts_from_the_one_before() -> None:
-    """A relative reference stays on the server, and under TLS."""
+def test_second_redirect_is_resolved_against_the_first() -> None:
+    """A second redirect is resolved against the first."""
     found = Target("http://h/a/b").redirected("https://other/c/d").redirected("e")
 
     assert (found.origin, found.path) == (Origin("https", "other", 443), "/c/e")
 
 
 @pytest.mark.parametrize("location", ["http://h/b", "http://h:443/b", "HTTP://other/b"])
-def test_a_redirect_never_leads_away_from_tls(location: str) -> None:
-    """Nobody on the way may learn what was asked under TLS."""
+def test_redirect_away_from_tls_is_refused(location: str) -> None:
+    """A redirect from https to http raises BadUrlError."""
     with pytest.raises(BadUrlError, match="away from TLS"):
         Target("https://h/a").redirected(location)
 
 
 @pytest.mark.parametrize("location", [f"mailto:{SECRET}", f"http://h/{SECRET}\N{SNOWMAN}", *UNFIT])
-def test_a_redirect_to_no_proper_url_is_refused_without_being_repeated(location: str) -> None:
-    """Where a server leads may hold a signature as well, and no header can hold a snowman."""
+def test_invalid_redirect_is_refused(location: str) -> None:
+    """An invalid redirect raises BadUrlError, which does not contain its location."""
     with pytest.raises(BadUrlError) as raised:
         Target("http://h/a").redirected(location)
 
@@ -154,7 +154,7 @@ def test_a_redirect_to_no_proper_url_is_refused_without_being_repeated(location:
 
 @given(URLS, st.booleans())
 def test_any_text_is_a_target_or_refused(url: str, is_redirect: bool) -> None:  # noqa: FBT001
-    """Whatever is accepted, of a server too, makes one well-formed head; nothing else is raised."""
+    """Any text is a target with one well-formed head, or raises BadUrlError."""
     try:
         target = Target("http://h/a/b").redirected(url) if is_redirect else Target(url)
     except BadUrlError:

@@ -36,9 +36,7 @@ def statuses(received: bytes) -> list[int]:
 
 
 def flood(url: str, pieces: Iterable[bytes]) -> tuple[int, bytes]:
-    """Send *pieces* until the peer closes; return the count of bytes sent, and the bytes
-    received.
-    """
+    """Send *pieces* until the peer closes; return the bytes' count and the response."""
     taken, received = 0, b""
     with connect(url) as connection:
         with suppress(ConnectionError):

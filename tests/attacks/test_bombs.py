@@ -154,9 +154,7 @@ def test_decompression_bomb_in_a_body_is_refused(
 def test_decompression_bomb_in_a_session_file_is_damage(
     client: httpx.Client, folder: Path, sessions: list[bytes]
 ) -> None:
-    """Reading a session whose file decompresses beyond the limit fails with a 424 that names the
-    file.
-    """
+    """A session whose file decompresses beyond the limit fails with a 424 that names the file."""
     client.post("/api/datasets", json={"name": "repo"})
     session_id = client.post("/api/datasets/repo/sessions").json()["session_id"]
     stored = folder / "repo" / "sessions" / f"{session_id}.session"

@@ -62,9 +62,7 @@ def many_files() -> Generator[int]:
 
 
 def test_thousands_of_idle_connections_take_little_memory(gateway: Gateway) -> None:
-    """Thousands of idle connections take less than 16 KiB each, and new requests are answered with
-    200 within 2 s.
-    """
+    """Thousands of idle connections take less than 16 KiB each and delay no new request."""
     url = gateway.url
     assert httpx.get(f"{url}/data/there").is_success
     before = gateway.resident_nbytes
@@ -81,9 +79,7 @@ def test_thousands_of_idle_connections_take_little_memory(gateway: Gateway) -> N
 
 
 def test_longest_idle_connection_gives_way_to_a_new_one(gateway: Gateway) -> None:
-    """When file descriptors run out, the longest idle connection is closed to make room for a new
-    one.
-    """
+    """When file descriptors run out, a new connection closes the longest idle one."""
     url = gateway.url
     resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with idle(url, FEW_FILES * 3 // 4) as opened:
@@ -98,9 +94,7 @@ def test_longest_idle_connection_gives_way_to_a_new_one(gateway: Gateway) -> Non
 
 
 def test_connection_is_refused_with_503_when_none_is_idle(gateway: Gateway) -> None:
-    """When file descriptors run out and no connection is idle, a new connection is answered with
-    503 and Retry-After.
-    """
+    """When file descriptors run out and no connection is idle, a new one gets 503."""
     url = gateway.url
     resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with idle(url, FEW_FILES * 3 // 4, LAST[:-2]) as first:
@@ -114,9 +108,7 @@ def test_connection_is_refused_with_503_when_none_is_idle(gateway: Gateway) -> N
 
 
 def test_concurrent_bodies_take_bounded_memory(tmp_path: Path) -> None:
-    """Concurrent PUTs above the limit of bytes in flight get 503, and memory stays within this
-    limit plus three bodies.
-    """
+    """Concurrent PUTs beyond the limit of bytes in flight get 503 and take bounded memory."""
     allowed = {"SHARDGATE_LIMITS__IN_FLIGHT_BYTES": str(IN_FLIGHT)}
     with forked(of_dataset(str(tmp_path)) | allowed) as running:
         before = running.resident_nbytes
@@ -224,9 +216,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize(("first", "piece"), ENDLESS.values(), ids=ENDLESS)
 def test_endless_request_is_cut_off(url: str, first: bytes, piece: bytes) -> None:
-    """A connection that sends an endless request is closed before 8 MiB, with no statuses other
-    than 200 and 431.
-    """
+    """An endless request is cut off before 8 MiB, with 431 as its only error status."""
     pieces = itertools.repeat(piece, MOST_BYTES // len(piece))
     taken, received = flood(url, itertools.chain([first], pieces))
 
@@ -245,9 +235,7 @@ def test_endless_request_is_cut_off(url: str, first: bytes, piece: bytes) -> Non
 def test_head_above_the_limits_is_refused_with_431(
     url: str, allowed: bytes, refused: bytes
 ) -> None:
-    """A request head with too many bytes or headers is answered with 431; one within the limits
-    with 200.
-    """
+    """A head with too many bytes or headers gets 431; one within the limits gets 200."""
     for headers, status in ((allowed, 200), (refused, 431)):
         request = GET + b"Connection: close\r\n" + headers + b"\r\n"
         assert statuses(exchange(url, request)) == [status]
@@ -273,9 +261,7 @@ PUT = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
     "before", [GET, GET + b"\r\n" + GET, LISTING + GET, PUT], ids=["first", "next", "slow", "body"]
 )
 def test_head_or_body_sent_byte_by_byte_times_out_with_408(url: str, before: bytes) -> None:
-    """A head or a body that arrives byte by byte is answered with 408 after the timeout, and
-    nothing is stored.
-    """
+    """A head or a body sent byte by byte gets 408 after the timeout; nothing is stored."""
     began_at, received = time.monotonic(), b""
     with connect(url) as connection:
         connection.sendall(before)
@@ -293,9 +279,7 @@ def test_head_or_body_sent_byte_by_byte_times_out_with_408(url: str, before: byt
 def test_head_on_a_kept_connection_has_its_own_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An incomplete head on a kept-alive connection is answered with 408; the idle time before it
-    does not count.
-    """
+    """An incomplete head gets 408 after its own timeout, not after the one of idle connections."""
     monkeypatch.setattr("shardgate.http.protocol.HEAD_S", SOON_S / 3)
     settings = Settings(
         server=ServerSettings(keep_alive_s=60), datasets={"any": DatasetSettings(url=str(tmp_path))}
@@ -312,9 +296,7 @@ def test_head_on_a_kept_connection_has_its_own_timeout(
 
 @pytest.mark.parametrize("path", ["/api/nothing", "/healthz", "/any/there"])
 def test_connection_is_closed_while_an_unread_body_keeps_arriving(url: str, path: str) -> None:
-    """A connection whose request is already answered is closed although its body keeps arriving
-    slowly.
-    """
+    """A connection is closed after its response although the unread body keeps arriving."""
     method = "GET" if path == "/any/there" else "POST"
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
     with connect(url) as connection:

@@ -154,9 +154,7 @@ def place(path: Path, data: bytes) -> None:
 def test_invalid_metadata_fails_with_424_and_names_the_object(
     client: httpx.Client, key: str
 ) -> None:
-    """Requests for invalid metadata, and for chunks below it, fail within 5 s with a 424 that names
-    the object.
-    """
+    """Invalid metadata, and chunks below it, fail within 5 s with a 424 that names it."""
     began_at = time.process_time()
     answer = client.get(f"/any/{key}")
 
@@ -169,9 +167,7 @@ def test_invalid_metadata_fails_with_424_and_names_the_object(
 def test_arrays_with_unknown_metadata_are_served_as_stored(
     client: httpx.Client, folder: Path, name: str
 ) -> None:
-    """An array with metadata that is valid JSON but not understood is served as stored, document
-    and objects.
-    """
+    """An array whose valid JSON metadata is not understood is served as stored."""
     place(folder / name / "c/0/0", b"a shard, perhaps")
 
     assert client.get(f"/any/{name}/zarr.json").content == NOT_UNDERSTOOD[name]
@@ -199,9 +195,7 @@ def test_unusual_valid_metadata_is_served(client: httpx.Client, name: str) -> No
 def test_climbing_name_in_an_info_reaches_no_other_folder(
     client: httpx.Client, number: int
 ) -> None:
-    """An ``info`` whose names climb out of the dataset is served; requests by these names fail with
-    400, 404 or 431.
-    """
+    """Names in an ``info`` that climb out of the dataset lead to 400, 404 or 431."""
     for kind, key in (("scale", "0-32_0-32_0-32"), ("mesh", "1")):
         name = (CLIMBING + UNSPEAKABLE)[number]
         assert client.get(f"/any/{kind}{number}/info").status_code == 200
@@ -236,9 +230,7 @@ def writable(folder: Path) -> Settings:
 
 
 def test_damaged_node_of_a_session_fails_with_424(tmp_path: Path) -> None:
-    """Reads, writes and listings of a session with a damaged node fail with a 424 that names the
-    session's file; another session stays readable.
-    """
+    """All access to a session with a damaged node fails with a 424 that names the session."""
     settings = writable(tmp_path)
     with client_of(settings) as client:
         client.post("/api/datasets", json={"name": "data"})
@@ -263,9 +255,7 @@ def test_damaged_node_of_a_session_fails_with_424(tmp_path: Path) -> None:
 
 
 def test_session_at_a_damaged_branch_is_refused_with_424(tmp_path: Path) -> None:
-    """Beginning a session at a branch whose snapshot is not listed fails with a 424 that names
-    `repo`.
-    """
+    """A session at a branch whose snapshot is not listed fails with a 424 that names `repo`."""
     (tmp_path / "repo").write_bytes(Repo(branches=[ref("main", 9)]).file())
     with client_of(writable(tmp_path)) as client:
         answer = client.post("/api/datasets/data/sessions")

@@ -180,9 +180,7 @@ def change_at_random(service: Service, examples: int) -> None:
 def test_changed_container_is_served_without_an_internal_error(
     service: Service, examples: int
 ) -> None:
-    """Requests for a container with a randomly changed object get a documented status within 5 s,
-    and memory stays bounded.
-    """
+    """Requests for randomly changed objects get documented statuses, in bounded time and memory."""
     with peak_growth() as growth:
         change_at_random(service, examples)
 

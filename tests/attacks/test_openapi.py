@@ -61,9 +61,7 @@ def play(url: str, operation: Any, examples: int, dataset: str) -> None:
 def test_responses_for_a_repository_conform_to_the_openapi_document(
     url: str, examples: int
 ) -> None:
-    """Responses of every route to generated requests for a repository conform to the OpenAPI
-    document.
-    """
+    """Every route's responses for a repository conform to the OpenAPI document."""
     found = operations(url)
 
     assert len(found) > 15
@@ -72,8 +70,6 @@ def test_responses_for_a_repository_conform_to_the_openapi_document(
 
 
 def test_responses_for_an_empty_dataset_conform_to_the_openapi_document(url: str) -> None:
-    """Responses of every route to generated requests for an empty dataset conform to the OpenAPI
-    document.
-    """
+    """Every route's responses for an empty dataset conform to the OpenAPI document."""
     for operation in operations(url):
         play(url, operation, 2, "empty")

@@ -89,17 +89,13 @@ def url(urls: list[str]) -> str:
 
 @pytest.mark.parametrize("request_bytes", UNCLEAR.values(), ids=UNCLEAR)
 def test_ambiguous_request_ends_the_connection(url: str, request_bytes: bytes) -> None:
-    """An ambiguous or malformed request is answered with 400 or 411 only, stores nothing, and
-    nothing behind it is read.
-    """
+    """An ambiguous request gets 400 or 411; it stores nothing, and nothing behind it is read."""
     assert statuses(exchange(url, request_bytes + LAST)) in ([400], [411])
     assert httpx.get(f"{url}/any/k").status_code == 404
 
 
 def test_malformed_chunked_body_of_a_get_ends_the_connection(url: str) -> None:
-    """A GET with a malformed chunked body gets a single response, 200 or 400, and nothing behind it
-    is read.
-    """
+    """A GET with a malformed chunked body gets one response, and nothing behind it is read."""
     httpx.get(f"{url}/any/there")
     received = exchange(url, GET + CHUNKED + b"\r\nzz\r\n" + LAST)
 
@@ -119,9 +115,7 @@ def test_body_of_a_get_is_skipped(url: str, body: bytes) -> None:
 def test_body_of_a_refused_put_is_not_the_next_request(
     url: str, path: bytes, length: bytes
 ) -> None:
-    """A refused PUT gets one response with `Connection: close`; its body is never read as a
-    request.
-    """
+    """The body of a refused PUT is not read as a request; the connection is closed."""
     head = b"PUT %s HTTP/1.1\r\nHost: localhost\r\n" % path + length % len(LAST)
     for pieces in ([head + LAST + b"\r\n0\r\n\r\n" + LAST], [head, LAST, LAST]):
         received = exchange(url, *pieces)
@@ -150,9 +144,7 @@ def test_trailers_are_ignored(url: str) -> None:
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
 def test_upgrade_is_ignored(url: str, protocol: bytes) -> None:
-    """A request to upgrade to h2c or websocket is answered in HTTP/1.1, and so are the requests
-    behind it.
-    """
+    """A request to upgrade to h2c or websocket, and those behind it, are answered in HTTP/1.1."""
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n\r\n" % protocol
     answers = statuses(exchange(url, GET + upgrade + GET + upgrade, GET + b"\r\n" + LAST))
 
@@ -180,9 +172,7 @@ def test_request_before_a_malformed_one_is_answered(url: str) -> None:
 
 
 def test_connection_half_closed_within_a_head_is_closed(url: str) -> None:
-    """A connection whose client closes its sending side within a head is closed without a
-    response.
-    """
+    """A connection half-closed by its client within a head is closed without a response."""
     httpx.get(f"{url}/any/there")
     with connect(url) as connection:
         connection.sendall(GET + b"\r\n")
@@ -262,9 +252,7 @@ def test_headers_of_the_store_are_not_passed_on(faulty: FaultyServer) -> None:
 def test_cors_never_allows_credentials_of_a_browser(
     urls: list[str], path: str, origin: str
 ) -> None:
-    """CORS headers never allow credentials or cookies; the allowed origin is ``*`` or the
-    configured one.
-    """
+    """CORS headers allow ``*`` or the configured origin, and never credentials or cookies."""
     headers = {"origin": origin, "access-control-request-method": "PUT"}
     headers["access-control-request-headers"] = "cookie"
     for url, allowed in zip(urls, ("*", "https://a.example"), strict=True):

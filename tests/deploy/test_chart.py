@@ -156,9 +156,7 @@ def test_gateway_gets_all_of_its_host_names(
 def test_images_have_the_tested_version_or_the_given_digest(
     plain: Rendered, everything: Rendered
 ) -> None:
-    """The image of nginx has the tested version; a digest replaces the tag of the
-    service's image.
-    """
+    """The image of nginx has the tested version; a digest replaces the tag of our own image."""
     (nginx,) = plain.pods()[BALANCER[1]]["containers"]
     assert nginx["image"] == f"nginx:{NGINX_VERSION}"
     for name in (GATEWAY[1], "demo-shardgate-test"):

@@ -1,4 +1,4 @@
-"""Meshes, skeletons and annotations as their real writers leave them."""
+"""Meshes, skeletons and annotations written by real libraries."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ RESHARDED: Final = {
 
 
 def labels() -> Values:
-    """Make a ball and two boxes, in one of which a mesh has one level of detail only."""
+    """Return a ball and two boxes, one of which has a mesh with a single level of detail."""
     x, y, z = np.mgrid[:EDGE, :EDGE, :EDGE]
     values = np.zeros((EDGE, EDGE, EDGE, 1), "u8")
     values[(x - 10) ** 2 + (y - 10) ** 2 + (z - 20) ** 2 < 64] = IDS[0]
@@ -126,9 +126,9 @@ def _write_properties(path: Path) -> None:
 
 
 def compress_manifests(path: Path, target: Path) -> None:
-    """Write the meshes of *path* again, by cloud-volume, with their manifests in gzip.
+    """Write the meshes of *path* again by cloud-volume, with gzip-compressed manifests.
 
-    As the mesh documents say, the fragments before a manifest are not compressed with it.
+    By the specification, the fragments before a manifest are not compressed with it.
     """
     shutil.copytree(path, target)
     meshes = {segment: mesh_parts(path, segment) for segment in IDS}

@@ -1,4 +1,4 @@
-"""Sharded precomputed containers, written after the documents."""
+"""Sharded precomputed containers, encoded from the specification."""
 
 import json
 import re
@@ -133,7 +133,7 @@ def build_annotations(chunks: Mapping[str, bytes], *, sharding: Sharding) -> dic
 
 
 _CELLS = {"0_0_0": 0, "1_0_0": 1, "0_0_1": 2, "1_0_2": 5}
-"""Of a grid of 2 x 1 x 3: a bit of x, one of z, another of z."""
+"""Cells of a grid of 2 x 1 x 3: one bit of x, two of z."""
 
 
 def _below(

@@ -1,4 +1,4 @@
-"""Shards of ``neuroglancer_uint64_sharded_v1``, written, watched and rewritten with `struct`."""
+"""Shards of ``neuroglancer_uint64_sharded_v1``, encoded and decoded with `struct`."""
 
 import json
 import struct
@@ -25,7 +25,7 @@ RAW_SHARDING: Sharding = {
     "data_encoding": "raw",
 }
 SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
-"""Of one minishard in one shard."""
+"""Sharding with one minishard in one shard."""
 
 
 def murmur(number: int) -> int:

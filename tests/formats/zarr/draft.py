@@ -1,14 +1,4 @@
-"""Hierarchies with the storage transformer, written with `struct` after the drafts of 2022.
-
-zarr-python 2.14 to 2.18 wrote them too, with ``ZARR_V3_EXPERIMENTAL_API=1`` and
-``ZARR_V3_SHARDING=1`` in the environment, numpy below 2 and pytest beside it::
-
-    zarr.create(shape, chunks=…, zarr_version=3, path=…, dimension_separator="/",
-                storage_transformers=[ShardingStorageTransformer("indexed", chunks_per_shard=…)],
-                store=zarr._storage.v3.DirectoryStoreV3(folder))
-
-Where its spelling differs from the draft, see `BY_ZARR_PYTHON` and the cases named after it.
-"""
+"""Hierarchies with the storage transformer, encoded with `struct` from the drafts of 2022."""
 
 import itertools
 import json

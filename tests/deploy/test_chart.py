@@ -393,7 +393,7 @@ def test_network_policy_admits_the_clients_of_the_values(
 
 
 def test_ipv6_makes_nginx_and_gateways_listen_on_ipv6(plain: Rendered, direct: Rendered) -> None:
-    """With `ipv6`, nginx listens on IPv6 too, and gateways listen on `::`."""
+    """The value `ipv6` makes nginx listen on IPv6 too, and gateways on `::`."""
     expected = ((plain, ["8080"], None), (direct, ["8443", "[::]:8443"], "::"))
     for rendered, listens, host in expected:
         site = rendered.resources["ConfigMap", BALANCER[1]]["data"]["site.conf"]

@@ -250,7 +250,7 @@ def test_images_have_the_versions_of_the_project_and_of_tests() -> None:
 
 
 def test_only_the_balancer_publishes_a_port() -> None:
-    """Only the balancer publishes a port, and on the loopback interface only."""
+    """The balancer publishes a port on the loopback interface, and no other service any."""
     ports = {name: service["ports"] for name, service in services().items() if "ports" in service}
 
     assert ports == {"balancer": ["127.0.0.1:8443:8443"]}

@@ -265,7 +265,7 @@ def test_image_has_no_build_tools(built: Image, tool: str) -> None:
 @soak
 @pytest.mark.parametrize("module", ["pip", "ensurepip"])
 def test_python_of_the_image_has_no_installer(built: Image, array: Path, module: str) -> None:
-    """Neither Python of the image can import pip or ensurepip."""
+    """Both Pythons of the image fail to import pip and ensurepip."""
     for python in ("/venv/bin/python", "/usr/local/bin/python3"):
         assert built.run([python, "-c", "import sys"], array) == 0
         assert built.run([python, "-c", f"import {module}"], array) == 1

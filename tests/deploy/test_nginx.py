@@ -301,7 +301,7 @@ def test_operator_paths_are_not_forwarded(site: Site, target: str) -> None:
 
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_tokens_and_signatures_are_not_logged(site: Site, *, is_answered: bool) -> None:
-    """Neither the access log nor the error log contains a token or a signature."""
+    """No token or signature appears in the access log or the error log."""
     site.change(answers=is_answered)
     before = site.nginx.logged_so_far()
     targets = [

@@ -179,7 +179,7 @@ _OF_REPOSITORIES = {"api_repositories.py", "api_sessions.py", "repositories.py"}
 
 
 def test_formats_are_imported_by_their_own_modules_only() -> None:
-    """Only the composition root and modules of a format import that format.
+    """A format is imported by its own modules and by the composition root only.
 
     An exception is `formats.icechunk.keys`, which recognizes keys of sessions.
     """

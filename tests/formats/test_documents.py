@@ -184,7 +184,7 @@ async def test_directory_without_a_recognized_marker_is_no_container(marker: byt
 
 @pytest.mark.parametrize("marker", [b"{}", b"[]", b"no JSON", b"\x7b\x22"])
 async def test_unknown_marker_of_a_named_format_is_damage(marker: bytes) -> None:
-    """With a named format an unknown marker is damage, and an error page proves no absence."""
+    """An unknown marker of a named format is damage, and an error page is no absence."""
     with pytest.raises(DamagedError, match="marker"):
         await _Case(marker).open(is_named=True)
 

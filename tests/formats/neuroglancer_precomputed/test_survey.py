@@ -108,7 +108,7 @@ def test_other_name_is_no_shard(shard_bits: int, name: str) -> None:
 
 
 def test_shards_are_named_below_the_path_of_their_part() -> None:
-    """Only names directly below the path of a part name its shards."""
+    """Names directly below the path of a part name its shards, and no others."""
     shards = _of(volume_info(RAW_SHARDING))
 
     assert shards.prefix == "s0/"

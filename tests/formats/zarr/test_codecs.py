@@ -166,7 +166,7 @@ def test_invalid_shape_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("codecs", [None, {}, "sharding_indexed", [], [None], [{}], [LITTLE, 3]])
 def test_codecs_without_sharding_do_not_shard(codecs: Any) -> None:
-    """Only a list that contains the sharding codec shards; malformed codecs raise nothing."""
+    """A chain without the sharding codec, even a malformed one, does not shard."""
     assert not has_sharding(codecs)
 
 

@@ -29,7 +29,7 @@ from tests.formats.test_conformance import CASES
 from tests.support.sessions import GROUP, array_document
 
 ANSWERS: Final = {200, 201, 204, 206, 307, 400, 403, 404, 405, 409, 412, 415, 423, 424, 503}
-"""Not 500; nor 504, for nothing here is slow."""
+"""Documented statuses without 500, and without 504, since no store here is slow."""
 PLAIN: Final = {"accept-encoding": "identity"}
 """Makes the service decompress stored gzip chunks."""
 MOST_S: Final = 5

@@ -152,7 +152,7 @@ def _shapes() -> Iterator[Case]:
 
 
 def _with_holes(dtype: str, fill: Any) -> Values:
-    """Leave one shard of 4x4 empty, and in another one of 2x2 all but one inner chunk."""
+    """Return values with one empty shard of 4x4, and another with a single chunk of 2x2."""
     values = np.full((8, 8), fill, dtype)
     values[:4, :4] = counted((4, 4), "u1").astype(dtype)
     values[4:6, 6:] = values[0, 0]
@@ -205,7 +205,7 @@ def _stranger(document: Json) -> Json:
 
 
 def _silent(document: Json) -> Json:
-    """Leave out what has a default."""
+    """Remove members that have defaults."""
     del document["codecs"][0]["configuration"]["index_location"]
     document.pop("attributes")
     document.pop("storage_transformers")

@@ -266,7 +266,7 @@ def mirror(client: str, url: str, source: str | Path, target: str | Path) -> Non
     """Run *client* from *source* to *target*, of which a string names a bucket and prefix."""
     command = {
         "aws": [need("aws"), "--endpoint-url", url, "s3", "sync"],
-        # It keeps times in metadata otherwise, which inner chunks have none of.
+        # By default, rclone keeps times in metadata, which inner chunks do not have.
         "rclone": [need("rclone"), "sync", "--update", "--use-server-modtime"],
         "s5cmd": [str(Path(sys.executable).with_name("s5cmd")), "--endpoint-url", url, "sync"],
     }[client]

@@ -54,7 +54,7 @@ BRANCHES: Final = ("main", "dev", "é/1")
 
 @dataclass(frozen=True)
 class Commit:
-    """A snapshot."""
+    """A snapshot of the model."""
 
     tree: Tree
     parent_id: str | None

@@ -204,7 +204,7 @@ def test_reference_to_a_changed_object_fails_with_424(
 
         found, is_first = statuses(referring), data == DATA[::-1]
         assert (found["none"], found["etag"]) == (expected, refused)
-        # One server tells again the first time of later objects.
+        # One server keeps the modification time of the first object.
         assert found["modified"] == refused or (found["modified"] == expected and not is_first)
         assert statuses(referring, "HEAD")["none"] == expected
         assert referring.get("/em/etag/c/0", headers=part).status_code == 424

@@ -115,7 +115,7 @@ def _forge_meshes(url: str, *, sharded: bool) -> None:
 
 
 def _write_properties(path: Path) -> None:
-    """Name the segments, in a document of the kind that is never sharded."""
+    """Write names of the segments, in a kind of document that is never sharded."""
     (path / "properties").mkdir()
     names = {"id": "label", "type": "label", "values": ["ball", "plate", "bar"]}
     properties = {"ids": list(map(str, IDS)), "properties": [names]}
@@ -192,7 +192,7 @@ class Collection:
     grids: Sequence[Cell]
     """The cells of each spatial level."""
     how: Callable[[str], Json | None]
-    """How the folder of that name is sharded; `None` for not at all."""
+    """Sharding of the folder of that name; `None` for no shards."""
 
 
 def _murmur(folder: str) -> Json:
@@ -235,7 +235,7 @@ def write_annotations(collection: Collection, path: Path, twin: Path) -> None:
 
 
 def shard_annotations(twin: Path, path: Path, sharding_of: Callable[[str], Json | None]) -> None:
-    """Put the annotations at *twin* into shards at *path*, but for folders without a sharding."""
+    """Write the annotations at *twin* into shards at *path*, except folders without sharding."""
     info = document(twin)
     path.mkdir(parents=True)
     for part in (info["by_id"], *info["relationships"], *info["spatial"]):

@@ -277,7 +277,7 @@ class _Writer:
         return self._written[id(value)][1]
 
     def _write(self, value: Any) -> int:
-        """Write what a field leads to."""
+        """Write the value of a field."""
         match value:
             case dict():
                 return self._table(value)

@@ -155,13 +155,13 @@ def array(session: icechunk.Session, name: str, shape: Sequence[int], **more: An
 
 
 def stored(folder: Path, snapshot_id: str) -> StoredSnapshot:
-    """Read a snapshot."""
+    """Read and decode a snapshot."""
     data = (folder / "snapshots" / snapshot_id).read_bytes()
     return StoredSnapshotDecoder(read_id(snapshot_id), LIMIT)(data)
 
 
 def logged(folder: Path, snapshot_id: str) -> TransactionLog:
-    """Read the transaction log of a snapshot."""
+    """Read and decode the transaction log of a snapshot."""
     data = (folder / "transactions" / snapshot_id).read_bytes()
     return TransactionLogDecoder(read_id(snapshot_id), LIMIT)(data)
 

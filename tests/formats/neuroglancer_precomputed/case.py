@@ -79,7 +79,7 @@ def annotation_info(sharding: Sharding) -> dict[str, Any]:
 
 
 def encode_manifest(lods: list[list[int]]) -> bytes:
-    """Encode a mesh manifest; of each level of detail the sizes of its fragments are given."""
+    """Encode a mesh manifest with the sizes of the fragments of each level of detail."""
     head = struct.pack("<6fI", 64, 64, 64, 0, 0, 0, len(lods))
     head += struct.pack(f"<{4 * len(lods)}f", *([1.0] * (4 * len(lods))))
     head += struct.pack(f"<{len(lods)}I", *map(len, lods))

@@ -29,7 +29,7 @@ SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits":
 
 
 def murmur(number: int) -> int:
-    """Hash 8 bytes by MurmurHash3_x86_128 with seed 0; the low half of the result."""
+    """Return the low half of MurmurHash3_x86_128 of 8 bytes with seed 0."""
     return mmh3.hash64(number.to_bytes(8, "little"), 0, x64arch=False, signed=False)[0]
 
 

@@ -38,7 +38,7 @@ BY_ZARR_PYTHON: dict[str, Any] = {
         {"configuration": {"chunks_per_shard": [2, 3]}, "extension": SHARDING, "type": "indexed"}
     ],
 }
-"""What zarr-python 2.18.2 wrote, member for member."""
+"""Metadata that zarr-python 2.18.2 wrote, member for member."""
 
 
 encode_index = partial(building.encode_index, crc=False)
@@ -156,7 +156,7 @@ def _case(
 
 
 def _grid(stem: str, separator: str) -> tuple[list[str], list[str]]:
-    """Name chunks of the array of 5 x 7 elements, and what is none."""
+    """Return keys of chunks of the array of 5 x 7 elements, and keys of none."""
     present = ["0/0", "0/1", "1/0", "2/3", "0/3"]
     absent = ["1/1", "2/0", "3/0", "0/4", "0/0/0", "00/0", "0", "", "/0/0", "-1/0"]
 

@@ -169,7 +169,7 @@ def _by_clouds() -> Iterator[Volume]:
     yield Volume("igneous/image", by_igneous, [Scale(VALUES, None)])
     writer: Writer = by_cloudvolume
     for name, index, data in product(HASHES, ENCODINGS, ENCODINGS):
-        # cloud-volume writes one box of chunks per shard: all bits of the grid, or one shard by hash
+        # cloud-volume writes a box of chunks per shard: all bits of the grid, or one shard by hash
         bits = (1, 2, 3) if name == IDENTITY else (1, 2, 0)
         scale = Scale(VALUES, sharding(bits, name, index=index, data=data))
         yield Volume(f"cloudvolume/{name}_index_{index}_data_{data}", writer, [scale])

@@ -121,7 +121,7 @@ def test_every_exposed_metric_is_queried() -> None:
 
 
 def test_every_alert_has_severity_summary_and_description() -> None:
-    """Every alert has a known severity, a summary, and a description of 80 characters or more."""
+    """Every alert has a known severity, a summary, and a description of over 80 characters."""
     for rule in rules():
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert rule["annotations"]["summary"]

@@ -1,4 +1,4 @@
-"""Bytes that somebody has changed, and how much memory it takes to understand them."""
+"""Random changes to documents and binary files, and a measure of peak memory."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ _ODD: Final[list[Any]] = [
     "a\r\nb", "\ud800", "é" * 600, [], {}, [[]], [None], [1, 1], ["gzip"], {"name": "gzip"},
     [[[1, 1, 1]]], "0.0.0", [0, 0, 0], [2**63, 1, 1], {"@type": "x"},
 ]  # fmt: skip
-"""In place of any value of a document."""
+"""Replacements for values of a document."""
 
 
 def at_random(examples: int) -> settings:
@@ -40,7 +40,7 @@ def at_random(examples: int) -> settings:
 
 
 def changes() -> st.SearchStrategy[Change]:
-    """Choose what is done to a document or a table."""
+    """Strategy of changes to a JSON document or a binary table."""
     at = st.floats(0, 1, exclude_max=True)
     bytewise = st.one_of(
         st.builds(partial, st.just(_flip), at, st.integers(0, 7)),
@@ -58,11 +58,11 @@ _PARTS: Final[list[Change]] = [
     lambda part: part * 2,
     lambda part: b"\xff" * len(part),
 ]
-"""Leave a part out, double it, fill it."""
+"""Remove a part, double it, or overwrite it with 0xff."""
 
 
 def _inside(change: Change, data: bytes) -> bytes:
-    """Make *change* to what is compressed, if it is."""
+    """Apply *change* to the decompressed content of *data* if it is zstd or gzip."""
     try:
         if data.startswith(MAGIC):
             return data[:HEADER_NBYTES] + _inside(change, data[HEADER_NBYTES:])
@@ -94,7 +94,7 @@ def _splice(first: float, second: float, change: Change, data: bytes) -> bytes:
 
 
 def _put(number: int, value: Any, data: bytes) -> bytes:
-    """Put *value* in some place of a JSON document; leave all else as it is."""
+    """Replace one value of a JSON document by *value*."""
     try:
         document = json.loads(data)
     except ValueError:
@@ -108,7 +108,7 @@ def _put(number: int, value: Any, data: bytes) -> bytes:
 
 
 def walk(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Name the places in a JSON document: what holds each value, and under which key."""
+    """Yield the container and the key of each value in a JSON document."""
     if not isinstance(value, dict | list):
         return
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -119,7 +119,7 @@ def walk(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def peak_growth() -> Generator[Callable[[], int]]:
-    """Give a function that tells by how many bytes the highest mark has risen since."""
+    """Yield a function that returns by how many bytes the process's peak memory has grown."""
 
     def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""What arrives on a connection, byte for byte."""
+"""Raw bytes sent and received on connections to the service."""
 
 import re
 import socket
@@ -18,7 +18,7 @@ def connect(url: str) -> socket.socket:
 
 
 def heard(connection: socket.socket) -> bytes:
-    """Read until the other side closes."""
+    """Read until the peer closes the connection."""
     received = b""
     with suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -27,17 +27,17 @@ def heard(connection: socket.socket) -> bytes:
 
 
 def exchange(url: str, *pieces: bytes) -> bytes:
-    """Send *pieces* and read until the other side closes."""
+    """Send *pieces* and read until the peer closes the connection."""
     return flood(url, pieces)[1]
 
 
 def statuses(received: bytes) -> list[int]:
-    """Tell the statuses of the answers."""
+    """Return the statuses of all responses in *received*."""
     return [int(status) for status in _STATUS.findall(received)]
 
 
 def flood(url: str, pieces: Iterable[bytes]) -> tuple[int, bytes]:
-    """Send *pieces* until the other side closes; tell how many bytes it took, and said."""
+    """Send *pieces* until the peer closes; return the bytes' count and the response."""
     taken, received = 0, b""
     with connect(url) as connection:
         with suppress(ConnectionError):

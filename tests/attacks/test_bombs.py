@@ -1,6 +1,6 @@
-"""Small bodies and objects that hold much are inflated as far as is allowed, and no further.
+"""Decompression bombs in bodies, sessions and repository files are refused within bounded memory.
 
-What is stored as gzip has tests of its own beside its formats.
+Stored gzip chunks are tested beside their formats.
 """
 
 import gzip
@@ -61,7 +61,7 @@ CHUNK: Final = "s0/-1-2_5-8_0-1"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Store a volume whose chunks are gzip, and leave a place for a repository."""
+    """Store a volume with gzip-compressed chunks and an empty folder for a repository."""
     folder = tmp_path_factory.mktemp("bombs")
     (folder / "repo").mkdir()
     write_files(build({CHUNK: b"123456789"}, sharding=GZIP_DATA), folder / "volume")
@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Generator[httpx.Client]:
-    """Serve both."""
+    """Serve the volume and the repository."""
     datasets = {
         name: DatasetSettings(url=(folder / name).as_uri(), writable=True)
         for name in ("volume", "repo")
@@ -83,7 +83,7 @@ def client(folder: Path) -> Generator[httpx.Client]:
 
 @contextmanager
 def little(most_nbytes: int) -> Generator[None]:
-    """Be sure that little memory is taken."""
+    """Assert that the block allocates less than *most_nbytes* at its peak."""
     tracemalloc.start()
     try:
         yield
@@ -95,14 +95,14 @@ def little(most_nbytes: int) -> Generator[None]:
 
 @pytest.fixture
 def _little() -> Generator[None]:
-    """Be sure of that in a whole test."""
+    """Assert that the whole test allocates less than MOST_BYTES at its peak."""
     with little(MOST_BYTES):
         yield
 
 
 @cache
 def zipped() -> bytes:
-    """Make the first bomb."""
+    """Compress 256 MiB of zeros with gzip."""
     return gzip.compress(HELD, 9, mtime=0)
 
 
@@ -118,29 +118,29 @@ BOMBS: Final[dict[str, tuple[str, Callable[[], bytes]]]] = {
         lambda: zstandard.ZstdCompressor(write_content_size=False).compress(HELD),
     ),
 }
-"""By content coding."""
+"""Content coding and builder of each bomb."""
 
 
 @pytest.fixture(scope="module", params=BOMBS)
 def bomb(request: pytest.FixtureRequest) -> tuple[str, bytes]:
-    """Make each of them, before memory is counted."""
+    """Return the content coding and the bytes of a bomb, made before memory is measured."""
     coding, make = BOMBS[request.param]
     return coding, make()
 
 
 @pytest.fixture(scope="module")
 def sessions() -> list[bytes]:
-    """Make bombs of zstd, which tell their size or not."""
+    """Compress 256 MiB of zeros with zstd, with and without the size in the frame's header."""
     told = (True, False)
     return [zstandard.ZstdCompressor(write_content_size=tells).compress(HELD) for tells in told]
 
 
 @pytest.mark.parametrize("key", [CHUNK, "info", "other"])
 @pytest.mark.usefixtures("_little")
-def test_a_body_that_is_a_bomb_is_refused(
+def test_decompression_bomb_in_a_body_is_refused(
     client: httpx.Client, key: str, bomb: tuple[str, bytes]
 ) -> None:
-    """Whatever it is to become; what was there stays."""
+    """A PUT whose body decompresses beyond the limit gets 400, 413 or 415 in bounded memory."""
     coding, body = bomb
     before = client.get(f"/volume/{key}")
     written = client.put(f"/volume/{key}", content=body, headers={"content-encoding": coding})
@@ -151,10 +151,10 @@ def test_a_body_that_is_a_bomb_is_refused(
 
 
 @pytest.mark.usefixtures("_little")
-def test_a_session_that_is_a_bomb_is_damaged(
+def test_decompression_bomb_in_a_session_file_is_damage(
     client: httpx.Client, folder: Path, sessions: list[bytes]
 ) -> None:
-    """Its object is named, whether it tells its size or not."""
+    """A session whose file decompresses beyond the limit fails with a 424 that names the file."""
     client.post("/api/datasets", json={"name": "repo"})
     session_id = client.post("/api/datasets/repo/sessions").json()["session_id"]
     stored = folder / "repo" / "sessions" / f"{session_id}.session"
@@ -168,7 +168,7 @@ def test_a_session_that_is_a_bomb_is_damaged(
 
 LIMIT: Final = 2**20
 MANY: Final = 200_000
-"""Offsets to one and the same table fill a file of that limit."""
+"""So many offsets to a single table fill a file of LIMIT bytes."""
 DECODERS: Final[dict[str, tuple[int, Callable[[bytes], object]]]] = {
     "repo": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).reader().root(REPO)),
     "snapshots": (REPO_INFO, lambda data: RepoInfoDecoder(LIMIT)(data).snapshots()),
@@ -182,7 +182,7 @@ DECODERS: Final[dict[str, tuple[int, Callable[[bytes], object]]]] = {
 
 
 def frame(window_log: int, blocks: int, declared: int | None = None) -> bytes:
-    """Write a zstd frame whose blocks repeat a zero 2^17 times each."""
+    """Build a zstd frame whose blocks repeat a zero 2^17 times each."""
     sized = 0 if declared is None else 0xC0
     head = struct.pack("<IBB", 0xFD2FB528, sized, (window_log - 10) << 3)
     size = b"" if declared is None else struct.pack("<Q", declared)
@@ -191,7 +191,7 @@ def frame(window_log: int, blocks: int, declared: int | None = None) -> bytes:
 
 
 def snapshot_of(more: dict[int, Any]) -> bytes:
-    """Write a snapshot that has nothing but *more*."""
+    """Build a snapshot that has nothing but *more*."""
     return payload({0: Struct(FIRST), 2: [], 3: U64(1), 4: "", 5: [], **more})
 
 
@@ -224,19 +224,19 @@ FRAMES: Final[dict[str, tuple[bytes, str]]] = {
     "skipped": (struct.pack("<II", 0x184D2A50, 0) * 10**5, "more frames"),
     "blocks": (struct.pack("<IBQ", 0xFD2FB528, 0xE0, 0) + bytes(3 * 10**5), "more blocks"),
 }
-"""Each with what is told of it."""
+"""Each frame, and the expected error message."""
 
 
 def stored(name: str, body: bytes) -> bytes:
-    """Put *body* behind the header of the file that the decoder reads, if it has one."""
+    """Prepend the header of the file kind that the decoder *name* reads, if it has one."""
     kind = DECODERS[name][0]
     return header(kind) + body if kind else body
 
 
 @pytest.mark.parametrize("shape", FRAMES)
 @pytest.mark.parametrize("name", DECODERS)
-def test_no_frame_takes_more_memory_than_a_file_may_have(name: str, shape: str) -> None:
-    """Whatever window and size it declares, and however many frames there are."""
+def test_hostile_zstd_frame_is_refused_in_bounded_memory(name: str, shape: str) -> None:
+    """A zstd frame with a huge window, wrong size or excess of blocks raises DecodeError."""
     body, reason = FRAMES[shape]
     data = stored(name, body)
     with little(3 * LIMIT), pytest.raises(DecodeError, match=reason):
@@ -244,15 +244,15 @@ def test_no_frame_takes_more_memory_than_a_file_may_have(name: str, shape: str) 
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_crowd_of_tables_takes_a_few_times_what_a_file_may_have(name: str) -> None:
-    """They are counted before objects are made of them."""
+def test_excess_of_tables_is_refused_in_bounded_memory(name: str) -> None:
+    """A file with too many tables raises DecodeError within six times the limit of memory."""
     data = stored(name, zstandard.compress(CROWDS[name]()))
     with little(6 * LIMIT), pytest.raises(DecodeError):
         DECODERS[name][1](data)
 
 
-def test_a_document_of_many_values_is_damaged() -> None:
-    """A list of lists takes 27 times its length; its node tells so, and others can be read."""
+def test_node_document_of_many_values_is_damage() -> None:
+    """A node whose metadata is a list of 200,000 lists decodes to a DecodeError of this node."""
     nodes = [{0: Struct(bytes(8)), 1: "/a", 2: CROWDS["session"](), 3: U8(2)}]
     data = header(SNAPSHOT) + zstandard.compress(snapshot_of({2: nodes}))
     with little(6 * LIMIT):

@@ -1,4 +1,4 @@
-"""Connections on which nothing happens, or which never come to an end, hold up nobody else."""
+"""Idle, slow and endless connections do not hold up other clients."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ from tests.support.serving import serving
 
 MANY: Final = 4_000
 OURS: Final = 200
-"""Files that the tests have open besides."""
+"""Files that the tests themselves have open."""
 MOST_BYTES_EACH: Final = 16 * 1024
 FEW_FILES: Final = 200
 IN_FLIGHT: Final = 16 * 2**20
@@ -34,7 +34,7 @@ LAST: Final = b"GET /data/there HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Generator[Gateway]:
-    """Serve a file by a process of its own."""
+    """Serve a file from a separate process."""
     (tmp_path / "there").write_bytes(b"bytes\n")
     with forked(of_dataset(str(tmp_path))) as running:
         yield running
@@ -42,7 +42,7 @@ def gateway(tmp_path: Path) -> Generator[Gateway]:
 
 @contextmanager
 def idle(url: str, count: int, sent: bytes = b"") -> Generator[list[socket.socket]]:
-    """Open connections, and send nothing, or what was *sent*."""
+    """Open *count* connections and send *sent* on each."""
     with ExitStack() as stack:
         opened = [stack.enter_context(connect(url)) for _ in range(count)]
         for each in opened:
@@ -52,7 +52,7 @@ def idle(url: str, count: int, sent: bytes = b"") -> Generator[list[socket.socke
 
 @contextmanager
 def many_files() -> Generator[int]:
-    """Allow this process as many files as it may have."""
+    """Raise this process's limit of open files to its maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -61,8 +61,8 @@ def many_files() -> Generator[int]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_thousands_of_idle_connections_are_nothing(gateway: Gateway) -> None:
-    """The service answers as before, and holds a few KiB for each."""
+def test_thousands_of_idle_connections_take_little_memory(gateway: Gateway) -> None:
+    """Thousands of idle connections take less than 16 KiB each and delay no new request."""
     url = gateway.url
     assert httpx.get(f"{url}/data/there").is_success
     before = gateway.resident_nbytes
@@ -77,7 +77,7 @@ def test_thousands_of_idle_connections_are_nothing(gateway: Gateway) -> None:
 
 
 def test_longest_idle_connection_gives_way_to_a_new_one(gateway: Gateway) -> None:
-    """The connection that has waited longest for a request is closed where files run short."""
+    """When file descriptors run out, a new connection closes the longest idle one."""
     url = gateway.url
     resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with idle(url, FEW_FILES * 3 // 4) as opened:
@@ -91,8 +91,8 @@ def test_longest_idle_connection_gives_way_to_a_new_one(gateway: Gateway) -> Non
             assert statuses(heard(each)) == [200]
 
 
-def test_connection_is_refused_where_none_is_idle(gateway: Gateway) -> None:
-    """A connection above the limit is refused at once while all others send requests."""
+def test_connection_is_refused_with_503_when_none_is_idle(gateway: Gateway) -> None:
+    """When file descriptors run out and no connection is idle, a new one gets 503."""
     url = gateway.url
     resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with idle(url, FEW_FILES * 3 // 4, LAST[:-2]) as first:
@@ -105,8 +105,8 @@ def test_connection_is_refused_where_none_is_idle(gateway: Gateway) -> None:
         assert statuses(answer) == [200]
 
 
-def test_bodies_that_arrive_together_are_bounded(tmp_path: Path) -> None:
-    """They take the memory that is allowed for all of them, and that of one body more."""
+def test_concurrent_bodies_take_bounded_memory(tmp_path: Path) -> None:
+    """Concurrent PUTs beyond the limit of bytes in flight get 503 and take bounded memory."""
     allowed = {"SHARDGATE_LIMITS__IN_FLIGHT_BYTES": str(IN_FLIGHT)}
     with forked(of_dataset(str(tmp_path)) | allowed) as running:
         before = running.resident_nbytes
@@ -140,10 +140,8 @@ IDLE: Final = {
 
 
 @pytest.mark.parametrize(("line", "rest"), IDLE.values(), ids=IDLE)
-def test_bodies_that_do_not_arrive_leave_room_for_reads(
-    line: bytes, rest: bytes, tmp_path: Path
-) -> None:
-    """Requests whose bodies stop arriving never hold the quarter of memory left to reads."""
+def test_stalled_bodies_leave_room_for_reads(line: bytes, rest: bytes, tmp_path: Path) -> None:
+    """Eight requests with stalled bodies do not use up the bytes in flight that reads need."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
     (tmp_path / "there").write_bytes(b"bytes\n")
     urls = {"data": str(tmp_path), "repo": str(tmp_path / "repo")}
@@ -171,13 +169,13 @@ GET = b"GET /any/there HTTP/1.1\r\nHost: x\r\n"
 LISTING = b"GET /any/ HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 MOST_BYTES = 8 * 1024**2
-"""More than the system holds on the way."""
+"""More than the socket buffers of the system hold."""
 SOON_S = 0.3
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Serve a place that may be written, with little patience."""
+    """Serve a writable dataset with short timeouts."""
     folder: Path = tmp_path_factory.mktemp("any")
     (folder / "there").write_bytes(b"bytes\n")
     settings = Settings(
@@ -192,7 +190,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 @pytest.fixture(autouse=True)
 def _goes_on(url: str) -> Generator[None]:
-    """See after each test that others are served."""
+    """Assert after each test that the service still answers reads."""
     yield
     assert httpx.get(f"{url}/any/there").content == b"bytes\n"
 
@@ -215,8 +213,8 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("first", "piece"), ENDLESS.values(), ids=ENDLESS)
-def test_what_has_no_end_is_cut_off(url: str, first: bytes, piece: bytes) -> None:
-    """A connection takes little of it, and answers nothing but what was asked before."""
+def test_endless_request_is_cut_off(url: str, first: bytes, piece: bytes) -> None:
+    """An endless request is cut off before 8 MiB, with 431 as its only error status."""
     pieces = itertools.repeat(piece, MOST_BYTES // len(piece))
     taken, received = flood(url, itertools.chain([first], pieces))
 
@@ -232,22 +230,24 @@ def test_what_has_no_end_is_cut_off(url: str, first: bytes, piece: bytes) -> Non
     ],
     ids=["bytes", "headers"],
 )
-def test_a_head_is_bounded(url: str, allowed: bytes, refused: bytes) -> None:
-    """It may be large, and have many headers, but not more than is said."""
+def test_head_above_the_limits_is_refused_with_431(
+    url: str, allowed: bytes, refused: bytes
+) -> None:
+    """A head with too many bytes or headers gets 431; one within the limits gets 200."""
     for headers, status in ((allowed, 200), (refused, 431)):
         request = GET + b"Connection: close\r\n" + headers + b"\r\n"
         assert statuses(exchange(url, request)) == [status]
 
 
-def test_requests_may_wait_behind_one(url: str) -> None:
-    """All are answered, in their order."""
+def test_pipelined_requests_are_all_answered(url: str) -> None:
+    """All pipelined requests up to the limit are answered with 200."""
     last = GET + b"Connection: close\r\n\r\n"
 
     assert statuses(exchange(url, LISTING * (MAX_PIPELINED - 1) + last)) == [200] * MAX_PIPELINED
 
 
-def test_who_says_nothing_is_let_go(url: str) -> None:
-    """A connection is for requests."""
+def test_silent_connection_is_closed_without_a_response(url: str) -> None:
+    """A connection without a request is closed after the timeout, without any response."""
     with connect(url) as connection:
         assert heard(connection) == b""
 
@@ -258,8 +258,8 @@ PUT = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
 @pytest.mark.parametrize(
     "before", [GET, GET + b"\r\n" + GET, LISTING + GET, PUT], ids=["first", "next", "slow", "body"]
 )
-def test_what_comes_byte_by_byte_is_cut_off(url: str, before: bytes) -> None:
-    """However steadily a head or a body comes, its time ends."""
+def test_head_or_body_sent_byte_by_byte_times_out_with_408(url: str, before: bytes) -> None:
+    """A head or a body sent byte by byte gets 408 after the timeout; nothing is stored."""
     deadline, received = time.monotonic() + LONGEST_S, b""
     with connect(url) as connection:
         connection.sendall(before)
@@ -274,10 +274,10 @@ def test_what_comes_byte_by_byte_is_cut_off(url: str, before: bytes) -> None:
     assert httpx.get(f"{url}/any/k").status_code == 404
 
 
-def test_head_on_a_kept_connection_ends_in_time(
+def test_head_on_a_kept_connection_has_its_own_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head on a kept connection has its own limit of time, without the wait before it."""
+    """An incomplete head gets 408 after its own timeout, not after the one of idle connections."""
     monkeypatch.setattr("shardgate.http.protocol.HEAD_S", SOON_S / 3)
     settings = Settings(
         server=ServerSettings(keep_alive_s=60), datasets={"any": DatasetSettings(url=str(tmp_path))}
@@ -293,8 +293,8 @@ def test_head_on_a_kept_connection_ends_in_time(
 
 
 @pytest.mark.parametrize("path", ["/api/nothing", "/healthz", "/any/there"])
-def test_a_body_behind_its_answer_ends_with_the_connection(url: str, path: str) -> None:
-    """What nobody waits for arrives for so long as idle connections are kept."""
+def test_connection_is_closed_while_an_unread_body_keeps_arriving(url: str, path: str) -> None:
+    """A connection is closed after its response although the unread body keeps arriving."""
     method = "GET" if path == "/any/there" else "POST"
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
     with connect(url) as connection:

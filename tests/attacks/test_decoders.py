@@ -1,4 +1,4 @@
-"""Every function that understands bytes from outside: a value, or the error that it documents."""
+"""Every decoder of bytes from outside returns a value or raises the error that it documents."""
 
 import ast
 import gzip
@@ -90,7 +90,7 @@ JWK: Final = {"kty": "RSA", "kid": "a", "use": "sig", "alg": "RS256", "n": "AQAB
 
 
 class Decoder(NamedTuple):
-    """A function of bytes and *more*, bytes that it understands, and errors that it documents."""
+    """A function of bytes and *more*, examples of valid input, and its documented errors."""
 
     function: Callable[..., Any]
     valid: Sequence[bytes]
@@ -98,13 +98,13 @@ class Decoder(NamedTuple):
     more: tuple[int, ...] = ()
 
     def decode(self, data: bytes) -> None:
-        """Understand *data*, or raise one of the errors."""
+        """Decode *data*, ignoring documented errors."""
         with suppress(*self.errors):
             self.function(data, *self.more)
 
 
 def text(document: Any) -> bytes:
-    """Write JSON."""
+    """Encode *document* as JSON."""
     return json.dumps(document).encode()
 
 
@@ -150,13 +150,13 @@ DECODERS: Final = {
     )
 }
 WITHIN: Final = {"s3.parse_xml", "chunk_tables.read_columns"}
-"""What others of the table, or of the changed objects, call with more than bytes."""
+"""Decoders that are tested through others, since they take more than bytes."""
 
 
 @pytest.mark.parametrize("examples", [60, pytest.param(20_000, marks=pytest.mark.soak)], ids=str)
 @pytest.mark.parametrize("name", DECODERS)
-def test_what_is_changed_is_understood_or_refused(name: str, examples: int) -> None:
-    """There is no other error, and none takes long."""
+def test_changed_input_is_decoded_or_raises_a_documented_error(name: str, examples: int) -> None:
+    """Randomly changed input is decoded or raises a documented error, within 2 s of CPU time."""
     decoder = DECODERS[name]
     for valid in decoder.valid:
         decoder.function(bytes(valid), *decoder.more)
@@ -174,7 +174,7 @@ def test_what_is_changed_is_understood_or_refused(name: str, examples: int) -> N
 
 
 def read_repo(_: str, data: bytes) -> None:
-    """Decode a file `repo`, read all that stays in it until it is asked for, and write the next."""
+    """Decode a file `repo`, all of its lazily read parts, and write its successor."""
     info = RepoInfoDecoder(MOST)(data)
     with suppress(DecodeError):
         for snapshot in info.snapshots():
@@ -187,7 +187,7 @@ def read_repo(_: str, data: bytes) -> None:
 
 
 def read_snapshot(name: str, data: bytes) -> None:
-    """Decode a snapshot in each way."""
+    """Decode a snapshot by each of the three decoders."""
     object_id = decode_id(name) or b""
     for decode in (SnapshotDecoder(object_id, MOST), StoredSnapshotDecoder(object_id, MOST)):
         with suppress(DecodeError):
@@ -196,7 +196,7 @@ def read_snapshot(name: str, data: bytes) -> None:
 
 
 def read_manifest(name: str, data: bytes) -> None:
-    """Decode a manifest and all its references: one by one, and to be written again."""
+    """Decode a manifest and its references, singly and as copied for a new manifest."""
     manifest = ManifestDecoder(decode_id(name) or b"", MOST)(data)
     for node_id, ndim in manifest.arrays:
         for coords in manifest.coords(node_id, ndim).T.tolist():
@@ -215,12 +215,12 @@ FILES: Final[dict[str, Callable[[str, bytes], object]]] = {
     "transactions": lambda name, data: TransactionLogDecoder(decode_id(name) or b"", MOST)(data),
     "config.yaml": lambda _, data: YamlConfigDecoder(MOST)(data),
 }
-"""How the files of each folder of a repository are read."""
+"""Readers of the files of a repository, by folder or file name."""
 
 
 @cache
 def files(kind: str) -> list[tuple[str, bytes]]:
-    """Let the Icechunk library write repositories of both versions of its format."""
+    """Return the Icechunk library's files of one kind, in both versions of the format."""
     found = []
     for version in (1, 2):
         with TemporaryDirectory() as folder:
@@ -235,8 +235,8 @@ def files(kind: str) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("examples", [100, pytest.param(5_000, marks=pytest.mark.soak)], ids=str)
 @pytest.mark.parametrize("kind", FILES)
-def test_a_changed_file_of_icechunk_is_understood_or_damaged(kind: str, examples: int) -> None:
-    """There is no other error, also for what is read later, and for random bytes inside."""
+def test_changed_icechunk_file_is_decoded_or_raises_decode_error(kind: str, examples: int) -> None:
+    """A randomly changed Icechunk file is decoded or raises DecodeError, within 2 s of CPU time."""
 
     @at_random(examples)
     @given(
@@ -260,15 +260,15 @@ def test_a_changed_file_of_icechunk_is_understood_or_damaged(kind: str, examples
 
 @pytest.mark.parametrize("data", [b"[" * 10**6, b'{"a":' * 10**6, b"9" * 10**6, b"\xff" * 10**6])
 @pytest.mark.parametrize("name", DECODERS)
-def test_what_is_deep_or_long_is_refused_soon(name: str, data: bytes) -> None:
-    """Without an end of the stack."""
+def test_deep_or_long_input_is_refused_within_bounded_time(name: str, data: bytes) -> None:
+    """Input that is deeply nested or long raises no undocumented error, within 2 s of CPU time."""
     began_at = time.process_time()
     DECODERS[name].decode(data)
     assert time.process_time() - began_at < MOST_S
 
 
-def test_every_decoder_is_in_the_table() -> None:
-    """A function that understands bytes is changed here, or it has no place."""
+def test_table_lists_every_decoder_of_the_package() -> None:
+    """The table above lists every decoder of bytes in the package."""
     found = set()
     for path in Path(shardgate.__path__[0]).rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -279,7 +279,7 @@ def test_every_decoder_is_in_the_table() -> None:
 
 
 def understands_bytes(function: ast.FunctionDef) -> bool:
-    """Tell whether it is a decoder by its name and its first argument."""
+    """Return whether *function* is a decoder, by its name and the type of its first argument."""
     names = ("decode", "parse", "read_", "inflate")
     if not function.name.startswith(names) or not function.args.args:
         return False

@@ -1,4 +1,4 @@
-"""Metadata as nobody should write them: told as damaged, soon, and the rest is served."""
+"""Hostile metadata is reported as damage quickly, and everything else stays readable."""
 
 import json
 import time
@@ -26,19 +26,19 @@ UNSPEAKABLE: Final = ["s\r\nSet-Cookie: a=b", "s\0", "\ud800", "a" * 20_000]
 
 
 def with_text(member: str, text: str) -> bytes:
-    """Write the metadata of an array with *text* as one of its members."""
+    """Encode array metadata in which *member* has the JSON *text* as its value."""
     return json.dumps({**ARRAY, member: "?"}).replace('"?"', text).encode()
 
 
 def nested(levels: int) -> bytes:
-    """Write an array with so many shards within each other."""
+    """Encode array metadata with *levels* nested sharding codecs."""
     outer, inner = json.dumps(sharding([2, 2], ["?"])).split('"?"')
     codec = json.dumps({"name": "bytes", "configuration": {"endian": "little"}})
     return with_text("codecs", f"[{outer * levels}{codec}{inner * levels}]")
 
 
 def info(**scale: Any) -> bytes:
-    """Write an info with one scale."""
+    """Encode an info with one scale."""
     spec = {
         "@type": "neuroglancer_uint64_sharded_v1",
         "preshift_bits": 1,
@@ -59,13 +59,13 @@ def info(**scale: Any) -> bytes:
 
 
 def volume(scales: list[Any], **members: Any) -> bytes:
-    """Write the info of a volume."""
+    """Encode the info of a volume."""
     head = {"@type": "neuroglancer_multiscale_volume", "type": "image", "data_type": "uint8"}
     return json.dumps({**head, "num_channels": 1, "scales": scales, **members}).encode()
 
 
 def group(metadata: dict[str, Any]) -> bytes:
-    """Write a group with consolidated metadata."""
+    """Encode a group with consolidated metadata."""
     consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
     head = {"zarr_format": 3, "node_type": "group", "attributes": {}}
     return json.dumps({**head, "consolidated_metadata": consolidated}).encode()
@@ -114,7 +114,7 @@ SERVED: Final[dict[str, Callable[[], bytes]]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder, with a secret beside it."""
+    """Return a folder to serve, beside another with a secret."""
     root = tmp_path_factory.mktemp("beside")
     (root / "secret").mkdir()
     (root / "secret" / "0-32_0-32_0-32").write_bytes(b"secret")
@@ -123,7 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Generator[httpx.Client]:
-    """Serve what is there."""
+    """Serve arrays, groups and volumes with all kinds of hostile metadata."""
     served = {name: make() for name, make in SERVED.items()}
     nodes = REFUSED | NOT_UNDERSTOOD | served
     for kind, documents in (("zarr.json", nodes), ("info", REFUSED_INFOS)):
@@ -139,7 +139,7 @@ def client(folder: Path) -> Generator[httpx.Client]:
 
 
 def place(path: Path, data: bytes) -> None:
-    """Write a file."""
+    """Write a file and its parent folders."""
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
 
@@ -151,8 +151,10 @@ def place(path: Path, data: bytes) -> None:
     + ["lists in an info/info"]
     + [f"{name}/s/0-32_0-32_0-32" for name in REFUSED_INFOS],
 )
-def test_what_cannot_be_is_damage(client: httpx.Client, key: str) -> None:
-    """The object is named, and nothing below it is taken for absent."""
+def test_invalid_metadata_fails_with_424_and_names_the_object(
+    client: httpx.Client, key: str
+) -> None:
+    """Invalid metadata, and chunks below it, fail within 5 s with a 424 that names it."""
     began_at = time.process_time()
     answer = client.get(f"/any/{key}")
 
@@ -165,7 +167,7 @@ def test_what_cannot_be_is_damage(client: httpx.Client, key: str) -> None:
 def test_arrays_with_unknown_metadata_are_served_as_stored(
     client: httpx.Client, folder: Path, name: str
 ) -> None:
-    """The document of an array that is not understood, and its objects, are the stored ones."""
+    """An array whose valid JSON metadata is not understood is served as stored."""
     place(folder / name / "c/0/0", b"a shard, perhaps")
 
     assert client.get(f"/any/{name}/zarr.json").content == NOT_UNDERSTOOD[name]
@@ -174,13 +176,13 @@ def test_arrays_with_unknown_metadata_are_served_as_stored(
 
 @pytest.mark.parametrize("name", sorted(REFUSED_INFOS.keys() - {"lists in an info"}))
 def test_info_with_a_malformed_member_is_served_as_stored(client: httpx.Client, name: str) -> None:
-    """An ``info`` with a member that is malformed is the stored document."""
+    """An ``info`` with a malformed member is served as stored."""
     assert client.get(f"/any/{name}/info").content == REFUSED_INFOS[name]
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_what_is_only_odd_is_served(client: httpx.Client, name: str) -> None:
-    """Soon."""
+def test_unusual_valid_metadata_is_served(client: httpx.Client, name: str) -> None:
+    """Unusual but valid metadata is served with 200 within 5 s."""
     began_at = time.process_time()
     answer = client.get(f"/any/{name}/zarr.json")
 
@@ -190,8 +192,10 @@ def test_what_is_only_odd_is_served(client: httpx.Client, name: str) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(CLIMBING + UNSPEAKABLE)))
-def test_no_name_in_an_info_leads_out(client: httpx.Client, number: int) -> None:
-    """The document is served; what it names elsewhere is not there."""
+def test_climbing_name_in_an_info_reaches_no_other_folder(
+    client: httpx.Client, number: int
+) -> None:
+    """Names in an ``info`` that climb out of the dataset lead to 400, 404 or 431."""
     for kind, key in (("scale", "0-32_0-32_0-32"), ("mesh", "1")):
         name = (CLIMBING + UNSPEAKABLE)[number]
         assert client.get(f"/any/{kind}{number}/info").status_code == 200
@@ -204,15 +208,15 @@ def test_no_name_in_an_info_leads_out(client: httpx.Client, number: int) -> None
 
 
 def raw(path: str) -> bytes:
-    """Percent-encode what no path may have, and nothing else."""
+    """Percent-encode only the bytes that no path may contain."""
     return b"".join(
         b"%%%02x" % byte if byte <= 32 or byte >= 127 else bytes([byte])
         for byte in path.encode("utf-8", "surrogatepass")
     )
 
 
-def test_all_of_it_can_be_described(client: httpx.Client) -> None:
-    """The damaged beside the others, in memory that is bounded."""
+def test_dataset_with_hostile_metadata_is_described_in_bounded_memory(client: httpx.Client) -> None:
+    """The description of the dataset lists each damaged path, within 512 MiB of memory."""
     with peak_growth() as growth:
         found = client.get("/api/datasets/any").json()
 
@@ -221,12 +225,12 @@ def test_all_of_it_can_be_described(client: httpx.Client) -> None:
 
 
 def writable(folder: Path) -> Settings:
-    """Configure the dataset ``data``."""
+    """Configure the writable dataset ``data``."""
     return Settings(datasets={"data": DatasetSettings(url=folder.as_uri(), writable=True)})
 
 
-def test_a_node_that_is_damaged_is_told(tmp_path: Path) -> None:
-    """With the object of the session, whatever is asked; another session is not harmed."""
+def test_damaged_node_of_a_session_fails_with_424(tmp_path: Path) -> None:
+    """All access to a session with a damaged node fails with a 424 that names the session."""
     settings = writable(tmp_path)
     with client_of(settings) as client:
         client.post("/api/datasets", json={"name": "data"})
@@ -250,8 +254,8 @@ def test_a_node_that_is_damaged_is_told(tmp_path: Path) -> None:
         assert client.get(f"/data/@session.{whole}/a/zarr.json").is_success
 
 
-def test_no_session_begins_at_a_branch_that_is_damaged(tmp_path: Path) -> None:
-    """The answer names `repo`; the branch is at a snapshot that is not listed."""
+def test_session_at_a_damaged_branch_is_refused_with_424(tmp_path: Path) -> None:
+    """A session at a branch whose snapshot is not listed fails with a 424 that names `repo`."""
     (tmp_path / "repo").write_bytes(Repo(branches=[ref("main", 9)]).file())
     with client_of(writable(tmp_path)) as client:
         answer = client.post("/api/datasets/data/sessions")
@@ -261,7 +265,7 @@ def test_no_session_begins_at_a_branch_that_is_damaged(tmp_path: Path) -> None:
 
 
 def begin(client: httpx.Client) -> str:
-    """Begin a session with an array in it."""
+    """Begin a session that contains an array."""
     session_id: str = client.post("/api/datasets/data/sessions").json()["session_id"]
     base = f"/data/@session.{session_id}"
     assert client.put(f"{base}/zarr.json", content=GROUP).is_success

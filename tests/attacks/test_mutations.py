@@ -1,7 +1,6 @@
-"""Objects that somebody has changed: read, listed, described and written to without a fault.
+"""Randomly changed objects are read, listed, described and written to without an internal error.
 
-The answer is right, or tells what is damaged; it comes soon, whatever is changed in whichever
-object of whichever format.
+Whatever object of whatever format is changed, each request gets a documented status within 5 s.
 """
 
 import ast
@@ -30,9 +29,9 @@ from tests.formats.test_conformance import CASES
 from tests.support.sessions import GROUP, array_document
 
 ANSWERS: Final = {200, 201, 204, 206, 307, 400, 403, 404, 405, 409, 412, 415, 423, 424, 503}
-"""Not 500; nor 504, for nothing here is slow."""
+"""Documented statuses without 500, and without 504, since no store here is slow."""
 PLAIN: Final = {"accept-encoding": "identity"}
-"""What is stored as gzip is looked into then."""
+"""Makes the service decompress stored gzip chunks."""
 MOST_S: Final = 20
 MOST_BYTES: Final = 512 * 1024**2
 ROUTES: Final = ("branches", "tags", "history", "operations", "status", "sessions")
@@ -40,14 +39,14 @@ KINDS: Final = {
     "metadata", "shard-index", "index-entry", "minishard-index", "mesh-manifest", "shard-end",
     "repo", "repo-beside", "ref", "snapshot-header", "chunk",
 }  # fmt: skip
-"""What formats read; each is read of some container here."""
+"""Kinds of reads by the formats, each of which some container here causes."""
 ELSEWHERE: Final = {"repo-backup", "config", "ref-deleted"}
-"""Kinds that `verify`, old operations and version 1 lead to: see Icechunk's own tests."""
+"""Kinds of `verify`, old operations and version 1, which Icechunk's own tests cover."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """Objects, and keys to ask for."""
+    """A name, the objects of a container, and the keys of its chunks."""
 
     name: str
     objects: Mapping[str, bytes]
@@ -59,13 +58,13 @@ class Container:
 
 @cache
 def containers() -> list[Container]:
-    """Build one of each kind."""
+    """Build one container of each kind."""
     found = [Container(str(case), case.build(case.chunks), case.chunks) for case in CASES]
     return [*found, asyncio.run(in_session())]
 
 
 async def in_session() -> Container:
-    """Let the service make a repository, with an open session in it."""
+    """Return the objects of a repository that the service made, with an open session."""
     store = MemoryStore()
     async with serving(store) as client:
         await client.post("/api/datasets", json={"name": "any"})
@@ -86,7 +85,7 @@ async def in_session() -> Container:
 
 
 def serving(store: MemoryStore) -> httpx.AsyncClient:
-    """Call the service without a server between."""
+    """Return a client that calls the service without a server between."""
     settings = Settings(datasets={"any": DatasetSettings(url="memory://bucket", writable=True)})
     gateway = create_app(settings, wrap=lambda _: store)
     transport = httpx.ASGITransport(gateway)
@@ -97,7 +96,7 @@ type Request = tuple[str, str, bytes | None]
 
 
 class Service:
-    """The service, whose store is filled anew each time."""
+    """The service on a memory store that is refilled for each container."""
 
     def __init__(self) -> None:
         self._store = MemoryStore()
@@ -106,7 +105,7 @@ class Service:
         self._number = 0
 
     def ask(self, objects: Mapping[str, bytes], chunks: Mapping[str, bytes]) -> None:
-        """Ask for everything that is known of *objects*."""
+        """Send all kinds of requests for *objects*."""
         self._number += 1
         prefix = f"n{self._number}"
         self._store._objects.clear()
@@ -123,14 +122,14 @@ class Service:
             assert time.process_time() - began_at < MOST_S, (method, path)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the event loop."""
         self._runner.close()
 
 
 def requests(
     prefix: str, objects: Mapping[str, bytes], chunks: Mapping[str, bytes]
 ) -> list[Request]:
-    """List what is asked."""
+    """Return requests of each kind for the keys of a container."""
     keys = [f"/any/{prefix}/{quote(key, safe='/@')}" for key in (*chunks, *objects)]
     found: list[Request] = [("GET", key, None) for key in keys[:12]]
     found += [("GET", f"/any?list-type=2&prefix={prefix}/{end}", None) for end in ("", "a/")]
@@ -147,19 +146,19 @@ def requests(
 
 @pytest.fixture(scope="module")
 def service() -> Generator[Service]:
-    """Run one service for all."""
+    """Run one service for the whole module."""
     with closing(Service()) as running:
         yield running
 
 
 @pytest.mark.parametrize("container", containers(), ids=str)
-def test_what_nobody_has_changed_is_served(service: Service, container: Container) -> None:
-    """Without a fault, whatever is asked."""
+def test_unchanged_container_is_served(service: Service, container: Container) -> None:
+    """All requests for an unchanged container get a documented status within 5 s."""
     service.ask(container.objects, container.chunks)
 
 
 def change_at_random(service: Service, examples: int) -> None:
-    """Change one object of a container, and ask for all."""
+    """Change one random object of a container at random and send all requests."""
 
     @at_random(examples)
     @given(
@@ -178,16 +177,18 @@ def change_at_random(service: Service, examples: int) -> None:
 
 
 @pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_what_somebody_has_changed_is_served_or_damaged(service: Service, examples: int) -> None:
-    """Whatever is changed, nothing is a fault, and nothing takes long or much memory."""
+def test_changed_container_is_served_without_an_internal_error(
+    service: Service, examples: int
+) -> None:
+    """Requests for randomly changed objects get documented statuses, in bounded time and memory."""
     with peak_growth() as growth:
         change_at_random(service, examples)
 
     assert growth() < MOST_BYTES
 
 
-def test_every_kind_of_read_is_known_here() -> None:
-    """A decoder that is added needs a container above that is read with it."""
+def test_table_lists_every_kind_of_read() -> None:
+    """The tables above list every kind of read in the package."""
     found = set()
     for path in Path(shardgate.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

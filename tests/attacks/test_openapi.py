@@ -1,4 +1,4 @@
-"""`/api` keeps to what its OpenAPI document says, whatever is asked (schemathesis)."""
+"""Responses of `/api` conform to its OpenAPI document for generated requests (schemathesis)."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -14,12 +14,12 @@ from shardgate.settings import DatasetSettings, Settings
 from tests.support.serving import serving
 
 STRICTER: Final = "positive_data_acceptance"
-"""Names of refs and paths can be spelled that nothing has: 400 tells so."""
+"""Left out: the schema allows names of refs and paths that are invalid, which get 400."""
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Serve a repository that may be written, and an empty place."""
+    """Serve a writable repository and an empty dataset."""
     folder: Path = tmp_path_factory.mktemp("any") / "repo"
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(folder)))
     datasets = {
@@ -31,13 +31,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 def operations(url: str) -> list[Any]:
-    """Read what is served below `/api`."""
+    """Return the operations below `/api` of the OpenAPI document."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json").include(path_regex="^/api")
     return [each.ok() for each in schema.get_all_operations()]  # type: ignore[union-attr]
 
 
 def play(url: str, operation: Any, examples: int, dataset: str) -> None:
-    """Ask for all kinds of things; answers are no 500, and of the documented form."""
+    """Send generated requests; assert that no response is a 500 and all conform to the document."""
     load_all_checks()
     left_out = [CHECKS.get_one(STRICTER)]
 
@@ -58,8 +58,10 @@ def play(url: str, operation: Any, examples: int, dataset: str) -> None:
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.soak)], ids=str)
-def test_every_answer_is_a_documented_one(url: str, examples: int) -> None:
-    """Of every route, for what its document allows."""
+def test_responses_for_a_repository_conform_to_the_openapi_document(
+    url: str, examples: int
+) -> None:
+    """Every route's responses for a repository conform to the OpenAPI document."""
     found = operations(url)
 
     assert len(found) > 15
@@ -67,7 +69,7 @@ def test_every_answer_is_a_documented_one(url: str, examples: int) -> None:
         play(url, operation, examples, "data")
 
 
-def test_an_empty_place_is_no_fault(url: str) -> None:
-    """Every route tells that there is no repository."""
+def test_responses_for_an_empty_dataset_conform_to_the_openapi_document(url: str) -> None:
+    """Every route's responses for an empty dataset conform to the OpenAPI document."""
     for operation in operations(url):
         play(url, operation, 2, "empty")

@@ -1,4 +1,4 @@
-"""What two servers could understand differently, and what could become a line of a head."""
+"""Request smuggling and header injection: ambiguous requests end the connection."""
 
 from collections.abc import Generator
 
@@ -13,7 +13,7 @@ from tests.support.serving import serving
 PUT = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /any/there HTTP/1.1\r\nHost: x\r\n"
 LAST = b"GET /any/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-"""Is answered with 404, if it is taken for a request."""
+"""Answered with 404 if it is understood as a request."""
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 UNCLEAR = {
@@ -70,7 +70,7 @@ UNCLEAR = {
 
 @pytest.fixture(scope="module")
 def urls() -> Generator[list[str]]:
-    """Serve a place that may be written, for all pages and for those of one origin."""
+    """Serve a writable dataset twice, with CORS for all origins and for one."""
     datasets = {"any": DatasetSettings(url="memory://any", writable=True)}
     named = ServerSettings(cors_origins=("https://a.example",))
     with (
@@ -83,19 +83,19 @@ def urls() -> Generator[list[str]]:
 
 @pytest.fixture(scope="module")
 def url(urls: list[str]) -> str:
-    """Give the place for pages of one origin, in which there is something."""
+    """Return the URL of the service that allows one origin and has an object."""
     return urls[1]
 
 
 @pytest.mark.parametrize("request_bytes", UNCLEAR.values(), ids=UNCLEAR)
-def test_unclear_requests_end_the_connection(url: str, request_bytes: bytes) -> None:
-    """Nothing behind one is taken for a request, and nothing of one is stored."""
+def test_ambiguous_request_ends_the_connection(url: str, request_bytes: bytes) -> None:
+    """An ambiguous request gets 400 or 411; it stores nothing, and nothing behind it is read."""
     assert statuses(exchange(url, request_bytes + LAST)) in ([400], [411])
     assert httpx.get(f"{url}/any/k").status_code == 404
 
 
-def test_bad_chunks_are_told_though_a_get_needs_no_body(url: str) -> None:
-    """A GET at hand is answered before its body is looked at; then the connection ends."""
+def test_malformed_chunked_body_of_a_get_ends_the_connection(url: str) -> None:
+    """A GET with a malformed chunked body gets one response, and nothing behind it is read."""
     httpx.get(f"{url}/any/there")
     received = exchange(url, GET + CHUNKED + b"\r\nzz\r\n" + LAST)
 
@@ -105,15 +105,17 @@ def test_bad_chunks_are_told_though_a_get_needs_no_body(url: str) -> None:
 @pytest.mark.parametrize(
     "body", [CHUNKED + b"\r\n5\r\nhello\r\n0\r\n\r\n", b"Content-Length: 5\r\n\r\nhello"]
 )
-def test_the_body_of_a_get_is_not_the_next_request(url: str, body: bytes) -> None:
-    """It is dropped as far as its length says."""
+def test_body_of_a_get_is_skipped(url: str, body: bytes) -> None:
+    """The body of a GET is skipped, and the next request is answered."""
     assert statuses(exchange(url, GET + body + LAST)) == [200, 404]
 
 
 @pytest.mark.parametrize("path", [b"/nothing/k", b"/any/k?acl", b"/any", b"/any/there/../k"])
 @pytest.mark.parametrize("length", [b"Content-Length: %d\r\n\r\n", CHUNKED + b"\r\n%x\r\n"])
-def test_a_refused_body_is_not_the_next_request(url: str, path: bytes, length: bytes) -> None:
-    """Whatever it is refused for, and whether it arrives before the answer or after it."""
+def test_body_of_a_refused_put_is_not_the_next_request(
+    url: str, path: bytes, length: bytes
+) -> None:
+    """The body of a refused PUT is not read as a request; the connection is closed."""
     head = b"PUT %s HTTP/1.1\r\nHost: localhost\r\n" % path + length % len(LAST)
     for pieces in ([head + LAST + b"\r\n0\r\n\r\n" + LAST], [head, LAST, LAST]):
         received = exchange(url, *pieces)
@@ -123,8 +125,8 @@ def test_a_refused_body_is_not_the_next_request(url: str, path: bytes, length: b
 
 
 @pytest.mark.parametrize("path", [b"/api/datasets", b"/api/nothing", b"/healthz", b"/"])
-def test_a_body_that_is_not_asked_for_is_not_the_next_request(url: str, path: bytes) -> None:
-    """The control plane answers before it has arrived."""
+def test_unread_body_of_a_post_is_not_the_next_request(url: str, path: bytes) -> None:
+    """The body of a POST that is refused before the body arrives is not read as a request."""
     body = GET + b"\r\n"
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path, len(body))
     first, *others = statuses(exchange(url, head, body, LAST))
@@ -133,24 +135,24 @@ def test_a_body_that_is_not_asked_for_is_not_the_next_request(url: str, path: by
     assert others in ([], [404])
 
 
-def test_trailers_are_no_headers(url: str) -> None:
-    """What comes behind a body does not count."""
+def test_trailers_are_ignored(url: str) -> None:
+    """Trailers behind a chunked body do not count as headers, and the next request is answered."""
     trailing = GET + CHUNKED + b"\r\n0\r\nRange: bytes=0-0\r\nIf-None-Match: *\r\n\r\n"
 
     assert statuses(exchange(url, trailing + LAST)) == [200, 404]
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
-def test_other_protocols_are_not_spoken(url: str, protocol: bytes) -> None:
-    """Who asks for one is answered in this one, and may go on."""
+def test_upgrade_is_ignored(url: str, protocol: bytes) -> None:
+    """A request to upgrade to h2c or websocket, and those behind it, are answered in HTTP/1.1."""
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n\r\n" % protocol
     answers = statuses(exchange(url, GET + upgrade + GET + upgrade, GET + b"\r\n" + LAST))
 
     assert answers == [200, 200, 200, 404]
 
 
-def test_refusals_are_problem_documents(url: str) -> None:
-    """Pages can read them, and logs find them, as far as the headers had come."""
+def test_malformed_request_gets_a_problem_document(url: str) -> None:
+    """A malformed request gets a problem document with its CORS headers and its request id."""
     headers = b"Origin: https://a.example\r\nX-Request-ID: mine\r\nX-B: c\r\nX A: b\r\n"
     received = exchange(url, GET + headers)
 
@@ -163,14 +165,14 @@ def test_refusals_are_problem_documents(url: str) -> None:
         assert line in received
 
 
-def test_garbage_does_not_take_the_place_of_an_answer(url: str) -> None:
-    """What was asked for before it is answered; then the connection ends."""
+def test_request_before_a_malformed_one_is_answered(url: str) -> None:
+    """A request before a malformed one on the same connection is answered with 200."""
     for good, status in ((GET + b"\r\n", 200), (b"GET /any/ HTTP/1.1\r\nHost: x\r\n\r\n", 200)):
         assert statuses(exchange(url, good + b"what?\r\n\r\n" + LAST))[0] == status
 
 
-def test_who_closes_one_side_has_answers_that_are_cached_body(url: str) -> None:
-    """What must be waited for is not read for one who may be gone, as nginx does it."""
+def test_connection_half_closed_within_a_head_is_closed(url: str) -> None:
+    """A connection half-closed by its client within a head is closed without a response."""
     httpx.get(f"{url}/any/there")
     with connect(url) as connection:
         connection.sendall(GET + b"\r\n")
@@ -200,8 +202,8 @@ PATHS = [
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST"])
 @pytest.mark.parametrize("path", PATHS)
-def test_no_key_becomes_a_header(urls: list[str], method: str, path: str) -> None:
-    """Whatever is asked of it."""
+def test_line_break_in_a_path_adds_no_header(urls: list[str], method: str, path: str) -> None:
+    """A path with an encoded line break gets one response, to which it adds no header."""
     body = "Content-Length: 0\r\nConnection: close\r\n\r\n"
     received = exchange(urls[0], f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{body}".encode())
 
@@ -221,8 +223,8 @@ def test_no_key_becomes_a_header(urls: list[str], method: str, path: str) -> Non
     ],
 )
 @pytest.mark.parametrize("value", [b"a\x0bb", b"a\tb", b"\xff\xfe", b"%0d%0aSet-Cookie: a=b"])
-def test_no_header_comes_back_that_is_none(urls: list[str], header: str, value: bytes) -> None:
-    """What is echoed is checked before."""
+def test_invalid_header_value_is_not_echoed(urls: list[str], header: str, value: bytes) -> None:
+    """A request header with an invalid value is not echoed in the response's head."""
     for method in (b"GET", b"OPTIONS"):
         request = b"%s /any/k HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" % method
         received = exchange(urls[0], request + b"%s: %s\r\n\r\n" % (header.encode(), value))
@@ -230,8 +232,8 @@ def test_no_header_comes_back_that_is_none(urls: list[str], header: str, value: 
         assert value not in received.partition(b"\r\n\r\n")[0]
 
 
-def test_no_header_of_a_store_is_passed_on(faulty: FaultyServer) -> None:
-    """But what we ask it for; a tag that is none is no tag."""
+def test_headers_of_the_store_are_not_passed_on(faulty: FaultyServer) -> None:
+    """A response has no headers of the store other than ETag and Last-Modified."""
     settings = Settings(datasets={"any": DatasetSettings(url=f"{faulty.url}/bucket")})
     faulty.put("bucket", "k", b"bytes")
     with serving(settings) as url:
@@ -247,8 +249,10 @@ def test_no_header_of_a_store_is_passed_on(faulty: FaultyServer) -> None:
 
 @pytest.mark.parametrize("origin", ["https://a.example", "https://b.example", "null"])
 @pytest.mark.parametrize("path", ["/any/k", "/any/../k", "/api/datasets", "/", "/nothing/k"])
-def test_no_page_may_send_credentials_of_a_browser(urls: list[str], path: str, origin: str) -> None:
-    """Cookies and the like mean nothing here; ``*`` or a name is all that pages are told."""
+def test_cors_never_allows_credentials_of_a_browser(
+    urls: list[str], path: str, origin: str
+) -> None:
+    """CORS headers allow ``*`` or the configured origin, and never credentials or cookies."""
     headers = {"origin": origin, "access-control-request-method": "PUT"}
     headers["access-control-request-headers"] = "cookie"
     for url, allowed in zip(urls, ("*", "https://a.example"), strict=True):

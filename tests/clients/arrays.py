@@ -1,4 +1,4 @@
-"""The table of options: every way to write a sharded array that the service shall undo."""
+"""Table of sharded arrays: every combination of options that the service must unshard."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ WRITERS: Final[dict[str, Writer]] = {"zarr": by_zarr, "tensorstore": by_tensorst
 
 VALUES: Final = counted((6, 5, 9))
 SHARDS: Final = (4, 6, 8)
-"""Two by one by two shards, which all reach past the edge somewhere."""
+"""Two by one by two shards, each of which reaches past the edge of the array."""
 INNER: Final = (2, 3, 4)
 
 BLOSC: Final[Json] = {
@@ -46,7 +46,7 @@ BLOSC: Final[Json] = {
 
 
 def _by_each(name: str, *rest: Any, **options: Any) -> Iterator[Case]:
-    """Describe an array that each writer writes."""
+    """Yield a case for each writer."""
     for writer, write in WRITERS.items():
         yield Case(f"{name}_{writer}", write, *rest, **options)
 
@@ -152,7 +152,7 @@ def _shapes() -> Iterator[Case]:
 
 
 def _with_holes(dtype: str, fill: Any) -> Values:
-    """Leave one shard of 4x4 empty, and in another one of 2x2 all but one inner chunk."""
+    """Return values with one empty shard of 4x4, and another with a single chunk of 2x2."""
     values = np.full((8, 8), fill, dtype)
     values[:4, :4] = counted((4, 4), "u1").astype(dtype)
     values[4:6, 6:] = values[0, 0]
@@ -205,7 +205,7 @@ def _stranger(document: Json) -> Json:
 
 
 def _silent(document: Json) -> Json:
-    """Leave out what has a default."""
+    """Remove members that have defaults."""
     del document["codecs"][0]["configuration"]["index_location"]
     document.pop("attributes")
     document.pop("storage_transformers")

@@ -1,4 +1,4 @@
-"""The bucket of all cases, and the service in front of it: from a folder and from SeaweedFS."""
+"""The bucket of all cases, served from a folder and from SeaweedFS."""
 
 import json
 import shutil
@@ -15,17 +15,17 @@ from tests.clients.services import connect, served_fixtures
 from tests.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
 
 IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
-"""The cases that can be members of a group of format 3."""
+"""Cases that can be members of a group of format 3."""
 
 
 def member(case: Case) -> str:
-    """Name *case* as a member of a group."""
+    """Return the name of *case* as a member of a group."""
     return case.name.replace("/", "-")
 
 
 @pytest.fixture(scope="session")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write every case, and groups of them, into one folder: a bucket of many containers."""
+    """Write every case, and groups of all cases, into one folder."""
     root = tmp_path_factory.mktemp("bucket")
     for case in CASES:
         write(case, root / case.name)
@@ -45,7 +45,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _copy_as_variable(source: Path, target: Path) -> None:
-    """Copy an array and name its dimensions, which xarray asks for."""
+    """Copy an array and name its dimensions, as xarray requires."""
     shutil.copytree(source, target)
     file = target / "zarr.json"
     document = json.loads(file.read_text())
@@ -67,6 +67,6 @@ local, remote, service = served_fixtures("clients")
 
 @pytest.fixture(scope="module")
 def client(local: str) -> Generator[httpx.Client]:
-    """Talk to the service without any header that is not asked for, and without decoding."""
+    """Open a client that sends no default headers and decodes no content coding."""
     with connect(local) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""How zarr-python writes through the service, in processes that import nothing else."""
+"""Clients of S3, and a writer of arrays that runs in processes with few imports."""
 
 from multiprocessing.synchronize import Barrier
 from typing import Any, Final
@@ -11,7 +11,7 @@ from obstore.store import S3Store
 from zarr.storage import FsspecStore, ObjectStore
 
 KEYS: Final = "any"
-"""What clients of S3 sign with, as they must."""
+"""Access key and secret, which S3 clients require and the service ignores."""
 
 
 def open_obstore(url: str, dataset: str = "data", prefix: str | None = None) -> S3Store:
@@ -28,7 +28,7 @@ def open_obstore(url: str, dataset: str = "data", prefix: str | None = None) -> 
 
 
 def open_boto3(url: str, **config: Any) -> Any:
-    """Open boto3's client, which tries once."""
+    """Open boto3's client, without retries."""
     return boto3.client(
         "s3",
         endpoint_url=url,
@@ -40,7 +40,7 @@ def open_boto3(url: str, **config: Any) -> Any:
 
 
 def read_object(s3: Any, key: str, bucket: str = "data") -> bytes | None:
-    """Read by boto3 what is there now."""
+    """Read an object by boto3; return None if it is absent."""
     try:
         body: bytes = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
     except s3.exceptions.NoSuchKey:
@@ -49,17 +49,17 @@ def read_object(s3: Any, key: str, bucket: str = "data") -> bytes | None:
 
 
 def over_obstore(url: str, path: str, dataset: str = "data") -> Any:
-    """Open what is called *path* of *dataset*."""
+    """Open the prefix *path* of *dataset* as a store of zarr-python, over obstore."""
     return ObjectStore(open_obstore(url, dataset, path))
 
 
 def s3fs_options(url: str) -> dict[str, Any]:
-    """Return the options of s3fs; a folder that it caches from a flat listing may lack folders."""
+    """Return options of s3fs; its cache of listings is off, since it may lack folders."""
     return {"key": KEYS, "secret": KEYS, "endpoint_url": url, "use_listings_cache": False}
 
 
 def over_s3fs(url: str, path: str) -> Any:
-    """Open the same with s3fs."""
+    """Open the prefix *path* of ``data`` as a store of zarr-python, over s3fs."""
     options = s3fs_options(url)
     return FsspecStore.from_url(f"s3://data/{path}", storage_options=options)
 
@@ -68,12 +68,12 @@ CLIENTS: Final = {"obstore": over_obstore, "s3fs": over_s3fs}
 
 
 def values(shape: tuple[int, ...]) -> Any:
-    """Make elements of which no two are alike, and none is zero."""
+    """Return an array of distinct elements other than zero."""
     return np.arange(1, np.prod(shape) + 1, dtype="u4").reshape(shape)
 
 
 def fill(client: str, url: str, path: str, start: Barrier, part: slice) -> None:
-    """Once all have begun, write *part* of the inner chunks, one at a time."""
+    """Wait for all writers to start, then write *part* of the inner chunks, one at a time."""
     array: Any = zarr.open_array(CLIENTS[client](url, path), mode="r+")
     source = values(array.shape)
     rows, columns = array.chunks

@@ -1,4 +1,4 @@
-"""The service in front of test data, and the ways to ask it and to give it chunks."""
+"""The service in front of test data, and clients that send requests and chunks to it."""
 
 import shutil
 from collections.abc import Callable, Generator, Mapping
@@ -40,7 +40,7 @@ class Watched(StoreWrapper):
         self._on_read = on_read
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:
-        """Announce the call."""
+        """Call *on_read* before the store is used."""
         self._on_read(ref)
         return super().store_of(ref)
 
@@ -53,13 +53,13 @@ def connect(url: str) -> httpx.Client:
 
 
 def raw_body(client: httpx.Client, method: str, path: str, **headers: str) -> bytes:
-    """Return the bytes that came over the wire."""
+    """Return the body of a response without decoding its content coding."""
     with client.stream(method, path, headers=_named(headers)) as answer:
         return b"".join(answer.iter_raw())
 
 
 def ask(client: httpx.Client, path: str, method: str = "GET", **headers: str) -> httpx.Response:
-    """Ask with *headers*, in whose names underscores stand for hyphens."""
+    """Send a request with *headers*, in whose names underscores stand for hyphens."""
     return client.request(method, path, headers=_named(headers))
 
 
@@ -70,7 +70,7 @@ def _named(headers: dict[str, str]) -> dict[str, str]:
 def stored_in(
     folder: Path, seaweedfs: SeaweedFS | None, prefix: str, **dataset: Any
 ) -> tuple[dict[str, StoreSettings], DatasetSettings]:
-    """Configure a dataset in *folder* or, where there is one, below *prefix* of SeaweedFS."""
+    """Configure a dataset in *folder*, or below *prefix* of SeaweedFS if that is given."""
     if seaweedfs is None:
         return {}, DatasetSettings(url=str(folder), **dataset)
     url = f"s3://{seaweedfs.bucket}/{prefix}"
@@ -79,9 +79,9 @@ def stored_in(
 
 @contextmanager
 def from_folder(path: Path, seaweedfs: SeaweedFS | None = None, prefix: str = "") -> Generator[str]:
-    """Serve the folder *path* as the datasets `bucket` and `raw`; give the service's URL.
+    """Serve the folder *path* as the datasets `bucket` and `raw`; yield the service's URL.
 
-    It is uploaded to SeaweedFS before, if there is one, and served from there.
+    With *seaweedfs*, the folder is uploaded to it and served from there.
     """
     if seaweedfs is not None:
         seaweedfs.upload_folder(path, prefix)
@@ -94,12 +94,12 @@ def from_folder(path: Path, seaweedfs: SeaweedFS | None = None, prefix: str = ""
 METADATA: Final = ("zarr.json", ".zarray", ".zattrs", "info", "provenance")
 
 type Files = Mapping[str, bytes]
-"""What lies in a folder by its relative name."""
+"""Contents of files by their paths relative to a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A service that takes data sets into a folder or SeaweedFS, where others read them."""
+    """A service with a writable dataset in a folder or SeaweedFS."""
 
     url: str
     client: httpx.Client
@@ -107,14 +107,14 @@ class Taker:
     seaweedfs: SeaweedFS | None = None
 
     def place(self, source: Path, name: str) -> None:
-        """Copy what is at *source* into the store, as *name*."""
+        """Copy the folder *source* into the store as *name*."""
         if self.seaweedfs is None:
             shutil.copytree(source, self.folder / name)
         else:
             self.seaweedfs.upload_folder(source, f"taken/{name}")
 
     def push(self, name: str, before: Files, after: Files) -> None:
-        """PUT what is new or other in *after*, and DELETE what is only in *before*."""
+        """PUT each file that is new or different in *after*, and DELETE each that is missing."""
         for key in before.keys() | after.keys():
             path = f"/data/{name}/{key}"
             if key not in after:
@@ -126,7 +126,7 @@ class Taker:
             assert answer.is_success, f"{key}: {answer.text}"
 
     def stored(self, name: str) -> set[str]:
-        """Name the objects of *name* that are no metadata."""
+        """Return the names of the stored objects of *name* other than metadata."""
         if self.seaweedfs is None:
             found = set(files_in(self.folder / name))
         else:
@@ -135,13 +135,13 @@ class Taker:
         return {key for key in found if not key.endswith(METADATA)}
 
     def zarr_store(self, name: str) -> Any:
-        """Return what zarr-python opens *name* with, past the service."""
+        """Return the store by which zarr-python opens *name* directly."""
         if self.seaweedfs is None:
             return self.folder / name
         return self.seaweedfs.zarr_store(f"taken/{name}")
 
     def kvstore(self, name: str) -> Json | Path:
-        """Return what TensorStore opens it with; the keys of SeaweedFS are in the environment."""
+        """Return the kvstore of *name* for TensorStore, which takes keys from the environment."""
         if self.seaweedfs is None:
             return self.folder / name
         server = self.seaweedfs
@@ -149,7 +149,7 @@ class Taker:
 
 
 def s3_kvstore(url: str, path: str, bucket: str = "data", credentials: str = "anonymous") -> Json:
-    """Describe what is below *path* of a bucket to TensorStore."""
+    """Return TensorStore's specification of the prefix *path* of a bucket."""
     return {
         "driver": "s3",
         "bucket": bucket,
@@ -164,7 +164,7 @@ def s3_kvstore(url: str, path: str, bucket: str = "data", credentials: str = "an
 def taking_into_folder(
     folder: Path, seaweedfs: SeaweedFS | None = None, **dataset: Any
 ) -> Generator[Taker]:
-    """Serve the writable dataset ``data`` out of *folder*, or of a prefix of SeaweedFS."""
+    """Serve the writable dataset ``data`` from *folder*, or from a prefix of SeaweedFS."""
     stores, data = stored_in(folder, seaweedfs, "taken", writable=True, **dataset)
     settings = Settings(stores=stores, datasets={"data": data})
     with serving(settings) as url, connect(url) as client:
@@ -181,12 +181,12 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def chunks_in(folder: Path) -> dict[str, bytes]:
-    """Read all files but the metadata."""
+    """Read all files below *folder* except metadata."""
     return {key: data for key, data in files_in(folder).items() if not key.endswith(METADATA)}
 
 
 def lay_out(folder: Path, before: Files, after: Files) -> None:
-    """Make the files of *folder*, which were *before*, those of *after*."""
+    """Replace the files *before* in *folder* by the files *after*."""
     for key in before.keys() - after.keys():
         (folder / key).unlink()
     for key, data in after.items():
@@ -195,7 +195,7 @@ def lay_out(folder: Path, before: Files, after: Files) -> None:
 
 
 def mixed(before: Files, after: Files) -> dict[str, bytes]:
-    """Keep every third file, replace every third, and leave every third away."""
+    """Return a third of the files from *before*, a third from *after*, and leave out a third."""
     found: dict[str, bytes] = {}
     for number, key in enumerate(sorted(before.keys() | after.keys())):
         source = (before, after, {})[number % 3]
@@ -205,17 +205,17 @@ def mixed(before: Files, after: Files) -> dict[str, bytes]:
 
 
 def served_fixtures(prefix: str) -> tuple[Any, Any, Any]:
-    """Make the fixtures ``local``, ``remote`` and ``service``, which serve ``bucket``."""
+    """Return the fixtures ``local``, ``remote`` and ``service``, which serve ``bucket``."""
 
     @pytest.fixture(scope="session")
     def local(bucket: Path) -> Generator[str]:
-        """Serve the folder: the URL of the service, with the datasets `bucket` and `raw`."""
+        """Serve the folder; yield the URL of the service."""
         with from_folder(bucket) as url:
             yield url
 
     @pytest.fixture(scope="session")
     def remote(bucket: Path, seaweedfs: SeaweedFS) -> Generator[str]:
-        """Serve the same from SeaweedFS, where it was uploaded once."""
+        """Serve the same from SeaweedFS; yield the URL of the service."""
         with from_folder(bucket, seaweedfs, prefix) as url:
             yield url
 
@@ -231,4 +231,4 @@ def served_fixtures(prefix: str) -> tuple[Any, Any, Any]:
 from_each_store = pytest.mark.parametrize(
     "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
 )
-"""For readers where other tests find that the bytes from each store are the same."""
+"""For readers of bytes that other tests compare between both stores."""

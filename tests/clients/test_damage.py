@@ -1,4 +1,4 @@
-"""Clients end at damage, whose status only cloud-volume repeats, and show its reason."""
+"""Real clients raise an error at a 424; only cloud-volume repeats the request."""
 
 import re
 from collections.abc import Callable, Generator
@@ -31,7 +31,7 @@ _REASON: Final = "7 bytes"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Serve an array and two volumes of one chunk, whose shard or info is cut off."""
+    """Serve an array and two volumes of one chunk, with a truncated shard or info."""
     folder = tmp_path_factory.mktemp("damaged")
     zarr.create_array(folder / "array", shape=2, chunks=2, shards=2, dtype="u1")[:] = 1
     for name in ("volume", "info"):
@@ -68,7 +68,7 @@ def by_boto3(url: str) -> Any:
 
 
 def by_zarrita(url: str) -> Any:
-    """Read all with zarrita.js."""
+    """Read an array with zarrita.js, and raise its error."""
     (answer,) = run_node([f"{url}/array"]).values()
     raise OSError(answer["error"])
 
@@ -104,8 +104,8 @@ READERS: Final[dict[str, tuple[Callable[[str], Any], int, str]]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_read_of_damage_ends(url: str, reader: str) -> None:
-    """A client raises an error of its own for 424, most after a single request."""
+def test_client_raises_an_error_for_damage(url: str, reader: str) -> None:
+    """Each client raises an error for 424 after its expected number of requests."""
     read, requests, said = READERS[reader]
     before = _failed(url)
 
@@ -117,5 +117,5 @@ def test_read_of_damage_ends(url: str, reader: str) -> None:
 
 
 def _failed(url: str) -> float:
-    """Return how many requests have failed so far."""
+    """Return the number of failed requests so far."""
     return sum(float(count) for count in _FAILED.findall(httpx.get(f"{url}/metrics").text))

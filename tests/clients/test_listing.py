@@ -1,4 +1,4 @@
-"""Clients of S3 list everything that is served, and find the keys that the sources tell of."""
+"""Clients of S3 list all keys that can be read, and no others."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ from tests.support.serving import serving
 _BUCKET: Final = "bucket"
 _V2: Final = {"name": "v2", "separator": "."}
 _MANY: Final = ("", "em", "em/cube/c/")
-"""Below these are hundreds of keys, so that pages of one key each take long."""
+"""Prefixes of hundreds of keys, for which pages of one key each take long."""
 _FEW: Final = ("em/cube/c/1", "em/s0-v2/1", "volume/8_8_8/-", "lab 1/a")
 _PAGES: Final = [
     *itertools.product((*_MANY, *_FEW), (83, 1000)),
@@ -49,7 +49,7 @@ _ODD: Final = ("a/b", "100%", "a%2Fc")
 def _list(
     s3: Any, prefix: str = "", page: int = 1000, operation: str = "list_objects_v2", **query: str
 ) -> list[str]:
-    """List the keys below *prefix*, a page at a time, and what is folded."""
+    """List the keys and common prefixes below *prefix*, page by page."""
     pages = s3.get_paginator(operation).paginate(
         Bucket=query.pop("bucket", "repository"),
         Prefix=prefix,
@@ -66,14 +66,14 @@ def _list(
 
 
 def _names(keys: Sequence[str], prefix: str) -> list[str]:
-    """Fold the keys below *prefix*."""
+    """Return the keys below *prefix* with common prefixes for the delimiter `/`."""
     below = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
     folded = (prefix + name.partition("/")[0] + "/" * ("/" in name) for name in below)
     return list(dict.fromkeys(folded))
 
 
 def _sparse(shape: Sequence[int], seed: int) -> Values:
-    """Make numbers of which about half of the blocks of 3 are zero."""
+    """Return an array of which about half of the blocks of 3 are zero."""
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 2, [-(-n // 3) for n in shape], np.uint8)
     for axis, n in enumerate(shape):
@@ -82,7 +82,7 @@ def _sparse(shape: Sequence[int], seed: int) -> Values:
 
 
 def _chunks(values: Values, chunk: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Return the coordinates of the chunks that hold other numbers than zero."""
+    """Yield the coordinates of the chunks that are not all zero."""
     counts = [range(-(-n // size)) for n, size in zip(values.shape, chunk, strict=True)]
     for at in itertools.product(*counts):
         place = tuple(slice(i * n, i * n + n) for i, n in zip(at, chunk, strict=True))
@@ -91,7 +91,7 @@ def _chunks(values: Values, chunk: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _write_arrays(folder: Path) -> set[str]:
-    """Write what zarr-python writes: sharded, sharded twice, with other keys, and not sharded."""
+    """Write arrays with zarr-python, sharded and not; return the expected keys."""
     zarr.create_group(folder / "em")
     flat, cube = _sparse((40, 23), 1), _sparse((7, 12, 30), 2)
     for name, values, chunk, options in (
@@ -115,7 +115,7 @@ def _write_arrays(folder: Path) -> set[str]:
 
 
 def _write_volume(folder: Path) -> set[str]:
-    """Write what TensorStore writes, in shards by a hash, with gzip in all places."""
+    """Write a volume with TensorStore, sharded by a hash and gzip; return the expected keys."""
     values = _sparse((30, 17, 9), 3)[..., np.newaxis] + np.uint8(1)
     hashed = volumes.sharding((1, 2, 2), volumes.MURMUR, index="gzip", data="gzip")
     scale = volumes.Scale(values, hashed, offset=(-7, 0, 95))
@@ -125,7 +125,7 @@ def _write_volume(folder: Path) -> set[str]:
 
 
 def _write(folder: Path) -> set[str]:
-    """Write everything; give the keys of it that can be asked for."""
+    """Write all containers and plain objects; return the expected keys."""
     keys = _write_arrays(folder) | _write_volume(folder)
     meshes = {str(n * n): bytes([n]) * 9 for n in range(2, 60)}
     draft = {f"data/root/a/c{i}/{j}": b"chunk" for i, j in ((0, 0), (0, 3), (1, 1), (2, 2))}
@@ -142,20 +142,20 @@ def _write(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Write a folder, and tell its keys in order."""
+    """Write all data; return the folder and its expected keys in order."""
     folder = tmp_path_factory.mktemp("listing")
     return folder, sorted(_write(folder), key=str.encode)
 
 
 @pytest.fixture(scope="module")
 def keys(sources: tuple[Path, list[str]]) -> list[str]:
-    """Return the keys that can be asked for."""
+    """Return the expected keys in order."""
     return sources[1]
 
 
 @pytest.fixture(scope="module", params=["folder", "seaweedfs"])
 def bucket_url(request: pytest.FixtureRequest, sources: tuple[Path, list[str]]) -> Generator[str]:
-    """Serve it from the folder, and from a server that has its own order of keys."""
+    """Serve the data from the folder, and from SeaweedFS, which has its own order of keys."""
     folder, _ = sources
     seaweedfs = request.getfixturevalue("seaweedfs") if request.param == "seaweedfs" else None
     with from_folder(folder, seaweedfs, "listing") as served:
@@ -172,7 +172,7 @@ def bucket_s3(bucket_url: str) -> Any:
 def test_boto3_pages_through_the_keys(
     bucket_s3: Any, keys: list[str], prefix: str, size: int
 ) -> None:
-    """They are those that were written, in their order, with and without a delimiter."""
+    """boto3 lists all expected keys in order for each page size, with and without a delimiter."""
     whole = [key for key in keys if key.startswith(prefix)]
     assert _list(bucket_s3, prefix, size, bucket=_BUCKET) == whole
     folded = _list(bucket_s3, prefix, size, bucket=_BUCKET, Delimiter="/")
@@ -180,7 +180,7 @@ def test_boto3_pages_through_the_keys(
 
 
 def test_s3fs_finds_and_globs(bucket_url: str, keys: list[str]) -> None:
-    """Fsspec's file system of S3 sees the tree."""
+    """s3fs finds, lists and globs the expected keys."""
     fs = s3fs.S3FileSystem(
         key="any", secret="any", endpoint_url=bucket_url, skip_instance_cache=True
     )
@@ -197,7 +197,7 @@ def test_s3fs_finds_and_globs(bucket_url: str, keys: list[str]) -> None:
 
 
 def test_obstore_and_zarr_list(bucket_url: str, keys: list[str]) -> None:
-    """zarr-python's store lists prefixes and directories, and opens what it finds."""
+    """Obstore and zarr-python list the expected keys, and open the arrays of a listed group."""
     store = open_obstore(bucket_url, _BUCKET)
     found = [entry["path"] for batch in obstore.list(store) for entry in batch]
     rolled = obstore.list_with_delimiter(store, "em/s0/c")
@@ -223,7 +223,7 @@ def test_obstore_and_zarr_list(bucket_url: str, keys: list[str]) -> None:
 
 
 def test_zarr_opens_groups_through_s3fs(bucket_url: str) -> None:
-    """So it does through fsspec."""
+    """zarr-python lists and reads the arrays of a group through s3fs."""
     options = {"key": "any", "secret": "any", "endpoint_url": bucket_url}
     store = FsspecStore.from_url(f"s3://{_BUCKET}/em", storage_options=options, read_only=True)
     group = zarr.open_group(store, mode="r", use_consolidated=False)
@@ -233,7 +233,7 @@ def test_zarr_opens_groups_through_s3fs(bucket_url: str) -> None:
 
 
 def test_cloud_files_lists_by_prefix(bucket_url: str, keys: list[str]) -> None:
-    """What copies volumes sees the chunks; below a prefix or all."""
+    """cloud-files lists the keys of a volume, all, flat, and below a prefix."""
     secrets = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
     reset_connection_pools()  # which are by bucket, whatever the endpoint
     files = CloudFiles(f"s3://{bucket_url}/{_BUCKET}/volume", secrets=secrets)
@@ -272,7 +272,7 @@ def _write_repository(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Serve a repository, by itself and below a bucket, and an array that is in none."""
+    """Serve a repository, alone and within a bucket, and an array beside it."""
     folder = tmp_path_factory.mktemp("listing")
     _write_repository(folder / "lab/repository")
     zarr.create_array(folder / "lab/array", shape=(4,), shards=(4,), chunks=(2,), dtype="u1")
@@ -291,14 +291,14 @@ def s3(url: str) -> Any:
 
 
 def _present(url: str, prefix: str, shape: Sequence[int]) -> list[str]:
-    """Ask for each chunk that there could be."""
+    """Return the keys of the chunks in a grid that HEAD finds."""
     with httpx.Client(base_url=f"{url}/repository/") as client:
         keys = [f"{prefix}/c/{'/'.join(map(str, at))}" for at in np.ndindex(*shape)]
         return [key for key in keys if client.head(key).status_code == httpx.codes.OK]
 
 
-def test_what_is_listed_is_what_is_there(url: str, s3: Any) -> None:
-    """Documents, and the chunks that a GET finds, the inner ones of shards; no others."""
+def test_listing_of_a_repository_has_exactly_the_readable_keys(url: str, s3: Any) -> None:
+    """A listing of a repository has exactly its documents and the chunks that HEAD finds."""
     chunks = _present(url, "numbers", (120,)) + _present(url, "a/image", (13, 4))
     nodes = ["", "0/", "a/", "a-b/", "a/image/", "a/nothing/", "a/scalar/", "away/", "numbers/"]
     expected = [*chunks, "a/scalar/c", "away/c/1", *(f"{node}zarr.json" for node in nodes)]
@@ -308,8 +308,8 @@ def test_what_is_listed_is_what_is_there(url: str, s3: Any) -> None:
 
 
 @pytest.mark.parametrize("ref", ["", _TAG])
-def test_times_are_those_of_the_ref(url: str, s3: Any, ref: str) -> None:
-    """A branch has the time of its last change, a tag that of its snapshot; HEAD agrees."""
+def test_listed_times_are_those_of_the_ref(url: str, s3: Any, ref: str) -> None:
+    """Listed times are those of the branch's last change or the tag's snapshot, as in HEAD."""
     [entry] = httpx.get(f"{url}/api/datasets/repository/history").json()["history"][:1]
     flushed = datetime.fromisoformat(entry["flushed_at"]).replace(microsecond=0)
     for listed in s3.list_objects_v2(Bucket="repository", Prefix=f"{ref}numbers/")["Contents"]:
@@ -319,12 +319,8 @@ def test_times_are_those_of_the_ref(url: str, s3: Any, ref: str) -> None:
         assert not ref or listed["LastModified"] == flushed
 
 
-def test_a_ref_is_listed_by_its_name(s3: Any) -> None:
-    """Keys of a tag begin with its segment, and else are those of the branch.
-
-    Those of a repository below a bucket begin with its path, by no ref as of ``main``; what is in
-    no repository is listed beside. No such ref has no keys, nor has one whose name is not complete.
-    """
+def test_listing_below_a_ref_has_its_prefix(s3: Any) -> None:
+    """Keys below a ref's prefix are those of the branch; an unknown or partial ref has none."""
     every, path = _list(s3), "lab/repository/"
     below = _list(s3, f"{path}@branch.main/a/", bucket="bucket")
 
@@ -336,8 +332,8 @@ def test_a_ref_is_listed_by_its_name(s3: Any) -> None:
         assert _list(s3, prefix) == []
 
 
-def test_a_listing_begins_where_it_is_told(s3: Any) -> None:
-    """Behind any key, there or not; of a ref before it all is listed, behind it nothing."""
+def test_listing_starts_after_the_given_key(s3: Any) -> None:
+    """A listing with `start-after` or `marker` has the greater keys only, for any start."""
     every, tagged = _list(s3), _list(s3, _TAG)
     for start in [*random.Random(1).sample(every, 20), "a", "numbers/c/1/", "zz", "\x01"]:
         expected = [key for key in every if key > start]
@@ -347,8 +343,8 @@ def test_a_listing_begins_where_it_is_told(s3: Any) -> None:
         assert _list(s3, _TAG, StartAfter=start) == [key for key in tagged if key > start]
 
 
-def test_what_may_not_be_followed_is_listed(s3: Any) -> None:
-    """The reference tells its length; reading it is refused, which is no absence."""
+def test_chunk_of_a_forbidden_reference_is_listed(s3: Any) -> None:
+    """A chunk with a forbidden virtual reference is listed with its length; reading it gets 403."""
     (entry,) = s3.list_objects_v2(Bucket="repository", Prefix="away/c/")["Contents"]
 
     assert (entry["Key"], entry["Size"], "ETag" in entry) == ("away/c/1", 5, False)
@@ -359,7 +355,7 @@ def test_what_may_not_be_followed_is_listed(s3: Any) -> None:
 
 @pytest.mark.parametrize("name", _ODD)
 def test_refs_of_any_name_are_listed_and_read(s3: Any, name: str) -> None:
-    """What is listed can be read, though the client percent-encodes it once more."""
+    """A branch with `/` or `%` in its name is listed and read by boto3."""
     ref = f"@branch.{name.replace('%', '%25').replace('/', '%2F')}/"
     listed = _list(s3, ref)
 
@@ -367,8 +363,8 @@ def test_refs_of_any_name_are_listed_and_read(s3: Any, name: str) -> None:
     assert s3.get_object(Bucket="repository", Key=listed[0])["Body"].read()
 
 
-def test_tensorstore_is_told_the_path_by_itself(url: str) -> None:
-    """It percent-encodes what is percent-encoded already, and finds the ref all the same."""
+def test_tensorstore_reads_a_ref_with_a_slash_in_its_name(url: str) -> None:
+    """TensorStore reads a ref named with `/` although it percent-encodes the path again."""
     path = "/repository/@branch.a%2Fb/a/image/"
     kvstore = {"driver": "http", "base_url": url, "path": path}
     array = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True).result()
@@ -376,8 +372,8 @@ def test_tensorstore_is_told_the_path_by_itself(url: str) -> None:
     assert array[24, 6].read().result() == 4
 
 
-def test_clients_that_do_not_sign_list_by_parameters(url: str, s3: Any) -> None:
-    """ListObjects, as GDAL asks for it where it is told not to sign."""
+def test_unsigned_request_with_a_delimiter_is_list_objects(url: str, s3: Any) -> None:
+    """An unsigned GET with S3's parameters gets a ListObjects result, as GDAL requires."""
     answer = httpx.get(f"{url}/repository/?delimiter=%2F&max-keys=2&prefix=a%2F")
     root = ET.fromstring(answer.content)  # noqa: S314  the service wrote it
     told = {each.tag.rpartition("}")[2]: "".join(each.itertext()) for each in root}
@@ -394,8 +390,8 @@ def test_clients_that_do_not_sign_list_by_parameters(url: str, s3: Any) -> None:
     }
 
 
-def test_a_marker_may_lie_behind_the_last_key(tmp_path: Path) -> None:
-    """A page of few keys ends after many that are absent; the client goes on from there."""
+def test_page_may_end_after_absent_keys_only(tmp_path: Path) -> None:
+    """A page may end behind many absent chunks, and its marker leads to the next key."""
     array = zarr.create_array(
         tmp_path, shape=(12_000,), shards=(12_000,), chunks=(1,), dtype="u1", compressors=None
     )
@@ -423,6 +419,6 @@ def test_a_marker_may_lie_behind_the_last_key(tmp_path: Path) -> None:
         "list-type=2&encoding-type=url&prefix=%00/",
     ],
 )
-def test_what_cannot_be_listed_is_refused(url: str, query: str) -> None:
-    """Other delimiters, odd numbers, foreign tokens, folders that no key can be in."""
+def test_invalid_listing_parameter_is_refused_with_400(url: str, query: str) -> None:
+    """A listing with an invalid delimiter, count, token or prefix fails with 400."""
     assert httpx.get(f"{url}/repository?{query}").status_code == httpx.codes.BAD_REQUEST

@@ -1,4 +1,4 @@
-"""zarr-python, xarray, TensorStore and zarrita.js read what was written, random arrays too."""
+"""zarr-python, xarray, TensorStore and zarrita.js read arrays of the table, and random ones."""
 
 import base64
 import json
@@ -64,12 +64,12 @@ BEYOND: Final = {
     },
 }  # fmt: skip
 """Arrays that a client cannot decode from any server: it knows no codec after sharding, or not the
-data type; zarrita fails without elements, and takes fill values from JSON as doubles.
+data type; zarrita fails for empty arrays, and reads fill values as doubles.
 """
 
 
 class Seen(NamedTuple):
-    """An array as a client sees it."""
+    """Values and chunk shape of an array as a client reads them."""
 
     values: Any
     chunks: Shape
@@ -77,7 +77,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """What is opened once for many arrays."""
+    """Groups and results of node that several tests share."""
 
     stack: ExitStack
     groups: dict[str, xarray.Dataset] = field(default_factory=dict)
@@ -86,18 +86,18 @@ class Memory:
 
 @pytest.fixture(scope="module")
 def memory() -> Generator[Memory]:
-    """Close what was opened, in the end."""
+    """Close shared groups after the module."""
     with ExitStack() as stack:
         yield Memory(stack)
 
 
 def over_fsspec(url: str) -> Any:
-    """Open *url* as most people do."""
+    """Open *url* with zarr-python over fsspec, its default."""
     return zarr.open(url, mode="r")
 
 
 def over_obstore(url: str) -> Any:
-    """Open *url* through the client written in Rust."""
+    """Open *url* with zarr-python over obstore."""
     store = obstore.store.HTTPStore.from_url(url, client_options={"allow_http": True})
     return zarr.open(zarr.storage.ObjectStore(store, read_only=True), mode="r")
 
@@ -106,7 +106,7 @@ OPENERS: Final = {"fsspec": over_fsspec, "obstore": over_obstore}
 
 
 def seen_by_zarr(opener: Callable[[str], Any], root: str, case: Case) -> Seen:
-    """Read with zarr-python, which sees no shards, and the fill value that was written."""
+    """Read with zarr-python, and assert that there are no shards and the written fill value."""
     array, expected = opener(f"{root}/{case.name}"), case.fill_value
     assert array.shards is None
     if isinstance(expected, list):
@@ -125,7 +125,7 @@ def open_tensorstore(url: str, driver: str = "zarr3") -> Any:
 
 
 def seen_by_tensorstore(root: str, case: Case) -> Seen:
-    """Read with TensorStore, which reads and writes in chunks of one shape."""
+    """Read with TensorStore, and assert that read and write chunks are equal."""
     array = open_tensorstore(f"{root}/{case.name}")
     layout = array.chunk_layout
     chunks, written = (tuple(each.shape or ()) for each in (layout.read_chunk, layout.write_chunk))
@@ -165,7 +165,7 @@ def by_zarrita(memory: Memory, root: str, case: Case) -> Seen:
 
 
 def run_node(urls: Iterable[str]) -> dict[str, Json]:
-    """Run one node that reads the arrays at *urls*; answers by URL."""
+    """Run one node process that reads the arrays at *urls*; return its results by URL."""
     node = shutil.which("node")
     if node is None:
         lack("node is not installed")
@@ -193,7 +193,7 @@ READERS: Final[dict[str, Callable[[Memory, str, Case], Seen]]] = {
     "zarrita": by_zarrita,
 }
 USUAL: Final = {"fsspec": "remote"}
-"""The store that a client reads from; `soak` has both for all, which give the same bytes."""
+"""Store that a client reads from, ``local`` by default; soak runs have both for all."""
 
 
 def is_usual(reader: str, place: str, name: str) -> bool:
@@ -222,7 +222,7 @@ def _names(reader: str) -> Collection[str]:
         for name in _names(reader)
     ],
 )
-def test_reads_values_in_inner_chunks(
+def test_client_reads_written_values_in_inner_chunks(
     request: pytest.FixtureRequest, memory: Memory, reader: str, place: str, name: str
 ) -> None:
     """Each array that a client can decode reads as written, in chunks of the inner shape."""
@@ -235,12 +235,12 @@ def test_reads_values_in_inner_chunks(
 
 @pytest.fixture(params=OPENERS)
 def opener(request: pytest.FixtureRequest) -> Any:
-    """Choose a way of zarr-python to open a URL."""
+    """Return each way of zarr-python to open a URL."""
     return OPENERS[request.param]
 
 
-def test_zarr_keeps_attributes_and_dimension_names(local: str, opener: Any) -> None:
-    """What describes the array is untouched, and a member that nobody knows."""
+def test_attributes_and_unknown_members_are_kept(local: str, opener: Any) -> None:
+    """Attributes, dimension names and unknown members of an array's metadata are kept."""
     case = BY_NAME["document/names_and_attributes"]
     array = opener(f"{local}/bucket/{case.name}")
     unknown = opener(f"{local}/bucket/document/unknown_member").metadata.extra_fields["x_lab"]
@@ -250,8 +250,8 @@ def test_zarr_keeps_attributes_and_dimension_names(local: str, opener: Any) -> N
     assert unknown == {"must_understand": False, "note": ["kept"]}
 
 
-def test_v2_passes_through(service: str, opener: Any) -> None:
-    """Arrays and consolidated groups of format 2 are still ones, for every client."""
+def test_format_2_is_served_as_stored(service: str, opener: Any) -> None:
+    """Arrays and consolidated groups of Zarr format 2 read as written."""
     array = opener(f"{service}/bucket/plain/v2")
 
     assert (array.metadata.zarr_format, array.attrs.asdict()) == (2, {"a": 1})
@@ -263,8 +263,8 @@ def test_v2_passes_through(service: str, opener: Any) -> None:
 
 
 @pytest.mark.parametrize("group", ["consolidated", "listed"])
-def test_groups_list_their_members_over_fsspec(service: str, group: str) -> None:
-    """Also groups inside groups, which fsspec asks for without a final slash."""
+def test_zarr_lists_members_of_groups_over_fsspec(service: str, group: str) -> None:
+    """zarr-python lists the members of a group and of nested groups over fsspec."""
     with quiet():
         opened = over_fsspec(f"{service}/bucket/groups/{group}")
         names = {name for name, _ in opened.members()}
@@ -275,8 +275,8 @@ def test_groups_list_their_members_over_fsspec(service: str, group: str) -> None
 
 
 @pytest.mark.parametrize("group", ["consolidated", "listed"])
-def test_reads_in_nested_groups(service: str, opener: Any, group: str) -> None:
-    """A path through groups ends at an array that is not sharded."""
+def test_zarr_reads_an_array_in_nested_groups(service: str, opener: Any, group: str) -> None:
+    """zarr-python reads an array through nested groups, without shards."""
     with quiet():
         array = opener(f"{service}/bucket/groups/{group}")["below/deeper/v"]
 
@@ -284,8 +284,8 @@ def test_reads_in_nested_groups(service: str, opener: Any, group: str) -> None:
     same(array[...], VALUES)
 
 
-def test_the_raw_view_is_sharded(service: str, opener: Any) -> None:
-    """The same bucket as `raw` shows the shards, and reads; consolidated metadata show none."""
+def test_raw_view_keeps_shards(service: str, opener: Any) -> None:
+    """The raw view of an array has shards; consolidated metadata of the default view has none."""
     with quiet():
         group = opener(f"{service}/bucket/groups/consolidated")
     known = group.metadata.consolidated_metadata.metadata["index-zarr_start_big_crc"]
@@ -305,17 +305,14 @@ def test_the_raw_view_is_sharded(service: str, opener: Any) -> None:
     ],
 )
 def test_xarray_opens_nested_groups(service: str, path: str, options: Any) -> None:
-    """As most people do, without any option, and by the name of the group."""
+    """Xarray reads a nested group by its URL or by its name."""
     url = f"{service}/bucket/groups/{path}"
     with quiet(), xarray.open_zarr(url, chunks=None, **options) as opened:
         same(opened["v"].values, VALUES)
 
 
-def test_tensorstore_finds_the_format_and_reads_again_after_revalidation(service: str) -> None:
-    """Without a driver, the probes for other formats find nothing and ``zarr.json`` wins.
-
-    A second read through its cache, which sends If-None-Match, is equal.
-    """
+def test_tensorstore_detects_the_format_and_revalidates(service: str) -> None:
+    """TensorStore detects `zarr3` without a driver; a revalidated read has the same values."""
     found = tensorstore.open(f"{service}/bucket/index/zarr_end_little_crc/").result()
     spec = {
         "driver": "zarr3",
@@ -331,18 +328,18 @@ def test_tensorstore_finds_the_format_and_reads_again_after_revalidation(service
 
 
 MAX_CHUNKS: Final = 150
-"""Of a read array, so that an example stays quick."""
+"""Most chunks of a random array."""
 ENCODINGS: Final = (default_keys("/"), default_keys("."), v2_keys("/"), v2_keys("."))
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A folder that gets new arrays, and the URL it is served under."""
+    """A served folder that gets new arrays."""
 
     folder: Path
     url: str
     numbers: Iterator[int]
-    """Numbers that name arrays, each once, as caches are allowed to remember."""
+    """Numbers for unique names of arrays, since caches may hold former ones."""
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +352,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw an array of random nesting, written by a library."""
+    """Draw a random nesting of shards, written by a library."""
     nesting = draw(nestings(letters=False))
     writers = [by_zarr] if _has_checksum_after(nesting.codecs) else [by_tensorstore, by_zarr]
     return Case(
@@ -370,7 +367,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def _values(draw: st.DrawFn, shape: Shape) -> Values:
-    """Make an array of which a part is the fill value, so that chunks and shards are absent."""
+    """Return an array with a share of fill values, so that chunks and shards are absent."""
     seed = draw(st.integers(0, 2**32 - 1))
     density = draw(st.sampled_from([0.02, 0.3, 1.0]))
     random = np.random.default_rng(seed)
@@ -388,7 +385,7 @@ def _has_checksum_after(codecs: Any) -> bool:
 
 
 def _written(case: Case, path: Path) -> bool:
-    """Write *case*; `False` if that is one of what zarr-python cannot write."""
+    """Write *case*; return `False` if zarr-python cannot write it."""
     try:
         write(case, path)
     except ValueError:
@@ -404,8 +401,8 @@ _PATIENT: Final = settings(
 
 
 @pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.soak)])
-def test_any_array_reads_back(served_folder: Service, examples: int) -> None:
-    """Whatever the shapes, transposes, nesting and index, both readers see the written values."""
+def test_random_array_reads_as_written(served_folder: Service, examples: int) -> None:
+    """A random array of any shape, transposes, nesting and index reads as written."""
 
     @settings(_PATIENT, max_examples=examples)
     @given(case=cases(), data=st.data())

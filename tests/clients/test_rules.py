@@ -1,4 +1,4 @@
-"""Rules that real clients impose, on raw headers."""
+"""HTTP behaviour that real clients depend on, checked on raw headers."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ ABSENT: Final = {
 def serving_bucket(
     bucket: Path, on_read: Callable[[ObjectRef], Any] = lambda _: None, **options: Any
 ) -> Iterator[httpx.Client]:
-    """Serve *bucket* from a store of which each read is told before."""
+    """Serve *bucket*, calling *on_read* before each read of the store."""
     settings = Settings(datasets={"bucket": DatasetSettings(url=str(bucket), **options)})
     with (
         serving(settings, wrap=lambda store: Watched(store, on_read)) as url,
@@ -55,20 +55,20 @@ def serving_bucket(
 
 @pytest.mark.parametrize("headers", [{}, {"Range": "bytes=-4144"}, {"Range": "bytes=0-31"}])
 @pytest.mark.parametrize("kind", ABSENT)
-def test_a_missing_key_is_404(client: httpx.Client, kind: str, headers: dict[str, str]) -> None:
-    """404 is the only answer that every client takes as missing.
+def test_absent_key_gets_404(client: httpx.Client, kind: str, headers: dict[str, str]) -> None:
+    """GET and HEAD of an absent key get 404, with or without a range.
 
-    TensorStore probes folders, without their slash, for other formats, by ranges.
+    Clients understand no other status as absence; TensorStore probes folders by ranges.
     """
     for method in ("GET", "HEAD"):
         assert ask(client, ABSENT[kind], method, **headers).status_code == 404
 
 
 @pytest.mark.parametrize("error", [StorageDeniedError(ROOT, "denied"), RuntimeError("a bug")])
-def test_a_failing_store_is_never_404(
+def test_store_failure_is_never_404(
     bucket: Path, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the store did not prove absent is an error, which pages may read and nobody keeps."""
+    """A failure of the store gets 403 or 500, with CORS headers and `no-store`, never 404."""
 
     def fail(ref: ObjectRef) -> None:
         if "/c/" in ref.key:
@@ -107,10 +107,11 @@ ANSWERS: Final[dict[str, tuple[int, str, str, dict[str, str]]]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_every_answer_has_cors_and_cache_control(client: httpx.Client, name: str) -> None:
-    """Neuroglancer takes an answer without CORS as a missing chunk, and shows zeros.
+def test_every_response_has_cors_and_cache_control(client: httpx.Client, name: str) -> None:
+    """Every response of any status has CORS headers and Cache-Control.
 
-    Without Cache-Control Chromium guesses, and shows old chunks after an overwrite.
+    Neuroglancer shows zeros for a response without CORS, and Chromium caches one without
+    Cache-Control by a heuristic.
     """
     status, method, path, headers = ANSWERS[name]
 
@@ -127,8 +128,8 @@ def _assert_cors(answer: httpx.Response) -> None:
     assert {"etag", "content-range", "content-length", "content-encoding"} <= set(exposed)
 
 
-def test_a_preflight_allows_what_viewers_send(client: httpx.Client) -> None:
-    """Chromium asks before a suffix range or a conditional request."""
+def test_preflight_allows_the_headers_of_viewers(client: httpx.Client) -> None:
+    """A preflight allows GET with ranges, conditions, Authorization and Cache-Control."""
     asked = {"range", "if-match", "if-none-match", "authorization", "cache-control"}
     headers = {"Origin": "https://viewer.example", "Access_Control_Request_Method": "GET"}
     headers["Access_Control_Request_Headers"] = ",".join(asked)
@@ -139,11 +140,8 @@ def test_a_preflight_allows_what_viewers_send(client: httpx.Client) -> None:
     assert "GET" in re.split(r",\s*", answer.headers["access-control-allow-methods"])
 
 
-def test_a_gzip_chunk_is_not_called_encoded(client: httpx.Client, bucket: Path) -> None:
-    """The gzip codec of Zarr is the array's affair: its bytes go out as they are stored.
-
-    Two inner chunks of a shard are two entities.
-    """
+def test_chunk_of_the_gzip_codec_has_no_content_coding(client: httpx.Client, bucket: Path) -> None:
+    """A chunk of Zarr's gzip codec is served as stored; inner chunks have distinct ETags."""
     body = raw_body(client, "GET", KINDS["compressed chunk"], Accept_Encoding="gzip")
     tags = {ask(client, f"{ARRAY}/c/0/0/{i}").headers["etag"] for i in range(3)}
 
@@ -160,8 +158,8 @@ SIZED: Final = KINDS | {
 
 
 @pytest.mark.parametrize("kind", SIZED)
-def test_head_tells_the_length_of_get(client: httpx.Client, kind: str) -> None:
-    """Obstore refuses a chunked body, and viewers size objects by HEAD, which equals GET."""
+def test_head_and_get_have_the_same_content_length(client: httpx.Client, kind: str) -> None:
+    """HEAD and GET have the same Content-Length and validators, and no chunked coding."""
     head, get = (ask(client, SIZED[kind], method) for method in ("HEAD", "GET"))
 
     assert head.content == b""
@@ -174,8 +172,8 @@ def test_head_tells_the_length_of_get(client: httpx.Client, kind: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Range": "bytes=100-"}, {"Range": "bytes=-299900"}])
-def test_a_streamed_body_has_a_length(tmp_path: Path, headers: dict[str, str]) -> None:
-    """A body too large to be held at once is not chunked either."""
+def test_streamed_body_has_a_content_length(tmp_path: Path, headers: dict[str, str]) -> None:
+    """A body above the streaming limit, whole or a range, has a Content-Length."""
     data = bytes(range(250)) * 1200
     (tmp_path / "large").write_bytes(data)
     settings = Settings(
@@ -191,8 +189,8 @@ def test_a_streamed_body_has_a_length(tmp_path: Path, headers: dict[str, str]) -
     assert "transfer-encoding" not in answer.headers
 
 
-def test_cache_control_is_the_configured_one(bucket: Path) -> None:
-    """What can change carries the dataset's own header."""
+def test_cache_control_of_the_dataset_is_sent(bucket: Path) -> None:
+    """Responses with 200, 206, 304 and 404 carry the Cache-Control of the dataset."""
     with serving_bucket(bucket, cache_control="private, max-age=7") as client:
         for name in ("200", "206", "304", "404 key"):
             status, method, path, headers = ANSWERS[name]
@@ -219,10 +217,12 @@ REQUESTS: Final[dict[str, tuple[dict[str, str], int, slice]]] = {
 
 @pytest.mark.parametrize("accepted", ["", "gzip, deflate, br, zstd", "*"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranges_and_conditions(client: httpx.Client, kind: str, accepted: str) -> None:
-    """Ranges are clamped, conditions hold, and all answers name one version by a strong tag.
+def test_ranges_and_conditions_follow_rfc_9110(
+    client: httpx.Client, kind: str, accepted: str
+) -> None:
+    """Each kind of object answers ranges and conditions with one strong ETag, not encoded.
 
-    Nothing is encoded here for who takes it: every client that was given an encoded range failed.
+    Every client that was given an encoded range failed.
     """
     path, encodings = KINDS[kind], {"Accept_Encoding": accepted} if accepted else {}
     whole = ask(client, path)
@@ -244,8 +244,8 @@ def test_ranges_and_conditions(client: httpx.Client, kind: str, accepted: str) -
             assert answer.headers["content-range"] == f"bytes */{len(whole.content)}"
 
 
-def test_no_cache_does_not_bypass_our_caches(bucket: Path) -> None:
-    """TensorStore always sends it; a warm key still costs no read of the store."""
+def test_no_cache_request_is_answered_from_the_cache(bucket: Path) -> None:
+    """A request with `no-cache`, as TensorStore sends, for a cached key reads no object."""
     reads: list[ObjectRef] = []
     with serving_bucket(bucket, reads.append) as client:
         for path in (KINDS["chunk"], KINDS["metadata"], ABSENT["empty inner chunk"]):
@@ -256,8 +256,8 @@ def test_no_cache_does_not_bypass_our_caches(bucket: Path) -> None:
             assert reads == []
 
 
-def test_a_group_lists_its_members(client: httpx.Client) -> None:
-    """The page links to members and metadata, relative to itself; so does that of a folder."""
+def test_page_of_a_group_links_to_its_members(client: httpx.Client) -> None:
+    """The page of a group or folder links to its members and metadata."""
     answer, folder = (ask(client, path) for path in ("/bucket/groups/listed/", "/bucket/"))
 
     assert answer.headers["content-type"].startswith("text/html")
@@ -269,8 +269,8 @@ def test_a_group_lists_its_members(client: httpx.Client) -> None:
     assert 'href="./groups/"' in folder.text or 'href="groups/"' in folder.text
 
 
-def test_an_array_lists_its_inner_chunks(client: httpx.Client) -> None:
-    """Where shards lie under ``c/``, of which none can be asked for, each link leads to a chunk."""
+def test_page_of_an_array_links_to_its_inner_chunks(client: httpx.Client) -> None:
+    """Pages of a sharded array lead to its inner chunks, which all get 200."""
     page = f"{ARRAY}/"
     while links := re.findall('href="./([^"]*/)"', ask(client, page).text):
         page += links[0]
@@ -283,18 +283,18 @@ def test_an_array_lists_its_inner_chunks(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["after/gzip", "after/zstd", "after/crc_then_zstd", "plain/v3"])
-def test_what_cannot_be_unsharded_is_served_as_it_is(
+def test_array_that_cannot_be_unsharded_is_served_as_stored(
     client: httpx.Client, bucket: Path, name: str
 ) -> None:
-    """Metadata and objects are the stored ones, byte for byte."""
+    """An array with compression around its shards is served as stored, byte for byte."""
     for file in (bucket / name).rglob("*"):
         if file.is_file():
             path = f"/bucket/{file.relative_to(bucket).as_posix()}"
             assert ask(client, path).content == file.read_bytes()
 
 
-def test_many_connections_at_once(local: str) -> None:
-    """A page of zarrita opens 120 connections at the same moment, and none is reset."""
+def test_120_concurrent_connections_are_all_answered(local: str) -> None:
+    """All of 120 connections opened at once, as zarrita does, get 200."""
 
     def get(number: int) -> bytes:
         path = f"{ARRAY}/c/{number % 3}/{number % 2}/{number % 3}"

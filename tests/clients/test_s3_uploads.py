@@ -1,4 +1,4 @@
-"""Clients of S3 upload in parts, and mirror inner chunks as the objects of a bucket."""
+"""Multipart uploads and mirroring of inner chunks by clients of S3."""
 
 import io
 import itertools
@@ -32,7 +32,7 @@ MIB: Final = 1024**2
 PART: Final = 5 * MIB
 DATA: Final = random.Random(1).randbytes(PART + 70_000)
 LARGE_CHUNKS: Final = Shape(chunks=4, chunk_length=6 * MIB // 8, shards=2)
-"""Each inner chunk is longer than 5 MiB."""
+"""Shape whose inner chunks are longer than 5 MiB."""
 
 
 @dataclass
@@ -43,23 +43,23 @@ class Uploads:
     gateways: Sequence[Gateway]
 
     def boto3(self, number: int) -> Any:
-        """Open boto3's client of one gateway."""
+        """Open boto3's client of a gateway."""
         return open_boto3(self.gateways[number].url)
 
     def obstore(self, number: int) -> S3Store:
-        """Open obstore's client of one gateway."""
+        """Open obstore's client of a gateway."""
         return open_obstore(self.gateways[number].url)
 
     def parts(self) -> list[str]:
-        """Name the objects of uploads that are not completed."""
+        """Return the names of objects of uploads that are not complete."""
         return [name for name in self._hidden() if not name.endswith(".done")]
 
     def completed(self) -> int:
-        """Count the uploads that were completed."""
+        """Return the number of completed uploads."""
         return len(self._hidden()) - len(self.parts())
 
     def _hidden(self) -> list[str]:
-        """List the objects of uploads, completed or not."""
+        """Return the names of all objects of uploads."""
         folder, server = self.lab.folder, self.lab.seaweedfs
         if server is None:
             return [path.name for path in folder.glob(".shardgate-uploads/*")]
@@ -74,7 +74,7 @@ class Uploads:
 def lab(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Uploads]:
-    """Start the gateways."""
+    """Start the store and two gateways."""
     stored = requested_lab(request, tmp_path_factory)
     environ = of_dataset(stored.url, stored.seaweedfs, ttl_s=0.001)
     with ExitStack() as stack:
@@ -82,12 +82,12 @@ def lab(
 
 
 def turns(lab: Uploads) -> Iterator[Any]:
-    """Return the clients of both gateways in turns, for ever."""
+    """Return clients of both gateways in turns, without end."""
     return itertools.cycle([lab.boto3(0), lab.boto3(1)])
 
 
-def test_boto3_uploads_what_is_large(lab: Uploads) -> None:
-    """In parts, several at a time, with its checksums; nothing of them is left."""
+def test_boto3_uploads_a_large_object_in_parts(lab: Uploads) -> None:
+    """boto3 uploads an object in concurrent parts, of which no object remains."""
     before = lab.completed()
     config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
     one = lab.boto3(0)
@@ -98,8 +98,8 @@ def test_boto3_uploads_what_is_large(lab: Uploads) -> None:
     assert (lab.completed() - before, lab.parts()) == (1, [])
 
 
-def test_boto3_copies_what_is_large(lab: Uploads) -> None:
-    """An object, and a chunk into another array, a range of the source at a time."""
+def test_boto3_copies_large_objects_in_parts(lab: Uploads) -> None:
+    """boto3 copies a large object and a large chunk in parts, of which no object remains."""
     config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
     one, other = lab.boto3(0), lab.boto3(1)
     chunk = f"{lab.lab.new_array(LARGE_CHUNKS)}/c/1"
@@ -116,8 +116,8 @@ def test_boto3_copies_what_is_large(lab: Uploads) -> None:
     assert (lab.completed() - before, lab.parts()) == (2, [])
 
 
-def test_parts_go_to_both(lab: Uploads) -> None:
-    """Out of order, one of them twice, to whichever gateway."""
+def test_parts_of_an_upload_go_to_several_gateways(lab: Uploads) -> None:
+    """An upload completes with parts sent out of order, and one twice, to two gateways."""
     clients = turns(lab)
     upload = {"Bucket": "data", "Key": "by hand/a+b"}
     upload["UploadId"] = next(clients).create_multipart_upload(**upload)["UploadId"]
@@ -136,8 +136,8 @@ def test_parts_go_to_both(lab: Uploads) -> None:
     assert lab.parts() == []
 
 
-def test_an_upload_is_aborted_by_the_other(lab: Uploads) -> None:
-    """Its parts are gone."""
+def test_upload_is_aborted_by_another_gateway(lab: Uploads) -> None:
+    """An upload aborted by another gateway leaves no parts; its next part gets NoSuchUpload."""
     clients = turns(lab)
     upload = {"Bucket": "data", "Key": "aborted"}
     upload["UploadId"] = next(clients).create_multipart_upload(**upload)["UploadId"]
@@ -153,13 +153,13 @@ def test_an_upload_is_aborted_by_the_other(lab: Uploads) -> None:
 
 
 def part_of(s3: Any, upload: dict[str, str], etag: str) -> None:
-    """Complete with one part."""
+    """Complete an upload of one part."""
     parts = [{"PartNumber": 1, "ETag": etag}]
     s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
 
 
-def test_zarr_python_writes_large_chunks(lab: Uploads) -> None:
-    """Each in parts, into shards, in which who reads directly finds what was written."""
+def test_zarr_python_writes_large_chunks_in_parts(lab: Uploads) -> None:
+    """zarr-python uploads each large chunk in parts, and the stored shards have its values."""
     name, before = lab.lab.new_array(LARGE_CHUNKS), lab.completed()
     arrays = [
         zarr.open_array(ObjectStore(lab.obstore(number)), path=name, mode="r+")
@@ -179,8 +179,8 @@ def test_zarr_python_writes_large_chunks(lab: Uploads) -> None:
     assert (lab.completed() - before, lab.parts()) == (4, [])
 
 
-def test_an_upload_goes_on_after_a_power_cut(lab: Uploads) -> None:
-    """The other gateway has all that the first one had."""
+def test_upload_of_a_killed_gateway_is_completed_by_another(lab: Uploads) -> None:
+    """An upload whose gateway is killed is completed by another one."""
     upload = {"Bucket": "data", "Key": "cut"}
     with forked(of_dataset(lab.lab.url, lab.lab.seaweedfs)) as third:
         s3 = open_boto3(third.url)
@@ -202,7 +202,7 @@ KEYS: Final = sorted(f"array/c/{y}/{x}" for y in range(8) for x in range(8))
 
 @pytest.fixture
 def taker(tmp_path: Path) -> Generator[Taker]:
-    """Take data sets into a folder, in which a sharded array is stored, and an empty one."""
+    """Serve a folder with a sharded array, and an empty one of the same shape."""
     for name in ("array", "copy"):
         array = zarr.create_array(
             tmp_path / name, shape=(16, 16), shards=(8, 8), chunks=(2, 2), dtype="u2"
@@ -220,15 +220,15 @@ def s3(taker: Taker) -> Any:
 
 
 def listed(s3: Any, prefix: str) -> dict[str, Any]:
-    """Find all keys below *prefix*, a page at a time, and what is told of each."""
+    """Return all entries below *prefix* by key, listed in pages of 20."""
     pages = s3.get_paginator("list_objects_v2").paginate(
         Bucket="data", Prefix=prefix, PaginationConfig={"PageSize": 20}
     )
     return {each["Key"]: each for page in pages for each in page.get("Contents", ())}
 
 
-def test_many_inner_chunks_are_deleted(s3: Any, taker: Taker) -> None:
-    """In one request, from all four shards; the last ones of a shard take it away."""
+def test_delete_objects_removes_inner_chunks_and_empty_shards(s3: Any, taker: Taker) -> None:
+    """One DeleteObjects request deletes inner chunks of four shards, and shards without chunks."""
     gone = [f"array/c/{y}/{x}" for y in range(8) for x in range(8) if y < 4 or x % 2]
     told = s3.delete_objects(
         Bucket="data", Delete={"Objects": [{"Key": key} for key in gone], "Quiet": True}
@@ -244,8 +244,8 @@ def test_many_inner_chunks_are_deleted(s3: Any, taker: Taker) -> None:
 
 
 @pytest.mark.parametrize("client", ["aws", "rclone", "s5cmd"])
-def test_a_second_run_moves_nothing(client: str, taker: Taker, tmp_path: Path) -> None:
-    """Programs mirror an array into a folder, and that into another array, in one run each."""
+def test_second_mirror_run_transfers_nothing(client: str, taker: Taker, tmp_path: Path) -> None:
+    """A second run of the AWS CLI, rclone or s5cmd transfers nothing, down or up."""
     down, copy = tmp_path / "down", taker.folder / "copy"
     down.mkdir()
     for source, target in (("data/array", down), (down, "data/copy")):
@@ -263,10 +263,10 @@ def test_a_second_run_moves_nothing(client: str, taker: Taker, tmp_path: Path) -
 
 
 def mirror(client: str, url: str, source: str | Path, target: str | Path) -> None:
-    """Run *client*; what is no path begins with the name of a bucket."""
+    """Run *client* from *source* to *target*, of which a string names a bucket and prefix."""
     command = {
         "aws": [need("aws"), "--endpoint-url", url, "s3", "sync"],
-        # It keeps times in metadata otherwise, which inner chunks have none of.
+        # By default, rclone keeps times in metadata, which inner chunks do not have.
         "rclone": [need("rclone"), "sync", "--update", "--use-server-modtime"],
         "s5cmd": [str(Path(sys.executable).with_name("s5cmd")), "--endpoint-url", url, "sync"],
     }[client]
@@ -283,6 +283,6 @@ def mirror(client: str, url: str, source: str | Path, target: str | Path) -> Non
 
 
 def state(folder: Path) -> list[tuple[Path, int, int]]:
-    """Identify the files below *folder*: one that was written again is another."""
+    """Return path, inode and time of each file below *folder*."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files]

@@ -1,4 +1,4 @@
-"""Clients of S3 write, copy and describe objects, as in a bucket of their own."""
+"""Clients of S3 write, copy, delete and describe objects."""
 
 import gzip
 import hashlib
@@ -36,7 +36,7 @@ from tests.support.serving import serving
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Store arrays of two shards and of one, without any chunk."""
+    """Store empty arrays of two shards and of one."""
     folder = tmp_path_factory.mktemp("bucket")
     zarr.create_array(folder / "array", shape=(8, 8), shards=(8, 4), chunks=(2, 2), dtype="u2")
     zarr.create_array(folder / "line", shape=(4,), shards=(4,), chunks=(2,), dtype="u1")
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(folder: Path, seaweedfs: SeaweedFS) -> Generator[str]:
-    """Serve them from the folder and from S3, and an empty memory."""
+    """Serve the arrays from the folder and from S3, and an empty memory store."""
     seaweedfs.upload_folder(folder, "writing")
     datasets = {
         "bucket": DatasetSettings(url=folder.as_uri(), writable=True),
@@ -67,7 +67,7 @@ def s3(url: str) -> Any:
 @pytest.mark.parametrize("body", [b"abc", io.BytesIO(b"abc")])
 @pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])
 def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
-    """With its checksums, from memory or from a stream."""
+    """boto3 puts, reads and deletes an object with each checksum, from bytes or a stream."""
     put = s3.put_object(Bucket="bucket", Key="a b/c+d", Body=body, ChecksumAlgorithm=algorithm)
 
     assert s3.head_object(Bucket="bucket", Key="a b/c+d")["ETag"] == put["ETag"]
@@ -78,16 +78,16 @@ def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
         body.seek(0)
 
 
-def test_boto3_without_a_signature_reads_errors(url: str) -> None:
-    """What it sends tells that it speaks S3."""
+def test_unsigned_boto3_request_gets_an_s3_error(url: str) -> None:
+    """An unsigned request of boto3 for an unknown bucket gets NoSuchBucket."""
     with pytest.raises(ClientError) as caught:
         open_boto3(url, signature_version=UNSIGNED).get_object(Bucket="nothing", Key="a")
 
     assert caught.value.response["Error"]["Code"] == "NoSuchBucket"
 
 
-def test_boto3_deletes_many(s3: Any) -> None:
-    """What is there, what is not, what is a folder; quietly or not."""
+def test_boto3_deletes_many_objects(s3: Any) -> None:
+    """DeleteObjects deletes existing keys, ignores absent ones, and reports failed conditions."""
     for key in ("many/1", "many/2", "many/3"):
         s3.put_object(Bucket="bucket", Key=key, Body=b"x")
     keys = [{"Key": key} for key in ("many/1", "many/none", "many/")]
@@ -102,11 +102,8 @@ def test_boto3_deletes_many(s3: Any) -> None:
     assert [read_object(s3, f"many/{name}", "bucket") for name in (1, 2, 3)] == [None, None, b"x"]
 
 
-def test_boto3_looks_at_buckets_and_tags(s3: Any) -> None:
-    """Buckets are there, in no region of note, without versions.
-
-    The AWS CLI asks for tags, of which there are none, before it copies what is large.
-    """
+def test_boto3_reads_buckets_and_tags(s3: Any) -> None:
+    """boto3 lists buckets, their region and versioning, and the empty tags of an object."""
     s3.put_object(Bucket="bucket", Key="untagged", Body=b"1")
     listed = [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
 
@@ -138,10 +135,10 @@ _A: Final = {"Bucket": "bucket", "Key": "a"}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_boto3_is_told_what_went_wrong(
+def test_boto3_gets_the_s3_error_code(
     s3: Any, operation: str, parameters: dict[str, Any], status: int, code: str
 ) -> None:
-    """In codes that it knows."""
+    """A failed request of boto3 gets its status and S3 error code, and writes nothing."""
     with pytest.raises(ClientError) as caught:
         getattr(s3, operation)(**{k: v for k, v in (_A | parameters).items() if v is not None})
     response = caught.value.response
@@ -151,8 +148,8 @@ def test_boto3_is_told_what_went_wrong(
     assert read_object(s3, "a", "bucket") is None
 
 
-def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
-    """Though nothing but the query says so."""
+def test_presigned_url_is_answered_as_s3(s3: Any) -> None:
+    """A presigned URL gets S3's XML errors for GET, and writes by PUT."""
     url = s3.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "none"})
     answer = httpx.get(url)
 
@@ -162,8 +159,8 @@ def test_a_signed_url_is_answered_as_s3(s3: Any) -> None:
     assert read_object(s3, "signed", "bucket") == b"abc"
 
 
-def test_s3fs_creates_what_is_not_there(url: str) -> None:
-    """It raises FileExistsError where the answer names the condition, and else OSError."""
+def test_s3fs_creates_an_object_exclusively(url: str) -> None:
+    """s3fs creates an absent object; a second creation raises FileExistsError."""
     files = s3fs.S3FileSystem(**s3fs_options(url), skip_instance_cache=True)
     files.pipe("bucket/created", b"1", mode="create")
 
@@ -173,7 +170,7 @@ def test_s3fs_creates_what_is_not_there(url: str) -> None:
 
 
 def test_obstore_puts_and_deletes(url: str) -> None:
-    """With conditions, one by one and many at once."""
+    """Obstore puts objects with and without conditions, and deletes many at once."""
     store = open_obstore(url, "bucket")
     etag = obstore.put(store, "o/a", b"1", mode="create")["e_tag"]
     assert etag is not None
@@ -196,7 +193,7 @@ _METADATA: Final = {"mtime": "1700000000.5", "who": "a b"}
 
 
 def _told(s3: Any, bucket: str, key: str) -> tuple[str, dict[str, str]]:
-    """Ask for type and metadata, which GET and HEAD tell alike."""
+    """Return content type and metadata, and assert that GET and HEAD agree."""
     head = s3.head_object(Bucket=bucket, Key=key)
     found = s3.get_object(Bucket=bucket, Key=key)
     assert (found["ContentType"], found["Metadata"]) == (head["ContentType"], head["Metadata"])
@@ -204,8 +201,8 @@ def _told(s3: Any, bucket: str, key: str) -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("bucket", ["s3", "memory"])
-def test_what_is_put_is_told(s3: Any, bucket: str) -> None:
-    """An object has the headers it was written with last, in one piece or in parts."""
+def test_content_type_and_metadata_of_a_put_are_kept(s3: Any, bucket: str) -> None:
+    """An object has the content type and metadata of its last write, in one piece or in parts."""
     headers = {"Bucket": bucket, "Key": "a", "ContentType": _TYPE, "Metadata": _METADATA}
     s3.put_object(**headers, Body=b"1")
     assert _told(s3, bucket, "a") == (_TYPE, _METADATA)
@@ -222,8 +219,8 @@ def test_what_is_put_is_told(s3: Any, bucket: str) -> None:
     assert _told(s3, bucket, "a") == (_TYPE, _METADATA)
 
 
-def test_copies_keep_or_replace(s3: Any, url: str, seaweedfs: SeaweedFS) -> None:
-    """They have what the source has, unless the client says otherwise; ids of writes stay ours."""
+def test_copy_keeps_or_replaces_metadata(s3: Any, url: str, seaweedfs: SeaweedFS) -> None:
+    """A copy keeps the source's metadata, or has that of the request with REPLACE."""
     s3.put_object(Bucket="s3", Key="b.json", Body=b"1", ContentType=_TYPE, Metadata=_METADATA)
     copy = {"Bucket": "s3", "Key": "c.json", "CopySource": "s3/b.json"}
     s3.copy_object(**copy)
@@ -240,9 +237,10 @@ def test_copies_keep_or_replace(s3: Any, url: str, seaweedfs: SeaweedFS) -> None
     ("bucket", "key"), [("bucket", "a"), ("bucket", "line/c/0"), ("s3", "line/c/0")]
 )
 def test_metadata_that_cannot_be_kept_is_refused(s3: Any, bucket: str, key: str) -> None:
-    """Types, and what tools add to every upload, are left out there; all else is NotImplemented.
+    """User metadata that cannot be stored fails with NotImplemented.
 
-    The service's own names and too much metadata are refused everywhere.
+    Content types, and metadata that tools add to every upload, are dropped. Reserved names and too
+    much metadata fail with InvalidArgument.
     """
     put = {"Bucket": bucket, "Key": key, "ContentType": _TYPE}
     s3.put_object(**put, Body=b"ab", Metadata={"mtime": "1"})
@@ -261,7 +259,7 @@ _LIMIT: Final = 64 * 1024
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """Store two sharded arrays, of which the first has values, and two objects."""
+    """Store two sharded arrays, one of them filled, and two objects."""
     for name in ("array", "other"):
         zarr.create_array(tmp_path / name, shape=(8,), shards=(8,), chunks=(2,), dtype="u1")
     zarr.open_array(tmp_path / "array")[:] = np.arange(1, 9)
@@ -272,7 +270,7 @@ def copied(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def copying(copied: Path) -> Generator[str]:
-    """Serve them, and a part of them as another dataset that takes no writes."""
+    """Serve the folder writable, and one of its arrays as a read-only dataset."""
     datasets = {
         "data": DatasetSettings(url=str(copied), writable=True),
         "fixed": DatasetSettings(url=str(copied / "array")),
@@ -291,7 +289,7 @@ def copier(copying: str) -> Any:
 
 @pytest.mark.parametrize("quotes", ['"', ""])
 def test_boto3_copies_an_object(copier: Any, copied: Path, quotes: str) -> None:
-    """The copy is there as the answer says; a version is named with quotes or without."""
+    """boto3 copies an object conditionally; the result's ETag is that of the copy."""
     etag = copier.head_object(Bucket="data", Key="small")["ETag"].strip('"')
     condition = {"CopySourceIfMatch": f"{quotes}{etag}{quotes}"}
     made = copier.copy_object(Bucket="data", Key="a b/c", CopySource="data/small", **condition)
@@ -303,7 +301,7 @@ def test_boto3_copies_an_object(copier: Any, copied: Path, quotes: str) -> None:
 
 
 def test_inner_chunks_are_copied(copier: Any, copied: Path) -> None:
-    """From the shards of one array into those of another, and from another dataset."""
+    """Inner chunks are copied into shards of another array, also from another dataset."""
     for source, key in (("data/array/c/3", "other/c/0"), ("/fixed/c/0", "other/c/3")):
         copier.copy_object(Bucket="data", Key=key, CopySource=source)
 
@@ -311,8 +309,8 @@ def test_inner_chunks_are_copied(copier: Any, copied: Path) -> None:
     np.testing.assert_array_equal(found, [7, 8, 0, 0, 0, 0, 1, 2])
 
 
-def test_obstore_and_s3fs_move(copying: str, copied: Path) -> None:
-    """They copy, and delete what they copied."""
+def test_obstore_and_s3fs_move_objects(copying: str, copied: Path) -> None:
+    """Obstore and s3fs move an object, and the source is gone."""
     store = over_obstore(copying, "").store
     obstore.rename(store, "small", "moved once")
     files = s3fs.S3FileSystem(**s3fs_options(copying), skip_instance_cache=True)
@@ -323,8 +321,8 @@ def test_obstore_and_s3fs_move(copying: str, copied: Path) -> None:
     assert not (copied / "moved once").exists()
 
 
-def test_a_part_is_copied(copier: Any) -> None:
-    """UploadPartCopy copies the bytes of a GET of the source, or of its range."""
+def test_upload_part_copy_copies_the_source_or_its_range(copier: Any) -> None:
+    """UploadPartCopy copies the source's bytes, or a range of them, with their MD5 as ETag."""
     whole = {"CopySourceRange": "bytes=0-65535"}
     for source in ("data/small", "data/large", "data/array/c/1", "fixed/c/3"):
         bucket, _, key = source.partition("/")
@@ -338,8 +336,8 @@ def test_a_part_is_copied(copier: Any) -> None:
             assert read_object(copier, "to") == body
 
 
-def test_what_is_stored_as_gzip_is_copied_with_the_etag_of_a_head(copier: Any) -> None:
-    """CopyObject and UploadPartCopy copy the gzip, as boto3 reads it."""
+def test_copies_of_a_gzip_object_copy_its_stored_bytes(copier: Any) -> None:
+    """CopyObject and UploadPartCopy of an object stored as gzip copy its stored bytes."""
     data = gzip.compress(b"abc")
     copier.put_object(Bucket="memory", Key="a", Body=data, ContentEncoding="gzip")
     condition = {"CopySourceIfMatch": copier.head_object(Bucket="memory", Key="a")["ETag"]}
@@ -354,7 +352,7 @@ def test_what_is_stored_as_gzip_is_copied_with_the_etag_of_a_head(copier: Any) -
 @pytest.mark.parametrize("bucket", ["memory", "s3"])
 @pytest.mark.parametrize("compress", ["gzip", "br", "zstd"])
 def test_cloud_files_reads_its_own_objects(url: str, bucket: str, compress: str) -> None:
-    """cloud-files finds the MD5 of the stored bytes in the ETag, and decodes the bytes itself."""
+    """cloud-files reads its own compressed objects; plain clients get them decoded."""
     paths.add_alias("written", f"s3://{url}/")
     secrets = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
     files = CloudFiles(f"written://{bucket}/{compress}", secrets=secrets)
@@ -388,11 +386,11 @@ _REFUSED: Final[list[tuple[bool, str, dict[str, Any], str]]] = [
     (False, "data/small", {"IfMatch": '"x"'}, "PreconditionFailed"),
     (False, "data/small", {"CopySourceIfModifiedSince": 0}, "NotImplemented"),
 ]
-"""Of a part or of the whole, the source, the options, and the code of the answer."""
+"""Whether a part is copied, the source, the options, and the expected error code."""
 
 
-def test_copies_that_cannot_be(copier: Any, copied: Path) -> None:
-    """They are refused, and nothing is written."""
+def test_invalid_copy_is_refused(copier: Any, copied: Path) -> None:
+    """An invalid copy, of a part or a whole object, fails with its code and writes nothing."""
     for is_part, source, options, code in _REFUSED:
         with pytest.raises(ClientError) as caught:
             (_copy_part if is_part else _copy)(copier, source, **options)
@@ -406,7 +404,7 @@ def _copy(s3: Any, source: str, **more: Any) -> None:
 
 
 def _copy_part(s3: Any, source: str, **more: Any) -> Any:
-    """Upload one part, which is a copy, and give what the copy was answered with."""
+    """Upload a single part as a copy; return the result of the copy."""
     upload = {"Bucket": "data", "Key": "to"}
     upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
     told = s3.upload_part_copy(**upload | {"CopySource": source, "PartNumber": 1} | more)
@@ -415,8 +413,10 @@ def _copy_part(s3: Any, source: str, **more: Any) -> Any:
     return told["CopyPartResult"]
 
 
-def test_when_objects_were_modified(copying: str, copier: Any, copied: Path) -> None:
-    """Of an object that is served as it is GET and HEAD tell, after a write too."""
+def test_last_modified_is_that_of_the_stored_object(
+    copying: str, copier: Any, copied: Path
+) -> None:
+    """GET and HEAD have the stored object's Last-Modified, also after a write."""
     modified_s = int((copied / "small").stat().st_mtime)
     for method in ("GET", "HEAD"):
         told = httpx.request(method, f"{copying}/data/small").headers["last-modified"]
@@ -429,7 +429,7 @@ def test_when_objects_were_modified(copying: str, copier: Any, copied: Path) -> 
 
 
 def test_inner_chunks_have_the_time_of_their_shard(copier: Any, copied: Path) -> None:
-    """HEAD, listings and conditions agree on it, also after the shard was rewritten."""
+    """HEAD, listings and conditions of an inner chunk use its shard's modification time."""
     os.utime(copied / "array/c/0", (10**9, 10**9))
     key = "array/c/3"
 
@@ -448,8 +448,8 @@ def test_inner_chunks_have_the_time_of_their_shard(copier: Any, copied: Path) ->
     assert abs(modified_s() - (copied / "array/c/0").stat().st_mtime) <= 1
 
 
-def test_many_copies_of_large_objects_at_once_all_succeed(tmp_path: Path) -> None:
-    """Each of them reserves its body in the reservation that it reads the source with."""
+def test_concurrent_copies_of_a_large_object_all_succeed(tmp_path: Path) -> None:
+    """All of 24 concurrent copies of a large object succeed within 8 MiB in flight."""
     body = os.urandom(3 * 2**20)
     (tmp_path / "large").write_bytes(body)
     datasets = {"data": DatasetSettings(url=str(tmp_path), writable=True)}

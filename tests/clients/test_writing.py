@@ -1,4 +1,4 @@
-"""Arrays are written through the service by their clients and by plain PUT, and read past it."""
+"""Clients write sharded arrays through the service, and libraries read the stored shards."""
 
 import json
 import multiprocessing
@@ -49,7 +49,7 @@ type Open = Callable[[str], Any]
 
 @pytest.fixture
 def taker(tmp_path: Path) -> Generator[Taker]:
-    """Take data sets into a folder, in which a sharded array of zeros is stored."""
+    """Serve a folder with a sharded array of zeros."""
     zarr.create_array(tmp_path / "array", shape=(16, 16), shards=(8, 8), chunks=(4, 4), dtype="u4")
     with taking_into_folder(tmp_path) as taker:
         yield taker
@@ -57,12 +57,12 @@ def taker(tmp_path: Path) -> Generator[Taker]:
 
 @pytest.fixture(params=CLIENTS)
 def client(request: pytest.FixtureRequest, taker: Taker) -> Open:
-    """Open stores of zarr-python with each client of S3."""
+    """Return each way of zarr-python to open a path of the service."""
     return lambda path: CLIENTS[request.param](taker.url, path)
 
 
-def test_an_array_is_written(taker: Taker, client: Open) -> None:
-    """All of it, and then a part that crosses chunks and shards."""
+def test_zarr_python_writes_all_and_parts_of_an_array(taker: Taker, client: Open) -> None:
+    """zarr-python writes a sharded array, and a part across chunks and shards."""
     array = zarr.open_array(client("array"), mode="r+")
     array[...] = VALUES
     array[3:9, 2:14] = VALUES[3:9, 2:14] + 1
@@ -75,8 +75,8 @@ def test_an_array_is_written(taker: Taker, client: Open) -> None:
 
 @pytest.mark.parametrize("named", ["auto", "zarr"])
 @pytest.mark.parametrize("client", CLIENTS)
-def test_an_array_takes_the_place_of_another(tmp_path: Path, client: str, named: str) -> None:
-    """One that is sharded and was read is deleted with its chunks, and another one made at once."""
+def test_zarr_python_overwrites_an_array(tmp_path: Path, client: str, named: str) -> None:
+    """zarr-python overwrites a sharded array by arrays of formats 3, 2 and 3 at once."""
     old = zarr.create_array(
         tmp_path / "a", shape=(16, 16), shards=(8, 8), chunks=(4, 4), dtype="u4"
     )
@@ -100,8 +100,8 @@ def test_an_array_takes_the_place_of_another(tmp_path: Path, client: str, named:
             same(zarr.open_array(taker.folder / "a", mode="r")[...], VALUES + least)
 
 
-def test_attributes_and_shape_change(taker: Taker, client: Open) -> None:
-    """The stored array keeps its shards; chunks beyond a smaller shape are gone for good."""
+def test_zarr_python_changes_attributes_and_shape(taker: Taker, client: Open) -> None:
+    """An array keeps its shards when its attributes and shape change; cut chunks are deleted."""
     array = zarr.open_array(client("array"), mode="r+")
     array[...] = VALUES
     array.attrs["units"] = "µm"
@@ -120,8 +120,8 @@ def test_attributes_and_shape_change(taker: Taker, client: Open) -> None:
     assert not np.any(np.asarray(stored[4:]))
 
 
-def test_an_array_takes_the_place_of_one_with_more_dimensions(taker: Taker, client: Open) -> None:
-    """Chunks are written where folders of chunks were, also by xarray."""
+def test_overwriting_by_an_array_of_fewer_dimensions_succeeds(taker: Taker, client: Open) -> None:
+    """zarr-python and xarray overwrite an array by one of fewer dimensions."""
     for ndim in (3, 2, 1):
         array = zarr.create_array(
             client("new"), shape=(4,) * ndim, chunks=(2,) * ndim, dtype="u1", overwrite=True
@@ -137,8 +137,8 @@ def test_an_array_takes_the_place_of_one_with_more_dimensions(taker: Taker, clie
     same(zarr.open_array(taker.folder / "dataset/v", mode="r")[...], np.full(4, 1))
 
 
-def test_metadata_are_consolidated(taker: Taker, client: Open) -> None:
-    """What is stored tells of shards; what the service tells does not."""
+def test_consolidated_metadata_is_stored_with_shards(taker: Taker, client: Open) -> None:
+    """Consolidated metadata is stored with shards, and served without them."""
     zarr.create_group(client(""))
     with quiet():
         zarr.consolidate_metadata(client(""))
@@ -155,16 +155,16 @@ def _open_consolidated(store: Any) -> Any:
     return zarr.open_consolidated(store)
 
 
-def test_a_sharded_array_is_refused(taker: Taker, client: Open) -> None:
-    """Shards would be written under the names of chunks: the reason is told, and none is stored."""
+def test_creation_of_a_sharded_array_is_refused(taker: Taker, client: Open) -> None:
+    """Creating a sharded array through the service fails with a reason and stores nothing."""
     with pytest.raises(Exception, match="arrays are served without shards here"):
         zarr.create_array(client("new"), shape=(8,), shards=(4,), chunks=(2,), dtype="u1")
 
     assert not (taker.folder / "new/zarr.json").exists()
 
 
-def test_xarray_writes_regions(taker: Taker, client: Open) -> None:
-    """Into a sharded variable that is there, and then behind its end."""
+def test_xarray_writes_regions_and_appends(taker: Taker, client: Open) -> None:
+    """Xarray writes a region of a sharded variable and appends to it; the shards stay."""
     path = taker.folder / "dataset"
     whole = xarray.Dataset(
         {"v": (("y", "x"), np.zeros((16, 16), "f4"))}, coords={"y": np.arange(16)}
@@ -185,8 +185,8 @@ def test_xarray_writes_regions(taker: Taker, client: Open) -> None:
         assert stored["v"].encoding["shards"] == (8, 8)
 
 
-def test_tensorstore_writes(taker: Taker) -> None:
-    """Over its driver of S3 it fills a sharded array, and makes it longer; HTTP has no writes."""
+def test_tensorstore_writes_a_sharded_array_over_s3(taker: Taker) -> None:
+    """TensorStore fills and extends a sharded array over S3; its HTTP driver cannot write."""
     spec = {"driver": "zarr3", "kvstore": s3_kvstore(taker.url, "array/")}
     array = tensorstore.open(spec).result()
     array.write(VALUES).result()
@@ -200,8 +200,8 @@ def test_tensorstore_writes(taker: Taker) -> None:
         tensorstore.open(over_http).result().write(3).result()
 
 
-def test_tensorstore_creates(taker: Taker) -> None:
-    """An array without shards of its own, twice in the same place."""
+def test_tensorstore_creates_an_array_over_s3(taker: Taker) -> None:
+    """TensorStore creates an array without shards over S3, and replaces it."""
     grid = {"name": "regular", "configuration": {"chunk_shape": [4]}}
     metadata = {"shape": [8], "data_type": "uint8", "chunk_grid": grid}
     spec = {"driver": "zarr3", "kvstore": s3_kvstore(taker.url, "new/"), "metadata": metadata}
@@ -217,17 +217,17 @@ PAIRS: Final = (
     ("seaweedfs", "obstore"),
     pytest.param("seaweedfs", "s3fs", marks=pytest.mark.soak),
 )
-"""Stores, and clients that fill arrays in them."""
+"""Stores, and the client that fills an array in each."""
 PROCESSES: Final = 8
 SHAPE: Final = (30, 34)
 SHARDS: Final = (16, 16)
-"""Two by three, those at the end reach past the edge."""
+"""Two by three shards, the last of which reach past the edge."""
 CHUNKS: Final = (4, 4)
 
 
 @pytest.fixture(scope="module")
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """Store sharded arrays without any chunk, one for each client."""
+    """Store empty sharded arrays, one for each client."""
     lab = requested_lab(request, tmp_path_factory)
     for name in CLIENTS:
         path = lab.folder / name
@@ -238,8 +238,8 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize(("lab", "client"), PAIRS, indirect=["lab"])
-def test_eight_processes_lose_nothing(lab: Lab, client: str) -> None:
-    """All write at once, neighbours in the same shards; every value is in the shards in the end."""
+def test_concurrent_processes_lose_no_chunk(lab: Lab, client: str) -> None:
+    """Eight processes write chunks of the same shards concurrently, and no value is lost."""
     with forked(of_dataset(lab.url, lab.seaweedfs)) as running:
         fill_at_once(running.url, client)
     stored = lab.open(client)
@@ -249,7 +249,7 @@ def test_eight_processes_lose_nothing(lab: Lab, client: str) -> None:
 
 
 def fill_at_once(url: str, client: str) -> None:
-    """Make processes write, all from one moment on, and wait until they have."""
+    """Start processes that write from the same moment on, and wait for them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([fill.__module__])
     start = context.Barrier(PROCESSES)
@@ -269,11 +269,11 @@ def fill_at_once(url: str, client: str) -> None:
 
 TTL_S: Final = 1.5
 LATE_S: Final = 60.0
-"""What busy machines may add."""
+"""Tolerance for busy machines."""
 
 
 class Pair(NamedTuple):
-    """Two services before the array ``array`` of one store."""
+    """URLs of two services before one store with the array ``array``."""
 
     writer: str
     reader: str
@@ -281,7 +281,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), "seaweedfs"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
-    """Store a sharded array of ones, and run the services."""
+    """Store a sharded array of ones, and run two services before it."""
     array = zarr.create_array(tmp_path / "array", shape=(8,), shards=(8,), chunks=(2,), dtype="u1")
     array[:] = 1
     seaweedfs: SeaweedFS | None = None
@@ -295,12 +295,12 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
 
 
 def opened(url: str) -> Any:
-    """Open the array as zarr-python does through one of the services."""
+    """Open the array with zarr-python through one of the services."""
     return zarr.open_array(over_obstore(url, "array"), mode="r+")
 
 
-def test_who_knows_the_old_reads_the_news_in_time(pair: Pair) -> None:
-    """Chunks and metadata are the new ones after the time to live; the writer's are at once."""
+def test_other_replica_reads_a_write_after_the_ttl(pair: Pair) -> None:
+    """Another service reads new chunks and metadata after the cache's TTL; the writer at once."""
     reader, writer = opened(pair.reader), opened(pair.writer)
     assert reader[:].tolist() == [1] * 8
     writer[4:6] = 7
@@ -312,8 +312,8 @@ def test_who_knows_the_old_reads_the_news_in_time(pair: Pair) -> None:
     assert opened(pair.reader).attrs.asdict() == {"x": 1}
 
 
-def test_both_write_by_turns(pair: Pair) -> None:
-    """Each keeps what the other one wrote, though it knows the shard from before."""
+def test_alternating_writes_through_two_services_are_kept(pair: Pair) -> None:
+    """Two services that write to one shard in turns keep each other's chunks."""
     arrays = [opened(url) for url in pair]
     assert [array[:].tolist() for array in arrays] == [[1] * 8] * 2
     for number in range(4):
@@ -324,7 +324,7 @@ def test_both_write_by_turns(pair: Pair) -> None:
 
 
 def read_in_time(url: str, expected: list[int]) -> None:
-    """Read until all is as it was written, no longer than the time to live."""
+    """Read until all values are as expected, at most for the TTL and the tolerance."""
     deadline = time.monotonic() + TTL_S + LATE_S
     while opened(url)[:].tolist() != expected:
         assert time.monotonic() < deadline
@@ -332,11 +332,11 @@ def read_in_time(url: str, expected: list[int]) -> None:
 
 
 ONLY_TENSORSTORE: Final = ("transpose/outer_", "transpose/both", "nested/transposes_everywhere")
-"""Arrays that zarr-python cannot read where they are sharded."""
+"""Sharded arrays that zarr-python cannot read."""
 ONLY_ZARR: Final = ("after/", *BEYOND["tensorstore"])
-"""Arrays that TensorStore cannot read there."""
+"""Sharded arrays that TensorStore cannot read."""
 OLD: Final = "document/endian"
-"""Arrays that neither reads there: the service alone knows the codec by its present name."""
+"""Prefix of sharded arrays that neither reads, since both lack the codec's old name."""
 TABLE: Final = [name for name in BY_NAME if not name.startswith(OLD)]
 ON_SEAWEEDFS: Final = (
     "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/two_tensorstore",
@@ -349,25 +349,25 @@ FURTHER: Final = [
     if name.startswith(("dtype/", "fill/", "inside/"))
     or (name.endswith("_tensorstore") and not name.startswith("nested/"))
 ]
-"""Cases that differ in ways that shards know nothing of, or by a writer only."""
+"""Cases that differ in ways that do not affect shards, or by their writer only."""
 STORED: Final = [
     pytest.param(store, name, marks=pytest.mark.soak if is_soak else (), id=f"{store}-{name}")
     for name in TABLE
     for store, is_soak in (("folder", name in FURTHER), ("remote", name not in ON_SEAWEEDFS))
 ]
-"""Stores, a folder and SeaweedFS, and cases; `soak` has all of them in both."""
+"""Stores and cases; soak runs have all cases in both stores."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
-    """Take arrays into a folder."""
+    """Serve a writable folder."""
     with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
         yield taker
 
 
 @pytest.fixture(scope="module")
 def remote(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
-    """Take them into SeaweedFS."""
+    """Serve a writable prefix of SeaweedFS."""
     with (
         pytest.MonkeyPatch.context() as patch,
         taking_into_folder(tmp_path_factory.mktemp("taken"), seaweedfs) as taker,
@@ -386,21 +386,21 @@ def open_twin(case: Case, twin: Path) -> Any:
 
 
 def other_values(values: Values) -> Values:
-    """Move each element on by one place; a single one is doubled."""
+    """Return *values* moved on by one element; a single element is doubled."""
     if values.size == 1:
         return values + values
     return np.roll(values.reshape(-1), 1).reshape(values.shape)
 
 
 def chunks_of(case: Case, twin: Path, values: Values) -> Files:
-    """Write *values* without shards by the writer of the case, and return the chunks."""
+    """Write *values* without shards by the case's writer; return the chunks."""
     with quiet():
         open_twin(case, twin)[...] = values
     return chunks_in(twin)
 
 
 def check(case: Case, taker: Taker, expected: Values) -> None:
-    """Read the array with each reader that knows how, past the service."""
+    """Assert the stored values with each reader that can decode the array."""
     with quiet():
         if not case.name.startswith(ONLY_TENSORSTORE):
             same(read_zarr(taker.zarr_store(case.name)), expected)
@@ -409,7 +409,7 @@ def check(case: Case, taker: Taker, expected: Values) -> None:
 
 
 def write_through(case: Case, bucket: Path, taker: Taker, twin: Path) -> None:
-    """Keep, replace and delete a third of the chunks each, put all anew, and delete them all."""
+    """Push a mix of old, new and absent chunks, then all new ones, then delete all."""
     taker.place(bucket / case.name, case.name)
     twin.mkdir()
     for name in ("zarr.json", ".zarray", ".zattrs"):
@@ -431,10 +431,10 @@ def write_through(case: Case, bucket: Path, taker: Taker, twin: Path) -> None:
 
 
 @pytest.mark.parametrize(("store", "name"), STORED)
-def test_shards_hold_what_was_put(
+def test_stored_shards_have_the_last_put_values(
     request: pytest.FixtureRequest, bucket: Path, tmp_path: Path, store: str, name: str
 ) -> None:
-    """Each value of each array is the one that was put last, and nothing is left of the others."""
+    """Stored arrays of each case have the values that were put last; deletion leaves no shard."""
     write_through(BY_NAME[name], bucket, request.getfixturevalue(store), tmp_path / "twin")
 
 
@@ -448,7 +448,7 @@ RESIZED: Final = [
 
 
 def resize(client: str, url: str, name: str) -> None:
-    """Make an array longer along each dimension; TensorStore leaves out what has a default."""
+    """Extend an array along each dimension."""
     if client == "tensorstore":
         spec = {"driver": "zarr3", "kvstore": s3_kvstore(url, f"{name}/")}
         array: Any = tensorstore.open(spec).result()
@@ -461,10 +461,10 @@ def resize(client: str, url: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("client", "name"), RESIZED)
-def test_an_array_that_was_resized_keeps_its_shards(
+def test_resized_array_keeps_its_sharding(
     folder: Taker, bucket: Path, client: str, name: str
 ) -> None:
-    """Its attributes and its shape are the new ones, and all else is as it was."""
+    """A client that resizes an array changes shape and attributes, and nothing else."""
     path = f"resized-{client}/{name}"
     folder.place(bucket / name, path)
     resize(client, folder.url, path)

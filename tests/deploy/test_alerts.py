@@ -1,4 +1,4 @@
-"""What `deploy/` gives to Prometheus and Grafana, read by Prometheus' own tool."""
+"""The alerts and the dashboard in `deploy/`, checked by Prometheus' own tool."""
 
 import json
 import re
@@ -63,19 +63,19 @@ ABSENT: Final = {'up{job="another", instance="a"}': "1x90"}
 
 
 def rules() -> list[dict[str, Any]]:
-    """Give the alerts."""
+    """Return all alerting rules."""
     groups = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def panels() -> list[dict[str, Any]]:
-    """Give the panels that show something."""
+    """Return the panels of the dashboard that have queries."""
     dashboard = json.loads(DASHBOARD.read_text("utf-8"))
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def queries() -> Iterator[str]:
-    """Give all that is asked of Prometheus, as it is asked."""
+    """Yield all queries of alerts and panels, with variables filled in."""
     yield from (rule["expr"] for rule in rules())
     for panel in panels():
         for target in panel["targets"]:
@@ -84,7 +84,7 @@ def queries() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    """Find the tool."""
+    """Return the path of promtool."""
     return need("promtool")
 
 
@@ -95,8 +95,8 @@ def _check(promtool: str, *arguments: str, given: str | None = None) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_whatever_is_asked_for_is_exposed() -> None:
-    """No panel stays empty, and no alert silent, because of a name that is not there."""
+def test_queried_metrics_are_exposed() -> None:
+    """Every metric that an alert or a panel queries is exposed by the service."""
     exposed = {
         f"{metric.name}{suffix}"
         for metric in Metrics(["em"]).collect()
@@ -112,24 +112,24 @@ def test_whatever_is_asked_for_is_exposed() -> None:
     assert asked <= exposed
 
 
-def test_every_metric_of_ours_is_shown() -> None:
-    """What is counted can be seen."""
+def test_every_exposed_metric_is_queried() -> None:
+    """Every metric of the service but one is part of an alert or a panel."""
     shown = " ".join(queries())
     ours = {each.name for each in Metrics([]).collect() if each.name.startswith("shardgate_")}
 
     assert {name for name in ours if name not in shown} <= {"shardgate_writes"}
 
 
-def test_every_alert_says_what_to_do() -> None:
-    """Who is woken reads where to look first."""
+def test_every_alert_has_severity_summary_and_description() -> None:
+    """Every alert has a known severity, a summary, and a description of over 80 characters."""
     for rule in rules():
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert rule["annotations"]["summary"]
         assert len(rule["annotations"]["description"]) > 80
 
 
-def test_panels_have_names_and_places_of_their_own() -> None:
-    """None hides another one."""
+def test_panels_have_distinct_ids_titles_and_positions() -> None:
+    """No two panels of the dashboard share an id, a title or a position."""
     shown = panels()
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in shown}
 
@@ -138,8 +138,8 @@ def test_panels_have_names_and_places_of_their_own() -> None:
     assert len(places) == len(shown)
 
 
-def test_every_query_is_one(promtool: str, tmp_path: Path) -> None:
-    """Prometheus understands what the dashboard asks."""
+def test_every_query_is_valid_promql(promtool: str, tmp_path: Path) -> None:
+    """Prometheus parses every query of the alerts and the dashboard."""
     recorded = [
         {"record": f"query:{number}", "expr": query} for number, query in enumerate(queries())
     ]
@@ -157,7 +157,7 @@ def test_every_query_is_one(promtool: str, tmp_path: Path) -> None:
 def test_alerts_fire_in_trouble_only(
     promtool: str, tmp_path: Path, series: dict[str, str], firing: list[str]
 ) -> None:
-    """Each of them fires where it should, and none where all is well."""
+    """All alerts fire on series of a failing service, and none on those of a healthy one."""
     labels = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(firing)]
     expected = {
         "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
@@ -175,8 +175,8 @@ def test_alerts_fire_in_trouble_only(
     _check(promtool, "test", "rules", str(path))
 
 
-def test_the_exposition_is_well_formed(promtool: str) -> None:
-    """Prometheus' own linter has nothing to say about what is ours."""
+def test_exposition_passes_the_linter_of_prometheus(promtool: str) -> None:
+    """Prometheus' linter has no complaint about the service's own metrics."""
     text = Metrics(["em"]).exposition().decode()
     ours = re.findall(r"^(?:# (?:HELP|TYPE) )?shardgate_.*\n", text, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""What Helm makes of the chart is what Kubernetes, nginx and the service take."""
+"""The rendered Helm chart is valid for Kubernetes, nginx and the service."""
 
 import json
 import re
@@ -46,7 +46,7 @@ RESOLVER = "kube-dns.kube-system.svc"
 
 @pytest.fixture(scope="module")
 def chart(request: pytest.FixtureRequest) -> Chart:
-    """Find Helm."""
+    """Return the chart with its Helm."""
     return Chart(helm(request))
 
 
@@ -58,48 +58,48 @@ def plain(chart: Chart) -> Rendered:
 
 @pytest.fixture(scope="module")
 def everything(chart: Chart) -> Rendered:
-    """Render with everything on."""
+    """Render with every option enabled."""
     return chart.render(EVERYTHING)
 
 
 @pytest.fixture(scope="module")
 def direct(chart: Chart) -> Rendered:
-    """Render with nginx that speaks TLS itself."""
+    """Render with nginx that terminates TLS itself, and IPv6."""
     return chart.render(**{"balancer.tls.secretName": "certificate", "ipv6": True})
 
 
 @pytest.fixture(params=["plain", "everything", "direct"])
 def rendered(request: pytest.FixtureRequest) -> Rendered:
-    """Render with each."""
+    """Return the chart rendered with each of the three sets of values."""
     found: Rendered = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.mark.parametrize("values", [(), (f"--values={EVERYTHING}",)], ids=["plain", "everything"])
-def test_helm_finds_no_fault(chart: Chart, values: tuple[str, ...]) -> None:
-    """Its linter passes, with warnings as errors."""
+def test_chart_passes_the_linter_of_helm(chart: Chart, values: tuple[str, ...]) -> None:
+    """Helm's strict linter accepts the chart with default values and with every option enabled."""
     done = chart.run("lint", "--strict", str(CHART), *values)
 
     assert done.returncode == 0, done.stdout
 
 
-def test_its_image_is_of_this_version() -> None:
-    """The tag that is taken where the values name none is the version of the project."""
+def test_app_version_of_the_chart_is_the_version_of_the_project() -> None:
+    """The chart's appVersion, its default image tag, is the version of the project."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == project["version"]
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_kubernetes_knows_every_field(rendered: Rendered, version: str) -> None:
-    """Each resource of its own fits the schema, which allows no other members."""
+def test_resources_are_valid_for_kubernetes(rendered: Rendered, version: str) -> None:
+    """Every rendered resource of Kubernetes validates against its strict schema."""
     for (kind, _), resource in rendered.resources.items():
         if kind != "ServiceMonitor":
             kubernetes_validate.validate(resource, version, strict=True)
 
 
-def test_everything_is_there(everything: Rendered) -> None:
-    """Each kind that is switched on is made; an upgrade sets back no autoscaler's decision."""
+def test_every_enabled_resource_is_rendered(everything: Rendered) -> None:
+    """All kinds of enabled resources are rendered; with autoscaling, replicas are not fixed."""
     kinds = {kind for kind, _ in everything.resources}
 
     assert kinds == {
@@ -109,8 +109,8 @@ def test_everything_is_there(everything: Rendered) -> None:
     assert "replicas" not in everything.resources[GATEWAY]["spec"]
 
 
-def test_the_service_takes_its_configuration(everything: Rendered, tmp_path: Path) -> None:
-    """What the values say comes out as a file that it reads, with secrets from the environment."""
+def test_service_loads_the_rendered_configuration(everything: Rendered, tmp_path: Path) -> None:
+    """The service loads the rendered configuration file, with secrets from the environment."""
     path = tmp_path / "shardgate.toml"
     path.write_text(everything.resources["ConfigMap", GATEWAY[1]]["data"]["shardgate.toml"])
 
@@ -120,8 +120,8 @@ def test_the_service_takes_its_configuration(everything: Rendered, tmp_path: Pat
     assert settings.datasets["em"].read == ("lab",)
 
 
-def test_the_example_of_the_readme_works(chart: Chart, tmp_path: Path) -> None:
-    """Who copies it gets what it says."""
+def test_example_values_of_the_readme_render(chart: Chart, tmp_path: Path) -> None:
+    """The example values in the chart's README render to its host and dataset."""
     (example,) = re.findall(r"```yaml\n(# values.yaml\n.*?)```", README, re.DOTALL)
     (tmp_path / "values.yaml").write_text(example)
     resources = chart.render(tmp_path / "values.yaml").resources
@@ -139,10 +139,10 @@ def test_the_example_of_the_readme_works(chart: Chart, tmp_path: Path) -> None:
         ({"enabled": False, "hosts": ["chunks.example"]}, set()),
     ],
 )
-def test_gateways_know_their_names(
+def test_gateway_gets_all_of_its_host_names(
     chart: Chart, ingress: Mapping[str, Any], named: set[str]
 ) -> None:
-    """Those of the values, of the Ingress, and of the Service within the cluster."""
+    """Gateways get the host names of the values, the Ingress and the Service."""
     pods = chart.render(hosts=["lab.example"], ingress=ingress).pods()
     (gateway,) = pods[GATEWAY[1]]["containers"]
     environ = {each["name"]: each["value"] for each in gateway["env"]}
@@ -153,8 +153,10 @@ def test_gateways_know_their_names(
     assert set(hosts) == {"lab.example", *named, *service, "demo-shardgate.lab.svc.cluster.local"}
 
 
-def test_images_are_of_the_version_that_is_tested(plain: Rendered, everything: Rendered) -> None:
-    """A digest takes the place of the tag, for the test as well."""
+def test_images_have_the_tested_version_or_the_given_digest(
+    plain: Rendered, everything: Rendered
+) -> None:
+    """The image of nginx has the tested version; a digest replaces the tag of our own image."""
     (nginx,) = plain.pods()[BALANCER[1]]["containers"]
     assert nginx["image"] == f"nginx:{NGINX_VERSION}"
     for name in (GATEWAY[1], "demo-shardgate-test"):
@@ -163,16 +165,16 @@ def test_images_are_of_the_version_that_is_tested(plain: Rendered, everything: R
         assert container["imagePullPolicy"] == "Always"
 
 
-def test_pods_go_where_they_may(everything: Rendered) -> None:
-    """The test too."""
+def test_scheduling_values_apply_to_all_pods(everything: Rendered) -> None:
+    """Pull secrets, node selector and tolerations of the values apply to all pods."""
     for pod in everything.pods().values():
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
         assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
         assert pod["tolerations"] == [{"key": "chunks", "operator": "Exists"}]
 
 
-def test_gateways_see_volumes(everything: Rendered) -> None:
-    """With the group and user that the files have, beside their configuration."""
+def test_gateway_mounts_volumes_of_the_values(everything: Rendered) -> None:
+    """The gateway mounts the volumes of the values, with their group and user ids."""
     pod = everything.pods()[GATEWAY[1]]
     (gateway,) = pod["containers"]
 
@@ -187,8 +189,8 @@ def test_gateways_see_volumes(everything: Rendered) -> None:
     }
 
 
-def test_secrets_come_from_secrets(everything: Rendered) -> None:
-    """Their keys are variables of the gateway, and of nothing else."""
+def test_secret_becomes_environment_of_the_gateway_only(everything: Rendered) -> None:
+    """Keys of the Secret become environment variables of the gateway, and of no other pod."""
     sources = {
         name: [each.get("envFrom") for each in pod["containers"]]
         for name, pod in everything.pods().items()
@@ -198,10 +200,10 @@ def test_secrets_come_from_secrets(everything: Rendered) -> None:
     assert {json.dumps(each) for each in sources.values()} == {"[null]"}
 
 
-def test_no_pod_may_more_than_it_has_to(rendered: Rendered) -> None:
-    """All fit the restricted standard of Kubernetes, and have read-only root file systems.
+def test_pods_meet_the_restricted_pod_security_standard(rendered: Rendered) -> None:
+    """All pods meet Kubernetes' restricted standard and have read-only root file systems.
 
-    None gets variables such as SHARDGATE_PORT of a Service, which would stop its start.
+    Service links are off: a variable such as SHARDGATE_PORT would prevent the start.
     """
     for pod in rendered.pods().values():
         assert pod["enableServiceLinks"] is False
@@ -216,8 +218,8 @@ def test_no_pod_may_more_than_it_has_to(rendered: Rendered) -> None:
             }
 
 
-def test_answers_under_way_are_finished(rendered: Rendered) -> None:
-    """A gateway is killed only after its balancer forgot it, and its own time to stop is over."""
+def test_termination_grace_period_covers_the_stop_of_a_gateway(rendered: Rendered) -> None:
+    """A gateway's grace period is longer than its preStop sleep plus its own time to stop."""
     pod = rendered.pods()[GATEWAY[1]]
     (gateway,) = pod["containers"]
     forgetting_s = gateway["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -226,15 +228,15 @@ def test_answers_under_way_are_finished(rendered: Rendered) -> None:
 
 
 def test_replica_ends_after_the_new_one_is_known(rendered: Rendered) -> None:
-    """In a rolling update the balancer has learnt of a new replica before an old one ends."""
+    """A rolling update ends no replica before nginx resolves the new one."""
     deployment = rendered.resources[GATEWAY]["spec"]
 
     assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
     assert deployment["minReadySeconds"] >= DNS_S
 
 
-def test_a_store_that_is_down_takes_no_replica_out(rendered: Rendered) -> None:
-    """No probe asks for the state of stores."""
+def test_probes_do_not_depend_on_stores(rendered: Rendered) -> None:
+    """All probes of a gateway request `/healthz`, which does not depend on stores."""
     (gateway,) = rendered.pods()[GATEWAY[1]]["containers"]
     kinds = ("startupProbe", "readinessProbe", "livenessProbe")
 
@@ -246,10 +248,10 @@ def test_a_store_that_is_down_takes_no_replica_out(rendered: Rendered) -> None:
     [(GATEWAY, {"config": "[cache]\n"}), (BALANCER, {"balancer.clusterDomain": "other"})],
     ids=["gateway", "balancer"],
 )
-def test_a_changed_configuration_starts_pods_anew(
+def test_changed_configuration_changes_the_pod_template(
     chart: Chart, plain: Rendered, owner: tuple[str, str], value: dict[str, str]
 ) -> None:
-    """The template of the pods carries its checksum, and nothing that changes by itself."""
+    """A changed configuration changes the pod template; rendering twice does not."""
 
     def template(rendered: Rendered) -> object:
         return rendered.resources[owner]["spec"]["template"]
@@ -270,8 +272,8 @@ def test_a_changed_configuration_starts_pods_anew(
     ],
     ids=json.dumps,
 )
-def test_a_wrong_value_is_refused(chart: Chart, wrong: dict[str, object]) -> None:
-    """One that is misspelled, or of another type, renders nothing."""
+def test_value_that_violates_the_schema_is_refused(chart: Chart, wrong: dict[str, object]) -> None:
+    """A misspelled value, or one of a wrong type, fails with an error of the schema."""
     with pytest.raises(ValueError, match="schema"):
         chart.render(**wrong)
 
@@ -284,18 +286,18 @@ def test_a_wrong_value_is_refused(chart: Chart, wrong: dict[str, object]) -> Non
     ],
     ids=json.dumps,
 )
-def test_values_that_do_not_go_together_are_refused(
+def test_contradictory_values_are_refused(
     chart: Chart, values: dict[str, object], reason: str
 ) -> None:
-    """With what to do about it."""
+    """Contradictory values fail with an error that names the contradiction."""
     with pytest.raises(ValueError, match=reason):
         chart.render(**values)
 
 
-def test_nginx_takes_the_files_of_the_chart(
+def test_nginx_accepts_the_rendered_configuration(
     request: pytest.FixtureRequest, rendered: Rendered, tmp_path: Path
 ) -> None:
-    """It has nothing to say against them."""
+    """The rendered configuration passes nginx's own check without warnings."""
     authority = trustme.CA()
     certificate = authority.issue_cert("chunks.example.test")
     certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
@@ -316,10 +318,10 @@ def test_nginx_takes_the_files_of_the_chart(
 @pytest.mark.parametrize(
     ("hosts", "rendered_hosts"), [([], [None]), (["*.a.test", "b.test"], ["*.a.test", "b.test"])]
 )
-def test_an_ingress_leads_to_nginx(
+def test_ingress_routes_its_hosts_to_the_service(
     chart: Chart, hosts: list[str], rendered_hosts: list[str | None]
 ) -> None:
-    """From each host, or from all where none is named, to a port of the Service."""
+    """The Ingress routes each host, or all if none is named, to a port of the Service."""
     resources = chart.render(**{"ingress.enabled": True, "ingress.hosts": hosts}).resources
     ingress, service = (resources[kind, "demo-shardgate"] for kind in ("Ingress", "Service"))
     kubernetes_validate.validate(ingress, KUBERNETES[-1], strict=True)
@@ -331,8 +333,8 @@ def test_an_ingress_leads_to_nginx(
         assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
 
 
-def test_selectors_find_the_pods_they_mean(everything: Rendered) -> None:
-    """Each of them fits the labels of one Deployment."""
+def test_each_selector_matches_one_deployment(everything: Rendered) -> None:
+    """Each selector matches the pod labels of its own Deployment only."""
     resources = everything.resources
     labels = {name: resources["Deployment", name]["spec"]["template"]["metadata"]["labels"]
               for kind, name in resources if kind == "Deployment"}  # fmt: skip
@@ -351,8 +353,8 @@ def test_selectors_find_the_pods_they_mean(everything: Rendered) -> None:
         assert [name for name, own in labels.items() if selector.items() <= own.items()] == [owner]
 
 
-def test_a_service_monitor_finds_the_replicas(everything: Rendered) -> None:
-    """It selects the headless Service, and a port that this has."""
+def test_service_monitor_selects_the_headless_service(everything: Rendered) -> None:
+    """The ServiceMonitor selects the headless Service, one of its ports, and the token."""
     monitor = everything.resources["ServiceMonitor", "demo-shardgate"]["spec"]
     service = everything.resources["Service", "demo-shardgate-replicas"]
 
@@ -362,8 +364,8 @@ def test_a_service_monitor_finds_the_replicas(everything: Rendered) -> None:
     assert endpoint["authorization"] == {"credentials": {"name": "shardgate", "key": "metrics"}}
 
 
-def test_the_balancer_may_reach_what_it_asks(everything: Rendered) -> None:
-    """Gateways at the port they listen on, and name servers."""
+def test_network_policy_lets_the_balancer_reach_gateways_and_dns(everything: Rendered) -> None:
+    """The NetworkPolicy lets the balancer reach gateways at their port, and DNS servers."""
     to_gateways, to_names = everything.resources["NetworkPolicy", "demo-shardgate-balancer"][
         "spec"
     ]["egress"]
@@ -378,8 +380,10 @@ def test_the_balancer_may_reach_what_it_asks(everything: Rendered) -> None:
 
 
 @pytest.mark.parametrize("clients", [[], [{"ipBlock": {"cidr": "10.0.0.0/8"}}]])
-def test_who_reaches_the_balancer_can_be_told(chart: Chart, clients: list[object]) -> None:
-    """Everybody, if nobody is named."""
+def test_network_policy_admits_the_clients_of_the_values(
+    chart: Chart, clients: list[object]
+) -> None:
+    """The NetworkPolicy admits the clients of the values to the balancer; by default, all."""
     policy = chart.render(**{"networkPolicy.clients": clients}).resources[
         "NetworkPolicy", "demo-shardgate-balancer"
     ]
@@ -388,8 +392,8 @@ def test_who_reaches_the_balancer_can_be_told(chart: Chart, clients: list[object
     assert rule.get("from", []) == clients
 
 
-def test_all_listen_on_ipv6_where_they_are_told(plain: Rendered, direct: Rendered) -> None:
-    """Beside IPv4."""
+def test_ipv6_makes_nginx_and_gateways_listen_on_ipv6(plain: Rendered, direct: Rendered) -> None:
+    """The value `ipv6` makes nginx listen on IPv6 too, and gateways on `::`."""
     expected = ((plain, ["8080"], None), (direct, ["8443", "[::]:8443"], "::"))
     for rendered, listens, host in expected:
         site = rendered.resources["ConfigMap", BALANCER[1]]["data"]["site.conf"]
@@ -402,22 +406,22 @@ def test_all_listen_on_ipv6_where_they_are_told(plain: Rendered, direct: Rendere
 SERVICE: Final = "demo-shardgate-replicas.lab.svc.cluster.local"
 REPLICAS: Final = 3
 DNS_S: Final = 6
-"""Seconds for which names of Services are known to CoreDNS and nginx."""
+"""Seconds for which CoreDNS and nginx cache the addresses of a Service."""
 SHARDS: Final = 24
 CHUNKS: Final = 4
-"""Of each shard."""
+"""Number of chunks in each shard."""
 LONGEST_S: Final = 20.0
 
 
 class Balanced(NamedTuple):
-    """nginx, and the names that it asks for."""
+    """nginx, the DNS server that it resolves gateways by, and a client."""
 
     names: Names
     nginx: Balancer
     client: httpx.Client
 
     def read(self) -> dict[int, set[str]]:
-        """Read every chunk, and tell where those of each shard came from."""
+        """Read every chunk; return the replicas that answered for each shard."""
         before = self.nginx.logged_so_far()
         for chunk in range(SHARDS * CHUNKS):
             assert self.client.get(f"/data/c/{chunk}").content == bytes([chunk])
@@ -429,7 +433,7 @@ class Balanced(NamedTuple):
 
 @pytest.fixture
 def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanced]:
-    """Run three gateways, a name server that knows them, and nginx as the chart has it."""
+    """Run three gateways, a DNS server that lists them, and nginx as the chart configures it."""
     made = zarr.create_array(
         tmp_path / "data", shape=(SHARDS * CHUNKS,), shards=(CHUNKS,), chunks=(1,), dtype="u1",
         compressors=None, fill_value=255,
@@ -456,8 +460,8 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanc
         yield Balanced(names, nginx, client)
 
 
-def test_replicas_are_found_and_forgotten(balanced: Balanced) -> None:
-    """Each shard has one of them, and only those of one that goes get another."""
+def test_removed_replica_moves_its_own_shards_only(balanced: Balanced) -> None:
+    """After a replica leaves DNS, its shards move to others, and all other shards stay."""
     before = balanced.read()
     assert {len(replicas) for replicas in before.values()} == {1}
     assert len(set.union(*before.values())) == REPLICAS

@@ -1,4 +1,4 @@
-"""What docker-compose.yml describes works, with its own commands, files and checks."""
+"""The services of docker-compose.yml, run with their own commands, files and health checks."""
 
 import os
 import re
@@ -28,13 +28,13 @@ _FOLDERS: Final = ("data", "certificates", "tmp", "etc/shardgate")
 
 
 def services() -> dict[str, dict[str, Any]]:
-    """Read what is said of each service."""
+    """Return the description of each service."""
     read: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text("utf-8"))["services"]
     return read
 
 
 class Composed(NamedTuple):
-    """What runs: where its files are, its ports by service, and who tells their addresses."""
+    """The running services: root folder, ports, nginx, and their DNS server."""
 
     root: Path
     ports: Mapping[str, int]
@@ -44,11 +44,11 @@ class Composed(NamedTuple):
 
     @property
     def ca_file(self) -> Path:
-        """The certificate that clients trust."""
+        """Path of the certificate that clients trust."""
         return self.root / "certificates/client.pem"
 
     def here(self, text: str, service: str) -> str:
-        """Spell as on this machine what *text* calls hosts, ports and paths of *service*."""
+        """Replace hosts, ports and paths of *service* in *text* by those of this machine."""
         ports = self.ports
         gateways = {f"{name}:8000": f"{name}:{port}" for name, port in ports.items()}
         known = {
@@ -68,7 +68,7 @@ class Composed(NamedTuple):
 
 @contextmanager
 def composing(root: Path, nginx: str) -> Generator[Composed]:
-    """Run all of it below *root*: what depends on others once these are as it asks."""
+    """Run all services below *root*, each after those that it depends on."""
     described = services()
     store_port, listening = own_ports(root)
     ports = dict(zip(described, free_ports(len(described)), strict=True)) | {"store": store_port}
@@ -118,14 +118,14 @@ def _lay_files(composed: Composed, name: str, told: Mapping[str, Any]) -> None:
 
 
 def _command(told: Mapping[str, Any]) -> list[str]:
-    """Join entry point and command: those of the service before those of its image."""
+    """Return entry point and command: the service's own, or else its image's."""
     stage = _stage(told)
     entrypoint = told.get("entrypoint") or stage.command("ENTRYPOINT")
     return [*entrypoint, *(told.get("command") or stage.command("CMD"))]
 
 
 def _stage(told: Mapping[str, Any]) -> Stage:
-    """Find what the image is made by; one that is not made here has to be told its command."""
+    """Return the stage that the image is built from, or the last one if it is not built here."""
     made = [each for each in services().values() if "build" in each]
     match next((each["build"] for each in made if each["image"] == told["image"]), None):
         case {"target": target}:
@@ -135,7 +135,7 @@ def _stage(told: Mapping[str, Any]) -> Stage:
 
 
 def _program(composed: Composed, command: Sequence[str]) -> list[str]:
-    """Find the program: our own, or one beside this Python, before those of the system."""
+    """Return the command with this project's or this environment's program, or the system's."""
     first, *rest = command
     if first == "nginx":
         return [composed.nginx, *rest]
@@ -180,14 +180,14 @@ def composed(
 
 
 def curl(composed: Composed, path: str, *options: str) -> subprocess.CompletedProcess[bytes]:
-    """Ask for *path* as a user does who has copied the certificate."""
+    """Request *path* as a user does who has copied the certificate."""
     url = f"https://localhost:{composed.ports['balancer']}{path}"
     command = [need("curl"), "-sS", "--cacert", str(composed.ca_file), *options, url]
     return subprocess.run(command, check=True, capture_output=True, timeout=30)
 
 
-def test_a_chunk_comes_over_tls_and_http_2(composed: Composed) -> None:
-    """It is what the gateway behind answers, CORS headers included."""
+def test_chunk_is_served_over_tls_and_http_2(composed: Composed) -> None:
+    """A chunk is served through nginx over TLS and HTTP/2, with CORS headers."""
     answer = curl(composed, "/image/s0/c/2/3/4", "-D", "/dev/stderr")
     head = answer.stderr.decode().lower()
 
@@ -200,13 +200,13 @@ def test_a_chunk_comes_over_tls_and_http_2(composed: Composed) -> None:
 @pytest.mark.parametrize(
     "path", ["/image/s0/zarr.json", "/cells/info", "/history/@tag.positive/zarr.json"]
 )
-def test_each_example_is_there(composed: Composed, path: str) -> None:
-    """The store holds an image, a segmentation and a repository."""
+def test_examples_are_served(composed: Composed, path: str) -> None:
+    """The example image, segmentation and repository are served."""
     assert curl(composed, path, "-f").stdout.startswith(b"{")
 
 
-def test_gateways_are_followed_to_other_addresses(composed: Composed) -> None:
-    """Those that are made anew are found without a reload."""
+def test_nginx_follows_changed_addresses_of_gateways(composed: Composed) -> None:
+    """Changed addresses of gateways are resolved by nginx without a reload."""
     for address, status in (("127.0.0.2", b"503"), ("127.0.0.1", b"200")):
         composed.names.address = address
         deadline = time.monotonic() + LONGEST_S
@@ -215,8 +215,8 @@ def test_gateways_are_followed_to_other_addresses(composed: Composed) -> None:
             assert time.monotonic() < deadline, told
 
 
-def test_it_is_valid() -> None:
-    """Compose understands the file."""
+def test_compose_file_is_valid() -> None:
+    """docker-compose accepts the file."""
     command = [need("docker-compose"), "-f", str(FILE), "config", "--quiet"]
 
     subprocess.run(command, check=True, timeout=60)
@@ -224,9 +224,9 @@ def test_it_is_valid() -> None:
 
 @pytest.mark.parametrize("name", services())
 def test_every_service_is_confined(name: str) -> None:
-    """It writes to its volumes and to memory only, gets no privileges, and its log is bounded.
+    """Every service has a read-only root, no capabilities and bounded logs.
 
-    What lasts comes back if it dies, unless it was stopped.
+    Long-running services restart unless they were stopped.
     """
     service = services()[name]
 
@@ -238,8 +238,8 @@ def test_every_service_is_confined(name: str) -> None:
     assert service.get("restart") == (None if name in ONE_SHOT else "unless-stopped")
 
 
-def test_images_are_of_one_version() -> None:
-    """Our own have that of the project, and nginx is the one that is tested; each is made once."""
+def test_images_have_the_versions_of_the_project_and_of_tests() -> None:
+    """Own images have the project's version and are built once each; nginx has the tested one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     versions = {tuple(each["image"].split(":")) for each in services().values()}
     made = [each["image"] for each in services().values() if "build" in each]
@@ -249,8 +249,8 @@ def test_images_are_of_one_version() -> None:
     assert sorted(made) == sorted(":".join(each) for each in ours)
 
 
-def test_only_the_balancer_is_reached_from_outside() -> None:
-    """Its port is open to this machine alone."""
+def test_only_the_balancer_publishes_a_port() -> None:
+    """The balancer publishes a port on the loopback interface, and no other service any."""
     ports = {name: service["ports"] for name, service in services().items() if "ports" in service}
 
     assert ports == {"balancer": ["127.0.0.1:8443:8443"]}

@@ -1,4 +1,4 @@
-"""What the Dockerfile describes, and the image that is built from it."""
+"""The Dockerfile, and the image that is built from it."""
 
 import json
 import os
@@ -27,20 +27,20 @@ NOT_ROOT: Final = re.compile(r"[1-9]\d*:[1-9]\d*")
 soak = pytest.mark.soak
 
 
-def test_the_image_takes_nothing_from_the_build_but_its_environment() -> None:
-    """Neither sources nor tools of the build come along."""
+def test_image_copies_only_the_environment_from_the_build() -> None:
+    """The image copies only `/venv` from the build stage."""
     assert image().base != "build"
     assert image().values("COPY") == ["--from=build /venv /venv"]
 
 
 @pytest.mark.parametrize("stage", stages()[1:], ids=lambda stage: stage.name or "image")
-def test_what_runs_is_not_root(stage: Stage) -> None:
-    """The user is a number, so that Kubernetes can tell that it is not root."""
+def test_user_of_each_stage_is_numeric_and_not_root(stage: Stage) -> None:
+    """Each stage runs as a numeric user other than root, which Kubernetes can verify."""
     assert NOT_ROOT.fullmatch(stage.values("USER")[-1])
 
 
-def test_no_shell_is_needed() -> None:
-    """Neither before the service, where it would keep SIGTERM to itself, nor to ask for health."""
+def test_commands_of_the_image_need_no_shell() -> None:
+    """Entry point, command and health check are in exec form, so SIGTERM reaches the service."""
     assert image().command("ENTRYPOINT") == ["shardgate"]
     assert image().command("CMD") == ["serve"]
     assert image().command("HEALTHCHECK")[0] == "python"
@@ -72,13 +72,13 @@ exec chroot --userspec="$user" --groups= "$root" \
 
 @dataclass(frozen=True)
 class Image:
-    """An image: what its configuration says, and where its root file system is."""
+    """A built image: its root file system and its configuration."""
 
     root: Path
     config: Mapping[str, Any]
 
     def start(self, command: Sequence[str], data: Path, **environ: str) -> subprocess.Popen[bytes]:
-        """Run *command* in it as its user, with nothing to write to and *data* at ``/mnt``."""
+        """Run *command* as the image's user, all read-only, with *data* at ``/mnt``."""
         own = dict(each.split("=", 1) for each in self.config["Env"])
         confine = ["unshare", "--mount", "sh", "-c", _CONFINED, "sh", str(self.root), str(data)]
         return subprocess.Popen(
@@ -89,20 +89,20 @@ class Image:
         )
 
     def run(self, command: Sequence[str], data: Path, **environ: str) -> int:
-        """Run *command* to its end."""
+        """Run *command* to completion; return its exit status."""
         process = self.start(command, data, **environ)
         process.communicate(timeout=60)
         return process.returncode
 
 
 class Builder:
-    """buildah without an engine, on a base image of Debian's packages and this Python."""
+    """Builds the image by buildah on a base image of Debian's packages and this Python."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def build(self) -> Image:
-        """Build what the Dockerfile describes."""
+        """Build the image of the Dockerfile."""
         self._make_base()
         mounts = [f"--volume={source}:{target}:ro" for source, target in self._pip_files().items()]
         self._buildah(
@@ -114,7 +114,7 @@ class Builder:
         return Image(Path(self._buildah("mount", container)), docker["Docker"]["config"])
 
     def close(self) -> None:
-        """Remove everything."""
+        """Remove all containers and images."""
         self._buildah("rm", "--all")
         self._buildah("rmi", "--all", "--force")
 
@@ -141,7 +141,7 @@ class Builder:
         shutil.rmtree(tree)
 
     def _pip_files(self) -> dict[Path, str]:
-        """Write down how pip is configured here, and tell what it needs beside that."""
+        """Write pip's configuration of this machine; return the files to mount for it."""
         lines = ["[global]"]
         for name in ("index-url", "cert"):
             command = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
@@ -168,12 +168,12 @@ import uvicorn.lifespan.on, uvicorn.loops.uvloop
 files = [getattr(each, "__cached__", None) for each in list(sys.modules.values())]
 sys.exit(any(file and not os.path.exists(file) for file in files))
 """
-"""Fails where a module would be compiled by each process."""
+"""Exits with 1 if an imported module has no bytecode file."""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Generator[Image]:
-    """Build it: that takes minutes."""
+    """Build the image, which takes minutes."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing or os.geteuid() != 0 or sys.base_prefix == "/usr":
         pytest.skip(f"needs root, a Python apart from the system's, and {', '.join(PROGRAMS)}")
@@ -184,7 +184,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Generator[Image]:
 
 @pytest.fixture(scope="module")
 def array(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a sharded array that everybody may read."""
+    """Write a sharded array that every user may read."""
     path = tmp_path_factory.mktemp("data", numbered=True)
     for each in (path, *path.parents[:1]):
         each.chmod(0o755)
@@ -197,7 +197,7 @@ def array(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(built: Image, data: Path) -> Generator[tuple[subprocess.Popen[bytes], int]]:
-    """Run its own command, and wait until it answers."""
+    """Run the image's own command until it answers."""
     (port,) = free_ports(1)
     command = [*built.config["Entrypoint"], *built.config["Cmd"]]
     begun = time.monotonic()
@@ -224,8 +224,8 @@ def _answers(port: int) -> bool:
 
 
 @soak
-def test_a_chunk_is_read_through_it(built: Image, array: Path) -> None:
-    """Its command, as its user, with nothing to write to, serves what is mounted."""
+def test_container_serves_a_mounted_array(built: Image, array: Path) -> None:
+    """A read-only container serves a mounted array as user 65532 without capabilities."""
     with serving(built, array) as (process, port):
         with urlopen(f"http://127.0.0.1:{port}/a/c/1/2") as answer:
             body = answer.read()
@@ -237,8 +237,8 @@ def test_a_chunk_is_read_through_it(built: Image, array: Path) -> None:
 
 
 @soak
-def test_its_health_is_told(built: Image, array: Path) -> None:
-    """The check succeeds while the service answers, and only then."""
+def test_health_check_fails_once_the_service_is_gone(built: Image, array: Path) -> None:
+    """The health check succeeds while the service runs, and fails after it has ended."""
     _, *check = built.config["Healthcheck"]["Test"]
     with serving(built, array) as (_, port):
         here = [word.replace("8000", str(port)) for word in check]
@@ -247,8 +247,8 @@ def test_its_health_is_told(built: Image, array: Path) -> None:
 
 
 @soak
-def test_it_ends_when_told(built: Image, array: Path) -> None:
-    """SIGTERM reaches the service, which succeeds."""
+def test_sigterm_ends_the_container_with_status_0(built: Image, array: Path) -> None:
+    """The container exits with 0 within 5 s of SIGTERM."""
     with serving(built, array) as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
@@ -256,30 +256,30 @@ def test_it_ends_when_told(built: Image, array: Path) -> None:
 
 @soak
 @pytest.mark.parametrize("tool", ["cc", "gcc", "g++", "ld", "make", "pip", "pip3"])
-def test_it_has_no_build_tools(built: Image, tool: str) -> None:
-    """Who gets in finds nothing to build or install with."""
+def test_image_has_no_build_tools(built: Image, tool: str) -> None:
+    """The image has no compiler, linker, make or pip in its program folders."""
     folders = ("venv/bin", "usr/local/bin", "usr/bin", "usr/sbin", "bin", "sbin")
     assert [each for each in folders if os.path.lexists(built.root / each / tool)] == []
 
 
 @soak
 @pytest.mark.parametrize("module", ["pip", "ensurepip"])
-def test_python_has_no_installer(built: Image, array: Path, module: str) -> None:
-    """Neither for the service nor beside it."""
+def test_python_of_the_image_has_no_installer(built: Image, array: Path, module: str) -> None:
+    """Both Pythons of the image fail to import pip and ensurepip."""
     for python in ("/venv/bin/python", "/usr/local/bin/python3"):
         assert built.run([python, "-c", "import sys"], array) == 0
         assert built.run([python, "-c", f"import {module}"], array) == 1
 
 
 @soak
-def test_nothing_is_compiled_at_the_start(built: Image, array: Path) -> None:
-    """All that the service imports has its bytecode beside it."""
+def test_imported_modules_are_precompiled(built: Image, array: Path) -> None:
+    """Every module that the service imports has its bytecode file in the image."""
     assert built.run(["python", "-c", IMPORTED], array) == 0
 
 
 @soak
-def test_it_is_small(built: Image) -> None:
-    """What is added to Python takes a quarter of a gigabyte at most."""
+def test_virtual_environment_is_below_256_megabytes(built: Image) -> None:
+    """The image's virtual environment takes less than 256 MB."""
     added = subprocess.run(
         ["du", "-sb", built.root / "venv"], check=True, capture_output=True, text=True
     ).stdout

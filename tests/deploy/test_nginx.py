@@ -1,4 +1,4 @@
-"""Nginx, configured as in `deploy/`: what it passes on, what it keeps, how much it does at once."""
+"""nginx with the configuration in `deploy/`: forwarding, caching, retries and limits."""
 
 import http.client
 import os
@@ -47,13 +47,13 @@ PATHS: Final = (
 
 
 class Site(NamedTuple):
-    """nginx before two replicas that record what arrives."""
+    """nginx before two replicas that record requests."""
 
     nginx: Balancer
     replicas: Sequence[Recorder]
 
     def send(self, method: str, target: str, **headers: str) -> int:
-        """Send *target* as it is, and give the status."""
+        """Send a request for *target* verbatim; return the status."""
         context = self.nginx.tls()
         with closing(http.client.HTTPSConnection(self.nginx.host, context=context)) as connection:
             connection.putrequest(method, target, skip_accept_encoding=True)
@@ -66,21 +66,21 @@ class Site(NamedTuple):
 
     @property
     def received(self) -> list[Received]:
-        """What arrived."""
+        """Requests that arrived at all replicas."""
         return [request for each in self.replicas for request in each.received]
 
     @property
     def asked(self) -> list[Received]:
-        """What arrived for names of shards."""
+        """Requests for names of shards that arrived at all replicas."""
         return [request for each in self.replicas for request in each.asked]
 
     @property
     def shares(self) -> list[int]:
-        """How many requests each has got, the least first."""
+        """Number of requests of each replica, in ascending order."""
         return sorted(len(each.received) for each in self.replicas)
 
     def change(self, **values: bytes | bool | None) -> None:
-        """Let all replicas answer otherwise."""
+        """Change the responses of all replicas."""
         for each in self.replicas:
             vars(each).update(values)
 
@@ -97,7 +97,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Site]:
 
 @pytest.fixture
 def site(running: Site) -> Generator[Site]:
-    """Give the site, whose replicas have got nothing as yet, and whose failures end with a test."""
+    """Return the site with empty recorders; reset failed replicas after the test."""
     for each in running.replicas:
         each.received.clear()
         each.asked.clear()
@@ -108,14 +108,14 @@ def site(running: Site) -> Generator[Site]:
 
 
 def only(requests: list[Received]) -> Received:
-    """Give the only request."""
+    """Return the only request."""
     [request] = requests
     return request
 
 
 @pytest.mark.parametrize("target", PATHS)
-def test_targets_arrive_as_they_were_sent(site: Site, target: str) -> None:
-    """Keys are spelled in one way only, and clients of S3 sign what they have spelled."""
+def test_request_target_is_forwarded_verbatim(site: Site, target: str) -> None:
+    """A request target reaches the replica, and the path its shard's name, byte for byte."""
     assert site.send("GET", target) == 200
 
     assert only(site.received).target == target
@@ -123,8 +123,8 @@ def test_targets_arrive_as_they_were_sent(site: Site, target: str) -> None:
     assert only(site.asked).target == f"/_shard{path}"
 
 
-def test_targets_arrive_so_over_http_2_too(site: Site) -> None:
-    """As far as clients can say so."""
+def test_request_target_over_http_2_is_forwarded_verbatim(site: Site) -> None:
+    """A request target and the host of an HTTP/2 request reach the replica unchanged."""
     with site.nginx.client(http2=True) as client:
         client.get("/em//@tag.a%2Fb/%20?x=%2F").raise_for_status()
 
@@ -133,8 +133,8 @@ def test_targets_arrive_so_over_http_2_too(site: Site) -> None:
     assert request.headers["host"] == site.nginx.host
 
 
-def test_headers_arrive(site: Site) -> None:
-    """Host as it is signed, credentials of any size, and where the client is."""
+def test_headers_are_forwarded(site: Site) -> None:
+    """Host and long credentials are forwarded; X-Forwarded-For and -Proto are set by nginx."""
     given = {"authorization": "Bearer " + "x" * 12_000, "range": "bytes=0-1"}
     assert site.send("GET", "/em/" + "%C3%A9" * 512, **given, x_forwarded_for="1.2.3.4") == 200
 
@@ -144,8 +144,8 @@ def test_headers_arrive(site: Site) -> None:
     assert (headers["x-forwarded-for"], headers["x-forwarded-proto"]) == ("127.0.0.1", "https")
 
 
-def test_what_clients_of_s3_sign_arrives(site: Site) -> None:
-    """The target and each signed header, so that the signature holds."""
+def test_signed_parts_of_an_s3_request_are_forwarded_unchanged(site: Site) -> None:
+    """The target and all signed headers of a boto3 request reach the replica unchanged."""
     sent: list[Any] = []
     client = site.nginx.s3_client()
     client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request))
@@ -160,8 +160,8 @@ def test_what_clients_of_s3_sign_arrives(site: Site) -> None:
     assert {name: received.headers[name] for name in signed} == expected | {"host": site.nginx.host}
 
 
-def test_who_names_shards_gets_no_credentials(site: Site) -> None:
-    """It needs none."""
+def test_request_for_a_shard_name_has_no_credentials(site: Site) -> None:
+    """A request for a shard's name carries no Authorization, cookie or signature."""
     site.send("GET", "/em/c/0?X-Amz-Signature=abc", authorization="Bearer x", cookie="y=z")
 
     asked = only(site.asked)
@@ -170,8 +170,8 @@ def test_who_names_shards_gets_no_credentials(site: Site) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "POST", "OPTIONS"])
-def test_every_method_goes_by_shard(site: Site, method: str) -> None:
-    """Who writes a shard has its index."""
+def test_requests_of_each_method_go_to_the_replica_of_the_shard(site: Site, method: str) -> None:
+    """Requests of each method for one shard go to one replica."""
     length = {} if method in ("GET", "HEAD") else {"content_length": "0"}
     for number in range(8):
         assert site.send(method, f"/em/c/{number}", **length) == 200
@@ -180,8 +180,8 @@ def test_every_method_goes_by_shard(site: Site, method: str) -> None:
     assert len(site.asked) == 8
 
 
-def test_names_are_asked_for_again_only_when_they_are_old(site: Site) -> None:
-    """With whatever token; a key that is asked for once takes no room."""
+def test_shard_name_is_cached_until_it_expires(site: Site) -> None:
+    """A shard's name is cached from its second use, for all tokens, until it expires."""
     site.change(name=b"name\r\nCache-Control: max-age=2")
     for number in range(6):
         assert site.send("GET", f"/~{TOKEN}{number}/em/c/kept") == 200
@@ -199,8 +199,8 @@ def test_names_are_asked_for_again_only_when_they_are_old(site: Site) -> None:
     assert len(site.asked) == 4
 
 
-def test_what_has_no_name_goes_anywhere(site: Site) -> None:
-    """Not all to the same."""
+def test_requests_without_a_shard_name_go_to_all_replicas(site: Site) -> None:
+    """Requests for keys without a shard's name are spread over both replicas."""
     site.change(name=b"")
     for _ in range(32):
         assert site.send("POST", "/em?delete", content_length="0") == 200
@@ -208,14 +208,14 @@ def test_what_has_no_name_goes_anywhere(site: Site) -> None:
     assert min(site.shares)
 
 
-def test_requests_are_answered_where_no_names_are_told(site: Site) -> None:
-    """Names are of use, and not needed."""
+def test_requests_succeed_when_shard_names_are_unavailable(site: Site) -> None:
+    """Requests get 200 when the requests for their shards' names fail."""
     site.change(name=None)
     assert [site.send("GET", f"/em/c/{number}") for number in range(4)] == [200] * 4
 
 
-def test_reads_that_break_off_go_to_the_next_replica(site: Site) -> None:
-    """The client does not notice."""
+def test_failed_read_is_retried_at_the_next_replica(site: Site) -> None:
+    """A GET whose replica closes the connection gets 200 from the other replica."""
     site.replicas[0].answers = False
     for number in range(16):
         site.change(name=b"%d" % number)
@@ -225,8 +225,8 @@ def test_reads_that_break_off_go_to_the_next_replica(site: Site) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "POST"])
-def test_no_write_is_sent_twice(site: Site, method: str) -> None:
-    """One that breaks off may have been done."""
+def test_failed_write_is_not_retried(site: Site, method: str) -> None:
+    """A PUT, DELETE or POST whose replica closes the connection gets 503 and is sent once."""
     site.change(answers=False)
 
     assert site.send(method, "/em/c/0", content_length="0") == 503
@@ -234,7 +234,7 @@ def test_no_write_is_sent_twice(site: Site, method: str) -> None:
 
 
 def test_damage_is_passed_on_unchanged(site: Site) -> None:
-    """A 424 of one replica is neither retried at the next one nor replaced by a page of nginx."""
+    """A 424 of a replica is returned with its body, and not retried at the next one."""
     site.change(response=b"HTTP/1.1 424 Failed Dependency\r\nContent-Length: 7\r\n\r\ndamaged")
     with site.nginx.client() as client:
         answer = client.get("/em/c/0")
@@ -243,8 +243,8 @@ def test_damage_is_passed_on_unchanged(site: Site) -> None:
     only(site.received)
 
 
-def test_where_nobody_answers_clients_are_told_to_come_again(site: Site) -> None:
-    """Pages can read that, too."""
+def test_request_without_a_working_replica_gets_503(site: Site) -> None:
+    """When no replica answers, clients get a 503 with Retry-After that pages can read."""
     site.change(answers=False)
     with site.nginx.client() as client:
         answer = client.get("/em/c/0")
@@ -259,13 +259,13 @@ def test_where_nobody_answers_clients_are_told_to_come_again(site: Site) -> None
 
 @pytest.mark.parametrize("given", ["of.the-client", "two words", None])
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_answer_replica_and_log_have_one_id(
+def test_request_id_is_shared_by_response_replica_and_log(
     site: Site,
     *,
     is_answered: bool,
     given: str | None,
 ) -> None:
-    """A client's is kept as gateways keep it; what nginx itself answers has one too."""
+    """A request's id, the client's if it is valid, is that of replica, log and nginx's own 503."""
     site.change(answers=is_answered)
     before = site.nginx.logged_so_far()
     with site.nginx.client() as client:
@@ -278,8 +278,8 @@ def test_answer_replica_and_log_have_one_id(
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_it_listens_on_ipv6(site: Site) -> None:
-    """Beside IPv4."""
+def test_request_over_ipv6_is_forwarded(site: Site) -> None:
+    """A request over IPv6 gets 200, and the client's address is forwarded."""
     with site.nginx.client() as client:
         answer = client.get(
             f"https://[::1]:{site.nginx.port}/", extensions={"sni_hostname": "localhost"}
@@ -292,16 +292,16 @@ def test_it_listens_on_ipv6(site: Site) -> None:
 @pytest.mark.parametrize(
     "target", ["/metrics", "/%6detrics", "/em/../metrics", "/readyz", "/_shard/em/c/0", "/_shard"]
 )
-def test_what_is_for_operators_stays_inside(site: Site, target: str) -> None:
-    """However it is spelled."""
+def test_operator_paths_are_not_forwarded(site: Site, target: str) -> None:
+    """Paths for operators get 404 from nginx, however they are spelled."""
     assert site.send("GET", target) == 404
 
     assert (site.received, site.asked) == ([], [])
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_no_log_has_a_token(site: Site, *, is_answered: bool) -> None:
-    """Nor a signature, whatever goes wrong."""
+def test_tokens_and_signatures_are_not_logged(site: Site, *, is_answered: bool) -> None:
+    """No token or signature appears in the access log or the error log."""
     site.change(answers=is_answered)
     before = site.nginx.logged_so_far()
     targets = [
@@ -320,8 +320,8 @@ def test_no_log_has_a_token(site: Site, *, is_answered: bool) -> None:
 
 
 @pytest.mark.parametrize("http2", [False, True])
-def test_bodies_are_passed_on_as_they_arrive(site: Site, *, http2: bool) -> None:
-    """No file holds them meanwhile, not even a part."""
+def test_request_body_is_streamed_without_a_file(site: Site, *, http2: bool) -> None:
+    """A body of 8 MiB is forwarded without a temporary file."""
     body = os.urandom(8 * 2**20)
     with site.nginx.client(http2=http2) as client:
         client.put("/em/c/0", content=body).raise_for_status()
@@ -336,8 +336,8 @@ CONFIGURATION: Final = ROOT / "deploy/nginx/nginx.conf"
 WITH_ONE_PLACE: Final = "limit_conn requests 1;"
 
 
-def test_requests_at_once_have_a_bound(tmp_path: Path) -> None:
-    """One too many is told to come again, and has a place once another is gone."""
+def test_concurrent_requests_are_limited(tmp_path: Path) -> None:
+    """A request beyond the limit of concurrent ones gets 503, and 200 once another has ended."""
     with recording() as recorder, balancing(tmp_path, [recorder.url]) as balancer:
         path = tmp_path / "nginx.conf"
         path.write_text(path.read_text().replace("limit_conn requests 1024;", WITH_ONE_PLACE))
@@ -354,14 +354,14 @@ def test_requests_at_once_have_a_bound(tmp_path: Path) -> None:
 
 @contextmanager
 def uploading(balancer: Balancer) -> Generator[None]:
-    """Have a request under way, whose body does not come."""
+    """Keep a PUT open whose body does not arrive."""
     with balancer.connection() as connection:
         connection.sendall(b"PUT /em/c/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
         yield
 
 
 def until(client: httpx.Client, status: int) -> httpx.Response:
-    """Ask until the answer is *status*."""
+    """Repeat a GET until its status is *status*; return the response."""
     deadline = time.monotonic() + 60
     while (answer := client.get("/em/c/0")).status_code != status:
         assert time.monotonic() < deadline
@@ -369,8 +369,8 @@ def until(client: httpx.Client, status: int) -> httpx.Response:
     return answer
 
 
-def test_the_chart_gives_the_memory_that_is_needed_at_worst() -> None:
-    """What all requests and connections can hold leaves a part of the limit to nginx itself."""
+def test_memory_limit_of_the_chart_covers_the_worst_case() -> None:
+    """The chart's memory limit for nginx exceeds the buffers of all requests and connections."""
     text = CONFIGURATION.read_text("utf-8")
 
     def found(name: str) -> list[int]:
@@ -396,7 +396,7 @@ HIDDEN = b"GET /any/hidden-%d HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
-    """Collect the keys that the store is asked for."""
+    """Return the set of keys that the gateway reads or writes in the store."""
     return set()
 
 
@@ -414,7 +414,7 @@ def before_gateway(keys: set[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def exchange_tls(before_gateway: Balancer, request: bytes) -> bytes:
-    """Send *request* through nginx, and read until it closes."""
+    """Send *request* through nginx, and read until the connection closes."""
     with before_gateway.connection() as connection:
         connection.sendall(request)
         try:
@@ -424,10 +424,10 @@ def exchange_tls(before_gateway: Balancer, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=list(UNCLEAR))
-def test_no_request_is_hidden_in_another(
+def test_request_hidden_in_an_ambiguous_one_is_not_smuggled(
     before_gateway: Balancer, keys: set[str], number: int
 ) -> None:
-    """A gateway answers what nginx has passed on, and nothing else."""
+    """A request behind an ambiguous one reaches the gateway only if nginx forwarded it as one."""
     received = exchange_tls(before_gateway, SHAPES[number] + HIDDEN % number + LAST)
 
     assert len(statuses(received)) <= 3

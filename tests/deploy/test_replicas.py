@@ -1,4 +1,4 @@
-"""Three replicas before SeaweedFS, and nginx before them, as an operator runs them."""
+"""Three replicas before SeaweedFS, behind nginx, deployed as an operator would."""
 
 import asyncio
 import itertools
@@ -43,7 +43,7 @@ ARRAY: Final[dict[str, Any]] = {
     "compressors": None,
 }
 MANY: Final = (4, 4, 4)
-"""Shards of the array ``many``, whose indexes have 512 KiB each."""
+"""Shards of the array ``many`` in each dimension; each index has 512 KiB."""
 
 
 def write_containers(root: Path) -> None:
@@ -70,7 +70,7 @@ def _write_repository(path: Path, values: Any) -> None:
 
 
 def by_shard(lead: str) -> dict[Any, list[str]]:
-    """Give the keys of the inner chunks of each shard of the array below *lead*."""
+    """Return the keys of the inner chunks of the array below *lead*, by shard."""
     per_shard = SHARD // CHUNK
     keys: dict[Any, list[str]] = {}
     for coords in itertools.product(*(range(size // CHUNK) for size in SHAPE)):
@@ -80,7 +80,7 @@ def by_shard(lead: str) -> dict[Any, list[str]]:
 
 
 def by_shard_of_volume() -> dict[Any, list[str]]:
-    """Give the names of the chunks of each shard: eight neighbours, by their Morton codes."""
+    """Return the keys of the volume's chunks by shard: eight neighbours in Morton order."""
     keys: dict[Any, list[str]] = {}
     for x, y, z in itertools.product(range(4), repeat=3):
         bits = (at >> bit & 1 for bit in range(2) for at in (x, y, z))
@@ -91,7 +91,7 @@ def by_shard_of_volume() -> dict[Any, list[str]]:
 
 
 def keys_of_many() -> list[str]:
-    """Name a chunk of each shard of ``many``."""
+    """Return the key of one chunk in each shard of ``many``."""
     return [f"many/{key}" for key in many_keys(MANY)]
 
 
@@ -104,7 +104,7 @@ sys.stdout.buffer.write(tensorstore.open(spec).result().read().result().tobytes(
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, seaweedfs: SeaweedFS) -> Lab:
-    """Write what is served."""
+    """Write the containers and upload them."""
     folder = tmp_path_factory.mktemp("deployed")
     write_containers(folder)
     seaweedfs.upload_folder(folder, folder.name)
@@ -113,7 +113,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, seaweedfs: SeaweedFS) -> Lab:
 
 @pytest.fixture(scope="module")
 def environ(lab: Lab) -> Environ:
-    """Configure all replicas alike, with a private dataset beside ``data``."""
+    """Return the environment of all replicas, with a private dataset beside ``data``."""
     digest = sha256(TOKEN.encode()).hexdigest()
     return of_dataset(lab.url, lab.seaweedfs) | {
         "SHARDGATE_DATASETS__PRIVATE__URL": lab.url,
@@ -125,7 +125,7 @@ def environ(lab: Lab) -> Environ:
 
 @pytest.fixture(scope="module")
 def replicas(environ: Environ) -> Generator[list[Gateway]]:
-    """Start three."""
+    """Start three replicas."""
     with ExitStack() as stack:
         yield [stack.enter_context(forked(environ)) for _ in range(3)]
 
@@ -134,14 +134,14 @@ def replicas(environ: Environ) -> Generator[list[Gateway]]:
 def balancer(
     tmp_path_factory: pytest.TempPathFactory, replicas: list[Gateway]
 ) -> Generator[Balancer]:
-    """Start nginx before them."""
+    """Start nginx before the replicas."""
     folder: Path = tmp_path_factory.mktemp("nginx")
     with balancing(folder, [replica.url for replica in replicas]) as running:
         yield running
 
 
 def routed(balancer: Balancer, keys: Iterable[str]) -> dict[str, str]:
-    """Read *keys* over one connection, and tell which replica answered each."""
+    """Read *keys* over one connection; return the replica that answered each."""
     before, wanted = len(balancer.logged()), list(keys)
     with balancer.client(http2=True) as client:
         for key in wanted:
@@ -152,7 +152,7 @@ def routed(balancer: Balancer, keys: Iterable[str]) -> dict[str, str]:
 
 
 def replicas_of(balancer: Balancer, keys: dict[Any, list[str]]) -> list[set[str]]:
-    """Tell which replicas answered some keys of each shard."""
+    """Return the replicas that answered some keys of each shard."""
     some = [each[::5] for each in keys.values()]
     found = routed(balancer, (key for each in some for key in each))
     return [{found[key] for key in each} for each in some]
@@ -163,18 +163,18 @@ def replicas_of(balancer: Balancer, keys: dict[Any, list[str]]) -> list[set[str]
     [by_shard("array"), by_shard_of_volume(), by_shard("repository/@branch.main/array")],
     ids=["zarr", "precomputed", "icechunk"],
 )
-def test_the_chunks_of_a_shard_reach_one_replica(
+def test_all_chunks_of_a_shard_reach_one_replica(
     balancer: Balancer, keys: dict[Any, list[str]]
 ) -> None:
-    """Shards are spread over all, whatever the format."""
+    """All chunks of a shard are answered by one replica, and shards by several, in each format."""
     found = replicas_of(balancer, keys)
 
     assert all(len(replicas) == 1 for replicas in found)
     assert len(set.union(*found)) > 1
 
 
-def test_a_token_in_the_path_leads_to_the_same_replica(balancer: Balancer) -> None:
-    """Private data is where it is for others who may read it."""
+def test_token_does_not_change_the_replica_of_a_shard(balancer: Balancer) -> None:
+    """Requests for a private chunk reach one replica with a token in path or header, or none."""
     keys = [f"private/{each[0]}" for each in by_shard("array").values()]
     bearer = {"authorization": f"Bearer {TOKEN}"}
     with balancer.client(http2=True) as client:
@@ -189,18 +189,18 @@ def test_a_token_in_the_path_leads_to_the_same_replica(balancer: Balancer) -> No
     assert TOKEN not in balancer.output
 
 
-def test_every_replica_has_its_share(balancer: Balancer) -> None:
-    """Of 64 shards each answers a tenth at least."""
+def test_shards_are_spread_over_all_replicas(balancer: Balancer) -> None:
+    """Each of three replicas answers for more than a tenth of 64 shards."""
     found = Counter(routed(balancer, keys_of_many()).values())
 
     assert len(found) == 3
     assert min(found.values()) > 64 / 10
 
 
-def test_a_replica_out_and_in_again_moves_only_its_share(
+def test_removed_replica_moves_its_own_shards_only(
     balancer: Balancer, replicas: list[Gateway]
 ) -> None:
-    """All other shards stay where their indexes are, and the old ones are found again."""
+    """A removed replica's shards alone move to others, and move back when it returns."""
     urls = [replica.url for replica in replicas]
     before = routed(balancer, keys_of_many())
     balancer.send_to(urls[1:])
@@ -215,10 +215,8 @@ def test_a_replica_out_and_in_again_moves_only_its_share(
     assert again == before
 
 
-def test_index_memory_of_a_replica_falls_with_their_number(
-    tmp_path: Path, environ: Environ
-) -> None:
-    """Three hold together what one holds alone, each its share."""
+def test_three_replicas_share_the_memory_of_indexes(tmp_path: Path, environ: Environ) -> None:
+    """Each of three replicas holds less than 0.6 of the index memory of a single one."""
     with ExitStack() as stack:
         one, *three = [stack.enter_context(forked(environ)) for _ in range(4)]
         balancer = stack.enter_context(balancing(tmp_path, [one.url]))
@@ -232,7 +230,7 @@ def test_index_memory_of_a_replica_falls_with_their_number(
 
 
 def held(balancer: Balancer, replicas: Sequence[Gateway]) -> list[int]:
-    """Look into every shard, and tell by how much the memory of *replicas* grew."""
+    """Read a chunk of every shard; return by how much each replica's memory grew."""
     for replica in replicas:  # what it takes to speak to the store is no index
         httpx.get(f"{replica.url}/data/many/zarr.json", timeout=20).raise_for_status()
     before = [replica.resident_nbytes for replica in replicas]
@@ -241,8 +239,10 @@ def held(balancer: Balancer, replicas: Sequence[Gateway]) -> list[int]:
     return [replica.resident_nbytes - at for replica, at in zip(replicas, before, strict=True)]
 
 
-def test_a_replica_that_is_killed_loses_nothing(environ: Environ, lab: Lab, tmp_path: Path) -> None:
-    """In the midst of load nobody reads an error, and what was acknowledged is there."""
+def test_killed_replica_loses_no_acknowledged_write(
+    environ: Environ, lab: Lab, tmp_path: Path
+) -> None:
+    """A replica killed under load loses no acknowledged write."""
     name, choice = lab.new_array(), random.Random(7)
     plans = [
         [Step(choice.randrange(SMALL.chunks), is_delete=False, gateway=0) for _ in range(20)]
@@ -272,8 +272,8 @@ def test_a_replica_that_is_killed_loses_nothing(environ: Environ, lab: Lab, tmp_
         assert impossible(writes, found) == []
 
 
-def test_first_replica_that_lives_again_answers_reads(tmp_path: Path) -> None:
-    """After both replicas have died, the first one that lives again answers every read."""
+def test_first_restarted_replica_answers_all_reads(tmp_path: Path) -> None:
+    """After both replicas have died, the first one that restarts answers every read."""
     root = tmp_path / "data"
     root.mkdir()
     (root / "object").write_bytes(b"bytes")
@@ -312,8 +312,8 @@ def read_back(url: str, balancer: Balancer, name: str) -> dict[str, bytes | None
     return found
 
 
-def test_zarr_python_reads_through_it(balancer: Balancer, lab: Lab) -> None:
-    """The array is as it is stored."""
+def test_zarr_python_reads_through_nginx(balancer: Balancer, lab: Lab) -> None:
+    """zarr-python reads the stored values of an array through nginx."""
     files = fsspec.filesystem("https", asynchronous=True, ssl=balancer.tls())
     store = FsspecStore(files, read_only=True, path=f"{balancer.url}/data/array")
 
@@ -325,8 +325,8 @@ def opened(store: Any) -> Any:
     return zarr.open_array(store, mode="r")[:]
 
 
-def test_tensorstore_reads_through_it(balancer: Balancer, lab: Lab) -> None:
-    """It speaks HTTP/2, with many requests at once on a connection."""
+def test_tensorstore_reads_through_nginx_over_http_2(balancer: Balancer, lab: Lab) -> None:
+    """TensorStore reads the stored values of an array through nginx over HTTP/2."""
     before = len(balancer.logged())
     environ = os.environ | {"TENSORSTORE_CA_BUNDLE": str(balancer.ca_file)}
     command = [sys.executable, "-c", _BY_TENSORSTORE, f"{balancer.url}/data/array"]
@@ -336,8 +336,8 @@ def test_tensorstore_reads_through_it(balancer: Balancer, lab: Lab) -> None:
     assert {line["protocol"] for line in balancer.logged(before)} == {"HTTP/2.0"}
 
 
-def test_boto3_reads_writes_and_lists_through_it(balancer: Balancer) -> None:
-    """Bodies of 8 MiB too."""
+def test_boto3_reads_writes_and_lists_through_nginx(balancer: Balancer) -> None:
+    """boto3 puts, gets and lists an object of 8 MiB through nginx."""
     client = balancer.s3_client()
     body = os.urandom(8 * 2**20)
     client.put_object(Bucket="data", Key="objects/a b%2Fc/é", Body=body)
@@ -372,10 +372,10 @@ GZIP: Final = "/data/volume/1_1_1/0-8_0-8_0-8"
         ("GET", "/api/datasets", {}),
     ],
 )
-def test_answers_pass_as_they_are(
+def test_response_through_nginx_equals_that_of_a_replica(
     balancer: Balancer, replicas: list[Gateway], method: str, path: str, headers: dict[str, str]
 ) -> None:
-    """Status, headers, each once, and the bytes of the body are those of a replica."""
+    """Status, headers and body of a response through nginx equal those of a replica."""
     with balancer.client(http2=True) as client:
         through = answered(client, method, path, headers)
     with httpx.Client(base_url=replicas[0].url, timeout=20) as client:
@@ -387,7 +387,7 @@ def test_answers_pass_as_they_are(
 def answered(
     client: httpx.Client, method: str, path: str, headers: dict[str, str]
 ) -> tuple[int, list[tuple[str, str]], bytes]:
-    """Ask, and tell of the answer what does not change from one to the next."""
+    """Send a request; return its status, body and the headers that do not vary."""
     passing = {"date", "server", "connection", "x-request-id"}
     with client.stream(method, path, headers=headers) as answer:
         body = b"".join(answer.iter_raw())

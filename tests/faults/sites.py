@@ -1,4 +1,4 @@
-"""Stores that are reached directly by one gateway, and by others through a proxy that spoils."""
+"""Stores that one gateway reaches directly, and others through a proxy that injects faults."""
 
 import json
 from collections.abc import Callable, Generator
@@ -20,13 +20,13 @@ from tests.support.sessions import GROUP, array_document
 from tests.support.writable_repositories import Api, Place, new_place
 
 DEADLINE_S: Final = 60
-"""Nothing hangs: all is answered by then."""
+"""Longest wait for any response."""
 
 
 def killed(
     proxy: Proxy, doomed: Gateway, nth: int, moment: Mishap, work: Callable[[], object]
 ) -> bool:
-    """Kill a gateway at the request *nth* that *work* takes; tell whether it got there."""
+    """Kill the gateway at the *nth* request that *work* sends; return whether it was killed."""
     proxy.between = doomed.kill
     proxy.spoil([nth], moment)
     try:
@@ -40,7 +40,7 @@ def killed(
 
 
 class Site:
-    """A store with arrays in it, a gateway that nothing happens to, and the proxy."""
+    """Arrays in a store, a gateway that reaches the store directly, and the proxy."""
 
     def __init__(self, lab: Lab, healthy: Gateway, proxy: Proxy, client: httpx.Client) -> None:
         self.lab = lab
@@ -51,7 +51,7 @@ class Site:
 
     @contextmanager
     def behind_proxy(self, **environ: str) -> Generator[Gateway]:
-        """Run a gateway that has found out already what the store can do."""
+        """Run a gateway behind the proxy that has already probed the store."""
         self.proxy.spoil([], Mishap.ERROR)
         told = of_dataset(self.lab.url, self.lab.seaweedfs, endpoint_url=self.proxy.url)
         with forked(told | environ) as made:
@@ -59,12 +59,12 @@ class Site:
             yield made
 
     def put(self, gateway: Gateway, key: str, data: bytes | None) -> httpx.Response:
-        """Put *data* under *key*, or take the key away."""
+        """Put *data* under *key*, or delete the key if *data* is None."""
         method = "DELETE" if data is None else "PUT"
         return self._client.request(method, f"{gateway.url}/data/{key}", content=data)
 
     def get(self, gateway: Gateway, key: str) -> bytes | None:
-        """Read what is under *key*."""
+        """Return the bytes under *key*, or None if it is absent."""
         answer = self._client.get(f"{gateway.url}/data/{key}")
         assert answer.status_code in {HTTPStatus.OK, HTTPStatus.NOT_FOUND}, answer.text
         return answer.content if answer.is_success else None
@@ -72,7 +72,7 @@ class Site:
 
 @contextmanager
 def opened(seaweedfs: SeaweedFS, folder: Path) -> Generator[Site]:
-    """Start the gateway and the proxy."""
+    """Start the direct gateway and the proxy."""
     lab = Lab(folder, seaweedfs)
     with ExitStack() as stack:
         healthy = stack.enter_context(forked(of_dataset(lab.url, seaweedfs)))
@@ -84,12 +84,12 @@ def opened(seaweedfs: SeaweedFS, folder: Path) -> Generator[Site]:
 NOWHERE: Final = "0" * 20
 """No snapshot has this id."""
 NBYTES: Final = 600
-"""Of a chunk that is too large to be kept in a manifest."""
+"""Size of a chunk that is too large to be inline in a manifest."""
 IMPATIENT: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "3", "SHARDGATE_LIMITS__DEADLINE_S": "3"}
 
 
 class RepositorySite:
-    """A repository in SeaweedFS, a gateway that nothing happens to, and the proxy."""
+    """A repository in SeaweedFS, a gateway that reaches it directly, and the proxy."""
 
     def __init__(self, place: Place, healthy: Client, proxy: Proxy) -> None:
         self.place = place
@@ -105,7 +105,7 @@ class RepositorySite:
 
     @contextmanager
     def behind_proxy(self, **environ: str) -> Generator[tuple[Gateway, Client]]:
-        """Run a gateway that has found out already what the store can do."""
+        """Run a gateway behind the proxy that has already probed the store."""
         self.proxy.spoil([], Mishap.ERROR)
         told = configured(self.place, self.proxy.url)
         with (
@@ -118,10 +118,10 @@ class RepositorySite:
 
 
 class Commit:
-    """A commit by one request, unlike others, and with a key of its own."""
+    """A commit by one request, with a message and an idempotency key of its own."""
 
     steps = 8
-    """So many requests it takes at least: reads, manifest, snapshot, log, backup, swap."""
+    """Least number of requests: reads, manifest, snapshot, log, backup, swap."""
     kind = "commit"
 
     def __init__(self, site: RepositorySite, number: int) -> None:
@@ -130,18 +130,18 @@ class Commit:
         self.message = f"{self.kind} {number}"
 
     def ask(self, client: Client) -> httpx.Response:
-        """Ask for the commit."""
+        """Send the request to commit."""
         chunk = put_chunks("/a", self.site.chunk_id, [self.number % 2, self.number // 2 % 2])
         return client.ask(chunk, key=f"k{self.number}", message=self.message)
 
     def commit(self, client: Client) -> str:
-        """Commit, and return the id of the snapshot."""
+        """Commit, and return the snapshot's id."""
         answer = self.ask(client)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["snapshot_id"])
 
     def demand(self, *, acknowledged: str | None) -> None:
-        """Ask once more, and be sure that there is one such commit, with all that was written."""
+        """Repeat the commit; assert that it is made once, and that all it wrote can be read."""
         made = self.commit(self.site.healthy)
         assert acknowledged in (None, made)
         messages = self.site.healthy.messages()
@@ -154,10 +154,10 @@ class Commit:
 
 
 class Session(Commit):
-    """A session with changes of every kind in it, which tell it from all others."""
+    """A session with changes of each kind, whose values no other session writes."""
 
     steps = 14
-    """So many requests its commit takes: sealed, listed, read, checked, committed, marked."""
+    """Least number of requests: seal, list, read, check, commit, mark."""
     kind = "session"
 
     def __init__(self, site: RepositorySite, number: int) -> None:
@@ -173,7 +173,7 @@ class Session(Commit):
             assert put(site.healthy, self.session_id, key, data).is_success
 
     def ask(self, client: Client) -> httpx.Response:
-        """Ask for the commit."""
+        """Send the request to commit the session."""
         return asked(client, self.session_id, message=self.message)
 
     def _demand_values(self) -> None:
@@ -191,7 +191,7 @@ class Session(Commit):
 
 
 def configured(place: Place, endpoint_url: str | None = None) -> dict[str, str]:
-    """Configure a gateway whose dataset is the repository."""
+    """Return the environment of a gateway whose dataset is the repository."""
     server = place.seaweedfs
     url = place.folder.as_uri() if server is None else f"s3://{server.bucket}/{place.folder.name}"
     told = of_dataset(url, server, endpoint_url=endpoint_url)
@@ -200,14 +200,14 @@ def configured(place: Place, endpoint_url: str | None = None) -> dict[str, str]:
 
 @contextmanager
 def client_of(gateway: Gateway, place: Place) -> Generator[Client]:
-    """Write through a gateway."""
+    """Open a client that writes through *gateway*."""
     with httpx.Client(base_url=gateway.url, timeout=DEADLINE_S) as client:
         yield Client(Api(client), place)
 
 
 @contextmanager
 def opened_repository(seaweedfs: SeaweedFS, folder: Path) -> Generator[RepositorySite]:
-    """Start what nothing happens to."""
+    """Start the direct gateway, its client and the proxy before a new repository."""
     place = new_place(folder, seaweedfs)
     place.create()
     with (
@@ -219,17 +219,17 @@ def opened_repository(seaweedfs: SeaweedFS, folder: Path) -> Generator[Repositor
 
 
 def begun(client: Client) -> str:
-    """Begin a session."""
+    """Begin a session and return its id."""
     return str(client.api.do("POST", "/sessions", {}).json()["session_id"])
 
 
 def put(client: Client, session_id: str, key: str, data: bytes | None) -> httpx.Response:
-    """Write a key of a session, or take it away."""
+    """Put *data* under a key of a session, or delete the key if *data* is None."""
     method = "DELETE" if data is None else "PUT"
     url = f"/repo/@session.{session_id}/{key}"
     return client.api.client.request(method, url, content=data)
 
 
 def asked(client: Client, session_id: str, **body: Any) -> httpx.Response:
-    """Ask for the commit of a session."""
+    """Send the request to commit a session."""
     return client.api.send("POST", f"/sessions/{session_id}/commit", body)

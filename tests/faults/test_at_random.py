@@ -1,4 +1,4 @@
-"""Gateways end, and the store fails or lies, at random while many write."""
+"""Concurrent writers while gateways end, and the store fails or lies, at random."""
 
 import asyncio
 import random
@@ -23,17 +23,17 @@ from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.seaweedfs import SeaweedFS
 
 SITES: Final = ("folder", pytest.param("seaweedfs", marks=pytest.mark.soak))
-"""What becomes of each request to the other, `test_rewrites.py` has."""
+"""`test_rewrites.py` tests faults of each single request to SeaweedFS."""
 WRITERS: Final = 16
 TTL_S: Final = 60
-"""Of what the gateways remember: longer than any test, so that nothing is right by chance."""
+"""Lifetime of cached entries: longer than any test, so that no expiry hides a stale entry."""
 GRACE_S: Final = 25
-"""A gateway that is asked to ends by then."""
+"""Longest time that a gateway takes to end after SIGTERM."""
 STOPPED_S: Final = 0.3
 
 
 class Mischief(NamedTuple):
-    """What is done to one of the gateways after a while."""
+    """A signal that is sent to one of the gateways after a delay."""
 
     delay_s: float
     gateway: int
@@ -41,7 +41,7 @@ class Mischief(NamedTuple):
 
 
 class Pair:
-    """The store with arrays in it, and the gateways."""
+    """Arrays in a store, and two gateways before it."""
 
     def __init__(self, lab: Lab, environ: Mapping[str, str]) -> None:
         self.lab = lab
@@ -50,7 +50,7 @@ class Pair:
         self.urls = [each.url for each in self.gateways]
 
     def play(self, name: str, plans: Plans, mischief: list[Mischief]) -> list[str]:
-        """Let all write meanwhile, and name the keys under which there is what cannot be there."""
+        """Play *plans* and *mischief* concurrently; return the keys with impossible values."""
 
         async def do_all() -> None:
             for each in mischief:
@@ -62,7 +62,7 @@ class Pair:
         return impossible(writes, self.lab.read(name))
 
     def close(self) -> None:
-        """End the gateways."""
+        """Stop the gateways."""
         with ExitStack() as stack:
             for each in self.gateways:
                 stack.enter_context(closing(each))
@@ -105,7 +105,7 @@ QUIET: Final = settings(suppress_health_check=[HealthCheck.too_slow])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Pair]:
-    """Start the gateways."""
+    """Start the two gateways."""
     lab = requested_lab(request, tmp_path_factory)
     environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S)
     with closing(Pair(lab, environ)) as made:
@@ -113,8 +113,8 @@ def pair(
 
 
 @pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.soak)])
-def test_what_is_acknowledged_is_there(pair: Pair, examples: int) -> None:
-    """Writers who repeat what was not acknowledged find what was, for who reads directly too."""
+def test_acknowledged_writes_survive_signals_to_gateways(pair: Pair, examples: int) -> None:
+    """Acknowledged writes survive random kills, ends and stops of the gateways."""
 
     @settings(QUIET, max_examples=examples)
     @given(steps=plans(WRITERS), mischief=MISCHIEF)
@@ -128,7 +128,7 @@ def test_what_is_acknowledged_is_there(pair: Pair, examples: int) -> None:
 @settings(QUIET, max_examples=5)
 @given(steps=plans(2 * WRITERS))
 def test_concurrent_writers_of_a_bucket_lose_nothing(pair: Pair, steps: Plans) -> None:
-    """32 clients put and delete chunks of the same shards through both gateways."""
+    """No acknowledged write of 32 clients to the same shards through two gateways is lost."""
     assert pair.play(pair.lab.new_array(), steps, []) == []
 
 
@@ -138,13 +138,13 @@ READS: Final = {"GET", "HEAD"}
 
 
 class Erratic(Proxy):
-    """Spoils requests by chance, or passes writes on too late; answers may come too late too."""
+    """Proxy that spoils random requests, or passes them on or answers them too late."""
 
     def __init__(self, upstream: str) -> None:
         super().__init__(upstream)
         self.between = lambda: time.sleep(LATE_S if self._draw() < self._late else 0)
         self.told: Counter[str] = Counter()
-        """How often the requests of a method were spoilt."""
+        """Number of spoilt requests by method."""
         self.begin([])
 
     def begin(
@@ -156,13 +156,13 @@ class Erratic(Proxy):
         writes: float = 0,
         late: float = 0,
     ) -> None:
-        """Choose one of *faults* for a share of the reads and of the writes from now on."""
+        """Spoil a share of the reads and of the writes by random *faults* from now on."""
         self._random = random.Random(seed)
         self._faults, self._late = faults, late
         self._shares = reads, writes
 
     def note(self, request: str) -> Fault | None:
-        """Choose what is to become of a request."""
+        """Return the fault of this request, if any."""
         method = request.partition(" ")[0]
         if self._draw() >= self._shares[method not in READS]:
             return None
@@ -194,13 +194,13 @@ def erring(
 
 
 @pytest.mark.parametrize("examples", [2, pytest.param(30, marks=pytest.mark.soak)])
-def test_no_error_of_the_store_loses_what_is_acknowledged(
+def test_acknowledged_writes_survive_errors_of_the_store(
     erring: tuple[Pair, Erratic], examples: int
 ) -> None:
-    """Each chunk is one that was put last, and readers never see anything else or a failure.
+    """Acknowledged writes survive random errors and late responses of the store.
 
-    Nothing is taken away here: the request that first made an object, and arrives after that was
-    seen to be made by another and removed, makes it again. No condition of S3 tells them apart.
+    Deletions are left out: a request that creates an object may arrive after its retry succeeded
+    and the object was deleted, and creates it again. No condition of S3 prevents this.
     """
     pair, proxy = erring
 
@@ -220,17 +220,17 @@ def test_no_error_of_the_store_loses_what_is_acknowledged(
 CLIENTS: Final = 8
 LIES: Final[list[Fault]] = [*Lie, *Twist]
 ANSWERED: Final = {200, 403, 424, 503, 504}
-"""Statuses that say nothing of a chunk's absence, and that nothing in the gateway has failed."""
+"""Allowed statuses: neither absence nor an internal error."""
 ENVIRON: Final = {
     "SHARDGATE_CACHE__CHUNK_BYTES": "0",
     "SHARDGATE_LIMITS__TIMEOUT_S": "5",
     "SHARDGATE_LIMITS__DEADLINE_S": "5",
 }
-"""Keep nothing, so that each request asks the store."""
+"""Without a cache of chunks, so that each request reads the store."""
 
 
 class LyingSite:
-    """A store with arrays in it, and a gateway that reaches it through the proxy."""
+    """Arrays in a store, and a gateway that reaches it through the proxy."""
 
     def __init__(self, lab: Lab, proxy: Erratic, url: str) -> None:
         self.lab = lab
@@ -238,7 +238,7 @@ class LyingSite:
         self.url = url
 
     def play(self, lies: list[Fault], share: float, reads: int, writes: int) -> Counter[str]:
-        """Read and write the chunks of an array amid *lies*; count what is answered."""
+        """Read and write the chunks of an array amid *lies*; return the number of each response."""
         old = {at: value(SMALL, 0, at) for at in range(SMALL.chunks)}
         name = self.lab.new_array(SMALL, old)
         history = [Write(f"{name}/c/{at}", data, -1, 0) for at, data in old.items()]
@@ -289,7 +289,7 @@ class LyingSite:
 
 @pytest.fixture(scope="module")
 def site(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Generator[LyingSite]:
-    """Start the proxy and the gateway, which has found out already what the store can do."""
+    """Start the proxy and a gateway that has already probed the store."""
     lab = Lab(tmp_path_factory.mktemp("lies"), seaweedfs)
     proxy = Erratic(seaweedfs.endpoint_url)
     with proxy.running():
@@ -300,11 +300,11 @@ def site(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Gene
             yield site
 
 
-def test_lies_are_not_believed(site: LyingSite) -> None:
-    """Chunks are answered with their bytes or with an error; what is acknowledged is there.
+def test_wrong_responses_of_the_store_yield_no_wrong_bytes(site: LyingSite) -> None:
+    """Random wrong responses of the store yield no wrong bytes and lose no acknowledged write.
 
-    What no length, checksum or ETag can show is not among the lies: another body of the same
-    length under the right ETag, and a 204 to a DELETE that was not passed on, as S3 answers.
+    Left out are lies that no length, checksum or ETag can reveal: another body of the same length
+    under the right ETag, and a 204 to a DELETE that was not passed on, as S3 answers.
     """
     answers = site.play(LIES, 0.1, 300, 60)
 
@@ -316,6 +316,6 @@ def test_lies_are_not_believed(site: LyingSite) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("lie", LIES)
-def test_no_lie_is_believed(site: LyingSite, lie: Fault) -> None:
-    """The same of each lie, many times."""
+def test_one_kind_of_wrong_response_yields_no_wrong_bytes(site: LyingSite, lie: Fault) -> None:
+    """One kind of wrong response yields no wrong bytes and loses no acknowledged write."""
     site.play([lie], 0.2, 200, 100)

@@ -1,4 +1,4 @@
-"""Gateways whose clocks are wrong or jump."""
+"""Gateways whose clocks are off or jump."""
 
 import re
 import time
@@ -19,7 +19,7 @@ from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.writable_repositories import Place, new_place
 
 A_BIT_S: Final = 4
-"""So far clocks may be apart, and all goes on."""
+"""Tolerated difference between two clocks."""
 WRONG_S: Final = 60
 HOURS_S: Final = 5 * 3600
 DAYS_S: Final = 3 * 24 * 3600
@@ -36,13 +36,13 @@ class Folder:
         self.right.commit(put_group("/"), put_array("/a", 4, 4), message="first")
 
     def gateway(self, ahead_s: float) -> Client:
-        """Start a gateway whose clock is ahead, or behind."""
+        """Start a gateway whose clock is *ahead_s* seconds ahead."""
         started = start_gateway(configured(self.place) | {AHEAD_S: str(ahead_s)})
         self._stack.enter_context(closing(started))
         return self._stack.enter_context(client_of(started, self.place))
 
     def demand(self, *messages: str, values: list[list[int]]) -> None:
-        """Be sure of the history, and of one value of each chunk."""
+        """Assert the history of commits, and the first value of each chunk."""
         assert self.right.messages() == [*messages, "first"]
         assert [row[::2] for row in self.right.values("a")[::2]] == values
         moments = [each.written_at for each in self.right.repo.ancestry(branch="main")]
@@ -51,15 +51,15 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Generator[Folder]:
-    """Make a repository."""
+    """Create a repository and a gateway with the right clock."""
     place = new_place(tmp_path)
     place.create()
     with ExitStack() as stack:
         yield Folder(place, stack)
 
 
-def test_clocks_may_differ_a_bit(folder: Folder) -> None:
-    """Sessions are begun, written to and committed by turns, and times grow."""
+def test_clocks_a_few_seconds_apart_are_tolerated(folder: Folder) -> None:
+    """Gateways whose clocks differ by 4 s commit each other's sessions with 201."""
     clients = [folder.gateway(A_BIT_S), folder.right, folder.gateway(-A_BIT_S)]
     for number in range(6):
         session_id = begun(clients[number % 3])
@@ -71,8 +71,8 @@ def test_clocks_may_differ_a_bit(folder: Folder) -> None:
     folder.demand(*"543210", values=[[6, 0], [0, 0]])
 
 
-def test_a_repository_from_the_future_is_not_written(folder: Folder) -> None:
-    """Who finds it says so; his session goes on, and is committed when that time has come."""
+def test_commit_onto_a_future_snapshot_is_refused_with_503(folder: Folder) -> None:
+    """A commit onto a snapshot 60 s in the future fails with 503; its session stays open."""
     session_id = begun(folder.right)
     assert put(folder.right, session_id, "a/c/0/0", bytes([1] * 4)).is_success
     fast = folder.gateway(WRONG_S)
@@ -92,7 +92,7 @@ def test_a_repository_from_the_future_is_not_written(folder: Folder) -> None:
 
 @pytest.mark.parametrize("ahead_s", [HOURS_S, -HOURS_S])
 def test_wrong_clock_creates_no_repository(tmp_path: Path, ahead_s: float) -> None:
-    """A gateway whose clock is hours off does not create a repository; another one does."""
+    """A gateway whose clock is hours off gets 503 when it creates a repository; another 201."""
     place = new_place(tmp_path)
     with ExitStack() as stack:
         wrong, right = (
@@ -111,8 +111,8 @@ def test_wrong_clock_creates_no_repository(tmp_path: Path, ahead_s: float) -> No
     assert abs(first.written_at.timestamp() - time.time()) < 3600
 
 
-def test_future_snapshot_is_named(folder: Folder) -> None:
-    """A commit before the time of the newest snapshot is refused with its id and the difference."""
+def test_refusal_names_the_future_snapshot(folder: Folder) -> None:
+    """A commit or tag on a future snapshot fails with a 503 that names it and the difference."""
     fast = folder.gateway(WRONG_S)
     newest = fast.commit(put_group("/g"), message="of tomorrow")
 
@@ -126,8 +126,8 @@ def test_future_snapshot_is_named(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [-WRONG_S, HOURS_S, -HOURS_S])
-def test_a_wrong_clock_loses_nothing(folder: Folder, ahead_s: float) -> None:
-    """The gateway writes into a session, and commits nothing and makes no ref; another one does."""
+def test_gateway_with_a_wrong_clock_writes_sessions_only(folder: Folder, ahead_s: float) -> None:
+    """A gateway with a wrong clock writes into sessions; its commits and tags fail with 503."""
     wrong, session_id = folder.gateway(ahead_s), begun(folder.right)
     assert put(wrong, session_id, "a/c/0/0", bytes([1] * 4)).is_success
     assert put(folder.right, session_id, "a/c/0/1", bytes([2] * 4)).is_success
@@ -145,8 +145,8 @@ def test_a_wrong_clock_loses_nothing(folder: Folder, ahead_s: float) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [DAYS_S, -DAYS_S])
-def test_a_clock_that_is_days_off_ends_no_session(folder: Folder, ahead_s: float) -> None:
-    """Who takes all sessions for expired, or begins some that are, begins none and removes none."""
+def test_gateway_with_a_clock_days_off_ends_no_session(folder: Folder, ahead_s: float) -> None:
+    """A gateway whose clock is days off begins no session and removes none of others."""
     wrong = folder.gateway(ahead_s)
     session_id = begun(folder.right)
     assert put(folder.right, session_id, "a/c/0/0", bytes([1] * 4)).is_success
@@ -165,7 +165,7 @@ TTL_S: Final = 0.3
 
 
 class Site:
-    """An array, and a gateway whose clock jumps ahead or back, and then is right again."""
+    """An array, and a gateway whose clock jumps and later jumps back."""
 
     def __init__(self, lab: Lab, gateway: Gateway) -> None:
         self.lab = lab
@@ -174,7 +174,7 @@ class Site:
         self._client = httpx.Client(base_url=f"{gateway.url}/data/{self.name}", timeout=30)
 
     def jump(self) -> None:
-        """Let the clock jump."""
+        """Make the clock jump."""
         self._gateway.jump()
         time.sleep(JUMPED_S)
 
@@ -187,13 +187,13 @@ class Site:
         return self._client.put(f"/c/{chunk}", content=data)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the client."""
         self._client.close()
 
 
 @pytest.fixture(params=[HOURS_S, -HOURS_S], ids=["ahead", "back"])
 def jumps(request: pytest.FixtureRequest) -> str:
-    """Choose where the clock jumps, and back."""
+    """Return the clock's offsets after the first and second jump."""
     return f"{request.param} 0"
 
 
@@ -203,7 +203,7 @@ def site(
     tmp_path_factory: pytest.TempPathFactory,
     jumps: str,
 ) -> Generator[Site]:
-    """Start the gateway, whose caches forget soon."""
+    """Start a gateway whose cache entries expire soon."""
     lab = requested_lab(request, tmp_path_factory)
     environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S) | {JUMPS_S: jumps}
     with (
@@ -213,8 +213,8 @@ def site(
         yield site
 
 
-def test_a_jump_makes_no_chunk_absent(site: Site) -> None:
-    """A store may refuse signatures that are not of its time; afterwards it takes them again."""
+def test_clock_jump_makes_no_chunk_absent(site: Site) -> None:
+    """While the clock is off, a stored chunk is read or fails with 403 or 503, never 404."""
     assert site.get(1).content == CHUNKS[1]
     site.jump()
     during = [site.get(at) for at in (1, 2)]
@@ -230,8 +230,8 @@ def test_a_jump_makes_no_chunk_absent(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", ["folder"], indirect=True)
-def test_what_is_kept_is_kept_no_longer(site: Site) -> None:
-    """The time that answers are kept for does not count by the clock that jumps."""
+def test_clock_jump_does_not_prolong_cache_entries(site: Site) -> None:
+    """A cached shard index expires after its lifetime although the clock has jumped."""
     site.get(1)
     site.jump()
     other = site.lab.folder / site.name / "c"

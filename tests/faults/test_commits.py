@@ -1,4 +1,4 @@
-"""A gateway ends, is stopped or is cut off at every step of a commit: it is made once, whole."""
+"""A gateway is killed or loses its store at each step of a commit."""
 
 from collections.abc import Generator
 from itertools import count
@@ -21,7 +21,7 @@ type Kind = type[Commit]
 
 NUMBERS: Final = count()
 USUAL: Final = {Commit: {Mishap.ANSWER_LOST, Mishap.CONFLICT}, Session: {Mishap.ANSWER_LOST}}
-"""Those that commits are most likely to get wrong; the others take long to try."""
+"""The mishaps most likely to reveal a fault of commits; the others are left to soak runs."""
 EVERY: Final = 5
 soak = pytest.mark.soak
 
@@ -30,13 +30,13 @@ soak = pytest.mark.soak
 def site(
     seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[RepositorySite]:
-    """Start what nothing happens to."""
+    """Start a repository with its direct gateway and the proxy."""
     with opened_repository(seaweedfs, tmp_path_factory.mktemp("commits")) as made:
         yield made
 
 
 def cut_off(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> bool:
-    """Kill who commits at the request *nth*; return whether he got there."""
+    """Kill the committing gateway at its *nth* request; return whether it was killed."""
     acknowledged: list[str] = []
     with site.behind_proxy() as (doomed, client):
         is_killed = killed(
@@ -55,10 +55,10 @@ def cut_off(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> boo
         pytest.param(Session, Mishap.ANSWER_LOST, marks=soak),
     ],
 )
-def test_who_is_killed_at_any_step_has_committed_once_or_not(
+def test_commit_of_a_killed_gateway_is_made_once(
     site: RepositorySite, kind: Kind, moment: Mishap
 ) -> None:
-    """The same request to another gateway finds out, or does it."""
+    """A commit whose gateway is killed at any request is made once when it is repeated."""
     nth = 0
     while cut_off(site, kind(site, next(NUMBERS)), nth, moment):
         nth += 1
@@ -74,12 +74,12 @@ def test_who_is_killed_at_any_step_has_committed_once_or_not(
         for mishap in Mishap
     ],
 )
-def test_one_failure_of_the_store_is_made_good(
+def test_commit_succeeds_after_one_failed_request_to_the_store(
     site: RepositorySite, kind: Kind, mishap: Mishap
 ) -> None:
-    """Whichever requests of a commit fail, the commit is made, and told.
+    """A commit of which every fifth request fails once is made and acknowledged.
 
-    Every fifth one does, which is tried again; each request is among them in one of four commits.
+    Failed requests are repeated; each request is among them in one of four commits.
     """
     with site.behind_proxy() as (_, client):
         for first in range(EVERY - 1):
@@ -92,10 +92,10 @@ def test_one_failure_of_the_store_is_made_good(
 
 
 @pytest.mark.parametrize(("kind", "steps"), [(Commit, (0, 3, 6)), (Session, (0, 3, 8, 12))])
-def test_a_store_that_fails_on_is_told_of(
+def test_commit_during_an_outage_of_the_store_is_made_once(
     site: RepositorySite, kind: Kind, steps: tuple[int, ...]
 ) -> None:
-    """Nobody hangs; what was not acknowledged is there once, and what was is not lost."""
+    """A commit during an outage of the store succeeds or gets a 5xx; repeated, it is made once."""
     with site.behind_proxy(**IMPATIENT) as (_, client):
         for nth in steps:
             work = kind(site, next(NUMBERS))

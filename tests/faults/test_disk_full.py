@@ -1,4 +1,4 @@
-"""A disk without room takes no write and tears nothing; when there is room again all goes on."""
+"""A full disk refuses writes and damages nothing; writes succeed again when there is room."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PLAIN: Final = array_metadata([1024], [CHUNK], [LITTLE])
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
-    """Mount a small disk."""
+    """Mount a file system of 256 KiB."""
     folder = tmp_path_factory.mktemp("disk")
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
@@ -35,7 +35,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
 
 @pytest.fixture(scope="module")
 def client(disk: Path) -> Generator[httpx.Client]:
-    """Serve an array and a repository on it, with a chunk in each."""
+    """Serve an array with a chunk, and an empty repository, on the small disk."""
     datasets = {}
     for name in ("array", "repo"):
         (disk / name).mkdir()
@@ -49,7 +49,7 @@ def client(disk: Path) -> Generator[httpx.Client]:
 
 @contextmanager
 def full(disk: Path) -> Generator[None]:
-    """Leave no room on the disk."""
+    """Fill the disk for the duration of the block."""
     left = os.statvfs(disk)
     fill = disk / "fill"
     fill.write_bytes(bytes(left.f_bavail * left.f_frsize))
@@ -60,13 +60,13 @@ def full(disk: Path) -> Generator[None]:
 
 
 def files(disk: Path) -> dict[str, bytes]:
-    """Read all that is there."""
+    """Return the bytes of all files on the disk."""
     found = [path for path in disk.rglob("*") if path.is_file() and path.name != "fill"]
     return {str(path.relative_to(disk)): path.read_bytes() for path in found}
 
 
 def begin(client: httpx.Client) -> str:
-    """Begin a session with an array, of which one chunk is there."""
+    """Begin a session with an array, one of whose chunks is written."""
     session_id: str = client.post("/api/datasets/repo/sessions").json()["session_id"]
     base = f"/repo/@session.{session_id}"
     assert client.put(f"{base}/zarr.json", json=GROUP).is_success
@@ -76,15 +76,17 @@ def begin(client: httpx.Client) -> str:
 
 
 def demand_refused(answer: httpx.Response) -> None:
-    """Be sure that the reason is told, and when to come back."""
+    """Assert a 503 with Retry-After whose detail names the full disk."""
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert "No space left on device" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("key", ["c/0", "c/1", "object", "new/folder/object", "big"])
-def test_a_write_without_room_changes_nothing(disk: Path, client: httpx.Client, key: str) -> None:
-    """Of a shard, an object, or a folder; the same write goes well afterwards."""
+def test_write_to_a_full_disk_is_refused_with_503(
+    disk: Path, client: httpx.Client, key: str
+) -> None:
+    """A write to a full disk fails with 503 and changes no file; it succeeds with room."""
     data = bytes(100_000) if key == "big" else NEW
     before = files(disk)
     with full(disk):
@@ -98,8 +100,8 @@ def test_a_write_without_room_changes_nothing(disk: Path, client: httpx.Client, 
     assert client.put("/array/c/0", content=OLD).is_success
 
 
-def test_what_takes_no_room_is_done(disk: Path, client: httpx.Client) -> None:
-    """A full disk can be read, and emptied."""
+def test_full_disk_serves_reads_and_deletions(disk: Path, client: httpx.Client) -> None:
+    """Reads and deletions of objects on a full disk succeed."""
     client.put("/array/object", content=NEW)
     with full(disk):
         assert client.get("/array/object").content == NEW
@@ -107,8 +109,8 @@ def test_what_takes_no_room_is_done(disk: Path, client: httpx.Client) -> None:
         assert client.get("/array/object").status_code == 404
 
 
-def test_a_commit_without_room_is_none(disk: Path, client: httpx.Client) -> None:
-    """The session goes on, and what was acknowledged in it is committed when there is room."""
+def test_commit_to_a_full_disk_is_refused_with_503(disk: Path, client: httpx.Client) -> None:
+    """A commit to a full disk fails with 503; with room, its session is committed."""
     session_id = begin(client)
     commit = f"/api/datasets/repo/sessions/{session_id}/commit"
     with full(disk):

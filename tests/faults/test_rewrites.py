@@ -23,20 +23,20 @@ MOMENTS: Final = (
     pytest.param(Mishap.ANSWER_LOST, id="after"),
     pytest.param(Mishap.REQUEST_LOST, id="before", marks=pytest.mark.soak),
 )
-"""Before a request the store is as it was after the one before that."""
+"""Soak runs only: before a request, the store is as it was after the previous one."""
 
 
 class Rewrite(NamedTuple):
-    """What is being done when the gateway is killed."""
+    """A rewrite of a shard during which the gateway is killed."""
 
     shape: Shape
     chunks: range
-    """Which there are before."""
+    """Chunks that exist before the rewrite."""
     chunk: int
-    """Which is put, or taken away."""
+    """Chunk that is put or deleted."""
     is_delete: bool
     steps: int
-    """So many requests it takes at least."""
+    """Least number of requests that the rewrite sends."""
 
 
 SMALL_REWRITES: Final = {
@@ -51,15 +51,17 @@ moments = pytest.mark.parametrize("moment", MOMENTS)
 
 @pytest.fixture(scope="module")
 def site(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Generator[Site]:
-    """Start what lives on."""
+    """Start the direct gateway and the proxy."""
     with opened(seaweedfs, tmp_path_factory.mktemp("killed")) as made:
         yield made
 
 
 @moments
 @pytest.mark.parametrize("rewrite", SMALL_REWRITES.values(), ids=list(SMALL_REWRITES))
-def test_a_small_rewrite_is_done_or_not(site: Site, rewrite: Rewrite, moment: Mishap) -> None:
-    """Whenever the gateway ends, the shard is the old one or the new, and nothing is left."""
+def test_killed_gateway_leaves_a_small_shard_old_or_new(
+    site: Site, rewrite: Rewrite, moment: Mishap
+) -> None:
+    """A gateway killed during a small rewrite leaves the old or the new shard, nothing else."""
     names = rewritten(site, rewrite, moment)
 
     assert len(names) > rewrite.steps
@@ -68,8 +70,8 @@ def test_a_small_rewrite_is_done_or_not(site: Site, rewrite: Rewrite, moment: Mi
 
 @pytest.mark.soak
 @moments
-def test_a_large_rewrite_is_done_or_not(site: Site, moment: Mishap) -> None:
-    """The same of shards that the server copies; at most one upload, or its object, is left."""
+def test_killed_gateway_leaves_a_large_shard_old_or_new(site: Site, moment: Mishap) -> None:
+    """A gateway killed during a copy leaves the old or new shard, and one upload at most."""
     names = rewritten(site, COPY, moment)
 
     assert len(names) > COPY.steps
@@ -78,8 +80,8 @@ def test_a_large_rewrite_is_done_or_not(site: Site, moment: Mishap) -> None:
 
 
 @moments
-def test_a_document_is_written_or_not(site: Site, moment: Mishap) -> None:
-    """Metadata are the old ones or the new, and can be read with the chunks they are of."""
+def test_killed_gateway_leaves_metadata_old_or_new(site: Site, moment: Mishap) -> None:
+    """A gateway killed during a metadata write leaves the old or the new document."""
     nth, is_killed = 0, True
     while is_killed:
         old = {0: value(SMALL, 1, 0)}
@@ -98,13 +100,13 @@ def test_a_document_is_written_or_not(site: Site, moment: Mishap) -> None:
 
 
 def document(site: Site, name: str, **attributes: object) -> bytes:
-    """Give the metadata of an array, as clients see them, other attributes."""
+    """Return the metadata of an array, as served, with other attributes."""
     seen = json.loads(site.get(site.healthy, f"{name}/zarr.json") or b"")
     return json.dumps(seen | {"attributes": attributes}).encode()
 
 
 def cut_off(site: Site, nth: int, moment: Mishap, key: str, data: bytes | None) -> bool:
-    """Kill a gateway at the request *nth* that a write takes; tell whether it got there."""
+    """Kill a gateway at the *nth* request of a write; return whether it was killed."""
 
     def write() -> None:
         assert site.put(doomed, key, data).is_success
@@ -114,7 +116,7 @@ def cut_off(site: Site, nth: int, moment: Mishap, key: str, data: bytes | None) 
 
 
 def rewritten(site: Site, rewrite: Rewrite, moment: Mishap) -> list[str]:
-    """Rewrite a shard for each request that this takes, kill at that, and name the arrays."""
+    """Rewrite a shard of a new array for each request to kill at; return the arrays' names."""
     old = {at: value(rewrite.shape, 1, at) for at in rewrite.chunks}
     new = None if rewrite.is_delete else value(rewrite.shape, 2, 0)
     names: list[str] = []
@@ -136,7 +138,7 @@ def rewritten(site: Site, rewrite: Rewrite, moment: Mishap) -> list[str]:
 def _demand_that_all_goes_on(
     site: Site, rewrite: Rewrite, found: dict[str, bytes | None], key: str
 ) -> None:
-    """Read through the gateway that lives what is there, and write with it."""
+    """Assert that the direct gateway reads what is stored, and can write the chunk."""
     assert {each: site.get(site.healthy, each) for each in found} == found
     more = value(rewrite.shape, 3, 0)
     assert site.put(site.healthy, key, more).is_success
@@ -148,9 +150,9 @@ LATE_S: Final = 3.5
 """Longer than the gateway waits for an answer."""
 OURS: Final = 1
 THEIRS: Final = 2
-"""The chunks that are put through the two gateways at the same time."""
+"""Chunks that are put concurrently, each through one of the two gateways."""
 STEPS: Final = {SMALL: 3, LARGE: 10}
-"""So many requests the rewrite of a shard takes at least."""
+"""Least number of requests that the rewrite of a shard sends."""
 FOR_EVER: Final = 10**9
 
 mishaps = pytest.mark.parametrize("mishap", Mishap, ids=[each.name for each in Mishap])
@@ -158,13 +160,13 @@ mishaps = pytest.mark.parametrize("mishap", Mishap, ids=[each.name for each in M
 
 @pytest.fixture(scope="module")
 def spoilt(site: Site) -> Generator[Gateway]:
-    """Start a gateway before the proxy, which has not much patience."""
+    """Start a gateway with short timeouts behind the proxy."""
     with site.behind_proxy(**IMPATIENT) as made:
         yield made
 
 
 class Race:
-    """Two chunks of one shard, put at the same time, and the third, which nobody changes."""
+    """Two chunks of one shard, put concurrently, beside others that do not change."""
 
     def __init__(self, site: Site, shape: Shape, nth: range, mishap: Mishap) -> None:
         self._site = site
@@ -174,7 +176,7 @@ class Race:
         site.proxy.spoil(nth, mishap)
 
     def run(self, spoilt: Gateway) -> tuple[httpx.Response, httpx.Response]:
-        """Put both, and read on meanwhile through the gateway that nothing happens to."""
+        """Put both chunks while the direct gateway reads; return both responses."""
         done = Event()
         with ThreadPoolExecutor(3) as pool:
             reader = pool.submit(self._look_on, done)
@@ -190,7 +192,7 @@ class Race:
         return ours, theirs
 
     def demand(self, gateway: Gateway, *, is_done: bool) -> None:
-        """Be sure of what is there, and that it can be read and written through *gateway*."""
+        """Assert the shard's chunks, and that *gateway* can read and write them."""
         self._site.proxy.spoil([], Mishap.ERROR)
         found = self._site.lab.read(self.name)
         ours = found[self._key(OURS)]
@@ -219,17 +221,19 @@ class Race:
     [pytest.param(SMALL, id="small"), pytest.param(LARGE, id="copied", marks=pytest.mark.soak)],
 )
 @mishaps
-def test_one_failure_is_made_good(
+def test_put_succeeds_after_one_failed_request_to_the_store(
     site: Site, spoilt: Gateway, mishap: Mishap, shape: Shape
 ) -> None:
-    """Whichever request of a rewrite fails, the chunk is put, and others' are kept."""
+    """A PUT gets 200 when any one request to the store fails, and keeps others' chunks."""
     assert spoil_each_step(site, spoilt, shape, mishap) == {HTTPStatus.OK}
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mishap", [Mishap.ANSWER_LOST, Mishap.REQUEST_LOST])
-def test_a_late_answer_is_not_waited_for(site: Site, spoilt: Gateway, mishap: Mishap) -> None:
-    """The server has done what was asked or has not; reads are not repeated, writes are."""
+def test_put_after_a_late_response_of_the_store_gets_200_or_504(
+    site: Site, spoilt: Gateway, mishap: Mishap
+) -> None:
+    """A PUT gets 200 or 504 when any one response of the store is late."""
     site.proxy.between = lambda: time.sleep(LATE_S)
     try:
         told = spoil_each_step(site, spoilt, SMALL, mishap)
@@ -240,10 +244,10 @@ def test_a_late_answer_is_not_waited_for(site: Site, spoilt: Gateway, mishap: Mi
 
 @pytest.mark.parametrize("nth", [0, 2])
 @mishaps
-def test_a_store_that_fails_on_is_told_of(
+def test_put_during_an_outage_of_the_store_leaves_the_chunk_old_or_new(
     site: Site, spoilt: Gateway, mishap: Mishap, nth: int
 ) -> None:
-    """Nobody hangs, and what was not acknowledged is old or new; later all is well again."""
+    """A PUT during an outage of the store succeeds or gets a 5xx and leaves old or new bytes."""
     race = Race(site, SMALL, range(nth, FOR_EVER), mishap)
 
     ours, theirs = race.run(spoilt)
@@ -254,7 +258,7 @@ def test_a_store_that_fails_on_is_told_of(
 
 
 def spoil_each_step(site: Site, spoilt: Gateway, shape: Shape, mishap: Mishap) -> set[int]:
-    """Spoil each request that the rewrite of a shard takes in turn; tell how it was answered."""
+    """Spoil each request of a rewrite in turn; return the statuses of the PUTs."""
     statuses, nth, is_reached = set(), 0, True
     while is_reached:
         race = Race(site, shape, range(nth, nth + 1), mishap)
@@ -275,7 +279,7 @@ READERS: Final = 2
 
 
 class Writer:
-    """Writes numbered values to one chunk, and tells how far it came."""
+    """Writes numbered values to one chunk, and counts acknowledged and refused writes."""
 
     def __init__(self, base: str, chunk: int) -> None:
         self.chunk = chunk
@@ -283,7 +287,7 @@ class Writer:
         self._url = f"{base}/c/{chunk}"
 
     def write(self, ended: Event) -> None:
-        """Write on, whatever the answer."""
+        """Write until *ended*, whatever the responses."""
         with httpx.Client(timeout=DEADLINE_S) as client:
             while not ended.is_set():
                 self.tried += 1
@@ -297,7 +301,7 @@ class Writer:
 
     @property
     def possible(self) -> set[bytes]:
-        """What may be there: what was acknowledged last, or was tried since."""
+        """Values that may be stored: the last acknowledged, and those tried since."""
         numbers = range(self.acknowledged, self.tried + 1)
         return {value(SMALL, self.chunk + 1, number) for number in numbers}
 
@@ -310,7 +314,7 @@ class Writer:
 
 
 def read_on(base: str, ended: Event) -> set[int]:
-    """Read chunks over and over; tell which answers there were."""
+    """Read all chunks until *ended*; return the statuses seen."""
     seen = set()
     with httpx.Client(timeout=DEADLINE_S) as client:
         while not ended.is_set():
@@ -321,8 +325,8 @@ def read_on(base: str, ended: Event) -> set[int]:
     return seen
 
 
-def test_a_store_that_comes_back_is_used_again(tmp_path: Path, weed: Path) -> None:
-    """By itself; meanwhile nobody is told that a chunk is absent."""
+def test_writes_succeed_after_a_restart_of_the_store(tmp_path: Path, weed: Path) -> None:
+    """A store that is back is read and written again; no chunk was 404 in between."""
     (tmp_path / "weed").mkdir()
     ports, ended = own_ports(tmp_path / "weed"), Event()
     chunks = {at: value(SMALL, 99, at) for at in range(SMALL.chunks)}

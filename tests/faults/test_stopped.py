@@ -1,4 +1,4 @@
-"""Gateways are held up or asked to end, and clients go away, in the middle of a write."""
+"""Gateways are stopped, ended or killed, and clients disconnect, during a write."""
 
 import fcntl
 import os
@@ -30,11 +30,11 @@ GRACE_S: Final = 25
 SOON_S: Final = 10
 WRITERS: Final = 8
 FILLED_S: Final = 0.3
-"""A new file that is there has its bytes by then, and waits for the lock."""
+"""Time after which a new temporary file is complete and its writer waits for the lock."""
 
 
 class Folder:
-    """A folder with an array of one shard in it."""
+    """A folder with an array of one shard."""
 
     def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
         self.lab = Lab(path)
@@ -43,7 +43,7 @@ class Folder:
 
     @contextmanager
     def gateway(self, **environ: str) -> Generator[Gateway]:
-        """Start a gateway before it."""
+        """Start a gateway before the folder."""
         with forked(of_dataset(self.lab.url) | environ) as started:
             yield started
 
@@ -53,13 +53,13 @@ class Folder:
         return httpx.put(url, content=data, timeout=DEADLINE_S)
 
     def demand(self, *chunks: bytes | None) -> None:
-        """Be sure that these chunks are there, and no others."""
+        """Assert that the shard has exactly these chunks."""
         found = [data for data in self.lab.read(self.name).values() if data]
         assert found == list(chunks)
 
     @contextmanager
     def held_up(self, gateway: Gateway) -> Generator[Future[httpx.Response]]:
-        """Put a chunk, which waits in front of its renaming until the end of the context."""
+        """Put a chunk whose writer waits before renaming its file until the end of the block."""
         fd = os.open(self.lab.folder / self.name / "c", os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -79,13 +79,13 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Generator[Folder]:
-    """Make a folder."""
+    """Create a folder with an array."""
     with ThreadPoolExecutor(1) as pool:
         yield Folder(tmp_path, pool)
 
 
-def test_who_is_stopped_loses_a_race_and_no_data(folder: Folder) -> None:
-    """Others write on; who is continued then begins anew, and has what they have written."""
+def test_gateway_stopped_during_a_write_overwrites_no_later_write(folder: Folder) -> None:
+    """A gateway stopped during a write, when continued, keeps chunks written since by others."""
     with folder.gateway() as stopped, folder.gateway() as other:
         with folder.held_up(stopped) as answer:
             stopped.stop()
@@ -100,8 +100,8 @@ def test_who_is_stopped_loses_a_race_and_no_data(folder: Folder) -> None:
         assert folder.lab.left(folder.name) == []
 
 
-def test_who_is_killed_before_the_renaming_has_written_nothing(folder: Folder) -> None:
-    """The shard is the old one; the next who writes there cleans up."""
+def test_gateway_killed_before_the_rename_leaves_the_old_shard(folder: Folder) -> None:
+    """A gateway killed before the rename leaves the old shard; the next write cleans up."""
     with folder.gateway() as killed, folder.gateway() as other:
         with folder.held_up(killed) as answer:
             killed.kill()
@@ -115,8 +115,8 @@ def test_who_is_killed_before_the_renaming_has_written_nothing(folder: Folder) -
         assert folder.lab.left(folder.name) == []
 
 
-def test_who_is_asked_to_end_answers_first(folder: Folder) -> None:
-    """A rewrite that has begun is finished, and told, and nothing else is taken meanwhile."""
+def test_terminated_gateway_finishes_its_write(folder: Folder) -> None:
+    """A gateway that gets SIGTERM finishes its write and refuses new connections."""
     with folder.gateway() as ending:
         with folder.held_up(ending) as answer:
             ending.terminate()
@@ -130,8 +130,8 @@ def test_who_is_asked_to_end_answers_first(folder: Folder) -> None:
         folder.demand(OLD[0], OURS)
 
 
-def test_half_a_body_does_not_keep_it_from_ending(folder: Folder) -> None:
-    """Who sends no more of a body is not waited for longer than is allowed, and writes nothing."""
+def test_terminated_gateway_does_not_wait_for_an_incomplete_body(folder: Folder) -> None:
+    """A gateway that gets SIGTERM ends despite an incomplete body, which writes nothing."""
     with folder.gateway(SHARDGATE_LIMITS__TIMEOUT_S="1") as ending:
         with connect(ending.url) as client:
             client.sendall(put(f"/{folder.name}/c/1", OURS)[:-16])
@@ -142,8 +142,8 @@ def test_half_a_body_does_not_keep_it_from_ending(folder: Folder) -> None:
         folder.demand(*OLD.values())
 
 
-def test_who_is_asked_twice_ends_at_once(folder: Folder) -> None:
-    """What it was about to write is not there."""
+def test_second_sigterm_ends_the_gateway_at_once(folder: Folder) -> None:
+    """A gateway that gets SIGTERM twice during a write ends within 3 s and leaves the old shard."""
     with folder.gateway() as ending:
         with folder.held_up(ending) as answer:
             ending.terminate()
@@ -155,8 +155,8 @@ def test_who_is_asked_twice_ends_at_once(folder: Folder) -> None:
         folder.demand(*OLD.values())
 
 
-def test_idle_connections_do_not_keep_it_from_ending(folder: Folder) -> None:
-    """Neither those on which nothing was asked yet, nor half a head, nor those that are kept."""
+def test_terminated_gateway_does_not_wait_for_idle_connections(folder: Folder) -> None:
+    """A gateway that gets SIGTERM ends within 3 s despite idle and incomplete connections."""
     with folder.gateway() as ending, ExitStack() as stack:
         connections = [stack.enter_context(connect(ending.url)) for _ in range(3)]
         connections[1].sendall(b"GET /healthz HTTP/1.1\r\nHo")
@@ -170,8 +170,8 @@ def test_idle_connections_do_not_keep_it_from_ending(folder: Folder) -> None:
         assert [heard(each) for each in connections] == [b""] * 3
 
 
-def test_nothing_acknowledged_is_lost_under_load(folder: Folder) -> None:
-    """Who is asked to end while many write tells them the truth, and ends well."""
+def test_acknowledged_writes_survive_sigterm_under_load(folder: Folder) -> None:
+    """Acknowledged writes survive SIGTERM to a gateway under load, which exits with 0."""
     environ = of_dataset(folder.lab.url)
     with gateway_process(environ) as (process, url), ThreadPoolExecutor(WRITERS) as pool:
         have_begun = Barrier(WRITERS + 1)
@@ -191,9 +191,9 @@ def test_nothing_acknowledged_is_lost_under_load(folder: Folder) -> None:
 
 
 def write_on(base: str, chunk: int, have_begun: Barrier) -> int:
-    """Write numbered values until nobody answers; tell the last that was acknowledged.
+    """Write numbered values until the gateway is gone; return the last acknowledged number.
 
-    Others are waited for after the first.
+    Waits for the other writers after the first write.
     """
     last = 0
     with httpx.Client(timeout=DEADLINE_S) as client, suppress(httpx.TransportError):
@@ -211,7 +211,7 @@ BEFORE: Final = {at: value(SMALL, 1, at) for at in range(8)}
 AFTER: Final = value(SMALL, 2, 0)
 WITNESS: Final = value(SMALL, 3, 0)
 SETTLED_S: Final = 0.2
-"""What has arrived is looked at by then."""
+"""Time after which the gateway has begun the request that arrived."""
 RESET: Final = struct.pack("ii", 1, 0)
 
 
@@ -219,19 +219,19 @@ RESET: Final = struct.pack("ii", 1, 0)
     scope="module", params=[pytest.param("folder", marks=pytest.mark.soak), "seaweedfs"]
 )
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """Make the store."""
+    """Create the store."""
     return requested_lab(request, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def base(lab: Lab) -> Generator[str]:
-    """Start the gateway before it."""
+    """Start a gateway before the store."""
     with forked(of_dataset(lab.url, lab.seaweedfs)) as gateway:
         yield f"{gateway.url}/data"
 
 
 def put(path: str, body: bytes) -> bytes:
-    """Write a request."""
+    """Encode a PUT request."""
     return (
         f"PUT /data{path} HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         + body
@@ -240,10 +240,10 @@ def put(path: str, body: bytes) -> bytes:
 
 @pytest.mark.parametrize("after_s", [0, 0.005, 0.02])
 @pytest.mark.parametrize("resets", [False, True])
-def test_who_does_not_wait_has_written_all_or_nothing(
+def test_put_of_a_disconnected_client_is_done_or_not(
     lab: Lab, base: str, after_s: float, *, resets: bool
 ) -> None:
-    """A chunk that arrived is in the shard or not, whenever its client left."""
+    """A PUT whose client disconnects early writes the whole chunk or nothing."""
     name = lab.new_array(SMALL, BEFORE)
     with connect(base) as client:
         client.sendall(put(f"/{name}/c/0", AFTER))
@@ -251,7 +251,7 @@ def test_who_does_not_wait_has_written_all_or_nothing(
         if resets:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     time.sleep(SETTLED_S)
-    # Another one is put, which is answered after all before.
+    # This PUT to the same shard is answered after all earlier ones.
     answer = httpx.put(f"{base}/{name}/c/7", content=WITNESS, timeout=DEADLINE_S)
 
     assert answer.is_success

@@ -1,4 +1,4 @@
-"""Contents of each format's folder for the conformance suite; stores and shards put together."""
+"""Containers of the conformance suite: their description, storage and rewriting."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -18,23 +18,23 @@ from tests.support.resolving import ROOT, reading
 
 @dataclass(frozen=True)
 class Case:
-    """A container that code independent of the app has written."""
+    """A container written by code that shares nothing with the package."""
 
     name: str
     build: Callable[[Mapping[str, bytes]], dict[str, bytes]]
-    """From chunks by virtual key to objects by key; what is not given is empty."""
+    """Return objects by key from chunks by virtual key; all other chunks are empty."""
     chunks: Mapping[str, bytes]
-    """Chunks to write, more than one in some shard."""
+    """Chunks to write; some shard has several."""
     absent: tuple[str, ...]
-    """Virtual keys that name nothing in the written container."""
+    """Virtual keys without a chunk in the written container."""
     checksummed: bool
-    """True if any changed bit of an index is noticed."""
+    """True if checksums reveal each changed bit of an index."""
     metadata: tuple[str, ...] = ("zarr.json", "info")
-    """How the names of objects end that hold no chunks, or the folders that such objects are in."""
+    """Suffixes of names, or folders, of objects that hold no chunks."""
     has_shards: bool = True
-    """True if shards are objects of their own, which can be looked through."""
+    """True if shards are objects of their own, which can be surveyed."""
     entry_suffix: str = ""
-    """What an index puts behind the key of a chunk: it names manifests, not their fragments."""
+    """Suffix of chunk keys in indexes of meshes, which name manifests and not fragments."""
 
     def is_metadata(self, name: str) -> bool:
         """Return whether the object *name* holds no chunks."""
@@ -53,7 +53,7 @@ def filled(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> Me
 
 
 class Container:
-    """What is stored at the root, in a watched store, and read as the service does."""
+    """Objects at the root of a watched store, read as by the service."""
 
     def __init__(self, objects: Mapping[str, bytes], **options: Any) -> None:
         self.store, self.clock = WatchedStore(), Clock()
@@ -62,7 +62,7 @@ class Container:
         self.fetch = self.data.fetch
 
     async def open(self) -> Layout:
-        """Open the container, and forget the reads of that."""
+        """Open the container, and clear the recorded reads."""
         layout, _ = await self.data.dataset.containers.find(ROOT, VirtualKey(""), self.fetch)
         self.store.calls.clear()
         return layout
@@ -72,11 +72,11 @@ class Container:
         return await (await self.open()).locate(VirtualKey(key), self.fetch)
 
     async def target(self, key: str) -> Target:
-        """Open the container and find where *key* is written."""
+        """Open the container and return the write target of *key*."""
         return await (await self.open()).target(VirtualKey(key), self.fetch)
 
     async def slot(self, key: str) -> Slot:
-        """Find where a chunk is written."""
+        """Open the container and return the slot of a chunk."""
         slot = await self.target(key)
         assert isinstance(slot, Slot)
         return slot
@@ -86,28 +86,28 @@ class Container:
         return await self.data.read(key)
 
     async def warm(self, *keys: str) -> None:
-        """Read *keys*, and count from zero."""
+        """Read *keys*, and clear the recorded reads."""
         for key in keys:
             await self.read(key)
         self.store.calls.clear()
 
     @property
     def reads(self) -> list[tuple[str, ByteRequest | None]]:
-        """What was read: the key below the root, and which part."""
+        """Recorded reads: the key below the root, and the requested part."""
         return [
             (call.ref.key.removeprefix(f"{ROOT.key}/"), call.request) for call in self.store.calls
         ]
 
     @property
     def keys(self) -> list[str]:
-        """The keys of `reads`."""
+        """Keys of the recorded reads."""
         return [key for key, _ in self.reads]
 
 
 async def write_chunks(
     objects: dict[str, bytes], chunks: Mapping[str, bytes | None]
 ) -> dict[str, NewShard | None]:
-    """Write chunks by their keys, and see that all is as it is told; give plans by shards."""
+    """Write chunks into *objects*, check each plan, and return the plans by shard."""
     container, shards = Container(objects), defaultdict[Any, dict[Any, Any]](dict)
     plans: dict[str, NewShard | None] = {}
     for key, body in chunks.items():
@@ -136,7 +136,7 @@ async def write_chunks(
 
 
 async def chunks_of(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stored]]:
-    """Name the chunks of *shard*, those of shards inside of it too; none of an absent one."""
+    """Yield key and place of each chunk in *shard* and in shards inside of it."""
     if (survey := await shard.survey(fetch)) is None:
         return
     table = survey.table()
@@ -152,7 +152,7 @@ async def chunks_of(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stor
 
 
 def render(pieces: Sequence[Piece | Checksummed], old: bytes = b"") -> bytes:
-    """Put *pieces* one behind the other; ranges are of *old*."""
+    """Concatenate *pieces*, of which ranges refer to *old*."""
     return b"".join(_bytes(piece, old) for piece in pieces)
 
 

@@ -1,4 +1,4 @@
-"""`shardgate.formats.compression`: gzip and other codings, and not more of it than is allowed."""
+"""`shardgate.formats.compression`: decoding of gzip and other codings within a limit."""
 
 import zlib
 from contextlib import suppress
@@ -16,22 +16,22 @@ _contents = st.binary(max_size=2000) | st.integers(0, 2**17).map(bytes)
 
 
 @given(st.lists(_contents, min_size=1, max_size=5))
-def test_members_are_inflated_one_after_the_other(contents: list[bytes]) -> None:
-    """A gzip file may be several, one behind the other (RFC 1952 §2.2)."""
+def test_gzip_members_are_inflated_in_sequence(contents: list[bytes]) -> None:
+    """A gzip file of several members inflates to their concatenation (RFC 1952 §2.2)."""
     data = b"".join(map(zipped, contents))
 
     assert inflate(data, _MOST_NBYTES) == b"".join(contents)
 
 
 @given(_contents)
-def test_a_member_tells_how_much_it_holds(content: bytes) -> None:
-    """In its last four bytes (RFC 1952 §2.3.1)."""
+def test_inflated_size_is_read_from_the_last_four_bytes(content: bytes) -> None:
+    """The size of a gzip member's content is read from its last four bytes (RFC 1952 §2.3.1)."""
     assert inflated_nbytes(zipped(content)) == len(content)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
-def test_what_ends_early_is_refused(first: bytes, second: bytes) -> None:
-    """At whatever byte, except between two members."""
+def test_truncated_gzip_is_refused(first: bytes, second: bytes) -> None:
+    """Gzip data truncated at any byte, except between two members, raises DecodeError."""
     one = zipped(first)
     data = one + zipped(second)
     for length in {*range(len(data))} - {len(one)}:
@@ -44,15 +44,15 @@ def test_what_ends_early_is_refused(first: bytes, second: bytes) -> None:
     [b"plain text", bytes(18), b"\x1f\x8c", b"\x78\x9c\x03\x00\x00\x00\x00\x01",
      zipped(b"data") + b"trailing", zipped(b"data") + bytes(2)],
 )  # fmt: skip
-def test_what_is_no_gzip_is_refused(data: bytes) -> None:
-    """Neither another format nor anything behind a member passes."""
+def test_other_formats_and_trailing_bytes_are_refused(data: bytes) -> None:
+    """Data in another format, or with bytes behind a gzip member, raises DecodeError."""
     with pytest.raises(DecodeError, match="no gzip"):
         inflate(data, _MOST_NBYTES)
 
 
 @given(st.binary(min_size=1, max_size=300), st.data())
-def test_a_flipped_bit_of_the_data_is_noticed(content: bytes, data: st.DataObject) -> None:
-    """The checksum and the size at the end are checked."""
+def test_flipped_bit_of_gzip_data_is_detected(content: bytes, data: st.DataObject) -> None:
+    """Gzip data with a flipped bit raises DecodeError, unless the bit is padding."""
     damaged = bytearray(zipped(content))
     bit = data.draw(st.integers(8 * 10, 8 * len(damaged) - 1))
     damaged[bit // 8] ^= 1 << bit % 8
@@ -61,8 +61,8 @@ def test_a_flipped_bit_of_the_data_is_noticed(content: bytes, data: st.DataObjec
 
 
 @given(st.integers(0, 2**17), st.integers(1, 5))
-def test_the_limit_is_one_of_all_members_together(most_nbytes: int, count: int) -> None:
-    """So much is inflated, and not a byte more."""
+def test_limit_applies_to_all_gzip_members_together(most_nbytes: int, count: int) -> None:
+    """The limit of inflated bytes counts all members: it is reached exactly, and one more fails."""
     data = b"".join(zipped(bytes(most_nbytes // count)) for _ in range(count))
     spare = zipped(bytes(most_nbytes % count))
 
@@ -71,14 +71,14 @@ def test_the_limit_is_one_of_all_members_together(most_nbytes: int, count: int) 
         inflate(data + spare + zipped(b"x"), most_nbytes)
 
 
-def test_a_great_many_members_are_read() -> None:
-    """Two megabytes of empty ones would be work of minutes if each cost what is left."""
+def test_many_gzip_members_are_inflated_in_linear_time() -> None:
+    """Gzip data of 100,000 empty members inflates, in time linear in its length."""
     assert inflate(zipped(b"") * 100_000, 100) == b""
 
 
 @given(st.sampled_from(list(ENCODERS)), _contents)
 def test_content_codings_are_removed(coding: str, content: bytes) -> None:
-    """Decoding returns all of the content, or fails if that is a byte longer than the limit."""
+    """Decoding a content coding returns the content, or fails if it exceeds the limit by a byte."""
     data = encoded(coding, content)
 
     assert decode_content(coding, data, len(content)) == content

@@ -1,4 +1,4 @@
-"""What every format owes, asked of every folder of `app/shardgate/formats`."""
+"""Conformance suite for every folder of `app/shardgate/formats`."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -45,12 +45,10 @@ every_case_of_shards = pytest.mark.parametrize(
 
 @every_case
 @pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
-async def test_every_chunk_is_exact_and_others_are_absent(
-    case: Case, whole_index_nbytes: int
-) -> None:
-    """Keys of empty chunks, off the grid, or of another spelling name nothing.
+async def test_chunks_are_exact_and_other_keys_absent(case: Case, whole_index_nbytes: int) -> None:
+    """Every written chunk is read exactly; keys of empty chunks or off the grid are absent.
 
-    An index that is too large to read whole gives the same chunks.
+    An index above the limit for whole reads gives the same chunks.
     """
     data = reading(filled(case.build(case.chunks)), whole_index_nbytes=whole_index_nbytes)
     expected = {**dict.fromkeys(case.absent), **case.chunks}
@@ -60,11 +58,10 @@ async def test_every_chunk_is_exact_and_others_are_absent(
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.soak)])
 @every_case
-async def test_truncation_is_never_absence(case: Case, step: int) -> None:
-    """However much is cut off a shard, a chunk is right or an error.
+async def test_truncated_shard_is_never_absence(case: Case, step: int) -> None:
+    """A chunk of a truncated shard is read exactly or raises DamagedError.
 
-    Only a checksum can tell: without one, or reading entry by entry, an index at the end of a
-    truncated shard is whatever bytes stand there now.
+    Without a checksum, the end of a truncated shard can look like an index.
     """
     objects = case.build(case.chunks)
     for name, whole in objects.items():
@@ -87,7 +84,7 @@ def _root(store: MemoryStore) -> Root:
 
 
 async def _shards(store: MemoryStore) -> list[tuple[str, Shards]]:
-    """Return the paths of the containers with the shards in them."""
+    """Return the path and the shards of each container."""
     return [
         (visited.container, visited.found.shards)
         async for visited in find_collections(_root(store))
@@ -96,10 +93,10 @@ async def _shards(store: MemoryStore) -> list[tuple[str, Shards]]:
 
 
 @every_case_of_shards
-async def test_shards_say_which_chunks_were_written(case: Case) -> None:
-    """The indexes of all stored shards name what was written, where it is looked up.
+async def test_shard_indexes_name_the_written_chunks(case: Case) -> None:
+    """The indexes of all shards name exactly the written chunks, at their places.
 
-    Every chunk is counted when they are verified, and none is called damaged.
+    Verification counts every chunk and finds no damage.
     """
     store = filled(case.build(case.chunks))
     fetch = DirectFetch(store)
@@ -123,8 +120,8 @@ async def test_shards_say_which_chunks_were_written(case: Case) -> None:
 
 
 @every_case_of_shards
-async def test_a_chunk_has_one_shard_however_it_is_found(case: Case) -> None:
-    """By a chunk's key, by the name of its object, and among all there could be, it is the same."""
+async def test_shard_is_the_same_by_chunk_by_name_and_in_the_list(case: Case) -> None:
+    """A shard found by a chunk's key, by its name, and in the list of all shards is the same."""
     store = filled(case.build(case.chunks))
     root = _root(store)
     for key in case.chunks:
@@ -144,8 +141,8 @@ async def test_a_chunk_has_one_shard_however_it_is_found(case: Case) -> None:
 
 
 @every_case
-async def test_what_is_no_shard_is_not_taken_for_one(case: Case) -> None:
-    """Markers and stray objects are passed over, and absent chunks are in no other shard."""
+async def test_other_objects_are_no_shards(case: Case) -> None:
+    """Markers, stray objects and absent chunks belong to no shard."""
     store = filled(case.build(case.chunks))
     for _, shards in await _shards(store):
         names = ["zarr.json", "info", "", "notes.txt", f"{shards.prefix}notes.txt"]
@@ -154,10 +151,10 @@ async def test_what_is_no_shard_is_not_taken_for_one(case: Case) -> None:
 
 
 @every_checksummed_case
-async def test_a_flipped_bit_of_an_index_is_noticed(case: Case) -> None:
-    """Whichever bit of a shard flips, a checksummed index leads to no other range.
+async def test_flipped_bit_of_a_checksummed_index_is_detected(case: Case) -> None:
+    """A shard with a flipped bit yields right chunks, damage, or the bit in one chunk's data.
 
-    Nor is a chunk called sound that leads elsewhere.
+    Verification counts all chunks or reports damage.
     """
     objects = case.build(case.chunks)
     name = next(name for name in objects if not case.is_metadata(name))
@@ -178,14 +175,14 @@ async def test_a_flipped_bit_of_an_index_is_noticed(case: Case) -> None:
             assert report.chunks == len(case.chunks) or report.damages
 
 
-_OF_REPOSITORIES = {"api_repositories.py", "api_sessions.py", "repositories.py"}
-"""Modules outside of the folders called ``icechunk`` that serve Icechunk only."""
+_OF_REPOSITORIES = {"repositories.py", "sessions.py"}
+"""Modules that serve Icechunk only, outside of the folders named ``icechunk``."""
 
 
-def test_a_format_is_a_folder() -> None:
-    """Outside of a format only the composition root and what serves that format alone import it.
+def test_formats_are_imported_by_their_own_modules_only() -> None:
+    """A format is imported by its own modules and by the composition root only.
 
-    Every layer may ask whether a key is one of a session.
+    An exception is `formats.icechunk.keys`, which recognizes keys of sessions.
     """
     app_folder = Path(shardgate.formats.__path__[0]).parent
     for path in app_folder.rglob("*.py"):
@@ -197,8 +194,10 @@ def test_a_format_is_a_folder() -> None:
 
 @every_case
 @pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
-async def test_survives_an_overwrite_at_any_moment(case: Case, whole_index_nbytes: int) -> None:
-    """Whenever objects are replaced, a reader sees the old chunk or the new."""
+async def test_overwrite_during_a_read_yields_the_old_or_new_chunk(
+    case: Case, whole_index_nbytes: int
+) -> None:
+    """A read during which all objects are replaced, at any moment, returns the old or new chunk."""
     new = {name: b"a longer " + chunk for name, chunk in case.chunks.items()}
     before, after = case.build(case.chunks), case.build(new)
     for reads_before, (key, old) in product(range(8), case.chunks.items()):
@@ -213,13 +212,13 @@ _MARKERS = ("zarr.json", "info", "repo", "refs/branch.main/ref.json", ".array.js
 
 
 class _LosingStore(MemoryStore):
-    """Answers the n-th read of a marker with nothing, or with an error page as if it were one."""
+    """Store that loses the n-th read of a marker, or returns an error page for it."""
 
     loses_at = 10**9
     page: Found | None = None
 
     async def get(self, ref: ObjectRef, request: Any = None, **conditions: Any) -> Any:
-        """Find no marker when it is time, else read."""
+        """Return nothing or the page for the n-th marker, and the stored object otherwise."""
         found = await super().get(ref, request, **conditions)
         self.loses_at -= found is not None and ref.key.endswith(_MARKERS)
         return self.page if self.loses_at == -1 else found
@@ -232,8 +231,8 @@ _PAGE = b"<html>Bad gateway</html>"
 @pytest.mark.parametrize(
     "page", [None, Found(_PAGE, ByteRange(0, len(_PAGE)), len(_PAGE), ETag('"page"'))]
 )
-async def test_a_lost_marker_is_never_absence_of_chunks(case: Case, page: Found | None) -> None:
-    """Whichever marker that was seen is not found at a read, a chunk is right or an error."""
+async def test_lost_marker_is_never_absence(case: Case, page: Found | None) -> None:
+    """A chunk below a marker that is lost in one read is right or an error, never absent."""
     key, expected = next(iter(case.chunks.items()))
     for step in range(5):
         store = _LosingStore()
@@ -254,7 +253,7 @@ async def test_a_lost_marker_is_never_absence_of_chunks(case: Case, page: Found 
 
 
 class _InterruptedStore(MemoryStore):
-    """Calls *interrupt* before its n-th read."""
+    """Store that calls *interrupt* before its n-th read."""
 
     def __init__(self, objects: Mapping[str, bytes], reads: int, interrupt: Any) -> None:
         super().__init__()
@@ -262,7 +261,7 @@ class _InterruptedStore(MemoryStore):
         filled(objects, self)
 
     async def get(self, ref: ObjectRef, request: Any = None, **conditions: Any) -> Any:
-        """Interrupt when it is time, else read."""
+        """Call *interrupt* before the n-th read, and read."""
         self._reads -= 1
         if self._reads == -1:
             self._interrupt(self, ref)
@@ -274,8 +273,8 @@ def _fail(_: MemoryStore, ref: ObjectRef) -> None:
 
 
 @every_case
-async def test_failure_at_any_step_leaves_nothing_behind(case: Case) -> None:
-    """Whichever read fails, the request fails or needs it not, and the next one is answered."""
+async def test_failed_read_does_not_affect_the_next_request(case: Case) -> None:
+    """A request fails if any one read fails, and the next request succeeds."""
     key, expected = next(iter(case.chunks.items()))
     failed = 0
     for step in range(10):

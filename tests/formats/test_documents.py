@@ -1,4 +1,4 @@
-"""`shardgate.formats.documents`: a marker is read once, for all dialects."""
+"""`shardgate.formats.documents`: markers in JSON, decoded once for all dialects."""
 
 import json
 import re
@@ -32,7 +32,7 @@ _LIMIT = 100
 
 @dataclass(frozen=True)
 class _Dialect:
-    """Understands objects with its own member, and refuses those where that is 0."""
+    """Dialect of documents with its own member, which is invalid if it is 0."""
 
     member: str
 
@@ -47,7 +47,7 @@ class _Dialect:
         return may_contain(data, re.compile(rb'"rewrite"\s*:'))
 
     def translator(self, directory: ObjectRef) -> None:
-        """Leave documents alone."""
+        """Translate nothing."""
 
     def layout(self, directory: ObjectRef, spec: Versioned[Opaque]) -> Layout:
         return PassThrough(directory.join(f"{self.member}-{spec.size}"))
@@ -58,8 +58,8 @@ _decode = MarkerDecoder(_DIALECTS, _LIMIT)
 
 
 @pytest.mark.parametrize(("document", "at"), [({"a": 1}, 0), ({"b": 1}, 1), ({"a": 1, "b": 0}, 0)])
-def test_the_first_dialect_that_knows_a_document_has_it(document: Any, at: int) -> None:
-    """The others are not asked."""
+def test_first_dialect_that_recognizes_a_document_decodes_it(document: Any, at: int) -> None:
+    """A document is decoded by the first dialect that recognizes it."""
     data = json.dumps(document).encode()
     marked = _decode(data)
 
@@ -73,8 +73,8 @@ def test_the_first_dialect_that_knows_a_document_has_it(document: Any, at: int) 
         b"read me", b"\x89PNG\r\n", b"\0{}", b"[" * 10**6,
     ],
 )  # fmt: skip
-def test_what_no_dialect_knows_is_nothing(data: bytes) -> None:
-    """Many other things are JSON, or happen to have the name of a marker."""
+def test_unrecognized_marker_is_no_marker(data: bytes) -> None:
+    """A marker that no dialect recognizes, JSON or not, decodes to nothing."""
     marked = _decode(data)
 
     assert (marked.dialect, marked.spec, marked.nbytes) == (None, None, 0)
@@ -88,8 +88,8 @@ def test_what_no_dialect_knows_is_nothing(data: bytes) -> None:
     ],
     ids=lambda data: data[:9],
 )  # fmt: skip
-def test_what_is_left_of_a_document_is_refused(data: bytes) -> None:
-    """A file that begins like one, or is empty, was to be a marker; depth has a limit."""
+def test_malformed_json_marker_is_refused(data: bytes) -> None:
+    """A marker that begins like JSON but is truncated or too deep raises DecodeError."""
     with pytest.raises(DecodeError, match="no JSON"):
         MarkerDecoder(_DIALECTS, 10**7)(data)
 
@@ -101,13 +101,13 @@ def test_empty_or_zeroed_marker_is_refused(data: bytes) -> None:
         _decode(data)
 
 
-def test_a_dialect_may_refuse_what_is_its_own() -> None:
-    """Its reason is told as it is."""
+def test_error_of_a_dialect_is_raised_unchanged() -> None:
+    """The error of a dialect for an invalid document is raised unchanged."""
     with pytest.raises(DecodeError, match=r"^a is 0$"):
         _decode(b'{"a": 0}')
 
 
-def test_a_document_has_a_limit() -> None:
+def test_marker_above_the_limit_is_not_parsed() -> None:
     """A marker above the limit is not parsed, and another document above it is refused."""
     data = b'{"a": 1}'.ljust(_LIMIT)
 
@@ -155,8 +155,8 @@ async def test_long_marker_with_sharding_is_refused(marker: bytes) -> None:
     assert len(case.store.calls) == 2
 
 
-def test_what_is_served_rewritten_has_a_version_of_its_own() -> None:
-    """A strong tag that is not the stored one."""
+def test_etag_of_a_rewritten_document_is_distinct() -> None:
+    """The ETag of a rewritten document is strong and differs from the stored one."""
     assert etag_of_rewritten(ETag('"abc"')) == '"abc-u1"'
 
 
@@ -177,14 +177,14 @@ class _Case:
 
 
 @pytest.mark.parametrize("marker", [None, b"{}", b"[]", b"no JSON", b"x" * 101])
-async def test_a_directory_that_no_dialect_knows_is_no_container(marker: bytes | None) -> None:
-    """Without a marker, or with a file that happens to have its name."""
+async def test_directory_without_a_recognized_marker_is_no_container(marker: bytes | None) -> None:
+    """A directory without a marker, or with an unrecognized one, is no container."""
     assert await _Case(marker).open() is None
 
 
 @pytest.mark.parametrize("marker", [b"{}", b"[]", b"no JSON", b"\x7b\x22"])
 async def test_unknown_marker_of_a_named_format_is_damage(marker: bytes) -> None:
-    """With a named format an unknown marker is damage, and an error page proves no absence."""
+    """An unknown marker of a named format is damage, and an error page is no absence."""
     with pytest.raises(DamagedError, match="marker"):
         await _Case(marker).open(is_named=True)
 
@@ -208,8 +208,8 @@ async def test_marker_that_is_no_longer_metadata_is_damage() -> None:
     assert await case.open() is not None
 
 
-async def test_a_marker_is_read_once_for_all_dialects() -> None:
-    """One byte above the limit is asked for; the container has the size of the object."""
+async def test_marker_is_read_once_for_all_dialects() -> None:
+    """Two openings of a container take one read of its marker, up to a byte above the limit."""
     case = _Case(b'{"b": 1}')
     assert await case.open() == PassThrough(ROOT.join("b-8"))
     await case.open()
@@ -218,8 +218,8 @@ async def test_a_marker_is_read_once_for_all_dialects() -> None:
 
 
 @pytest.mark.parametrize("marker", [b"", b"{no JSON", b'{"a": 0}', b"{" * 99])
-async def test_a_marker_that_cannot_be_understood_is_named(marker: bytes) -> None:
-    """It is damage of that object, an empty one too."""
+async def test_invalid_marker_is_damage(marker: bytes) -> None:
+    """An empty or invalid marker raises DamagedError that names the marker."""
     with pytest.raises(DamagedError) as caught:
         await _Case(marker).open()
 
@@ -237,8 +237,8 @@ async def test_a_marker_that_cannot_be_understood_is_named(marker: bytes) -> Non
     ],
 )
 @pytest.mark.parametrize("padding", [0, 2**18])
-def test_what_is_parsed_and_written_is_as_it_was(document: Any, padding: int) -> None:
-    """Members, their order, integers, floats and strings are kept, however long it is."""
+def test_json_round_trip_keeps_the_text(document: Any, padding: int) -> None:
+    """JSON that is parsed and written keeps members, order, numbers and strings, at any length."""
     text = json.dumps(document).encode()
 
     assert write_json(parse_json(text + b" " * padding)) == text
@@ -249,9 +249,7 @@ def test_what_is_parsed_and_written_is_as_it_was(document: Any, padding: int) ->
 def test_long_document_is_parsed_and_written_in_many_calls(
     item: bytes, around: tuple[bytes, bytes]
 ) -> None:
-    """Long JSON is parsed and written by many calls of Python functions, whatever it consists of,
-    so that other threads can run.
-    """
+    """Long JSON is parsed and written in many Python calls, so that other threads can run."""
     text = around[0] + (b"," + b" " * 20).join([item] * 2**14) + around[1]
     called = 0
 

@@ -1,4 +1,4 @@
-"""Virtual references: where they lead, and which may be followed."""
+"""Virtual references: the objects that they lead to, and the allowed prefixes."""
 
 import pytest
 from hypothesis import given
@@ -70,10 +70,11 @@ def _ref(at: int, rest: str) -> ObjectRef:
         ("vcc://../a", _ref(2, "a")),
     ],
 )
-def test_what_lies_below_an_allowed_prefix_is_found(location: str, expected: ObjectRef) -> None:
-    """Scheme and host in any case, by the longest of the prefixes, decoded once.
+def test_location_below_an_allowed_prefix_is_resolved(location: str, expected: ObjectRef) -> None:
+    """A location below an allowed prefix resolves to an object below the root of the longest one.
 
-    A container, whose name is any text without a slash, stands for its prefix.
+    Scheme and host are case-insensitive, and the path is decoded once. A container, named by any
+    text without a slash, stands for its prefix.
     """
     assert resolve(location, ALLOWED, CONTAINERS) == expected
 
@@ -116,13 +117,13 @@ _NESTED = {"a": "s3://secret/x/y", "b": "s3://secret/x/", "c": "no URL at all, b
         ("file:///a.nc", None, "below file:/// are not allowed"),
     ],
 )
-def test_what_lies_elsewhere_is_refused(
+def test_location_outside_of_the_allowed_prefixes_is_refused(
     location: str, containers: dict[str, str] | None, reason: str
 ) -> None:
-    """Prefixes are whole segments of one bucket, host and port, and nothing climbs out of them.
+    """A location outside of all allowed prefixes raises NotAllowedError with a prefix to allow.
 
-    The container, or else bucket, host or folder, is told that would have to be allowed: whoever
-    can write a repository can add a container, and only the settings allow its prefix.
+    Prefixes are whole segments of one bucket, host and port. Containers allow nothing by
+    themselves, since every writer of a repository can add one.
     """
     for allowed in (ALLOWED, ()):
         with pytest.raises(NotAllowedError, match=reason or None):
@@ -143,10 +144,10 @@ def test_what_lies_elsewhere_is_refused(
      "vcc://circle/a", "vcc://question/a", "vcc://nothing/a", "vcc://era", "vcc://era/",
      "VCC://era/a"],
 )  # fmt: skip
-def test_what_names_no_object_is_damaged(location: str) -> None:
-    """No URL, one of an unknown kind, with someone's name in it or control characters, a folder.
+def test_invalid_location_is_refused(location: str) -> None:
+    """A location that is no URL of an object raises DecodeError.
 
-    Or a container that is unknown, in a container, or names nothing.
+    So does one with a user name or control characters, or of an unknown or nested container.
     """
     with pytest.raises(DecodeError):
         resolve(location, ALLOWED, CONTAINERS)
@@ -167,8 +168,8 @@ LOCATIONS = st.builds(
 
 
 @given(LOCATIONS)
-def test_whatever_is_found_lies_below_an_allowed_root(location: str) -> None:
-    """Any text is an object below a root, or refused, or no location."""
+def test_random_location_resolves_below_an_allowed_root_or_is_refused(location: str) -> None:
+    """Any text resolves to an object below an allowed root, or is refused."""
     try:
         found = resolve(location, ALLOWED, CONTAINERS)
     except (NotAllowedError, DecodeError):
@@ -192,8 +193,8 @@ def test_whatever_is_found_lies_below_an_allowed_root(location: str) -> None:
         "vcc://signed/a",
     ],
 )
-def test_a_refusal_tells_no_secrets(location: str) -> None:
-    """Neither who to be at a server, nor a query, which may be a signature."""
+def test_refusal_contains_no_secrets(location: str) -> None:
+    """The error of a refused location contains neither its user nor its query."""
     containers = {"signed": "https://signed.example/x/?signature=secret"}
     with pytest.raises((DecodeError, NotAllowedError)) as error:
         resolve(location, ALLOWED, containers)

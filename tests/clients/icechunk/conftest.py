@@ -1,4 +1,4 @@
-"""The repositories of the real library, and the service in front of them."""
+"""Repositories that the Icechunk library writes, and the service in front of them."""
 
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ ZARR, VOLUME = "index/zarr_end_little_crc", "bits/identity_1_2_3"
 
 @pytest.fixture(scope="session", autouse=True)
 def _silent() -> None:
-    """Keep the library from warning that folders know no concurrent commits."""
+    """Suppress the library's warning about concurrent commits in folders."""
     icechunk.set_logs_filter("error")
 
 
@@ -52,7 +52,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write every repository once: a bucket of many, ``eventful/v2`` and so on.
+    """Write every repository in each version, such as ``eventful/v2``.
 
     Beside them are containers of other formats, and files that look like parts of a repository.
     """
@@ -99,7 +99,7 @@ def places(
 
 
 def bare(quoted: str | None) -> str:
-    """Take the quotes off an ETag."""
+    """Remove the quotes of an ETag."""
     assert quoted is not None
     return quoted.strip('"')
 
@@ -108,7 +108,7 @@ def bare(quoted: str | None) -> str:
 def virtual(
     tmp_path_factory: pytest.TempPathFactory, places: Mapping[str, Elsewhere]
 ) -> dict[str, Path]:
-    """Write a repository of references in each version."""
+    """Write a repository of virtual references in each version."""
     root, cases = (tmp_path_factory.mktemp(name) for name in ("virtual", "cases"))
     for version in VERSIONS:
         write_virtual(root / version, version, places, cases)
@@ -122,7 +122,7 @@ def following(
     virtual: dict[str, Path],
     seaweedfs: SeaweedFS,
 ) -> Generator[str]:
-    """Serve them as a dataset for each version, with all references allowed."""
+    """Serve the repositories of references, with all references allowed."""
     prefixes = tuple(
         VirtualPrefix(url=place.prefix, store="lab" if scheme == "s3" else None)
         for scheme, place in places.items()

@@ -1,4 +1,4 @@
-"""Reading by the library, and comparisons of the service with it."""
+"""Reads with the Icechunk library, and comparisons of the service with them."""
 
 import asyncio
 import itertools
@@ -23,7 +23,7 @@ from tests.clients.writing import Json, quiet, same
 
 
 def refs_of(repo: Repository, folder: Path) -> Iterator[tuple[str, Session]]:
-    """Open every branch, tag and snapshot; snapshots are found by their files below *folder*."""
+    """Yield each branch, tag and snapshot with its session."""
     for branch in sorted(repo.list_branches()):
         yield f"@branch.{quote(branch, safe='')}", repo.readonly_session(branch)
     for tag in sorted(repo.list_tags()):
@@ -38,22 +38,22 @@ def refs_of(repo: Repository, folder: Path) -> Iterator[tuple[str, Session]]:
 
 @dataclass(frozen=True)
 class Node:
-    """A group or array as the library has it."""
+    """A group or array as the library reads it."""
 
     path: str
     stored: bytes
     chunks: dict[str, bytes | None]
-    """Every key of the grid, and of some that are in none."""
+    """Chunks of every key of the grid, and of some outside of it."""
 
     @property
     def document(self) -> Json:
-        """Its ``zarr.json``."""
+        """Parsed ``zarr.json`` of the node."""
         document: Json = json.loads(self.stored)
         return document
 
     @property
     def is_sharded(self) -> bool:
-        """Return whether its codecs include sharding."""
+        """Whether the codecs include sharding."""
         return any(each["name"] == "sharding_indexed" for each in self.document.get("codecs", []))
 
     def with_one_chunk(self) -> Self:
@@ -62,7 +62,7 @@ class Node:
         return replace(self, chunks=dict(there[-1:]))
 
     def key(self, name: str) -> str:
-        """Name something in the node."""
+        """Return the key of *name* in the node."""
         return f"{self.path}/{name}".lstrip("/")
 
 
@@ -107,7 +107,7 @@ def compare_nodes(client: httpx.Client, base: str, nodes: list[Node], store: Any
 
 
 def compare_documents(client: httpx.Client, base: str, nodes: list[Node]) -> None:
-    """Compare the ``zarr.json`` of every node; that of the root is consolidated."""
+    """Compare each node's ``zarr.json``; that of the root has consolidated metadata."""
     served = {}
     for node in nodes:
         answer = client.get(f"{base}/{node.key('zarr.json')}")
@@ -123,12 +123,12 @@ def compare_documents(client: httpx.Client, base: str, nodes: list[Node]) -> Non
 
 
 def without_members(document: Json) -> Json:
-    """Leave out what the service puts into the root."""
+    """Return *document* without the consolidated metadata that the service adds."""
     return {name: value for name, value in document.items() if name != "consolidated_metadata"}
 
 
 def compare_chunks(client: httpx.Client, base: str, node: Node) -> None:
-    """Compare all chunks of an array that is not sharded."""
+    """Compare all chunks of an array without shards."""
     for key, expected in node.chunks.items():
         answer = client.get(f"{base}/{node.key(key)}")
         told = (answer.status_code, answer.content if answer.status_code == 200 else None)
@@ -136,9 +136,9 @@ def compare_chunks(client: httpx.Client, base: str, node: Node) -> None:
 
 
 def compare_values(url: str, store: Any, path: str) -> None:
-    """Read a sharded array with zarr-python from the service; see what the library gives it.
+    """Compare the values of a sharded array from the service with the library's.
 
-    Some it cannot read while they are sharded; what those hold is known.
+    Arrays that zarr-python cannot read sharded are compared with the written values.
     """
     options: Any = {"allow_http": True}
     over_http = obstore.store.HTTPStore.from_url(f"{url}/{path}", client_options=options)

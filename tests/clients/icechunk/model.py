@@ -1,4 +1,4 @@
-"""Repository as a dict of nodes: its changes by steps, their merging, and its comparison."""
+"""A model of a repository as a dict of nodes, and its comparison with the service."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ class Replica(Api):
         return f"/repo/{self.path}/{ref}/{quote(key)}"
 
     def begin(self, branch: str) -> dict[str, Any]:
-        """Begin a session."""
+        """Begin a session and return its description."""
         told: dict[str, Any] = self.do("POST", "/sessions", {"branch": branch}).json()
         return told
 
@@ -59,7 +59,7 @@ class Replica(Api):
         return {"op": "put_chunks", "path": edit.path, "chunks": [chunk]}
 
     def _payload(self, data: bytes, inline: int) -> dict[str, Any]:
-        """Write a chunk, or put it into the request; some with bytes around them."""
+        """Return a chunk inline, or uploaded, some with bytes around them."""
         if len(data) <= inline:
             return {"inline": base64.b64encode(data).decode()}
         offset = len(data) % 3
@@ -94,7 +94,7 @@ type Content = Mapping[str, bytes | None]
 
 
 def compare_tree(content: Content, tree: Tree) -> None:
-    """Check that *content* is exactly that of *tree*."""
+    """Assert that *content* is exactly that of *tree*."""
     there = {key for key, data in content.items() if data is not None}
     assert there == set(keys_of(tree))
     for path, node in tree.items():
@@ -137,7 +137,7 @@ async def _read(store: Any, keys: list[str]) -> dict[str, bytes | None]:
 
 
 def by_service(replica: Replica, ref: str, tree: Tree) -> dict[str, bytes | None]:
-    """Read a ref from the service, what is listed too."""
+    """Read a ref from the service, including all listed keys."""
     keys = dict.fromkeys([*asked_keys(tree), *list_keys(replica, ref)])
     found: dict[str, bytes | None] = {}
     for key in keys:
@@ -155,7 +155,7 @@ def list_keys(replica: Replica, ref: str) -> list[str]:
 
 
 def compare_history(api: Api, ref: str, ancestry: list[icechunk.SnapshotInfo]) -> None:
-    """Compare a history with the one that the library tells."""
+    """Compare the history of a ref with that of the library."""
     told = api.pages("/history", "history", ref=ref, limit=3)
     assert [
         (each["snapshot_id"], each["parent_id"], each["message"], _moment(each["flushed_at"]))
@@ -165,7 +165,7 @@ def compare_history(api: Api, ref: str, ancestry: list[icechunk.SnapshotInfo]) -
 
 
 def compare_operations(api: Api, repo: icechunk.Repository, limit: int = 4) -> list[str]:
-    """Compare the operations with those that the library tells, and give their kinds."""
+    """Compare the operations with those of the library; return their kinds."""
     told = api.pages("/operations", "operations", limit=limit)
     found = [(each["kind"], _moment(each["updated_at"]), each["backup"]) for each in told]
     assert found == [(kind_of(each), each.updated_at, each.backup_path) for each in repo.ops_log()]

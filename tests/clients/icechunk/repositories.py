@@ -1,4 +1,4 @@
-"""Repositories as the real library leaves them, in each version of its specification."""
+"""Repositories written by the Icechunk library, in each version of its specification."""
 
 import asyncio
 import os
@@ -24,11 +24,11 @@ from tests.support.seaweedfs import SeaweedFS
 VERSIONS: Final = ("v1", "v2", "migrated")
 """Version 2 mixes snapshots and manifests of version 1 with its own once it is migrated."""
 INLINE_NBYTES: Final = 40
-"""Chunks up to this are kept in their manifest."""
+"""Largest chunk that is inline in its manifest."""
 ODD_TAGS: Final = (
     "it works!", "a/b", "é", "%2F", "a%2Fb", "..", ".", "", " ", "a\n", "@tag.x", "+",
 )  # fmt: skip
-"""Names that tags may have since version 2."""
+"""Unusual names of tags, allowed since version 2."""
 SHARDED: Final = (
     "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "transpose/both",
     "transpose/outer_120", "nested/three_zarr", "nested/transposes_everywhere",
@@ -37,7 +37,7 @@ SHARDED: Final = (
     "shape/0d_default_zarr", "fill/nan_zarr", "fill/nonzero_tensorstore", "dtype/string",
     "document/names_and_attributes", "document/unknown_member", "plain/v3", "plain/transposed",
 )  # fmt: skip
-"""Arrays that are tried in every repository."""
+"""Arrays that are part of every repository."""
 STORABLE: Final = tuple(
     case.name
     for case in BY_NAME.values()
@@ -45,11 +45,11 @@ STORABLE: Final = tuple(
     and case.key_encoding.get("name") == "default"
     and case.key_encoding.get("configuration", {}).get("separator", "/") == "/"
 )
-"""All that the library can hold: it knows one encoding of keys."""
+"""Arrays that the library can store: it supports one encoding of keys."""
 
 
 def storage(folder: Path) -> icechunk.Storage:
-    """Name a folder to the library."""
+    """Return the library's storage in a folder."""
     return icechunk.local_filesystem_storage(str(folder))
 
 
@@ -59,13 +59,13 @@ def spec(version: str) -> int:
 
 
 def create(folder: Path, version: str, config: RepositoryConfig | None = None) -> Repository:
-    """Create a repository, which is at version 1 if it will be migrated."""
+    """Create a repository, at version 1 if it will be migrated."""
     config = config or RepositoryConfig(inline_chunk_threshold_bytes=INLINE_NBYTES)
     return Repository.create(storage(folder), config=config, spec_version=spec(version))
 
 
 def migrate(repo: Repository, version: str) -> Repository:
-    """Upgrade a repository that is to be migrated."""
+    """Upgrade the repository if *version* is ``migrated``."""
     if version != "migrated":
         return repo
     return icechunk.upgrade_icechunk_repository(repo, dry_run=False, delete_unused_v1_files=True)
@@ -74,7 +74,7 @@ def migrate(repo: Repository, version: str) -> Repository:
 def commit(
     repo: Repository, message: str, change: Callable[[Any], object], on: str = "main"
 ) -> str:
-    """Commit what *change* does to the store of a session."""
+    """Commit the changes that *change* makes to a session's store."""
     session = repo.writable_session(on)
     with quiet():
         change(session.store)
@@ -93,7 +93,7 @@ def put(store: Any, files: Mapping[str, bytes]) -> None:
 
 
 def files_of(case: Case, folder: Path) -> dict[str, bytes]:
-    """Write *case* below *folder*, once, and give its files by their keys, metadata first."""
+    """Write *case* below *folder* once; return its files by key, metadata first."""
     path = folder / case.name
     if not path.exists():
         write(case, path)
@@ -175,7 +175,7 @@ def write_kinds(store: Any) -> None:
 
 
 def write_eventful(folder: Path, version: str, cases: Path) -> None:
-    """Write a repository with nodes of all kinds, which change."""
+    """Write a repository with all kinds of nodes, and commits that change them."""
     repo = create(folder, version)
     first = commit(repo, "begin", _begin)
     commit(repo, "sharded", lambda store: put_cases(store, cases, SHARDED[:5]))
@@ -191,11 +191,11 @@ HISTORIES: Final = {
     "v2": BUILDERS["expired"],
     "migrated": BUILDERS["migrated"],
 }
-"""Write repositories to which happens everything that can."""
+"""Builders of repositories with every kind of operation in their history."""
 
 
 def put_cases(store: Any, folder: Path, names: tuple[str, ...] = SHARDED) -> None:
-    """Copy arrays, which other writers have written, into *store*."""
+    """Copy arrays written by other libraries into *store*."""
     for name in names:
         put(store, files_of(BY_NAME[name], folder))
     for name in sorted({name.partition("/")[0] for name in names}):
@@ -203,12 +203,12 @@ def put_cases(store: Any, folder: Path, names: tuple[str, ...] = SHARDED) -> Non
 
 
 def set_root(store: Any) -> None:
-    """Make an empty group of the root."""
+    """Create an empty root group."""
     zarr.create_group(store)
 
 
 def write_placed(folder: Path, version: str, cases: Path, names: tuple[str, ...]) -> None:
-    """Write a repository whose chunks are all native on a branch and all inline on `main`."""
+    """Write a repository with inline chunks on `main` and native ones on another branch."""
     repo = create(folder, version)
     commit(repo, "root", set_root)
     repo.create_branch("native", repo.lookup_branch("main"))
@@ -223,7 +223,7 @@ def _opened(folder: Path, inline_nbytes: int) -> Repository:
 
 
 def write_split(folder: Path, version: str) -> None:
-    """Write a repository in which an array has many manifests."""
+    """Write a repository with arrays that are split into many manifests."""
     rows: Any = {icechunk.ManifestSplitDimCondition.Axis(0): 2}
     any_axis: Any = {icechunk.ManifestSplitDimCondition.Any(): 3}
     splitting = icechunk.ManifestSplittingConfig.from_dict(
@@ -255,7 +255,7 @@ def write_split(folder: Path, version: str) -> None:
 
 
 def write_dataset(folder: Path) -> None:
-    """Write a repository with xarray: a tag, and more appended since."""
+    """Write a repository with xarray: a tagged dataset, and rows appended since."""
     repo = create(folder, "v2")
     rain = xarray.DataArray(counted((4, 6), "f4"), dims=("t", "x"))
     coords = {"t": np.arange(4), "x": np.arange(6) * 0.5}
@@ -273,29 +273,29 @@ def write_dataset(folder: Path) -> None:
 
 
 DATA: Final = bytes((7 * at + at // 256) % 256 for at in range(5000))
-"""Content of the object ``data.bin`` that references point into."""
+"""Content of ``data.bin``, which virtual references lead to."""
 MANY: Final = 1200
-"""References enough for the library to compress their locations with a dictionary."""
+"""Number of references for which the library compresses locations with a dictionary."""
 REFERRED: Final = (
     "index/zarr_start_big_crc", "transpose/both", "nested/three_zarr", "after/crc_after_both",
     "shape/0d_default_zarr", "plain/v3",
 )  # fmt: skip
 UNREAD: Final = ("file/etag", "http/etag", "file/many", "s3/many", "http/many")
-"""Not read by the library: it sends ETags without quotes as If-Match; and too many."""
+"""Arrays that are not compared: the library sends unquoted ETags, or they are too large."""
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A place that references lead to, as both sides are told of it."""
+    """A place that references lead to, as service and library address it."""
 
     prefix: str
     """URL with a final slash."""
     etag: str
-    """Of ``data.bin``, without quotes."""
+    """ETag of ``data.bin`` without quotes."""
     modified: datetime
-    """When it was there, and was not replaced yet."""
+    """Time at which ``data.bin`` was already stored."""
     store: Any
-    """Object store of the library."""
+    """The library's object store of the place."""
     credentials: Any
 
 
@@ -308,7 +308,7 @@ def write_sources(folder: Path) -> None:
 
 
 def in_folder(folder: Path, etag: str) -> Elsewhere:
-    """Lead into a folder."""
+    """Return a place in a folder."""
     return Elsewhere(
         f"{folder.as_uri()}/",
         etag,
@@ -319,7 +319,7 @@ def in_folder(folder: Path, etag: str) -> Elsewhere:
 
 
 def in_bucket(seaweedfs: SeaweedFS, prefix: str, etag: str) -> Elsewhere:
-    """Lead into SeaweedFS."""
+    """Return a place in SeaweedFS."""
     store = icechunk.s3_store(
         region=seaweedfs.region,
         endpoint_url=seaweedfs.endpoint_url,
@@ -336,21 +336,21 @@ def in_bucket(seaweedfs: SeaweedFS, prefix: str, etag: str) -> Elsewhere:
 
 
 def in_web(url: str, etag: str) -> Elsewhere:
-    """Lead to a plain HTTP server."""
+    """Return a place on a plain HTTP server."""
     store = icechunk.http_store(opts={"allow_http": "true"})
     july = datetime(2026, 7, 6, 12, tzinfo=UTC)  # the server's dates are the 6th and the 7th
     return Elsewhere(f"{url}/", etag, july, store, icechunk.Credentials.HttpAccess())
 
 
 def authorized(places: Mapping[str, Elsewhere]) -> Any:
-    """Authorize the library to follow references to *places*."""
+    """Return credentials by which the library follows references to *places*."""
     return icechunk.containers_credentials(
         {place.prefix: place.credentials for place in places.values()}
     )
 
 
 def configuration(places: Mapping[str, Elsewhere]) -> RepositoryConfig:
-    """Make a container of each of *places*, named like its scheme."""
+    """Return a configuration with a virtual container for each of *places*."""
     config = RepositoryConfig(inline_chunk_threshold_bytes=0)
     for name, place in places.items():
         config.set_virtual_chunk_container(
@@ -362,7 +362,7 @@ def configuration(places: Mapping[str, Elsewhere]) -> RepositoryConfig:
 def write_virtual(
     folder: Path, version: str, places: Mapping[str, Elsewhere], cases: Path
 ) -> Repository:
-    """Write a repository with a group for each of *places*."""
+    """Write a repository with a group of references for each of *places*."""
     repo = Repository.create(
         storage(folder),
         config=configuration(places),
@@ -383,7 +383,7 @@ def write_virtual(
 
 
 def open_virtual(where: icechunk.Storage, places: Mapping[str, Elsewhere]) -> Repository:
-    """Open it so that the library follows references."""
+    """Open a repository so that the library follows references."""
     return Repository.open(where, authorize_virtual_chunk_access=authorized(places))
 
 
@@ -392,7 +392,7 @@ OFFSETS: Final = (7, 8, len(DATA) - 4)
 
 
 def refer_to_parts(store: Any, path: str, container: str, place: Elsewhere) -> zarr.Group:
-    """Write a group of arrays that are named after their checksums, the second chunk by a name."""
+    """Write a group with one array of references for each kind of checksum."""
     group = zarr.create_group(store, path=path)
     locations = (f"{place.prefix}data.bin", f"vcc://{container}/data.bin")
     for kind, checksum in {"none": None, "etag": place.etag, "modified": place.modified}.items():

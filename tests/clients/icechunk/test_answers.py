@@ -1,4 +1,4 @@
-"""Headers of answers from a repository, and the reads of the store that they take."""
+"""Response headers of a repository, and the reads of the store that each request takes."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ AT_ONCE_S: Final = 1e-6
 
 @dataclass
 class Counted:
-    """The service without a chunk cache, its store, and the repository that is copied there."""
+    """The service without a chunk cache, before a server that records its requests."""
 
     client: httpx.Client
     store: FaultyServer
@@ -37,14 +37,14 @@ class Counted:
     repo: icechunk.Repository
 
     def publish(self) -> None:
-        """Copy what the library has written since."""
+        """Copy new and changed files of the repository to the server."""
         for file in self.folder.rglob("*"):
             key = f"em/{file.relative_to(self.folder)}"
             if file.is_file() and self.store.objects.get(f"/bucket/{key}") != file.read_bytes():
                 self.store.put("bucket", key, file.read_bytes())
 
     def change(self, name: str = "native") -> None:
-        """Commit a change of the last chunk of an array, and nothing else of it."""
+        """Commit a change of the last chunk of an array only."""
 
         def write(store: Any) -> None:
             zarr.open_array(store, path=name)[-1:] = 251
@@ -53,11 +53,11 @@ class Counted:
         self.publish()
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> httpx.Response:
-        """Ask for a key."""
+        """Send a request for a key."""
         return ask(self.client, f"/em/{path}", method, **headers)
 
     def reads(self, path: str, status: int = 200, method: str = "GET", **headers: str) -> list[str]:
-        """Ask for a key, and return the folders of the files that were read."""
+        """Send a request for a key; return the folders of the files that it read."""
         before = len(self.store.seen)
         answer = self.ask(path, method, **headers)
         assert answer.status_code == status, answer.text
@@ -70,7 +70,7 @@ class Counted:
 def serving_copy(
     faulty: FaultyServer, folder: Path, version: str, ttl_s: float, named: Any = "icechunk"
 ) -> Generator[Counted]:
-    """Serve a repository over HTTP, from which nothing was read yet."""
+    """Serve a new repository over HTTP with empty caches."""
     dataset = DatasetSettings(url=f"{faulty.url}/bucket/em", format=named, cache_control=BRIEF)
     cache = CacheSettings(chunk_bytes=ByteSize(0), ttl_s=ttl_s)
     repo = create(folder, version)
@@ -85,25 +85,25 @@ def serving_copy(
 
 @pytest.fixture
 def counted(faulty: FaultyServer, tmp_path: Path, version: str) -> Generator[Counted]:
-    """Serve a repository in each version, whose branches are believed for a time."""
+    """Serve a repository of each version with a branch TTL of 60 s."""
     with serving_copy(faulty, tmp_path / "repo", version, TTL_S) as made:
         yield made
 
 
 @pytest.fixture
 def hasty(faulty: FaultyServer, tmp_path: Path, version: str) -> Generator[Counted]:
-    """Serve it with hardly any time for which branches are believed."""
+    """Serve a repository of each version with hardly any branch TTL."""
     with serving_copy(faulty, tmp_path / "repo", version, AT_ONCE_S) as made:
         yield made
 
 
 def refs_read(version: str) -> list[str]:
-    """Name the folders that refs are read from: in version 1 a ref is a file, too."""
+    """Return the folders that a ref is read from: in version 1 it is a file of its own."""
     return ["repo", "refs"] if version == "v1" else ["repo"]
 
 
-def test_headers(counted: Counted) -> None:
-    """Snapshots and tags last, branches and absence do not; HEAD and 304 read no chunk."""
+def test_snapshots_and_tags_are_immutable_and_branches_are_not(counted: Counted) -> None:
+    """Cache-Control is immutable for snapshots and tags, brief for branches and absent keys."""
     snapshot_id = counted.repo.lookup_branch("main")
     controls = {
         f"@{snapshot_id}/": LASTING,
@@ -126,10 +126,7 @@ def test_headers(counted: Counted) -> None:
 
 
 def test_etag_outlives_a_commit(hasty: Counted) -> None:
-    """It is the same below every ref, and after a commit that left the chunk's file alone.
-
-    What was overwritten has another ETag, and the old one remains below the tag.
-    """
+    """A chunk keeps its ETag below every ref and across commits that do not change it."""
     old = {path: hasty.ask(path) for path in (*CHUNKS, *LAST)}
     for name in ("native", "inline", "sharded", "small"):
         hasty.change(name)
@@ -148,8 +145,8 @@ def test_etag_outlives_a_commit(hasty: Counted) -> None:
         assert new[path].headers["etag"] != old[path].headers["etag"]
 
 
-def test_reads_of_chunks(counted: Counted, version: str) -> None:
-    """Cold they take refs, snapshot, manifest and chunk; warm one read each, below any ref."""
+def test_warm_chunk_takes_one_read(counted: Counted, version: str) -> None:
+    """A cold chunk takes reads of ref, snapshot, manifest and chunk; a warm one a single read."""
     cold = [*refs_read(version), "snapshots", "manifests", "chunks"]
     assert counted.reads(CHUNK) == cold
     counted.reads(f"@tag.v%201/{NEIGHBOUR}")
@@ -161,8 +158,8 @@ def test_reads_of_chunks(counted: Counted, version: str) -> None:
     assert counted.ask(NEIGHBOUR).content == counted.ask(f"@tag.v%201/{NEIGHBOUR}").content
 
 
-def test_reads_of_what_is_with_snapshot_and_manifest(counted: Counted) -> None:
-    """Documents and absence take none, inline chunks their manifest, shards their index, once."""
+def test_documents_and_inline_chunks_take_no_read_of_their_own(counted: Counted) -> None:
+    """Documents and absence take no read; inline chunks and shard indexes are read once."""
     counted.reads("zarr.json")
 
     for name in ("native", "inline", "sharded"):
@@ -177,10 +174,10 @@ def test_reads_of_what_is_with_snapshot_and_manifest(counted: Counted) -> None:
         assert counted.reads(path) == []
 
 
-def test_branch_is_asked_for_anew(hasty: Counted, version: str) -> None:
-    """After its TTL a branch is revalidated, and a new commit is seen; a snapshot never is.
+def test_branch_is_revalidated_after_its_ttl(hasty: Counted, version: str) -> None:
+    """An expired branch is revalidated and shows a new commit; tags and snapshots are not.
 
-    Of version 1, whether the repository was migrated is.
+    In version 1 a snapshot takes one read that finds a migration.
     """
     snapshot = f"@{hasty.repo.lookup_branch('main')}"
     before = hasty.ask(NEIGHBOUR).content
@@ -203,8 +200,10 @@ def test_branch_is_asked_for_anew(hasty: Counted, version: str) -> None:
 
 
 @pytest.mark.parametrize("ref", ["", "@"])
-def test_markers_are_looked_for_once(faulty: FaultyServer, tmp_path: Path, ref: str) -> None:
-    """With the format `auto` three more are read, but for a key that begins with a ref."""
+def test_format_detection_reads_markers_once(
+    faulty: FaultyServer, tmp_path: Path, ref: str
+) -> None:
+    """The format `auto` reads each other marker once, and none for a key below a snapshot."""
     with serving_copy(faulty, tmp_path / "repo", "v2", TTL_S, "auto") as counted:
         ref = ref and f"@{counted.repo.lookup_branch('main')}/"
         others = set() if ref else {"info", "refs", "zarr.json"}

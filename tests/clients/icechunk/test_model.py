@@ -1,4 +1,4 @@
-"""Repository that the service and the library change by turns, compared with a dict."""
+"""A repository changed in turns by service and library, compared with a dict."""
 
 import itertools
 from collections.abc import Generator, Sequence
@@ -54,7 +54,7 @@ BRANCHES: Final = ("main", "dev", "é/1")
 
 @dataclass(frozen=True)
 class Commit:
-    """A snapshot."""
+    """A snapshot of the model."""
 
     tree: Tree
     parent_id: str | None
@@ -68,7 +68,7 @@ class Begun:
     parent_id: str
     draft: Draft
     session: Any
-    """Of the library, or the id of one of the service."""
+    """A session of the library, or the id of a session of the service."""
     is_moving: bool = False
 
 
@@ -78,7 +78,7 @@ class Lab:
 
     folder: Path
     clients: tuple[httpx.Client, httpx.Client]
-    """The first looks for what is new each time; the second knows what it has done itself."""
+    """Clients of a service that revalidates each time, and of one that trusts its cache."""
     names: "itertools.count[int]"
 
 
@@ -149,7 +149,7 @@ class Repository(RuleBasedStateMachine):
     def commit_at_once(
         self, where: int, back: int, steps: list[Step], by: int, *, amend: bool
     ) -> None:
-        """Commit without a session, maybe against a parent that others have gone on from."""
+        """Commit without a session, perhaps onto a parent that is no longer the tip."""
         begun = self._begin(where, back)
         begun.draft.take(steps)
         answer = self.replicas[by].commit(
@@ -187,13 +187,13 @@ class Repository(RuleBasedStateMachine):
     @precondition(lambda self: self.begun)
     @rule(which=NUMBER, steps=STEPS, by=REPLICA)
     def go_on(self, which: int, steps: list[Step], by: int) -> None:
-        """Write more to a session."""
+        """Write more changes to a session."""
         self._edit_session(choose(self.begun, which), steps, by)
 
     @precondition(lambda self: self.begun)
     @rule(which=NUMBER, by=REPLICA, amend=SELDOM)
     def commit_session(self, which: int, by: int, *, amend: bool) -> None:
-        """Commit a session, and again; one that conflicts with other commits stays open."""
+        """Commit a session twice; one that conflicts with other commits stays open."""
         begun = choose(self.begun, which)
         options = {"message": self._message(), "amend": amend, "allow_empty": True}
         answer = self.replicas[by].commit_session(begun.session, **options)
@@ -215,7 +215,7 @@ class Repository(RuleBasedStateMachine):
             compare_tree(content, tree)
 
     def _settle(self, begun: Begun, answer: httpx.Response, by: int, *, amend: bool) -> bool:
-        """Return whether it was committed; what others have changed since may be a conflict."""
+        """Return whether a commit was made; a conflict requires changes by others since."""
         tip = self.branches[begun.branch]
         if answer.status_code == 409:
             assert amend or tip != begun.parent_id
@@ -250,7 +250,7 @@ class Repository(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        """Compare all that can be read, by the library and through the service, with the model."""
+        """Compare all that library and service read with the model."""
         found = {name: self.repo.lookup_branch(name) for name in self.repo.list_branches()}
         assert found == self.branches
         self._agree(self.replicas[0])
@@ -259,7 +259,7 @@ class Repository(RuleBasedStateMachine):
         self.wrote = None
 
     def teardown(self) -> None:
-        """Leave nothing open."""
+        """Delete open sessions."""
         for begun in self.begun:
             self.replicas[0].send("DELETE", f"/sessions/{begun.session}")
 
@@ -296,7 +296,7 @@ class Repository(RuleBasedStateMachine):
 
 
 def _fitting(draft: Draft) -> list[Edit]:
-    """Leave out chunks that are in no array's grid at last: a request may not tell of them."""
+    """Return the edits without chunks outside of their array's final grid."""
     nodes = {node.uid: node for node in draft.tree.values()}
     return [
         edit
@@ -317,7 +317,7 @@ def choose[T](items: Sequence[T], number: int) -> T:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
-    """Run two services in front of a folder: one believes nothing it knows, the other all."""
+    """Run two services before a folder: one without a cache lifetime, the other with a long one."""
     folder = tmp_path_factory.mktemp("repositories")
     datasets = {"repo": DatasetSettings(url=folder.as_uri(), writable=True)}
     doubting, trusting = (
@@ -335,8 +335,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
 @pytest.mark.parametrize(
     ("examples", "steps"), [(5, 12), pytest.param(100, 40, marks=pytest.mark.soak)]
 )
-def test_service_and_library_agree(lab: Lab, examples: int, steps: int) -> None:
-    """Each run of the model has repositories of its own."""
+def test_service_and_library_agree_with_a_model(lab: Lab, examples: int, steps: int) -> None:
+    """After random commits, sessions and moves, service and library read what a model has."""
     config = settings(
         max_examples=examples,
         stateful_step_count=steps,

@@ -1,4 +1,4 @@
-"""Every ref reads as the library reads it, by clients that know no Icechunk; the raw view."""
+"""Every ref reads as by the Icechunk library, by clients without Icechunk."""
 
 import re
 from collections.abc import Generator
@@ -49,7 +49,7 @@ REPOSITORIES: Final = tuple(f"{kind}/{version}" for kind in KINDS for version in
 
 
 def _everywhere() -> list[Any]:
-    """Read each repository from one place; from the other one it is the same, which takes long."""
+    """Return each repository with its store; further combinations are left to soak runs."""
     return [
         pytest.param(
             place,
@@ -62,10 +62,10 @@ def _everywhere() -> list[Any]:
 
 
 @pytest.mark.parametrize(("place", "name"), _everywhere())
-def test_is_what_the_library_reads(
+def test_every_ref_reads_as_by_the_library(
     request: pytest.FixtureRequest, bucket: Path, place: str, name: str
 ) -> None:
-    """All repositories of either version; migrated ones have files of both."""
+    """Every ref of every repository, of either version or migrated, reads as by the library."""
     where = storage(bucket / name)
     if place == "remote":
         where = in_seaweedfs(request.getfixturevalue("seaweedfs"), f"icechunk/{name}")
@@ -102,10 +102,12 @@ def compare(url: str, where: icechunk.Storage, folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("where", ["local", "remote"])
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_odd_tags(request: pytest.FixtureRequest, tmp_path: Path, version: str, where: str) -> None:
-    """Whatever a tag is called, it is found until it is deleted.
+def test_tags_with_unusual_names_are_found(
+    request: pytest.FixtureRequest, tmp_path: Path, version: str, where: str
+) -> None:
+    """A tag of any name gets 200, and 404 once it is deleted.
 
-    The library spells names of files in one way in S3, and in another in folders.
+    The library spells file names differently in S3 and in folders.
     """
     place, seaweedfs = storage(tmp_path), None
     if where == "remote":
@@ -132,8 +134,10 @@ def test_odd_tags(request: pytest.FixtureRequest, tmp_path: Path, version: str, 
 @pytest.mark.soak
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("branch", ["main", "native"])
-def test_every_array_that_can_be_stored(tmp_path: Path, version: str, branch: str) -> None:
-    """All chains of codecs, shapes, types and fill values, inline and native."""
+def test_every_storable_array_reads_as_by_the_library(
+    tmp_path: Path, version: str, branch: str
+) -> None:
+    """Every array that the library can store reads as by the library, inline and native."""
     folder = tmp_path / "placed/all"
     write_placed(folder, version, tmp_path / "cases", STORABLE)
     repo = icechunk.Repository.open(storage(folder))
@@ -164,7 +168,7 @@ def root(request: pytest.FixtureRequest, service: str) -> str:
 @from_each_store
 @pytest.mark.parametrize("ref", ["@tag.first", "@branch.main", "@branch.reset", ""])
 def test_zarr_python_opens_a_ref(root: str, opener: Any, ref: str) -> None:
-    """The root of a ref is a group with consolidated metadata; its arrays read."""
+    """zarr-python opens a ref as a group with consolidated metadata, and reads its arrays."""
     with quiet():
         group = opener(f"{root}/{ref}".rstrip("/"))
         members = dict(group.members(max_depth=None))
@@ -180,11 +184,8 @@ def test_zarr_python_opens_a_ref(root: str, opener: Any, ref: str) -> None:
     same(members["inline"][...], counted((7, 5), "u1"))
 
 
-def test_lists_nested_groups(root: str) -> None:
-    """A group without consolidated metadata tells its members by its page.
-
-    fsspec gives names as they are spelled in links. The page of `main` names its nodes.
-    """
+def test_zarr_python_lists_nested_groups_of_a_ref(root: str) -> None:
+    """zarr-python lists nested groups of a ref over fsspec, and the nodes of `main`."""
     with quiet():
         group = over_fsspec(f"{root}/@tag.first/group")
         names = {unquote(name) for name, _ in group.members(max_depth=None)}
@@ -199,8 +200,8 @@ def test_lists_nested_groups(root: str) -> None:
 
 @pytest.mark.parametrize("branch", ["main", "native"])
 @pytest.mark.parametrize("name", [name for name in SHARDED if name not in UNKNOWN_TO_TENSORSTORE])
-def test_tensorstore_reads(local: str, branch: str, name: str) -> None:
-    """TensorStore's `zarr3` driver reads all that it can decode."""
+def test_tensorstore_reads_arrays_of_a_repository(local: str, branch: str, name: str) -> None:
+    """TensorStore's `zarr3` driver reads all arrays of a repository that it can decode."""
     url = f"{local}/bucket/placed/v2/@branch.{branch}/{name}/"
     array = tensorstore.open({"driver": "zarr3", "kvstore": url}, open=True).result()
 
@@ -208,7 +209,7 @@ def test_tensorstore_reads(local: str, branch: str, name: str) -> None:
 
 
 def test_xarray_opens_a_tag(service: str) -> None:
-    """`open_zarr` finds the variables in the consolidated metadata of a ref, or of a listing."""
+    """Xarray reads a tag and `main` with and without consolidated metadata."""
     for consolidated in (True, False):
         url = f"{service}/bucket/dataset"
         with xarray.open_zarr(f"{url}/@tag.v1", consolidated=consolidated, chunks=None) as opened:
@@ -221,20 +222,20 @@ def test_xarray_opens_a_tag(service: str) -> None:
 
 @pytest.fixture
 def client(service: str) -> Generator[httpx.Client]:
-    """Talk to the service."""
+    """Open a client of the service."""
     with connect(service) as opened:
         yield opened
 
 
-def test_each_container_is_served_in_its_way(service: str) -> None:
-    """The neighbours of a repository are not taken for parts of it, nor it for part of them."""
+def test_containers_beside_a_repository_are_served(service: str) -> None:
+    """An array and a volume beside a repository are served in their own formats."""
     same(zarr.open_array(f"{service}/bucket/lab1/array", mode="r")[...], BY_NAME[ZARR].values)
     for scale, stored in enumerate(VOLUMES[VOLUME].scales):
         same(read_tensorstore(f"{service}/bucket/lab1x/volume/", scale), stored.values)
 
 
-def test_what_is_in_no_container_passes_through(client: httpx.Client) -> None:
-    """A file called ``repo`` does not make a repository."""
+def test_file_named_repo_makes_no_repository(client: httpx.Client) -> None:
+    """Files that only look like a repository's are served as stored, and their refs get 404."""
     assert client.get("/bucket/git/repo").text == "not a repository\n"
     assert client.get("/bucket/git/refs/note").text == "nor is this\n"
     assert client.get("/bucket/@tag.v1/zarr.json").status_code == 404
@@ -243,7 +244,7 @@ def test_what_is_in_no_container_passes_through(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("repo", ["dataset", "eventful/v1"])
 def test_files_of_a_repository_are_hidden(client: httpx.Client, bucket: Path, repo: str) -> None:
-    """Only the raw view serves them."""
+    """Files of a repository get 404, except in the raw view."""
     files = [file for file in (bucket / repo).rglob("*") if file.is_file()]
     for file in files:
         path = quote(file.relative_to(bucket).as_posix())
@@ -253,7 +254,7 @@ def test_files_of_a_repository_are_hidden(client: httpx.Client, bucket: Path, re
 
 
 @pytest.mark.parametrize("repo", ["dataset", "eventful/v1", "eventful/v2"])
-def test_pages(client: httpx.Client, repo: str) -> None:
+def test_page_of_a_repository_links_to_refs_and_nodes(client: httpx.Client, repo: str) -> None:
     """The page of a repository links to refs and nodes, not to files; every link works."""
     base = f"/bucket/{repo}/"
     page = client.get(base).text
@@ -269,10 +270,12 @@ def test_pages(client: httpx.Client, repo: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", ["eventful", "split", "history"])
-def test_library_reads_everything(service: str, bucket: Path, kind: str, version: str) -> None:
-    """Refs and snapshots, with their nodes and chunks, are those of the folder.
+def test_library_reads_a_repository_over_http(
+    service: str, bucket: Path, kind: str, version: str
+) -> None:
+    """The library reads all snapshots and refs of a repository from the raw view over HTTP.
 
-    Of version 1 the library can list no refs over HTTP.
+    In version 1, the library lists no refs over HTTP.
     """
     folder = bucket / kind / version
     there = icechunk.Repository.open(icechunk.http_storage(f"{service}/raw/{kind}/{version}"))

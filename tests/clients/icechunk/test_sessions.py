@@ -1,4 +1,4 @@
-"""Clients write sessions through two services; the library reads, expires, commits beside."""
+"""Sessions written by real clients through two services, and read by the library."""
 
 import secrets
 from collections.abc import Callable, Generator, Iterator
@@ -30,7 +30,7 @@ SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 
 @pytest.fixture(params=SITES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Replicas]:
-    """Run two services in front of a repository in a folder, or in a bucket."""
+    """Run two services in front of a repository in a folder or in a bucket."""
     if request.param == "folder":
         storage = icechunk.local_filesystem_storage(str(tmp_path / "repo"))
         with replicas(storage, (tmp_path / "repo").as_uri()) as pair:
@@ -43,8 +43,8 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Replicas]:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_zarr_python_writes_what_the_library_reads(pair: Replicas, client: str) -> None:
-    """Arrays and groups are created, changed and deleted through both services."""
+def test_library_reads_what_zarr_python_writes_in_a_session(pair: Replicas, client: str) -> None:
+    """Changes by zarr-python in one session through two services are read by the library."""
     session_id = pair.begin()
     read: Any
     one, other = (pair.store(session_id, at, client) for at in (0, 1))
@@ -76,8 +76,8 @@ def test_zarr_python_writes_what_the_library_reads(pair: Replicas, client: str) 
     np.testing.assert_array_equal(read["g/a"][...], expected)
 
 
-def test_workers_write_the_inner_chunks_of_a_shard_at_once(pair: Replicas) -> None:
-    """No chunk is lost, through two services; each rewrite keeps what the shard had before."""
+def test_concurrent_writes_to_a_shard_of_a_session_are_kept(pair: Replicas) -> None:
+    """Concurrent writes to inner chunks of a session's shard through two services are kept."""
     session = pair.repo.writable_session("main")
     group = zarr.open_group(session.store)
     options: Any = {"shape": (64,), "shards": (64,), "chunks": (2,), "dtype": "u1"}
@@ -100,8 +100,8 @@ def test_workers_write_the_inner_chunks_of_a_shard_at_once(pair: Replicas) -> No
     assert (read.shards, read[:].tolist()) == ((64,), expected)
 
 
-def test_xarray_writes_regions_of_a_dataset(pair: Replicas) -> None:
-    """The template, then each region through one service and the other, then more days."""
+def test_xarray_writes_regions_of_a_dataset_in_a_session(pair: Replicas) -> None:
+    """Xarray writes regions of a dataset in a session through two services, and appends."""
     session_id = pair.begin()
     data = xarray.Dataset(
         {"t": (("x", "y"), np.arange(48.0).reshape(8, 6))}, {"x": np.arange(8) * 10}
@@ -125,8 +125,8 @@ def test_xarray_writes_regions_of_a_dataset(pair: Replicas) -> None:
     assert len(changed.updated_chunks["/t"]) == 4
 
 
-def test_large_chunks_come_in_parts(pair: Replicas) -> None:
-    """Obstore uploads more than 5 MiB in parts."""
+def test_large_chunk_is_uploaded_into_a_session_in_parts(pair: Replicas) -> None:
+    """A chunk above 5 MiB, which obstore uploads in parts, is committed with a session."""
     session_id = pair.begin()
     array = zarr.create_array(
         pair.store(session_id), name="a", shape=(6 * 2**20,), dtype="u1", compressors=None
@@ -138,8 +138,8 @@ def test_large_chunks_come_in_parts(pair: Replicas) -> None:
     np.testing.assert_array_equal(pair.group()["a"][:], values)
 
 
-def test_what_sessions_wrote_stays_while_it_is_younger_than_the_limit(tmp_path: Path) -> None:
-    """Garbage collection with a limit above the longest life of a session spares its chunks."""
+def test_garbage_collection_spares_chunks_of_open_sessions(tmp_path: Path) -> None:
+    """Garbage collection of files older than any session spares an open session's chunks."""
     folder, value = tmp_path / "repo", bytes([5]) * 1024
     with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as services:
         for number in range(3):
@@ -163,46 +163,49 @@ def test_what_sessions_wrote_stays_while_it_is_younger_than_the_limit(tmp_path: 
 
 BRANCHES: Final = ("main", "one", "two")
 CHUNKS: Final = 6
-"""So few that writers often want the same one."""
+"""Number of chunks, few enough for frequent conflicts."""
 COMMITS: Final = 5
-"""Of each writer on each branch."""
+"""Number of commits of each writer on each branch."""
 COMMITS_AS_SOAK: Final = 56
 
 
 class Told(NamedTuple):
-    """Answer to a commit of one chunk."""
+    """Result of the commit of one chunk."""
 
     parent_id: str
-    """Parent of the changes."""
+    """Snapshot that the changes are based on."""
     chunk: int
     value: int
     snapshot_id: str | None
-    """The commit; `None` for a conflict."""
+    """Id of the new snapshot; `None` for a conflict."""
     actual_parent: str | None = None
-    """Tip of the branch in the answer to a conflict."""
+    """Tip of the branch in the response to a conflict."""
 
 
 type Write = Callable[[str, int, int], Told]
-"""Commits a chunk of a value to a branch."""
+"""Function that commits a chunk with a value to a branch."""
 
 
 @pytest.mark.parametrize(
     "commits", [COMMITS, pytest.param(COMMITS_AS_SOAK, marks=pytest.mark.soak)]
 )
-def test_conflicts_are_where_chunks_collide(
+def test_commits_conflict_exactly_where_chunks_collide(
     seaweedfs: SeaweedFS, tmp_path: Path, commits: int
 ) -> None:
-    """Stateless commits, sessions and the library, in SeaweedFS."""
+    """Concurrent commits by service and library conflict only where the same chunk changed."""
     collide(new_place(tmp_path, seaweedfs), commits, by_library=True)
 
 
-def test_conflicts_in_a_folder(tmp_path: Path) -> None:
-    """Two gateways before one folder are safe; the library would lose commits there."""
+def test_commits_through_two_gateways_to_a_folder_are_kept(tmp_path: Path) -> None:
+    """Concurrent commits through two gateways to a folder are all kept.
+
+    The library would lose commits in a folder.
+    """
     collide(new_place(tmp_path), COMMITS, by_library=False)
 
 
 def collide(place: Place, commits: int, *, by_library: bool) -> None:
-    """Run all writers, and check the branches with the library."""
+    """Run all writers, and check each branch with the library."""
     repo = place.create()
     with ExitStack() as stack:
         gateways = [stack.enter_context(forked(configured(place))) for _ in range(2)]
@@ -228,7 +231,7 @@ def collide(place: Place, commits: int, *, by_library: bool) -> None:
 
 
 def insist(write: Write, branch: str, commits: int, values: Iterator[int]) -> list[Told]:
-    """Commit so many times, and begin anew after each conflict."""
+    """Make the given number of commits, and start anew after each conflict."""
     told, done, random = list[Told](), 0, Random()
     while done < commits:
         told.append(write(branch, random.randrange(CHUNKS), next(values)))
@@ -237,7 +240,7 @@ def insist(write: Write, branch: str, commits: int, values: Iterator[int]) -> li
 
 
 def demand(repo: icechunk.Repository, branch: str, told: list[Told]) -> None:
-    """Check the answers against the branch that the library reads: nothing is lost or doubled."""
+    """Assert that the branch has each acknowledged commit once, and conflicts were due."""
     ancestors = list(repo.ancestry(branch=branch))[::-1]
     line = [each.id for each in ancestors]
     assert [each.parent_id for each in ancestors][1:] == line[:-1]
@@ -264,7 +267,7 @@ def demand(repo: icechunk.Repository, branch: str, told: list[Told]) -> None:
 
 
 def stateless(client: Client) -> Write:
-    """Commit without a session."""
+    """Return a writer that commits without a session."""
 
     def write(branch: str, chunk: int, value: int) -> Told:
         parent_id = client.api.names("branches")[branch]
@@ -279,7 +282,7 @@ def stateless(client: Client) -> Write:
 
 
 def by_session(client: Client) -> Write:
-    """Commit a session."""
+    """Return a writer that commits by a session."""
 
     def write(branch: str, chunk: int, value: int) -> Told:
         begun = client.api.do("POST", "/sessions", {"branch": branch}).json()
@@ -292,7 +295,7 @@ def by_session(client: Client) -> Write:
 
 
 def library(place: Place) -> Write:
-    """Commit with the real library, which rebases."""
+    """Return a writer that commits by the library and rebases."""
     repo = place.open()
 
     def write(branch: str, chunk: int, value: int) -> Told:

@@ -1,4 +1,4 @@
-"""References that lead out of a repository are followed as the library does, or refused."""
+"""Virtual references are followed as the library does, or refused."""
 
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -46,7 +46,7 @@ KEPT = "public, max-age=31536000, immutable"
 
 @pytest.fixture(scope="module")
 def client(following: str) -> Generator[httpx.Client]:
-    """Talk to the service."""
+    """Open a client of the service."""
     with connect(following) as opened:
         yield opened
 
@@ -62,10 +62,10 @@ def client(following: str) -> Generator[httpx.Client]:
     ],
     indirect=["following"],
 )
-def test_is_what_the_library_reads(
+def test_virtual_references_read_as_by_the_library(
     client: httpx.Client, version: str, virtual: dict[str, Path], places: Mapping[str, Elsewhere]
 ) -> None:
-    """Every reference gives the bytes that the library gives; sharded arrays are unsharded."""
+    """Every virtual reference has the bytes that the library reads; shards are unsharded."""
     session = open_virtual(storage(virtual[version]), places).readonly_session("main")
     nodes = nodes_of(session, without_chunks=UNREAD)
 
@@ -75,10 +75,12 @@ def test_is_what_the_library_reads(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("place", PLACES)
-def test_checksum_holds(client: httpx.Client, version: str, place: str) -> None:
-    """With an ETag, a time, or neither, the bytes are those that are referred to.
+def test_reference_with_a_valid_checksum_is_read(
+    client: httpx.Client, version: str, place: str
+) -> None:
+    """A reference with a valid ETag or time, or none, has the object's bytes.
 
-    Many locations, which are compressed with a dictionary, are told apart.
+    Locations compressed with a dictionary are decoded.
     """
     base = f"/{version}/@tag.v1/{place}"
     for kind in KINDS:
@@ -98,7 +100,7 @@ KINDS: Final = ("none", "etag", "modified")
 
 @dataclass
 class Target:
-    """The object that references lead to, which the test may change."""
+    """The object that references lead to, and functions that change it."""
 
     place: Elsewhere
     replace: Callable[[bytes], object]
@@ -107,7 +109,7 @@ class Target:
 
 @pytest.fixture(params=["file", "s3", "http"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
-    """Put the object ``data.bin`` somewhere."""
+    """Put the object ``data.bin`` into each kind of store."""
     if request.param == "file":
         file = tmp_path / "data.bin"
         file.write_bytes(DATA)
@@ -128,7 +130,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 def referring(
     request: pytest.FixtureRequest, target: Target, tmp_path: Path
 ) -> Generator[httpx.Client]:
-    """Serve a repository of references to it, as `em`, and as `shut` with none allowed."""
+    """Serve a repository of references, with their prefix allowed, another one, and none."""
     places = {"lab": target.place}
     repo = Repository.create(
         storage(tmp_path / "repo"),
@@ -158,15 +160,17 @@ def referring(
 
 
 def statuses(client: httpx.Client, method: str = "GET") -> dict[str, list[int]]:
-    """Return the statuses of the chunks of every kind."""
+    """Return the statuses of the chunks of every kind of checksum."""
     return {
         kind: [client.request(method, f"/em/{kind}/c/{at}").status_code for at in range(3)]
         for kind in KINDS
     }
 
 
-def test_follows_nothing_unasked(referring: httpx.Client, target: Target) -> None:
-    """References are followed only below an allowed prefix."""
+def test_reference_outside_of_the_allowed_prefixes_gets_403(
+    referring: httpx.Client, target: Target
+) -> None:
+    """A reference outside of the allowed prefixes gets a 403 that names its prefix."""
     for dataset in ("shut", "beside"):
         for key in ("none/c/0", "etag/c/0", "none/c/1"):
             answer = referring.get(f"/{dataset}/{key}")
@@ -176,10 +180,12 @@ def test_follows_nothing_unasked(referring: httpx.Client, target: Target) -> Non
         assert referring.get(f"/{dataset}/none/zarr.json").status_code == 200
 
 
-def test_an_object_that_is_not_as_it_was(referring: httpx.Client, target: Target) -> None:
-    """A wrong checksum, or an object that is too short or gone, is damage: 404 is a fill value.
+def test_reference_to_a_changed_object_fails_with_424(
+    referring: httpx.Client, target: Target
+) -> None:
+    """A reference to an object that is gone, too short or fails its checksum gets 424.
 
-    Without a checksum the new bytes are served. A range of a chunk is a chunk.
+    Without a checksum, the new bytes are served.
     """
     part = {"Range": "bytes=1-2"}
     assert statuses(referring) == dict.fromkeys(KINDS, [200] * 3)
@@ -198,7 +204,7 @@ def test_an_object_that_is_not_as_it_was(referring: httpx.Client, target: Target
 
         found, is_first = statuses(referring), data == DATA[::-1]
         assert (found["none"], found["etag"]) == (expected, refused)
-        # One server tells again the first time of later objects.
+        # One server keeps the modification time of the first object.
         assert found["modified"] == refused or (found["modified"] == expected and not is_first)
         assert statuses(referring, "HEAD")["none"] == expected
         assert referring.get("/em/etag/c/0", headers=part).status_code == 424
@@ -211,7 +217,7 @@ CLOUDS: Final = ("gs", "az")
 
 
 def _refer_to_clouds(store: Any) -> None:
-    """Refer to parts of ``data.bin``: with no checksum, with a time that holds, with one not."""
+    """Write references without a checksum, with a time that holds, and with one that does not."""
     root = zarr.create_group(store)
     now = datetime.now(UTC)
     times = {"none": None, "held": now + timedelta(minutes=1), "past": now - timedelta(days=9)}
@@ -230,7 +236,7 @@ def _refer_to_clouds(store: Any) -> None:
 def cloud_client(
     tmp_path_factory: pytest.TempPathFactory, fake_gcs: FakeGcs, azurite: Azurite
 ) -> Generator[httpx.Client]:
-    """Serve the repository; what is below ``elsewhere`` may be followed in both stores."""
+    """Serve references into both cloud stores, with the prefix ``elsewhere`` allowed."""
     for server in (fake_gcs, azurite):
         server.put("elsewhere/data.bin", DATA)
     folder: Path = tmp_path_factory.mktemp("clouds")
@@ -251,7 +257,7 @@ def cloud_client(
 
 @pytest.mark.parametrize("place", CLOUDS)
 def test_references_into_clouds(cloud_client: httpx.Client, place: str) -> None:
-    """They are followed, but to a younger object, or into a folder whose name begins alike."""
+    """A reference to an object newer than recorded gets 424; one outside of the prefix 403."""
     for name in ("none", "held"):
         answer = cloud_client.get(f"{place}-{name}/c/1")
         assert (answer.status_code, answer.content) == (200, DATA[7:11])

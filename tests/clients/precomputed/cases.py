@@ -1,4 +1,4 @@
-"""The table of options: every way to write a sharded volume that the service shall undo."""
+"""Table of sharded volumes: every combination of options that the service must unshard."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ VALUES: Final = counted((*SHAPE, 1))
 HASHES: Final = (IDENTITY, MURMUR)
 ENCODINGS: Final = ("raw", "gzip")
 SOME: Final[Bits] = (1, 1, 2)
-"""Several chunks a minishard, minishards a shard, and shards."""
+"""Several chunks per minishard, minishards per shard, and shards."""
 
 BITS: Final[tuple[Bits, ...]] = (
     (0, 0, 0),
@@ -45,7 +45,7 @@ BITS: Final[tuple[Bits, ...]] = (
     (1, 0, 63),
     (0, 0, 64),
 )
-"""Sums below, at and beyond the six bits of the grid; up to all 64."""
+"""Sums below, at and above the six bits of the grid; up to all 64."""
 
 
 def _bits() -> Iterator[Volume]:
@@ -111,7 +111,7 @@ def _grids() -> Iterator[Volume]:
 
 
 def with_holes() -> Values:
-    """Leave all chunks of 4x4x4 empty but three, of which two can share a shard."""
+    """Return values of which only three chunks of 4x4x4 are not zero."""
     values = np.zeros((16, 16, 16, 1), "u2")
     values[:4, :4, :4] = 7
     values[4:8, :4, :4] = 9
@@ -130,7 +130,7 @@ def _holes() -> Iterator[Volume]:
 
 
 def pyramid() -> list[Scale]:
-    """Return scales that are sharded differently, one not at all, one under a name of its own."""
+    """Return scales with different shardings, one without, and one with a key of its own."""
     values = counted((16, 12, 8, 2), "u1")
     return [
         Scale(values, sharding((1, 1, 3))),
@@ -169,7 +169,7 @@ def _by_clouds() -> Iterator[Volume]:
     yield Volume("igneous/image", by_igneous, [Scale(VALUES, None)])
     writer: Writer = by_cloudvolume
     for name, index, data in product(HASHES, ENCODINGS, ENCODINGS):
-        # it writes a box of chunks a shard: all bits of the grid, or with a hash just one shard
+        # cloud-volume writes a box of chunks per shard: all bits of the grid, or one shard by hash
         bits = (1, 2, 3) if name == IDENTITY else (1, 2, 0)
         scale = Scale(VALUES, sharding(bits, name, index=index, data=data))
         yield Volume(f"cloudvolume/{name}_index_{index}_data_{data}", writer, [scale])
@@ -211,4 +211,4 @@ FURTHER: Final = [
     or name.endswith(("_data_gzip", "_1_raw"))
     or (name.startswith("encoding/") and name.endswith("_gzip"))
 ]
-"""Cases that differ from others only in ways that shards do not depend on, or that take long."""
+"""Cases that differ in ways that do not affect shards, or that take long."""

@@ -1,4 +1,4 @@
-"""The bucket of all precomputed data, its unsharded twins, and the service in front of it."""
+"""All precomputed data, its unsharded twins, and the service in front of it."""
 
 import time
 from collections.abc import Generator
@@ -28,7 +28,7 @@ _NAP_S: Final = 0.002
 
 @pytest.fixture(scope="session", autouse=True)
 def _wakeful() -> Generator[None]:
-    """Make cloud-files look more often than each tenth of a second whether it has read all."""
+    """Shorten the pauses in which cloud-files waits for its threads."""
     with pytest.MonkeyPatch.context() as patch:
         clock = SimpleNamespace(sleep=lambda rest_s: time.sleep(min(rest_s, _NAP_S)))
         patch.setattr("cloudfiles.threaded_queue.time", clock)
@@ -37,7 +37,7 @@ def _wakeful() -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where the data lies on disk: what is served, and the same unsharded."""
+    """Folders of the served data and of the same data without shards."""
 
     bucket: Path
     twins: Path
@@ -64,7 +64,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.fixture(scope="session")
 def bucket(written: Written) -> Path:
-    """Return the folder that is served."""
+    """Return the served folder."""
     return written.bucket
 
 
@@ -79,7 +79,7 @@ def volume(request: pytest.FixtureRequest) -> Volume:
 
 @pytest.fixture(scope="module")
 def client(service: str) -> Generator[httpx.Client]:
-    """Talk to the service without any header that is not asked for."""
+    """Open a client that sends no default headers."""
     with connect(service) as opened:
         yield opened
 

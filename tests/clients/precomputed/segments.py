@@ -1,4 +1,4 @@
-"""Meshes, skeletons and annotations as their real writers leave them."""
+"""Meshes, skeletons and annotations written by real libraries."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ RESHARDED: Final = {
 
 
 def labels() -> Values:
-    """Make a ball and two boxes, in one of which a mesh has one level of detail only."""
+    """Return a ball and two boxes, one of which has a mesh with a single level of detail."""
     x, y, z = np.mgrid[:EDGE, :EDGE, :EDGE]
     values = np.zeros((EDGE, EDGE, EDGE, 1), "u8")
     values[(x - 10) ** 2 + (y - 10) ** 2 + (z - 20) ** 2 < 64] = IDS[0]
@@ -115,7 +115,7 @@ def _forge_meshes(url: str, *, sharded: bool) -> None:
 
 
 def _write_properties(path: Path) -> None:
-    """Name the segments, in a document of the kind that is never sharded."""
+    """Write names of the segments, in a kind of document that is never sharded."""
     (path / "properties").mkdir()
     names = {"id": "label", "type": "label", "values": ["ball", "plate", "bar"]}
     properties = {"ids": list(map(str, IDS)), "properties": [names]}
@@ -126,9 +126,9 @@ def _write_properties(path: Path) -> None:
 
 
 def compress_manifests(path: Path, target: Path) -> None:
-    """Write the meshes of *path* again, by cloud-volume, with their manifests in gzip.
+    """Write the meshes of *path* again by cloud-volume, with gzip-compressed manifests.
 
-    As the mesh documents say, the fragments before a manifest are not compressed with it.
+    By the specification, the fragments before a manifest are not compressed with it.
     """
     shutil.copytree(path, target)
     meshes = {segment: mesh_parts(path, segment) for segment in IDS}
@@ -192,7 +192,7 @@ class Collection:
     grids: Sequence[Cell]
     """The cells of each spatial level."""
     how: Callable[[str], Json | None]
-    """How the folder of that name is sharded; `None` for not at all."""
+    """Sharding of the folder of that name; `None` for no shards."""
 
 
 def _murmur(folder: str) -> Json:
@@ -235,7 +235,7 @@ def write_annotations(collection: Collection, path: Path, twin: Path) -> None:
 
 
 def shard_annotations(twin: Path, path: Path, sharding_of: Callable[[str], Json | None]) -> None:
-    """Put the annotations at *twin* into shards at *path*, but for folders without a sharding."""
+    """Write the annotations at *twin* into shards at *path*, except folders without sharding."""
     info = document(twin)
     path.mkdir(parents=True)
     for part in (info["by_id"], *info["relationships"], *info["spatial"]):

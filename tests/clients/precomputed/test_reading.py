@@ -1,4 +1,4 @@
-"""TensorStore, cloud-volume and neuroglancer read volumes and segments, and see no shards."""
+"""TensorStore, cloud-volume and neuroglancer read volumes and segments without shards."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -40,10 +40,10 @@ from tests.clients.writing import same
 from tests.support.serving import serving
 
 
-def test_chunks_are_the_files_of_the_twin(
+def test_chunks_equal_the_files_of_the_unsharded_twin(
     client: httpx.Client, written: Written, volume: Volume
 ) -> None:
-    """Each chunk is the twin's file, and where the twin has none there is no chunk."""
+    """Each chunk equals the file of the unsharded twin, and gets 404 if there is no file."""
     for scale in volume.scales:
         folder = written.twins / volume.name / scale.path
         names = {name for name, _ in scale.chunks()} | {file.name for file in _files(folder)}
@@ -59,7 +59,7 @@ def test_chunks_are_the_files_of_the_twin(
 
 @pytest.mark.parametrize("compress", ["gzip", "br", "zstd"])
 def test_folder_compressed_by_cloudvolume_is_read(tmp_path: Path, compress: str) -> None:
-    """Chunks in files with the ending of a coding are read by their plain names."""
+    """Chunk files with the suffix of their compression are read by their plain names."""
     values = np.arange(70 * 64 * 2, dtype="u2").reshape(70, 64, 2, 1)
     info = CloudVolume.create_new_info(
         1, "image", "uint16", "raw", (1, 1, 1), (0, 0, 0), (70, 64, 2), chunk_size=(64, 64, 2)
@@ -78,10 +78,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
-def test_annotations_are_the_files_of_the_twin(
+def test_annotations_equal_the_files_of_the_unsharded_twin(
     client: httpx.Client, written: Written, name: str
 ) -> None:
-    """Each annotation, relationship and spatial cell is the file that `neuroglancer` wrote."""
+    """Each annotation, relationship and spatial cell equals the file that neuroglancer wrote."""
     twin = written.twins / f"annotations/{name}"
     files = [file for file in twin.rglob("*") if file.is_file() and file.name != "info"]
     for file in files:
@@ -95,23 +95,23 @@ each_but_further = pytest.mark.parametrize(
     [pytest.param(n, marks=pytest.mark.soak if n in FURTHER else ()) for n in BY_NAME],
     indirect=True,
 )
-"""For readers of the values, where all chunks are the files of the twin."""
+"""For readers of values, since other tests compare all chunks with the twin's files."""
 _CHANNELS: Final = "takes the channels of such a picture in another order than TensorStore"
 OWN_WAY: Final = {
     f"encoding/{name}_{data}": _CHANNELS
     for name in ("jpeg_uint8_3", "png_uint8_3", "png_uint8_4")
     for data in ("raw", "gzip")
 }
-"""What cloud-volume decodes in another way than the writer meant it, sharded or not."""
+"""Volumes that cloud-volume decodes to other values than written, sharded or not."""
 _DEPTH: Final = "takes every png for one of eight bits"
 BEYOND: Final = {"encoding/png_uint16_1_raw": _DEPTH, "encoding/png_uint16_1_gzip": _DEPTH}
-"""What cloud-volume cannot decode from any server, and why."""
+"""Volumes that cloud-volume cannot decode from any server, with the reason."""
 
 
 @from_each_store
 @each_but_further
-def test_reads_the_values(service: str, written: Written, volume: Volume) -> None:
-    """Each scale of each volume reads as it was written, and as its unsharded twin does."""
+def test_cloudvolume_reads_written_values(service: str, written: Written, volume: Volume) -> None:
+    """cloud-volume reads each scale of each volume as written, as from the unsharded twin."""
     if volume.name in BEYOND:
         with pytest.raises(ValueError, match="reshape"):
             read_cloudvolume(f"precomputed://{service}/bucket/{volume.name}")
@@ -125,10 +125,7 @@ def test_reads_the_values(service: str, written: Written, volume: Volume) -> Non
 
 
 def test_cloudvolume_reads_parts_and_sees_no_shards(service: str) -> None:
-    """A box across chunks reads like numpy's, counted from the volume's offset.
-
-    Without leave to fill them cloud-volume reports absent chunks, as it does of files.
-    """
+    """cloud-volume reads a box across chunks, sees no shards, and reports absent chunks."""
 
     def cloud(name: str) -> Any:
         return CloudVolume(f"precomputed://{service}/bucket/{name}", progress=False)
@@ -144,15 +141,17 @@ def test_cloudvolume_reads_parts_and_sees_no_shards(service: str) -> None:
 
 
 def open_volume(url: str, **more: Any) -> Any:
-    """Open the volume at *url*, the first scale if no other is described."""
+    """Open a scale of the volume at *url* with TensorStore, by default the first one."""
     spec = {"driver": "neuroglancer_precomputed", "kvstore": f"{url}/"}
     return tensorstore.open(spec | more, open=True).result()
 
 
 @from_each_store
 @each_but_further
-def test_reads_values_in_chunks(service: str, written: Written, volume: Volume) -> None:
-    """Each scale reads as it was written, absent chunks as zeros, and its chunks are no shards."""
+def test_tensorstore_reads_written_values_in_chunks(
+    service: str, written: Written, volume: Volume
+) -> None:
+    """TensorStore reads each scale as written, in chunks and not in shards."""
     for index, scale in enumerate(volume.scales):
         array = open_volume(f"{service}/bucket/{volume.name}", scale_index=index)
         expected = scale.values
@@ -166,8 +165,8 @@ def test_reads_values_in_chunks(service: str, written: Written, volume: Volume) 
         assert shapes == [(*scale.chunk, channels)] * 2
 
 
-def test_finds_the_format_by_itself(service: str) -> None:
-    """Without a driver, the probes for other formats find nothing and ``info`` wins."""
+def test_tensorstore_detects_a_precomputed_volume(service: str) -> None:
+    """TensorStore without a driver detects a precomputed volume by its ``info``."""
     array = tensorstore.open(f"{service}/bucket/bits/identity_1_2_3/").result()
 
     same(array.read().result(), VALUES)
@@ -178,19 +177,19 @@ MESHES: Final = ("sharded", "gzip_manifests")
 
 
 def opened(url: str) -> Any:
-    """Open the segmentation at *url*."""
+    """Open the segmentation at *url* with cloud-volume."""
     return CloudVolume(url, progress=False)
 
 
 @pytest.mark.parametrize("name", [*MESHES, "legacy"])
-def test_labels_read(service: str, name: str) -> None:
-    """The segmentation reads, which is sharded but for the one with legacy meshes."""
+def test_cloudvolume_reads_labels(service: str, name: str) -> None:
+    """cloud-volume reads the labels of a segmentation, sharded or not."""
     same(read_cloudvolume(f"precomputed://{service}/bucket/segments/{name}"), labels())
 
 
 @pytest.mark.parametrize("name", [*MESHES, "legacy"])
-def test_meshes_read(service: str, written: Written, name: str) -> None:
-    """Each level of each mesh is what cloud-volume reads from the shards, or from legacy files."""
+def test_cloudvolume_reads_meshes(service: str, written: Written, name: str) -> None:
+    """cloud-volume reads each level of each mesh as from the shards or legacy files."""
     served = opened(f"precomputed://{service}/bucket/segments/{name}").mesh
     stored = opened(f"file://{written.bucket}/segments/{name}").mesh
     assert name == "legacy" or "Unsharded" in type(served).__name__
@@ -209,8 +208,10 @@ def test_meshes_read(service: str, written: Written, name: str) -> None:
 
 @pytest.mark.parametrize("name", MESHES)
 @pytest.mark.parametrize("segment", IDS)
-def test_mesh_is_two_files(client: httpx.Client, written: Written, name: str, segment: int) -> None:
-    """The manifest, decoded, and the fragments before it, of which any range can be had."""
+def test_mesh_is_served_as_manifest_and_fragments(
+    client: httpx.Client, written: Written, name: str, segment: int
+) -> None:
+    """A mesh is served as a decoded manifest and its fragments, of which ranges can be read."""
     manifest, fragments = mesh_parts(written.bucket / "segments" / name, segment)
     path = f"/bucket/segments/{name}/mesh/{segment}"
     part = ask(client, path, range="bytes=7-99", accept_encoding="gzip")
@@ -224,10 +225,10 @@ def test_mesh_is_two_files(client: httpx.Client, written: Written, name: str, se
 
 
 @pytest.mark.parametrize("name", ["sharded", "legacy"])
-def test_other_files_beside_meshes_pass_through(
+def test_other_files_beside_meshes_are_served_as_stored(
     client: httpx.Client, written: Written, name: str
 ) -> None:
-    """Other files, igneous's indexes and legacy meshes among them, are served as they are."""
+    """Other files beside meshes, such as igneous's indexes, are served as stored."""
     root = written.bucket / "segments" / name
     for file in root.rglob("*"):
         if file.is_file() and file.name != "info" and file.suffix != ".shard":
@@ -236,8 +237,8 @@ def test_other_files_beside_meshes_pass_through(
 
 
 @pytest.mark.parametrize("name", ["sharded", *RESHARDED])
-def test_skeletons_read(service: str, written: Written, name: str) -> None:
-    """Each skeleton is what cloud-volume reads from the shards."""
+def test_cloudvolume_reads_skeletons(service: str, written: Written, name: str) -> None:
+    """cloud-volume reads each skeleton as from the shards."""
     served = opened(f"precomputed://{service}/bucket/segments/{name}").skeleton
     stored = opened(f"file://{written.bucket}/segments/{name}").skeleton
     assert "Unsharded" in type(served).__name__
@@ -250,8 +251,10 @@ def test_skeletons_read(service: str, written: Written, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sharded", *RESHARDED])
-def test_skeleton_is_a_file(client: httpx.Client, written: Written, name: str) -> None:
-    """The file of a skeleton is what the shard holds, decoded for those who accept no gzip."""
+def test_skeleton_is_served_as_a_decoded_file(
+    client: httpx.Client, written: Written, name: str
+) -> None:
+    """A skeleton is served as its decoded bytes; an absent or malformed id gets 404."""
     for segment in IDS if name == "sharded" else LARGE_IDS:
         answer = ask(client, f"/bucket/segments/{name}/{SKELETONS}/{segment}")
         expected = skeleton_bytes(written.bucket / "segments" / name, segment)
@@ -267,7 +270,7 @@ NO_ID: Final = 2
 
 
 def read_annotations(url: str, keys: Iterable[str]) -> dict[str, Sequence[str] | None]:
-    """Read what the files *keys* hold of the annotations at *url*, `None` for what is absent."""
+    """Return the annotations in each of the files *keys*, or None if the file is absent."""
     reader = AnnotationReader(url)
     found: dict[str, Sequence[str] | None] = {}
     for key in keys:
@@ -287,15 +290,15 @@ def read_annotations(url: str, keys: Iterable[str]) -> dict[str, Sequence[str] |
 
 
 def _spelled(annotation: Any) -> str:
-    """Spell all members out, so that annotations can be compared."""
+    """Return all members of an annotation as text."""
     related = [list(map(int, ids)) for ids in annotation.segments or []]
     return f"{annotation.to_json()} {related}"
 
 
 @from_each_store
 @pytest.mark.parametrize("name", COLLECTIONS)
-def test_annotations_read(service: str, written: Written, name: str) -> None:
-    """By id, relationship and cell all read as the twin does, and what that lacks is absent."""
+def test_neuroglancer_reads_annotations(service: str, written: Written, name: str) -> None:
+    """Neuroglancer reads annotations by id, relationship and cell as from the unsharded twin."""
     twin, collection = written.twins / f"annotations/{name}", COLLECTIONS[name]
     ids = [int(file.name) for file in (twin / "by_id").iterdir()]
     keys = [f"by_id/{number}" for number in (*ids, NO_ID)]

@@ -1,4 +1,4 @@
-"""Volumes and segments are written through the service; their own libraries read the shards."""
+"""Volumes and segments are written through the service, and libraries read the shards."""
 
 import json
 import shutil
@@ -48,12 +48,12 @@ from tests.formats.neuroglancer_precomputed.shards import chunks_of, decoded
 
 
 def other_values(values: Values) -> Values:
-    """Turn each axis round, so that other chunks are all zero."""
+    """Return *values* reversed along each axis, so that other chunks are all zero."""
     return values[::-1, ::-1, ::-1].copy()
 
 
 def check(volume: Volume, taker: Taker, twin: Path, *, exact: Volume | None = None) -> None:
-    """Read each scale past the service, and compare it with the twin's and with *exact*."""
+    """Compare each stored scale with the twin's, and with the values of *exact*."""
     url = f"file://{taker.folder / volume.name}"
     for index, scale in enumerate(volume.scales):
         found = read_tensorstore(f"{url}/", index)
@@ -63,7 +63,7 @@ def check(volume: Volume, taker: Taker, twin: Path, *, exact: Volume | None = No
 
 
 def write_through(name: str, written: Written, taker: Taker, twin: Path) -> None:
-    """Keep, replace and delete a third of the chunks each, put all anew, and delete them all."""
+    """Push a mix of old, new and absent chunks, then all new ones, then delete all."""
     volume = BY_NAME[name]
     taker.place(written.bucket / name, name)
     before = chunks_in(written.twins / name)
@@ -89,10 +89,10 @@ def write_through(name: str, written: Written, taker: Taker, twin: Path) -> None
     "name",
     [pytest.param(n, marks=pytest.mark.soak if n in FURTHER else ()) for n in BY_NAME],
 )
-def test_shards_hold_what_was_put(
+def test_stored_volume_has_the_last_put_chunks(
     name: str, written: Written, taker: Taker, tmp_path: Path
 ) -> None:
-    """Each voxel of each scale is the one that was put last, and no shard is left at the end."""
+    """Stored volumes of each case have the chunks that were put last; deletion leaves no shard."""
     write_through(name, written, taker, tmp_path / "twin")
 
 
@@ -100,8 +100,10 @@ NEW_ID: Final = 2**63 + 5
 
 
 @pytest.mark.parametrize("name", ["sharded", "identity_64", "murmur_64", "one_shard"])
-def test_skeletons(written: Written, taker: Taker, name: str) -> None:
-    """Two skeletons are exchanged, one is added and one taken away, with single requests."""
+def test_skeletons_are_replaced_added_and_deleted(
+    written: Written, taker: Taker, name: str
+) -> None:
+    """Skeletons are replaced, added and deleted by single requests; cloud-volume reads them."""
     source, target = written.bucket / "segments" / name, f"skeletons/{name}"
     taker.place(source, target)
     first, second, third = IDS if name == "sharded" else LARGE_IDS[-3:]
@@ -122,8 +124,10 @@ def test_skeletons(written: Written, taker: Taker, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
-def test_annotations(written: Written, taker: Taker, tmp_path: Path, name: str) -> None:
-    """Files of each index are exchanged and taken away; `neuroglancer` reads them so."""
+def test_annotations_are_replaced_and_deleted(
+    written: Written, taker: Taker, tmp_path: Path, name: str
+) -> None:
+    """Annotation files are replaced and deleted; neuroglancer reads the shards so."""
     path = f"annotations/{name}"
     taker.place(written.bucket / path, path)
     twin = tmp_path / "twin"
@@ -142,7 +146,7 @@ def test_annotations(written: Written, taker: Taker, tmp_path: Path, name: str) 
 
 
 def shifted(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Give each file the content of the one before it in its folder, and take the first away."""
+    """Give each file the content of its predecessor in its folder, and remove the first."""
     by_folder = groupby(sorted(files), key=lambda key: key.rpartition("/")[0])
     return {after: files[key] for _, keys in by_folder for key, after in pairwise(keys)}
 
@@ -159,14 +163,14 @@ SECRETS: Final = {"AWS_ACCESS_KEY_ID": KEYS, "AWS_SECRET_ACCESS_KEY": KEYS}
 
 
 def place_zeros(taker: Taker, volume: Volume, name: str) -> None:
-    """Store *volume* with no chunk."""
+    """Store *volume* without any chunk."""
     scales = [replace(scale, values=np.zeros_like(scale.values)) for scale in volume.scales]
     by_tensorstore(replace(volume, scales=scales), taker.folder / name, sharded=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tensorstore_fills_a_volume(taker: Taker, name: str) -> None:
-    """Every scale, whose shards and sharding are there afterwards for who reads directly."""
+def test_tensorstore_fills_a_sharded_volume(taker: Taker, name: str) -> None:
+    """TensorStore fills each scale of a volume, whose shards and sharding are kept."""
     volume = BY_NAME[name]
     place_zeros(taker, volume, name)
     for index, scale in enumerate(volume.scales):
@@ -185,7 +189,7 @@ def test_tensorstore_fills_a_volume(taker: Taker, name: str) -> None:
 
 
 def test_tensorstore_adds_a_scale(taker: Taker) -> None:
-    """It writes ``info`` back, with one more scale; the others keep their sharding."""
+    """TensorStore adds a scale to ``info``, and the other scales keep their sharding."""
     first, second = pyramid()[0], pyramid()[2]
     place_zeros(taker, Volume("", by_tensorstore, [first]), "grown")
     spec = {
@@ -212,7 +216,7 @@ def test_tensorstore_adds_a_scale(taker: Taker) -> None:
 
 @pytest.fixture
 def files(taker: Taker) -> Generator[str]:
-    """Return the URL by which cloud-files takes the service for S3; it keeps connections."""
+    """Yield the URL by which cloud-files addresses the service as S3."""
     paths.add_alias("gate", f"s3://{taker.url}/")
     yield "gate://data"
     reset_connection_pools()
@@ -220,8 +224,10 @@ def files(taker: Taker) -> Generator[str]:
 
 @pytest.mark.parametrize("compress", [None, "gzip"])
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_cloudvolume_fills_a_volume(taker: Taker, files: str, name: str, compress: Any) -> None:
-    """Where it is given the ``info``: it cannot read that over S3, only over HTTP."""
+def test_cloudvolume_fills_a_sharded_volume(
+    taker: Taker, files: str, name: str, compress: Any
+) -> None:
+    """cloud-volume fills a sharded volume over S3 if it is given the ``info``."""
     volume, target = BY_NAME[name], f"cloud/{compress}/{name}"
     place_zeros(taker, volume, target)
     info = CloudVolume(f"precomputed://{taker.url}/data/{target}", progress=False).info
@@ -236,8 +242,8 @@ def test_cloudvolume_fills_a_volume(taker: Taker, files: str, name: str, compres
     same(read_tensorstore(f"file://{path}/"), volume.scales[0].values)
 
 
-def test_cloudfiles_writes(taker: Taker, files: str) -> None:
-    """It lists, reads ranges and deletes, too; of whole bodies it takes the ETag for an MD5."""
+def test_cloudfiles_writes_lists_reads_and_deletes(taker: Taker, files: str) -> None:
+    """cloud-files puts, lists, reads a range of, and deletes an object."""
     bucket = CloudFiles(f"{files}/files", secrets=SECRETS)
     bucket.put("a", b"abc")
 
@@ -258,13 +264,13 @@ SKELETONS_INFO: Final[dict[str, Any]] = {"@type": "neuroglancer_skeletons", "ver
 
 
 def named(values: Mapping[int, bytes]) -> dict[str, bytes]:
-    """Name values by their keys."""
+    """Return *values* by their keys as text."""
     return {str(number): value for number, value in values.items()}
 
 
 @pytest.fixture
 def name(taker: Taker, tmp_path: Path) -> str:
-    """Make a folder for skeletons of the dataset that takes them."""
+    """Create a folder for skeletons in the dataset."""
     (taker.folder / tmp_path.name).mkdir()
     return tmp_path.name
 
@@ -272,8 +278,10 @@ def name(taker: Taker, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("how", "nbytes"), [*((how, 0) for how in HOWS), (sharding((0, 2, 0)), LARGE_NBYTES)]
 )
-def test_tensorstore_finds_all_ids(taker: Taker, name: str, how: Any, nbytes: int) -> None:
-    """Those that it wrote itself and that stay, those that were put, and not those that went.
+def test_tensorstore_reads_changed_shards_by_id(
+    taker: Taker, name: str, how: Any, nbytes: int
+) -> None:
+    """TensorStore reads kept, put and no deleted ids from shards changed by the service.
 
     The last shard is so large that most of it is copied as it is.
     """
@@ -301,11 +309,8 @@ ONE_SHARD: Final = [
 
 
 @pytest.mark.parametrize("how", ONE_SHARD)
-def test_shards_are_those_of_cloudvolume(taker: Taker, name: str, how: Any) -> None:
-    """To the byte, but for gzip, which it compresses otherwise: then all but that is the same.
-
-    It puts minishards into the order in which it is given them.
-    """
+def test_shards_equal_those_of_cloudvolume(taker: Taker, name: str, how: Any) -> None:
+    """A written shard equals that of cloud-volume byte for byte, except gzip streams."""
     spec = ShardingSpecification.from_dict(how)
     ids = sorted(VALUES, key=lambda n: (int(spec.compute_shard_location(n).minishard_number), n))
     (expected,) = synthesize_shard_files(spec, {n: VALUES[n] for n in ids}).values()
@@ -323,7 +328,7 @@ def test_shards_are_those_of_cloudvolume(taker: Taker, name: str, how: Any) -> N
 
 
 def served(taker: Taker, source: Path, name: str, folder: Path) -> None:
-    """Place the ``info`` at *source* in the store, and what clients see of it in *folder*."""
+    """Store the ``info`` at *source*, and write the served one to *folder*."""
     for path, data in (
         (taker.folder / name, (source / "info").read_bytes()),
         (folder, None),
@@ -333,7 +338,7 @@ def served(taker: Taker, source: Path, name: str, folder: Path) -> None:
 
 
 def written_back(taker: Taker, name: str, folder: Path) -> Any:
-    """Put the ``info`` that a client left in *folder*, and read what is stored then."""
+    """Put the ``info`` in *folder*, and return the stored one."""
     answer = taker.client.put(f"/data/{name}/info", content=(folder / "info").read_bytes())
     assert answer.is_success, answer.text
     return document(taker.folder / name)
@@ -345,7 +350,7 @@ def written_back(taker: Taker, name: str, folder: Path) -> Any:
 def test_cloudvolume_adds_a_scale(
     written: Written, taker: Taker, name: str, tmp_path: Path, volume_name: str
 ) -> None:
-    """The others keep their sharding, and the new one has none."""
+    """cloud-volume adds a scale without sharding, and the other scales keep their sharding."""
     served(taker, written.bucket / volume_name, name, tmp_path / "seen")
     cloud = CloudVolume(f"file://{tmp_path}/seen", progress=False, compress=False)
     cloud.add_scale((128, 128, 64))
@@ -357,10 +362,10 @@ def test_cloudvolume_adds_a_scale(
 
 
 @pytest.mark.parametrize(("kind", "source"), [("mesh", "mesh"), ("skeletons", "skeleton")])
-def test_cloudvolume_commits_meshes_and_skeletons(
+def test_cloudvolume_rewrites_info_of_meshes_and_skeletons(
     written: Written, taker: Taker, name: str, tmp_path: Path, *, kind: str, source: str
 ) -> None:
-    """Their own documents keep their sharding."""
+    """Documents of meshes and skeletons keep their sharding when cloud-volume commits them."""
     segments = written.bucket / "segments/sharded"
     part = document(segments)[kind]
     served(taker, segments, name, tmp_path / "seen")

@@ -1,4 +1,4 @@
-"""Precomputed volumes as their real writers leave them: what a case is, and how it is written."""
+"""Precomputed volumes written by real libraries."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ LOSSY: Final = ("jpeg",)
 def sharding(
     bits: Bits, hash_name: str = IDENTITY, *, index: str = "raw", data: str = "raw"
 ) -> Json:
-    """Describe how chunks are put into shards; *index* and *data* are raw or gzip."""
+    """Return a sharding specification; *index* and *data* are raw or gzip."""
     return {
         "@type": "neuroglancer_uint64_sharded_v1",
         "preshift_bits": bits[0],
@@ -51,7 +51,7 @@ class Scale:
     offset: Point = (0, 0, 0)
     resolution: Point = (8, 8, 8)
     key: str | None = None
-    """The folder; `None` for the one that writers choose: ``8_8_8``."""
+    """Folder of the scale; `None` for the default of writers, ``8_8_8``."""
     options: Json = field(default_factory=dict)
     """Members of the scale that belong to its encoding."""
 
@@ -67,7 +67,7 @@ class Scale:
         return x, y, z
 
     def chunks(self) -> Iterator[tuple[str, tuple[slice, ...]]]:
-        """Return the name of each chunk of the grid, and where its voxels are in *values*."""
+        """Yield the name of each chunk in the grid, and its slices of *values*."""
         starts = [range(0, n, c) for n, c in zip(self.shape, self.chunk, strict=True)]
         for corner in product(*starts):
             stop = [min(a + c, n) for a, c, n in zip(corner, self.chunk, self.shape, strict=True)]
@@ -77,7 +77,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Volume:
-    """A volume, the way it is written, and its path in the bucket: ``bits/identity_1_2_3``."""
+    """A volume, its writer, and its path in the bucket: ``bits/identity_1_2_3``."""
 
     name: str
     write: "Writer"
@@ -89,7 +89,7 @@ type Writer = Callable[[Volume, Path, bool], None]
 
 
 def write(volume: Volume, path: Path, twin: Path) -> None:
-    """Write *volume* to *path* and unsharded to *twin*; see that both hold its values."""
+    """Write *volume* to *path*, and unsharded to *twin*; assert that both have its values."""
     for folder, sharded in ((path, True), (twin, False)):
         volume.write(volume, folder, sharded)
         for index, scale in enumerate(volume.scales):
@@ -101,7 +101,7 @@ def write(volume: Volume, path: Path, twin: Path) -> None:
 
 
 def by_tensorstore(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001  # a Writer
-    """Write with TensorStore, which writes no chunk that is all zero."""
+    """Write with TensorStore, which skips chunks that are all zero."""
     for scale in volume.scales:
         metadata: Json = {
             "size": scale.shape,
@@ -134,13 +134,13 @@ def read_tensorstore(url: str, scale: int = 0) -> Values:
 
 
 def read_cloudvolume(url: str, scale: int = 0) -> Values:
-    """Read all of a scale with cloud-volume, which takes absent chunks for zeros if told to."""
+    """Read all of a scale with cloud-volume, with zeros for absent chunks."""
     cloud = CloudVolume(url, mip=scale, fill_missing=True, progress=False)
     return np.asarray(cloud[:])
 
 
 def write_shards(path: Path, how: Json, values: Mapping[int, bytes]) -> None:
-    """Put *values* by their ids into shards in the folder *path*, with TensorStore."""
+    """Write *values* by their ids into shards in the folder *path*, with TensorStore."""
     spec = {"driver": "neuroglancer_uint64_sharded", "base": f"file://{path}/", "metadata": how}
     transaction = tensorstore.Transaction()
     store = tensorstore.KvStore.open(spec).result().with_transaction(transaction)
@@ -156,11 +156,11 @@ def document(path: Path) -> Json:
 
 
 MEMORY_TARGET: Final = 2000
-"""Bytes of a shard that igneous plans with; with 300 two of its tasks write the same shard."""
+"""Bytes of a shard that igneous plans for; with 300, two of its tasks write the same shard."""
 
 
 def by_cloudvolume(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001  # a Writer
-    """Write with cloud-volume, a shard at a time, and no chunk that is all zero."""
+    """Write with cloud-volume, a shard at a time, without chunks that are all zero."""
     first = volume.scales[0]
     info = CloudVolume.create_new_info(
         num_channels=first.values.shape[3],
@@ -213,7 +213,7 @@ def _write_in_steps(cloud: Any, scale: Scale, step: Sequence[int]) -> None:
 
 
 def by_igneous(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001  # a Writer
-    """Write with cloud-volume unsharded; from there igneous shards it as it sees fit."""
+    """Write unsharded with cloud-volume, and reshard that with igneous."""
     if not sharded:
         by_cloudvolume(volume, path, sharded)
         return
@@ -228,6 +228,6 @@ def by_igneous(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT0
 
 
 def run(tasks: Iterable[Any]) -> None:
-    """Do the tasks that igneous would give to its workers, one after the other."""
+    """Run the tasks of igneous one after the other."""
     for task in tasks:
         task.execute() if hasattr(task, "execute") else task()

@@ -1,7 +1,7 @@
-"""Files of Icechunk, written with the package `flatbuffers` after the schemas.
+"""Files of Icechunk, built with the package `flatbuffers` from the schemas.
 
-A table is a `dict` of its fields by slot. A table or vector that occurs twice, the same object, is
-written once, so that files can share what no writer shares.
+A table is a `dict` of its fields by slot. A table or vector object that occurs twice is written
+once, so that files can share parts that no writer shares.
 """
 
 import struct
@@ -56,7 +56,7 @@ class Structs:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ref:
-    """A reference; what is `None` is left out."""
+    """A chunk reference; fields that are `None` are absent."""
 
     index: Sequence[int] | Numbers | None
     inline: bytes | None = None
@@ -94,7 +94,7 @@ def envelope(payload: bytes, file_type: int, *, version: int = 2, compression: i
 
 
 def header(file_type: int, *, version: int = 2, compression: int = 1, client: str = "") -> bytes:
-    """Return the 39 bytes that a file begins with."""
+    """Return the 39 bytes of a file's header."""
     name = client.encode().ljust(24)
     return b"ICE\xf0\x9f\xa7\x8aCHUNK" + name + bytes([version, file_type, compression])
 
@@ -106,7 +106,7 @@ def manifest(
     dictionary: bytes | None = None,
     algorithm: int | None = None,
 ) -> bytes:
-    """Write the payload of a manifest: its arrays by node id, one after the other."""
+    """Encode the payload of a manifest, with its arrays in the given order."""
     tables = [
         _present(
             {
@@ -139,9 +139,9 @@ class Node:
     """Array length and number of chunks of each dimension."""
     dimension_names: Sequence[str | None] | None = None
     manifests: Sequence[tuple[bytes, Sequence[tuple[int, int]]]] = ()
-    """Id and extents of each."""
+    """Id and extents of each manifest."""
     chunk_shape: Sequence[int] | None = None
-    """Makes the shape one of version 1, which tells lengths of chunks, not their number."""
+    """Chunk lengths for the shape of version 1, which has no numbers of chunks."""
 
 
 def snapshot(
@@ -155,7 +155,7 @@ def snapshot(
     parent_id: bytes | None = None,
     version: int = 2,
 ) -> bytes:
-    """Write the payload of a snapshot; of manifests it tells id, size and number of references."""
+    """Encode the payload of a snapshot; manifest files have id, size and number of references."""
     files = manifest_files or ()
     v1 = [
         item.ljust(16, b"\0") + size.to_bytes(8, "little") + count.to_bytes(8, "little")
@@ -182,7 +182,7 @@ def snapshot(
 
 
 def payload(root: Table, identifier: bytes | None = b"Ichk") -> bytes:
-    """Write a FlatBuffer."""
+    """Encode a FlatBuffer."""
     builder = flatbuffers.Builder(1024)
     builder.ForceDefaults(forceDefaults=True)
     builder.Finish(_Writer(builder).table(root), identifier)
@@ -190,7 +190,7 @@ def payload(root: Table, identifier: bytes | None = b"Ichk") -> bytes:
 
 
 def node_table(node: Node) -> Table:
-    """Write a table `NodeSnapshot`."""
+    """Return a table `NodeSnapshot`."""
     data: Table = {}
     if node.shape is not None:
         data = _array(node)
@@ -277,7 +277,7 @@ class _Writer:
         return self._written[id(value)][1]
 
     def _write(self, value: Any) -> int:
-        """Write what a field leads to."""
+        """Write the value of a field."""
         match value:
             case dict():
                 return self._table(value)

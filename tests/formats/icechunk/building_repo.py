@@ -1,4 +1,4 @@
-"""Icechunk's file `repo` and its transaction logs as the specification has them."""
+"""Icechunk's file `repo` and transaction logs, built from the specification."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,29 +20,29 @@ U8, U16, U32, I32, U64 = (partial(Number, kind) for kind in "BHIiQ")
 U16s, U32s = partial(Numbers, "H"), partial(Numbers, "I")
 
 type Fields = dict[int, Any]
-"""A table by the slots of its fields."""
+"""Fields of a table by slot."""
 
 
 def ref(name: str, index: int) -> Fields:
-    """Describe a branch or a tag."""
+    """Return a branch or a tag."""
     return {0: name, 1: U32(index)}
 
 
 def item(name: str, value: bytes) -> Fields:
-    """Describe a metadata item."""
+    """Return a metadata item."""
     return {0: name, 1: value}
 
 
 def snapshot(
     snapshot_id: bytes, parent: int | None = -1, message: str = "", more: Fields | None = None
 ) -> Fields:
-    """Describe a snapshot in `repo`; *parent* `None` leaves the field out."""
+    """Return a snapshot in `repo`; with *parent* `None` the field is absent."""
     fields: Fields = {0: Struct(snapshot_id), 2: U64(NOON), 3: message}
     return fields | ({} if parent is None else {1: I32(parent)}) | (more or {})
 
 
 def update(kind: int, body: Fields, backup: str | None = None, at: int = NOON) -> Fields:
-    """Describe one operation."""
+    """Return an operation."""
     fields: Fields = {0: U8(kind), 1: body, 2: U64(at)}
     return fields if backup is None else {**fields, 3: backup}
 
@@ -52,7 +52,7 @@ FIRST = b"first snapsh"
 
 @dataclass(frozen=True)
 class Repo:
-    """The file `repo`; *more* adds fields, and `None` in it takes them away."""
+    """The file `repo`; *more* adds fields, or removes those that are `None`."""
 
     branches: Sequence[Fields] = (ref("main", 0),)
     tags: Sequence[Fields] = ()
@@ -64,7 +64,7 @@ class Repo:
     version: int = 2
 
     def payload(self) -> bytes:
-        """Spell the FlatBuffer."""
+        """Encode the FlatBuffer."""
         fields = {
             0: U8(2),
             1: self.tags,
@@ -78,12 +78,12 @@ class Repo:
         return payload({slot: value for slot, value in fields.items() if value is not None})
 
     def file(self) -> bytes:
-        """Spell the file."""
+        """Encode the file."""
         return envelope(self.payload(), REPO_INFO, version=self.version)
 
 
 def transaction_log(more: Fields) -> bytes:
-    """Spell the payload of a transaction log that tells of nothing but *more*."""
+    """Encode the payload of a transaction log with only the fields *more*."""
     fields: Fields = {0: Struct(FIRST), 7: []}
     fields |= {slot: Structs([], 8) for slot in range(1, 7)}
     fields |= more
@@ -91,5 +91,5 @@ def transaction_log(more: Fields) -> bytes:
 
 
 def changed_chunks(node_id: bytes, chunks: Sequence[Sequence[int]]) -> Fields:
-    """Describe the changed chunks of an array."""
+    """Return the changed chunks of an array."""
     return {0: Struct(node_id), 1: [{0: U32s(coords)} for coords in chunks]}

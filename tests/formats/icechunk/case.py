@@ -1,4 +1,4 @@
-"""Repositories for the conformance suite: arrays of 5 x 7 elements at the path ``g/a``."""
+"""Repositories of the conformance suite: arrays of 5 x 7 elements at the path ``g/a``."""
 
 import itertools
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ SHARDED = array_metadata([5, 7], [4, 4], [sharding([2, 2])])
 def build(
     chunks: Mapping[str, bytes], *, inline: bool = False, sharded: bool = False, version: int = 2
 ) -> dict[str, bytes]:
-    """Write one array, each of its chunks or shards in a file of its own or in the manifest."""
+    """Return the objects of one array, with chunks or shards in files or inline."""
     builder = Builder(version)
     stored = _shards(chunks) if sharded else _chunks(chunks)
     refs = [

@@ -1,4 +1,4 @@
-"""Repositories that the library Icechunk writes, read back and changed behind its back."""
+"""Repositories written by the Icechunk library, read and modified behind its back."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,14 +33,14 @@ LIMIT = 2**26
 
 
 def read_id(text: str) -> bytes:
-    """Read an id as file names spell it."""
+    """Decode an id of a file name."""
     found = decode_id(text)
     assert found is not None
     return found
 
 
 class Peer:
-    """A repository in *folder*."""
+    """A repository of the library in *folder*."""
 
     def __init__(self, folder: Path, splitting: Any = None) -> None:
         config = icechunk.RepositoryConfig.default()
@@ -56,7 +56,7 @@ class Peer:
         self.repository.save_config()
 
     def reopen(self, splitting: Any = None) -> None:
-        """Open the repository as if for the first time."""
+        """Open the repository anew, without the library's caches."""
         if splitting is not None:
             self._config.manifest = icechunk.ManifestConfig(splitting=splitting)
         self.repository = icechunk.Repository.open(self._storage, config=self._config)
@@ -64,25 +64,25 @@ class Peer:
             self.repository.save_config()
 
     def session(self) -> icechunk.Session:
-        """Begin to write."""
+        """Begin a writable session."""
         return self.repository.writable_session("main")
 
     def tip(self) -> str:
-        """Name the last snapshot."""
+        """Return the id of the last snapshot."""
         return self.repository.lookup_branch("main")
 
     def node(self, path: str) -> StoredNode:
-        """Return what the last snapshot has at *path*."""
+        """Return the node at *path* in the last snapshot."""
         return stored(self.folder, self.tip()).nodes[path]
 
     def array(self, path: str) -> StoredArray:
-        """Return an array of the last snapshot."""
+        """Return the array at *path* in the last snapshot."""
         found = self.node(path).array
         assert found is not None
         return found
 
     def inspect_manifests(self, path: str) -> list[dict[str, Any]]:
-        """Return what the library tells of the manifests of a node."""
+        """Return the manifests of a node as the library reports them."""
         nodes: Any = self.repository.inspect_snapshot(self.tip())["nodes"]
         return next(list(each["manifest_refs"]) for each in nodes if each["path"] == path)
 
@@ -92,7 +92,7 @@ class Peer:
         return ManifestDecoder(object_id, LIMIT)(data)
 
     def put(self, path: str, refs: Sequence[ManifestRef], files: Mapping[bytes, bytes]) -> None:
-        """Make the array at *path* have the manifests *refs*; *files* are those that are new."""
+        """Replace the manifests of the array at *path* by *refs*; *files* are the new ones."""
         folder, found = self.folder / "manifests", stored(self.folder, self.tip())
         folder.mkdir(exist_ok=True)
         for object_id, data in files.items():
@@ -113,12 +113,12 @@ class Peer:
         return self.node(path).document
 
     def get(self, key: str) -> bytes | None:
-        """Read what is at *key*, as the library serves it."""
+        """Return the value of *key* as the library reads it."""
         return read(self.repository.readonly_session("main"), key)
 
 
 def read(session: icechunk.Session, key: str) -> bytes | None:
-    """Read what is at *key* in a session."""
+    """Return the value of *key* in a session."""
     found = asyncio.run(session.store.get(key, default_buffer_prototype()))
     return None if found is None else found.to_bytes()
 
@@ -135,19 +135,19 @@ def delete(session: icechunk.Session, key: str) -> None:
 
 
 def open_root(session: icechunk.Session) -> zarr.Group:
-    """Open the root to be written."""
+    """Open the root group for writing."""
     return zarr.open_group(session.store, mode="a")
 
 
 def open_array(session: icechunk.Session, path: str) -> zarr.Array[Any]:
-    """Open an array to be written."""
+    """Open an array for writing."""
     found = open_root(session)[path]
     assert isinstance(found, zarr.Array)
     return found
 
 
 def array(session: icechunk.Session, name: str, shape: Sequence[int], **more: Any) -> Any:
-    """Make an array with chunks of one element each."""
+    """Create an array with chunks of one element each."""
     fields: dict[str, Any] = {"chunks": (1,) * len(shape), "dtype": "u1", "compressors": None}
     return zarr.create_array(
         session.store, name=name, shape=tuple(shape), filters=None, **fields | more
@@ -155,19 +155,19 @@ def array(session: icechunk.Session, name: str, shape: Sequence[int], **more: An
 
 
 def stored(folder: Path, snapshot_id: str) -> StoredSnapshot:
-    """Read a snapshot."""
+    """Read and decode a snapshot."""
     data = (folder / "snapshots" / snapshot_id).read_bytes()
     return StoredSnapshotDecoder(read_id(snapshot_id), LIMIT)(data)
 
 
 def logged(folder: Path, snapshot_id: str) -> TransactionLog:
-    """Read the transaction log of a snapshot."""
+    """Read and decode the transaction log of a snapshot."""
     data = (folder / "transactions" / snapshot_id).read_bytes()
     return TransactionLogDecoder(read_id(snapshot_id), LIMIT)(data)
 
 
 def change_set(before: StoredSnapshot, after: StoredSnapshot, log: TransactionLog) -> ChangeSet:
-    """Make the change set that leads from one snapshot to the other; chunks hold one byte."""
+    """Return the change set between two snapshots, with chunks of one byte."""
     nodes = {node.node_id: node for node in after.nodes.values()}
     chunks: dict[bytes, ChunkChanges] = {}
     for node_id, batches in log.updated_chunks.items():

@@ -1,4 +1,4 @@
-"""Whole repositories, object by object; what is in a file decides its id."""
+"""Repositories built object by object, with ids that depend on content only."""
 
 import base64
 import json
@@ -27,18 +27,18 @@ type Extents = Sequence[tuple[int, int]]
 
 
 def digest(content: object, nbytes: int = 12) -> bytes:
-    """Make an id for *content*."""
+    """Return an id for *content*."""
     return blake2b(repr(content).encode(), digest_size=nbytes).digest()
 
 
 def spell(object_id: bytes) -> str:
-    """Spell an id as file names do."""
+    """Encode an id as in file names."""
     return base64.b32encode(object_id).decode().rstrip("=").translate(_CROCKFORD)
 
 
 @dataclass
 class Builder:
-    """Gathers the files of a repository with one snapshot."""
+    """Collects the files of a repository with one snapshot."""
 
     version: int = 2
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class Builder:
     manifests: list[tuple[bytes, int, int]] = field(default_factory=list)
 
     def chunk(self, data: bytes) -> bytes:
-        """Write a chunk file, and give its id."""
+        """Write a chunk file, and return its id."""
         chunk_id = digest(data)
         self.objects[f"chunks/{spell(chunk_id)}"] = data
         return chunk_id
 
     def native(self, index: Sequence[int], data: bytes, before: bytes = b"", **more: Any) -> Ref:
-        """Write *data* into a chunk file, behind *before*, and refer to it."""
+        """Write *data* into a chunk file, behind *before*, and return a reference to it."""
         chunk_id = self.chunk(before + data)
         fields: dict[str, Any] = {"offset": len(before), "length": len(data), "chunk_id": chunk_id}
         return Ref(index=index, **fields | more)
@@ -60,7 +60,7 @@ class Builder:
     def manifest(
         self, arrays: Sequence[tuple[bytes, Sequence[Ref] | Sequence[Table]]], **more: Any
     ) -> bytes:
-        """Write a manifest, and give its id."""
+        """Write a manifest, and return its id."""
         manifest_id = digest(arrays)
         data = envelope(manifest(manifest_id, arrays, **more), MANIFEST, version=self.version)
         self.objects[f"manifests/{spell(manifest_id)}"] = data
@@ -99,7 +99,7 @@ class Builder:
         )
 
     def snapshot(self) -> bytes:
-        """Write the snapshot, and give its id."""
+        """Write the snapshot, and return its id."""
         snapshot_id = digest(self.nodes)
         data = snapshot(
             snapshot_id, self.nodes, manifest_files=self.manifests, version=self.version
@@ -109,7 +109,7 @@ class Builder:
         return snapshot_id
 
     def build(self, **more: Any) -> dict[str, bytes]:
-        """Return all files, ``main`` and the tag ``v1`` at the snapshot; *more* is of `Repo`."""
+        """Return all files, with ``main`` and the tag ``v1``; *more* are fields of `Repo`."""
         snapshot_id = self.snapshot()
         if self.version == 1:
             ref = json.dumps({"snapshot": spell(snapshot_id)}).encode()
@@ -120,7 +120,7 @@ class Builder:
 
 
 def repo(snapshot_id: bytes, **more: Any) -> bytes:
-    """Write the file ``repo`` with ``main`` and the tag ``v1`` at a snapshot."""
+    """Return the file ``repo`` with ``main`` and the tag ``v1`` at a snapshot."""
     fields: dict[str, Any] = {
         "tags": [building_repo.ref("v1", 0)],
         "snapshots": [building_repo.snapshot(snapshot_id)],
@@ -129,7 +129,7 @@ def repo(snapshot_id: bytes, **more: Any) -> bytes:
 
 
 def lab(*refs: Ref, document: Mapping[str, Any] | bytes | None = None) -> Builder:
-    """Make an array ``a`` of three chunks, *refs* and a native one, and ``s`` of two shards."""
+    """Return a builder with ``a`` of three chunks, *refs* among them, and ``s`` of two shards."""
     builder = Builder()
     builder.group("/")
     line = array_metadata([6], [2], [LITTLE]) if document is None else document
@@ -141,12 +141,12 @@ def lab(*refs: Ref, document: Mapping[str, Any] | bytes | None = None) -> Builde
 
 
 def group() -> bytes:
-    """Write the metadata of a group."""
+    """Return the metadata of a group."""
     return json.dumps(GROUP).encode()
 
 
 def array(shape: Sequence[int], chunk: Sequence[int], codecs: Sequence[Any] = (LITTLE,)) -> bytes:
-    """Write the metadata of an array."""
+    """Return the metadata of an array."""
     return json.dumps(array_metadata(list(shape), list(chunk), list(codecs))).encode()
 
 

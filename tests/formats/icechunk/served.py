@@ -1,4 +1,4 @@
-"""Repositories in a store that is watched, read by virtual key."""
+"""Repositories in a watched store, read by virtual key."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from tests.formats.zarr.building import LITTLE, array_metadata
 
 TTL_S = 60.0
 LINE = array_metadata([8], [2], [LITTLE])
-"""The metadata of an array of four chunks."""
+"""Metadata of an array of four chunks."""
 ARCHIVE = ObjectRef("memory://archive", "era5")
 DATA = b"0123456789"
 SECRET = b"what may not be read"
@@ -21,7 +21,7 @@ ALLOWED = (
 
 
 class Served(Container):
-    """A repository beside an archive, which it may refer to; the clock is moved by hand."""
+    """A repository beside an archive that it may refer to, with a clock set by hand."""
 
     def __init__(self, objects: Mapping[str, bytes], limit_nbytes: int = 2**20) -> None:
         formats = (Icechunk(limit_nbytes, 2**20, ALLOWED),)
@@ -33,19 +33,19 @@ class Served(Container):
                 self.store.place(ObjectRef(bucket, key), SECRET)
 
     async def open(self) -> RepositoryLayout:
-        """Open it."""
+        """Open the repository."""
         found = await super().open()
         assert isinstance(found, RepositoryLayout)
         return found
 
     async def locate(self, key: str) -> Referenced:
-        """Locate *key*, which is there."""
+        """Locate *key*, which must exist."""
         found = await super().locate(key)
         assert isinstance(found, Referenced)
         return found
 
     @property
     def folders(self) -> list[str]:
-        """Return which files were read by their folders, but for markers of other kinds."""
+        """Folders of the files that were read, without markers of other formats."""
         others = {"zarr.json", "info", "refs"}
         return [folder for key in self.keys if (folder := key.partition("/")[0]) not in others]

@@ -1,4 +1,4 @@
-"""Change sets read from requests, and made against a parent; payloads in columns."""
+"""`shardgate.formats.icechunk.changes`: change sets of requests, and payloads in columns."""
 
 from base64 import b64encode
 from itertools import count
@@ -34,17 +34,17 @@ VIRTUAL = {"coords": [0, 1], "location": "s3://b/k", "offset": 1, "length": 9}
 
 
 def chunks(*entries: Any, **more: Any) -> list[Any]:
-    """Ask for chunks, one by one."""
+    """Return a request that puts chunks as a list of objects."""
     return [{"op": "put_chunks", "path": "/a", "chunks": list(entries), **more}]
 
 
 def columns(**told: Any) -> list[Any]:
-    """Ask for chunks in columns."""
+    """Return a request that puts chunks in columns."""
     return [{"op": "put_chunks", "path": "/a", **told}]
 
 
 def only(items: Any) -> SetChunks:
-    """Read the one edit of chunks."""
+    """Read the only edit, of chunks."""
     (edit,) = read_edits(items)
     assert isinstance(edit, SetChunks)
     return edit
@@ -55,33 +55,33 @@ ARRAY = {"node_type": "array"}
 
 
 def put(path: str, metadata: Any) -> dict[str, Any]:
-    """Put a node."""
+    """Return the request to put a node."""
     return {"op": "put_node", "path": path, "metadata": metadata}
 
 
 def delete(path: Any) -> dict[str, Any]:
-    """Delete a node."""
+    """Return the request to delete a node."""
     return {"op": "delete_node", "path": path}
 
 
 def drop(path: str, *coords: Any) -> dict[str, Any]:
-    """Delete chunks."""
+    """Return the request to delete chunks."""
     return {"op": "delete_chunks", "path": path, "coords": list(coords)}
 
 
 def write(path: str, *coords: list[int]) -> dict[str, Any]:
-    """Write chunks."""
+    """Return the request to write inline chunks."""
     told = [{"coords": each, "inline": "AAAA"} for each in coords]
     return {"op": "put_chunks", "path": path, "chunks": told}
 
 
 def nested(depth: int) -> Any:
-    """Put a list into a list, and so on."""
+    """Return lists nested *depth* levels deep."""
     return orjson.loads(b"[" * depth + b"]" * depth)
 
 
-def test_nodes_are_put_and_deleted() -> None:
-    """Each change has its own members; metadata stay as they are told."""
+def test_put_and_delete_of_nodes_are_parsed() -> None:
+    """Requests to put and delete nodes become edits, with the metadata as sent."""
     metadata = {"node_type": "group", "zarr_format": 3, "attributes": {"b": 1, "a": [2.5]}}
 
     edits = read_edits([put("/", metadata), delete("/a/b")])
@@ -89,8 +89,8 @@ def test_nodes_are_put_and_deleted() -> None:
     assert edits == [PutNode("/", orjson.dumps(metadata), is_array=False), DeleteNode("/a/b")]
 
 
-def test_chunks_are_told_one_by_one_in_any_way() -> None:
-    """Those of one kind come one behind the other, with their coordinates."""
+def test_chunks_of_each_kind_are_parsed() -> None:
+    """Native, inline and virtual chunks with any checksum are parsed from a list of objects."""
     inline = {"coords": [2, 0], "inline": b64encode(b"xy").decode()}
     etagged = VIRTUAL | {"coords": [1, 1], "etag": "abc"}
     dated = VIRTUAL | {"coords": [3, 1], "last_modified": "2026-01-31T12:00:00.5+01:00"}
@@ -109,8 +109,8 @@ def test_chunks_are_told_one_by_one_in_any_way() -> None:
     }
 
 
-def test_columns_are_the_same_as_chunks_one_by_one() -> None:
-    """They are shorter, and quicker to read."""
+def test_chunks_in_columns_equal_chunks_in_a_list() -> None:
+    """Chunks sent in columns give the same edit as chunks sent in a list."""
     several = [NATIVE | {"coords": [0, i], "offset": i} for i in range(4)]
     told = {
         "coords": [each["coords"] for each in several],
@@ -126,8 +126,8 @@ def test_columns_are_the_same_as_chunks_one_by_one() -> None:
     assert list(as_columns.payloads)[3] == Native(ID, ByteRange(3, 12))
 
 
-def test_chunks_are_told_by_their_coordinates() -> None:
-    """Those that are deleted, which refer to nothing, and the one of an array without any."""
+def test_deleted_chunks_and_scalar_chunks_are_parsed() -> None:
+    """Deleted chunks have no payload, and the chunk of a scalar has no coordinates."""
     deleted = only([drop("/a", [3], [1])])
     scalar = only(chunks({"coords": [], "chunk_id": SPELLED, "length": 1}))
 
@@ -178,8 +178,8 @@ _NO_NODES: list[Any] = ["x", {}, {"node_type": "tree"}, {"node_type": "group", "
         columns(coords=[[0]], chunk_ids=[SPELLED], lengths=[1], inlines=["AAAA"]),
     ],
 )
-def test_what_cannot_be_is_refused(items: Any) -> None:
-    """The whole request is: nothing of it is done."""
+def test_invalid_change_is_refused(items: Any) -> None:
+    """A request with any invalid change raises BadBodyError."""
     with pytest.raises(BadBodyError, match=r"changes|node"):
         read_edits(items)
 
@@ -188,8 +188,8 @@ def test_what_cannot_be_is_refused(items: Any) -> None:
     st.lists(st.binary(min_size=12, max_size=12), max_size=9),
     st.lists(st.text("0AZIl1G", min_size=19, max_size=21), min_size=1, max_size=3),
 )
-def test_ids_are_read_together_as_one_by_one(ids: list[bytes], texts: list[str]) -> None:
-    """Only the speed differs; of many ids one that is none spoils all."""
+def test_ids_decoded_in_bulk_equal_ids_decoded_singly(ids: list[bytes], texts: list[str]) -> None:
+    """Ids decoded in bulk equal those decoded singly; a single invalid one makes all None."""
     singly = [decode_id(each) for each in texts]
 
     assert decode_ids([encode_id(each) for each in ids]) == ids
@@ -200,7 +200,7 @@ PATHS = {"/": None, "/g": None, "/g/a": 1, "/g/h": None, "/g/h/b": 1, "/g-": 1}
 
 
 def parent() -> StoredSnapshot:
-    """Make a snapshot whose nodes are called by their paths."""
+    """Return a snapshot whose nodes have their paths as ids."""
     array = StoredArray((Dimension(8, 4),), None)
     nodes = {
         path: StoredNode(path.encode(), path, b"{}", array if is_array else None)
@@ -210,7 +210,7 @@ def parent() -> StoredSnapshot:
 
 
 def made(*items: dict[str, Any]) -> ChangeSet:
-    """Edit it; new nodes are called 0, 1 and so on."""
+    """Apply the edits to the parent; new nodes have the ids 0, 1 and so on."""
     numbers = count()
     return edit(parent(), read_edits(list(items)), lambda: b"%d" % next(numbers))
 
@@ -237,21 +237,21 @@ _DOCUMENT = b'{"node_type":"group"}'
          "a node of the other kind makes way", "what is deleted takes along what is below",
          "everything can be deleted and made anew"],
 )  # fmt: skip
-def test_edits_make_a_change_set(items: list[dict[str, Any]], expected: ChangeSet) -> None:
-    """One after the other, of the nodes that are there."""
+def test_edits_are_applied_in_order(items: list[dict[str, Any]], expected: ChangeSet) -> None:
+    """Edits are applied in order to the nodes of the parent and give a change set."""
     assert made(*items) == expected
 
 
-def test_a_node_can_be_replaced_by_another() -> None:
-    """What is put where a node was deleted has an id of its own, and no chunks."""
+def test_node_put_after_its_deletion_has_a_new_id() -> None:
+    """A node that is deleted and put again has a new id and only chunks written since."""
     changes = made(delete("/g/a"), put("/g/a", ARRAY), write("/g/a", [1]))
 
     assert changes.deleted == {b"/g/a"}
     assert list(changes.new) == list(changes.chunks) == [b"0"]
 
 
-def test_changed_chunks_are_in_order_and_the_last_counts() -> None:
-    """Edits are made one after the other."""
+def test_last_change_of_a_chunk_counts() -> None:
+    """Changed chunks are sorted by coordinates, and the last change of a chunk counts."""
     changed = made(write("/g/a", [3], [1]), drop("/g/a", [2], [1]))
     chunks = changed.chunks[b"/g/a"]
 
@@ -264,8 +264,8 @@ def test_changed_chunks_are_in_order_and_the_last_counts() -> None:
     [[delete("/x")], [delete("/g"), delete("/g/a")], [write("/g", [0])], [write("/x", [0])],
      [write("/g/a", [0]), drop("/g/a", [0, 0])]],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused(items: list[dict[str, Any]]) -> None:
-    """The request is told, before anything is written."""
+def test_edit_of_a_missing_node_is_refused(items: list[dict[str, Any]]) -> None:
+    """Edits of missing nodes, of chunks in groups, or of wrong dimensions raise BadBodyError."""
     with pytest.raises(BadBodyError):
         made(*items)
 
@@ -280,8 +280,8 @@ EACH: list[Payload | None] = [
 ]
 
 
-def test_columns_give_back_what_was_put_in() -> None:
-    """Of every kind, and any in any order, with what they refer to; or nothing."""
+def test_payload_columns_return_the_payloads() -> None:
+    """Payloads of each kind, or none, are returned from columns, also in a selection."""
     taken = Payloads.of(EACH).take(np.array([5, 0, 0, 1]))
 
     assert list(Payloads.of(EACH)) == EACH
@@ -291,8 +291,8 @@ def test_columns_give_back_what_was_put_in() -> None:
     assert list(Payloads.joined([])) == list(Payloads.of([])) == []
 
 
-def test_parts_are_joined() -> None:
-    """Each keeps what it refers to."""
+def test_joined_payload_columns_keep_all_payloads() -> None:
+    """Joined columns have the payloads of all parts, which stay unchanged."""
     parts = [Payloads.of(EACH), Payloads.gone(2), Payloads.of(EACH[::-1])]
 
     assert list(Payloads.joined(parts)) == [*EACH, None, None, *EACH[::-1]]

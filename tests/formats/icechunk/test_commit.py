@@ -1,4 +1,4 @@
-"""Change sets put to snapshots, against a tree in a `dict`; chunk grids."""
+"""Change sets applied to snapshots, compared with a tree in a dict; chunk grids."""
 
 import json
 from itertools import count
@@ -33,7 +33,7 @@ A, B, C, D = (b"%08d" % number for number in range(4))
 
 
 def _check_log(log: TransactionLog, before: Tree, after: Tree) -> None:
-    """Compare a log with what it is of, list by list."""
+    """Compare a log with the difference of two trees."""
     old, new = ({node.node_id: node for _, node in by_uid(at).values()} for at in (before, after))
     both = old.keys() & new.keys()
     updated = {at for at in both if old[at].document != new[at].document}
@@ -54,13 +54,13 @@ def _check_log(log: TransactionLog, before: Tree, after: Tree) -> None:
 
 
 def _told(before: Node | None, node: Node) -> set[tuple[int, ...]]:
-    """Return the chunks that a log tells of: those out of the new grid, too."""
+    """Return the chunks that a log lists, including those outside of the new grid."""
     return {*changed(before, node), *(set(before.chunks if before else ()) - set(node.places()))}
 
 
 @given(st.lists(st.lists(STEP, max_size=12), min_size=1, max_size=6))
-def test_commit_after_commit_the_tree_is_as_its_model(commits: list[list[Any]]) -> None:
-    """Nodes, documents, chunks, the manifests that are listed, and what the logs tell."""
+def test_random_commits_agree_with_a_model(commits: list[list[Any]]) -> None:
+    """After each random commit, nodes, chunks, listed manifests and log are those of a model."""
     store, ids = TreeStore(), count()
     snapshot = EMPTY
     tree: Tree = {}
@@ -81,7 +81,7 @@ def test_commit_after_commit_the_tree_is_as_its_model(commits: list[list[Any]]) 
 
 
 def _start() -> StoredSnapshot:
-    """Return a snapshot with a group that has an array of three chunks in it."""
+    """Return a snapshot with a group and an array of three chunks in it."""
     new = {
         A: NodeDocument("/", group()),
         B: NodeDocument("/g", group()),
@@ -131,24 +131,27 @@ def _chunks(*at: int) -> ChunkChanges:
         ]),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_with_the_snapshot_is_refused(
+def test_change_set_that_contradicts_the_snapshot_is_refused(
     changes: ChangeSet, message: str, error: type[Exception]
 ) -> None:
-    """The path and the reason are named; what no other snapshot would help is no conflict."""
+    """A change set that contradicts the snapshot raises ConflictError with path and reason.
+
+    One that fits no snapshot raises BadBodyError.
+    """
     with pytest.raises(error, match=message):
         apply_changes(changes, _start())
 
 
-def test_a_document_that_is_the_same_is_no_change() -> None:
-    """It is not told of in the log either."""
+def test_unchanged_document_is_no_change() -> None:
+    """An update with an unchanged document is empty and not logged."""
     applied = apply_changes(ChangeSet(updated={C: array([6], [2])}), _start())
 
     assert applied.is_empty
     assert applied.nodes == _start().nodes
 
 
-def test_nodes_that_were_in_no_group_may_stay() -> None:
-    """The library leaves such; what is beside them can change, and a group be made for them."""
+def test_orphaned_nodes_may_stay() -> None:
+    """Nodes without a group, as the library leaves them, stay; a group can be made for them."""
     start = _start()
     nodes = {path: node for path, node in start.nodes.items() if path != "/g"}
     orphaned = StoredSnapshot(b"another   id", nodes, {}, 1, "", EMPTY.metadata)
@@ -161,8 +164,8 @@ def test_nodes_that_were_in_no_group_may_stay() -> None:
         apply_changes(ChangeSet(new={D: NodeDocument("/g", array([1], [1]))}), orphaned)
 
 
-def test_a_manifest_that_is_not_listed_is_damage() -> None:
-    """The library fails over a snapshot that refers to one; nobody knows its size."""
+def test_unlisted_manifest_is_refused() -> None:
+    """A snapshot that refers to a manifest without listing it raises DecodeError."""
     store = TreeStore()
     tree: Tree = {"/": Node(0, shape=(4,), chunks={(0,): b"1"})}
     snapshot, _ = store.commit(difference({}, tree), EMPTY, tree)
@@ -172,8 +175,8 @@ def test_a_manifest_that_is_not_listed_is_damage() -> None:
         apply_changes(ChangeSet(), damaged).finish({})
 
 
-def test_another_number_of_dimensions_drops_all_chunks() -> None:
-    """The log tells of them as they were."""
+def test_changed_number_of_dimensions_drops_all_chunks() -> None:
+    """A change of the number of dimensions drops all chunks, which are logged."""
     store = TreeStore()
     tree: Tree = {"/": Node(0, shape=(4,), chunks={(0,): b"1", (1,): b"1"})}
     snapshot, _ = store.commit(difference({}, tree), EMPTY, tree)
@@ -213,10 +216,10 @@ def _document(shape: Any, grid: Any, **more: Any) -> bytes:
         ([0], _rectilinear([]), (0,)),
     ],
 )
-def test_chunks_are_counted_as_the_library_does(
+def test_chunks_of_a_grid_are_counted_as_by_the_library(
     shape: list[int], grid: dict[str, Any], counts: tuple[int, ...]
 ) -> None:
-    """In lists all chunks count, also those past the end; a group may say anything of itself."""
+    """Regular and rectilinear grids have the number of chunks that the library counts."""
     found = read_grid(_document(shape, grid))
 
     assert found is not None
@@ -251,8 +254,8 @@ def test_chunks_are_counted_as_the_library_does(
         (_document([2], _regular(2), dimension_names=["\ud800"]), "not UTF-8"),
     ],
 )
-def test_what_cannot_be_is_refused(document: bytes, message: str) -> None:
-    """The library takes many of these, and counts chunks as it then may."""
+def test_invalid_array_document_is_refused(document: bytes, message: str) -> None:
+    """An array document with an invalid grid, shape or names raises DecodeError."""
     with pytest.raises(DecodeError, match=message):
         read_grid(document)
 
@@ -260,8 +263,8 @@ def test_what_cannot_be_is_refused(document: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("names", "found"), [(None, None), (["x", None], ("x", None)), (["", "y"], (None, "y"))]
 )
-def test_names_may_be_missing(names: Any, found: Any) -> None:
-    """To the library an empty name is none."""
+def test_dimension_names_are_optional(names: Any, found: Any) -> None:
+    """Dimension names may be absent; an empty one is None, as to the library."""
     grid = read_grid(_document([2, 3], _regular(2, 2), dimension_names=names))
     assert grid is not None
     assert grid.array.names == found
@@ -288,10 +291,10 @@ _LINE = _document([8], _regular(2))
         (_LISTED, _document([0], _rectilinear([])), [[0]], [False]),
     ],
 )  # fmt: skip
-def test_a_chunk_is_kept_where_it_was_and_as_it_was_read(
+def test_chunks_that_a_new_document_leaves_readable_are_kept(
     before: bytes, after: bytes, coords: list[list[int]], kept: list[bool]
 ) -> None:
-    """Those inside of a new shape are; sizes in lists are compared chunk by chunk."""
+    """Chunks are kept if they lie in the new grid, with the same size, codecs and data type."""
     then, now = read_grid(before), read_grid(after)
 
     assert then is not None

@@ -1,4 +1,4 @@
-"""Settings that are used: containers, and those for writing a repository."""
+"""`shardgate.formats.icechunk.config`: virtual containers, and settings for writing."""
 
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,8 @@ def _with(containers: Any) -> dict[str, Any]:
     return {"virtual_chunk_containers": containers}
 
 
-def test_containers_have_names_and_prefixes() -> None:
-    """Their stores do not count, whose kind is a tag of YAML or an object of one member."""
+def test_containers_are_decoded_with_name_and_prefix() -> None:
+    """Containers are decoded with name and prefix from YAML and FlexBuffers."""
     s3 = {"name": "lab", "url_prefix": "s3://lab/", "store": {"s3": {"anonymous": True}}}
     lab = VirtualContainer("lab", "s3://lab/")
 
@@ -58,8 +58,8 @@ def test_containers_have_names_and_prefixes() -> None:
     assert decode_config(_with({"s3://lab/": s3})).containers == (lab,)
 
 
-def test_a_configuration_may_say_nothing() -> None:
-    """The library's defaults have no containers; a file need not even have an object."""
+def test_empty_configuration_has_defaults() -> None:
+    """An empty configuration, or one without containers, has the defaults."""
     for config in (None, {}, {"x": 1}, _with(None), _with({})):
         assert decode_config(config) == Config()
     for text in ("", "# nothing", "~", "virtual_chunk_containers:"):
@@ -74,8 +74,8 @@ S3 = {"url_prefix": "s3://lab/", "store": {"s3": {}}}
     [1, [], _with([S3]), _with({"a": 1}), _with({"a": {}}), _with({"a": S3 | {"name": 1}}),
      _with({"a": S3 | {"url_prefix": None}})],
 )  # fmt: skip
-def test_what_is_no_container_is_damage(config: Any) -> None:
-    """Nothing is guessed about where references may lead."""
+def test_invalid_container_is_refused(config: Any) -> None:
+    """A configuration with an invalid container raises DecodeError."""
     with pytest.raises(DecodeError):
         decode_config(config)
 
@@ -86,16 +86,16 @@ def test_what_is_no_container_is_damage(config: Any) -> None:
      "a: &a {b: c}\nd: {<<: *a}", "[" * 5000, "? [a]\n: b", '"\\UFFFFFFFF"',
      'virtual_chunk_containers: {a: {url_prefix: "\\ud800", store: s3}}'],
 )  # fmt: skip
-def test_yaml_that_nobody_wrote_for_icechunk_is_damage(text: str) -> None:
-    """Aliases and depth could spell more than memory holds; a large file is slow to read."""
+def test_invalid_or_large_yaml_is_refused(text: str) -> None:
+    """YAML with errors, aliases or deep nesting, or above the limit, raises DecodeError."""
     with pytest.raises(DecodeError, match="YAML"):
         DECODE(text.encode())
     with pytest.raises(DecodeError, match="more than 65536 bytes"):
         DECODE(text.encode().ljust((1 << 16) + 1))
 
 
-def test_errors_tell_no_secrets() -> None:
-    """A URL may hold credentials, and a line of a file a URL."""
+def test_errors_of_a_configuration_contain_no_secrets() -> None:
+    """Errors of a configuration contain no credentials of its URLs."""
     container = {"url_prefix": "https://me:secret@lab/", "name": 1}
     with pytest.raises(DecodeError) as error:
         decode_config({"virtual_chunk_containers": {"lab": container}})
@@ -105,8 +105,8 @@ def test_errors_tell_no_secrets() -> None:
     assert "secret" not in str(error.value)
 
 
-def test_how_a_repository_is_written(tmp_path: Path) -> None:
-    """All is taken from what the library stores, or is its default."""
+def test_settings_for_writing_agree_with_the_library(tmp_path: Path) -> None:
+    """Settings for writing are those that the library stores, or its defaults."""
     splitting = icechunk.ManifestSplittingConfig.from_dict(
         {icechunk.ManifestSplitCondition.AnyArray(): {icechunk.ManifestSplitDimCondition.Any(): 10}}
     )
@@ -136,7 +136,7 @@ def test_how_a_repository_is_written(tmp_path: Path) -> None:
     [{"inline_chunk_threshold_bytes": -1}, {"num_updates_per_repo_info_file": "7"},
      {"compression": {"level": 1.5}}, {"compression": 3}, {"manifest": []}],
 )  # fmt: skip
-def test_no_number_of_things(document: Json) -> None:
-    """What cannot be is damage."""
+def test_invalid_setting_for_writing_is_refused(document: Json) -> None:
+    """An invalid setting for writing raises DecodeError."""
     with pytest.raises(DecodeError):
         read_config(encode_flexbuffer(document))

@@ -1,4 +1,4 @@
-"""Changes made and put on top of others', here and by the library, and conflicts of these."""
+"""Rebases of change sets and their conflicts, compared with those of the library."""
 
 import asyncio
 from collections.abc import Callable
@@ -41,7 +41,7 @@ NOTHING = apply_changes(ChangeSet(), EMPTY).log
 
 
 def _parent() -> StoredSnapshot:
-    """Return a snapshot with a group that has an array of 1000 chunks in it."""
+    """Return a snapshot with a group and an array of 1000 chunks in it."""
     new = {
         A: NodeDocument("/", group()),
         B: NodeDocument("/g", group()),
@@ -58,7 +58,7 @@ def _put(changes: ChangeSet, before: StoredSnapshot) -> tuple[StoredSnapshot, Tr
 def _over(
     ours: ChangeSet, *theirs: ChangeSet, policy: Policy = Policy.FAIL
 ) -> ChangeSet | list[CommitConflict]:
-    """Put *ours* on top of *theirs*, each of which is a commit."""
+    """Rebase *ours* over *theirs*, each of which is a commit."""
     parent = tip = _parent()
     logs: list[TransactionLog] = []
     for changes in theirs:
@@ -77,8 +77,8 @@ def _kinds(found: ChangeSet | list[CommitConflict]) -> list[tuple[str, str]]:
     return [(str(conflict.kind), conflict.path) for conflict in found]
 
 
-def test_the_chunks_that_both_changed_are_counted_and_the_first_are_named() -> None:
-    """Of a thousand chunks a hundred are told, whichever commit of theirs changed them."""
+def test_conflict_counts_all_chunks_and_lists_the_first_hundred() -> None:
+    """A conflict counts all chunks that both sides changed, and lists the first hundred."""
     found = _over(_chunks(*range(999)), _chunks(*range(700)), _chunks(*range(600, 1000)))
 
     assert isinstance(found, list)
@@ -99,10 +99,13 @@ def test_the_chunks_that_both_changed_are_counted_and_the_first_are_named() -> N
         (b"", [[5], [499], [500], [700], [701], [999]]),
     ],
 )
-def test_chunks_that_our_grid_drops_or_makes_others_are_told(
+def test_chunks_lost_by_our_new_grid_are_a_conflict(
     document: bytes, lost: list[list[int]] | None
 ) -> None:
-    """The library lets them go, or be read as what they are not."""
+    """Chunks of theirs that our new document drops or reinterprets are a conflict.
+
+    The library lets this pass.
+    """
     theirs = (_chunks(5, 499, 500), _chunks(700, 701, 999))
     found = _over(ChangeSet(updated={C: document}), *theirs)
 
@@ -114,8 +117,8 @@ def test_chunks_that_our_grid_drops_or_makes_others_are_told(
     assert found[0].chunks == lost
 
 
-def test_what_came_and_went_is_in_nobodys_way() -> None:
-    """A path that they used for a while is free again."""
+def test_node_that_they_created_and_deleted_is_no_conflict() -> None:
+    """A node that they created is a conflict with ours at its path, unless they deleted it."""
     made = ChangeSet(new={D: NodeDocument("/x", group())})
     ours = ChangeSet(new={E: NodeDocument("/x", array([2], [2]))})
 
@@ -123,8 +126,8 @@ def test_what_came_and_went_is_in_nobodys_way() -> None:
     assert _over(ours, made, ChangeSet(deleted=frozenset([D]))) == ours
 
 
-def test_a_move_of_theirs_is_always_a_conflict_and_the_only_one() -> None:
-    """Also where they moved the node back, which only the logs say."""
+def test_move_of_theirs_is_the_only_conflict() -> None:
+    """A move of theirs, even one that was undone, is the only reported conflict."""
     parent = _parent()
     moved = replace(parent.nodes["/g/a"], path="/b")
     there = {path: node for path, node in parent.nodes.items() if path != "/g/a"} | {"/b": moved}
@@ -134,8 +137,8 @@ def test_a_move_of_theirs_is_always_a_conflict_and_the_only_one() -> None:
         assert _kinds(found) == [("move_operation_cannot_be_rebased", "/g/a")]
 
 
-def test_one_conflict_of_a_kind_is_told_of_a_path() -> None:
-    """Ordered by path."""
+def test_conflicts_are_listed_once_per_kind_and_path() -> None:
+    """Conflicts are listed once for each kind and path, sorted by path."""
     theirs = ChangeSet(
         new={D: NodeDocument("/g/x", group()), E: NodeDocument("/g/y", group())},
         updated={B: group() + b" ", C: array([8], [2])},
@@ -153,10 +156,10 @@ def test_one_conflict_of_a_kind_is_told_of_a_path() -> None:
     st.lists(st.lists(STEP, max_size=5), max_size=2),
     st.sampled_from(Policy),
 )
-def test_what_has_no_conflict_has_the_changes_of_both(
+def test_rebase_without_conflict_merges_both_sides(
     steps: list[Step], ours: list[Step], theirs: list[list[Step]], policy: Policy
 ) -> None:
-    """Each node is as who changed it left it; which is a tree, or it could not be put there."""
+    """A rebase without conflict gives the three-way merge of both sides."""
     store, ids = TreeStore(), count()
     parent_tree = run({}, steps, ids)
     parent, _ = store.commit(difference({}, parent_tree), EMPTY, parent_tree)
@@ -272,15 +275,15 @@ HOLES = {
     ("shrink arr", "set chunk 3"),
     ("shrink and fill", "set chunk 3"),
 }
-"""What the library lets pass, ours over theirs."""
+"""Conflicts that the library misses, as ours over theirs."""
 OURS = [name for name in CHANGES if not name.startswith("move")]
-"""Only the library moves nodes."""
+"""Changes without moves, which only the library makes."""
 _SHRINKING = {"shrink arr", "shrink and fill"}
 
 
 @dataclass
 class Written:
-    """A repository with every change committed on a branch of its own."""
+    """A repository with each change committed on a branch of its own."""
 
     folder: Path
     repo: icechunk.Repository
@@ -288,15 +291,15 @@ class Written:
     tips: dict[str, str]
 
     def session(self, change: str, branch: str) -> icechunk.Session:
-        """Begin a session at the tip of *branch*, which makes a change."""
+        """Begin a session at the tip of *branch* for a change."""
         is_move = change.startswith("move")
         start = self.repo.rearrange_session if is_move else self.repo.writable_session
         return start(branch)
 
     def rebase_theirs(self, ours: str, theirs: str) -> set[str] | StoredSnapshot | None:
-        """Make the library put one change over another: the kinds of conflicts, or the outcome.
+        """Let the library rebase one change over another; return the conflicts or the snapshot.
 
-        There is none where it finds no conflict and cannot commit.
+        The result is None if the library finds no conflict and cannot commit.
         """
         branch = f"{ours} over {theirs}"
         self.repo.create_branch(branch, self.base)
@@ -314,7 +317,7 @@ class Written:
             return None
 
     def changes(self, name: str) -> ChangeSet:
-        """Return a change as a change set of ours."""
+        """Return a change as a change set."""
         tip = self.tips[name]
         base = stored(self.folder, self.base)
         return change_set(base, stored(self.folder, tip), logged(self.folder, tip))
@@ -327,7 +330,7 @@ class Written:
     def rebase_ours(
         self, ours: str, theirs: str, policy: Policy = Policy.FAIL
     ) -> list[CommitConflict] | StoredSnapshot:
-        """Put one change over another: conflicts, or the outcome, but for manifests."""
+        """Rebase one change over another; return the conflicts or the snapshot."""
         changes = self.changes(f"{ours} (ours)")
         tip = stored(self.folder, self.tips[theirs])
         logs = [logged(self.folder, self.tips[theirs])]
@@ -367,8 +370,8 @@ def _plain(log: TransactionLog) -> tuple[TransactionLog, dict[bytes, list[object
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_commit_is_the_same_by_whomever_it_is_made(written: Written, name: str) -> None:
-    """Shapes, numbers of chunks, names, and every list of the log; manifests are the library's."""
+def test_commit_equals_that_of_the_library(written: Written, name: str) -> None:
+    """A commit has the nodes, listed manifests and log of the library's commit."""
     tip = written.tips[name]
     after = stored(written.folder, tip)
     applied = apply_changes(written.changes(name), stored(written.folder, written.base))
@@ -388,10 +391,12 @@ def test_a_commit_is_the_same_by_whomever_it_is_made(written: Written, name: str
 
 
 @pytest.mark.parametrize("ours", OURS)
-def test_we_let_pass_what_the_library_does_but_for_its_holes(written: Written, ours: str) -> None:
-    """Where it finds conflicts we find the same; where it finds none, the same comes out.
+def test_conflicts_equal_those_of_the_library_except_its_misses(
+    written: Written, ours: str
+) -> None:
+    """Rebases have the conflicts or the result of the library, and those that it misses.
 
-    To the library a smaller array is one of which chunks were deleted.
+    To the library, a smaller array is one with deleted chunks.
     """
     for theirs in CHANGES:
         expected = written.rebase_theirs(ours, theirs)
@@ -412,10 +417,8 @@ def test_we_let_pass_what_the_library_does_but_for_its_holes(written: Written, o
 
 @pytest.mark.parametrize("policy", [Policy.OURS, Policy.THEIRS])
 @pytest.mark.parametrize("ours", OURS)
-def test_a_policy_settles_nothing_but_chunks_that_both_changed(
-    written: Written, ours: str, policy: Policy
-) -> None:
-    """All other conflicts stay as they are."""
+def test_policy_resolves_only_chunk_conflicts(written: Written, ours: str, policy: Policy) -> None:
+    """A policy resolves conflicts of chunks that both changed, and no others."""
     for theirs in CHANGES:
         failing, settled = (
             written.rebase_ours(ours, theirs, each) for each in (Policy.FAIL, policy)

@@ -1,4 +1,4 @@
-"""Coordinates in arrays, against lists and sets of tuples."""
+"""`shardgate.formats.icechunk.coords`: arrays of coordinates, compared with lists of tuples."""
 
 import numpy as np
 from hypothesis import given
@@ -26,8 +26,8 @@ def _tuples(coords: Coords) -> Rows:
 
 
 @given(ROWS)
-def test_rows_are_sorted_and_found(drawn: tuple[int, Rows, Rows]) -> None:
-    """Also rows of no numbers, and far corners of a box."""
+def test_coords_agree_with_lists_of_tuples(drawn: tuple[int, Rows, Rows]) -> None:
+    """Union, last occurrences and membership of coordinates agree with lists of tuples."""
     ndim, some, others = drawn
     coords = _coords(some, ndim)
     distinct = sorted(set(some))
@@ -40,15 +40,15 @@ def test_rows_are_sorted_and_found(drawn: tuple[int, Rows, Rows]) -> None:
     assert found.tolist() == [each in set(others) for each in distinct]
 
 
-def test_a_union_has_a_batch_for_each_ndim() -> None:
-    """Empty batches are left out."""
+def test_union_has_one_batch_per_ndim() -> None:
+    """A union has one sorted batch for each number of dimensions, and no empty ones."""
     batches = [_coords([(1, 1)], 2), _coords([(2,), (1,)], 1), _coords([], 3), _coords([(2,)], 1)]
 
     assert [_tuples(each) for each in union(*batches)] == [[(1,), (2,)], [(1, 1)]]
 
 
 def test_coordinates_of_another_ndim_match_nothing() -> None:
-    """The library takes keys with any number of indexes."""
+    """Coordinates with another number of dimensions are outside of every box and match none."""
     ones = _coords([(0,), (1,)], 1)
     assert inside(ones, (2,)).tolist() == [True, True]
     assert inside(ones, (2,), (1,)).tolist() == [False, True]

@@ -1,4 +1,4 @@
-"""The frame of every metadata file."""
+"""The header and the compression of every metadata file."""
 
 import struct
 
@@ -13,7 +13,7 @@ from tests.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, envel
 
 _LIMIT = 2**20
 _PAYLOAD = bytes(range(256)) * 3000
-"""Several blocks."""
+"""A payload of several zstd blocks."""
 
 
 def _frame(payload: bytes, *, told: bool = True, checksum: bool = False) -> bytes:
@@ -35,8 +35,8 @@ def _open(body: bytes, limit_nbytes: int = _LIMIT) -> bytes:
 
 
 @given(st.binary(max_size=300), st.sampled_from([1, 2]), st.sampled_from([0, 1]))
-def test_a_file_gives_its_payload(payload: bytes, version: int, compression: int) -> None:
-    """Of either version, and uncompressed too, which the library does not read."""
+def test_payload_of_an_envelope_is_returned(payload: bytes, version: int, compression: int) -> None:
+    """The payload of a file of either version, compressed or not, is returned."""
     data = envelope(payload, MANIFEST, version=version, compression=compression)
 
     assert open_envelope(data, FileType.MANIFEST, 300) == (version, payload)
@@ -55,15 +55,15 @@ def test_a_file_gives_its_payload(payload: bytes, version: int, compression: int
     ],
     ids=["sized", "unsized", "checksum", "streamed", "two", "skippable", "empty"],
 )
-def test_zstd_comes_in_many_frames(body: bytes) -> None:
-    """With the size told or not, with a checksum or not; others between are skipped."""
+def test_zstd_of_several_frames_is_decompressed(body: bytes) -> None:
+    """Several zstd frames, with or without sizes and checksums, are decompressed."""
     assert _open(body) == _PAYLOAD
 
 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("checksum", [True, False])
-def test_a_truncated_file_is_damaged(*, told: bool, checksum: bool) -> None:
-    """Wherever it ends."""
+def test_truncated_file_is_refused(*, told: bool, checksum: bool) -> None:
+    """A file truncated at any byte raises DecodeError."""
     data = header(SNAPSHOT) + _frame(b"payload" * 9, told=told, checksum=checksum)
 
     for stop in (*range(39), *range(40, len(data))):
@@ -83,8 +83,8 @@ def test_a_truncated_file_is_damaged(*, told: bool, checksum: bool) -> None:
         (header(SNAPSHOT, compression=2), "algorithm 2"),
     ],
 )
-def test_the_header_has_to_be_right(data: bytes, fault: str) -> None:
-    """A file of another kind, or of a later version, is not read as if it were ours."""
+def test_invalid_header_is_refused(data: bytes, fault: str) -> None:
+    """A header of another magic, version, file type or algorithm raises DecodeError."""
     with pytest.raises(DecodeError, match=fault):
         open_envelope(data, FileType.SNAPSHOT, _LIMIT)
 
@@ -108,15 +108,15 @@ def test_the_header_has_to_be_right(data: bytes, fault: str) -> None:
     ],
     ids=["checksum", "tail", "no frame", "block", "kind", "skip", "dictionary"],
 )
-def test_damaged_zstd_is_told(body: bytes) -> None:
-    """A wrong checksum, leftovers, a block of no kind, a dictionary that nobody has."""
+def test_damaged_zstd_is_refused(body: bytes) -> None:
+    """Zstd with a wrong checksum, trailing bytes, bad block or dictionary raises DecodeError."""
     with pytest.raises(DecodeError, match="damaged zstd"):
         _open(body)
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_payload_may_have_just_the_limit(*, told: bool) -> None:
-    """And no byte more, in one frame or in many, or uncompressed."""
+def test_payload_above_the_limit_is_refused(*, told: bool) -> None:
+    """A payload of the limit's length is returned; a longer one raises DecodeError."""
     half = _frame(_PAYLOAD[:9], told=told)
     body = half + _frame(_PAYLOAD[9:], told=told)
 

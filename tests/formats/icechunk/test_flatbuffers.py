@@ -1,4 +1,4 @@
-"""FlatBuffers read and written by descriptions of their tables."""
+"""`shardgate.formats.icechunk.flatbuffers`: FlatBuffers by descriptions of tables."""
 
 import struct
 from collections.abc import Callable
@@ -84,15 +84,15 @@ def _read(data: bytes, kind: TableType = _ROOT, **options: Any) -> list[Any]:
     return FlatBufferReader(data, **options).root(kind)
 
 
-def test_every_kind_of_field_is_read_and_written() -> None:
-    """As the package `flatbuffers` wrote it, and as it is written here."""
+def test_each_kind_of_field_is_read_and_written() -> None:
+    """Each kind of field is read from a buffer of the package `flatbuffers`, and of our own."""
     assert _read(payload(_FIELDS)) == _VALUES
     assert _read(payload({**_FIELDS, 12: Number("B", 1)})) == _VALUES
     assert _read(bytes(FlatBufferWriter().finish(_ROOT, _VALUES))) == _VALUES
 
 
-def test_offsets_of_a_lazy_table_are_read_later() -> None:
-    """Its values are positions, and an absent one stays absent."""
+def test_fields_of_a_lazy_table_are_positions() -> None:
+    """Fields of a lazy table are positions that can be read later, or None."""
     reader = FlatBufferReader(payload({**_FIELDS, 12: Number("B", 1)}))
     row = reader.root(_ROOT.lazy)
 
@@ -104,7 +104,7 @@ def test_offsets_of_a_lazy_table_are_read_later() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {12: Number("B", 1)}])
 def test_absent_fields_are_none_or_zero(fields: Fields) -> None:
-    """The vtable is too short for them, or has no place for them."""
+    """Absent fields are zero or None; a required one raises DecodeError."""
     found = _read(payload(fields))
 
     assert found == [0] * 5 + [None] * 7
@@ -112,8 +112,8 @@ def test_absent_fields_are_none_or_zero(fields: Fields) -> None:
         required(found[5], "id")
 
 
-def test_a_truncated_buffer_is_damaged_or_read_right() -> None:
-    """Wherever it ends: nothing comes from the other end of it."""
+def test_truncated_buffer_is_refused_or_read_exactly() -> None:
+    """A buffer truncated at any byte raises DecodeError or has the right values."""
     data = payload(_FIELDS)
     for stop in range(len(data)):
         try:
@@ -135,16 +135,16 @@ def test_a_truncated_buffer_is_damaged_or_read_right() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [_ROOT, _ROOT.lazy])
-def test_a_table_has_to_lie_in_the_buffer(data: bytes, kind: TableType) -> None:
-    """And its vtable, and its fields."""
+def test_table_outside_of_the_buffer_is_refused(data: bytes, kind: TableType) -> None:
+    """A table, vtable or field outside of the buffer raises DecodeError."""
     with pytest.raises(DecodeError, match="damaged FlatBuffer"):
         _read(data, kind)
 
 
 @pytest.mark.parametrize("count", [1, 2**16, 2**32 - 1])
 @pytest.mark.parametrize("field", _OFFSETS)
-def test_a_vector_has_to_end_in_the_buffer(field: Field, count: int) -> None:
-    """A count is not believed before memory is taken for it."""
+def test_vector_past_the_end_of_the_buffer_is_refused(field: Field, count: int) -> None:
+    """A vector whose length exceeds the buffer raises DecodeError."""
     table = struct.pack("<IiHHHxx", 4, -4, 6, 4, 10)
     data = table + struct.pack("<II", 4, count)
 
@@ -164,10 +164,8 @@ _READS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("read", "reason"), _READS)
-def test_what_cannot_be_or_would_be_lost_is_refused(
-    read: Callable[[], object], reason: str
-) -> None:
-    """A strict reader knows all fields; a position is checked however it was computed."""
+def test_overlapping_or_unknown_fields_are_refused(read: Callable[[], object], reason: str) -> None:
+    """Overlapping fields, invalid text, far positions, or strictly unknown fields are refused."""
     with pytest.raises(DecodeError, match=reason):
         read()
 
@@ -177,8 +175,10 @@ def test_what_cannot_be_or_would_be_lost_is_refused(
     [({0: "x" * 10**5}, (TEXT,)), ({0: b"x" * 10**5}, (DATA,)), ({}, ())],
     ids=["text", "bytes", "tables"],
 )
-def test_shared_parts_do_not_make_a_walk_endless(item: Fields, fields: tuple[Field, ...]) -> None:
-    """What is read again and again costs as if it were there as often."""
+def test_repeated_reads_of_shared_parts_are_limited(
+    item: Fields, fields: tuple[Field, ...]
+) -> None:
+    """Repeated reads of parts that many tables share raise DecodeError."""
     data = payload({0: [item] * 10**4})
     assert len(data) < 2 * 10**5
     reader = FlatBufferReader(data)
@@ -204,8 +204,8 @@ def _peer(data: bytes | bytearray) -> PeerTable:
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(_KINDS)), st.booleans())))
-def test_each_number_lies_aligned_where_the_vtable_says(fields: list[tuple[Field, bool]]) -> None:
-    """Whatever fields there are, each is found by its slot, at a multiple of its size."""
+def test_written_numbers_are_aligned(fields: list[tuple[Field, bool]]) -> None:
+    """Each written number is found by its vtable slot, aligned to its size."""
     row = [slot % 256 if is_present else None for slot, (_, is_present) in enumerate(fields)]
     root = _peer(FlatBufferWriter().finish(TableType(*(field for field, _ in fields)), row))
     for slot, (field, is_present) in enumerate(fields):
@@ -217,10 +217,10 @@ def test_each_number_lies_aligned_where_the_vtable_says(fields: list[tuple[Field
             assert root.Get(_KINDS[field], at) == slot % 256
 
 
-def test_strings_end_in_nul_and_vectors_begin_with_their_length() -> None:
-    """Readers in C take a string up to its NUL, which its length leaves out.
+def test_written_strings_and_vectors_follow_the_specification() -> None:
+    """Written strings end in NUL, vectors begin with their length, and structs are aligned.
 
-    Behind the offset of the root stands the identifier that the library writes there.
+    The buffer has the identifier that the library writes.
     """
     row = [["ä", ""], [b"\1\0", b"\2\0"], (TableType(TEXT), ["x"])]
     data = FlatBufferWriter().finish(TableType(TEXTS, structs_of(2, 8), TABLE), row)

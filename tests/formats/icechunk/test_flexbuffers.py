@@ -1,4 +1,4 @@
-"""FlexBuffers and metadata against the encoders of flatbuffers, msgpack and the library."""
+"""FlexBuffers and metadata, compared with flatbuffers, msgpack and the library."""
 
 import json
 import math
@@ -53,8 +53,10 @@ def _built(build: Callable[[Any], object]) -> bytes:
         (lambda b: b.FixedTypedVectorFromElements([0.5, 0.25, 0.1, 4.0]), [0.5, 0.25, 0.1, 4.0]),
     ],
 )
-def test_other_kinds_become_json(build: Callable[[Any], object], value: Any) -> None:
-    """Keys are text, blobs base64, numbers beyond JSON null, vectors of all kinds lists."""
+def test_each_kind_of_flexbuffer_is_decoded_to_json(
+    build: Callable[[Any], object], value: Any
+) -> None:
+    """Keys, blobs, numbers and vectors of each kind are decoded to JSON values."""
     assert decode_flexbuffer(_built(build)) == value
 
 
@@ -77,13 +79,13 @@ def test_other_kinds_become_json(build: Callable[[Any], object], value: Any) -> 
         "four uints", "bools",
     ],
 )  # fmt: skip
-def test_kinds_that_few_write_are_known(data: bytes, value: Any) -> None:
-    """Spelled by hand: the encoder has no such integers, floats and vectors."""
+def test_rare_kinds_of_flexbuffer_are_decoded(data: bytes, value: Any) -> None:
+    """Kinds that the encoder lacks, spelled by hand, are decoded."""
     assert decode_flexbuffer(data) == value
 
 
 def _shared() -> bytes:
-    """Spell 2^30 values in two hundred bytes."""
+    """Return two hundred bytes that decode to 2^30 values."""
     data = bytes([1, 0, 4])
     at = 1
     for _ in range(30):
@@ -104,8 +106,8 @@ def _shared() -> bytes:
         (_shared(), "for its size"),
     ],
 )  # fmt: skip
-def test_damage_is_an_error(data: bytes, reason: str) -> None:
-    """Nothing outside of the buffer is read, nothing is guessed, and nothing nests without end."""
+def test_damaged_flexbuffer_is_refused(data: bytes, reason: str) -> None:
+    """A damaged, circular or excessively shared FlexBuffer raises DecodeError."""
     with pytest.raises(DecodeError, match=reason):
         decode_flexbuffer(data)
 
@@ -117,8 +119,8 @@ def _nested(depth: int) -> Any:
     return value
 
 
-def test_what_nests_deep_is_read_and_written_to_a_limit() -> None:
-    """No depth of nesting is a `RecursionError`; the bound is the same for MessagePack."""
+def test_nesting_is_limited() -> None:
+    """Values nested up to the limit are read and written; deeper ones raise an error."""
     value, beyond = _nested(MAX_DEPTH), bytes(flexbuffers.Dumps(_nested(MAX_DEPTH + 1)))
 
     for data in (bytes(flexbuffers.Dumps(value)), encode_flexbuffer(value)):
@@ -150,8 +152,8 @@ VALUES = st.recursive(
 )
 
 
-def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
-    """All values as they are, in a repository whose metadata are these; and so do we."""
+def test_library_reads_encoded_metadata(tmp_path: Path) -> None:
+    """The library reads random values of metadata as encoded, and so does the decoder."""
     values: list[Any] = []
 
     @given(st.lists(VALUES, min_size=5, max_size=5))
@@ -172,14 +174,14 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [2**64, -(2**63) - 1, inf, [nan], {"a\0": 1}, "\ud800", [[[]] * 2, {"\ud800": 1}]]
 )
-def test_what_cannot_be_spelled_is_refused(value: Any) -> None:
-    """It is a `ValueError`, never something else that is read."""
+def test_value_without_an_encoding_is_refused(value: Any) -> None:
+    """A value that FlexBuffers cannot represent raises ValueError."""
     with pytest.raises(ValueError, match=r".+"):
         encode_flexbuffer(value)
 
 
-def test_items_that_could_not_be_read_again_are_not_written() -> None:
-    """A snapshot with one would make the whole repository unreadable here."""
+def test_metadata_item_above_8_mib_is_refused() -> None:
+    """A metadata item above 8 MiB encoded raises ValueError; one below it is decoded."""
     assert encode_metadata({"a": "x" * (2**23 - 64)}).decode()
     with pytest.raises(ValueError, match=r"^a takes 83886\d\d bytes, over 8388608$"):
         encode_metadata({"a": "x" * 2**23})
@@ -193,10 +195,10 @@ def _read(fields: Fields, version: int) -> Metadata:
 @pytest.mark.parametrize(
     ("version", "encode"), [(1, msgpack.packb), (2, lambda value: bytes(flexbuffers.Dumps(value)))]
 )
-def test_the_version_of_the_file_tells_the_encoding(version: int, encode: Any) -> None:
-    """Version 1 has MessagePack, version 2 FlexBuffers; half an item is damage.
+def test_encoding_of_metadata_depends_on_the_version(version: int, encode: Any) -> None:
+    """Metadata items are MessagePack in version 1 and FlexBuffers in version 2.
 
-    The field may be left out, and of two items of a name the later is not even decoded.
+    The first item of a name counts; an item without name or value raises DecodeError.
     """
     items = [item("a", encode([1, "é"])), item("", encode(None)), item("a", b"\xc1")]
 
@@ -208,16 +210,16 @@ def test_the_version_of_the_file_tells_the_encoding(version: int, encode: Any) -
 
 
 @given(VALUES)
-def test_messagepack_of_json_comes_back(value: Any) -> None:
-    """All shapes of JSON, and numbers up to 2^64."""
+def test_messagepack_of_json_is_decoded(value: Any) -> None:
+    """JSON values encoded as MessagePack are decoded to the same values."""
     assert decode_messagepack(msgpack.packb(value)) == value
 
 
 @pytest.mark.parametrize(
     ("value", "decoded"), [(b"\x00\xff", "AP8="), (float("nan"), None), ([float("-inf")], [None])]
 )
-def test_what_json_cannot_say_is_replaced(value: Any, decoded: Any) -> None:
-    """Binary becomes base64, and numbers that JSON has not become null."""
+def test_messagepack_values_outside_of_json_are_replaced(value: Any, decoded: Any) -> None:
+    """Binary values of MessagePack become base64, and NaN and infinities null."""
     assert decode_messagepack(msgpack.packb(value)) == decoded
 
 
@@ -227,14 +229,14 @@ def test_what_json_cannot_say_is_replaced(value: Any, decoded: Any) -> None:
      b"\x81\xc4\x01a\x02", b"\xd6\xff\0\0\0\0", b"\xc7\x00\xff", b"\xc7\x00\x05",
      b"\x91" * 5000 + b"\x01", b"\xdd\x00\x00\xff\xff" * 500],
 )  # fmt: skip
-def test_damaged_messagepack_is_an_error(data: bytes) -> None:
-    """Timestamps and other extensions, keys that are no text, and lists that only claim to be."""
+def test_damaged_messagepack_is_refused(data: bytes) -> None:
+    """MessagePack that is damaged, or has extensions or keys other than text, is refused."""
     with pytest.raises(DecodeError, match="MessagePack"):
         decode_messagepack(data)
 
 
 @given(st.binary(max_size=64))
-def test_noise_is_json_or_an_error(data: bytes) -> None:
-    """No noise raises anything else, and what it means can be said in JSON."""
+def test_random_messagepack_is_decoded_to_json_or_refused(data: bytes) -> None:
+    """Random bytes decode as MessagePack to valid JSON or raise DecodeError."""
     with suppress(DecodeError):
         json.dumps(decode_messagepack(data), allow_nan=False).encode()

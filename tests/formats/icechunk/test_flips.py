@@ -1,8 +1,7 @@
-"""Repositories with changed files: right bytes, or an error that says what is damaged.
+"""Repositories with randomly changed files: right bytes, or an error that names the damage.
 
-Nothing in a repository but the entries of shards has a checksum. So a change may say where a
-reference leads, or what is in an inline chunk, and nobody can tell; what it cannot do is lead out
-of the repository, or make more work than the file is large.
+Only indexes of shards have checksums, so a change of a reference or of an inline chunk can go
+unnoticed. It must not lead out of the repository, or cause more work than the file is large.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ KEYS = (
 
 @lru_cache(maxsize=2)
 def _objects(version: int = 2) -> Mapping[str, bytes]:
-    """Write a repository with chunks of every kind."""
+    """Return a repository with chunks of every kind."""
     builder = Builder(version)
     builder.group("/")
     builder.group("/g", {"zarr_format": 3, "node_type": "group", "attributes": {"x": 1}})
@@ -58,7 +57,7 @@ def _objects(version: int = 2) -> Mapping[str, bytes]:
 
 
 async def _read_all(objects: Mapping[str, bytes]) -> dict[str, bytes | Exception | None]:
-    """Read all keys, and see that no read leaves the repository and what is allowed."""
+    """Read all keys; assert that no read leaves the repository and the allowed prefix."""
     served = Served(objects)
     found: dict[str, bytes | Exception | None] = {}
     for key in KEYS:
@@ -82,8 +81,8 @@ async def _read_all(objects: Mapping[str, bytes]) -> dict[str, bytes | Exception
     ("name", "version"),
     [*((name, 2) for name in FILES), *((name, 1) for name in ("refs/branch.main", *FILES[1:]))],
 )
-def test_changes_lead_nowhere_else(name: str, version: int, examples: int) -> None:
-    """In the file as it is stored, and in the FlatBuffer in it: whatever is read, soon."""
+def test_changed_file_leads_to_no_other_object(name: str, version: int, examples: int) -> None:
+    """Reads of a repository with a changed file stay in allowed places and take less than 2 s."""
     objects = dict(_objects(version))
     file = next(key for key in objects if key.startswith(name))
 
@@ -111,10 +110,10 @@ def test_changes_lead_nowhere_else(name: str, version: int, examples: int) -> No
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_damage_of_a_whole_file_is_never_absence(name: str) -> None:
-    """Cut off anywhere, or with a header that is not right, no chunk is absent or another one.
+async def test_truncated_file_or_damaged_header_is_never_absence(name: str) -> None:
+    """A truncated file or damaged header leaves each key right or raises DamagedError.
 
-    Who wrote a file does not count, and without its magic number ``repo`` is no marker.
+    The writer's name in the header does not matter.
     """
     objects = _objects()
     file = next(key for key in objects if key.startswith(name))

@@ -1,4 +1,4 @@
-"""Repositories as nobody should write them, read by virtual key: right bytes, or what is wrong."""
+"""Hostile repositories, read by virtual key: right bytes or an error."""
 
 import json
 import re
@@ -26,14 +26,14 @@ GOOD = b"the good chunk"
 
 
 async def _check_rest(data: Served | Reading) -> None:
-    """Read what is not damaged."""
+    """Assert that the undamaged array is read."""
     assert await data.read("good/c/0") == GOOD
     assert await data.read("good/c/1") is None
     assert json.loads(await data.read("good/zarr.json") or b"") == LINE
 
 
 async def _why(data: Served | Reading, key: str) -> str:
-    """Return why *key* is damaged, though the rest is not."""
+    """Return the error of *key*, and assert that the rest is read."""
     with pytest.raises(DamagedError) as caught:
         await data.read(key)
     await _check_rest(data)
@@ -48,7 +48,7 @@ def _builder() -> Builder:
 
 
 def _with(*refs: Ref | Table, **more: Any) -> Served:
-    """Open a repository with the references *refs* of an array of 4 chunks."""
+    """Serve a repository with the references *refs* of an array of 4 chunks."""
     builder = _builder()
     tables = [ref.table if isinstance(ref, Ref) else ref for ref in refs]
     builder.array("/bad", LINE, [4], tables, **more)
@@ -80,13 +80,10 @@ VIRTUAL: dict[str, Any] = {"offset": 2, "length": 3}
             ({"offset": 8, "length": 3, "checksum_last_modified": 2**32 - 1}, "10 bytes"))),
     ],
 )  # fmt: skip
-async def test_a_reference_that_leads_nowhere_is_damaged(
-    fields: dict[str, Any], reason: str
-) -> None:
-    """Several payloads are as bad as none: the manifest and the node are named.
+async def test_invalid_reference_is_damage(fields: dict[str, Any], reason: str) -> None:
+    """A contradictory reference, or one to a missing, short or changed object, is damage.
 
-    So is a file that is gone, as garbage collection may have taken too much, or an object that is
-    too short, another one by now, or gone: that is no fill value.
+    The error names the manifest and node, or the object.
     """
     assert re.search(reason, await _why(_with(Ref(index=[0], **fields)), "bad/c/0"))
 
@@ -95,10 +92,13 @@ async def test_a_reference_that_leads_nowhere_is_damaged(
     ("offset", "length"),
     [(0, 15), (14, 1), (15, 1), (5, 2**32), (2**63 - 2, 1), (0, 2**63 - 1), (1, 2**62)],
 )
-async def test_a_reference_past_the_end_of_its_file_is_damaged(
+async def test_reference_past_the_end_of_its_file_is_damage(
     offset: int, length: int, tmp_path: Path
 ) -> None:
-    """The library would serve what is left of it."""
+    """A reference past the end of its chunk file raises DamagedError that names the file.
+
+    The library would return the remaining bytes.
+    """
     builder = _builder()
     ref = Ref(index=[0], chunk_id=builder.chunk(GOOD), offset=offset, length=length)
     builder.array("/bad", LINE, [4], [ref])
@@ -111,11 +111,11 @@ async def test_a_reference_past_the_end_of_its_file_is_damaged(
         assert f"chunks/{spell(digest(GOOD))}" in await _why(data, "bad/c/0")
 
 
-async def test_odd_references_are_read() -> None:
-    """Empty ones, which are not absent; those off the grid are as if they were not there.
+async def test_unusual_references_are_read() -> None:
+    """Empty chunks are empty and not absent, and chunks off the grid are absent.
 
-    The first of two counts, in one manifest and in two whose extents overlap; a scalar is one
-    chunk, to which old writers gave a dimension. Manifests need not be listed.
+    Of two references to a chunk the first counts, in one manifest or in two. A scalar's may have a
+    dimension, and manifests need not be listed.
     """
     builder = _builder()
     ref = Ref(index=[1], chunk_id=builder.chunk(GOOD), offset=3, length=0)
@@ -144,8 +144,8 @@ async def test_odd_references_are_read() -> None:
     assert [await data.read(f"s{ndim}/c") for ndim in (0, 1)] == [b"x", b"x"]
 
 
-async def test_a_chunk_outside_of_its_extents_is_not_looked_for() -> None:
-    """The manifest is not read, and may be missing."""
+async def test_chunk_outside_of_all_extents_is_absent_without_a_read() -> None:
+    """A chunk outside of a manifest's extents is absent, even if the manifest is missing."""
     data = _with(manifests=[(b"no such file", [(1, 2)])])
 
     assert await data.read("bad/c/0") is None
@@ -162,8 +162,8 @@ async def test_a_chunk_outside_of_its_extents_is_not_looked_for() -> None:
     ],
     ids=["repo", "snapshot", "snapshot as it is stored", "manifest"],
 )
-async def test_files_that_are_bombs_are_refused(file: str, data: bytes) -> None:
-    """The error names the file, of which no more than the limit is read or inflated."""
+async def test_decompression_bomb_is_refused_in_bounded_memory(file: str, data: bytes) -> None:
+    """A file that decompresses beyond the limit raises DamagedError within 4 MiB of memory."""
     objects = _builder().build()
     name = next(name for name in objects if name.startswith(file))
     served = Served({**objects, name: data}, 2**16)
@@ -177,8 +177,8 @@ async def test_files_that_are_bombs_are_refused(file: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("document", [b"{", b"\xff", {**LINE, "shape": [8, 8]}, PLAIN])
-async def test_a_damaged_node_is_no_absent_node(document: Any) -> None:
-    """Its document and its chunks are damaged, and the snapshot and the node are named."""
+async def test_damaged_node_is_not_absent(document: Any) -> None:
+    """Document and chunks of a damaged node raise DamagedError that names snapshot and node."""
     builder = _builder()
     builder.array("/bad", document, [4], [Ref(index=[0], inline=b"x")])
     data = Served(builder.build())
@@ -187,8 +187,8 @@ async def test_a_damaged_node_is_no_absent_node(document: Any) -> None:
         assert re.search(r"snapshots/[0-9A-Z]{20}: /bad: ", await _why(data, key))
 
 
-async def test_history_and_operations_are_not_needed_to_read() -> None:
-    """Neither a parent in a circle or nowhere nor an unknown operation is in the way."""
+async def test_damaged_history_does_not_affect_reads() -> None:
+    """Circular or missing parents and unknown operations do not affect reads."""
     for parent in (0, 1, 7, -2, 2**31 - 1, -(2**31), None):
         builder = _builder()
         snapshots = [building_repo.snapshot(builder.snapshot(), parent)]
@@ -197,8 +197,8 @@ async def test_history_and_operations_are_not_needed_to_read() -> None:
         await _check_rest(Served(_builder().build(updates=[building_repo.update(kind, {})])))
 
 
-async def test_a_repository_that_is_offline_is_not_served() -> None:
-    """Whatever is asked for, by whichever ref."""
+async def test_offline_repository_raises_offline_error() -> None:
+    """Every key of an offline repository raises OfflineError with the reason."""
     builder = _builder()
     status = {0: U8(2), 1: U64(NOON), 2: "under repair"}
     data = Served(builder.build(status=status))
@@ -210,8 +210,8 @@ async def test_a_repository_that_is_offline_is_not_served() -> None:
             await data.read(key)
 
 
-async def test_a_ref_at_a_snapshot_that_is_gone_is_damaged() -> None:
-    """The snapshot and the ref are named; an id that nobody told of names nothing."""
+async def test_ref_at_a_missing_snapshot_is_damage() -> None:
+    """A branch at a missing snapshot raises DamagedError that names both; a bare id is absent."""
     objects = _builder().build()
     gone = spell(b"gone for now")
     snapshots = [building_repo.snapshot(b"gone for now"), building_repo.snapshot(b"not at all..")]
@@ -234,8 +234,11 @@ SHARD = encode_shard([b"one", None, b"three", None])
         (SHARD[:-1] + b"x", "checksum"),
     ],
 )
-async def test_a_damaged_shard_in_a_manifest_is_damaged(shard: bytes, reason: str) -> None:
-    """The manifest is named; the conformance suite damages those in files of their own."""
+async def test_damaged_inline_shard_is_damage(shard: bytes, reason: str) -> None:
+    """A damaged inline shard raises DamagedError that names the manifest.
+
+    Shards in files are covered by the conformance suite.
+    """
     builder = _builder()
     builder.array("/bad", SHARDED, [2, 2], [Ref(index=[0, 0], inline=shard)])
     why = await _why(Served(builder.build()), "bad/c/1/0")
@@ -250,8 +253,8 @@ async def test_a_damaged_shard_in_a_manifest_is_damaged(shard: bytes, reason: st
      "s3://archive/era5/..%2fsecret", "s3://archive/era50/a.nc", "s3://bucket/secret",
      "file:///etc/passwd", "http://169.254.169.254/latest/meta-data/", "http://127.0.0.1/x"],
 )  # fmt: skip
-async def test_a_virtual_reference_elsewhere_is_not_followed(location: str) -> None:
-    """It is refused, and the rest of the array is read."""
+async def test_virtual_reference_outside_of_the_prefixes_is_refused(location: str) -> None:
+    """A virtual reference outside of the allowed prefixes is refused; other chunks are read."""
     builder = _builder()
     refs = [Ref(index=[0], location=location, **VIRTUAL), Ref(index=[1], inline=b"x")]
     builder.array("/bad", LINE, [4], refs)

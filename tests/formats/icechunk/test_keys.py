@@ -1,4 +1,4 @@
-"""Virtual keys: the ref that they name and the path in it; ids as file names."""
+"""Virtual keys of refs, and ids as file names."""
 
 import pytest
 from hypothesis import given
@@ -29,14 +29,14 @@ REFS = st.builds(Branch, NAMES) | st.builds(Tag, NAMES) | st.just(SnapshotId(FIR
          f"@{FIRST.lower()}/a", f"@{FIRST[:-1]}1/a", f"@{FIRST[:-1]}/a", f"@{FIRST}0/a",
          "@1CECHNKREPOF1RSTCMT0/a", "@/a", "@a/b", "@Branch.dev/a", "@branch/a", f"{FIRST}/a"))],
 )  # fmt: skip
-def test_a_key_is_a_ref_and_a_path(key: str, ref: Ref | None, path: str) -> None:
-    """Without a ref, of which each has one spelling, it is a path in ``main``."""
+def test_key_is_split_into_ref_and_path(key: str, ref: Ref | None, path: str) -> None:
+    """A key is split into the ref that it begins with, or ``main``, and a path."""
     assert split_ref(VirtualKey(key)) == (ref, path)
 
 
 @given(REFS, st.sampled_from(["", "zarr.json", "g/a/c/0"]))
-def test_every_ref_can_be_spelled(ref: Ref, path: str) -> None:
-    """Any text is a name, which stays in its segment, however much of it a URL encodes."""
+def test_spelled_ref_is_split_back(ref: Ref, path: str) -> None:
+    """A ref of any name, spelled in a key and percent-encoded in a URL, is split back."""
     name = ref.text if isinstance(ref, SnapshotId) else ref.name
     head = {Branch: "@branch.", Tag: "@tag.", SnapshotId: "@"}[type(ref)]
     everything = "".join(f"%{byte:02x}" for byte in (head + name).encode())
@@ -48,19 +48,19 @@ def test_every_ref_can_be_spelled(ref: Ref, path: str) -> None:
     assert split_target(f"/em/{everything}/{path}".encode()) == ("em", key)
 
 
-def test_only_what_no_segment_can_hold_is_escaped() -> None:
-    """Names of people's alphabets stay readable."""
+def test_ref_name_is_escaped_minimally() -> None:
+    """Slashes, percent signs and control characters of a ref's name are escaped, others kept."""
     assert escape_ref("é b/c%\n?#") == "é b%2Fc%25%0A?#"
 
 
 @given(st.binary(max_size=40))
-def test_an_id_is_read_as_it_is_spelled(data: bytes) -> None:
-    """Of any length: five bits a letter, the last ones padded."""
+def test_encoded_id_is_decoded(data: bytes) -> None:
+    """An id of any length is encoded in letters of five bits and decoded back."""
     assert decode_id(encode_id(data), len(data)) == data
 
 
-def test_the_first_snapshot_has_its_name() -> None:
-    """The alphabet is that of the specification."""
+def test_id_of_the_first_snapshot_has_the_specified_spelling() -> None:
+    """The id of the first snapshot is spelled in the alphabet of the specification."""
     digits = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
     bits = "".join(f"{digits.index(letter):05b}" for letter in FIRST)
     data = int(bits[:96], 2).to_bytes(12)
@@ -70,8 +70,8 @@ def test_the_first_snapshot_has_its_name() -> None:
 
 
 @given(st.text("0123456789ABCDEFGHJKMNPQRSTVWXYZabcoilOIL-\u0663 ", max_size=21))
-def test_an_id_has_one_spelling(text: str) -> None:
-    """Neither small letters nor letters alike nor set bits at the end are read."""
+def test_noncanonical_id_is_not_decoded(text: str) -> None:
+    """An id in lower case, with look-alike letters or with padding bits set is not decoded."""
     for nbytes in (NODE_ID_NBYTES, OBJECT_ID_NBYTES):
         data = decode_id(text, nbytes)
         assert data is None or encode_id(data) == text

@@ -1,4 +1,4 @@
-"""A repository by virtual key: refs, nodes and chunks, listings, and the reads for these."""
+"""`shardgate.formats.icechunk.layout`: refs, nodes, chunks and listings by virtual key."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -42,7 +42,7 @@ def _builder(data: bytes = b"native", version: int = 2) -> Builder:
 
 
 class _Case(Served):
-    """The repository of a builder, and the id of its snapshot."""
+    """A builder's repository, and the id of its snapshot."""
 
     def __init__(self, builder: Builder | None = None, **more: Any) -> None:
         self.builder = builder or _builder()
@@ -50,13 +50,13 @@ class _Case(Served):
         self.id = spell(digest(self.builder.nodes))
 
     async def names(self, prefix: str) -> list[str]:
-        """List what is below *prefix*."""
+        """List the names below *prefix*."""
         found = await (await self.open()).names(VirtualKey(prefix), self.fetch, run_in_thread)
         return [each.name for each in found]
 
 
-async def test_what_has_no_marker_is_no_repository() -> None:
-    """A file may be called ``repo`` by chance, but a damaged marker is no absence."""
+async def test_folder_without_a_marker_is_no_repository() -> None:
+    """A folder without a marker is no repository; a damaged marker raises DamagedError."""
     for objects in (
         {}, {"repo": b"# notes"}, {"refs/tag.v1/ref.json": b"{}"}, {"repo/x": b""},
         {"snapshots/x": b""},
@@ -71,7 +71,7 @@ async def test_what_has_no_marker_is_no_repository() -> None:
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"\0" * 50, b"ICD" + b"x" * 50])
 async def test_damaged_repo_of_a_named_format_is_damage(content: bytes) -> None:
-    """With a named format an unreadable ``repo`` is damage, and an error page proves no absence."""
+    """An unreadable ``repo`` of a named format is damage, and an error page is no absence."""
     icechunk = Icechunk(LIMIT, LIMIT, is_named=True)
     with pytest.raises(DamagedError, match="repo"):
         await icechunk.open(ROOT, DirectFetch(filled({"repo": content})))
@@ -82,8 +82,8 @@ async def test_damaged_repo_of_a_named_format_is_damage(content: bytes) -> None:
         await icechunk.open(ROOT, page)
 
 
-async def test_a_native_chunk_is_a_part_of_its_file() -> None:
-    """Whose version is its name; an inner chunk too, however deep it lies."""
+async def test_native_chunk_is_a_range_of_its_file() -> None:
+    """A native chunk, or an inner one of a shard, is a range of a file with its id as ETag."""
     chunk_id = spell(digest(b"native"))
     place, by, *_ = await _Case().locate("g/a/c/0")
     inner = (await _Case().locate("s/c/1/2")).place
@@ -96,8 +96,8 @@ async def test_a_native_chunk_is_a_part_of_its_file() -> None:
     assert (b"before" + SHARD)[slice(*inner.byte_range)] == b"three"
 
 
-async def test_inline_chunks_and_documents_have_versions_of_their_own() -> None:
-    """By the manifest and the place in it, or by the snapshot, though in the same words."""
+async def test_equal_inline_chunks_and_documents_have_distinct_etags() -> None:
+    """Equal inline chunks, and equal documents of two snapshots, have distinct ETags."""
     builder = _builder()
     refs = [Ref(index=[at], inline=b"same") for at in range(3)]
     builder.array("/i", LINE, [4], refs)
@@ -113,8 +113,8 @@ async def test_inline_chunks_and_documents_have_versions_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-async def test_a_branch_is_looked_at_again_where_a_chunk_was_deleted(*, is_committed: bool) -> None:
-    """Collection of garbage may come before its time; a chunk that is gone for good is damage."""
+async def test_deleted_chunk_revalidates_its_branch(*, is_committed: bool) -> None:
+    """A deleted chunk file revalidates the branch: a new commit is read, or DamagedError raised."""
     case = _Case()
     await case.read("g/a/c/0")
     for key in case.builder.build():
@@ -131,8 +131,8 @@ async def test_a_branch_is_looked_at_again_where_a_chunk_was_deleted(*, is_commi
 
 
 @pytest.mark.parametrize("before", [{}, {"repo": b"# A notebook"}])
-async def test_a_repository_that_appears_is_found(before: Mapping[str, bytes]) -> None:
-    """After the time of its absence, or of what was called ``repo`` by chance."""
+async def test_new_repository_is_found_after_the_ttl(before: Mapping[str, bytes]) -> None:
+    """A repository that is created after a lookup is found after the TTL."""
     case = _Case()
     objects = case.builder.build()
     for key in objects:
@@ -146,11 +146,8 @@ async def test_a_repository_that_appears_is_found(before: Mapping[str, bytes]) -
 
 
 @pytest.mark.parametrize("later_s", [TTL_S, 2])
-async def test_a_repository_that_is_upgraded_is_read_on(later_s: float) -> None:
-    """Its files stay as they were, ``repo`` is added, and files of refs are deleted.
-
-    Who knows from before that there was no ``repo`` looks again, and calls nothing absent.
-    """
+async def test_upgraded_repository_is_read(later_s: float) -> None:
+    """A repository that is upgraded to version 2 is read, before and after the TTL."""
     builder = _builder(version=1)
     case = _Case(builder)
     assert await case.read("g/a/c/0") == b"native"
@@ -163,8 +160,8 @@ async def test_a_repository_that_is_upgraded_is_read_on(later_s: float) -> None:
     assert await case.read("g/a/c/0") == b"native"
 
 
-async def test_the_root_is_listed_with_the_refs() -> None:
-    """Names that no segment can hold are encoded."""
+async def test_root_listing_has_refs_and_nodes() -> None:
+    """The listing of the root has refs, with escaped names, and the nodes of ``main``."""
     names = [building_repo.ref(name, 0) for name in ("a/b", "main", "100%")]
     case = _Case(branches=names)
 
@@ -186,8 +183,8 @@ async def test_the_root_is_listed_with_the_refs() -> None:
      ("@branch.main/g/", ["a/", "zarr.json"]), ("g/a/", ["zarr.json"]), ("g/a/c/0/", []),
      ("none/", []), ("@tag.none/", []), ("@session.x/", [])],
 )  # fmt: skip
-async def test_what_is_below_a_group_is_listed(prefix: str, expected: list[str]) -> None:
-    """Chunks are not; below what does not exist there is nothing."""
+async def test_listing_of_a_group_has_its_members(prefix: str, expected: list[str]) -> None:
+    """The listing of a group has its members and document, and no chunks."""
     assert await _Case().names(prefix) == expected
 
 
@@ -196,8 +193,8 @@ async def test_what_is_below_a_group_is_listed(prefix: str, expected: list[str])
     ["", "g", "g/a", "g/", "zarr.json/", "g/a/c/0/", "repo", "snapshots/x", "@tag.v1",
      "@branch.x/g"],
 )  # fmt: skip
-async def test_what_is_neither_document_nor_chunk_is_nothing(key: str) -> None:
-    """The files of the repository are not served under their names."""
+async def test_other_key_is_absent(key: str) -> None:
+    """A key that is neither document nor chunk, such as a repository's file, is absent."""
     case = _Case()
     assert await (await case.open()).locate(VirtualKey(key), case.fetch) == MISSING
 
@@ -219,15 +216,15 @@ async def test_what_is_neither_document_nor_chunk_is_nothing(key: str) -> None:
     ],
 )
 async def test_absence_is_explained_by_refs_and_grids(key: str, reason: str) -> None:
-    """The reason of absence is the right spelling of a ref, or the grid that a chunk is off."""
+    """An absent key is explained by the right spelling of its ref, or by the array's grid."""
     case = _Case()
     layout = await case.open()
 
     assert await layout.explain_absence(VirtualKey(key), case.fetch) == reason
 
 
-async def test_the_arrays_of_main_are_described() -> None:
-    """With their paths; a damaged one is told of."""
+async def test_arrays_of_main_are_described() -> None:
+    """The arrays of ``main`` are described with their paths; a damaged one is DamagedError."""
     builder = _builder()
     builder.array("/bad", b"{", [4])
     case = _Case(builder)
@@ -274,10 +271,10 @@ def grids(draw: st.DrawFn) -> tuple[Grid, list[str]]:
 
 
 @given(grids(), st.sampled_from(PREFIXES), st.data())
-def test_wanted_keys_come_in_the_order_of_their_bytes(
+def test_listed_chunk_keys_are_sorted_by_bytes(
     grid_and_keys: tuple[Grid, list[str]], prefix: str, data: st.DataObject
 ) -> None:
-    """Whatever is stored and wherever one begins, the wanted keys come sorted, and each once."""
+    """Chunk keys in a window are listed once each, sorted by their bytes."""
     grid, keys = grid_and_keys
     after = data.draw(st.sampled_from(["", *keys, *PREFIXES, "t/c/007", "t/c/1z"]))
     window = Window(prefix, after)
@@ -289,10 +286,10 @@ def test_wanted_keys_come_in_the_order_of_their_bytes(
 
 
 @given(grids(), st.sampled_from(PREFIXES), st.data())
-def test_folded_keys_are_cut_behind_the_delimiter(
+def test_listed_chunk_keys_are_folded_once(
     grid_and_keys: tuple[Grid, list[str]], prefix: str, data: st.DataObject
 ) -> None:
-    """What has the delimiter behind the prefix is told once, up to there."""
+    """Chunk keys with the delimiter behind the prefix are listed once, up to the delimiter."""
     grid, keys = grid_and_keys
     window = Window(prefix, data.draw(st.sampled_from(["", *keys])), "/")
     found = [window.fold(key) or key for key in map(grid.spell, grid.cells(window))]
@@ -304,10 +301,10 @@ def test_folded_keys_are_cut_behind_the_delimiter(
     assert {key for key in found if window.opens(key)} <= {window.fold(key) or key for key in keys}
 
 
-def test_a_key_is_folded_behind_the_prefix() -> None:
-    """Only a delimiter behind the prefix counts, in keys that have the prefix.
+def test_key_is_folded_at_the_first_delimiter_behind_the_prefix() -> None:
+    """A key is folded at the first delimiter behind the prefix.
 
-    Whoever begins in the middle of folded keys is told of the rest; who had them is not.
+    A listing that starts within folded keys has their prefix, one that starts behind not.
     """
     folded = {"a/b/c": "a/b/", "a/b": None, "a/": None, "b/c": None, "a/b/": "a/b/"}
     wanted = {"": True, "a/": False, "a/b": True, "a0": False, "Z": True}
@@ -316,8 +313,8 @@ def test_a_key_is_folded_behind_the_prefix() -> None:
     assert {after: Window("", after, "/").opens("a/") for after in wanted} == wanted
 
 
-def test_nodes_in_no_group_are_not_listed() -> None:
-    """Nor what is in them; of two nodes with one path the first is."""
+def test_orphaned_nodes_are_not_listed() -> None:
+    """Nodes without a group are not listed; of two nodes with one path, the first is."""
     paths = ["/", "/a", "/a", "/a/b", "/lone/g", "/lone/g/x"]
     nodes = [Node(node_id=b"thegroup", path=path, user_data=group()) for path in paths]
     data = envelope(snapshot(b"the snapshot", nodes), SNAPSHOT)

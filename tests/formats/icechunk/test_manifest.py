@@ -1,4 +1,4 @@
-"""Manifests: references by their coordinates."""
+"""`shardgate.formats.icechunk.manifest`: references by their coordinates."""
 
 import gc
 import struct
@@ -54,7 +54,7 @@ def _lookup(ref: Ref, **options: Any) -> Reference | None:
 
 
 def _is(reference: Reference | None, ref: Ref, decoded: Manifest) -> bool:
-    """Return whether *reference* is what *ref* was written as."""
+    """Return whether *reference* equals *ref* as written."""
     start = ref.offset or 0
     byte_range = ByteRange(start, start + (ref.length or 0))
     match reference:
@@ -70,7 +70,7 @@ def _is(reference: Reference | None, ref: Ref, decoded: Manifest) -> bool:
 _PARTS = st.sampled_from([(0, 0), (7, 0), (2**63 - 2, 1), (None, None)]) | st.tuples(
     st.integers(0, 2**62), st.integers(0, 2**62 - 1)
 )
-"""Offset and length; both are 0 where they are absent, and the end may be 2^63 - 1."""
+"""Offset and length: absent ones are 0, and the end is 2^63 - 1 at most."""
 _any_u32 = st.integers(0, 2**32 - 1)
 _far = st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1])
 _indexes = st.one_of(
@@ -96,10 +96,12 @@ _arrays = st.tuples(st.sampled_from([b"aaaaaaaa", b"bbbbbbbb"]), st.lists(_refs(
 
 
 @given(st.lists(_arrays, max_size=4), st.lists(_any_u32, max_size=3))
-def test_what_was_written_is_found(arrays: list[tuple[bytes, list[Ref]]], other: list[int]) -> None:
-    """In any order, in many dimensions, twice: the first of an array and of coordinates counts.
+def test_lookup_returns_the_written_references(
+    arrays: list[tuple[bytes, list[Ref]]], other: list[int]
+) -> None:
+    """Lookup returns the first reference of each node and coordinates, in any order.
 
-    An array may occur many times, and what has other dimensions disturbs nothing.
+    An array may be listed several times, with references of other dimensions.
     """
     decoded = _decode_payload(manifest(_ID, arrays))
     first: dict[tuple[bytes, tuple[int, ...]], Ref] = {}
@@ -120,8 +122,8 @@ def test_what_was_written_is_found(arrays: list[tuple[bytes, list[Ref]]], other:
 
 @pytest.mark.parametrize("step", [1, 3, 1000, 2**24])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_a_grid_is_found_however_sparse(*, step: int, backwards: bool) -> None:
-    """In order or not; between its chunks and around them there are none."""
+def test_references_of_a_sparse_grid_are_found(*, step: int, backwards: bool) -> None:
+    """References of a grid with any stride and order are found, and none between them."""
     grid = [(step * i, step * j) for i in range(20) for j in range(30)]
     written = grid[::-1] if backwards else grid
     decoded = _decode(*(_native(coords, offset) for offset, coords in enumerate(written)))
@@ -136,8 +138,8 @@ def test_a_grid_is_found_however_sparse(*, step: int, backwards: bool) -> None:
 
 
 @pytest.mark.parametrize("index", [[], [0]])
-def test_a_scalar_has_one_chunk(index: list[int]) -> None:
-    """Old writers gave it a dimension."""
+def test_scalar_has_one_chunk(index: list[int]) -> None:
+    """A scalar has one chunk, which may have a dimension, as old writers gave it."""
     decoded = _decode(_native(index))
 
     assert decoded.lookup(_NODE, ()) == (_CHUNK_ID, (0, 1))
@@ -147,8 +149,8 @@ def test_a_scalar_has_one_chunk(index: list[int]) -> None:
     assert _decode(_native([0, 0])).coords(_NODE, 0).shape == (0, 0)
 
 
-def test_a_manifest_may_be_empty() -> None:
-    """Of arrays, and an array of references; the payload has a limit."""
+def test_empty_manifest_has_no_references() -> None:
+    """A manifest without arrays or references has none; one above the limit is refused."""
     for payload in (manifest(_ID, []), manifest(_ID, [(_NODE, [])])):
         decoded = _decode_payload(payload)
         assert decoded.lookup(_NODE, (0,)) is None
@@ -172,8 +174,8 @@ def test_a_manifest_may_be_empty() -> None:
         (manifest(_ID, [], dictionary=b"\x37\xa4\x30\xec" + bytes(20)), "dictionary"),
     ],
 )
-def test_a_manifest_has_to_be_whole(payload: bytes, fault: str) -> None:
-    """Its own id, which is that of its file, its arrays, their references, their indexes."""
+def test_manifest_without_a_required_field_is_refused(payload: bytes, fault: str) -> None:
+    """A manifest with another id, or without a required field, raises DecodeError."""
     with pytest.raises(DecodeError, match=fault):
         _decode_payload(payload)
 
@@ -202,8 +204,8 @@ def test_a_manifest_has_to_be_whole(payload: bytes, fault: str) -> None:
         ),
     ],
 )
-def test_a_reference_that_contradicts_itself_is_named(ref: Ref, fault: str) -> None:
-    """Those beside it are found all the same."""
+def test_contradictory_reference_raises_decode_error(ref: Ref, fault: str) -> None:
+    """Lookup of a contradictory reference raises DecodeError; those beside it are found."""
     decoded = _decode(_native([0]), ref, _native([2]))
 
     with pytest.raises(DecodeError, match=rf"chunk \(1,\) is damaged: .*{fault}"):
@@ -219,10 +221,10 @@ def test_a_reference_that_contradicts_itself_is_named(ref: Ref, fault: str) -> N
      ('"abc-1"', None, ETag('"abc-1"')), ("!#~\x80\xff", None, ETag('"!#~\x80\xff"')),
      ("abc", 7, ETag('"abc"'))],
 )  # fmt: skip
-def test_a_checksum_is_a_condition(
+def test_checksum_is_decoded_as_a_condition(
     etag: str | None, last_modified: int | None, checksum: object
 ) -> None:
-    """An entity tag with its quotes, or a time; the entity tag has precedence."""
+    """A checksum is decoded as a quoted ETag or a time; the ETag has precedence."""
     found = _lookup(
         Ref(
             index=[0], location="s3://a/b", checksum_etag=etag, checksum_last_modified=last_modified
@@ -246,8 +248,8 @@ def test_a_checksum_is_a_condition(
     ],
     ids=["zstd", "default", "unsized", "without dictionary", "raw", "raw with dictionary"],
 )
-def test_a_location_may_be_compressed(data: bytes, options: dict[str, Any]) -> None:
-    """By the algorithm that the manifest names, which is zstd if it names none."""
+def test_compressed_location_is_decoded(data: bytes, options: dict[str, Any]) -> None:
+    """A compressed location is decoded by the manifest's algorithm, by default zstd."""
     found = _lookup(Ref(index=[0], compressed_location=data, location="other"), **options)
 
     assert isinstance(found, Virtual)
@@ -277,16 +279,16 @@ def test_a_location_may_be_compressed(data: bytes, options: dict[str, Any]) -> N
         (b"x" * 10**4, {"algorithm": 0}, "too long"),
     ],
 )
-def test_a_location_that_cannot_be_inflated_is_damaged(
+def test_invalid_compressed_location_is_refused(
     data: bytes, options: dict[str, Any], fault: str
 ) -> None:
-    """Nor may it have more than 1024 bytes, as in the library."""
+    """A compressed location that is invalid or above 1024 bytes raises DecodeError."""
     with pytest.raises(DecodeError, match=fault):
         _lookup(Ref(index=[0], compressed_location=data), **options)
 
 
-def test_many_vtables_are_as_good_as_one() -> None:
-    """References of one kind may differ in what they leave out."""
+def test_references_with_different_vtables_are_found() -> None:
+    """References with 200 different vtables are found."""
     refs = [_native([0], 5).table | {9 + n: Number("B", 1)} for n in range(200)]
     for n, ref in enumerate(refs):
         ref[0] = Numbers("I", [n])
@@ -296,8 +298,8 @@ def test_many_vtables_are_as_good_as_one() -> None:
         assert decoded.lookup(_NODE, (n,)) == (_CHUNK_ID, (5, 6))
 
 
-def test_small_files_of_vast_manifests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One does not spell a vast table of coordinates, nor more arrays than are worth their time."""
+def test_manifest_of_excessive_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest of excessive coordinates for its size, or too many arrays, raises DecodeError."""
     index = Numbers("I", range(50000))
     refs = [_native([3]).table]
     arrays = [(n.to_bytes(8), refs) for n in range(2**10 + 1)]
@@ -311,8 +313,8 @@ def test_small_files_of_vast_manifests_are_refused(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("number", [0, 2**32 - 1])
-def test_an_index_may_have_any_number_of_dimensions(number: int) -> None:
-    """It is a chunk of a strange array, and takes no more time than its bytes."""
+def test_reference_of_100_000_dimensions_is_found(number: int) -> None:
+    """A reference with 100,000 dimensions is found by its coordinates."""
     indexes = [[0] * 10**5, [number] * 10**5]
     decoded = _decode(_native([1]), *(_native(index, 5) for index in indexes))
 
@@ -322,7 +324,7 @@ def test_an_index_may_have_any_number_of_dimensions(number: int) -> None:
 
 
 def _try_all(file: bytes) -> None:
-    """Decode *file* and look everything up; only a `DecodeError` may be in the way."""
+    """Decode *file* and look up all keys, expecting no error but `DecodeError`."""
     try:
         decoded = ManifestDecoder(_ID, 2**20)(file)
     except DecodeError:
@@ -351,8 +353,8 @@ _ASKED = [(0, 0), (0, 1), (0, 2), (1, 0), (9, 2**32 - 1), (2,), (), (0, 0, 0)]
 @pytest.mark.parametrize(
     "number", [0, 1, 2, 4, 2**16, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 4, 2**32 - 1]
 )
-def test_no_number_in_a_manifest_is_trusted(number: int) -> None:
-    """Wherever it stands, and whatever it means there."""
+def test_replaced_numbers_raise_nothing_but_decode_error(number: int) -> None:
+    """A manifest with any number replaced is read or raises DecodeError."""
     for at in range(0, len(_MIXED) - 3, 2):
         damaged = bytearray(_MIXED)
         damaged[at : at + 4] = struct.pack("<I", number)
@@ -360,7 +362,7 @@ def test_no_number_in_a_manifest_is_trusted(number: int) -> None:
 
 
 def _weigh(payload: bytes) -> tuple[Manifest, int]:
-    """Decode *payload*, and measure what memory that takes for good."""
+    """Decode *payload*, and measure the memory that it keeps."""
     file = envelope(payload, MANIFEST)
     tracemalloc.start()
     try:
@@ -374,8 +376,8 @@ def _weigh(payload: bytes) -> tuple[Manifest, int]:
 
 
 @pytest.mark.parametrize("step", [1, 9])
-def test_a_manifest_holds_what_it_says(step: int) -> None:
-    """Its weight in the cache is that in memory; per reference it is little."""
+def test_size_of_a_manifest_is_its_memory(step: int) -> None:
+    """The counted size of a manifest is its measured memory, below 75 bytes per reference."""
     refs = [_native([n // 200 * step, n % 200 * step]) for n in range(20000)]
     decoded, nbytes = _weigh(manifest(_ID, [(_NODE, refs)]))
     arrays = [(n.to_bytes(8), [_native([n + 1000] * min(step, 4))]) for n in range(1000)]
@@ -386,8 +388,8 @@ def test_a_manifest_holds_what_it_says(step: int) -> None:
     assert many_nbytes == pytest.approx(many.nbytes, rel=0.1)
 
 
-def test_a_dropped_manifest_is_freed_at_once() -> None:
-    """It is in no cycle that waits to be collected."""
+def test_dropped_manifest_is_freed_without_garbage_collection() -> None:
+    """A dropped manifest is part of no reference cycle."""
     decoded = _decode(*_KINDS, dictionary=_DICTIONARY)
     for asked in _ASKED:
         decoded.lookup(_NODE, asked)

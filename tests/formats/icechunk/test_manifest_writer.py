@@ -1,4 +1,4 @@
-"""Manifests that are written, split as by the library and read by it."""
+"""Manifests that are written: split as by the library, and read by it."""
 
 import itertools
 import os
@@ -40,12 +40,12 @@ type Coords = tuple[int, ...]
 
 
 def new_id() -> bytes:
-    """Make an id."""
+    """Return a random id."""
     return os.urandom(12)
 
 
 def changes(changed: Mapping[Coords, Payload | None], ndim: int) -> ChunkChanges:
-    """Put changes in order."""
+    """Return changes in order of coordinates."""
     coords = sorted(changed)
     return ChunkChanges(
         np.array(coords, np.uint32).reshape(len(coords), ndim),
@@ -56,7 +56,7 @@ def changes(changed: Mapping[Coords, Payload | None], ndim: int) -> ChunkChanges
 def contents(
     refs: Sequence[ManifestRef], manifests: Mapping[bytes, Manifest], ndim: int
 ) -> dict[Coords, object]:
-    """Return all that the manifests of an array say; earlier ones come first."""
+    """Return all references of an array; of two for one chunk, that of the first manifest."""
     found: dict[Coords, object] = {}
     for ref in refs:
         decoded = manifests[ref.object_id]
@@ -77,7 +77,7 @@ def decoded(written: Mapping[bytes, bytes]) -> dict[bytes, Manifest]:
 def old_manifest(
     refs: Sequence[Ref | Table], object_id: bytes = OLD, other: Sequence[Ref] = (), **more: Any
 ) -> Manifest:
-    """Write a manifest by other means, *other* references those of another array; decode it."""
+    """Build a manifest independently, with references of another array too, and decode it."""
     payload = manifest(object_id, [(OTHER, other), (NODE, refs)], **more)
     return ManifestDecoder(object_id, LIMIT)(envelope(payload, MANIFEST))
 
@@ -103,7 +103,7 @@ DICTIONARIES = [
 
 
 def stored(at: Coords, payload: object, dictionary: bytes | None) -> Ref:
-    """Make a reference for the old manifest."""
+    """Return a reference for the old manifest."""
     match payload:
         case Native(chunk_id, (start, stop)):
             return Ref(index=at, chunk_id=chunk_id, offset=start, length=stop - start)
@@ -129,7 +129,7 @@ def stored(at: Coords, payload: object, dictionary: bytes | None) -> Ref:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
-    """Old manifests, some with dictionaries, some in no order; changes, a new grid, splits."""
+    """Draw old manifests, changes, a new grid and a splitting."""
     ndim = draw(st.integers(0, 3))
     coords = st.tuples(*[st.integers(0, 4)] * ndim)
     refs: list[ManifestRef] = []
@@ -157,13 +157,12 @@ def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
 
 
 @given(cases())
-def test_changes_and_old_references_are_found_afterwards(
+def test_rewritten_manifests_have_old_and_changed_references(
     case: tuple[ArrayRewrite, dict[bytes, Manifest]],
 ) -> None:
-    """All that was found before and lies in the grid, but what changed; from few manifests.
+    """Rewritten manifests have all old references in the grid, and the changes.
 
-    They have nothing of other arrays. Their extents are as narrow as can be and in one box each;
-    references are counted.
+    They have no other arrays, tight extents within one split each, and right counts.
     """
     rewrite, manifests = case
     ndim = len(rewrite.grid)
@@ -201,7 +200,7 @@ def _specs(count: int) -> Iterator[icechunk.VirtualChunkSpec]:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Peer:
-    """Make the library write references of all kinds."""
+    """Let the library write references of all kinds."""
     made = Peer(tmp_path)
     session = made.session()
     array(session, "native", (600, 4), chunks=(300, 2))[:] = 3
@@ -219,7 +218,7 @@ def _rewritten(
     changed: Mapping[Coords, Payload | None],
     splits: tuple[int, ...] | None = None,
 ) -> Rewritten:
-    """Put changes into the manifests of an array, and them into the repository."""
+    """Apply changes to the manifests of an array, and store them in the repository."""
     node, array = peer.node(path), peer.array(path)
     manifests = {ref.object_id: peer.manifest(ref.object_id) for ref in array.manifests}
     made = changes(changed, len(array.grid))
@@ -229,8 +228,8 @@ def _rewritten(
     return found
 
 
-def test_the_library_reads_and_continues_what_is_written(peer: Peer) -> None:
-    """References that stayed or changed places, of any length; its own commits keep ours."""
+def test_library_reads_and_commits_onto_written_manifests(peer: Peer) -> None:
+    """The library reads written manifests, and its commits keep their references."""
     (ref,) = peer.array("/native").manifests
     first = peer.manifest(ref.object_id).lookup(peer.node("/native").node_id, (0, 0))
     assert isinstance(first, Native)
@@ -256,8 +255,8 @@ def test_the_library_reads_and_continues_what_is_written(peer: Peer) -> None:
     assert {key: peer.get(key) for key in chunks} == chunks | theirs
 
 
-def test_the_library_reads_virtual_references(peer: Peer) -> None:
-    """Compressed locations stay so; new ones beside them are plain."""
+def test_library_reads_written_virtual_references(peer: Peer) -> None:
+    """The library reads new and kept virtual references; compressed locations stay compressed."""
     new = f"{ARCHIVE}new.nc"
     changed: dict[Coords, Payload | None] = {
         (0,): Virtual(new, ByteRange(1, 3), None),
@@ -288,8 +287,8 @@ def test_the_library_reads_virtual_references(peer: Peer) -> None:
     assert sorted(remaining) == sorted([new] * 3 + kept[1:])
 
 
-def test_an_old_scalar_gets_no_dimension_again() -> None:
-    """Early writers gave one to arrays that have none."""
+def test_scalar_with_a_dimension_is_rewritten_without_it() -> None:
+    """The reference of a scalar with a dimension, as early writers had, is written without it."""
     old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
     rewrite = ArrayRewrite(NODE, (), (ManifestRef(OLD, ((0, 1),)),), changes({}, 0), ())
     assert rewrite_manifests(rewrite, {}, new_id)[0].manifests == rewrite.manifests
@@ -300,8 +299,8 @@ def test_an_old_scalar_gets_no_dimension_again() -> None:
     assert contents(found.manifests, decoded(written), 0) == {(): Inlaid(b"y")}
 
 
-def test_damage_is_not_carried_over() -> None:
-    """A reference that leads out of the manifest cannot be written again, and is not dropped."""
+def test_rewrite_of_a_damaged_reference_is_refused() -> None:
+    """A rewrite of a manifest with a damaged reference raises DecodeError."""
     broken = old_manifest([Ref(index=[0], location="s3://a/b")])
     data = bytearray(broken.references.data)
     at = data.index(b"s3://a/b") - 4
@@ -318,7 +317,7 @@ C, D = icechunk.ManifestSplitCondition, icechunk.ManifestSplitDimCondition
 
 
 def splitting(rules: Mapping[Any, Mapping[Any, int]]) -> Any:
-    """Configure the library."""
+    """Return a splitting configuration of the library."""
     return icechunk.ManifestSplittingConfig.from_dict(dict(rules))
 
 
@@ -340,10 +339,10 @@ RULES: dict[str, dict[Any, dict[Any, int]]] = {
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("names", [None, ["time", None]])
-def test_an_array_is_cut_as_by_the_library(
+def test_new_manifests_are_split_as_by_the_library(
     name: str, names: Sequence[str | None] | None, tmp_path: Path
 ) -> None:
-    """Its manifests have the same extents, whatever the rules."""
+    """New manifests have the extents that the library gives them, for each kind of rule."""
     peer = Peer(tmp_path, splitting(RULES[name]))
     session = peer.session()
     made = array(session, "g/a", (7, 5), dimension_names=names)
@@ -372,13 +371,13 @@ EDITS = st.dictionaries(st.tuples(st.integers(0, 7), st.integers(0, 5)), st.bool
     grids=st.tuples(SIZES, SIZES, SIZES),
     edits=st.lists(EDITS, min_size=3, max_size=3),
 )
-def test_what_the_library_keeps_is_kept_and_what_it_cuts_is_cut(
+def test_rewritten_manifests_are_kept_and_split_as_by_the_library(
     sizes: list[tuple[int, int]],
     grids: tuple[tuple[int, int], ...],
     edits: list[dict[Coords, bool]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Through commits that write, delete, grow, shrink and follow other splits."""
+    """Through writes, deletions, resizes and new splits, manifests are kept as by the library."""
     peer = Peer(tmp_path_factory.mktemp("peer"))
     session = peer.session()
     made = array(session, "a", grids[0])
@@ -420,8 +419,8 @@ def _compare(
     ]
 
 
-def test_a_repository_without_rules_does_not_split() -> None:
-    """One manifest takes all."""
+def test_absent_splitting_configuration_does_not_split() -> None:
+    """An absent splitting configuration puts all chunks into one manifest."""
     assert parse_splitting(None).splits("/a", None, 2) == (WHOLE, WHOLE)
     assert parse_splitting({"split_sizes": None}).splits("/a", ["x"], 1) == (WHOLE,)
 
@@ -439,7 +438,7 @@ def test_a_repository_without_rules_does_not_split() -> None:
         {"split_sizes": [["any_array", [{"condition": "Some", "num_chunks": 1}]]]},
     ],
 )
-def test_what_is_no_configuration_is_refused(document: Any) -> None:
-    """A manifest is not cut where nobody said."""
+def test_invalid_splitting_configuration_is_refused(document: Any) -> None:
+    """An invalid splitting configuration raises DecodeError."""
     with pytest.raises(DecodeError, match=r"split"):
         parse_splitting(document)

@@ -1,4 +1,4 @@
-"""The file `repo` as specified, as the library writes it, and as damage leaves it."""
+"""`shardgate.formats.icechunk.repo_info`: the file `repo`, built by hand and by the library."""
 
 import json
 import re
@@ -54,8 +54,8 @@ def _ids(infos: Iterable[Any] | None) -> list[str]:
     return [info.snapshot_id for info in infos]
 
 
-def test_refs_lead_to_snapshots() -> None:
-    """Any text is a name, and a branch and a tag can have the same."""
+def test_branches_and_tags_are_decoded() -> None:
+    """Branches and tags of any name, also of the same one, lead to their snapshots."""
     names = ["", "..", "a/b", "main", "é\n"]
     repo = _decode(
         Repo(
@@ -70,8 +70,8 @@ def test_refs_lead_to_snapshots() -> None:
     assert repo.branches.get("v1") is None
 
 
-def test_what_a_repository_need_not_tell_is_empty() -> None:
-    """No configuration of its own is none, and not even the branch main has to exist."""
+def test_optional_fields_are_empty_by_default() -> None:
+    """Absent optional fields are decoded as empty, and a branch ``main`` is not required."""
     repo, empty = _decode(Repo()), _decode(Repo(branches=[], snapshots=[]))
 
     assert (repo.disabled_feature_flags(), repo.config) == ([], Config())
@@ -79,8 +79,8 @@ def test_what_a_repository_need_not_tell_is_empty() -> None:
     assert (len(empty.branches), len(empty.tags), list(empty.snapshots())) == (0, 0, [])
 
 
-def test_the_first_ref_of_a_name_counts_and_each_has_a_snapshot() -> None:
-    """One at a snapshot that is not listed is damage of the file."""
+def test_first_ref_of_a_name_counts() -> None:
+    """The first ref of a name counts; a ref at an unlisted snapshot raises DecodeError."""
     repo = _decode(Repo(branches=[ref("main", 0), ref("main", 1)], snapshots=CHAIN))
 
     assert dict(repo.branches) == {"main": encode_id(FIRST)}
@@ -88,8 +88,8 @@ def test_the_first_ref_of_a_name_counts_and_each_has_a_snapshot() -> None:
         _decode(Repo(branches=[ref("main", 0), ref("broken", 1)]))
 
 
-def test_the_rest_is_read_when_asked_for() -> None:
-    """Tags that were, features that are off, metadata, which are MessagePack in version 1."""
+def test_lazily_read_fields_are_decoded() -> None:
+    """Deleted tags, disabled features, backups, and metadata of version 1 are decoded on access."""
     more = {8: "repo.123.ABC", 11: U16s([3, 5])}
     repo = _decode(Repo(deleted_tags=["v0", "v1"], more=more))
     packed = [item("k", msgpack.packb({"n": 1}))]
@@ -102,8 +102,11 @@ def test_the_rest_is_read_when_asked_for() -> None:
 
 
 @given(st.sets(st.binary(min_size=12, max_size=12), min_size=1, max_size=9))
-def test_snapshots_are_found_by_their_ids(ids: set[bytes]) -> None:
-    """Their list is sorted. No parent is -1, and the field's default is the first of the list."""
+def test_snapshots_and_ancestry_are_found_by_id(ids: set[bytes]) -> None:
+    """Snapshots and their ancestry are found by id; an unknown id gives None.
+
+    A parent of -1 is none, and an absent field is the first of the list.
+    """
     first, *others = sorted(ids)
     repo = _decode(Repo(snapshots=[snapshot(first), *(snapshot(data, None) for data in others)]))
 
@@ -117,8 +120,8 @@ def test_snapshots_are_found_by_their_ids(ids: set[bytes]) -> None:
 
 
 @pytest.mark.parametrize("parent", [0, 1, 2, -2, 2**31 - 1])
-def test_ancestry_ends_or_is_an_error(parent: int) -> None:
-    """A snapshot can be neither its own ancestor nor have a parent that is not there."""
+def test_circular_or_missing_parent_raises_decode_error(parent: int) -> None:
+    """Ancestry over a circular or missing parent raises DecodeError."""
     repo = _decode(Repo(snapshots=[snapshot(FIRST, parent), snapshot(SECOND, 0)]))
 
     with pytest.raises(DecodeError):
@@ -149,10 +152,8 @@ UPDATES: list[tuple[int, Fields, str, Mapping[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("number", "body", "kind", "fields"), UPDATES)
-def test_an_update_tells_what_was_done(
-    number: int, body: Fields, kind: str, fields: Mapping[str, Any]
-) -> None:
-    """What only a newer specification knows is unknown; the library logs other kinds below."""
+def test_update_is_decoded(number: int, body: Fields, kind: str, fields: Mapping[str, Any]) -> None:
+    """An update of each kind is decoded with its fields; an unknown kind as ``unknown``."""
     repo = _decode(Repo(updates=[update(number, body, "repo.1.A"), update(1, {})]))
 
     found, first = repo.updates()
@@ -165,8 +166,8 @@ def test_an_update_tells_what_was_done(
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../repo", "a/b", "/a", "a\\b", "repo..x", "a\0", "a\n", "a" * 256]
 )
-def test_the_name_of_a_backup_leads_nowhere_else(name: str) -> None:
-    """It is a file in one folder."""
+def test_invalid_backup_name_is_refused(name: str) -> None:
+    """A name of a backup that is no plain file name raises DecodeError."""
     with pytest.raises(DecodeError, match="no name of a backup"):
         _decode(Repo(more={8: name}))
 
@@ -189,8 +190,8 @@ def test_the_name_of_a_backup_leads_nowhere_else(name: str) -> None:
         (Repo(tags=[{}]), "no name of a ref"),
     ],
 )
-def test_a_file_that_lacks_what_it_must_have_is_damaged(repo: Repo, reason: str) -> None:
-    """Refs that cannot be read are not absent."""
+def test_repo_without_a_required_field_is_refused(repo: Repo, reason: str) -> None:
+    """A file without a required field, or with an invalid one, raises DecodeError."""
     with pytest.raises(DecodeError, match=reason):
         _decode(repo)
 
@@ -206,10 +207,10 @@ def test_a_file_that_lacks_what_it_must_have_is_damaged(repo: Repo, reason: str)
         (Repo(updates=[update(1, {}, at=2**60)]), RepoInfo.updates),
     ],
 )
-def test_damage_in_the_rest_is_told_when_it_is_looked_at(
+def test_damage_of_a_lazily_read_field_is_raised_on_access(
     repo: Repo, look: Callable[[RepoInfo], Any]
 ) -> None:
-    """The refs of such a file can be used."""
+    """Damage of snapshots or updates raises DecodeError on access; branches are decoded."""
     decoded = _decode(repo)
 
     assert "main" in decoded.branches
@@ -218,16 +219,16 @@ def test_damage_in_the_rest_is_told_when_it_is_looked_at(
 
 
 @pytest.mark.parametrize("config", [b"", bytes(2**20 + 1)])
-def test_a_damaged_configuration_is_told_as_such(config: bytes) -> None:
-    """Or one that is too large to be one; the refs of such a file can be used."""
+def test_damaged_configuration_leaves_refs_readable(config: bytes) -> None:
+    """A damaged or too large configuration is a DecodeError; branches are decoded."""
     decoded = RepoInfoDecoder(1 << 22)(Repo(more={9: config}).file())
 
     assert "main" in decoded.branches
     assert isinstance(decoded.config, DecodeError)
 
 
-def test_it_weighs_what_it_holds() -> None:
-    """The payload, and something for each ref."""
+def test_size_of_a_repo_includes_payload_and_refs() -> None:
+    """The counted size of a file `repo` includes its payload and each ref."""
     small, large = _decode(Repo()), _decode(Repo(tags=[ref(str(i), 0) for i in range(100)]))
 
     assert small.nbytes > len(small.payload)
@@ -240,12 +241,12 @@ CONTAINERS = {
     VirtualContainer(None, "file:///data/"),
 }
 NAMES = [name for name in BUILDERS if "1" not in name]
-"""Repositories of version 2."""
+"""Builders of repositories of version 2."""
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Return repositories with all kinds of history."""
+    """Return each repository of version 2 that the library writes."""
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 
 
@@ -262,7 +263,7 @@ def decode(written: Written, backup: str | None) -> RepoInfo:
 
 
 def _text(moment: datetime) -> str:
-    """Spell a time as the library does: in whole seconds, milliseconds or microseconds."""
+    """Format a time as the library does: in seconds, milliseconds or microseconds."""
     unit = "microseconds" if moment.microsecond % 1000 else "milliseconds"
     spelled = moment.isoformat(timespec=unit if moment.microsecond else "seconds")
     return spelled.replace("+00:00", "Z")
@@ -293,13 +294,13 @@ def _kind(name: str) -> str:
 
 
 def _flat(update: dict[str, Any]) -> dict[str, Any]:
-    """Bring an update into the form of ours."""
+    """Convert an update of the library to the form of ours."""
     fields = update.pop("update_type")
     return {"kind": _kind(fields.pop("type")), **fields, **update}
 
 
-def test_the_repo_file_says_the_same(written: Written, info: RepoInfo) -> None:
-    """Of the latest operations, status, and configuration; refs and history are told by the API."""
+def test_decoded_repo_agrees_with_the_library(written: Written, info: RepoInfo) -> None:
+    """Operations, deleted tags, status and configuration agree with what the library reads."""
     expected: dict[str, Any] = json.loads(json.dumps(written.repo.inspect_repo_info()))
     status, containers = written.repo.status, written.repo.config.virtual_chunk_containers or {}
 
@@ -317,8 +318,8 @@ def test_the_repo_file_says_the_same(written: Written, info: RepoInfo) -> None:
     }
 
 
-def test_moves_and_pruned_ancestors_are_told(written: Written, info: RepoInfo) -> None:
-    """In transaction logs of both versions, and in ``repo``."""
+def test_moves_and_pruned_logs_agree_with_the_library(written: Written, info: RepoInfo) -> None:
+    """Former paths of moved nodes and pruned ancestor logs agree with the library."""
     for each in info.snapshots():
         if not (written.folder / "transactions" / each.snapshot_id).exists():
             assert each.parent_id is None  # version 1 writes none for the first snapshot
@@ -331,8 +332,8 @@ def test_moves_and_pruned_ancestors_are_told(written: Written, info: RepoInfo) -
             assert list(logged(written.folder, each.snapshot_id).former_paths) == moved
 
 
-def test_containers_of_both_versions_are_the_same(tmp_path: Path) -> None:
-    """One has them in YAML, the other in ``repo``."""
+def test_containers_of_both_versions_are_equal(tmp_path: Path) -> None:
+    """Virtual containers are equal from version 1's YAML and version 2's ``repo``."""
     yaml = (create(tmp_path / "v1", spec_version=1).folder / "config.yaml").read_bytes()
     config = decode(create(tmp_path / "v2"), None).config
 

@@ -1,4 +1,4 @@
-"""``repo`` as it is written here, read by the real library; ids of requests in it."""
+"""``repo`` as written here and read by the library; ids of writes."""
 
 import time
 from itertools import count
@@ -47,14 +47,14 @@ NEW_BRANCH = RefChange("branch_created", "b", FIRST)
 
 
 def root_id() -> bytes:
-    """Name the first snapshot of every repository."""
+    """Return the id of the first snapshot of every repository."""
     found = decode_id(ROOT_ID)
     assert found is not None
     return found
 
 
 def decode(data: bytes) -> RepoInfo:
-    """Read a file."""
+    """Decode a file ``repo``."""
     return RepoInfoDecoder(2**24)(data)
 
 
@@ -64,7 +64,7 @@ def root_of(info: RepoInfo) -> list[Any]:
 
 
 def do(folder: Path, change: RepoChange) -> icechunk.Repository:
-    """Change the file in *folder* as the service does, and open the repository."""
+    """Rewrite ``repo`` in *folder* as the service does, and open the repository."""
     file, backup = folder / "repo", f"repo.{next(_numbers):014d}.AAAAAAAAAAAAAAAAAAAA"
     before = file.read_bytes()
     (folder / "overwritten").mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def do(folder: Path, change: RepoChange) -> icechunk.Repository:
 
 
 def told(repo: icechunk.Repository) -> dict[str, Any]:
-    """Return what the library reads in the file, apart from who wrote it and the operations."""
+    """Return what the library reads from ``repo``, without header and operations."""
     info: dict[str, Any] = repo.inspect_repo_info()
     return {
         name: value
@@ -84,13 +84,13 @@ def told(repo: icechunk.Repository) -> dict[str, Any]:
 
 
 def pruned_logs(folder: Path) -> list[tuple[bytes, ...]]:
-    """Name the logs of expired ancestors, for each snapshot."""
+    """Return the logs of expired ancestors for each snapshot."""
     info = decode((folder / "repo").read_bytes())
     return [each.pruned_ancestor_tx_logs for each in info.snapshots()]
 
 
-def test_all_else_stays_as_it_was(tmp_path: Path) -> None:
-    """Also what expiration wrote down; and the library can go on."""
+def test_rewrite_keeps_everything_else(tmp_path: Path) -> None:
+    """A rewrite changes only its ref; the library reads the rest unchanged and writes on."""
     written = BUILDERS["expired"](tmp_path)
     written.repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.online))
     before = told(written.repo)
@@ -106,8 +106,8 @@ def test_all_else_stays_as_it_was(tmp_path: Path) -> None:
     assert repo.lookup_tag("theirs") == ROOT_ID
 
 
-def test_each_operation_is_logged_as_the_library_logs_it(tmp_path: Path) -> None:
-    """Refs and status are as told, and so is the log of them."""
+def test_operations_are_logged_as_by_the_library(tmp_path: Path) -> None:
+    """Each change of a ref is made and logged with the library's kind of operation."""
     written = BUILDERS["eventful"](tmp_path)
     tip = written.repo.lookup_branch("main")
     tip_id = decode_id(tip)
@@ -137,8 +137,8 @@ def test_each_operation_is_logged_as_the_library_logs_it(tmp_path: Path) -> None
     ]
 
 
-def test_what_is_not_understood_is_carried_through() -> None:
-    """Bytes for later, the configuration, metadata and flags stay; absent fields stay absent."""
+def test_unknown_content_is_kept() -> None:
+    """Reserved bytes, configuration, metadata and flags are kept, and absent fields stay absent."""
     more = {
         6: [item("b", b"\x01\x04\x01"), item("a", b"odd")],
         9: b"no configuration",
@@ -161,8 +161,8 @@ def test_what_is_not_understood_is_carried_through() -> None:
         assert list(after.snapshots()) == list(info.snapshots())
 
 
-def test_what_would_be_lost_is_refused() -> None:
-    """Fields that only a newer specification knows cannot be copied, nor endless files."""
+def test_rewrite_that_would_lose_fields_is_refused() -> None:
+    """A rewrite of a file with unknown fields, or of excessive size, raises DecodeError."""
     message = Numbers("B", b"x" * 100_000)
     shared = [{**snapshot(number.to_bytes(12)), 3: message} for number in range(1, 1000)]
     for repo, reason in (
@@ -181,8 +181,8 @@ def test_what_would_be_lost_is_refused() -> None:
             rewrite_repo(info, RefChange("branch_created", "b", at), NOON + 1, "repo.1.A")
 
 
-def test_operations_before_a_migration_stay_until_a_backup_has_them(tmp_path: Path) -> None:
-    """No operation is lost where no file but this one tells of it."""
+def test_operations_before_a_migration_are_kept(tmp_path: Path) -> None:
+    """Operations before a migration stay in the log through several rewrites."""
     written = BUILDERS["migrated"](tmp_path)
     length = len(list(written.repo.ops_log()))
 
@@ -191,8 +191,8 @@ def test_operations_before_a_migration_stay_until_a_backup_has_them(tmp_path: Pa
         assert len(list(repo.ops_log())) == length + 1 + number
 
 
-def test_many_snapshots_are_carried_through() -> None:
-    """Each is what it was, and finds its parent, wherever the new one comes in between."""
+def test_new_snapshot_is_inserted_among_many() -> None:
+    """A new snapshot is inserted in order; all others keep their fields and parents."""
     ids = [number.to_bytes(2) + b"id" * 5 for number in range(1, 1000)]
     snapshots = [
         snapshot(
@@ -217,8 +217,8 @@ def test_many_snapshots_are_carried_through() -> None:
     assert [each for each in found if each != added] == list(info.snapshots())
 
 
-def test_a_snapshot_tells_who_asked_for_it() -> None:
-    """As the library tells of rebases; people cannot tell that themselves."""
+def test_metadata_of_a_snapshot_has_the_id_of_its_write() -> None:
+    """A snapshot's metadata has its write's id and rebases; clients cannot set these names."""
     told = marked({"who": "me"}, WriteId("key-1", "f"), 2)
 
     assert told == {

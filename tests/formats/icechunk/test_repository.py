@@ -48,7 +48,7 @@ SECRET = {"name": "secret", "url_prefix": "s3://secret/", "store": "s3"}
 
 
 def _served(*refs: Ref, config: bytes | None = None, version: int = 2) -> Served:
-    """Serve an array ``a`` of virtual chunks; *config* is in ``repo``, or in version 1 a file."""
+    """Serve an array ``a`` of references; *config* is in ``repo``, or in version 1 a file."""
     builder = Builder(version)
     builder.group("/")
     manifest_id = builder.manifest([(node_id("/a"), refs)])
@@ -78,10 +78,10 @@ def _config(*containers: Mapping[str, Any]) -> bytes:
         ({"checksum_etag": "abc", "checksum_last_modified": 1000}, ETag('"abc"')),
     ],
 )
-async def test_a_checksum_is_a_condition_of_the_object(
+async def test_checksum_of_a_reference_is_a_condition(
     fields: dict[str, Any], condition: ETag | UnmodifiedSince | None
 ) -> None:
-    """A tag, which counts more, fixes it; several versions may be as old as a time."""
+    """An ETag of a reference is a fixed version, a time a condition; the ETag has precedence."""
     place, by, is_immutable, _ = await _served(_virtual(**fields)).locate("a/c/0")
     ref, byte_range = ARCHIVE.join("a.nc"), ByteRange(2, 5)
 
@@ -92,8 +92,8 @@ async def test_a_checksum_is_a_condition_of_the_object(
         assert (len(by), is_immutable) == (16, False)
 
 
-async def test_references_of_one_version_to_two_objects_are_told_apart() -> None:
-    """Clients that hold one of them must not take the other for it."""
+async def test_references_to_different_objects_have_distinct_ids() -> None:
+    """References to different objects have distinct ids; those to one object the same."""
     refs = [
         _virtual(0, checksum_last_modified=7),
         _virtual(1, "s3://archive/era5/b.nc", checksum_last_modified=7),
@@ -106,8 +106,8 @@ async def test_references_of_one_version_to_two_objects_are_told_apart() -> None
     assert one == three
 
 
-async def test_a_container_is_looked_up_in_repo() -> None:
-    """Which was read already."""
+async def test_container_is_found_in_repo_without_another_read() -> None:
+    """In version 2, a container is found in ``repo``, which is read once."""
     case = _served(_virtual(0, "vcc://era/a.nc"), config=_config(ERA))
     assert await case.read("a/c/0") == b"234"
 
@@ -116,8 +116,8 @@ async def test_a_container_is_looked_up_in_repo() -> None:
     assert len([key for key in keys if key in ("repo", "config.yaml")]) == 1
 
 
-async def test_in_version_1_a_container_is_looked_up_in_a_file() -> None:
-    """Which is read once, and only if a reference names a container."""
+async def test_container_of_version_1_is_found_in_config_yaml() -> None:
+    """In version 1, ``config.yaml`` is read once, for the first reference by a container."""
     config = json.dumps({"virtual_chunk_containers": {"era": ERA}}).encode()
     refs = [_virtual(0), *(_virtual(at, "vcc://era/a.nc") for at in (1, 2))]
     case = _served(*refs, config=config, version=1)
@@ -137,10 +137,8 @@ async def test_in_version_1_a_container_is_looked_up_in_a_file() -> None:
         (b"\xff\xff", f"{ROOT}/repo: "),
     ],
 )  # fmt: skip
-async def test_a_container_that_the_repository_does_not_name_is_damage(
-    config: bytes | None, reason: str
-) -> None:
-    """The file and the container are named; damage hurts only who needs the container."""
+async def test_unknown_container_is_damage(config: bytes | None, reason: str) -> None:
+    """A reference by an unknown container raises DamagedError; other chunks are read."""
     case = _served(_virtual(0, "vcc://nobody/a.nc"), _virtual(1), config=config)
     with pytest.raises(DamagedError, match=reason):
         await case.read("a/c/0")
@@ -148,8 +146,8 @@ async def test_a_container_that_the_repository_does_not_name_is_damage(
 
 
 @pytest.mark.parametrize("location", ["vcc://secret/x/a.nc", "s3://secret/x/a.nc"])
-async def test_a_refusal_names_the_container(location: str) -> None:
-    """That is what the operator would have to allow; whoever writes a repository cannot."""
+async def test_refusal_names_the_prefix_of_the_container(location: str) -> None:
+    """A reference into a container that is not allowed raises NotAllowedError with its prefix."""
     case = _served(_virtual(0, location), config=_config(ERA, SECRET))
     with pytest.raises(NotAllowedError, match="below s3://secret/ are not allowed"):
         await case.read("a/c/0")
@@ -158,8 +156,8 @@ async def test_a_refusal_names_the_container(location: str) -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"checksum_last_modified": 1000}, {"checksum_last_modified": 999}]
 )
-async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
-    """Its index is read in the object, under the condition that the reference tells."""
+async def test_virtual_shard_is_read(fields: dict[str, Any]) -> None:
+    """Inner chunks of a virtual shard are read under the condition of its reference."""
     shard = encode_shard([b"one", None, b"three", None])
     builder = Builder()
     builder.group("/")
@@ -183,8 +181,8 @@ async def test_a_shard_may_be_virtual(fields: dict[str, Any]) -> None:
     }
 
 
-async def test_a_virtual_chunk_is_one_read_when_warm() -> None:
-    """Of its range, and nothing is asked of the object before; a replaced one is read anew."""
+async def test_warm_virtual_chunk_takes_one_read() -> None:
+    """A virtual chunk of a cached manifest takes one read of its range."""
     case = _served(_virtual(0), _virtual(1, offset=5), _virtual(2, checksum_last_modified=1000))
     await case.read("a/zarr.json")
     await case.read("a/c/7")
@@ -240,8 +238,8 @@ FILES = {
         (SnapshotId(spell(b"any snapshot")), spell(b"any snapshot")),
     ],
 )
-async def test_repo_tells_where_a_ref_is(ref: AnyRef, expected: str | None) -> None:
-    """Branches and tags each have names of their own; an id need not be listed."""
+async def test_ref_is_resolved_by_repo(ref: AnyRef, expected: str | None) -> None:
+    """In version 2, branches and tags are resolved by ``repo``, and ids to themselves."""
     branches, tags = [_ref("a/b", 1), _ref("main", 0)], [_ref("main", 1)]
     for availability in (0, 1):  # only writers have to wait where it is read-only
         store = _repo(branches=branches, tags=tags, status={0: U8(availability), 1: U64(NOON)})
@@ -251,8 +249,8 @@ async def test_repo_tells_where_a_ref_is(ref: AnyRef, expected: str | None) -> N
 _ref = ref
 
 
-async def test_a_repository_that_was_removed_has_no_refs() -> None:
-    """Nothing is nothing, also where an id is asked for."""
+async def test_deleted_repository_has_no_refs() -> None:
+    """A repository whose ``repo`` is absent has no branches, tags, snapshots or containers."""
     refs, fetch = RepoRefs(ROOT, LIMIT), DirectFetch(MemoryStore())
 
     assert await refs.resolve(Branch("main"), fetch) is None
@@ -269,15 +267,15 @@ async def test_a_repository_that_was_removed_has_no_refs() -> None:
      (Branch(".."), None), (Branch("main/../branch.dev"), None), (Branch("/../../secret"), None),
      (SnapshotId(spell(SECOND)), spell(SECOND))],
 )  # fmt: skip
-async def test_a_file_tells_where_a_ref_is(ref: AnyRef, expected: str | None) -> None:
-    """In version 1 every ref has one; a deleted tag has another beside it."""
+async def test_ref_of_version_1_is_resolved_by_its_file(ref: AnyRef, expected: str | None) -> None:
+    """In version 1, a ref is resolved by its file; a tag with a ``.deleted`` file is absent."""
     objects = {**FILES, "refs/branch./ref.json": _file(FIRST)}
 
     assert await _resolve(filled(objects), ref, FileRefs(ROOT)) == expected
 
 
-async def test_only_branches_have_the_time_of_their_file() -> None:
-    """A branch can be reset to an older snapshot; a tag is as old as its snapshot."""
+async def test_only_branches_have_a_time_of_their_own() -> None:
+    """A branch has the time of its file or of ``repo``, a tag none."""
     store = MemoryStore()
     repo = Repo(snapshots=CHAIN, tags=[ref("v1", 0)]).file()
     for key, data in {**FILES, "repo": repo}.items():
@@ -292,8 +290,8 @@ async def test_only_branches_have_the_time_of_their_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["\0", "a\0b", "\n", "é", "a" * 300, "\\..\\..", "%2e%2e"])
-async def test_any_name_can_be_asked_for(name: str, tmp_path: Path) -> None:
-    """Also one that no file can have."""
+async def test_ref_with_an_impossible_file_name_is_absent(name: str, tmp_path: Path) -> None:
+    """A ref with a name that no file can have is absent."""
     store = LocalStore()
     folder = ObjectRef(tmp_path.as_uri(), "")
 
@@ -302,8 +300,8 @@ async def test_any_name_can_be_asked_for(name: str, tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_refs_in_files_are_listed() -> None:
-    """All of them where there is a listing, else only ``main``."""
+async def test_refs_of_version_1_are_listed() -> None:
+    """In version 1, refs are listed if the store can list; otherwise only ``main``."""
     store = filled({**FILES, "refs/branch.x/other": b"", "refs/branch.y/z/ref.json": _file(FIRST)})
     refs, fetch = FileRefs(ROOT), DirectFetch(store)
 
@@ -322,8 +320,8 @@ async def test_refs_in_files_are_listed() -> None:
      b'{"snapshot": "../../etc/passwd"}', b'{"snapshot": "1CECHNKREP0F1RSTCMT0"', b"\xff\xfe",
      b"[" * 100_000, b"1" * 5000],
 )  # fmt: skip
-def test_a_file_that_names_no_snapshot_is_damaged(data: bytes) -> None:
-    """Ids in it are spelled as file names are; what else is in it does not count."""
+def test_ref_file_without_a_snapshot_is_refused(data: bytes) -> None:
+    """A ref file without a valid snapshot id raises DecodeError; other members are ignored."""
     with pytest.raises(DecodeError):
         read_ref_file(data)
     more = b'{"snapshot": "1CECHNKREP0F1RSTCMT0", "by": "me"}'

@@ -1,4 +1,4 @@
-"""Snapshots: nodes, their documents and the manifests of arrays; read and written."""
+"""`shardgate.formats.icechunk.snapshot`: nodes, documents and manifests, read and written."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ def _chunks(node: building.Node, version: int = 2) -> Chunks:
 
 
 def _why(node: building.Node) -> str:
-    """Return why *node* is damaged, beside one that is not."""
+    """Return the damage of *node*, while another node beside it is decoded."""
     snapshot = _decode(node, _group("/beside"))
     assert isinstance(snapshot.nodes["beside"], SnapshotNode)
     (found,) = (each for path, each in snapshot.nodes.items() if path != "beside")
@@ -89,8 +89,8 @@ def _root(*nodes: building.Node) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_snapshot_has_its_nodes(version: int) -> None:
-    """By path in the order of bytes, whatever their order in the file; in either version."""
+def test_nodes_of_a_snapshot_are_sorted_by_path(version: int) -> None:
+    """Nodes of a snapshot in either version are sorted by the bytes of their paths."""
     nodes = map(_group, ["/a/b", "/é", "/", "/a-b", "/z", "/a"])
     snapshot = _decode(*nodes, version=version)
 
@@ -109,10 +109,10 @@ def test_a_snapshot_has_its_nodes(version: int) -> None:
         ([(5, 9), (7, 9)], (0, 2**64 - 1), (5, 1)),
     ],
 )
-def test_the_grid_is_told_in_two_ways(
+def test_grid_is_decoded_from_counts_or_lengths(
     shape: Sequence[tuple[int, int]], chunk_shape: tuple[int, ...] | None, grid: tuple[int, ...]
 ) -> None:
-    """As a number of chunks, or by lengths in version 1; the form that is there decides."""
+    """The grid is decoded from numbers of chunks, or in version 1 from chunk lengths."""
     node = _array("/a", shape=shape, chunk_shape=chunk_shape)
 
     assert _chunks(node, 1).grid == grid
@@ -128,12 +128,12 @@ def test_the_grid_is_told_in_two_ways(
      ((2**64, 0), ((0, 2**32 - 1), (0, 1)), False), ((), (), True), ((), ((0, 1),), True),
      ((), ((0, 2),), False), ((0,), (), False)],
 )  # fmt: skip
-def test_a_manifest_covers_a_box(
+def test_manifest_covers_its_extents(
     coords: tuple[int, ...],
     extents: tuple[tuple[int, int], ...],
     expected: bool,  # noqa: FBT001
 ) -> None:
-    """From and up to; of no dimensions is the whole, which old writers gave one."""
+    """A manifest covers the coordinates in its extents; a scalar may have one dimension."""
     assert ManifestRef(MANIFEST, extents).covers(coords) is expected
 
 
@@ -147,8 +147,8 @@ def test_a_manifest_covers_a_box(
         ({"name": "spiral"}, "c/1/2"),
     ],
 )
-def test_chunks_are_asked_for_as_the_document_says(encoding: Any, key: str) -> None:
-    """Though the library has one spelling only, which stands in for those that are unknown."""
+def test_chunk_keys_have_the_encoding_of_the_document(encoding: Any, key: str) -> None:
+    """Chunk keys have the encoding of the document, or the default one if it is unknown."""
     document = {**PLAIN, "chunk_key_encoding": encoding}
 
     assert _chunks(_array("/a", document)).keys.parse(key) == (1, 2)
@@ -162,15 +162,15 @@ def test_chunks_are_asked_for_as_the_document_says(encoding: Any, key: str) -> N
      ("x/y/z", ("", "x/y/z")), ("lone/node/zarr.json", ("lone/node", "zarr.json")),
      ("lone/zarr.json", ("", "lone/zarr.json"))],
 )  # fmt: skip
-def test_a_path_leads_to_the_nearest_node(path: str, expected: tuple[str, str]) -> None:
-    """And the rest is looked for in it."""
+def test_path_is_split_at_the_nearest_node(path: str, expected: tuple[str, str]) -> None:
+    """A path is split into the nearest node above it and the rest."""
     snapshot = _decode(_group("/"), _group("/g"), _array("/g/a"), _group("/lone/node"))
 
     assert snapshot.find(path) == expected
 
 
-def test_the_root_tells_of_all_nodes() -> None:
-    """Its own members stay, but for nodes there were; others are told as they are served."""
+def test_root_document_consolidates_all_nodes() -> None:
+    """The root document keeps its members and has the served documents of all nodes."""
     stale = {"kind": "inline", "must_understand": False, "metadata": {"gone": GROUP}}
     text = b' {"node_type":"group",\r\n "zarr_format": 3}\n'
     nodes = (
@@ -194,13 +194,13 @@ def test_the_root_tells_of_all_nodes() -> None:
 
 
 @pytest.mark.parametrize("damaged", [_group("/g", b"{"), _array("/a", shape=[(5, 3)])])
-def test_where_a_node_is_damaged_the_root_tells_of_none(damaged: building.Node) -> None:
-    """Who came to know the others from it would take the damaged one for absent."""
+def test_root_document_is_not_consolidated_with_a_damaged_node(damaged: building.Node) -> None:
+    """The root document has no consolidated metadata if any node is damaged."""
     assert "consolidated_metadata" not in _root(_group("/"), damaged, _array("/b"))
 
 
-def test_an_array_may_be_the_root_or_there_may_be_none() -> None:
-    """Its document is served as it is; the first snapshot of a repository has no nodes."""
+def test_root_may_be_an_array_or_absent() -> None:
+    """An array as root is served without shards; a snapshot without nodes has no root."""
     snapshot = _decode(_array("/", SHARDED))
 
     assert json.loads(snapshot.root_document) == array_metadata([5, 7], [2, 2], [LITTLE])
@@ -208,8 +208,8 @@ def test_an_array_may_be_the_root_or_there_may_be_none() -> None:
     assert _decode().root_document == b""
 
 
-def test_the_first_of_a_path_counts() -> None:
-    """The library can commit two nodes of one path, and reads one of them."""
+def test_first_node_of_a_path_counts() -> None:
+    """The first of several nodes with one path is read; the others are faults."""
     snapshot = _decode(_group("/"), _array("/a"), _group("/a"), _array("/a", b"{"))
 
     found = snapshot.nodes["a"]
@@ -223,16 +223,16 @@ def test_the_first_of_a_path_counts() -> None:
     "path",
     ["", "a", "//", "/a/", "//a", "/a//b", "/.", "/..", "/../x", "/a/../../x", "/a/./b", "a/b"],
 )
-def test_what_is_no_path_is_at_none(path: str) -> None:
-    """It is told of, and the rest is read."""
+def test_invalid_path_is_reported_and_skipped(path: str) -> None:
+    """A node with an invalid path is reported as a fault and skipped; others are read."""
     snapshot = _decode(_group("/"), _group(path), _group("/b"))
 
     assert list(snapshot.nodes) == ["", "b"]
     assert snapshot.faults == ((path, "no path of a node"),)
 
 
-def test_nodes_in_no_group_are_read_but_not_consolidated() -> None:
-    """The library can commit them, and what is in them; readers of the whole fail over them."""
+def test_orphaned_nodes_are_read_but_not_consolidated() -> None:
+    """Nodes without a group are read and reported as faults, and not consolidated."""
     paths = ["/", "/a", "/lone/g", "/lone/g/x", "/lone/g/x/y"]
     snapshot = _decode(*map(_group, paths), _array("/b"), _group("/b/n"), _group("/b/n/m"))
 
@@ -271,13 +271,13 @@ _OF_GROUPS: list[tuple[Any, str]] = [
         (_array("/a", {**SHARDED, "shape": [5]}), "dimensions"),
     ],
 )  # fmt: skip
-def test_a_damaged_document_hurts_its_node_only(node: building.Node, reason: str) -> None:
-    """Every other node stays readable; what is told twice has to be the same."""
+def test_damaged_document_affects_only_its_node(node: building.Node, reason: str) -> None:
+    """A damaged or contradictory document is a DecodeError of its node only."""
     assert reason in _why(node)
 
 
-def test_numbers_that_are_none_are_served_as_they_are() -> None:
-    """Writers put NaN into documents though JSON has none."""
+def test_nan_in_a_document_is_served_as_stored() -> None:
+    """NaN and Infinity in a document, and in the root document, are served as stored."""
     text = json.dumps({**PLAIN, "attributes": {"x": float("nan"), "y": float("inf")}}).encode()
     snapshot = _decode(_group("/"), _array("/a", text))
 
@@ -297,10 +297,10 @@ def _decode_tables(*tables: building.Table) -> Snapshot:
     [(0, None, "node id"), (1, None, "path"), (2, None, "user_data"), (4, None, "node_data"),
      *((3, Number("B", kind), f"unknown type {kind}") for kind in (0, 3, 255))],
 )  # fmt: skip
-def test_a_node_that_cannot_be_read_is_damage_of_the_snapshot(
+def test_node_without_a_required_field_is_damage_of_the_snapshot(
     slot: int, value: Any, reason: str
 ) -> None:
-    """Nobody writes such a file; what is in its document hurts only the node."""
+    """A node without a required field, or of unknown type, raises DecodeError for the snapshot."""
     table = building.node_table(_array("/a")) | {slot: value}
     with pytest.raises(DecodeError, match=reason):
         _decode_tables({at: each for at, each in table.items() if each is not None})
@@ -317,14 +317,14 @@ def test_a_node_that_cannot_be_read_is_damage_of_the_snapshot(
         (envelope(payload({0: Struct(ID)}), SNAPSHOT), "no nodes"),
     ],
 )
-def test_what_is_no_snapshot_is_refused(data: bytes, reason: str) -> None:
-    """Or not the one that is asked for."""
+def test_invalid_snapshot_is_refused(data: bytes, reason: str) -> None:
+    """A file that is no snapshot, or another one, raises DecodeError."""
     with pytest.raises(DecodeError, match=reason):
         SnapshotDecoder(ID, LIMIT)(data)
 
 
-def test_a_snapshot_weighs_what_it_holds() -> None:
-    """Twice as many nodes weigh about twice as much, and no less than their documents."""
+def test_size_of_a_snapshot_grows_with_its_nodes() -> None:
+    """The counted size of a snapshot grows with its nodes and includes their documents."""
     nodes = [_group(f"/{n}", {**GROUP, "attributes": {"n": n}}) for n in range(200)]
     few, many = _decode(*nodes[:100]), _decode(*nodes)
 
@@ -342,7 +342,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 
 @st.composite
 def arrays(draw: st.DrawFn) -> StoredArray:
-    """Draw what an array has; the library takes any number of names for right."""
+    """Draw the fields of an array, with any number of names."""
     dimensions = draw(st.lists(st.builds(Dimension, U64S, U32S), max_size=4))
     names = draw(st.none() | st.lists(st.none() | TEXT, max_size=4).map(tuple))
     extent = st.tuples(U32S, U32S)
@@ -375,8 +375,8 @@ def snapshots(draw: st.DrawFn) -> StoredSnapshot:
 
 
 @given(snapshots())
-def test_what_is_written_is_read_alike(given_snapshot: StoredSnapshot) -> None:
-    """Not a field is lost, those that nobody knows included."""
+def test_written_snapshot_is_read_back(given_snapshot: StoredSnapshot) -> None:
+    """A written snapshot is read back with all fields, unknown ones included, sorted by path."""
     data = write_snapshot(given_snapshot)
     found = StoredSnapshotDecoder(given_snapshot.object_id, WRITTEN_LIMIT)(data)
 
@@ -404,8 +404,8 @@ def _read(session: icechunk.Session) -> dict[str, Any]:
     }
 
 
-def test_the_library_reads_migrated_snapshots_in_version_2(tmp_path: Path) -> None:
-    """A snapshot of version 1 with chunks becomes one of version 2 without a change."""
+def test_library_reads_a_snapshot_rewritten_in_version_2(tmp_path: Path) -> None:
+    """The library reads a snapshot of version 1 that is rewritten in version 2, and writes on."""
     storage = icechunk.local_filesystem_storage(str(tmp_path))
     repo = icechunk.Repository.create(storage, spec_version=1)
     session = repo.writable_session("main")

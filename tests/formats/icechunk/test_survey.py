@@ -1,4 +1,4 @@
-"""Findings of `verify` in one ref of a repository."""
+"""Reports of `verify` about one ref of a repository."""
 
 import json
 from pathlib import Path
@@ -18,15 +18,15 @@ INLINE = Ref(index=[0], inline=b"xy")
 
 
 def verify(folder: Path, *options: str) -> tuple[int, Any]:
-    """Run the command; give its exit code and what it reports."""
+    """Run the command; return its exit code and its report."""
     done = CliRunner().invoke(app, ["verify", str(folder), "--json", *options])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, json.loads(done.stdout)
 
 
-def test_a_sound_repository_has_no_damage(tmp_path: Path) -> None:
-    """All references are followed, those of the manifest's own bytes too."""
+def test_undamaged_repository_has_an_empty_report(tmp_path: Path) -> None:
+    """Verifying an undamaged repository exits with 0 and counts all manifests and references."""
     write_files(lab(INLINE).build(), tmp_path)
     code, report = verify(tmp_path, "--chunks")
 
@@ -51,10 +51,13 @@ def test_a_sound_repository_has_no_damage(tmp_path: Path) -> None:
         (lab(INLINE, document=b"?"), ("snapshots/0", b""), "/a", ""),
     ],
 )  # fmt: skip
-def test_damage_names_the_file_the_key_and_the_reason(
+def test_damage_is_reported_once_with_file_key_and_reason(
     tmp_path: Path, builder: Builder, file: tuple[str, bytes | None], key: str, reason: str
 ) -> None:
-    """Once, whatever else is sound; *file* is numbered in its folder, and may be changed."""
+    """One damaged file is reported once, with its URL, the affected key and the reason.
+
+    *file* is numbered in its folder, and deleted, replaced or kept.
+    """
     objects = builder.build()
     (folder, number), change = file[0].split("/"), file[1]
     name = [name for name in objects if name.startswith(folder)][int(number)]
@@ -71,8 +74,8 @@ def test_damage_names_the_file_the_key_and_the_reason(
     assert reason in damage["reason"]
 
 
-def test_other_refs_are_not_looked_at(tmp_path: Path) -> None:
-    """Each has to be named: a branch, a tag, or a snapshot."""
+def test_only_the_given_ref_is_verified(tmp_path: Path) -> None:
+    """A given ref, ``main`` by default, is verified and no other; an unknown one is an error."""
     empty, builder = Builder(), lab(INLINE)
     empty.group("/")
     first, second = empty.snapshot(), builder.snapshot()
@@ -95,8 +98,8 @@ def test_other_refs_are_not_looked_at(tmp_path: Path) -> None:
         verify(tmp_path, "--ref", "none")
 
 
-def test_references_that_may_not_be_followed_are_reported(tmp_path: Path) -> None:
-    """They are no damage."""
+def test_forbidden_references_are_reported_as_not_checked(tmp_path: Path) -> None:
+    """A reference outside of the allowed prefixes is reported as not checked, and exits with 0."""
     reference = Ref(index=[2], location="s3://elsewhere/x", offset=3, length=2)
     write_files(lab(reference).build(), tmp_path)
     code, report = verify(tmp_path)

@@ -39,8 +39,8 @@ def _decode(more: Fields) -> TransactionLog:
     return DECODE(envelope(transaction_log(more=more), TRANSACTION_LOG))
 
 
-def test_an_array_told_of_twice_has_the_chunks_of_both() -> None:
-    """No change is lost."""
+def test_chunks_of_an_array_listed_twice_are_joined() -> None:
+    """An array that is listed twice in a log has the chunks of both entries."""
     arrays = [changed_chunks(A, [[1]]), changed_chunks(B, []), changed_chunks(A, [[2], [3]])]
 
     assert chunks(_decode({7: arrays})) == {A: [(1,), (2,), (3,)], B: []}
@@ -51,8 +51,8 @@ def _move(source: str | None, target: str | None) -> Fields:
     return {slot: value for slot, value in fields.items() if value is not None}
 
 
-def test_it_weighs_what_it_holds() -> None:
-    """Four bytes for each index, and something for each node."""
+def test_size_of_a_log_includes_its_coordinates() -> None:
+    """The counted size of a log is about four bytes for each index of a chunk."""
     log = _decode({1: Structs([A, B], 8), 7: [changed_chunks(C, [[i, i] for i in range(1000)])]})
 
     assert 8000 < log.nbytes < 10000
@@ -70,8 +70,8 @@ def test_it_weighs_what_it_holds() -> None:
         ({8: [_move(None, "/a")]}, "no path before"),
     ],
 )
-def test_a_log_that_lacks_what_it_must_have_is_damaged(more: Fields, reason: str) -> None:
-    """What cannot be read may be in the way of a commit."""
+def test_log_without_a_required_field_is_refused(more: Fields, reason: str) -> None:
+    """A log without a required field, or of another snapshot, raises DecodeError."""
     with pytest.raises(DecodeError, match=reason):
         _decode(more)
 
@@ -80,8 +80,8 @@ def test_a_log_that_lacks_what_it_must_have_is_damaged(more: Fields, reason: str
     "arrays",
     [[{0: Struct(A), 1: [{0: U32s([7] * 1000)}] * 1000}], [changed_chunks(A, [[7]] * 1000)] * 1000],
 )
-def test_parts_shared_beyond_measure_are_an_error(arrays: list[Any]) -> None:
-    """A small log could tell of more coords than memory holds."""
+def test_log_with_excessive_sharing_is_refused(arrays: list[Any]) -> None:
+    """A small log that spells out millions of coordinates raises DecodeError."""
     with pytest.raises(DecodeError, match="for its size"):
         _decode({7: arrays})
 
@@ -92,7 +92,7 @@ SETS = st.frozensets(NODE_IDS, max_size=5)
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], ...]:
-    """Coords of several numbers of dimensions, some of them twice and in no order."""
+    """Draw coordinates of several dimensions, unsorted and with duplicates."""
     ndims = draw(st.lists(st.integers(0, 3), max_size=2))
     found = []
     for ndim in ndims:
@@ -108,7 +108,7 @@ LOGS = st.builds(
 
 
 def chunks(log: TransactionLog) -> dict[bytes, list[tuple[int, ...]]]:
-    """Return the changed chunks of a log in their order."""
+    """Return the changed chunks of a log in order."""
     return {
         node_id: [tuple(row) for batch in found for row in batch.tolist()]
         for node_id, found in log.updated_chunks.items()
@@ -116,8 +116,8 @@ def chunks(log: TransactionLog) -> dict[bytes, list[tuple[int, ...]]]:
 
 
 @given(LOGS)
-def test_a_log_is_read_as_it_was_written(log: TransactionLog) -> None:
-    """Each chunk once, in order, of few dimensions first."""
+def test_written_log_is_read_back(log: TransactionLog) -> None:
+    """A written log is read back with each chunk once, sorted by dimensions and coordinates."""
     found = DECODE(write_transaction_log(FIRST, log))
 
     assert replace(found, updated_chunks={}) == replace(log, updated_chunks={})
@@ -128,7 +128,7 @@ def test_a_log_is_read_as_it_was_written(log: TransactionLog) -> None:
 
 
 def _replace(peer: Peer) -> tuple[Any, Any]:
-    """Write the log of the last commit again; give what the library tells before and after."""
+    """Rewrite the log of the last commit; return the library's reports before and after."""
     file = peer.folder / "transactions" / peer.tip()
     before: Any = peer.repository.inspect_transaction_log(peer.tip())
     log = logged(peer.folder, peer.tip())
@@ -146,8 +146,8 @@ def _diff(peer: Peer) -> Any:
     return {name: value for name, value in members.items() if not callable(value)}
 
 
-def test_the_library_is_told_the_same_as_by_itself(tmp_path: Path) -> None:
-    """Of new, changed and deleted nodes, of chunks set, deleted and cut off."""
+def test_library_reads_a_rewritten_log_as_its_own(tmp_path: Path) -> None:
+    """The library reports the same log and diff from a rewritten log as from its own."""
     peer = Peer(tmp_path)
     session = peer.session()
     for name in ("g/a", "g/b", "h/c/d", "s"):
@@ -177,7 +177,7 @@ NOTHING = TransactionLog(NO, NO, NO, NO, NO, NO, {}, ())
 
 
 def coords(*rows: int) -> tuple[Coords, ...]:
-    """Name chunks of an array of one dimension."""
+    """Return coordinates of chunks in an array of one dimension."""
     return (np.array(rows, np.uint32).reshape(-1, 1),)
 
 
@@ -218,17 +218,17 @@ merging = partial(replace, NOTHING)
     ],
     ids=["new and deleted", "updated and deleted", "new and updated", "chunks of both"],
 )
-def test_merged_logs_tell_the_difference(
+def test_merged_logs_list_each_node_and_chunk_once(
     first: TransactionLog, then: TransactionLog, merged: TransactionLog, told: Any
 ) -> None:
-    """A node is in one list, and each chunk is listed once, in order."""
+    """Merged logs list each node in one list, and each chunk once, in order."""
     found = merge_logs(first, then)
 
     assert replace(found, updated_chunks={}) == merged
     assert chunks(found) == told
 
 
-def test_a_commit_that_moved_nodes_is_not_amended() -> None:
-    """Its log would no longer say from where."""
+def test_amending_a_commit_with_moves_is_refused() -> None:
+    """Merging onto a log with moved nodes raises ConflictError."""
     with pytest.raises(ConflictError, match="moved nodes cannot be amended"):
         merge_logs(replace(NOTHING, former_paths=("/a",)), NOTHING)

@@ -1,4 +1,4 @@
-"""Trees of nodes as a dict, changed step by step, and as snapshots with manifests."""
+"""Trees of nodes as a dict, changed step by step, and stored as snapshots with manifests."""
 
 import itertools
 import json
@@ -32,18 +32,18 @@ NAMES = ("a", "a-", "b", "é")
 
 
 def parent(path: str) -> str:
-    """Name the group that a node is in."""
+    """Return the path of the group that holds *path*."""
     return path[: path.rindex("/")] or "/"
 
 
 def below(tree: Iterable[str], path: str) -> list[str]:
-    """Name a node and all that is in it."""
+    """Return *path* and the paths of all nodes below it."""
     return [at for at in tree if path in (at, "/") or at.startswith(f"{path}/")]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do; numbers choose where, and what cannot be is not done."""
+    """A random change: numbers choose where, and an impossible change is skipped."""
 
     what: str
     where: int
@@ -60,17 +60,17 @@ _CHUNK: Final = 2
 
 @dataclass(frozen=True)
 class Node:
-    """An array or, without a shape, a group; *uid* is its own, whatever becomes of it."""
+    """An array or, without a shape, a group; *uid* stays through all changes."""
 
     uid: int
     label: int = 0
     shape: tuple[int, ...] | None = None
     chunks: Chunks = MappingProxyType({})
-    """Also those out of the grid, while they may come back."""
+    """Chunks by coordinates, including those outside of the grid that may come back."""
 
     @property
     def node_id(self) -> bytes:
-        """Its id in files of ours; the library draws others."""
+        """Id of the node in our own files; the library draws its own."""
         return b"%08d" % self.uid
 
     @property
@@ -80,7 +80,7 @@ class Node:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Its ``zarr.json``."""
+        """Parsed ``zarr.json``."""
         attributes = {"attributes": {"label": self.label}}
         if self.shape is None:
             group: dict[str, Any] = json.loads(GROUP)
@@ -89,11 +89,11 @@ class Node:
 
     @property
     def data(self) -> bytes:
-        """The document as it is stored."""
+        """Stored bytes of the document."""
         return json.dumps(self.document).encode()
 
     def places(self) -> list[Coords]:
-        """Return all coords of the grid."""
+        """Return the coordinates of all chunks in the grid."""
         return [] if self.shape is None else list(itertools.product(*map(range, self.grid)))
 
     def has(self, coords: Coords) -> bool:
@@ -101,13 +101,13 @@ class Node:
         return all(at < count for at, count in zip(coords, self.grid, strict=True))
 
     def pruned(self) -> "Node":
-        """Forget the chunks out of the grid."""
+        """Return the node without chunks outside of the grid."""
         return replace(self, chunks={at: self.chunks[at] for at in self.chunks if self.has(at)})
 
 
 @dataclass(frozen=True)
 class Put:
-    """A node that gets this document, or is made with it; without one it goes, with all below."""
+    """An edit that creates or updates a node; without a document it deletes all below."""
 
     path: str
     document: Mapping[str, Any] | None
@@ -124,7 +124,7 @@ class Put:
 
     @property
     def change(self) -> dict[str, Any]:
-        """The edit as a request for a commit tells it."""
+        """The edit as part of a request to commit."""
         if self.document is None:
             return {"op": "delete_node", "path": self.path}
         return {"op": "put_node", "path": self.path, "metadata": self.document}
@@ -132,7 +132,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Write:
-    """A chunk that is written or, without data, deleted."""
+    """An edit that writes a chunk or, without data, deletes it."""
 
     path: str
     uid: int
@@ -147,7 +147,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Move:
-    """A node that goes elsewhere, with all below."""
+    """An edit that moves a node with all below."""
 
     source: str
     target: str
@@ -171,7 +171,7 @@ MOVES: Final = st.lists(steps("move"), min_size=1, max_size=2)
 
 
 class Draft:
-    """A tree that is being changed, and by which edits."""
+    """A tree under change, and its edits."""
 
     def __init__(self, tree: Tree, uids: Iterator[int]) -> None:
         self.before = tree
@@ -180,7 +180,7 @@ class Draft:
         self._uids = uids
 
     def take(self, steps: Iterable[Step]) -> Sequence[Edit]:
-        """Take *steps*, and tell the edits that they come to."""
+        """Apply *steps*; return the edits that they result in."""
         start = len(self.edits)
         for step in steps:
             self._take(step)
@@ -188,7 +188,7 @@ class Draft:
 
     @property
     def after(self) -> dict[str, Node]:
-        """The tree that a commit leaves."""
+        """The tree that a commit of the edits leaves."""
         return {path: node.pruned() for path, node in self.tree.items()}
 
     def _take(self, step: Step) -> None:
@@ -222,14 +222,14 @@ class Draft:
                 self._move(path, step)
 
     def _put(self, path: str, node: Node) -> None:
-        """Put a document, unless only its spelling would change, which counts as an update."""
+        """Put a node, unless it stays equal."""
         if self.tree.get(path) == node:
             return
         self.tree[path] = node
         self.edits.append(Put(path, node.document))
 
     def _write_somewhere(self, step: Step, data: bytes | None) -> None:
-        """Write a chunk: one of few, so that others write the same."""
+        """Write one of few chunks, so that concurrent writers choose the same."""
         arrays = sorted(path for path, node in self.tree.items() if node.places())
         if arrays:
             path = arrays[step.where % len(arrays)]
@@ -256,23 +256,23 @@ class Draft:
 
 
 def key_of(path: str, name: str) -> str:
-    """Name something in a node by its Zarr key."""
+    """Return the Zarr key of *name* in a node."""
     return f"{path.strip('/')}/{name}".lstrip("/")
 
 
 def chunk_key(path: str, coords: Coords) -> str:
-    """Name a chunk by its Zarr key."""
+    """Return the Zarr key of a chunk."""
     return key_of(path, "/".join(("c", *map(str, coords))))
 
 
 def changed(before: Node | None, node: Node) -> dict[Coords, bytes | None]:
-    """Return what became of the chunks that are in the grid."""
+    """Return the changed chunks in the grid, with None for deleted ones."""
     old = {} if before is None else before.chunks
     return {at: node.chunks.get(at) for at in node.places() if old.get(at) != node.chunks.get(at)}
 
 
 def merge(parent: Tree, ours: Tree, theirs: Tree, *, yields: bool = False) -> dict[str, Node]:
-    """Merge three ways, node by node; of chunks that both changed, ours may yield."""
+    """Return the three-way merge; of chunks that both changed, ours count unless it *yields*."""
     old, new, merged = by_uid(parent), by_uid(ours), by_uid(theirs)
     merged = {uid: at for uid, at in merged.items() if uid in new or uid not in old}
     merged |= {uid: at for uid, at in new.items() if uid not in old}
@@ -290,19 +290,19 @@ def merge(parent: Tree, ours: Tree, theirs: Tree, *, yields: bool = False) -> di
 
 
 def by_uid(tree: Tree) -> dict[int, tuple[str, Node]]:
-    """Find nodes by what they are."""
+    """Return paths and nodes by uid."""
     return {node.uid: (path, node) for path, node in tree.items()}
 
 
 def run(tree: Tree, steps: Sequence[Step], uids: Iterator[int]) -> Tree:
-    """Take all *steps*, and give the tree that comes out."""
+    """Apply *steps* to *tree* and return the result."""
     draft = Draft(tree, uids)
     draft.take(steps)
     return draft.after
 
 
 def difference(before: Tree, after: Tree) -> ChangeSet:
-    """Make the change set that leads from one tree to the other."""
+    """Return the change set between two trees."""
     old, new = by_uid(before), by_uid(after)
     both = old.keys() & new.keys()
     return ChangeSet(
@@ -337,17 +337,17 @@ EMPTY = StoredSnapshot(b"the first id", {}, {}, 1, "first", Metadata(2, ()))
 
 
 class TreeStore:
-    """Keeps manifests, and commits change sets as whoever writes them would."""
+    """Manifests in memory, and commits of change sets to them."""
 
     def __init__(self) -> None:
         self.manifests: dict[bytes, Manifest] = {}
         self.chunks: dict[bytes, Chunks] = {}
-        """What is in each manifest."""
+        """Chunks of each manifest."""
 
     def commit(
         self, changes: ChangeSet, before: StoredSnapshot, after: Tree
     ) -> tuple[StoredSnapshot, TransactionLog]:
-        """Put *changes* to a snapshot, of which *after* is to become, and store what comes out."""
+        """Apply *changes* to a snapshot, store the manifests of *after*, and return the result."""
         applied = apply_changes(changes, before)
         rewritten: dict[bytes, Rewritten] = {}
         for rewrite in applied.rewrites:
@@ -360,7 +360,7 @@ class TreeStore:
         return self._store(applied.finish(rewritten), before)
 
     def tree(self, snapshot: StoredSnapshot) -> Tree:
-        """Read a snapshot back."""
+        """Return the tree of a snapshot."""
         return {
             path: Node(
                 int(node.node_id),
@@ -385,7 +385,7 @@ class TreeStore:
         return (ManifestRef(object_id, tuple((min(axis), max(axis) + 1) for axis in axes)),)
 
     def _check(self, rewrite: ArrayRewrite, before: StoredSnapshot) -> None:
-        """Compare what is said to be of the array until now."""
+        """Compare the rewrite's array with that of the snapshot before."""
         known = {node.node_id: node for node in before.nodes.values()}
         old = known.get(rewrite.node_id)
         assert rewrite.manifests == (old.array.manifests if old and old.array else ())

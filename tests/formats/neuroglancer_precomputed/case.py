@@ -1,4 +1,4 @@
-"""Sharded precomputed containers, written after the documents."""
+"""Sharded precomputed containers, encoded from the specification."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def annotation_info(sharding: Sharding) -> dict[str, Any]:
 
 
 def encode_manifest(lods: list[list[int]]) -> bytes:
-    """Encode a mesh manifest; of each level of detail the sizes of its fragments are given."""
+    """Encode a mesh manifest with the sizes of the fragments of each level of detail."""
     head = struct.pack("<6fI", 64, 64, 64, 0, 0, 0, len(lods))
     head += struct.pack(f"<{4 * len(lods)}f", *([1.0] * (4 * len(lods))))
     head += struct.pack(f"<{len(lods)}I", *map(len, lods))
@@ -89,12 +89,12 @@ def encode_manifest(lods: list[list[int]]) -> bytes:
 
 
 def chunk_bytes(number: int) -> bytes:
-    """Bytes unlike those of any other chunk."""
+    """Return bytes that no other chunk has."""
     return bytes((number * 7 + i) % 251 for i in range(5 + number % 3))
 
 
 def voxels(key: str, number: int) -> bytes:
-    """Bytes of a raw chunk, unlike those of any other."""
+    """Return the bytes of a raw chunk, which no other chunk has."""
     bounds = (map(int, each) for each in re.findall(r"(-?\d+)-(-?\d+)", key.rpartition("/")[2]))
     return bytes(number * 7 + i for i in range(prod(end - begin for begin, end in bounds)))
 
@@ -102,19 +102,19 @@ def voxels(key: str, number: int) -> bytes:
 def build(
     chunks: Mapping[str, bytes], *, sharding: Sharding = RAW_SHARDING, old: bool = False
 ) -> dict[str, bytes]:
-    """Write a volume, whose *chunks* are some of `IDS`."""
+    """Return the objects of a volume; *chunks* are some of `IDS`."""
     objects = {"info": json.dumps(volume_info(sharding)).encode()}
     return objects | _below("s0", {IDS[key]: data for key, data in chunks.items()}, sharding, old)
 
 
 def build_skeletons(chunks: Mapping[str, bytes], *, sharding: Sharding) -> dict[str, bytes]:
-    """Write skeletons, *chunks* by segment."""
+    """Return the objects of skeletons, *chunks* by segment."""
     ids = {int(key): data for key, data in chunks.items()}
     return {"info": json.dumps(skeleton_info(sharding)).encode()} | build_shards(ids, sharding)
 
 
 def build_meshes(chunks: Mapping[str, bytes], *, sharding: Sharding) -> dict[str, bytes]:
-    """Write meshes, *chunks* are their fragments, of which the manifests tell two."""
+    """Return the objects of meshes; *chunks* are their fragments, two for each mesh."""
     before = {int(key): data for key, data in chunks.items()}
     manifests = {each: encode_manifest([[2], [len(data) - 2]]) for each, data in before.items()}
     shards = build_shards(manifests, sharding, before=before)
@@ -122,7 +122,7 @@ def build_meshes(chunks: Mapping[str, bytes], *, sharding: Sharding) -> dict[str
 
 
 def build_annotations(chunks: Mapping[str, bytes], *, sharding: Sharding) -> dict[str, bytes]:
-    """Write annotations, *chunks* by id, by segment and by cell."""
+    """Return the objects of annotations, *chunks* by id, segment and cell."""
     objects = {"info": json.dumps(annotation_info(sharding)).encode()}
     for path in ("by_id", "by_segment", "spatial0", "spatial1"):
         names = {key.rpartition("/")[2]: data for key, data in chunks.items() if path in key}
@@ -133,7 +133,7 @@ def build_annotations(chunks: Mapping[str, bytes], *, sharding: Sharding) -> dic
 
 
 _CELLS = {"0_0_0": 0, "1_0_0": 1, "0_0_1": 2, "1_0_2": 5}
-"""Of a grid of 2 x 1 x 3: a bit of x, one of z, another of z."""
+"""Cells of a grid of 2 x 1 x 3: one bit of x, two of z."""
 
 
 def _below(

@@ -1,4 +1,4 @@
-"""Shards of ``neuroglancer_uint64_sharded_v1``, written, watched and rewritten with `struct`."""
+"""Shards of ``neuroglancer_uint64_sharded_v1``, encoded and decoded with `struct`."""
 
 import json
 import struct
@@ -25,11 +25,11 @@ RAW_SHARDING: Sharding = {
     "data_encoding": "raw",
 }
 SINGLE = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": 0, "shard_bits": 0}
-"""Of one minishard in one shard."""
+"""Sharding with one minishard in one shard."""
 
 
 def murmur(number: int) -> int:
-    """Hash 8 bytes by MurmurHash3_x86_128 with seed 0; the low half of the result."""
+    """Return the low half of MurmurHash3_x86_128 of 8 bytes with seed 0."""
     return mmh3.hash64(number.to_bytes(8, "little"), 0, x64arch=False, signed=False)[0]
 
 
@@ -47,7 +47,7 @@ def morton(cell: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 def address(chunk_id: int, sharding: Sharding) -> tuple[str, int]:
-    """Return in which shard *chunk_id* is, and in which minishard of it."""
+    """Return the shard and the minishard of *chunk_id*."""
     number = chunk_id // 2 ** sharding["preshift_bits"]
     number = number if sharding["hash"] == "identity" else murmur(number)
     rest, minishard = divmod(number, 2 ** sharding["minishard_bits"])
@@ -56,7 +56,7 @@ def address(chunk_id: int, sharding: Sharding) -> tuple[str, int]:
 
 
 def encode_minishard(chunks: list[tuple[int, int, int]]) -> bytes:
-    """Encode id, offset and size of every chunk, each column less what came before."""
+    """Encode id, offset and size of every chunk as columns of differences."""
     ids, gaps, sizes = [], [], []
     last_id = last_end = 0
     for chunk_id, offset, size in chunks:
@@ -96,7 +96,7 @@ def encode_shard(
 def single_shard(
     *rows: tuple[int, int, int], body: bytes = b"chunks", entry: bytes = b"", spare: bytes = b""
 ) -> bytes:
-    """Write a shard whose first minishard has *rows*: id, offset and size; *spare* are others."""
+    """Encode a shard whose first minishard has *rows* of id, offset and size."""
     index = encode_minishard(list(rows))
     first = entry or struct.pack("<2Q", len(body), len(body) + len(index))
     return first + spare + body + index
@@ -109,7 +109,7 @@ def build_shards(
     old: bool = False,
     before: Mapping[int, bytes] | None = None,
 ) -> dict[str, bytes]:
-    """Write shards by name, *old* ones in two objects each."""
+    """Return shards by name, *old* ones in two objects each."""
     shards: defaultdict[str, list[dict[int, bytes]]] = defaultdict(
         lambda: [{} for _ in range(2 ** sharding["minishard_bits"])]
     )
@@ -128,17 +128,17 @@ def build_shards(
 
 
 def container(info: Mapping[str, Any], **objects: bytes) -> Container:
-    """Store *info*, and *objects* beside it."""
+    """Store *info* and *objects*."""
     return Container({"info": json.dumps(info).encode(), **objects})
 
 
 def part(start: int, length: int) -> ByteRange:
-    """Name *length* bytes from *start* on."""
+    """Return the range of *length* bytes from *start* on."""
     return ByteRange(start, start + length)
 
 
 def decoded(shard: bytes, sharding: Sharding) -> list[dict[int, tuple[int, int]]]:
-    """Return for each minishard where its chunks begin and end in the object, by rising ids."""
+    """Return the places of the chunks of each minishard, by ascending ids."""
     base = 16 * 2 ** sharding["minishard_bits"]
     found = []
     for start, stop in struct.iter_unpack("<2Q", shard[:base]):

@@ -1,4 +1,4 @@
-"""The two levels of index."""
+"""`shardgate.formats.neuroglancer_precomputed.index`: shard index and minishard index."""
 
 import struct
 from typing import Any
@@ -27,7 +27,7 @@ _chunks = st.lists(
     unique_by=lambda chunk: chunk[0],
     max_size=40,
 )
-"""Id, offset and size, in any order and anywhere."""
+"""Chunks as id, offset and size, in any order and anywhere."""
 
 
 @st.composite
@@ -52,10 +52,10 @@ def _decode(data: bytes, *, is_gzip: bool = False) -> MinishardIndex:
 
 
 @given(_shardings(), st.lists(_ids, max_size=20))
-def test_ids_are_in_the_shards_that_the_documents_say(
+def test_shard_and_minishard_of_an_id_follow_the_specification(
     document: shards.Sharding, ids: list[int]
 ) -> None:
-    """However many bits of which hash, one by one and many at once: shard and minishard."""
+    """Shard and minishard of any ids, singly and in arrays, are those of the specification."""
     sharding = _sharding(document)
     found = [sharding.address(each) for each in ids]
     at_once = sharding.addresses(np.array(ids, np.uint64))
@@ -67,8 +67,8 @@ def test_ids_are_in_the_shards_that_the_documents_say(
 
 
 @given(st.lists(st.tuples(_ids, _ids).map(sorted), min_size=1, max_size=40), st.integers(0, 2**63))
-def test_minishards_are_where_they_were_written(places: list[list[int]], first: int) -> None:
-    """Every entry is found, in a part of an index as well; an empty one is none."""
+def test_shard_index_returns_the_written_places(places: list[list[int]], first: int) -> None:
+    """A whole or partial shard index returns each written place, and None for an empty one."""
     data = b"".join(struct.pack("<2Q", *place) for place in places)
     index = ShardIndexDecoder(len(data), first)(data)
 
@@ -79,12 +79,12 @@ def test_minishards_are_where_they_were_written(places: list[list[int]], first: 
 
 
 @given(_chunks, _ids, st.booleans())
-def test_chunks_are_where_they_were_written(
+def test_minishard_index_returns_the_written_places(
     chunks: list[tuple[int, int, int]],
     chunk_id: int,
     is_gzip: bool,  # noqa: FBT001 - drawn
 ) -> None:
-    """In whichever order they are listed, and however deltas wrap; no other id is found."""
+    """A minishard index returns the place of each written id, in any order, and None for others."""
     expected = {each: ByteRange(start, start + size) for each, start, size in chunks}
     data = encode_minishard(chunks)
     index = _decode(zipped(data) if is_gzip else data, is_gzip=is_gzip)
@@ -98,8 +98,8 @@ def test_chunks_are_where_they_were_written(
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 3, 0, 2), (3, 2, 1, 0)])
-def test_an_id_that_is_there_twice_is_an_error_of_its_own(order: tuple[int, ...]) -> None:
-    """Nobody can tell which of two is meant; the others are found."""
+def test_lookup_of_a_duplicate_id_raises_decode_error(order: tuple[int, ...]) -> None:
+    """Lookup of an id that is listed twice raises DecodeError; other ids are found."""
     chunks = [(3, 0, 2), (3, 2, 2), (4, 4, 2), (1, 6, 2)]
     index = _decode(encode_minishard([chunks[at] for at in order]))
 
@@ -109,8 +109,8 @@ def test_an_id_that_is_there_twice_is_an_error_of_its_own(order: tuple[int, ...]
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_an_entry_weighs_24_bytes(step: int) -> None:
-    """A hundred thousand chunks take 2.4 MB, and the columns hold on to nothing else."""
+def test_entry_of_a_minishard_index_takes_24_bytes(step: int) -> None:
+    """A minishard index of 100,000 chunks keeps 2.4 MB and no other buffer."""
     chunks = [(each, each, 1) for each in range(100_000)][::step]
     index = MinishardIndexDecoder(is_gzip=False, most_nbytes=2**30)(encode_minishard(chunks))
 

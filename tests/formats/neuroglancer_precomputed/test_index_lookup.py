@@ -1,4 +1,4 @@
-"""Objects that contradict themselves: errors that name them; manifests of meshes."""
+"""Lookups in damaged indexes, and manifests of meshes."""
 
 import json
 import struct
@@ -44,7 +44,7 @@ def _skeletons(shard: bytes, sharding: Sharding = SINGLE) -> dict[str, bytes]:
 
 
 async def _damage(objects: dict[str, bytes], key: str, reason: str, limit: int = 2**20) -> None:
-    """Read *key* and see that the shard is named with *reason*."""
+    """Assert that reading *key* raises DamagedError of the shard with *reason*."""
     case = Container(objects, whole_index_nbytes=limit, decoded_bytes=_LIMIT)
     with pytest.raises(DamagedError, match=reason) as caught:
         await case.read(key)
@@ -70,10 +70,10 @@ async def _damage(objects: dict[str, bytes], key: str, reason: str, limit: int =
         (_entries(0, _LIMIT + 24) + bytes(2 * _LIMIT), "has over 16384 bytes"),
     ],
 )
-async def test_an_index_that_cannot_be_is_damage(
+async def test_damaged_shard_or_minishard_index_is_damage(
     shard: bytes, reason: str, whole_index_nbytes: int
 ) -> None:
-    """Truncated, backwards, past the end, past 64 bits, of an odd size or beyond the limit."""
+    """A truncated, reversed, misplaced or too large index raises DamagedError of the shard."""
     await _damage(_skeletons(shard), "7", reason, whole_index_nbytes)
     await _damage(_skeletons(shard), "8", reason, whole_index_nbytes)
 
@@ -91,10 +91,10 @@ async def test_an_index_that_cannot_be_is_damage(
         ((7, 20, 2), "overlaps its minishard index"),
     ],
 )
-async def test_a_chunk_that_cannot_be_is_damage_of_its_own(
+async def test_damaged_entry_affects_only_its_chunk(
     chunk: tuple[int, int, int], reason: str, whole_index_nbytes: int
 ) -> None:
-    """Its neighbour in the same minishard is read."""
+    """An entry past the shard or over its index raises DamagedError; its neighbour is read."""
     objects = _skeletons(_shard((3, 0, 4), chunk))
     await _damage(objects, "7", reason, whole_index_nbytes)
 
@@ -104,25 +104,25 @@ async def test_a_chunk_that_cannot_be_is_damage_of_its_own(
 @_whole_or_entry
 @pytest.mark.parametrize("chunk", [(7, 2**64 - 2, 5), (7, 2, 2**64 - 1)])
 @pytest.mark.parametrize("key", ["3", "7", "9"])
-async def test_a_chunk_that_ends_past_64_bits_is_damage_of_all(
+async def test_entry_past_64_bits_is_damage_of_its_minishard(
     key: str, chunk: tuple[int, int, int], whole_index_nbytes: int
 ) -> None:
-    """Every row counts from the one before: neither place nor absence of others is proven."""
+    """An entry that ends past 2^64 raises DamagedError for every id of its minishard."""
     objects = _skeletons(_shard((3, 0, 4), chunk))
 
     await _damage(objects, key, r"chunk 7 ends past 2\^64", whole_index_nbytes)
 
 
 @pytest.mark.parametrize("chunk", [(7, 0, 10), (7, 10, 0), (7, 34, 0), (7, 9, 1)])
-async def test_a_chunk_may_be_all_that_is_no_index(chunk: tuple[int, int, int]) -> None:
-    """Up to the minishard index, and of no bytes wherever."""
+async def test_chunk_may_fill_all_bytes_before_its_index(chunk: tuple[int, int, int]) -> None:
+    """A chunk may reach up to its minishard index, and an empty chunk may lie anywhere."""
     _, start, size = chunk
 
     assert await Container(_skeletons(_shard(chunk))).read("7") == _BODY[start : start + size]
 
 
 async def test_chunks_may_share_bytes() -> None:
-    """Writers that store equal chunks once are none the worse for it."""
+    """Chunks that share bytes are read."""
     case = Container(_skeletons(_shard((3, 0, 6), (7, 0, 6), (8, 2, 4))))
 
     assert [await case.read(key) for key in ("3", "7", "8")] == [b"012345", b"012345", b"2345"]
@@ -140,8 +140,8 @@ _BOMB = zipped(bytes(_LIMIT + 24))
         (zipped(bytes(25)), "25 bytes, no multiple of 24"),
     ],
 )
-async def test_a_minishard_index_that_does_not_inflate_is_damage(index: bytes, reason: str) -> None:
-    """A bomb, another format, a truncated one."""
+async def test_minishard_index_that_does_not_inflate_is_damage(index: bytes, reason: str) -> None:
+    """A gzip minishard index that is malformed, truncated or a bomb raises DamagedError."""
     sharding = {**SINGLE, "minishard_index_encoding": "gzip"}
     shard = _entries(10, 10 + len(index)) + _BODY + index
     await _damage(_skeletons(shard, sharding), "7", reason)
@@ -157,8 +157,8 @@ async def test_a_minishard_index_that_does_not_inflate_is_damage(index: bytes, r
         (bytes(_LIMIT + 1), "16385 bytes of gzip are too many to inflate"),
     ],
 )
-async def test_data_that_does_not_inflate_is_damage(data: bytes, reason: str) -> None:
-    """Known only to who asked for what it holds."""
+async def test_gzip_chunk_that_does_not_inflate_is_damage(data: bytes, reason: str) -> None:
+    """A gzip chunk that is malformed, truncated or a bomb raises DamagedError."""
     shard = _shard((7, 0, len(data)), body=data)
     await _damage(_skeletons(shard, {**SINGLE, "data_encoding": "gzip"}), "7", reason)
 
@@ -185,18 +185,19 @@ _TOO_LONG = encode_manifest([[1] * 2000])
         ("gzip", zipped(encode_manifest([[11]])), "is of 11 bytes of fragments"),
     ],
 )
-async def test_a_manifest_that_cannot_be_is_damage(
-    encoding: str, manifest: bytes, reason: str
-) -> None:
-    """More fragments than there is room for, or cut off; raw bytes are served as they are."""
+async def test_damaged_manifest_is_damage(encoding: str, manifest: bytes, reason: str) -> None:
+    """A manifest that is truncated, too long or without room for its fragments is damage.
+
+    A raw manifest itself is served as stored.
+    """
     objects = _meshes(manifest, {**SINGLE, "data_encoding": encoding})
     await _damage(objects, "7", reason)
 
     assert encoding == "gzip" or await Container(objects).read("7.index") == manifest
 
 
-async def test_fragments_do_not_lie_over_the_index() -> None:
-    """What would begin before the minishard index ends cannot be fragments."""
+async def test_fragments_over_a_minishard_index_are_damage() -> None:
+    """Fragments that would overlap the minishard index raise DamagedError."""
     manifest = encode_manifest([[11]])
     index = encode_minishard([(7, 34, len(manifest))])
     shard = _entries(10, 34) + _BODY + index + manifest
@@ -206,8 +207,8 @@ async def test_fragments_do_not_lie_over_the_index() -> None:
 
 
 @pytest.mark.parametrize("minishard_bits", [40, 60, 64])
-async def test_an_absurd_number_of_minishards_is_damage(minishard_bits: int) -> None:
-    """No object has an index of so many; where there is none, there is no chunk."""
+async def test_shard_too_short_for_its_minishards_is_damage(minishard_bits: int) -> None:
+    """A shard too short for 2^40 minishards or more raises DamagedError; an absent one does not."""
     sharding = {**SINGLE, "minishard_bits": minishard_bits, "shard_bits": 64 - minishard_bits}
     name = "0" * max(1, (64 - minishard_bits + 3) // 4) + ".shard"
     objects = _skeletons(b"", sharding)
@@ -234,10 +235,10 @@ _VOLUME = build({"s0/-1-2_5-8_0-1": b"chunk"}, old=True)
         ({"s0/0.data": b""}, "data", "too few"),
     ],
 )
-async def test_damage_of_the_older_form(
+async def test_damage_of_a_shard_in_two_objects_names_the_object(
     damage: dict[str, bytes | None], name: str, reason: str
 ) -> None:
-    """Whichever of the two is at fault is named."""
+    """Damage of a shard in two objects raises DamagedError that names the faulty one."""
     objects = {key: data for key, data in {**_VOLUME, **damage}.items() if data is not None}
     case = Container(objects)
     with pytest.raises(DamagedError, match=reason) as caught:
@@ -252,10 +253,8 @@ _lods = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=6), max_size=5)
 
 
 @given(_lods, st.binary(max_size=20))
-def test_the_fragments_are_as_long_as_their_sizes_together(
-    lods: list[list[int]], more: bytes
-) -> None:
-    """Of all levels of detail, whatever is in the manifest besides or follows; over 32 bits too."""
+def test_fragments_of_a_manifest_are_summed(lods: list[list[int]], more: bytes) -> None:
+    """The fragments' length is the sum over all levels, in raw and gzip manifests."""
     manifest = encode_manifest(lods)
 
     assert _decode_manifest(manifest).fragments_nbytes == sum(map(sum, lods))
@@ -264,8 +263,8 @@ def test_the_fragments_are_as_long_as_their_sizes_together(
 
 
 @given(_lods)
-def test_a_truncated_manifest_is_refused(lods: list[list[int]]) -> None:
-    """At whatever byte it ends, it is not taken for one of fewer fragments."""
+def test_truncated_manifest_is_refused(lods: list[list[int]]) -> None:
+    """A manifest truncated at any byte raises DecodeError."""
     manifest = encode_manifest(lods)
     for length in range(len(manifest)):
         with pytest.raises(DecodeError, match=f"ends after {length} bytes, early"):
@@ -273,8 +272,8 @@ def test_a_truncated_manifest_is_refused(lods: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 2**16, 2**31, 2**32 - 1])
-def test_absurd_counts_are_refused(count: int) -> None:
-    """More levels, or fragments, than there is room for are not read."""
+def test_manifest_with_too_large_counts_is_refused(count: int) -> None:
+    """A manifest with more levels or fragments than it has room for raises DecodeError."""
     manifest = encode_manifest([[5]])
     levels = manifest[:24] + struct.pack("<I", count) + manifest[28:]
     fragments = manifest[:44] + struct.pack("<I", count) + manifest[48:]
@@ -285,8 +284,8 @@ def test_absurd_counts_are_refused(count: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "is_read"), [(1024, True), (1025, False), (5000, False)])
-def test_levels_of_detail_are_few(count: int, *, is_read: bool) -> None:
-    """Each takes time; a manifest of millions is small once it is gzip."""
+def test_levels_of_detail_are_limited(count: int, *, is_read: bool) -> None:
+    """A manifest of 1,024 levels of detail is read; one of more raises DecodeError."""
     manifest = encode_manifest([[1]] * count)
     if is_read:
         assert _decode_manifest(manifest).fragments_nbytes == count

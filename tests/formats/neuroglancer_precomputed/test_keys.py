@@ -1,4 +1,4 @@
-"""Names of chunks, and their ids."""
+"""`shardgate.formats.neuroglancer_precomputed.keys`: names of chunks, and their ids."""
 
 from itertools import product
 
@@ -52,16 +52,16 @@ def _chunk_id(data: st.DataObject, names: Names) -> int:
 
 
 @given(_grids, st.data())
-def test_a_code_is_the_bits_of_its_cell_in_turn(grid: MortonGrid, data: st.DataObject) -> None:
-    """Another way to write the definition down gives the same code."""
+def test_morton_code_interleaves_the_bits_of_a_cell(grid: MortonGrid, data: st.DataObject) -> None:
+    """The Morton code of a cell equals that of an independent implementation."""
     cell = _cell(data, grid)
 
     assert grid.encode(cell) == morton(cell, grid.shape)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.lists(st.integers(0, 2**12)))
-def test_only_codes_of_cells_are_covered(shape: list[int], ids: list[int]) -> None:
-    """Every other id, within the bits of the codes or not, is of no chunk."""
+def test_grid_covers_only_the_codes_of_its_cells(shape: list[int], ids: list[int]) -> None:
+    """A grid covers exactly the codes of its cells."""
     codes = {morton(cell, tuple(shape)) for cell in product(*map(range, shape))}
     found = MortonGrid(tuple(shape)).covers(np.array(ids, np.uint64))
 
@@ -69,8 +69,8 @@ def test_only_codes_of_cells_are_covered(shape: list[int], ids: list[int]) -> No
 
 
 @given(_names, st.data())
-def test_what_is_formatted_parses(names: Names, data: st.DataObject) -> None:
-    """To the id it was made of; nothing may stand before or after, not even a newline."""
+def test_formatted_name_parses_to_its_id(names: Names, data: st.DataObject) -> None:
+    """A formatted name parses to its id, and with added text not at all."""
     chunk_id = _chunk_id(data, names)
     name = names.format(chunk_id)
     more = data.draw(st.text(min_size=1).filter(lambda text: not text.isdecimal()))
@@ -81,18 +81,18 @@ def test_what_is_formatted_parses(names: Names, data: st.DataObject) -> None:
 
 
 @given(_names, _texts)
-def test_what_parses_is_canonical(names: Names, text: str) -> None:
-    """There is one spelling of each name: whatever else is written is none."""
+def test_only_canonical_names_parse(names: Names, text: str) -> None:
+    """A text that parses is the canonical name of its id."""
     chunk_id = names.parse(text)
 
     assert chunk_id is None or names.format(chunk_id) == text
 
 
 @given(_bounds, st.data())
-def test_bounds_are_those_of_the_voxels_in_a_chunk(
+def test_name_of_a_chunk_has_the_bounds_of_its_voxels(
     bounds: VoxelBounds, data: st.DataObject
 ) -> None:
-    """A chunk begins at a multiple of its size and ends where the next begins, or the volume."""
+    """A chunk's name has the bounds of its voxels, clipped to the volume."""
     cell = _cell(data, bounds.grid)
     pairs = []
     for axis, at in enumerate(cell):
@@ -104,8 +104,8 @@ def test_bounds_are_those_of_the_voxels_in_a_chunk(
 
 
 @given(_bounds, st.data())
-def test_bounds_off_the_grid_are_no_chunk(bounds: VoxelBounds, data: st.DataObject) -> None:
-    """Neither before the volume nor behind it there are chunks, clipped or not."""
+def test_bounds_off_the_grid_do_not_parse(bounds: VoxelBounds, data: st.DataObject) -> None:
+    """Bounds before or behind the volume, clipped or not, do not parse."""
     axis = data.draw(st.integers(0, 2))
     count = bounds.grid.shape[axis]
     cell = list(_cell(data, bounds.grid))
@@ -145,8 +145,8 @@ _NO_NAMES: list[tuple[Names, list[str]]] = [
 @pytest.mark.parametrize(
     ("names", "name"), [(names, name) for names, others in _NO_NAMES for name in others]
 )
-def test_other_spellings_name_nothing(names: Names, name: str) -> None:
-    """Off the grid, wrongly clipped, backwards, with ornament, or of a volume without voxels."""
+def test_noncanonical_name_does_not_parse(names: Names, name: str) -> None:
+    """Names off the grid, wrongly clipped, reversed or spelled otherwise do not parse."""
     assert names.parse(name) is None
 
 
@@ -160,6 +160,8 @@ def test_other_spellings_name_nothing(names: Names, name: str) -> None:
      (CellNames(MortonGrid((1, 1))), "notes", False), (_VOLUME, "900-901_5-8_0-1", True),
      (_VOLUME, "5-8_5-8", False), (_VOLUME, "0.shard", False)],
 )  # fmt: skip
-def test_what_is_spelled_like_a_name_is_owned(names: Names, name: str, *, is_owned: bool) -> None:
-    """What could be no object of another kind is not looked for as one."""
+def test_part_owns_names_spelled_like_its_chunks(
+    names: Names, name: str, *, is_owned: bool
+) -> None:
+    """A part owns each name that is spelled like a chunk's, and no others."""
     assert names.owns(name) is is_owned

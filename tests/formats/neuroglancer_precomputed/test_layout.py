@@ -1,4 +1,4 @@
-"""From names to places, and the reads for that; TensorStore agrees on the places."""
+"""Lookups of chunks and the reads that they take; TensorStore agrees on the places."""
 
 import json
 import random
@@ -35,8 +35,8 @@ _OBJECTS = build(_CHUNKS)
 """Shard 0 has ids 0 and 1 in its first minishard, 2 in its second; shard 1 has 4 in its first."""
 
 
-async def test_a_cold_chunk_is_three_reads_of_one_version() -> None:
-    """After the document: the shard index, and of its version the minishard index, the chunk."""
+async def test_cold_chunk_takes_three_reads_of_one_version() -> None:
+    """A chunk takes reads of shard index, minishard index and data under one ETag."""
     case = Container(_OBJECTS)
     await case.warm("info")
     assert await case.read(THIRD) == _CHUNKS[THIRD]
@@ -52,8 +52,8 @@ async def test_a_cold_chunk_is_three_reads_of_one_version() -> None:
 
 
 @pytest.mark.parametrize(("bits", "request_nbytes"), [(12, 2**16), (13, 16)])
-async def test_a_shard_index_of_over_64_kib_is_large(bits: int, request_nbytes: int) -> None:
-    """Whatever the setting, which is meant for indexes that have to be read whole."""
+async def test_shard_index_above_64_kib_is_read_by_entry(bits: int, request_nbytes: int) -> None:
+    """A shard index above 64 KiB is read by entry, whatever the limit for whole indexes."""
     sharding = {**RAW_SHARDING, "minishard_bits": bits}
     case = Container(build(_CHUNKS, sharding=sharding), whole_index_nbytes=2**22)
     await case.warm("info")
@@ -74,8 +74,8 @@ async def test_a_shard_index_of_over_64_kib_is_large(bits: int, request_nbytes: 
         ),
     ],
 )
-async def test_nothing_known_is_read_again(known: str, key: str, keys: list[str]) -> None:
-    """A known document, shard index or minishard index proves absence without a read."""
+async def test_cached_indexes_are_not_read_again(known: str, key: str, keys: list[str]) -> None:
+    """Cached documents and indexes are not read again, and prove absence without a read."""
     case = Container(_OBJECTS)
     await case.warm(known)
 
@@ -83,8 +83,8 @@ async def test_nothing_known_is_read_again(known: str, key: str, keys: list[str]
     assert case.keys == keys
 
 
-async def test_an_absent_shard_is_looked_for_once_in_either_form() -> None:
-    """As ``.shard`` and as ``.index``; what is known of it is good for its other chunks."""
+async def test_absent_shard_is_looked_for_once() -> None:
+    """An absent shard takes one read of ``.shard`` and one of ``.index`` for all its chunks."""
     case = Container(build({FIRST: b"first"}))
     await case.warm(FIRST)
     assert await case.read(LAST) is None
@@ -108,8 +108,8 @@ async def test_malformed_scale_damages_only_its_own_chunks() -> None:
 
 
 @pytest.mark.parametrize("key", ["s0", "a/b/8_8_8", "a/b/"])
-async def test_no_container_is_looked_for_in_a_scale(key: str) -> None:
-    """However deep it is, nothing but the markers above and the shard is asked for."""
+async def test_no_container_is_searched_below_a_scale(key: str) -> None:
+    """A chunk of a scale with a deep path takes reads of the root's markers and its shard only."""
     objects = build_shards({0: b"first"}, RAW_SHARDING)
     path = key.rstrip("/")
     case = Container(
@@ -125,8 +125,8 @@ async def test_no_container_is_looked_for_in_a_scale(key: str) -> None:
     assert case.keys.count("info") == 1
 
 
-async def test_a_key_below_any_of_many_scales_is_enclosed() -> None:
-    """Whole names of directories count, not how they begin."""
+async def test_keys_below_scales_are_enclosed() -> None:
+    """Keys below the path of any of 1,000 scales are enclosed, and no others."""
     case = Container(
         {"info": json.dumps({"scales": [{"key": f"{n}"} for n in range(1000)]}).encode()}
     )
@@ -136,8 +136,8 @@ async def test_a_key_below_any_of_many_scales_is_enclosed() -> None:
     assert [key for key in keys if layout.encloses(VirtualKey(key))] == keys[:3]
 
 
-async def test_a_rewritten_document_has_a_version_of_its_own() -> None:
-    """What is served is not what is stored, and its ETag says so."""
+async def test_rewritten_info_has_an_etag_of_its_own() -> None:
+    """An ``info`` served without sharding has an ETag other than the stored one."""
     case = Container(_OBJECTS)
     found = await case.locate("info")
 
@@ -150,15 +150,15 @@ async def test_a_rewritten_document_has_a_version_of_its_own() -> None:
     "key",
     ["s0/0.shard", "provenance", "s0/notes.txt", "s0/-1-02_5-8_0-1", "-1-2_5-8_0-1", "7", "s0"],
 )
-async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
-    """Shards too can be asked for by their names."""
+async def test_other_key_is_the_object_of_that_name(key: str) -> None:
+    """A key that is no chunk, shards included, names an object."""
     layout = await Container(_OBJECTS).locate(key)
 
     assert layout == Whole(ROOT.join(key))
 
 
-async def test_what_is_not_sharded_is_served_as_it_is() -> None:
-    """Of two scales the other is in objects of its own."""
+async def test_scales_without_known_sharding_are_served_as_stored() -> None:
+    """Objects of scales without sharding, or with unknown sharding, are served as stored."""
     document = volume_info(RAW_SHARDING)
     document["scales"] += volume_info(None, key="s1")["scales"]
     document["scales"] += volume_info({"@type": "from_the_future"}, key="s2")["scales"]
@@ -181,8 +181,8 @@ async def test_what_is_not_sharded_is_served_as_it_is() -> None:
     }
 
 
-async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
-    """The fragments lie right before the manifest of the same version, which has their length."""
+async def test_mesh_takes_reads_of_manifest_and_fragments() -> None:
+    """A mesh's fragments lie before its manifest and are read under the same ETag."""
     case = Container(build_meshes({"2": b"fragments"}, sharding=RAW_SHARDING))
     manifest = encode_manifest([[2], [7]])
     await case.warm("info")
@@ -198,8 +198,8 @@ async def test_a_mesh_is_its_manifest_and_its_fragments() -> None:
     assert case.reads == [("0.shard", place)]
 
 
-async def test_fragments_of_gzip_manifests_are_stored_as_they_are() -> None:
-    """Only the manifest is compressed; a mesh without fragments is empty, which is not absence."""
+async def test_fragments_of_gzip_manifests_are_not_compressed() -> None:
+    """Fragments of gzip manifests are read as stored; a mesh without fragments is empty."""
     case = Container(build_meshes({"2": b"fragments"}, sharding=GZIP_DATA))
     objects = build_shards({2: encode_manifest([])}, RAW_SHARDING)
     empty = Container({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
@@ -213,8 +213,8 @@ async def test_fragments_of_gzip_manifests_are_stored_as_they_are() -> None:
 _OLD = build(_CHUNKS, old=True)
 
 
-async def test_a_shard_of_the_older_form_is_two_objects() -> None:
-    """Its index is read again beside the version of the data: nothing else ties the two."""
+async def test_chunk_of_a_shard_in_two_objects_rereads_its_index() -> None:
+    """A chunk of a shard in two objects takes a second read of its index after its data's ETag."""
     case = Container(_OLD)
     await case.warm("info")
     assert await case.read(FIRST) == _CHUNKS[FIRST]
@@ -233,10 +233,10 @@ async def test_a_shard_of_the_older_form_is_two_objects() -> None:
         (_OLD, 2**20, ("s0/0.data", part(3 + 5 + 3, 6))),
     ],
 )
-async def test_a_chunk_of_a_known_minishard_is_one_read(
+async def test_chunk_of_a_cached_minishard_takes_one_read(
     objects: dict[str, bytes], limit: int, expected: Any
 ) -> None:
-    """Exactly its bytes, in the older form of the version of the data."""
+    """A chunk of a cached minishard index takes one read of exactly its bytes."""
     case = Container(objects, whole_index_nbytes=limit)
     await case.warm(FIRST)
     assert await case.read(SECOND) == _CHUNKS[SECOND]
@@ -244,8 +244,8 @@ async def test_a_chunk_of_a_known_minishard_is_one_read(
     assert case.reads == [expected]
 
 
-async def test_an_index_that_vanishes_has_changed() -> None:
-    """Once it was seen beside nothing, its absence beside the data is no absence of chunks."""
+async def test_index_deleted_between_reads_has_changed() -> None:
+    """An index object deleted between reads raises VersionChangedError."""
     case = Container(_OLD)
     layout, rest = await case.open(), VirtualKey(FIRST)
     await case.fetch.stat(ROOT.join("s0/0.index"))
@@ -262,10 +262,10 @@ async def test_an_index_that_vanishes_has_changed() -> None:
     ("preshift_bits", "minishard_bits", "shard_bits"),
     [(0, 0, 0), (3, 2, 1), (0, 1, 4), (60, 2, 2), (1, 3, 5), (64, 2, 3), (0, 0, 64), (5, 6, 58)],
 )
-def test_ids_are_in_the_shards_that_the_builder_says(
+def test_tensorstore_agrees_on_shard_and_minishard_of_ids(
     hash_name: str, preshift_bits: int, minishard_bits: int, shard_bits: int
 ) -> None:
-    """Random ids, by either hash and with shards of every padding."""
+    """TensorStore writes random ids to the shards and minishards that the builder computes."""
     document = {
         **RAW_SHARDING,
         "hash": hash_name,

@@ -1,4 +1,4 @@
-"""``info``: parsed, served, described, and written by clients."""
+"""`shardgate.formats.neuroglancer_precomputed.metadata`: ``info`` parsed, served and written."""
 
 import json
 import re
@@ -52,7 +52,7 @@ _GONE = [None, RAW_SHARDING, MURMUR]
 
 @st.composite
 def _members(draw: st.DrawFn, member: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draw a member of a document as it is stored, and as it is served."""
+    """Draw a member of a document in its stored and its served form."""
     extras = list(draw(_extras).items())
     named = [*member.items(), *extras]
     match draw(st.sampled_from(["gone", "kept", "none"])):
@@ -67,7 +67,7 @@ def _members(draw: st.DrawFn, member: dict[str, Any]) -> tuple[dict[str, Any], d
 
 @st.composite
 def _documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draw an ``info`` as it is stored, and as it is served."""
+    """Draw an ``info`` in its stored and its served form."""
     kind = draw(st.sampled_from(["volume", "mesh", "skeletons", "annotations"]))
     if kind in {"mesh", "skeletons"}:
         bare = mesh_info(None) if kind == "mesh" else _without_sharding(skeleton_info({}))
@@ -97,10 +97,10 @@ def _parse(document: Any) -> Info:
 
 
 @given(_documents())
-def test_sharding_leaves_and_nothing_else(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Sharding that is known, or null, is left out; all else stays in its order.
+def test_only_known_sharding_is_removed(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """An ``info`` is served without known or null sharding, and otherwise unchanged.
 
-    To a gateway behind this one the containers are not sharded.
+    Parsed again, the served document has no sharded parts.
     """
     stored, served = documents
     before = json.dumps(stored)
@@ -124,8 +124,8 @@ def test_sharding_leaves_and_nothing_else(documents: tuple[dict[str, Any], dict[
         {"@type": "neuroglancer_from_the_future", "sharding": RAW_SHARDING, "scales": 3},
     ],
 )
-def test_what_is_not_sharded_is_served_byte_by_byte(document: dict[str, Any]) -> None:
-    """Other documents keep even their spaces, and nothing below them is looked up."""
+def test_info_without_sharding_is_served_byte_by_byte(document: dict[str, Any]) -> None:
+    """An ``info`` without known sharding is served byte for byte and has no sharded parts."""
     data = json.dumps(document, indent=7).encode()
     info = parse_info(document, data)
 
@@ -141,8 +141,8 @@ def test_what_is_not_sharded_is_served_byte_by_byte(document: dict[str, Any]) ->
         {"type": "image"}, {"name": "a package", "version": "1.0"}, {"sharding": RAW_SHARDING},
     ],
 )  # fmt: skip
-def test_what_other_programs_call_info_is_none(document: Any) -> None:
-    """Without ``@type`` of Neuroglancer, and without scales, it is no container."""
+def test_info_of_other_programs_is_no_container(document: Any) -> None:
+    """An ``info`` without scales or a type of Neuroglancer is no container."""
     assert parse_info(document, b"") is None
 
 
@@ -150,8 +150,8 @@ def _names(document: Any) -> list[tuple[str, Names]]:
     return [(part.path, part.names) for part in _parse(document).parts]
 
 
-def test_every_chunk_size_of_a_scale_has_names_of_its_own() -> None:
-    """Chunks of either size are in the scale's shards; the offset is zero unless told."""
+def test_each_chunk_size_of_a_scale_is_a_part() -> None:
+    """Each chunk size of a scale is a part of its own; the voxel offset is zero by default."""
     document = volume_info(RAW_SHARDING, chunk_sizes=[[3, 3, 1], [2, 2, 1]])
     del document["scales"][0]["voxel_offset"]
 
@@ -167,16 +167,16 @@ def test_every_chunk_size_of_a_scale_has_names_of_its_own() -> None:
      ("a/./b", ["a/b"]), ("a/../s0", ["s0"]), ("", [""]), (".", [""]),
      *((key, []) for key in ("../s0", "..", "a/../../s0", "/s0", "//s0", "s3://b/s0"))],
 )  # fmt: skip
-def test_a_key_is_a_path_below_the_document(key: str, paths: list[str]) -> None:
-    """However it is spelled; a scale that lies elsewhere stays sharded."""
+def test_key_of_a_scale_is_normalized(key: str, paths: list[str]) -> None:
+    """The key of a scale is normalized; a scale outside of the directory keeps its sharding."""
     info = _parse(volume_info(RAW_SHARDING, key=key))
 
     assert [part.path for part in info.parts] == paths
     assert info.is_rewritten is bool(paths)
 
 
-def test_the_parameters_are_read() -> None:
-    """Every one of them; what is not told of the encodings is raw."""
+def test_parameters_of_a_sharding_are_parsed() -> None:
+    """All parameters of a sharding are parsed; encodings are raw by default."""
     odd: Sharding = {
         **MURMUR,
         "preshift_bits": 3,
@@ -194,8 +194,8 @@ def test_the_parameters_are_read() -> None:
     assert (found.minishard_index_encoding, found.data_encoding) == ("gzip", "raw")
 
 
-def test_integers_may_be_spelled_as_floats() -> None:
-    """As JSON of programs that have no others, which changes nothing."""
+def test_integral_floats_are_accepted() -> None:
+    """Integers spelled as floats, such as 1.0, are accepted."""
     exact = volume_info(RAW_SHARDING)
     spelled = volume_info({**RAW_SHARDING, "shard_bits": 1.0}, size=[7.0, 5, 1])
 
@@ -302,14 +302,14 @@ def test_malformed_scale_keeps_its_stored_form() -> None:
     assert set(info.faults_at) == {"s0"}
 
 
-def test_the_limits_themselves_are_read() -> None:
-    """Ids of 64 bits, 64 kinds in a directory, and a spatial level that is a point."""
+def test_info_at_the_limits_is_accepted() -> None:
+    """Ids of 64 bits, 64 chunk sizes and a spatial level without dimensions are accepted."""
     assert [len(_parse(document).parts) for document in (_cube(21, 21, 22), _kinds(64))] == [1, 64]
     assert _names(_level_with(grid_shape=[]))[2] == ("spatial0", CellNames(MortonGrid(())))
 
 
-def test_parts_weigh_something() -> None:
-    """More than the text that tells of them."""
+def test_size_of_an_info_includes_its_parts() -> None:
+    """The counted size of an ``info`` grows with each part by more than its text."""
     scales = volume_info(RAW_SHARDING, key="a")["scales"] + volume_info(RAW_SHARDING)["scales"]
     one, two = (_parse({"scales": scales[:count]}) for count in (1, 2))
 
@@ -325,8 +325,8 @@ def _described(document: dict[str, Any]) -> Iterator[Description]:
         yield each.description
 
 
-def test_a_scale_is_an_array_by_the_order_of_its_axes() -> None:
-    """Shapes are in voxels, x first, and the sharding is spelled out."""
+def test_scale_is_described_as_an_array() -> None:
+    """A scale is described as an array in voxels, x first, with its sharding."""
     assert list(_described(volume_info(RAW_SHARDING))) == [
         Description(
             path="s0",
@@ -371,8 +371,10 @@ _PATHS = ("s0", "s0#2", "s0#2#2", "s0#2#3", "s0#3", "s0#4")
          "each chunk size has a path of its own", "annotations are a collection by each index",
          "manifests and fragments share their shards", "what is not sharded", "skeletons"],
 )  # fmt: skip
-def test_descriptions(document: dict[str, Any], expected: list[dict[str, Any]]) -> None:
-    """Each array and collection is described by itself."""
+def test_each_array_and_collection_is_described(
+    document: dict[str, Any], expected: list[dict[str, Any]]
+) -> None:
+    """Each scale, chunk size and collection of an ``info`` has a description of its own."""
     found = _described(document)
 
     assert [
@@ -391,8 +393,10 @@ def test_descriptions(document: dict[str, Any], expected: list[dict[str, Any]]) 
         ({}, ""),
     ],
 )
-def test_what_is_served_as_it_is_tells_why(members: dict[str, Any], why: str) -> None:
-    """Only where it says that it is sharded."""
+def test_sharded_member_that_is_served_as_stored_has_a_reason(
+    members: dict[str, Any], why: str
+) -> None:
+    """A member that stays sharded is described with the reason; one without sharding has none."""
     document = volume_info(None)
     document["scales"][0] |= members
 
@@ -406,8 +410,8 @@ def test_what_is_served_as_it_is_tells_why(members: dict[str, Any], why: str) ->
 
 
 @pytest.mark.parametrize("members", [{"size": [7, 5]}, {"chunk_sizes": None}, {"size": "x"}])
-def test_damage_of_one_scale_hides_no_other(members: dict[str, Any]) -> None:
-    """What is only passed on may be anything."""
+def test_damaged_scale_does_not_hide_others(members: dict[str, Any]) -> None:
+    """A damaged scale is described by a DecodeError, beside the descriptions of others."""
     document = volume_info(None, **members)
     document["scales"] += volume_info(RAW_SHARDING, key="s1")["scales"]
 
@@ -418,8 +422,8 @@ def test_damage_of_one_scale_hides_no_other(members: dict[str, Any]) -> None:
     assert sound.description.path == "s1"
 
 
-def test_a_volume_names_the_containers_below() -> None:
-    """Directories that may have an ``info`` of their own."""
+def test_volume_names_its_mesh_and_skeleton_directories() -> None:
+    """A volume names the directories of its meshes and skeletons as containers below."""
     document = volume_info(None) | {"mesh": "m/", "skeletons": "./s", "segment_properties": 7}
 
     assert _parse(document).below == ("m", "s")
@@ -464,8 +468,8 @@ def _served(stored: Document) -> Document:
 
 
 @EVERY
-async def test_what_was_read_can_be_written_back(stored: Document) -> None:
-    """All sharding is kept; whoever knows it may tell it, in other words as well."""
+async def test_served_info_is_written_back_with_its_sharding(stored: Document) -> None:
+    """A served ``info`` that is written back is stored with its sharding, as is the stored one."""
     other = json.loads(json.dumps(stored).replace('"minishard_bits": 1', '"minishard_bits": 1.0'))
 
     assert "sharding" not in json.dumps(_served(stored))
@@ -474,8 +478,8 @@ async def test_what_was_read_can_be_written_back(stored: Document) -> None:
 
 
 @EVERY
-async def test_without_anything_stored_all_is_stored_as_given(stored: Document) -> None:
-    """To the byte, sharded or not."""
+async def test_info_is_stored_verbatim_without_a_sharded_one(stored: Document) -> None:
+    """An ``info`` is stored verbatim, sharded or not, if no sharded one is stored."""
     for info in (stored, _served(stored)):
         given = json.dumps(info, indent=3).encode()
         assert await _translate(given, None) == given
@@ -496,7 +500,7 @@ def _level(**members: Any) -> Callable[[Document], None]:
 
 
 def _elsewhere(info: Document) -> None:
-    """Put a relationship into another folder, where its shards are not."""
+    """Move a relationship to another folder, without sharding."""
     info["relationships"][0]["key"] = "elsewhere"
     info["relationships"][0].pop("sharding", None)
 
@@ -525,8 +529,10 @@ ALLOWED: list[tuple[Document, Callable[[Document], None]]] = [
 
 
 @pytest.mark.parametrize(("stored", "change"), ALLOWED)
-async def test_what_may_change(stored: Document, change: Callable[[Document], None]) -> None:
-    """Beside the sharding, which nobody has to know, the document is what was given."""
+async def test_compatible_change_of_an_info_is_stored(
+    stored: Document, change: Callable[[Document], None]
+) -> None:
+    """A change that does not affect stored shards is stored with the sharding of the rest."""
     expected, given = deepcopy(stored), _served(stored)
     change(expected)
     change(given)
@@ -564,10 +570,10 @@ REFUSED: list[tuple[Document, Callable[[Document], None], str]] = [
 
 
 @pytest.mark.parametrize(("stored", "change", "reason"), REFUSED)
-async def test_what_may_not_change(
+async def test_change_that_would_misread_shards_is_refused(
     stored: Document, change: Callable[[Document], None], reason: str
 ) -> None:
-    """The bytes in the shards would mean something else."""
+    """A change by which stored shards would be misread raises ConflictError."""
     given = _served(stored)
     change(given)
 
@@ -576,8 +582,8 @@ async def test_what_may_not_change(
 
 
 @pytest.mark.parametrize("given", [b"", b"{", b"{'a': 1}", b'{"a": ' * 100_000, b"{} {}"])
-async def test_what_begins_like_json_has_to_be_json(given: bytes) -> None:
-    """Nothing could be read from it."""
+async def test_malformed_json_is_refused(given: bytes) -> None:
+    """A written ``info`` of malformed JSON raises BadBodyError."""
     for stored in (None, json.dumps(VOLUME).encode()):
         with pytest.raises(BadBodyError, match="no JSON"):
             await _translate(given, stored)
@@ -586,8 +592,8 @@ async def test_what_begins_like_json_has_to_be_json(given: bytes) -> None:
 @pytest.mark.parametrize(
     "change", [_scale(chunk_sizes=[]), _scale(size=[1, 2]), _top(scales=3), _scale(key=5)]
 )
-async def test_what_contradicts_itself_is_refused(change: Callable[[Document], None]) -> None:
-    """Nothing could be served from it."""
+async def test_invalid_info_is_refused(change: Callable[[Document], None]) -> None:
+    """A written ``info`` with an invalid scale raises BadBodyError."""
     given = deepcopy(VOLUME)
     change(given)
 
@@ -611,8 +617,8 @@ async def test_unchanged_malformed_scale_may_be_written_back() -> None:
 
 
 @pytest.mark.parametrize("given", [b"{}", b'{"some": "settings"}', b"a note", b"\xff\xd8"])
-async def test_other_files_of_the_name_are_stored_as_they_are(given: bytes) -> None:
-    """Many things are called so; but no note takes the place of an ``info``."""
+async def test_other_files_named_info_are_stored_verbatim(given: bytes) -> None:
+    """A file of another program is stored verbatim, but text not in place of an ``info``."""
     for stored in (None, b"", b"an older note", b"{", b'{"other": 1}'):
         assert await _translate(given, stored) == given
     if not given.startswith(b"{"):

@@ -1,4 +1,4 @@
-"""Shards of volumes, skeletons and annotations, written anew."""
+"""Rewrites of shards of volumes, skeletons and annotations."""
 
 import json
 import struct
@@ -48,7 +48,7 @@ _SPREAD = {**SINGLE, "minishard_bits": 2}
 
 @st.composite
 def shardings(draw: st.DrawFn) -> Sharding:
-    """Draw any way to shard, with few minishards."""
+    """Draw any sharding with few minishards."""
     return {
         **RAW_SHARDING,
         "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
@@ -75,7 +75,7 @@ async def _opened(stored: bytes, **members: Any) -> ShardTables:
 async def _changed(
     sharding: Sharding, objects: Mapping[str, bytes], changes: Mapping[int, bytes | None]
 ) -> dict[str, bytes]:
-    """Make *changes* of the shards *objects*, all of one shard in one rewrite."""
+    """Return *objects* after *changes*, with one rewrite per shard."""
     found = {**spelled(skeleton_info(sharding)), **objects}
     await write_chunks(found, {str(chunk_id): data for chunk_id, data in changes.items()})
     del found["info"]
@@ -93,10 +93,10 @@ def _all_of(objects: Mapping[str, bytes], sharding: Sharding) -> dict[int, bytes
 
 
 @given(sharding=shardings(), history=st.lists(_changes, max_size=5))
-async def test_any_history_leaves_what_was_put(
+async def test_random_rewrites_agree_with_a_dict(
     sharding: Sharding, history: list[dict[int, bytes | None]]
 ) -> None:
-    """After each rewrite each shard holds what a dictionary would, and nothing else."""
+    """After each random rewrite, the shards have exactly a dictionary's chunks, without gaps."""
     model: dict[int, bytes] = {}
     objects: dict[str, bytes] = {}
     for changes in history:
@@ -124,10 +124,10 @@ def _check_no_holes(shard: bytes, sharding: Sharding) -> None:
 
 
 @given(shardings(), st.lists(_changes, min_size=1, max_size=5))
-async def test_equal_content_has_equal_bytes(
+async def test_equal_content_gives_equal_bytes(
     sharding: Sharding, history: list[dict[int, bytes | None]]
 ) -> None:
-    """Whatever was there before, small shards depend on nothing but what is in them."""
+    """Rewritten small shards depend on their content only."""
     objects: dict[str, bytes] = {}
     for changes in history:
         objects = await _changed(sharding, objects, changes)
@@ -150,7 +150,7 @@ def _only(
 
 
 _single = partial(single_shard, spare=bytes(48))
-"""Of four minishards."""
+"""Builder of a shard of four minishards."""
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ _single = partial(single_shard, spare=bytes(48))
         (struct.pack("<4Q", 6, 30, 6, 30) + bytes(32) + _single((4, 0, 6))[64:], "overlaps"),
     ],
 )
-async def test_nothing_is_written_into_a_damaged_shard(stored: bytes, reason: str) -> None:
-    """Not all that is there could be kept."""
+async def test_rewrite_of_a_damaged_shard_is_refused(stored: bytes, reason: str) -> None:
+    """A rewrite of a shard with any damage raises DamagedError."""
     with pytest.raises(DamagedError, match=reason):
         await _changed(_SPREAD, {"0.shard": stored}, {8: b"new"})
 
 
-async def test_a_cell_off_the_grid_is_damage() -> None:
-    """No reader asks for such a chunk."""
+async def test_rewrite_of_a_shard_with_an_id_off_the_grid_is_refused() -> None:
+    """A rewrite of a shard with an id off the volume's grid raises DamagedError."""
     info = spelled(volume_info({**_SPREAD, "minishard_bits": 0}))
     index = encode_minishard([(0, 0, 3), (7, 3, 3)])
     stored = struct.pack("<2Q", 6, 6 + len(index)) + b"chunks" + index
@@ -184,8 +184,8 @@ async def test_a_cell_off_the_grid_is_damage() -> None:
         await write_chunks({**info, "s0/0.shard": stored}, {"s0/-1-2_5-8_0-1": bytes(9)})
 
 
-async def test_lookup_finds_chunks_of_the_old_shard() -> None:
-    """And what is not there, nowhere; a damaged minishard index proves nothing to be absent."""
+async def test_lookup_in_an_opened_shard_finds_stored_chunks() -> None:
+    """Lookup in an opened shard finds stored chunks; a damaged minishard raises DamagedError."""
     opened = await _opened(_single((4, 1, 2)))
     damaged = await _opened(_single((4, 0, 6)), minishard_index_encoding="gzip")
 
@@ -196,8 +196,8 @@ async def test_lookup_finds_chunks_of_the_old_shard() -> None:
     assert damaged.lookup((5,)) is None
 
 
-async def test_a_shard_in_two_objects_is_not_written() -> None:
-    """As was usual once."""
+async def test_write_to_a_shard_in_two_objects_is_refused() -> None:
+    """A write to a shard in two objects raises ConflictError."""
     stored = _single((4, 0, 6))
     parts = {"0.index": stored[:64], "0.data": stored[64:]}
 
@@ -205,8 +205,8 @@ async def test_a_shard_in_two_objects_is_not_written() -> None:
         await _changed(_SPREAD, parts, {4: b"new"})
 
 
-async def test_an_empty_shard_can_be_written_on() -> None:
-    """For stores that cannot remove just one version."""
+async def test_empty_shard_is_rewritten_like_an_absent_one() -> None:
+    """An empty shard is rewritten to the same bytes as an absent one."""
     shard, _ = await container(skeleton_info(_SPREAD)).slot("4")
     empty = {"0.shard": render(shard.plan_empty().pieces)}
     filled = await _changed(_SPREAD, empty, {4: b"chunk"})
@@ -255,10 +255,10 @@ def _scales(*scales: Mapping[str, Any]) -> dict[str, Any]:
           for key in ("8", "8.index")),
     ],
 )  # fmt: skip
-async def test_what_nobody_would_read_is_not_written(
+async def test_write_without_a_readable_result_is_refused(
     info: Any, key: str, error: type[Exception], reason: str
 ) -> None:
-    """Names of no chunk, whole shards, shards of several things, and too large an index."""
+    """A write to no chunk's name, to a shard, or to an ambiguous or too large part is refused."""
     with pytest.raises(error, match=reason):
         await container(info).target(key)
 
@@ -270,13 +270,13 @@ async def test_what_nobody_would_read_is_not_written(
      (VOLUME, "mesh/7"), (volume_info(None), "s0/-1-3_5-8_0-1"), (SKELETONS, "07.spatial"),
      (mesh_info(None), "07.index")],
 )  # fmt: skip
-async def test_all_else_is_an_object(info: Any, key: str) -> None:
-    """Also what is only spelled like a shard."""
+async def test_write_target_of_other_keys_is_the_object(info: Any, key: str) -> None:
+    """The write target of any other key, even one spelled like a shard, is the object."""
     assert await container(info).target(key) == Whole(ROOT.join(key))
 
 
-async def test_an_info_is_translated() -> None:
-    """In whichever directory it is, be there one or not."""
+async def test_write_target_of_an_info_is_a_document() -> None:
+    """The write target of an ``info`` in any directory is a document."""
     store = filled(spelled(VOLUME))
     containers = Containers(known_formats())
     for key in ("info", "mesh/info"):
@@ -295,10 +295,10 @@ async def test_an_info_is_translated() -> None:
         ("UINT64", 1, "s0/-1-2_5-8_0-1", 72),
     ],
 )
-async def test_chunks_of_voxels_have_one_size(
+async def test_raw_chunk_of_a_wrong_size_is_refused(
     data_type: str, channels: int, key: str, nbytes: int
 ) -> None:
-    """That of their voxels, clipped at the end of the volume; inflated if need be."""
+    """A raw chunk must have the size of its clipped voxels once inflated, or BadBodyError."""
     for sharding in (RAW_SHARDING, GZIP_DATA):
         info = volume_info(sharding) | {"data_type": data_type, "num_channels": channels}
         shard, entry = await container(info).slot(key)
@@ -313,8 +313,8 @@ async def test_chunks_of_voxels_have_one_size(
 @pytest.mark.parametrize(
     "members", [{"encoding": "png"}, {"encoding": "compressed_segmentation"}, {"encoding": "new"}]
 )
-async def test_encoded_chunks_have_any_size_but_none(members: Any) -> None:
-    """Only their decoders know it."""
+async def test_encoded_chunk_has_any_size_above_zero(members: Any) -> None:
+    """A chunk in an image encoding may have any size above zero."""
     shard, entry = await container(volume_info(RAW_SHARDING, **members)).slot(next(iter(IDS)))
 
     assert shard.encode(entry, b"x", coding="") == b"x"
@@ -322,8 +322,11 @@ async def test_encoded_chunks_have_any_size_but_none(members: Any) -> None:
         shard.encode(entry, b"", coding="")
 
 
-async def test_gzip_is_stored_as_it_came() -> None:
-    """Once it was seen to inflate; plain bodies are compressed, always alike, or gzip inflated."""
+async def test_gzip_body_is_stored_verbatim_in_a_gzip_shard() -> None:
+    """A gzip body is stored verbatim in a gzip shard and inflated in a raw one.
+
+    A plain body is compressed reproducibly in a gzip shard.
+    """
     shard, entry = await container(skeleton_info(GZIP_DATA)).slot("7")
     plain, other = await container(skeleton_info(RAW_SHARDING)).slot("7")
     body = b"a skeleton " * 100
@@ -342,8 +345,8 @@ async def test_gzip_is_stored_as_it_came() -> None:
     "body", [b"plain", b"", zipped(b"cut off")[:-1], zipped(bytes(2**20 + 1)), zipped(b"")]
 )
 @pytest.mark.parametrize("sharding", [RAW_SHARDING, GZIP_DATA], ids=["raw", "gzip"])
-async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
-    """Or what holds more than is taken, or nothing."""
+async def test_invalid_gzip_body_is_refused(sharding: Any, body: bytes) -> None:
+    """A gzip body that is malformed, empty or inflates beyond the limit raises BadBodyError."""
     shard, entry = await container(skeleton_info(sharding)).slot("7")
 
     with pytest.raises(BadBodyError):
@@ -351,5 +354,5 @@ async def test_what_is_no_gzip_is_refused(sharding: Any, body: bytes) -> None:
 
 
 def spelled(info: object) -> dict[str, bytes]:
-    """Return a container without any chunk."""
+    """Return the objects of a container without any chunk."""
     return {"info": json.dumps(info).encode()}

@@ -1,4 +1,4 @@
-"""The shards of a part, and the chunks that their indexes name."""
+"""`shardgate.formats.neuroglancer_precomputed.survey`: shards and the chunks in their indexes."""
 
 import json
 import struct
@@ -83,8 +83,10 @@ async def _faults(sharding: Sharding, shard: bytes) -> list[Fault]:
     ("shard_bits", "name", "number"),
     [(0, "0", 0), (1, "1", 1), (4, "f", 15), (5, "1f", 31), (9, "0a0", 160), (60, "0" * 15, 0)],
 )
-def test_a_name_of_the_right_width_is_a_shard(shard_bits: int, name: str, number: int) -> None:
-    """In hexadecimal, with as many digits as the bits take."""
+def test_hexadecimal_name_of_the_right_width_is_a_shard(
+    shard_bits: int, name: str, number: int
+) -> None:
+    """A name with as many hexadecimal digits as the shard bits take names a shard."""
     shards = _skeletons(shard_bits=shard_bits)
 
     shard = shards.named(f"{name}.shard")
@@ -100,13 +102,13 @@ def test_a_name_of_the_right_width_is_a_shard(shard_bits: int, name: str, number
      (4, "0.index"), (4, "0"), (4, ".shard"), (4, "0.shard.gz"), (4, "x/0.shard"),
      (4, "\u0660.shard"), (63, "0" * 17 + ".shard")],
 )  # fmt: skip
-def test_other_names_are_no_shards(shard_bits: int, name: str) -> None:
-    """Of two objects that were one shard once, only the data counts."""
+def test_other_name_is_no_shard(shard_bits: int, name: str) -> None:
+    """A name of another width, case, suffix or number names no shard, nor does ``.index``."""
     assert _skeletons(shard_bits=shard_bits).named(name) is None
 
 
-def test_shards_lie_below_the_path_of_their_part() -> None:
-    """And nowhere else."""
+def test_shards_are_named_below_the_path_of_their_part() -> None:
+    """Names directly below the path of a part name its shards, and no others."""
     shards = _of(volume_info(RAW_SHARDING))
 
     assert shards.prefix == "s0/"
@@ -114,8 +116,8 @@ def test_shards_lie_below_the_path_of_their_part() -> None:
     assert [shards.named(name) for name in ("0.shard", "s1/0.shard", "s0/s0/0.shard")] == [None] * 3
 
 
-def test_many_shards_are_not_given_each() -> None:
-    """Thousands are, and no more."""
+def test_large_number_of_shards_is_not_listed() -> None:
+    """All shards are listed for 3 shard bits, and None is returned for 13."""
     few = _skeletons(shard_bits=3).every()
 
     assert few is not None
@@ -123,16 +125,16 @@ def test_many_shards_are_not_given_each() -> None:
     assert _skeletons(shard_bits=13).every() is None
 
 
-async def test_no_shard_has_no_survey() -> None:
-    """An absent shard is a value, in either form, and where its index would be refused."""
+async def test_survey_of_an_absent_shard_is_none() -> None:
+    """The survey of an absent shard is None, whatever the size of its index."""
     for bits in (1, 50):
         shard = _skeletons(minishard_bits=bits).named("0.shard")
         assert shard is not None
         assert await shard.survey(_fetch({})) is None
 
 
-async def test_entries_come_by_their_places() -> None:
-    """Counted from the beginning of the shard, whatever minishard they stand in."""
+async def test_survey_lists_entries_by_place() -> None:
+    """A survey lists the entries of all minishards by their places in the shard."""
     objects = build({"s0/-1-2_5-8_0-1": b"first", "s0/2-5_8-10_0-1": b"second"})
 
     survey = await _survey(_of(volume_info(RAW_SHARDING)), objects, "s0/0.shard")
@@ -145,8 +147,8 @@ async def test_entries_come_by_their_places() -> None:
     assert (table.empty, list(table.faults)) == (0, [])
 
 
-async def test_a_shard_of_two_objects_is_where_its_data_are() -> None:
-    """Its shard index is no part of that object."""
+async def test_survey_of_a_shard_in_two_objects_covers_its_data() -> None:
+    """The survey of a shard in two objects has places in the data object."""
     objects = build({"s0/-1-2_5-8_0-1": b"first"}, old=True)
 
     survey = await _survey(_of(volume_info(RAW_SHARDING)), objects, "s0/0.data")
@@ -157,18 +159,18 @@ async def test_a_shard_of_two_objects_is_where_its_data_are() -> None:
 
 
 class _Replacing(MemoryStore):
-    """Replaces an object before a read of another."""
+    """Store that replaces the data after each read of it."""
 
     async def get(self, ref: Any, request: Any = None, **options: Any) -> Any:
-        """Swap the data when their index is read for the second time."""
+        """Read, and replace the data if it was read."""
         found = await super().get(ref, request, **options)
         if ref.key.endswith(".data"):
             self.place(ROOT.join("s0/0.data"), b"other")
         return found
 
 
-async def test_data_that_are_replaced_are_told() -> None:
-    """Even where no minishard index was read from either version."""
+async def test_data_replaced_during_a_survey_has_changed() -> None:
+    """Data replaced during a survey, even without minishards, raises VersionChangedError."""
     store = _Replacing()
     store.place(ROOT.join("s0/0.index"), bytes(32))
     store.place(ROOT.join("s0/0.data"), b"first")
@@ -180,8 +182,8 @@ async def test_data_that_are_replaced_are_told() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 2**64 - 1), st.binary(max_size=9)), st.data())
-async def test_all_that_was_written_is_named(chunks: dict[int, bytes], data: st.DataObject) -> None:
-    """Whatever the ids and however they are spread."""
+async def test_survey_names_all_written_ids(chunks: dict[int, bytes], data: st.DataObject) -> None:
+    """Surveys of all shards name exactly the written ids, for any ids and sharding."""
     sharding = {
         **RAW_SHARDING,
         "hash": data.draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
@@ -205,7 +207,7 @@ _ENTRIES = struct.Struct("<4Q")
 
 
 def _inflating(nbytes: int, count: int) -> bytes:
-    """Write a shard of eight minishards, of which *count* have indexes that inflate to *nbytes*."""
+    """Encode a shard of eight minishards, *count* of whose indexes inflate to *nbytes*."""
     index = zipped(bytes(nbytes))
     places = [(len(index) * n, len(index) * (n + 1)) for n in range(count)]
     places += [(0, 0)] * (8 - count)
@@ -235,10 +237,13 @@ _GZIP_INDEX = {**SINGLE, "minishard_bits": 3, "minishard_index_encoding": "gzip"
          "its minishard indexes hold over 16384 bytes in all"),
     ],
 )  # fmt: skip
-async def test_what_cannot_be_right_is_a_fault(
+async def test_damaged_entry_or_index_is_a_fault(
     sharding: Sharding, shard: bytes, key: str, reason: str
 ) -> None:
-    """By the key of a chunk, or the shard's own name; the other chunks are told nevertheless."""
+    """A damaged entry is a fault of its chunk, a damaged minishard index of its shard.
+
+    Other chunks are listed.
+    """
     survey = await _survey(_of(skeleton_info(sharding)), {"0.shard": shard})
     table = survey.table()
 
@@ -248,8 +253,8 @@ async def test_what_cannot_be_right_is_a_fault(
         assert [entry.number for entry in table] == [n for n in (5, 7) if str(n) != key]
 
 
-async def test_only_the_first_of_many_like_faults_are_named() -> None:
-    """The others are counted by the shard's own name."""
+async def test_faults_after_the_first_hundred_are_counted() -> None:
+    """The first 100 faults of one kind name their chunks; the others are counted in one fault."""
     rows = [(number, 10**6, 2) for number in range(150)]
 
     faults = await _faults(SINGLE, single_shard(*rows))
@@ -283,10 +288,10 @@ _LARGE_IN_ALL = struct.pack("<16Q", *(4080 * at for n in range(8) for at in (n, 
          r"s0/0\.data: does not exist, though its index does"),
     ],
 )  # fmt: skip
-async def test_a_shard_that_cannot_be_surveyed_is_damage(
+async def test_damaged_or_too_large_shard_index_is_damage(
     shards: PrecomputedShards, name: str, data: bytes, reason: str
 ) -> None:
-    """Too large indexes are not even read; without its data the chunks of an index are lost."""
+    """A damaged or too large shard index, or one without its data, raises DamagedError."""
     shard = shards.named(name.replace(".index", ".data"))
 
     assert shard is not None
@@ -303,8 +308,8 @@ async def test_a_shard_that_cannot_be_surveyed_is_damage(
         (zipped(bytes(_MOST_NBYTES + 1)), "more than 4096 bytes once inflated"),
     ],
 )
-async def test_gzip_chunks_are_inflated(data: bytes, reason: str | None) -> None:
-    """Within the limit; of those that are raw nothing can be told."""
+async def test_gzip_chunks_are_checked_by_inflating(data: bytes, reason: str | None) -> None:
+    """A gzip chunk that does not inflate within the limit is a fault; a raw chunk never."""
     for sharding, expected in (({**GZIP_DATA}, reason), ({**RAW_SHARDING}, None)):
         objects = build_shards({0: b"any"}, sharding)
         survey = await _survey(_of(skeleton_info(sharding)), objects)
@@ -324,10 +329,10 @@ async def test_gzip_chunks_are_inflated(data: bytes, reason: str | None) -> None
         (68, "its fragments have 68 bytes, and there are 67 before it"),
     ],
 )
-async def test_fragments_lie_right_before_their_manifest(
+async def test_fragments_of_a_manifest_must_fit_before_it(
     fragments_nbytes: int, reason: str | None, encoding: str
 ) -> None:
-    """And behind the last index before it, or the shard index."""
+    """Fragments that overlap an index, or exceed the bytes before their manifest, are a fault."""
     manifest = encode_manifest(
         [[fragments_nbytes // 2], [fragments_nbytes - fragments_nbytes // 2]]
     )
@@ -357,14 +362,14 @@ _steps = st.lists(
 
 
 def places(steps: list[tuple[int, int]]) -> list[ByteRange]:
-    """Lay places behind one another, each of a gap and a length."""
+    """Return consecutive ranges, each after a gap and of a length."""
     edges = [0, *accumulate(each for step in steps for each in step)]
     return [ByteRange(*edges[at : at + 2]) for at in range(1, len(edges), 2)]
 
 
 @given(_steps)
-def test_neighbours_are_read_together(steps: list[tuple[int, int]]) -> None:
-    """Across small gaps, unless they begin in different spans, and never across large ones."""
+def test_near_ranges_are_coalesced(steps: list[tuple[int, int]]) -> None:
+    """Ranges with gaps up to 64 KiB are read together within spans of 8 MiB, others apart."""
     found = places(steps)
 
     runs = [found[run] for run in coalesce(Ranges.of(*found))]
@@ -378,8 +383,8 @@ def test_neighbours_are_read_together(steps: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("bits", [3, 12])
-async def test_opening_takes_no_step_for_each_minishard(bits: int) -> None:
-    """It is done on the event loop, and shards may have 2^16 minishards, or more."""
+async def test_opening_a_shard_takes_no_call_per_minishard(bits: int) -> None:
+    """Opening a shard of 4,096 minishards takes less than 2,000 calls, as on the event loop."""
     sharding = {**RAW_SHARDING, "preshift_bits": 0, "minishard_bits": bits, "shard_bits": 0}
     objects = build_shards(dict.fromkeys(range(2**bits), b"data"), sharding)
     case = container(skeleton_info(sharding), **objects)

@@ -1,4 +1,4 @@
-"""Sharded Zarr arrays, written and taken apart with `struct` after the specification."""
+"""Sharded Zarr arrays, encoded and decoded with `struct` from the specification."""
 
 import itertools
 import json
@@ -22,11 +22,11 @@ LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
 CRC = {"name": "crc32c"}
 ANY_LENGTH = {"data_type": "string"}
-"""Members that make chunks of all lengths valid."""
+"""Members with which chunks of any length are valid."""
 
 
 def checksum(data: bytes) -> bytes:
-    """CRC-32C of *data*, little-endian."""
+    """Return the CRC-32C of *data*, little-endian."""
     return struct.pack("<I", google_crc32c.value(data))
 
 
@@ -44,7 +44,7 @@ def encode_shard(
     crc: bool = True,
     gap: bytes = b"gap",
 ) -> bytes:
-    """Write inner chunks one after the other, each followed by *gap*, and their index."""
+    """Encode inner chunks one after the other, each followed by *gap*, and their index."""
     size = 16 * len(chunks) + 4 * crc
     at = size if location == "start" else 0
     entries, body = [], b""
@@ -61,7 +61,7 @@ def encode_shard(
 def array_metadata(
     shape: list[int], shard_shape: list[int], codecs: list[Any], **members: Any
 ) -> dict[str, Any]:
-    """Write the metadata of a uint8 array."""
+    """Return the metadata of a uint8 array."""
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -77,7 +77,7 @@ def array_metadata(
 
 
 def sharding(chunk_shape: list[int], codecs: list[Any] | None = None, **members: Any) -> Any:
-    """Write a sharding codec."""
+    """Return a sharding codec."""
     return {
         "name": "sharding_indexed",
         "configuration": {
@@ -99,8 +99,9 @@ def build(
     trailer: bool = False,
     is_declared: bool = True,
 ) -> dict[str, bytes]:
-    """Write a 2-d array of 5 x 7 elements: inner chunks 2 x 2, shards 4 x 4; the metadata tell how
-    the index is encoded if that *is_declared*.
+    """Return a 2-d array of 5 x 7 elements, inner chunks of 2 x 2 and shards of 4 x 4.
+
+    Without *is_declared*, its metadata have no index_codecs.
     """
     codec = sharding(
         [2, 2],
@@ -123,7 +124,7 @@ def build(
 
 
 def build_nested(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Write a 1-d array of 8 inner chunks in shards of 2 shards of 2, the inner index first."""
+    """Return a 1-d array of 8 inner chunks in shards of 2 shards of 2, the inner index first."""
     inner_codec = sharding([1], index_location="start", index_codecs=[BIG])
     metadata = array_metadata([8], [4], [sharding([2], [inner_codec])], **ANY_LENGTH)
     objects = {"zarr.json": json.dumps(metadata).encode()}
@@ -140,7 +141,7 @@ def build_nested(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def chunk_bytes(number: int) -> bytes:
-    """Bytes unlike those of any other chunk."""
+    """Return bytes that no other chunk has."""
     return bytes((number * 7 + i) % 251 for i in range(5 + number % 3))
 
 
@@ -149,7 +150,7 @@ type Coords = tuple[int, ...]
 
 @dataclass
 class WrittenArray:
-    """An array in memory whose shards are planned anew."""
+    """An array in memory whose shards are rewritten by plans."""
 
     document: dict[str, Any]
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -161,7 +162,7 @@ class WrittenArray:
         return {**self.objects, "zarr.json": json.dumps(self.document).encode()}
 
     async def slot(self, key: str) -> Slot:
-        """Find where a chunk is written."""
+        """Return the slot of a chunk."""
         return await Container(self.stored).slot(key)
 
     async def open(self, key: str, *entries: Coords) -> OpenZarrShard:
@@ -172,7 +173,7 @@ class WrittenArray:
         return opened
 
     async def write(self, chunks: Mapping[Coords, bytes | None]) -> dict[str, NewShard | None]:
-        """Write chunks; give the plans by the keys of their shards."""
+        """Write chunks; return the plans by the keys of their shards."""
         objects = self.stored
         keys = {"/".join(["c", *map(str, coords)]): body for coords, body in chunks.items()}
         plans = await write_chunks(objects, keys)
@@ -182,13 +183,13 @@ class WrittenArray:
 
 
 def one_dimension(count: int, **members: Any) -> WrittenArray:
-    """Describe an array of one dimension with *count* chunks in a shard."""
+    """Return an array of one dimension with *count* chunks per shard."""
     document = array_metadata([count], [count], [sharding([1], **members)], data_type="string")
     return WrittenArray(document)
 
 
 def two_levels(count: int, inner: int) -> WrittenArray:
-    """Describe an array of *count* chunks in a shard, *inner* of which share one inside of it."""
+    """Return an array of *count* chunks per shard, with inner shards of *inner* chunks."""
     codec = sharding([inner], [sharding([1])])
     return WrittenArray(array_metadata([count], [count], [codec], data_type="string"))
 
@@ -197,7 +198,7 @@ GIB = 2**30
 
 
 def opened(array: WrittenArray, entries: list[tuple[int, int]], size: int) -> OpenZarrShard:
-    """Open a shard of *size* that is not there: a plan reads no chunks."""
+    """Return an opened shard of *size* bytes without its data, since a plan reads no chunks."""
     codec = parse_array(array.document).indexes[0]
     index = ShardIndex(encode_index(entries, crc=False), big_endian=False)
     shard = Stored(ROOT.join("c/0"), ByteRange(0, size), ETag('"1"'))

@@ -1,14 +1,4 @@
-"""Hierarchies with the storage transformer, written with `struct` after the drafts of 2022.
-
-zarr-python 2.14 to 2.18 wrote them too, with ``ZARR_V3_EXPERIMENTAL_API=1`` and
-``ZARR_V3_SHARDING=1`` in the environment, numpy below 2 and pytest beside it::
-
-    zarr.create(shape, chunks=…, zarr_version=3, path=…, dimension_separator="/",
-                storage_transformers=[ShardingStorageTransformer("indexed", chunks_per_shard=…)],
-                store=zarr._storage.v3.DirectoryStoreV3(folder))
-
-Where its spelling differs from the draft, see `BY_ZARR_PYTHON` and the cases named after it.
-"""
+"""Hierarchies with the storage transformer, encoded with `struct` from the drafts of 2022."""
 
 import itertools
 import json
@@ -24,7 +14,7 @@ from tests.support.zipped import zipped
 CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
 SHARDING = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
 ANY_LENGTH: dict[str, Any] = {"compressor": {"codec": "https://purl.org/zarr/spec/codec/gzip/1.0"}}
-"""What makes chunks of all lengths valid."""
+"""Member with which chunks of any length are valid."""
 ENTRY_POINT: dict[str, Any] = {
     "zarr_format": CORE,
     "metadata_encoding": CORE,
@@ -48,7 +38,7 @@ BY_ZARR_PYTHON: dict[str, Any] = {
         {"configuration": {"chunks_per_shard": [2, 3]}, "extension": SHARDING, "type": "indexed"}
     ],
 }
-"""What zarr-python 2.18.2 wrote, member for member."""
+"""Metadata that zarr-python 2.18.2 wrote, member for member."""
 
 
 encode_index = partial(building.encode_index, crc=False)
@@ -56,7 +46,7 @@ encode_shard = partial(building.encode_shard, crc=False)
 
 
 def sharding(chunks_per_shard: Any) -> dict[str, Any]:
-    """Write the storage transformer."""
+    """Return the storage transformer."""
     return {
         "extension": SHARDING,
         "type": "indexed",
@@ -72,7 +62,7 @@ def array_metadata(
     separator: str = "/",
     **members: Any,
 ) -> dict[str, Any]:
-    """Write the metadata of a uint8 array; with no *transformers* there is no such member."""
+    """Return the metadata of a uint8 array; *transformers* None leaves out the member."""
     return {
         "shape": shape,
         "data_type": "u1",
@@ -87,7 +77,7 @@ def array_metadata(
 
 
 def encode(document: Any) -> bytes:
-    """Write JSON."""
+    """Encode *document* as JSON."""
     return json.dumps(document).encode()
 
 
@@ -102,7 +92,7 @@ def build(
     suffix: str = ".json",
     **members: Any,
 ) -> dict[str, bytes]:
-    """Write an array of chunks of 2 along each dimension; *chunks* are named by their keys."""
+    """Return the objects of an array in chunks of 2 per dimension; *chunks* are by key."""
     metadata = array_metadata(
         list(shape),
         [2] * len(shape),
@@ -130,12 +120,12 @@ def build(
 
 
 def build_padded(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Write what zarr-python made of ``chunks_per_shard=2`` for an array of two dimensions."""
+    """Return an array as zarr-python wrote it for ``chunks_per_shard=2`` and two dimensions."""
     return build(chunks, per_shard=(2, 1), storage_transformers=[sharding([2])])
 
 
 def build_scalar(chunks: Mapping[str, bytes], *, per_shard: list[int]) -> dict[str, bytes]:
-    """Write an array without dimensions; with a number in *per_shard*, as zarr-python did."""
+    """Return a scalar array, with *per_shard* of one number as zarr-python wrote it."""
     key = "data/root/scalar/c0" if per_shard else "data/root/scalar/c"
     metadata = array_metadata([], [], [sharding(per_shard)], **ANY_LENGTH)
     empty = [None] * (prod(per_shard) - 1)
@@ -166,7 +156,7 @@ def _case(
 
 
 def _grid(stem: str, separator: str) -> tuple[list[str], list[str]]:
-    """Name chunks of the array of 5 x 7 elements, and what is none."""
+    """Return keys of chunks of the array of 5 x 7 elements, and keys of none."""
     present = ["0/0", "0/1", "1/0", "2/3", "0/3"]
     absent = ["1/1", "2/0", "3/0", "0/4", "0/0/0", "00/0", "0", "", "/0/0", "-1/0"]
 

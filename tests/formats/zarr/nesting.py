@@ -1,4 +1,4 @@
-"""Random nestings of shards and transposes, and what numpy says is in them."""
+"""Random nestings of shards and transposes, and their chunks by numpy."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ _GZIP = {"name": "gzip", "configuration": {"level": 1}}
 
 @dataclass(frozen=True)
 class Nesting:
-    """An array of nested shards, which is never larger than a few thousand elements."""
+    """An array of nested shards with a few thousand elements at most."""
 
     shape: tuple[int, ...]
     shard_shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Nesting:
 
     @property
     def codecs(self) -> list[Any]:
-        """The codec chain of the array."""
+        """Codec chain of the array."""
         codecs: list[Any] = self.document["codecs"]
         return codecs
 
@@ -47,7 +47,7 @@ class Nesting:
         return tuple(-(-n // c) for n, c in zip(self.shape, chunk_shape, strict=True))
 
     def coords(self) -> Iterator[tuple[int, ...]]:
-        """Return the coordinates of every inner chunk that has a part in the array, in C order."""
+        """Return the coordinates of every inner chunk in the array, in C order."""
         return itertools.product(*map(range, self._grid(self.inner_chunk_shape)))
 
     def _shards(self) -> Iterator[tuple[Coords, Numbers]]:
@@ -62,14 +62,14 @@ class Nesting:
 
     @property
     def _chunk_counts(self) -> Coords:
-        """Inner chunks along each dimension, to the end of the last shards."""
+        """Number of inner chunks along each dimension, up to the end of the last shards."""
         axes = zip(
             self._grid(self.shard_shape), self.shard_shape, self.inner_chunk_shape, strict=True
         )
         return tuple(n * shard // inner for n, shard, inner in axes)
 
     def build(self, chunks: Mapping[Coords, bytes], gap: bytes = b"gap") -> dict[str, bytes]:
-        """Write the array with these inner chunks, and no others; *gap* follows each."""
+        """Return the objects of the array with only these inner chunks, each followed by *gap*."""
         objects = {"zarr.json": json.dumps(self.document).encode()}
         by_number = {}
         for coords, body in chunks.items():
@@ -87,7 +87,7 @@ def _box(coords: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[slice, 
 
 
 def _split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
-    """Apply *codecs* up to a sharding codec and split by it; `None` where there is none."""
+    """Apply *codecs* up to a sharding codec and split by it; return `None` if there is none."""
     for codec in codecs:
         if codec["name"] == "transpose":
             order = codec["configuration"]["order"]
@@ -102,7 +102,7 @@ def _split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
 
 
 def _only(numbers: Numbers) -> int:
-    """Return the number that all elements have."""
+    """Return the number that is common to all elements."""
     (number,) = {int(n) for n in numbers.flat}
     return number
 

@@ -1,4 +1,4 @@
-"""Codec chains, flattened, and the form of the chunks that they encode."""
+"""`shardgate.formats.zarr.codecs`: codec chains, and the form of encoded chunks."""
 
 from typing import Any
 
@@ -23,20 +23,20 @@ def _transpose(*order: int) -> dict[str, Any]:
 
 
 def _configured(**members: Any) -> Any:
-    """Write a sharding codec with other members in its configuration."""
+    """Return a sharding codec with other members in its configuration."""
     codec = sharding([2])
     return {**codec, "configuration": {**codec["configuration"], **members}}
 
 
-def test_codecs_of_a_chunk_are_those_before_and_those_inside() -> None:
-    """What transposes shards transposes their chunks; what follows a shard is about shards."""
+def test_codecs_of_an_inner_chunk_are_the_outer_filters_and_the_inner_chain() -> None:
+    """An inner chunk has the codecs before its sharding codec and those inside of it."""
     codecs = [_transpose(1, 0), sharding([2, 1], [BIG, _GZIP]), CRC]
 
     assert unshard(codecs, (4, 4))[1] == (_transpose(1, 0), BIG, _GZIP)
 
 
-def test_the_index_is_described_as_it_is_encoded() -> None:
-    """Location, byte order, checksum, number of entries and trailing checksums are told."""
+def test_index_codec_has_the_parameters_of_the_metadata() -> None:
+    """An index has the location, byte order, checksum, entries and trailer of its metadata."""
     codec = sharding([2, 1], index_location="start", index_codecs=[BIG, CRC])
     (level,), _ = unshard([codec, CRC, CRC], (4, 4))
     index = level.index
@@ -49,8 +49,8 @@ def test_the_index_is_described_as_it_is_encoded() -> None:
     assert (index.entry_count, index.trailer_nbytes) == (8, 8)
 
 
-def test_codecs_may_be_spelled_otherwise() -> None:
-    """The index is at the end unless told; a codec may be a name, and ``bytes`` was ``endian``."""
+def test_alternative_spellings_of_codecs_are_understood() -> None:
+    """Codecs given as names, as ``endian``, by order ``F`` or by defaults are understood."""
     older = {**BIG, "name": "endian"}
     codec = sharding([2], [older], index_codecs=[older, CRC])
     del codec["configuration"]["index_location"]
@@ -75,14 +75,14 @@ def test_codecs_may_be_spelled_otherwise() -> None:
         ([sharding([2]), sharding([1])], "sharding_indexed after sharding_indexed"),
     ],
 )
-def test_what_hides_the_chunks_is_served_sharded(codecs: list[Any], reason: str) -> None:
-    """Where a chunk cannot be read by range the reason is told."""
+def test_codecs_that_prevent_range_reads_are_refused(codecs: list[Any], reason: str) -> None:
+    """Codecs that prevent reads of inner chunks by range raise DecodeError with the reason."""
     with pytest.raises(DecodeError, match=reason):
         unshard(codecs, (4,))
 
 
-def test_an_inner_chain_that_hides_its_chunks_stays() -> None:
-    """Compressed shards inside of readable shards are chunks by themselves."""
+def test_compressed_inner_shard_is_a_chunk() -> None:
+    """A compressed shard inside of a shard is a chunk."""
     hidden = [sharding([1], [LITTLE]), _GZIP]
     levels, codecs = unshard([sharding([2], hidden)], (4,))
 
@@ -116,8 +116,8 @@ _NO_ORDERS: list[Any] = [[0], [0, 0], [0, 2], [-1, 0], "A", None, [0, 1, 2], {}]
         (sharding([2]) | {"configuration": []}, "configuration of sharding_indexed is no object"),
     ],
 )
-def test_what_contradicts_the_specification_is_refused(codec: Any, reason: str) -> None:
-    """Wrong metadata is an error that says what is wrong."""
+def test_invalid_codec_is_refused(codec: Any, reason: str) -> None:
+    """A codec that violates the specification raises DecodeError with the reason."""
     with pytest.raises(DecodeError, match=reason):
         unshard([codec], (4,))
     for order in _NO_ORDERS:
@@ -158,15 +158,15 @@ def test_sizes_spelled_as_floats_are_integers() -> None:
     [None, 4, "4", {}, [1.5], [float("inf")], [float("nan")], [1e19], ["1"], [None], [True], [-1],
      [2**63], [10**4000], [1] * 65],
 )  # fmt: skip
-def test_what_is_no_shape_is_refused(value: Any) -> None:
-    """Neither other types nor sizes beyond all measure pass for a shape."""
+def test_invalid_shape_is_refused(value: Any) -> None:
+    """A shape of another type, or with a size out of range, raises DecodeError."""
     with pytest.raises(DecodeError, match="shape"):
         shape_of(value, "shape", least=0)
 
 
 @pytest.mark.parametrize("codecs", [None, {}, "sharding_indexed", [], [None], [{}], [LITTLE, 3]])
-def test_other_codecs_do_not_shard(codecs: Any) -> None:
-    """Only a list with the codec in it shards, and nothing else makes it fail."""
+def test_codecs_without_sharding_do_not_shard(codecs: Any) -> None:
+    """A chain without the sharding codec, even a malformed one, does not shard."""
     assert not has_sharding(codecs)
 
 
@@ -178,8 +178,8 @@ def test_other_codecs_do_not_shard(codecs: Any) -> None:
      ({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 1}}, 8),
      ({"name": "numpy.timedelta64", "configuration": {"unit": "s", "scale_factor": 1}}, 8)],
 )  # fmt: skip
-def test_chunks_of_fixed_size_types_have_one_length(data_type: object, nbytes: int) -> None:
-    """As many elements as the chunk shape says, each of so many bytes."""
+def test_chunks_of_fixed_size_types_have_a_fixed_length(data_type: object, nbytes: int) -> None:
+    """A chunk of a fixed-size data type has the length of its elements."""
     assert chunk_form([LITTLE], (2, 3), data_type) == ChunkForm(6 * nbytes)
     assert chunk_form([LITTLE], (), data_type) == ChunkForm(nbytes)
 
@@ -189,8 +189,8 @@ def test_chunks_of_fixed_size_types_have_one_length(data_type: object, nbytes: i
     ["string", "variable_length_bytes", "r7", "r", "int", "int3", "uint128x", "", 7, None,
      {"name": 7}, {"name": "raw_bytes", "configuration": {"length_bytes": 3}}],
 )  # fmt: skip
-def test_chunks_of_other_types_are_of_any_length(data_type: object) -> None:
-    """What is not known is not refused."""
+def test_chunks_of_other_types_have_any_length(data_type: object) -> None:
+    """A chunk of an unknown or variable-length data type may have any length."""
     assert chunk_form([LITTLE], (2, 3), data_type) == ChunkForm()
 
 
@@ -212,13 +212,15 @@ def test_chunks_of_other_types_are_of_any_length(data_type: object) -> None:
         ([{"name": "packbits"}], ChunkForm()),
     ],
 )
-def test_codecs_tell_the_length_and_the_checksum(codecs: list[Any], expected: ChunkForm) -> None:
-    """Codecs tell what they make of six elements of two bytes."""
+def test_codecs_determine_length_and_checksum_of_a_chunk(
+    codecs: list[Any], expected: ChunkForm
+) -> None:
+    """The codecs of six elements of two bytes determine length, checksum and compressor."""
     assert chunk_form(codecs, (3, 2), "int16") == expected
 
 
-def test_data_must_have_the_form() -> None:
-    """The first thing that is wrong is told."""
+def test_first_fault_of_a_chunk_is_returned() -> None:
+    """A chunk's data has a fault for being empty, of a wrong length or checksum, or none."""
     form = ChunkForm(8, has_checksum=True)
 
     assert form.fault(b"") == "the inner chunk is empty"

@@ -1,6 +1,6 @@
 """Hierarchies of the draft of 2022: chunks located, written, listed and surveyed.
 
-Indexes are read, checked and rewritten by the code of ZEP 2, which has its own tests.
+Indexes are read and rewritten by the code of ZEP 2, which has its own tests.
 """
 
 import json
@@ -59,8 +59,8 @@ def _bar(**options: Any) -> dict[str, bytes]:
     return build(_CHUNKS, path="/foo/bar", **options)
 
 
-async def test_metadata_are_served_without_the_transformer() -> None:
-    """The document has a version of its own, made of that of the stored one."""
+async def test_metadata_is_served_without_the_transformer() -> None:
+    """Array and consolidated metadata are served without transformer, with ETags of their own."""
     objects = _bar()
     key = "meta/root/consolidated/.zmetadata"
     consolidated = encode({"metadata": {_META: json.loads(objects[_META])}})
@@ -76,8 +76,8 @@ async def test_metadata_are_served_without_the_transformer() -> None:
 
 
 @pytest.mark.parametrize("transformers", [None, [], [{"extension": "https://example.org/mirror"}]])
-async def test_an_array_without_a_known_transformer_is_served_unchanged(transformers: Any) -> None:
-    """Its document, its version and its chunks."""
+async def test_array_without_a_known_transformer_is_served_as_stored(transformers: Any) -> None:
+    """An array without a known transformer is served with its stored document, ETag and chunks."""
     key = "meta/root/plain.array.json"
     data = encode(array_metadata([4], [2], transformers))
     case = Container({"zarr.json": encode(ENTRY_POINT), key: data})
@@ -92,15 +92,15 @@ async def test_an_array_without_a_known_transformer_is_served_unchanged(transfor
      f"{_DATA}/checksums", f"{_DATA}/c00/0", f"{_DATA}/c0/0/0", f"{_DATA}/c0", f"{_DATA}/c",
      f"{_DATA}/c0.0", "data/root/other/c0/0", "data/root/c0/0", "c0/0"],
 )  # fmt: skip
-async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
-    """Other keys, and those of unknown arrays, name objects below the hierarchy."""
+async def test_other_key_is_the_object_of_that_name(key: str) -> None:
+    """A key that is no chunk of a known array names an object."""
     assert await Container(_bar()).locate(key) == Whole(ROOT.join(key))
 
 
-async def test_a_chunk_costs_its_metadata_and_its_index() -> None:
-    """One read for the array, one for the shard; each is as long as it must be.
+async def test_chunk_is_located_by_two_reads() -> None:
+    """A chunk is located by one read of its metadata and one of its index.
 
-    A key past the edge of the array is proved absent by its metadata.
+    A key past the edge is absent by the metadata alone.
     """
     expected = [(f"data/{_META}", ByteRange(0, 2**20 + 1))]
     for key in ("c3/0", "c0/4", "c999999/0", "c0/9999999999999999999"):
@@ -125,16 +125,18 @@ async def test_a_chunk_costs_its_metadata_and_its_index() -> None:
         (b" " * (2**20 + 1), "metadata of more than 1048576 bytes"),
     ],
 )
-async def test_damaged_metadata_are_named(key: str, stored: bytes, reason: str) -> None:
-    """Neither the array nor its chunks are absent when their metadata cannot be right."""
+async def test_damaged_metadata_is_damage_of_the_array_and_its_chunks(
+    key: str, stored: bytes, reason: str
+) -> None:
+    """Damaged metadata raise DamagedError that names them, for the array and its chunks."""
     with pytest.raises(DamagedError, match=reason) as caught:
         await Container({**_bar(), _META: stored}).locate(key)
 
     assert caught.value.ref == ROOT.join(_META)
 
 
-async def test_a_hierarchy_that_is_not_understood_is_served_unchanged() -> None:
-    """Nothing of it is rewritten, and nothing hidden; the reason is told."""
+async def test_hierarchy_of_an_unknown_encoding_is_served_as_stored() -> None:
+    """A hierarchy of an unknown encoding is served as stored and described with a reason."""
     entry_point = {"zarr_format": CORE, "metadata_encoding": "https://example.org/cbor"}
     objects = {**_bar(), "zarr.json": encode(entry_point)}
     case = Container(objects)
@@ -155,8 +157,8 @@ async def test_a_hierarchy_that_is_not_understood_is_served_unchanged() -> None:
      ("data/root/foo/bar/", True), (f"{_DATA}/notes.txt", True), (f"{_DATA}/c0/", False),
      (f"{_DATA}/c/", True), (f"{_DATA}/c0.0", False), ("data/root/c0/", True)],
 )  # fmt: skip
-async def test_shards_are_hidden(key: str, *, is_shown: bool) -> None:
-    """Objects whose names are those of chunks cannot be asked for."""
+async def test_objects_named_like_chunks_are_not_listed(key: str, *, is_shown: bool) -> None:
+    """Objects whose names are those of chunks are not listed."""
     case = Container(_bar())
     path = key[: key.rstrip("/").rfind("/") + 1]
     rules = await (await case.open()).listing_rules(VirtualKey(path), case.fetch)
@@ -165,8 +167,8 @@ async def test_shards_are_hidden(key: str, *, is_shown: bool) -> None:
     assert rules.shows(key.removeprefix(path)) is is_shown
 
 
-async def test_shards_hold_what_was_written() -> None:
-    """Chunks are kept, replaced, added and deleted; the last one takes its shard with it."""
+async def test_rewritten_shards_have_the_written_chunks() -> None:
+    """Chunks are kept, replaced, added and deleted; a shard without chunks is deleted."""
     objects = _bar()
     changes = {f"{_DATA}/c{at}": body for at, body in
                {"0/0": None, "0/1": b"new", "1/1": b"more", "2/3": None}.items()}  # fmt: skip
@@ -178,8 +180,8 @@ async def test_shards_hold_what_was_written() -> None:
     assert f"{_DATA}/c1/1" not in objects
 
 
-async def test_only_chunks_of_the_grid_are_written() -> None:
-    """Others would be objects that nobody finds; one is that of an array without dimensions."""
+async def test_chunk_off_the_grid_is_refused() -> None:
+    """A write to a chunk off the grid raises BadKeyError; a scalar array has one chunk."""
     metadata = array_metadata([], [], [sharding([])])
     objects = {**build({}), "meta/root/scalar.array.json": encode(metadata)}
 
@@ -207,10 +209,10 @@ _PLAIN = encode(array_metadata([4], [2]))
         ("/consolidated/.zmetadata", encode({"metadata": {}}), None, False),
     ],
 )
-async def test_metadata_of_sharded_arrays_are_read_only(
+async def test_metadata_of_a_sharded_array_is_read_only(
     name: str, sent: bytes, stored: bytes | None, *, is_allowed: bool
 ) -> None:
-    """A client that does not see the transformer would store them without it."""
+    """A write of a sharded array's metadata raises ConflictError; that of others is stored."""
     target = await Container(build({})).target(f"meta/root{name}")
     assert isinstance(target, Document)
     assert target.ref == ROOT.join(f"meta/root{name}")
@@ -226,8 +228,8 @@ async def test_metadata_of_sharded_arrays_are_read_only(
             await translate(sent, stored, fetch, run_in_thread)
 
 
-async def test_other_keys_are_objects() -> None:
-    """Groups, the entry point, and chunks of unknown arrays."""
+async def test_write_target_of_other_keys_is_the_object() -> None:
+    """The write target of groups, the entry point and unknown arrays' chunks is the object."""
     case = Container(build({}))
     for key in ("zarr.json", "meta/root/x.group.json", "meta/root.group.json", "data/root/x/c0/0"):
         assert await case.target(key) == Whole(ROOT.join(key))
@@ -240,10 +242,10 @@ async def test_other_keys_are_objects() -> None:
      ("<U3", {}, None), ({"type": "<i4"}, {}, None), ("<i4", {"compressor": {"codec": "x"}}, None),
      ("<i4", {"attributes": {"filters": [{"id": "delta"}]}}, None)],
 )  # fmt: skip
-async def test_the_length_of_a_chunk_is_checked_where_it_is_known(
+async def test_chunk_of_a_known_length_is_checked(
     data_type: Any, members: dict[str, Any], nbytes: int | None
 ) -> None:
-    """That of core data types, where nothing compresses."""
+    """A chunk of a core data type without compression must have its length, or BadBodyError."""
     metadata = array_metadata([8], [2], [sharding([2])], data_type=data_type, **members)
     objects = {**build({}), "meta/root.array.json": encode(metadata)}
     shard, entry = await Container(objects).slot("data/root/c3")
@@ -262,7 +264,7 @@ def _paths(found: Sequence[Collection | DamagedError]) -> list[str]:
 
 
 async def test_every_array_of_a_hierarchy_is_described() -> None:
-    """The root too, and damaged ones."""
+    """Every array of a hierarchy is described, the root too, and damaged ones are listed."""
     objects = build({}, path="/foo/bar") | build({}) | {"meta/root/a.array.json": b"{"}
     objects |= {
         "meta/root/foo.group.json": b"{}",
@@ -294,11 +296,11 @@ _WRITTEN_2_18 = {
     ),
     "data/root/zero/c0": bytes.fromhex("0100000000000000000000000400000000000000"),
 }
-"""Numbers from 1 on: ten in chunks of two, three to a shard; and one without dimensions."""
+"""Numbers from 1 on: ten in chunks of two, three per shard; and a scalar array."""
 
 
-async def test_what_zarr_python_2_wrote_is_read() -> None:
-    """Each chunk has its numbers; the scalar, of which it counts one dimension, has its one."""
+async def test_arrays_written_by_zarr_python_2_are_read() -> None:
+    """Chunks that zarr-python 2.18 wrote are read, of an array and of a scalar."""
     one = {**array_metadata([10], [2], [sharding([3])]), "data_type": "<i4"}
     zero = {**array_metadata([], [], [sharding([1])]), "data_type": "<i4"}
     documents = {"zarr.json": ENTRY_POINT, "meta/root/one.array.json": one,

@@ -1,4 +1,4 @@
-"""Keys, entry point and metadata of the draft of 2022, as read, served and written."""
+"""Keys, entry point and metadata of the draft of 2022."""
 
 import json
 from typing import Any
@@ -45,8 +45,10 @@ _paths = st.lists(_names.map("{}/".format), max_size=4).map("".join)
 
 
 @given(_paths, st.sampled_from("/."), st.lists(st.integers(0, 10**19 - 1), max_size=4).map(tuple))
-def test_one_array_owns_a_data_key(path: str, separator: str, coords: tuple[int, ...]) -> None:
-    """Whatever its nodes are called; the metadata of each array have one key."""
+def test_data_and_metadata_keys_lead_to_their_array(
+    path: str, separator: str, coords: tuple[int, ...]
+) -> None:
+    """A data key and a metadata key lead back to the path of their array."""
     hierarchy = Hierarchy(".json")
 
     assert array_of(ChunkKeys(f"data/root/{path}c", separator, len(coords)).format(coords)) == path
@@ -70,8 +72,8 @@ def test_one_array_owns_a_data_key(path: str, separator: str, coords: tuple[int,
         ).items(),
     ],
 )  # fmt: skip
-def test_data_keys(key: str, path: str | None) -> None:
-    """The identifier begins at the last ``c``; keys that are not below ``data/root`` have none."""
+def test_array_of_a_data_key_ends_at_the_last_chunk_identifier(key: str, path: str | None) -> None:
+    """The array of a data key is the path before the last ``c``; other keys have none."""
     assert array_of(key) == path
 
 
@@ -90,13 +92,15 @@ def test_data_keys(key: str, path: str | None) -> None:
         )),
     ],
 )  # fmt: skip
-def test_metadata_keys(suffix: str, key: str, path: str | None) -> None:
-    """The path, ``.array`` and the suffix of the entry point; nothing else is metadata."""
+def test_array_of_a_metadata_key_has_the_suffix_of_the_entry_point(
+    suffix: str, key: str, path: str | None
+) -> None:
+    """A metadata key is the path, ``.array`` and the entry point's suffix; others have none."""
     assert Hierarchy(suffix).array_path(key) == path
 
 
 def _open(document: Any) -> Any:
-    """Understand a ``zarr.json`` as the service does, draft or not."""
+    """Decode a ``zarr.json`` by both dialects, as the service does."""
     dialects = (Zarr2022(0, _LIMIT, 0), Zarr3(0, _LIMIT, 0))
     return MarkerDecoder(dialects, _LIMIT)(encode(document)).spec
 
@@ -135,8 +139,8 @@ _URI = "https://purl.org/zarr/spec/"
                           {"extensions": [_MAY]})),
     ],
 )  # fmt: skip
-def test_an_entry_point_is_known_by_its_format(document: Json) -> None:
-    """The URI changed in 2022; the suffix has a default, also where the encoding is an object."""
+def test_entry_point_is_recognized_by_its_uri(document: Json) -> None:
+    """An entry point is recognized by each form of its URI, with ``.json`` as default suffix."""
     assert _open(document) == Hierarchy(".json")
 
 
@@ -151,8 +155,8 @@ def test_an_entry_point_is_known_by_its_format(document: Json) -> None:
         ({"metadata_key_suffix": "." * 2**16}, "metadata_key_suffix is no short string: [.]{80}$"),
     ],
 )  # fmt: skip
-def test_other_entry_points_are_refused(changed: Json, reason: str) -> None:
-    """They are left to the final specification; a suffix has to stand in a key."""
+def test_invalid_entry_point_is_refused(changed: Json, reason: str) -> None:
+    """An entry point with another URI or an invalid suffix raises DecodeError."""
     with pytest.raises(DecodeError, match=reason):
         _open({**ENTRY_POINT, **changed})
 
@@ -166,13 +170,13 @@ def test_other_entry_points_are_refused(changed: Json, reason: str) -> None:
         ({"extensions": [_MAY, _MUST]}, "example.org/warp/1.0 must be understood"),
     ],
 )
-def test_a_hierarchy_that_is_not_understood_says_why(changed: Any, reason: str) -> None:
-    """None of its arrays is unsharded."""
+def test_hierarchy_of_an_unknown_encoding_has_a_reason(changed: Any, reason: str) -> None:
+    """A hierarchy with an unknown encoding or a required extension has a reason for it."""
     assert reason in _open({**ENTRY_POINT, **changed}).why_sharded
 
 
-def test_what_zarr_python_wrote_is_understood() -> None:
-    """Its spelling, member for member."""
+def test_metadata_written_by_zarr_python_is_understood() -> None:
+    """Metadata that zarr-python 2.18 wrote is served without its transformer and understood."""
     document = _decode(BY_ZARR_PYTHON)
     expected = {k: v for k, v in BY_ZARR_PYTHON.items() if k != "storage_transformers"}
 
@@ -183,8 +187,8 @@ def test_what_zarr_python_wrote_is_understood() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=8), members, max_size=4), members)
-def test_only_the_transformer_is_left_out(extra: Json, attributes: Any) -> None:
-    """All other members are served as they are stored, in their order."""
+def test_only_the_transformer_is_removed(extra: Json, attributes: Any) -> None:
+    """All members but the transformer are served as stored, in order."""
     document = {**extra, **_SHARDED, "attributes": attributes}
     decoded = _decode(document)
     del document["storage_transformers"]
@@ -232,7 +236,7 @@ _KEPT: list[tuple[Json, str]] = [
     ],
 )  # fmt: skip
 def test_other_documents_are_served_byte_by_byte(document: Json, reason: str) -> None:
-    """Even with their spaces; the reason why an array keeps its transformers is short."""
+    """A document without a removable transformer is served byte for byte, with a short reason."""
     data = json.dumps(document, indent=7).encode()
     found = _read(data)
 
@@ -242,10 +246,10 @@ def test_other_documents_are_served_byte_by_byte(document: Json, reason: str) ->
     assert len(found.why_sharded) < 200
 
 
-def test_the_transformer_is_known_by_its_uri() -> None:
-    """The draft's example has an underscore, its heading a hyphen and no ``s``.
+def test_transformer_is_recognized_by_its_uri() -> None:
+    """The transformer is recognized by each form of its URI.
 
-    The separator is that of the grid, by default a slash; there is no ``dimension_separator``.
+    The separator of keys is that of the chunk grid, by default a slash.
     """
     for uri in (
         SHARDING, SHARDING.replace("https", "http"), SHARDING.replace("_", "-"),
@@ -263,12 +267,12 @@ def test_the_transformer_is_known_by_its_uri() -> None:
 @pytest.mark.parametrize(
     ("chunks_per_shard", "padded"), [([2], (2, 1, 1)), ([2, 3], (2, 3, 1)), ([2, 3, 4], (2, 3, 4))]
 )
-def test_last_dimensions_that_are_left_out_are_not_sharded(
+def test_omitted_last_dimensions_are_not_sharded(
     chunks_per_shard: list[int], padded: tuple[int, ...]
 ) -> None:
-    """zarr-python wrote ``chunks_per_shard=2``, and sub-array types, with too few numbers.
+    """Dimensions that ``chunks_per_shard`` omits have one chunk per shard.
 
-    In the draft's own example these chunks share a shard whose index has 1,024 bytes.
+    zarr-python wrote such lists, and the draft's own example has the given keys.
     """
     array = _decode(_configured(chunks_per_shard, [5, 7, 9])).array
     example = _decode(_configured([32, 2], [400, 400])).array
@@ -282,16 +286,16 @@ def test_last_dimensions_that_are_left_out_are_not_sharded(
 
 
 @pytest.mark.parametrize("document", [[], None, 7, "array"])
-def test_damaged_metadata_are_refused(document: Any) -> None:
-    """Metadata that are not a JSON object are an error that says so."""
+def test_metadata_that_is_no_object_is_refused(document: Any) -> None:
+    """Metadata that is no JSON object raises DecodeError."""
     with pytest.raises(DecodeError, match="no object"):
         _decode(document)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations({**BY_ZARR_PYTHON, "extensions": [_MAY]}))
-def test_wrong_metadata_are_refused_or_understood(document: Any) -> None:
-    """Whatever stands at any position, decoding gives a document or `DecodeError`."""
+def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
+    """Metadata with random wrong values decodes to a document or raises DecodeError."""
     try:
         decoded = _decode(document)
     except DecodeError as error:
@@ -306,8 +310,8 @@ def test_wrong_metadata_are_refused_or_understood(document: Any) -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(mutations({**ENTRY_POINT, "extensions": [_MAY]}))
-def test_a_wrong_entry_point_is_refused_or_understood(document: Any) -> None:
-    """Whatever stands at any position, decoding gives a hierarchy or `DecodeError`."""
+def test_wrong_entry_point_is_refused_or_understood(document: Any) -> None:
+    """An entry point with random wrong values decodes to a hierarchy or raises DecodeError."""
     try:
         assert isinstance(_open(document), Hierarchy)
     except DecodeError as error:
@@ -324,7 +328,7 @@ def _consolidated(nodes: Any) -> Json:
      {**_SHARDED, "storage_transformers": [_OTHER]}],
 )  # fmt: skip
 def test_consolidated_arrays_are_rewritten(other: Any) -> None:
-    """Each array is as it is served by itself; damage of one does not hide the others."""
+    """Each array in consolidated metadata is served without transformer, beside damaged ones."""
     document = parse_consolidated(_consolidated({"a": _SHARDED, "b": other}), b"")
 
     assert document.is_rewritten
@@ -334,8 +338,8 @@ def test_consolidated_arrays_are_rewritten(other: Any) -> None:
 @pytest.mark.parametrize(
     "document", [None, [], 3, {}, _consolidated(None), _consolidated({"a": _SERVED})]
 )
-def test_other_consolidated_metadata_are_unchanged(document: Any) -> None:
-    """The bytes are those that are stored."""
+def test_consolidated_metadata_without_shards_is_served_as_stored(document: Any) -> None:
+    """Consolidated metadata without sharded arrays is served as stored."""
     found = parse_consolidated(document, b"stored")
 
     assert (found.served, found.is_rewritten) == (b"stored", False)
@@ -356,8 +360,8 @@ def test_other_consolidated_metadata_are_unchanged(document: Any) -> None:
          ("u1", (2, 2), ("gzip",), None, None, ())),
     ],
 )  # fmt: skip
-def test_a_description_names_chunks_and_shards(document: Json, expected: Any) -> None:
-    """Shapes are in elements, extensions are named; what is not sharded need not be understood."""
+def test_description_has_chunks_and_shards(document: Json, expected: Any) -> None:
+    """A description has shapes in elements, codecs by name, and shards if there are any."""
     found = describe("foo/", _decode(document))
 
     assert (found.path, found.format, found.kind, found.shape) == ("foo", "zarr", "array", (5, 7))
@@ -371,8 +375,8 @@ def test_a_description_names_chunks_and_shards(document: Json, expected: Any) ->
     )
 
 
-def test_what_describes_an_array_has_to_be_valid() -> None:
-    """An array that stays sharded says why."""
+def test_invalid_metadata_has_no_description() -> None:
+    """Invalid metadata raises DecodeError when described; an unknown transformer is a reason."""
     mirrored = describe("", _decode({**_SHARDED, "storage_transformers": [_OTHER]}))
 
     assert "example.org/mirror" in mirrored.why_sharded

@@ -1,4 +1,4 @@
-"""The shard index."""
+"""`shardgate.formats.zarr.index`: the shard index."""
 
 import struct
 
@@ -33,8 +33,8 @@ def _drawn(data: st.DataObject, codec: IndexCodec) -> tuple[list[tuple[int, int]
 
 
 @given(_codecs, st.data())
-def test_what_is_written_is_looked_up(codec: IndexCodec, data: st.DataObject) -> None:
-    """Every entry of an encoded index is found as it was written; the marker is no range."""
+def test_lookup_returns_the_written_entries(codec: IndexCodec, data: st.DataObject) -> None:
+    """Lookup returns every entry of an encoded index as written, and None for empty ones."""
     entries, encoded = _drawn(data, codec)
     index = codec(encoded)
 
@@ -45,8 +45,8 @@ def test_what_is_written_is_looked_up(codec: IndexCodec, data: st.DataObject) ->
 
 
 @given(_codecs, st.data())
-def test_an_index_of_another_size_is_refused(codec: IndexCodec, data: st.DataObject) -> None:
-    """Neither fewer nor more bytes are an index."""
+def test_index_of_a_wrong_size_is_refused(codec: IndexCodec, data: st.DataObject) -> None:
+    """An index of a wrong size raises DecodeError."""
     nbytes = data.draw(st.integers(0, codec.nbytes + 20))
     assume(nbytes not in {codec.nbytes, codec.nbytes + codec.trailer_nbytes})
     with pytest.raises(DecodeError, match=f"has {nbytes} bytes instead of {codec.nbytes}"):
@@ -54,8 +54,8 @@ def test_an_index_of_another_size_is_refused(codec: IndexCodec, data: st.DataObj
 
 
 @given(_codecs, st.data())
-def test_a_flipped_bit_does_not_pass_a_checksum(codec: IndexCodec, data: st.DataObject) -> None:
-    """Whichever bit is wrong, the checksum tells."""
+def test_flipped_bit_fails_the_checksum(codec: IndexCodec, data: st.DataObject) -> None:
+    """An index with a checksum and any flipped bit raises DecodeError."""
     assume(codec.has_checksum)
     _, encoded = _drawn(data, codec)
     damaged = bytearray(encoded)
@@ -66,10 +66,10 @@ def test_a_flipped_bit_does_not_pass_a_checksum(codec: IndexCodec, data: st.Data
 
 
 @given(_codecs, st.binary(max_size=60), st.data())
-def test_the_index_is_where_it_is_said_to_be(
+def test_place_and_request_of_an_index_hold_it(
     codec: IndexCodec, body: bytes, data: st.DataObject
 ) -> None:
-    """In a shard of any size the place holds the index, and the request brings it."""
+    """The place and the request of an index contain it, in a shard of any size."""
     _, encoded = _drawn(data, codec)
     trailer = data.draw(st.binary(min_size=codec.trailer_nbytes, max_size=codec.trailer_nbytes))
     if codec.location is IndexLocation.START:
@@ -88,20 +88,18 @@ def test_the_index_is_where_it_is_said_to_be(
 
 
 @given(_codecs, st.data())
-def test_a_shard_too_short_for_its_index_is_truncated(
-    codec: IndexCodec, data: st.DataObject
-) -> None:
-    """Fewer bytes than index and trailer take are no shard."""
+def test_shard_too_short_for_its_index_is_refused(codec: IndexCodec, data: st.DataObject) -> None:
+    """A shard shorter than its index and trailer raises DecodeError."""
     nbytes = data.draw(st.integers(0, codec.nbytes + codec.trailer_nbytes - 1))
     with pytest.raises(DecodeError, match="truncated"):
         codec.place(nbytes)
 
 
 @given(_codecs, st.integers(0, 100), st.integers(0, 1000), st.integers(0, 1000))
-def test_a_chunk_lies_inside_its_shard_and_off_its_index(
+def test_chunk_outside_of_its_shard_or_over_its_index_is_refused(
     codec: IndexCodec, spare: int, offset: int, nbytes: int
 ) -> None:
-    """What is found shares no byte with index and trailer and ends before the shard does."""
+    """An entry that overlaps the index or trailer, or ends past the shard, raises DecodeError."""
     size = codec.nbytes + codec.trailer_nbytes + spare
     entries = struct.pack(f"{_endian(codec)}QQ", offset, nbytes) * codec.entry_count
     index = ShardIndex(entries, codec.big_endian)
@@ -122,10 +120,10 @@ _edges = st.sampled_from([0, 1, 9, 10, 11, 61, 62, 63, 2**63 - 1, 2**63, 2**64 -
 
 
 @given(_codecs, st.integers(0, 100), st.data())
-def test_all_entries_are_judged_as_each_is(
+def test_columns_of_an_index_agree_with_single_entries(
     codec: IndexCodec, spare: int, data: st.DataObject
 ) -> None:
-    """The columns of an index tell what its entries do, one after the other."""
+    """The columns of an index have the places, empty marks and faults of its single entries."""
     size, count = codec.nbytes + codec.trailer_nbytes + spare, codec.entry_count
     near = _edges | st.integers(0, size + 2)
     pairs = data.draw(st.lists(st.tuples(near, near), min_size=count, max_size=count))

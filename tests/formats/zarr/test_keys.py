@@ -1,4 +1,4 @@
-"""Chunk keys and coordinates."""
+"""`shardgate.formats.zarr.keys`: chunk keys and coordinates."""
 
 import pytest
 from hypothesis import given
@@ -22,8 +22,8 @@ _texts = st.one_of(
 
 
 @given(_encodings, st.data())
-def test_what_is_formatted_parses(keys: ChunkKeys, data: st.DataObject) -> None:
-    """The coordinates of a key are those it was made of."""
+def test_formatted_key_parses_to_its_coordinates(keys: ChunkKeys, data: st.DataObject) -> None:
+    """A formatted key parses to its coordinates."""
     coords = data.draw(st.tuples(*[_numbers] * keys.ndim))
 
     assert keys.parse(keys.format(coords)) == coords
@@ -46,16 +46,16 @@ def test_grid_is_described_with_its_first_and_last_key(
 
 
 @given(_encodings, _texts)
-def test_what_parses_is_canonical(keys: ChunkKeys, text: str) -> None:
-    """There is one spelling of each key: whatever else is written is none."""
+def test_only_canonical_keys_parse(keys: ChunkKeys, text: str) -> None:
+    """A text that parses is the canonical key of its coordinates."""
     coords = keys.parse(text)
 
     assert coords is None or keys.format(coords) == text
 
 
 @given(_encodings, st.data())
-def test_a_key_with_something_added_is_none(keys: ChunkKeys, data: st.DataObject) -> None:
-    """Nothing may stand before or after a key, not even a newline."""
+def test_key_with_added_text_does_not_parse(keys: ChunkKeys, data: st.DataObject) -> None:
+    """A key with text before or after it, even a newline, does not parse."""
     key = keys.format(data.draw(st.tuples(*[_numbers] * keys.ndim)))
     more = data.draw(st.text(min_size=1).filter(lambda text: not text.isdecimal()))
 
@@ -70,10 +70,10 @@ def test_a_key_with_something_added_is_none(keys: ChunkKeys, data: st.DataObject
      ("c.", ".", (), "c"), ("", "/", (), "0"), ("", ".", (), "0"), ("c/", "/", (0,), "c/0"),
      ("", ".", (0,), "0"), ("data/c", "/", (1, 2), "data/c1/2"), ("data/c", ".", (), "data/c")],
 )  # fmt: skip
-def test_keys_are_spelled_as_the_specification_says(
+def test_keys_are_spelled_by_the_specification(
     prefix: str, separator: str, coords: tuple[int, ...], key: str
 ) -> None:
-    """Each encoding writes and reads these keys."""
+    """Each encoding formats and parses the keys of the specification."""
     keys = ChunkKeys(prefix, separator, len(coords))
 
     assert (keys.format(coords), keys.parse(key)) == (key, coords)
@@ -88,8 +88,8 @@ def test_keys_are_spelled_as_the_specification_says(
         "c/" + "1" * 20 + "/2", "c/1/" + "9" * 5000,
     ],
 )  # fmt: skip
-def test_another_spelling_is_no_key(key: str) -> None:
-    """Signs, zeros, other digits, other separators and wrong counts name nothing."""
+def test_noncanonical_key_does_not_parse(key: str) -> None:
+    """Keys with signs, zeros, other digits or separators, or wrong counts do not parse."""
     assert ChunkKeys("c/", "/", 2).parse(key) is None
 
 
@@ -101,8 +101,8 @@ def test_another_spelling_is_no_key(key: str) -> None:
      ("", "/", "0/1", True), ("", "/", "zarr.json", False), ("", ".", "0.1", True),
      ("", ".", "notes/", False)],
 )  # fmt: skip
-def test_prefixes_of_keys_are_owned(
+def test_array_owns_keys_that_begin_like_its_chunks(
     prefix: str, separator: str, key: str, *, is_owned: bool
 ) -> None:
-    """What begins like the chunk keys of the array, shards included, belongs to it."""
+    """An array owns the keys that begin like its chunk keys, and no others."""
     assert ChunkKeys(prefix, separator, 2).owns(key) is is_owned

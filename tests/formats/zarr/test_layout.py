@@ -1,4 +1,4 @@
-"""From keys to places."""
+"""`shardgate.formats.zarr.layout`: from keys to places of chunks."""
 
 import asyncio
 import json
@@ -58,8 +58,8 @@ _CHUNKS = {"c/0/0": b"first", "c/0/1": b"second", "c/2/3": b"third"}
 
 @settings(max_examples=60)
 @given(nestings(), st.data())
-def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObject) -> None:
-    """Whatever is nested, transposed and checksummed how, chunks are exact and others absent."""
+def test_chunks_of_any_nesting_are_read(nesting: Nesting, data: st.DataObject) -> None:
+    """Every written chunk of a random nesting is read exactly, and all others are absent."""
     coords = list(nesting.coords())
     written = data.draw(st.sets(st.sampled_from(coords), max_size=8))
     chunks = {c: chunk_bytes(number) for number, c in enumerate(sorted(written))}
@@ -74,8 +74,8 @@ def test_every_chunk_of_every_nesting_is_read(nesting: Nesting, data: st.DataObj
         assert asyncio.run(read(limit)) == {c: chunks.get(c) for c in coords[:200]}
 
 
-async def test_nested_indexes_are_read_of_one_version() -> None:
-    """The inner index is read with the ETag that came with the outer one."""
+async def test_nested_index_is_read_under_the_etag_of_the_outer_one() -> None:
+    """An inner index is read with If-Match of the outer one's ETag."""
     case = Container(build_nested({"c/1": b"one"}))
     await case.locate("c/1")
 
@@ -83,8 +83,8 @@ async def test_nested_indexes_are_read_of_one_version() -> None:
 
 
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])
-async def test_off_the_grid_nothing_is_read(key: str) -> None:
-    """A key past the edge is proved absent by the metadata; what is not sharded is an object."""
+async def test_key_off_the_grid_is_absent_without_a_read(key: str) -> None:
+    """A key past the edge is absent without a read; a chunk without shards is an object."""
     case = Container(build(_CHUNKS))
     plain = Container({"zarr.json": json.dumps(array_metadata([4], [2], [LITTLE])).encode()})
 
@@ -94,13 +94,13 @@ async def test_off_the_grid_nothing_is_read(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["notes.txt", "c/00/0", "c/0/0/0", "c", "sub/zarr.json"])
-async def test_what_is_no_chunk_is_the_object_of_that_name(key: str) -> None:
-    """Other keys name objects below the container."""
+async def test_other_key_is_the_object_of_that_name(key: str) -> None:
+    """A key that is no chunk names an object below the container."""
     assert await Container(build(_CHUNKS)).locate(key) == Whole(ROOT.join(key))
 
 
-async def test_an_array_encloses_and_hides_its_shards() -> None:
-    """Only below a group there can be containers; names of shards now mean inner chunks."""
+async def test_array_hides_its_shards_and_encloses_no_containers() -> None:
+    """An array's shards are not listed, and containers can lie below groups only."""
     case = Container(build(_CHUNKS))
     layout = await case.open()
     rules = await layout.listing_rules(VirtualKey(""), case.fetch)
@@ -114,11 +114,8 @@ async def test_an_array_encloses_and_hides_its_shards() -> None:
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
-async def test_a_large_index_is_read_entry_by_entry(location: str) -> None:
-    """Below the limit one read brings the index, size and version of the shard.
-
-    Above the limit the last byte tells the size, and one entry of that version is read.
-    """
+async def test_index_above_the_limit_is_read_by_entry(location: str) -> None:
+    """An index up to the limit is read whole; above it, the last byte and one entry are read."""
     objects = build(_CHUNKS, location=location)
     case, large = Container(objects), Container(objects, whole_index_nbytes=67)
     await case.locate("c/0/1")
@@ -135,7 +132,7 @@ async def test_a_large_index_is_read_entry_by_entry(location: str) -> None:
 
 
 def _array_of_two(shard: bytes, *, trailer: bool = False) -> dict[str, bytes]:
-    """Make an array of one shard of two inner chunks."""
+    """Return an array of one shard of two inner chunks."""
     codecs = [sharding([2]), *([CRC] if trailer else [])]
     document = array_metadata([4], [4], codecs)
     return {"zarr.json": json.dumps(document).encode(), "c/0": shard}
@@ -155,8 +152,10 @@ def _shard(first: tuple[int, int], second: tuple[int, int] = EMPTY) -> bytes:
      (_shard((0, 2**64 - 1)), "half an empty marker"), (_shard((0, 1))[11:], "35 bytes"),
      (b"x", "1 bytes"), (b"", "0 bytes")],
 )  # fmt: skip
-async def test_a_damaged_shard_is_named(shard: bytes, reason: str, whole_index_nbytes: int) -> None:
-    """An index that contradicts its shard is damage, never absence."""
+async def test_damaged_index_raises_damaged_error(
+    shard: bytes, reason: str, whole_index_nbytes: int
+) -> None:
+    """An index that contradicts its shard raises DamagedError that names the shard."""
     case = Container(_array_of_two(shard), whole_index_nbytes=whole_index_nbytes)
     with pytest.raises(DamagedError, match=reason) as caught:
         await case.locate("c/0")
@@ -164,8 +163,8 @@ async def test_a_damaged_shard_is_named(shard: bytes, reason: str, whole_index_n
     assert caught.value.ref == ROOT.join("c/0")
 
 
-async def test_a_shard_without_its_trailing_checksum_is_truncated() -> None:
-    """An index that happens to be the whole rest of a shard proves no absence."""
+async def test_shard_without_its_trailing_checksum_is_damage() -> None:
+    """A shard that ends with its index instead of the trailing checksum raises DamagedError."""
     index = encode_index([EMPTY, EMPTY])
     whole = index + checksum(index)
 
@@ -175,7 +174,7 @@ async def test_a_shard_without_its_trailing_checksum_is_truncated() -> None:
 
 
 async def test_damage_inside_of_a_nested_shard_names_the_object() -> None:
-    """The inner index of a nested shard is checked against the inner shard."""
+    """An inner index that exceeds its inner shard raises DamagedError that names the object."""
     inner = encode_shard([b"a", b"b"])
     wrong = b"ab" + encode_index([(0, 1), (1, 100)])
     codec = sharding([4], [sharding([2])])
@@ -187,8 +186,8 @@ async def test_damage_inside_of_a_nested_shard_names_the_object() -> None:
         await case.locate("c/1")
 
 
-async def test_a_shard_that_vanishes_between_its_reads_has_changed() -> None:
-    """Once its end was seen, an entry that cannot be read is no absence."""
+async def test_shard_deleted_between_two_reads_has_changed() -> None:
+    """A shard deleted between reads of its end and of an entry raises VersionChangedError."""
     case = Container(build(_CHUNKS), whole_index_nbytes=0)
     layout = await case.open()
     await layout.locate(VirtualKey("c/0/0"), case.fetch)
@@ -212,8 +211,8 @@ def _around(
     return lambda shard, entry: locate_entry(shard, index, entry, fetch, whole_index_nbytes)
 
 
-async def test_a_shard_cached_body_gives_chunks_cached_body() -> None:
-    """Bytes with a version of their own; they have no object to be named when damaged."""
+async def test_chunks_of_an_inline_shard_are_inline() -> None:
+    """Chunks of an inline shard are inline with ETags of their own; damage is a DecodeError."""
     shard = Inline(encode_shard([b"a", b"bc"]), ETag('"v"'))
     first, second = [await _around(WatchedStore())(shard, entry) for entry in (0, 1)]
 
@@ -230,8 +229,8 @@ _whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
 
 
 @_whole_or_by_entry
-async def test_a_chunk_of_a_part_is_of_the_version_of_its_index(whole_index_nbytes: int) -> None:
-    """Of an object as it is now the index tells which version that is."""
+async def test_chunk_of_a_part_has_the_etag_of_its_index(whole_index_nbytes: int) -> None:
+    """A chunk in a part of an object has the ETag with which its index was read."""
     store = WatchedStore()
     etag = store.place(_ELSEWHERE, b"before" + _SHARD + b"after")
     reader = _around(store, whole_index_nbytes)
@@ -244,10 +243,10 @@ async def test_a_chunk_of_a_part_is_of_the_version_of_its_index(whole_index_nbyt
 
 @_whole_or_by_entry
 @pytest.mark.parametrize("condition", [None, ETag('"x"')])
-async def test_a_chunk_of_a_fixed_shard_is_as_fixed(
+async def test_chunk_of_a_fixed_shard_keeps_its_condition(
     condition: Condition | None, whole_index_nbytes: int
 ) -> None:
-    """Its index is read under the condition that was told, and the chunk will be."""
+    """The index of a fixed shard is read under its condition, which its chunks keep."""
     store = WatchedStore()
     etag = store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
     condition = etag if isinstance(condition, str) else condition
@@ -260,8 +259,10 @@ async def test_a_chunk_of_a_fixed_shard_is_as_fixed(
 
 
 @_whole_or_by_entry
-async def test_a_time_does_not_tell_all_versions_apart(whole_index_nbytes: int) -> None:
-    """The chunk has to be of the version of the index, which is as old as was told."""
+async def test_chunk_of_a_shard_with_a_time_has_the_etag_of_its_index(
+    whole_index_nbytes: int,
+) -> None:
+    """A chunk of a shard with a time condition has its index's ETag; a newer object is damage."""
     store = WatchedStore()
     etag = store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
     place = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), UnmodifiedSince(5))
@@ -277,10 +278,10 @@ async def test_a_time_does_not_tell_all_versions_apart(whole_index_nbytes: int) 
 @_whole_or_by_entry
 @pytest.mark.parametrize("data", [None, b"", _SHARD[:-1], _SHARD[:20]])
 @pytest.mark.parametrize("is_fixed", [True, False])
-async def test_a_shard_that_is_referred_to_has_to_be_there(
+async def test_missing_or_short_referenced_shard_is_damage(
     data: bytes | None, *, is_fixed: bool, whole_index_nbytes: int
 ) -> None:
-    """That it is missing or too short is no absence of its chunks; the object is named."""
+    """A referenced shard that is missing or too short raises DamagedError that names the object."""
     store = WatchedStore()
     if data is not None:
         store.place(_ELSEWHERE, data)
@@ -292,10 +293,13 @@ async def test_a_shard_that_is_referred_to_has_to_be_there(
 
 
 @_whole_or_by_entry
-async def test_a_shard_is_neither_longer_than_its_object_nor_too_short(
+async def test_reference_past_its_object_or_too_short_is_damage(
     whole_index_nbytes: int,
 ) -> None:
-    """Also where the index could be read; of a range too short for it nothing is read."""
+    """A reference past the object's end, or too short for an index, raises DamagedError.
+
+    The latter takes no read.
+    """
     index = IndexCodec(2, IndexLocation.START, big_endian=False, has_checksum=True)
     store = WatchedStore()
     data = encode_shard([b"a", None], location="start")
@@ -309,8 +313,8 @@ async def test_a_shard_is_neither_longer_than_its_object_nor_too_short(
 
 
 @pytest.mark.parametrize("key", ["c/3", "c/03", "c/0/0", "c", "c/x", "c/-1"])
-async def test_what_is_no_chunk_of_the_grid_is_refused(key: str) -> None:
-    """It would be an object that nobody finds, or one in the place of a shard."""
+async def test_write_to_a_chunk_off_the_grid_is_refused(key: str) -> None:
+    """A write to a key like a chunk, but off the grid, raises BadKeyError."""
     array = one_dimension(3)
     with pytest.raises(BadKeyError, match=rf"{key} is no chunk of an array of shape \[3\]"):
         await array.slot(key)
@@ -326,8 +330,8 @@ async def test_what_is_no_chunk_of_the_grid_is_refused(key: str) -> None:
         ),
     ],
 )
-async def test_other_keys_are_objects(array: WrittenArray, key: str) -> None:
-    """Beside the chunks of the array, or chunks that are not sharded or served with the shards."""
+async def test_write_target_of_other_keys_is_the_object(array: WrittenArray, key: str) -> None:
+    """The write target of other keys, or of chunks without shards, is an object or document."""
     target = await Container(array.stored).target(key)
 
     assert isinstance(target, Whole if key == "c/0" else Whole | Document)

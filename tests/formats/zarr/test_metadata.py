@@ -1,4 +1,4 @@
-"""``zarr.json``: read, served, and translated back to the stored form."""
+"""`shardgate.formats.zarr.metadata`: ``zarr.json`` read, served, and translated back."""
 
 import itertools
 import json
@@ -54,12 +54,12 @@ def _consolidated(nodes: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(nestings(), _extra, members)
-def test_every_other_member_is_untouched(
+def test_other_members_are_served_as_stored(
     nesting: Nesting, extra: dict[str, Any], attributes: Any
 ) -> None:
-    """Attributes and members that nobody knows are served as they are stored, in their order.
+    """Attributes and unknown members are served as stored, in order, without shards.
 
-    What is served is not sharded any more, and zarr-python accepts it.
+    zarr-python accepts the served metadata.
     """
     document = {**nesting.document, "attributes": attributes, **extra}
     data = _decode(document).served
@@ -111,7 +111,7 @@ _ODD: list[Any] = [None, [], 3, "x", {}, {"metadata": None}]
     ],
 )  # fmt: skip
 def test_other_nodes_are_served_byte_by_byte(document: dict[str, Any], reason: str) -> None:
-    """Even with their spaces; the reason why an array stays sharded is short."""
+    """A node without removable shards is served byte for byte, with a short reason."""
     data = json.dumps(document, indent=7).encode()
     node = _read(data)
 
@@ -127,7 +127,7 @@ def test_other_nodes_are_served_byte_by_byte(document: dict[str, Any], reason: s
      3, [], "x"],
 )  # fmt: skip
 def test_consolidated_arrays_are_rewritten(other: Any) -> None:
-    """Each as by itself, in groups below too; damage of one does not hide others."""
+    """Each array in consolidated metadata is served without shards, beside damaged ones."""
 
     def nodes(array: Any) -> dict[str, Any]:
         return _consolidated({"a": array, "b": other, "g": GROUP, "g/c": array})
@@ -155,8 +155,8 @@ def test_sizes_are_served_as_integers() -> None:
         ({"name": "v2", "configuration": {"separator": "/"}}, "3/1"),
     ],
 )
-def test_chunks_are_named_by_the_encoding_of_the_array(encoding: Any, key: str) -> None:
-    """Inner chunks and shards are spelled alike; an empty list of transformers is none."""
+def test_chunk_keys_have_the_encoding_of_the_array(encoding: Any, key: str) -> None:
+    """Keys of inner chunks and of shards have the chunk key encoding of the array."""
     document = array_metadata([8, 8], [4, 4], [sharding([2, 2])], chunk_key_encoding=encoding)
     array = _decode({**document, "storage_transformers": []}).array
 
@@ -175,22 +175,22 @@ def test_chunks_are_named_by_the_encoding_of_the_array(encoding: Any, key: str) 
         (b'{"zarr_format": 3, "node_type": ["array"]}', "neither array nor group"),
     ],
 )
-def test_what_is_no_metadata_is_refused(data: bytes, reason: str) -> None:
-    """Anything but a Zarr v3 node is an error that says what is wrong."""
+def test_invalid_node_is_refused(data: bytes, reason: str) -> None:
+    """A document that is no Zarr v3 node raises DecodeError with the reason."""
     with pytest.raises(DecodeError, match=reason):
         _read(data)
 
 
 def test_deep_attributes_are_served_in_about_their_size() -> None:
-    """Rewriting does not multiply what is deeply nested."""
+    """Deeply nested attributes are served in less than twice their stored size."""
     attributes = b"[" * 300 + b",".join([b"0"] * 10_000) + b"]" * 300
     data = json.dumps({**SHARDED, "attributes": "@"}).encode().replace(b'"@"', attributes)
 
     assert len(_read(data).served) < 2 * len(data)
 
 
-def test_a_node_weighs_at_least_its_document() -> None:
-    """The memory of a node is counted."""
+def test_size_of_a_node_includes_its_document() -> None:
+    """The counted size of a node exceeds that of its served document."""
     node = _decode({**SHARDED, "attributes": {"x": "x" * 10_000}})
 
     assert node.nbytes > len(node.served) > 10_000
@@ -208,7 +208,7 @@ _NESTED = array_metadata(
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations(_NESTED, _consolidated({"a": _NESTED})))
 def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
-    """Whatever stands at any position, decoding gives a node or `DecodeError`."""
+    """Metadata with random wrong values decode to a node or raise DecodeError."""
     try:
         node = _decode(document)
     except DecodeError as error:
@@ -230,14 +230,14 @@ type Json = dict[str, Any]
 
 
 def served(stored: Json) -> Json:
-    """Return what clients see of *stored*."""
+    """Return the served form of *stored*."""
     data = json.dumps(stored).encode()
     document: Json = json.loads(parse_node(stored, data).served)
     return document
 
 
 async def translated(given: Json, stored: Json | None, **nodes: Json) -> Json:
-    """Translate *given*, which is to replace *stored*, below which there are *nodes*."""
+    """Translate *given*, which replaces *stored*, above the stored *nodes*."""
     store = MemoryStore()
     for path, node in nodes.items():
         store.place(ROOT.join(f"{path}/zarr.json"), json.dumps(node).encode())
@@ -275,8 +275,8 @@ async def translated(given: Json, stored: Json | None, **nodes: Json) -> Json:
         ("storage_transformers", [{"name": "x"}]),
     ],
 )
-async def test_what_would_let_shards_be_misread_is_refused(member: str, value: object) -> None:
-    """The reason says what cannot change, and what to do."""
+async def test_change_that_would_misread_shards_is_refused(member: str, value: object) -> None:
+    """A change by which shards would be misread raises ConflictError that names the member."""
     named = {
         "shape": r"(chunk_shape has 2 dimensions instead of 3|shape is no list of sizes: large)",
         "storage_transformers": "storage transformers change",
@@ -288,7 +288,7 @@ async def test_what_would_let_shards_be_misread_is_refused(member: str, value: o
 
 
 _BOTH_WAYS_SHARDED = {**SHARDED, "codecs": [*SHARDED["codecs"], GZIP]}
-"""Served as it is stored."""
+"""Metadata that are served as stored."""
 _WITHOUT_SHARDS = [
     None,
     *(json.dumps(node).encode() for node in (PLAIN, GROUP)),
@@ -317,8 +317,10 @@ _OTHER_ARRAYS: list[Json] = [
         *itertools.product(_OTHER_ARRAYS, _WITH_SHARDS_UNSERVED),
     ],
 )
-async def test_what_has_no_shards_is_stored_as_it_is(given: Json, stored: bytes | None) -> None:
-    """Byte for byte, whatever it says, in place of what has none or is damaged."""
+async def test_metadata_without_shards_is_stored_verbatim(
+    given: Json, stored: bytes | None
+) -> None:
+    """Metadata without shards is stored verbatim in place of anything but a sharded array."""
     data = json.dumps(given, indent=1).encode()
     translator = NodeTranslator(ROOT, 2**20)
 
@@ -360,8 +362,8 @@ _OF_COMPLEX = {**served(_COMPLEX), "fill_value": ["NaN", 1.0]}
     ids=["served and changed", "stored and changed", "stored, defaults left out",
          "served as it is", "chunks that are shards to clients", "pairs of real numbers"],
 )  # fmt: skip
-async def test_an_array_keeps_its_shards(given: Json, stored: Json, expected: Json) -> None:
-    """All else may change, but for what would change how chunks are read."""
+async def test_array_keeps_its_shards(given: Json, stored: Json, expected: Json) -> None:
+    """An array keeps its shards when a client writes its served metadata, changed or not."""
     assert await translated(given, stored) == expected
 
 
@@ -389,10 +391,10 @@ _NO_SHARDS = "arrays are served without shards here"
         (_consolidated({"a": SHARDED}), None, {}, f"^a: {_NO_SHARDS}"),
     ],
 )  # fmt: skip
-async def test_shards_neither_begin_nor_change_nor_end(
+async def test_change_of_sharding_is_refused(
     given: Json, stored: Json | None, nodes: dict[str, Json], reason: str
 ) -> None:
-    """A writer would take the keys of inner chunks for those of shards."""
+    """Metadata that would add, change or remove shards raises ConflictError."""
     with pytest.raises(ConflictError, match=reason):
         await translated(given, stored, **nodes)
 
@@ -411,8 +413,10 @@ async def test_shards_neither_begin_nor_change_nor_end(
         ("fill_value", "-Infinity", "-Infinity"),
     ],
 )
-async def test_defaults_may_be_spelled_out(member: str, stored: object, given: object) -> None:
-    """And left out: what they mean is what counts."""
+async def test_equivalent_spellings_of_values_are_accepted(
+    member: str, stored: object, given: object
+) -> None:
+    """Equivalent spellings of encodings, data types and fill values are accepted and stored."""
     sharded = {**SHARDED, "data_type": "float32", member: stored}
 
     for one, other in ((stored, given), (given, stored)):
@@ -439,17 +443,17 @@ async def test_defaults_may_be_spelled_out(member: str, stored: object, given: o
         ),
     ],
 )
-async def test_codecs_may_be_spelled_otherwise(
+async def test_equivalent_codecs_are_accepted(
     data_type: str, inner: list[Any], given: list[Any]
 ) -> None:
-    """Those that are stored stay as they are spelled."""
+    """Equivalent spellings of codecs are accepted, and the stored ones are kept."""
     stored = {**SHARDED, "codecs": [sharding([2, 3], inner)], "data_type": data_type}
 
     assert await translated({**served(stored), "codecs": given}, stored) == stored
 
 
-async def test_consolidated_metadata_keep_shards() -> None:
-    """Of each array that is stored in shards, in groups below too; others stay as they are."""
+async def test_consolidated_metadata_keeps_shards() -> None:
+    """Consolidated metadata is stored with the shards of each stored array."""
     others = {"g": GROUP, "p": PLAIN}
     given = _consolidated({"a": served(SHARDED), "g/b": served(SHARDED), **others})
 
@@ -458,8 +462,8 @@ async def test_consolidated_metadata_keep_shards() -> None:
     assert made == _consolidated({"a": SHARDED, "g/b": SHARDED, **others})
 
 
-async def test_consolidated_metadata_without_shards_are_stored_as_they_are() -> None:
-    """And so are those in which there is nothing."""
+async def test_consolidated_metadata_without_shards_is_stored_verbatim() -> None:
+    """Consolidated metadata without stored shards, or malformed, is stored verbatim."""
     for sent in (
         _consolidated({"a": PLAIN, "b": GROUP}),
         {**GROUP, "consolidated_metadata": None},
@@ -470,8 +474,8 @@ async def test_consolidated_metadata_without_shards_are_stored_as_they_are() -> 
 
 
 @pytest.mark.parametrize("path", ["", "..", "a//b", "../a", "a/.", "/a"])
-async def test_consolidated_metadata_name_nodes_below(path: str) -> None:
-    """No other objects are looked at."""
+async def test_consolidated_metadata_with_an_invalid_path_is_refused(path: str) -> None:
+    """Consolidated metadata with a path outside of the group raises BadBodyError."""
     with pytest.raises(BadBodyError, match="name no node"):
         await translated(_consolidated({path: PLAIN}), None)
 
@@ -484,8 +488,8 @@ async def test_consolidated_metadata_name_nodes_below(path: str) -> None:
      b'{"zarr_format":3,"node_type":"group","a":' + b"[" * 100_000],
     ids=lambda given: given[:40],
 )  # fmt: skip
-async def test_what_is_no_node_is_refused(given: bytes) -> None:
-    """Before it takes the place of one."""
+async def test_body_without_a_node_is_refused(given: bytes) -> None:
+    """A written document that is no node raises BadBodyError."""
     with pytest.raises(BadBodyError):
         await NodeTranslator(ROOT, 2**20).translate(
             given, None, DirectFetch(MemoryStore()), run_in_thread

@@ -1,4 +1,4 @@
-"""Shards written anew, compared with those of an encoder that shares nothing with the plan."""
+"""Rewrites of shards, compared with those of an independent encoder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,10 +39,8 @@ def _histories(coords: Sequence[Coords]) -> st.SearchStrategy[list[dict[Coords, 
 
 @settings(max_examples=150)
 @given(nestings(), st.data())
-async def test_a_history_of_changes_leaves_what_a_dictionary_would_hold(
-    nesting: Nesting, data: st.DataObject
-) -> None:
-    """Whatever is nested and checksummed how, and whoever began it, all chunks are as written."""
+async def test_random_rewrites_agree_with_a_dict(nesting: Nesting, data: st.DataObject) -> None:
+    """After random rewrites of any nesting, all chunks are those of a dictionary."""
     coords = list(nesting.coords())[:100]
     model: dict[Coords, bytes | None] = data.draw(
         st.dictionaries(st.sampled_from(coords), st.binary(min_size=1), max_size=5)
@@ -60,7 +58,7 @@ async def test_a_history_of_changes_leaves_what_a_dictionary_would_hold(
 @settings(max_examples=80)
 @given(nestings(), st.data())
 async def test_equal_content_gives_equal_bytes(nesting: Nesting, data: st.DataObject) -> None:
-    """Whatever led to it; chunks lie in the order of the indexes, and no byte is lost."""
+    """Rewritten shards depend on their content only, with chunks in index order and no gaps."""
     array = WrittenArray({**nesting.document, "data_type": "string"})
     model: dict[Coords, bytes | None] = {}
     for changes in data.draw(_histories(list(nesting.coords())[:100])):
@@ -72,8 +70,8 @@ async def test_equal_content_gives_equal_bytes(nesting: Nesting, data: st.DataOb
     assert array.objects == {key: expected[key] for key in expected if key != "zarr.json"}
 
 
-async def test_the_last_chunk_takes_the_shard_with_it() -> None:
-    """What holds nothing need not exist; nor need the shard inside of it that does."""
+async def test_deleting_the_last_chunk_deletes_the_shard() -> None:
+    """Deleting the last chunk deletes the shard, and empties the entry of an inner shard."""
     nested = two_levels(4, 2)
     await nested.write({(0,): b"a", (3,): b"b"})
 
@@ -85,8 +83,8 @@ async def test_the_last_chunk_takes_the_shard_with_it() -> None:
 
 @pytest.mark.parametrize("codecs", [[], [CRC], [CRC, CRC]])
 @pytest.mark.parametrize("location", ["start", "end"])
-async def test_a_shard_without_chunks_can_be_written(location: str, codecs: list[Any]) -> None:
-    """All its entries are empty."""
+async def test_empty_shard_is_an_index_of_empty_entries(location: str, codecs: list[Any]) -> None:
+    """An empty shard is an index of empty entries, with its trailing checksums."""
     codec = sharding([1], index_location=location)
     array = WrittenArray(array_metadata([3], [3], [codec, *codecs]))
     rewriter = (await array.slot("c/0")).shard
@@ -99,8 +97,8 @@ async def test_a_shard_without_chunks_can_be_written(location: str, codecs: list
     assert (render(plan.pieces), plan.places) == (expected, {})
 
 
-async def test_what_is_kept_is_one_range_where_it_lies_together() -> None:
-    """So that few parts are copied; chunks that are moved apart by new ones are two."""
+async def test_adjacent_kept_chunks_are_one_range() -> None:
+    """Kept chunks that are adjacent before and after are one range of the plan."""
     array = one_dimension(6)
     await array.write({(n,): bytes([n]) * 10 for n in (0, 1, 3, 4, 5)})
     old = array.objects["c/0"]
@@ -112,8 +110,8 @@ async def test_what_is_kept_is_one_range_where_it_lies_together() -> None:
     assert plan.pieces == [ByteRange(0, 20), b"new", ByteRange(30, 50), index]
 
 
-async def test_chunks_that_share_bytes_become_two() -> None:
-    """Whoever wrote it so; both are as they were."""
+async def test_chunks_that_share_bytes_are_separated() -> None:
+    """Chunks that share bytes are written separately, unchanged."""
     array = one_dimension(3)
     array.objects["c/0"] = b"shared" + encode_index([(0, 6), (3, 3), (0, 4)])
 
@@ -122,8 +120,8 @@ async def test_chunks_that_share_bytes_become_two() -> None:
     assert array.objects["c/0"][:-52] == b"sharedred" + b"z"
 
 
-async def test_chunks_of_a_large_shard_stay_in_their_order() -> None:
-    """What is new lies behind them, by its entries; holes are closed."""
+async def test_large_shard_keeps_its_order_and_appends_new_chunks() -> None:
+    """A large shard keeps the order of its chunks, closes gaps, and appends new chunks."""
     array = one_dimension(6)
     entries = [(5 * GIB, GIB), (0, GIB), EMPTY, (GIB, GIB), (3 * GIB, GIB), (4 * GIB, GIB)]
     old = opened(array, entries, 6 * GIB + 100)
@@ -141,8 +139,8 @@ async def test_chunks_of_a_large_shard_stay_in_their_order() -> None:
     assert [index.lookup(n).start for n in (1, 4, 5, 0)] == [0, GIB, 2 * GIB, 3 * GIB]
 
 
-async def test_a_large_shard_whose_chunks_all_share_bytes_does_not_grow_beyond_measure() -> None:
-    """A few bytes of index could ask for any number of copies."""
+async def test_large_shard_of_shared_bytes_is_not_rewritten() -> None:
+    """A rewrite that would multiply shared bytes of a large shard raises ConflictError."""
     array = one_dimension(1000)
     old = opened(array, [(0, GIB)] * 1000, GIB + 16004)
     rewriter = (await array.slot("c/0")).shard
@@ -166,8 +164,8 @@ _EMPTY = 2**64 - 1
         ((9, 2), "overlaps the shard index"),
     ],
 )
-async def test_nothing_is_written_into_a_damaged_shard(entry: tuple[int, int], reason: str) -> None:
-    """Any entry that cannot be right stops all changes, whichever they are of; or no index."""
+async def test_rewrite_of_a_damaged_shard_is_refused(entry: tuple[int, int], reason: str) -> None:
+    """A rewrite of a shard with any damaged entry, or a truncated index, raises DamagedError."""
     array, short = one_dimension(3), one_dimension(3, index_location="start")
     array.objects["c/0"] = b"0123456789" + encode_index([(0, 4), entry, EMPTY])
     short.objects["c/0"] = b"short"
@@ -178,8 +176,8 @@ async def test_nothing_is_written_into_a_damaged_shard(entry: tuple[int, int], r
         await short.write({(2,): b"new"})
 
 
-async def test_nothing_is_written_into_a_damaged_shard_inside() -> None:
-    """Its own entries are counted from where it begins."""
+async def test_rewrite_of_a_damaged_inner_shard_is_refused() -> None:
+    """A rewrite of an inner shard with a damaged entry raises DamagedError."""
     array = two_levels(4, 2)
     inner = b"abc" + encode_index([(0, 3), (1, 3)])
     array.objects["c/0"] = encode_shard([None, inner])
@@ -190,8 +188,8 @@ async def test_nothing_is_written_into_a_damaged_shard_inside() -> None:
         (await array.open("c/2", (1, 1))).lookup((1, 1))
 
 
-async def test_only_what_is_to_be_changed_is_read() -> None:
-    """The index of the object, which a reader has brought into the cache, and one inside."""
+async def test_rewrite_reads_only_the_indexes_of_changed_chunks() -> None:
+    """A rewrite uses cached indexes and reads only inner indexes of changed chunks."""
     array = two_levels(9, 3)
     await array.write({(n,): b"x" for n in range(9)})
     container = Container(array.stored)

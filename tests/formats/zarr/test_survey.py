@@ -1,4 +1,4 @@
-"""Descriptions of arrays, their shards, and the entries of these."""
+"""Descriptions of arrays, and surveys of their shards."""
 
 import json
 from typing import Any
@@ -43,8 +43,8 @@ async def _survey(objects: dict[str, bytes], key: str) -> Survey:
     return survey
 
 
-def test_other_keys_are_no_shards_and_in_none() -> None:
-    """What is off the grid belongs to no array: it was larger once."""
+def test_key_off_the_grid_is_no_shard() -> None:
+    """Keys off the grid or of other objects name no shard and are held by none."""
     for key in ("c/2/0", "c/0/2", "c/00/0", "c/0", "zarr.json", "c/0/0/0", ""):
         assert _GRID.named(key) is None
     for key in ("c/3/0", "c/0/4", "zarr.json", "c/01/0"):
@@ -53,8 +53,10 @@ def test_other_keys_are_no_shards_and_in_none() -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(nestings(), st.data())
-async def test_any_nesting_names_what_is_in_it(nesting: Nesting, data: st.DataObject) -> None:
-    """Whatever the axes and levels, the indexes together name the chunks that were written."""
+async def test_surveys_of_any_nesting_name_the_written_chunks(
+    nesting: Nesting, data: st.DataObject
+) -> None:
+    """Surveys of all shards of a random nesting name exactly the written chunks."""
     coords = list(nesting.coords())
     written = data.draw(st.sets(st.sampled_from(coords))) if coords else set()
     objects = nesting.build({at: f"{at}".encode() for at in written})
@@ -69,8 +71,8 @@ async def test_any_nesting_names_what_is_in_it(nesting: Nesting, data: st.DataOb
     assert named == {"/".join(map(str, ("c", *at))): f"{at}".encode() for at in written}
 
 
-async def test_entries_come_by_their_places() -> None:
-    """However chunks were written, they are told as they lie, with how many are empty."""
+async def test_survey_lists_entries_by_place() -> None:
+    """A survey lists entries by their places in the shard, and the number of empty ones."""
     survey = await _survey(build({"c/0/0": b"first", "c/1/1": b"fourth"}), "c/0/0")
 
     table = survey.table()
@@ -81,10 +83,10 @@ async def test_entries_come_by_their_places() -> None:
     assert survey.index_location == "end"
 
 
-async def test_what_cannot_be_right_is_a_fault() -> None:
-    """An entry is one of its chunk, an index one of the first inner chunk of its shard.
+async def test_damaged_entry_or_index_is_a_fault() -> None:
+    """A damaged entry is a fault of its chunk, a damaged inner index of its first chunk.
 
-    Other entries are told nevertheless; of a shard too short for its index there is nothing.
+    Other entries are listed; a shard too short for its index raises DamagedError.
     """
     objects = build({"c/0/0": b"first", "c/1/1": b"last"}, crc=False)
     data = objects["c/0/0"]
@@ -116,8 +118,8 @@ def _described(document: dict[str, Any]) -> Description:
     return describe(_node(document))
 
 
-def test_a_sharded_array_tells_its_shards() -> None:
-    """Shapes are in array elements, codecs those of an inner chunk."""
+def test_sharded_array_is_described_with_its_shards() -> None:
+    """A sharded array is described with shapes in elements and codecs of the inner chunks."""
     inner = sharding([1, 2], [LITTLE, CRC], index_location="start")
     document = array_metadata([8, 8], [4, 8], [sharding([2, 4], [inner])])
 
@@ -145,10 +147,10 @@ def test_a_sharded_array_tells_its_shards() -> None:
         ({"codecs": [sharding([2]), _GZIP]}, "uint8", (4,)),
     ],
 )  # fmt: skip
-def test_an_array_that_is_served_as_it_is_need_not_be_understood(
+def test_array_with_extensions_is_described(
     members: dict[str, Any], data_type: str, chunk_shape: tuple[int, ...]
 ) -> None:
-    """Extensions are told by their names; one that stays sharded tells why."""
+    """An array with extensions is described by their names, with a reason if it stays sharded."""
     described = _described(array_metadata([8], [4], [LITTLE]) | members)
 
     assert (described.data_type, described.inner_chunk_shape) == (data_type, chunk_shape)
@@ -157,7 +159,7 @@ def test_an_array_that_is_served_as_it_is_need_not_be_understood(
 
 
 def test_array_with_unknown_metadata_is_described_by_the_reason() -> None:
-    """A sharded array whose metadata contradict themselves is no damage, and has a reason."""
+    """A sharded array with contradictory metadata is described with the reason."""
     described = _described(array_metadata([8], [4], [sharding([2])]) | {"shape": "eight"})
 
     assert (described.kind, described.shape) == ("array", None)
@@ -172,14 +174,14 @@ def test_array_with_unknown_metadata_is_described_by_the_reason() -> None:
      {"chunk_grid": {"name": "regular", "configuration": 4}}, {"dimension_names": "x"},
      {"dimension_names": [1]}],
 )  # fmt: skip
-def test_what_contradicts_the_specification_is_told(members: dict[str, Any]) -> None:
-    """Metadata that is only passed on may be anything."""
+def test_invalid_metadata_has_no_description(members: dict[str, Any]) -> None:
+    """Metadata that violate the specification raise DecodeError when they are described."""
     with pytest.raises(DecodeError):
         _described(array_metadata([8], [4], [LITTLE]) | members)
 
 
 def test_consolidated_metadata_names_the_arrays() -> None:
-    """Groups in it are passed over: their arrays are in it too."""
+    """Names of arrays come from consolidated metadata, without groups; None without it."""
     nodes = {
         "g/b": {"node_type": "array"},
         "g": {"node_type": "group"},

@@ -42,7 +42,7 @@ from shardgate.formats.icechunk.snapshot import (
 from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
-from shardgate.http.api.sessions import parse_commit, parse_commit_lines
+from shardgate.http.api.commit_body import parse_commit, parse_commit_lines
 from shardgate.http.auth.oidc import decode_jwks
 from shardgate.http.body import decode_aws_chunked
 from shardgate.http.s3.dialect import parse_deletion

@@ -61,7 +61,6 @@ from shardgate.formats.icechunk.transaction_log import (
 from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
 from shardgate.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
 from shardgate.icechunk.repository import (
-    DOCUMENTED,
     OpenedRepository,
     read_snapshot,
     require_unlocked,
@@ -97,7 +96,6 @@ class CommitRequest:
 class CommitResult:
     """A new snapshot."""
 
-    __pydantic_config__ = DOCUMENTED
     snapshot_id: str
     parent_id: str | None
     """The previous commit; after a rebase, not the one that the changes were made against."""

@@ -26,6 +26,7 @@ from shardgate.formats.zarr.codecs import (
     shape_of,
     unshard,
 )
+from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import IndexCodec
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange, ObjectRef
@@ -172,11 +173,10 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
             raise DecodeError(f"the extension {name:.80} must be understood")
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
-    if codec_name(grid) != "regular":
+    if (shard_shape := read_chunk_shape(grid, len(shape))) is None:
         raise DecodeError(f"the chunk grid is {codec_name(grid):.80}")
     if document.get("storage_transformers"):
         raise DecodeError("storage transformers change the keys or the bytes of shards")
-    shard_shape = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape))
     levels, codecs = unshard(document["codecs"], shard_shape)
     return ArraySpec(
         shape,

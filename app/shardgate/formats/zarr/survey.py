@@ -24,7 +24,8 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import Description, Entry, EntryTable, Fault, Ranges, Survey
-from shardgate.formats.zarr.codecs import ShardingLevel, codec_name, configuration, shape_of
+from shardgate.formats.zarr.codecs import ShardingLevel, codec_name, shape_of
+from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
@@ -52,7 +53,7 @@ def _describe(node: Node) -> Description:
     codecs = served.get("codecs")
     if not isinstance(codecs, list):
         raise DecodeError("the array has no list of codecs")
-    inner = spec.inner_chunk_shape if spec else _chunk_shape(served.get("chunk_grid"))
+    inner = spec.inner_chunk_shape if spec else read_chunk_shape(served.get("chunk_grid")) or ()
     names = served.get("dimension_names")
     is_list = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
     if names is not None and not is_list:
@@ -72,13 +73,6 @@ def _describe(node: Node) -> Description:
         index_location=tuple(index.location.value for index in indexes),
         why_sharded=node.why_sharded,
     )
-
-
-def _chunk_shape(grid: Json) -> tuple[int, ...]:
-    """Read the shape of all chunks; empty where they differ."""
-    if codec_name(grid) != "regular":
-        return ()
-    return shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", least=0)
 
 
 def array_names(node: Node) -> Sequence[str] | None:

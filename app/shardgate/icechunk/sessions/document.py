@@ -289,7 +289,7 @@ def read_chunks(document: bytes) -> Chunks | None:
     if (grid := read_grid(document)) is None:
         return None
     node = read_document(document)
-    keys = chunk_keys(node.get("chunk_key_encoding"), len(grid.chunks))
+    keys = chunk_keys(node.get("chunk_key_encoding"), len(grid.array.grid))
     if (keys.prefix, keys.separator) != ("c/", "/"):
         raise DecodeError("the chunk key encoding is not default with the separator /")
     return Chunks(keys, grid.array.grid)

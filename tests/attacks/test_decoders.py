@@ -23,7 +23,7 @@ import shardgate
 from shardgate.errors import RequestError
 from shardgate.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from shardgate.formats.documents import parse_json
-from shardgate.formats.icechunk.commit import read_document, read_grid
+from shardgate.formats.icechunk.apply import read_document, read_grid
 from shardgate.formats.icechunk.config import YamlConfigDecoder, read_config
 from shardgate.formats.icechunk.flatbuffers import HEADER_NBYTES
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
@@ -33,7 +33,7 @@ from shardgate.formats.icechunk.manifest_writer import copy_payloads
 from shardgate.formats.icechunk.payloads import Inlaid
 from shardgate.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
 from shardgate.formats.icechunk.repo_writer import RefChange, rewrite_repo
-from shardgate.formats.icechunk.repository import read_ref_file
+from shardgate.formats.icechunk.repository_files import read_ref_file
 from shardgate.formats.icechunk.snapshot import (
     SnapshotDecoder,
     SnapshotHeaderDecoder,

@@ -12,7 +12,7 @@ from shardgate.concurrency import Backoff
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_info import RepoInfo
 from shardgate.formats.icechunk.repo_writer import RefChange
-from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
+from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
 from shardgate.icechunk.repo_swap import Planned, RefChanges, RepoSwaps
 from shardgate.icechunk.repository import OpenedRepository
 from shardgate.model import ObjectRef

@@ -24,6 +24,7 @@ from shardgate.errors import (
     UnknownRefError,
 )
 from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.apply import Applied, apply_changes
 from shardgate.formats.icechunk.changes import (
     ChangeSet,
     Edit,
@@ -31,7 +32,6 @@ from shardgate.formats.icechunk.changes import (
     check_references,
     edit,
 )
-from shardgate.formats.icechunk.commit import Applied, apply_changes
 from shardgate.formats.icechunk.config import Config, parse_splitting
 from shardgate.formats.icechunk.conflicts import CommitConflict, Policy, rebase
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES

@@ -43,7 +43,7 @@ from shardgate.formats.icechunk.repo_writer import (
     moment_after,
     rewrite_repo,
 )
-from shardgate.formats.icechunk.repository import REPO, RepoRefs
+from shardgate.formats.icechunk.repository_files import REPO, RepoRefs
 from shardgate.formats.icechunk.snapshot import (
     SnapshotHeaderDecoder,
     StoredSnapshot,

@@ -32,7 +32,7 @@ from shardgate.formats.icechunk.repo_info import (
     Value,
     is_backup,
 )
-from shardgate.formats.icechunk.repository import REPO, RepoRefs, Repository
+from shardgate.formats.icechunk.repository_files import REPO, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import (
     SnapshotHeaderDecoder,
     StoredSnapshot,

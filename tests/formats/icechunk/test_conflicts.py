@@ -14,8 +14,8 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardgate.formats.icechunk.apply import apply_changes
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.commit import apply_changes
 from shardgate.formats.icechunk.conflicts import CommitConflict, ConflictKind, Policy, rebase
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder

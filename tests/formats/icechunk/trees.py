@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from hypothesis import strategies as st
 
+from shardgate.formats.icechunk.apply import Applied, apply_changes
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.commit import Applied, apply_changes
 from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
 from shardgate.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
 from shardgate.formats.icechunk.payloads import Inlaid, Payloads

@@ -30,7 +30,7 @@ from shardgate.formats.icechunk.keys import (
     split_ref,
 )
 from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
-from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
+from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.icechunk.survey import OnlyShard, enclose, survey_ref
 from shardgate.formats.listing import (

@@ -10,7 +10,7 @@ from shardgate.errors import DamagedError, NotAllowedError, StorageError, Unknow
 from shardgate.formats.icechunk.coords import inside
 from shardgate.formats.icechunk.keys import parse_ref
 from shardgate.formats.icechunk.manifest import Manifest
-from shardgate.formats.icechunk.repository import Repository
+from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import (

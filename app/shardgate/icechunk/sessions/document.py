@@ -19,8 +19,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from shardgate.errors import BadBodyError, ConflictError, DamagedError
 from shardgate.formats.compression import decompress_zstd
 from shardgate.formats.documents import json_memory_nbytes
+from shardgate.formats.icechunk.apply import read_document, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.commit import read_document, read_grid
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
 from shardgate.formats.icechunk.keys import DOCUMENT
 from shardgate.formats.icechunk.manifest import Native

@@ -37,7 +37,7 @@ from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
 from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
 from shardgate.formats.icechunk.payloads import Inlaid, Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.formats.icechunk.repository import Repository, named_by
+from shardgate.formats.icechunk.repository_files import Repository, named_by
 from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
 from shardgate.formats.reading import Fetch
 from shardgate.icechunk.chunk_files import put_chunk_file

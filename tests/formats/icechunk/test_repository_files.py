@@ -11,7 +11,7 @@ from flatbuffers import flexbuffers
 from shardgate.errors import DamagedError, NotAllowedError
 from shardgate.formats.icechunk.keys import Branch, SnapshotId, Tag
 from shardgate.formats.icechunk.keys import Ref as AnyRef
-from shardgate.formats.icechunk.repository import (
+from shardgate.formats.icechunk.repository_files import (
     FileRefs,
     RefFile,
     Refs,

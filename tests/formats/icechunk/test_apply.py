@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.icechunk.apply import apply_changes, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.commit import apply_changes, read_grid
 from shardgate.formats.icechunk.payloads import Inlaid, Payloads
 from shardgate.formats.icechunk.snapshot import Dimension, StoredSnapshot
 from shardgate.formats.icechunk.transaction_log import TransactionLog

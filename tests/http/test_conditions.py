@@ -106,7 +106,7 @@ def test_demands(if_match: str | None, if_none_match: str | None, fulfilled_by: 
     current = {"": (), "a": (A,), "b": (B,), "ab": (A, B)}
 
     assert demand is not None
-    assert {name for name, tags in current.items() if demand(tags)} == fulfilled_by
+    assert {name for name, tags in current.items() if demand(tags) is None} == fulfilled_by
 
 
 @pytest.mark.parametrize("value", ["", '"a', 'a"', '"a" "b"', '*, "a"', '"a\n"', "a b"])

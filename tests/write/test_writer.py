@@ -11,7 +11,7 @@ from shardgate import errors
 from shardgate.errors import PreconditionFailedError, ReadOnlyError, ShardgateError
 from shardgate.formats.contract import Target
 from shardgate.formats.reading import Fetch
-from shardgate.model import ObjectRef, VirtualKey
+from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.containers import Containers
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
@@ -22,10 +22,13 @@ from tests.support.resolving import ROOT, All
 from tests.support.zipped import encoded
 from tests.write.writers import (
     Between,
+    absent,
     chunks_of,
+    present,
     put_each,
     replica,
     stored,
+    the_same,
     zarr_json,
 )
 
@@ -42,7 +45,7 @@ async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -
 
     store.between = lambda call, _: be_faster() if call == "put" else None
     with pytest.raises(PreconditionFailedError, match="notes/new"):
-        await one.put("notes/new", b"ours", lambda names: not names)
+        await one.put("notes/new", b"ours", absent)
     assert await stored(memory, "notes/new") == b"by another"
 
     async def be_always_faster() -> None:
@@ -50,7 +53,7 @@ async def test_demands_on_objects_hold_while_others_write(memory: MemoryStore) -
 
     store.between = lambda call, _: be_always_faster() if call == "put" else None
     with pytest.raises(errors.BusyError, match="notes/one"):
-        await one.put("notes/one", b"ours", bool)
+        await one.put("notes/one", b"ours", present)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
@@ -84,9 +87,9 @@ async def test_a_document_has_the_name_that_readers_know(memory: MemoryStore) ->
 
     for body in (zarr_json(), None):
         with pytest.raises(PreconditionFailedError):
-            await one.put("a/zarr.json", body, lambda names: '"x"' in names)
-    etag = await one.put("a/zarr.json", zarr_json(), lambda names: etag in names)
-    await one.put("a/zarr.json", None, lambda names: etag in names)
+            await one.put("a/zarr.json", body, the_same(ETag('"x"')))
+    etag = await one.put("a/zarr.json", zarr_json(), the_same(etag))
+    await one.put("a/zarr.json", None, the_same(etag))
     assert await stored(memory, "a/zarr.json") is None
 
 

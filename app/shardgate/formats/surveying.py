@@ -180,7 +180,7 @@ class Shards(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
+class ChunkCollection:
     """Chunks of one kind in a container: an array, the meshes of a volume."""
 
     description: Description

@@ -360,5 +360,5 @@ def _check_feature(info: RepoInfo, feature: Feature) -> None:
 def _check_tip(name: str, demand: Demand | None, info: RepoInfo) -> None:
     if (current := info.branches.get(name)) is None:
         raise UnknownRefError(f"there is no branch {name!r}")
-    if demand is not None and not demand((ETag(f'"{current}"'),)):
+    if demand is not None and demand((ETag(f'"{current}"'),)) is not None:
         raise PreconditionFailedError(f"the branch {name!r} is at {current}")

@@ -17,7 +17,14 @@ from shardgate.errors import (
     ShardgateError,
 )
 from shardgate.formats.contract import Layout
-from shardgate.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
+from shardgate.formats.surveying import (
+    ChunkCollection,
+    Description,
+    Ranges,
+    Shard,
+    Stateful,
+    Survey,
+)
 from shardgate.icechunk.repository import RefTip, open_repository, read_tips
 from shardgate.model import (
     ByteRange,
@@ -122,7 +129,7 @@ async def inspect_root(
         match visited.found:
             case DamagedError(ref=ref, reason=reason):
                 reports.append(DamageReport(visited.path, str(ref), reason))
-            case Collection(description, _):
+            case ChunkCollection(description, _):
                 reports.append(replace(description, path=visited.path))
     return reports
 
@@ -270,7 +277,7 @@ class DatasetOverview:
 
 
 async def summarize(resolver: Resolver, dataset: Dataset, within_s: float) -> DatasetOverview:
-    """Summarize *dataset*; after a failure or *within_s* seconds return what was found so far."""
+    """Summarize *dataset*; after a failure or *within_s* seconds return the part that was found."""
     summarizer, is_all, reason = _Summarizer(resolver, dataset), False, ""
     try:
         async with asyncio.timeout(within_s):

@@ -22,7 +22,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.surveying import (
     ARRAYS,
-    Collection,
+    ChunkCollection,
     Column,
     Counted,
     Enclosed,
@@ -193,7 +193,7 @@ class _Verifier:
 
 
 async def _findings_of(
-    root: Root, container: str, collection: Collection, *, chunks: bool
+    root: Root, container: str, collection: ChunkCollection, *, chunks: bool
 ) -> AsyncGenerator[Finding]:
     """Yield the stored shards, or all possible ones where the store cannot list."""
     description, shards = collection.description, collection.shards

@@ -192,9 +192,9 @@ def test_a_manifest_has_to_be_whole(payload: bytes, fault: str) -> None:
         ),
         (Ref(index=[1], chunk_id=_CHUNK_ID, offset=2**64 - 1, length=2), r"past 2\^63"),
         (Ref(index=[1], location="a:b", offset=2**63, length=2**63 + 1), r"past 2\^63"),
-        (Ref(index=[1], location=b"s3://\xff/a"), "not UTF-8"),
+        (Ref(index=[1], location=b"s3://\xff/a"), "not valid UTF-8"),
         (Ref(index=[1], location="x" * 10000), "too long"),
-        (Ref(index=[1], location="a:b", checksum_etag=b"\xff"), "not UTF-8"),
+        (Ref(index=[1], location="a:b", checksum_etag=b"\xff"), "not valid UTF-8"),
         (Ref(index=[1], location="a:b", checksum_etag="x" * 10000), "too long"),
         *(
             (Ref(index=[1], location="a:b", checksum_etag=etag), "no strong entity tag")
@@ -272,8 +272,8 @@ def test_a_location_may_be_compressed(data: bytes, options: dict[str, Any]) -> N
             {"dictionary": _DICTIONARY},
             "more than 1024",
         ),
-        (_compress(b"\xff"), {"dictionary": _DICTIONARY}, "not UTF-8"),
-        (b"\xff", {"algorithm": 0}, "not UTF-8"),
+        (_compress(b"\xff"), {"dictionary": _DICTIONARY}, "not valid UTF-8"),
+        (b"\xff", {"algorithm": 0}, "not valid UTF-8"),
         (b"x" * 10**4, {"algorithm": 0}, "too long"),
     ],
 )

@@ -100,7 +100,7 @@ async def test_references_of_one_version_to_two_objects_are_told_apart() -> None
         _virtual(2, "s3://archive/era5/%61.nc", checksum_last_modified=7),
     ]
     case = _served(*refs)
-    one, two, three = [(await case.locate(f"a/c/{at}")).by for at in range(3)]
+    one, two, three = [(await case.locate(f"a/c/{at}")).reference_id for at in range(3)]
 
     assert one != two
     assert one == three

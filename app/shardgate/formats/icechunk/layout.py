@@ -47,7 +47,7 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.reading import DecodeError, Fetch, Read
 from shardgate.formats.references import Allowed
-from shardgate.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
+from shardgate.formats.surveying import ChunkCollection, Finding, Listing, Shards, State, Trace
 from shardgate.formats.zarr.layout import Shard, locate_entry
 from shardgate.formats.zarr.survey import describe
 from shardgate.model import (
@@ -227,7 +227,7 @@ class RepositoryLayout(Layout):
 
     async def collections(
         self, fetch: Fetch, _: Listing, run_in_thread: RunInThread
-    ) -> Sequence[Collection | DamagedError]:
+    ) -> Sequence[ChunkCollection | DamagedError]:
         if (snapshot := await self.repository.snapshot(MAIN, fetch)) is None:
             return ()
         name = self.repository.file("snapshots", snapshot.object_id)
@@ -409,7 +409,7 @@ def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
 
 def _describe_all(
     name: ObjectRef, nodes: Mapping[str, SnapshotNode | DecodeError]
-) -> list[Collection | DamagedError]:
+) -> list[ChunkCollection | DamagedError]:
     return [
         _describe(name, path, node)
         for path, node in nodes.items()
@@ -419,14 +419,14 @@ def _describe_all(
 
 def _describe(
     snapshot: ObjectRef, path: str, node: SnapshotNode | DecodeError
-) -> Collection | DamagedError:
+) -> ChunkCollection | DamagedError:
     if isinstance(node, DecodeError):
         return DamagedError(snapshot, f"/{path}: {node}")
     try:
         description = replace(describe(node.document), path=path, format="icechunk")
     except DecodeError as error:
         return DamagedError(snapshot, f"/{path}: {error}")
-    return Collection(description, None)
+    return ChunkCollection(description, None)
 
 
 def make_grid(

@@ -423,7 +423,7 @@ class ReferenceReader:
     def _text(self, at: int) -> bytes:
         start, stop = self._vector(at)
         if stop - start > _MAX_TEXT_NBYTES:
-            raise DecodeError("a string of it is too long")
+            raise DecodeError("a string is too long")
         return self.data[start:stop]
 
     def _vector(self, at: int) -> tuple[int, int]:
@@ -440,7 +440,7 @@ def _decode_text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise DecodeError("a string of it is not UTF-8") from None
+        raise DecodeError("a string is not valid UTF-8") from None
 
 
 def _parse_etag(text: str) -> ETag | None:

@@ -48,7 +48,7 @@ class Payloads:
 
     rows: NDArray[Any]
     """Kind and byte range, id of a chunk file, and the positions of other values in *data*: an
-    inline chunk or location, and an ETag. A time is in seconds. What is absent is 0.
+    inline chunk or location, and an ETag. A time is in seconds. An absent value is 0.
     """
     data: bytes
     """Vectors as in a FlatBuffer."""

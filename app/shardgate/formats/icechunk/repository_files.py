@@ -365,11 +365,11 @@ class Repository:
                 return Referenced(Inline(manifest.read(place), etag), "", is_immutable=True)
             case Virtual(location, byte_range, checksum):
                 ref = resolve(location, self.allowed, containers)
-                by = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
+                reference_id = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
                 if isinstance(checksum, str):
                     pinned = Stored(ref, byte_range, Fixed(checksum, checksum))
-                    return Referenced(pinned, by, is_immutable=True)
-                return Referenced(Part(ref, byte_range, checksum), by, is_immutable=False)
+                    return Referenced(pinned, reference_id, is_immutable=True)
+                return Referenced(Part(ref, byte_range, checksum), reference_id, is_immutable=False)
 
     def _damage(
         self, manifest_id: bytes, node_id: bytes, coords: tuple[int, ...], error: DecodeError

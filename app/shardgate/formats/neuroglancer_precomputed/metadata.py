@@ -462,7 +462,7 @@ def _restore(old: Info, document: Json, new: Info | None) -> bool:
             continue
         here = members[name, path]
         if member is old.document and not here:
-            raise ConflictError(f"what is stored in shards is {name}, and no other @type")
+            raise ConflictError(f"the stored shards hold {name}, and no other @type")
         if here:
             found = here.pop(0)
             _check(name, (old.document, member), (document, found))

@@ -10,7 +10,7 @@ from shardgate.formats.contract import Document, Layout, Slot, Target, Translato
 from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
-from shardgate.formats.surveying import Collection, Listing
+from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.index import IndexCodec, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
 from shardgate.formats.zarr.rewrite import ZarrRewriter, demand_small
@@ -104,12 +104,12 @@ class ZarrLayout(Layout):
 
     async def collections(
         self, _: Fetch, __: Listing, run_in_thread: RunInThread
-    ) -> Sequence[Collection | DamagedError]:
-        """Describe an array; a group has only what is below it."""
+    ) -> Sequence[ChunkCollection | DamagedError]:
+        """Describe an array; a group has no chunks of its own."""
         if self.node.value.kind != "array":
             return ()
         try:
-            return (Collection(await run_in_thread(describe, self.node.value), self._shards),)
+            return (ChunkCollection(await run_in_thread(describe, self.node.value), self._shards),)
         except DecodeError as error:
             return (DamagedError(self.directory.join(MARKER), str(error)),)
 

@@ -240,7 +240,7 @@ def parse_sent(sent: bytes) -> NodeDocument:
 
 
 def parse_stored(data: bytes | None) -> Json:
-    """Parse a stored document; `None` for what is no JSON, which anything may replace."""
+    """Parse a stored document; `None` for invalid JSON, which anything may replace."""
     try:
         return None if data is None else parse_json(data)
     except (ValueError, RecursionError):

@@ -317,7 +317,7 @@ class Session:
             place = Stored(ref, byte_range, stat.etag)
         elif isinstance(place, Inline):
             place = Inline(place.data, version_of(place.data))
-        return Entity.at(place).referenced(referenced.by, is_immutable=False)
+        return Entity.at(place).referenced(referenced.reference_id, is_immutable=False)
 
 
 def require_open(document: SessionDocument) -> None:

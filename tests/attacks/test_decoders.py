@@ -28,9 +28,8 @@ from shardgate.formats.icechunk.config import YamlConfigDecoder, read_config
 from shardgate.formats.icechunk.flatbuffers import HEADER_NBYTES
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
 from shardgate.formats.icechunk.ids import decode_id
-from shardgate.formats.icechunk.manifest import ManifestDecoder, Native
+from shardgate.formats.icechunk.manifest import InlineChunk, ManifestDecoder, Native
 from shardgate.formats.icechunk.manifest_writer import copy_payloads
-from shardgate.formats.icechunk.payloads import Inlaid
 from shardgate.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
 from shardgate.formats.icechunk.repo_writer import RefChange, rewrite_repo
 from shardgate.formats.icechunk.repository_files import read_ref_file
@@ -115,7 +114,7 @@ GZIPPED: Final = gzip.compress(b"bytes" * 100, mtime=0)
 CONFIG: Final = flexbuffers.Dumps(
     {"inline_chunk_threshold_bytes": 5, "compression": {"level": 3}, "manifest": None}
 )
-ENTRIES: Final = (None, Inlaid(b"abc"), Native(bytes(12), ByteRange(0, 4)))
+ENTRIES: Final = (None, InlineChunk(b"abc"), Native(bytes(12), ByteRange(0, 4)))
 DELETE: Final = b"<Delete><Object><Key>a</Key></Object></Delete>"
 DAMAGED: Final = (DecodeError,)
 REFUSED: Final = (RequestError,)

@@ -26,11 +26,11 @@ from shardgate.formats.surveying import (
     Column,
     Counted,
     Enclosed,
-    Entry,
     EntryTable,
     Fault,
     Finding,
     Flaw,
+    IndexEntry,
     NeededObject,
     Ranges,
     Shard,
@@ -372,12 +372,12 @@ def _find_overlaps(survey: Survey, table: EntryTable) -> Iterator[Fault]:
         yield Fault(survey.key(table[hurt].number), f"{_name_of(table[hurt])} overlaps {named}")
 
 
-def _name_of(entry: Entry) -> str:
+def _name_of(entry: IndexEntry) -> str:
     return f"inner chunk {entry.number} at {entry.place}"
 
 
 def _check_data(
-    survey: Survey, entries: Iterable[Entry], span: ByteRange, data: bytes
+    survey: Survey, entries: Iterable[IndexEntry], span: ByteRange, data: bytes
 ) -> list[Fault]:
     faults = []
     for entry in entries:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.icechunk.apply import apply_changes, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.manifest import InlineChunk
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import Dimension, StoredSnapshot
 from shardgate.formats.icechunk.transaction_log import TransactionLog
 from shardgate.formats.reading import DecodeError
@@ -93,7 +94,7 @@ def _start() -> StoredSnapshot:
 
 def _chunks(*at: int) -> ChunkChanges:
     coords = np.array(at, np.uint32).reshape(len(at), 1)
-    return ChunkChanges(coords, Payloads.of([Inlaid(b"x")] * len(at)))
+    return ChunkChanges(coords, Payloads.of([InlineChunk(b"x")] * len(at)))
 
 
 @pytest.mark.parametrize(

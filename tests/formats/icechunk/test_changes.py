@@ -18,8 +18,14 @@ from shardgate.formats.icechunk.changes import (
     edit,
 )
 from shardgate.formats.icechunk.ids import decode_id, decode_ids, encode_id
-from shardgate.formats.icechunk.manifest import Native, PayloadKind, Virtual
-from shardgate.formats.icechunk.payloads import Inlaid, Payload, Payloads
+from shardgate.formats.icechunk.manifest import (
+    InlineChunk,
+    Native,
+    PayloadKind,
+    Reference,
+    Virtual,
+)
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_info import Metadata
 from shardgate.formats.icechunk.snapshot import Dimension, StoredArray, StoredNode, StoredSnapshot
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
@@ -40,7 +46,7 @@ def drop(path: str, *coords: list[int]) -> SetChunks:
 
 def write(path: str, *coords: list[int]) -> SetChunks:
     """Write chunks."""
-    payloads = Payloads.of([Inlaid(b"xyz")] * len(coords))
+    payloads = Payloads.of([InlineChunk(b"xyz")] * len(coords))
     return SetChunks(path, np.array(coords, np.uint32), payloads)
 
 
@@ -130,11 +136,11 @@ def test_what_cannot_be_done_is_refused(items: list[Edit]) -> None:
         made(*items)
 
 
-EACH: list[Payload | None] = [
+EACH: list[Reference | None] = [
     Native(b"a" * 12, ByteRange(1, 5)),
     None,
     Virtual("s3://b/k", ByteRange(0, 2**62), ETag('"e"')),
-    Inlaid(b"xy"),
+    InlineChunk(b"xy"),
     Virtual("s3://b/é", ByteRange(2, 3), None),
     Virtual("s3://b/k", ByteRange(7, 9), UnmodifiedSince(5)),
 ]

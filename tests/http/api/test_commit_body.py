@@ -9,8 +9,7 @@ import pytest
 from shardgate.errors import BadBodyError
 from shardgate.formats.icechunk.changes import DeleteNode, PutNode, SetChunks
 from shardgate.formats.icechunk.ids import encode_id
-from shardgate.formats.icechunk.manifest import Native, Virtual
-from shardgate.formats.icechunk.payloads import Inlaid
+from shardgate.formats.icechunk.manifest import InlineChunk, Native, Virtual
 from shardgate.http.api.commit_body import read_edits
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
 
@@ -79,7 +78,7 @@ def test_chunks_are_told_one_by_one_in_any_way() -> None:
     told = zip(map(tuple, edit.coords.tolist()), edit.payloads, strict=True)
     assert dict(told) == {
         (0, 1): Native(ID, ByteRange(0, 9)),
-        (2, 0): Inlaid(b"xy"),
+        (2, 0): InlineChunk(b"xy"),
         (0, 2): Virtual("s3://b/k", ByteRange(1, 10), None),
         (1, 1): Virtual("s3://b/k", ByteRange(1, 10), ETag('"abc"')),
         (3, 1): Virtual("s3://b/k", ByteRange(1, 10), UnmodifiedSince(1769857201)),

@@ -14,7 +14,7 @@ from shardgate.storage.http1_client import (
     ExchangeError,
     HttpClient,
     NoAnswerError,
-    Target,
+    RequestTarget,
 )
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
@@ -25,7 +25,7 @@ UNMEASURED = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 @pytest.fixture
-def deaf() -> Generator[Target]:
+def deaf() -> Generator[RequestTarget]:
     """Listen without accepting, with as many waiting as may."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -34,7 +34,7 @@ def deaf() -> Generator[Target]:
         for each in waiting:
             each.setblocking(False)  # noqa: FBT003
             each.connect_ex(listener.getsockname())
-        yield Target(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+        yield RequestTarget(f"http://127.0.0.1:{listener.getsockname()[1]}/")
         for each in waiting:
             each.close()
 
@@ -120,7 +120,7 @@ async def test_a_host_that_refuses_raises_as_sockets_do(serve: Serve, client: Ht
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
-            await client.send("GET", Target(f"http://127.0.0.1:{unheard.getsockname()[1]}/"))
+            await client.send("GET", RequestTarget(f"http://127.0.0.1:{unheard.getsockname()[1]}/"))
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
@@ -193,7 +193,7 @@ async def test_a_failure_makes_room(serve: Serve, hasty: HttpClient, steps: list
 
 
 async def test_a_host_that_cannot_be_connected_to_makes_room(
-    hasty: HttpClient, deaf: Target
+    hasty: HttpClient, deaf: RequestTarget
 ) -> None:
     """It is silent; the next request, also after a cancelled one, does not wait for ever."""
     cancelled = asyncio.create_task(hasty.send("GET", deaf))
@@ -511,7 +511,7 @@ async def test_a_missing_file_of_authorities_makes_room() -> None:
     async with aclosing(HttpClient(connections=1, silence_s=60, ca_file="/nonexistent")) as client:
         for _ in range(2):
             with pytest.raises(FileNotFoundError):
-                await client.send("GET", Target("https://127.0.0.1:1/"))
+                await client.send("GET", RequestTarget("https://127.0.0.1:1/"))
 
 
 @pytest.mark.parametrize(("is_trusting", "host"), [(False, "127.0.0.1"), (True, "localhost")])

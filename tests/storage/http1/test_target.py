@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardgate.storage.http1_client import BadUrlError, Origin, Target
+from shardgate.storage.http1_client import BadUrlError, Origin, RequestTarget
 
 HEAD = re.compile(
     rb"/[!-~]* HTTP/1\.1\r\nHost: [!-~]+\r\nAccept-Encoding: identity\r\nUser-Agent: [!-~]+\r\n"
@@ -34,7 +34,7 @@ def test_a_url_becomes_a_request(
     url: str, origin: tuple[str, str, int], host: str, path: str
 ) -> None:
     """Path, query and ``Host`` are as in the URL, which signatures cover; no fragment is sent."""
-    target = Target(url)
+    target = RequestTarget(url)
 
     assert target.origin == Origin(*origin)
     assert target.head.decode() == (
@@ -83,14 +83,14 @@ UNFIT = (
 def test_what_cannot_be_asked_is_refused_without_being_repeated(url: str) -> None:
     """A text that is no URL of a server raises, and the error does not tell what it was."""
     with pytest.raises(BadUrlError) as raised:
-        Target(url)
+        RequestTarget(url)
 
     assert SECRET not in repr(raised.value)
 
 
 def test_a_target_does_not_show_its_url() -> None:
     """What a log or a traceback shows of a target holds no signature."""
-    target = Target(f"http://h/a?X-Amz-Signature={SECRET}")
+    target = RequestTarget(f"http://h/a?X-Amz-Signature={SECRET}")
 
     assert SECRET not in f"{target!r} {target!s}"
 
@@ -115,7 +115,7 @@ def test_a_target_does_not_show_its_url() -> None:
 )
 def test_a_redirect_leads_where_it_says(location: str, url: str) -> None:
     """Any reference is taken, from the URL that was asked; what is not allowed there is quoted."""
-    found, expected = Target("http://h:81/a/b?x=y").redirected(location), Target(url)
+    found, expected = RequestTarget("http://h:81/a/b?x=y").redirected(location), RequestTarget(url)
 
     assert (found.origin, found.head) == (expected.origin, expected.head)
 
@@ -123,7 +123,7 @@ def test_a_redirect_leads_where_it_says(location: str, url: str) -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="%?#/."), min_size=1))
 def test_a_redirect_to_raw_utf_8_is_one_to_its_quoted_form(name: str) -> None:
     """The bytes of a header, which arrive as Latin-1, are quoted as the bytes they are."""
-    found = Target("http://h/a").redirected(f"/b/{name.encode().decode('latin-1')}.bin")
+    found = RequestTarget("http://h/a").redirected(f"/b/{name.encode().decode('latin-1')}.bin")
 
     path = f"/b/{quote(name, safe="!$&'()*+,:;=@[]~")}.bin"
     assert found.head.startswith(f"{path} ".encode())
@@ -131,7 +131,7 @@ def test_a_redirect_to_raw_utf_8_is_one_to_its_quoted_form(name: str) -> None:
 
 def test_a_redirect_starts_from_the_one_before() -> None:
     """A relative reference stays on the server, and under TLS."""
-    found = Target("http://h/a/b").redirected("https://other/c/d").redirected("e")
+    found = RequestTarget("http://h/a/b").redirected("https://other/c/d").redirected("e")
 
     assert (found.origin, found.path) == (Origin("https", "other", 443), "/c/e")
 
@@ -140,14 +140,14 @@ def test_a_redirect_starts_from_the_one_before() -> None:
 def test_a_redirect_never_leads_away_from_tls(location: str) -> None:
     """Nobody on the way may learn what was asked under TLS."""
     with pytest.raises(BadUrlError, match="away from TLS"):
-        Target("https://h/a").redirected(location)
+        RequestTarget("https://h/a").redirected(location)
 
 
 @pytest.mark.parametrize("location", [f"mailto:{SECRET}", f"http://h/{SECRET}\N{SNOWMAN}", *UNFIT])
 def test_a_redirect_to_no_proper_url_is_refused_without_being_repeated(location: str) -> None:
     """Where a server leads may hold a signature as well, and no header can hold a snowman."""
     with pytest.raises(BadUrlError) as raised:
-        Target("http://h/a").redirected(location)
+        RequestTarget("http://h/a").redirected(location)
 
     assert SECRET not in repr(raised.value)
 
@@ -156,7 +156,9 @@ def test_a_redirect_to_no_proper_url_is_refused_without_being_repeated(location:
 def test_any_text_is_a_target_or_refused(url: str, is_redirect: bool) -> None:  # noqa: FBT001
     """Whatever is accepted, of a server too, makes one well-formed head; nothing else is raised."""
     try:
-        target = Target("http://h/a/b").redirected(url) if is_redirect else Target(url)
+        target = (
+            RequestTarget("http://h/a/b").redirected(url) if is_redirect else RequestTarget(url)
+        )
     except BadUrlError:
         return
 

@@ -29,7 +29,7 @@ from shardgate.formats.icechunk.keys import (
     spell_ref,
     split_ref,
 )
-from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
+from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, Native, Reference, Virtual
 from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.icechunk.survey import OnlyShard, enclose, survey_ref
@@ -282,7 +282,7 @@ class RepositoryLayout(Layout):
         match reference:
             case Native(chunk_id, _):
                 return Trace("native", name, str(self.repository.file("chunks", chunk_id)))
-            case Inlined():
+            case InlineChunk():
                 return Trace("inline", name, "")
             case Virtual(location):
                 return Trace("virtual", name, location)

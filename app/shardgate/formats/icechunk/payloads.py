@@ -6,7 +6,7 @@ A commit may set a million chunks; none of them takes a Python object of its own
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,20 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from shardgate.formats.icechunk.chunk_tables import Vectors, vector_at
 from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES
-from shardgate.formats.icechunk.manifest import Native, PayloadKind, Virtual
+from shardgate.formats.icechunk.manifest import InlineChunk, Native, PayloadKind, Reference, Virtual
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
 
 _BATCH: Final = 4096
 """Rows converted in one call, during which no other thread runs."""
 
-
-class Inlaid(NamedTuple):
-    """Payload that is to be stored in the manifest itself."""
-
-    data: bytes
-
-
-type Payload = Native | Inlaid | Virtual
 
 _ROW: Final = np.dtype(
     [
@@ -54,7 +46,7 @@ class Payloads:
     """Vectors as in a FlatBuffer."""
 
     @classmethod
-    def of(cls, payloads: Iterable[Payload | None]) -> Self:
+    def of(cls, payloads: Iterable[Reference | None]) -> Self:
         """Convert objects to columns."""
         vectors = Vectors()
         rows = [_to_row(payload, vectors) for payload in payloads]
@@ -101,7 +93,7 @@ class Payloads:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Payload | None]:
+    def __iter__(self) -> Iterator[Reference | None]:
         batches = (self.rows[at : at + _BATCH].tolist() for at in range(0, len(self.rows), _BATCH))
         for start, length, value, etag, modified, chunk_id, kind in chain.from_iterable(batches):
             match kind:
@@ -110,7 +102,7 @@ class Payloads:
                 case PayloadKind.NATIVE:
                     yield Native(chunk_id, ByteRange(start, start + length))
                 case PayloadKind.INLINE:
-                    yield Inlaid(vector_at(self.data, value))
+                    yield InlineChunk(vector_at(self.data, value))
                 case _:
                     checksum = UnmodifiedSince(modified) if modified else None
                     yield Virtual(
@@ -133,14 +125,14 @@ class Payloads:
         return (vector_at(self.data, at) for at in places.tolist())
 
 
-def _to_row(payload: Payload | None, vectors: Vectors) -> tuple[Any, ...]:
+def _to_row(payload: Reference | None, vectors: Vectors) -> tuple[Any, ...]:
     no_id = bytes(OBJECT_ID_NBYTES)
     match payload:
         case None:
             return 0, 0, 0, 0, 0, no_id, PayloadKind.GONE
         case Native(chunk_id, (start, stop)):
             return start, stop - start, 0, 0, 0, chunk_id, PayloadKind.NATIVE
-        case Inlaid(data):
+        case InlineChunk(data):
             return 0, 0, vectors.add(data), 0, 0, no_id, PayloadKind.INLINE
         case Virtual(location, (start, stop), checksum):
             etag = vectors.add(checksum.encode()) if isinstance(checksum, str) else 0

@@ -23,7 +23,7 @@ from shardgate.formats.listing import (
     Wanted,
 )
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
-from shardgate.formats.surveying import Description, Entry, EntryTable, Fault, Ranges, Survey
+from shardgate.formats.surveying import Description, EntryTable, Fault, IndexEntry, Ranges, Survey
 from shardgate.formats.zarr.codecs import ShardingLevel, codec_name, shape_of
 from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, shard_of
@@ -220,7 +220,7 @@ class ZarrShard:
         places = Ranges(starts, starts + nbytes)
         return EntryTable.by_place(numbers.astype(np.uint64), places, int(is_empty.sum()), faults)
 
-    def _inner(self, whole: Stored, entry: Entry) -> "ZarrShard":
+    def _inner(self, whole: Stored, entry: IndexEntry) -> "ZarrShard":
         inside = whole._replace(byte_range=whole.byte_range.narrow(entry.place))
         return replace(self, origin=self._origin(entry.number), depth=self.depth + 1, inside=inside)
 

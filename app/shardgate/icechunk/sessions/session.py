@@ -34,8 +34,8 @@ from shardgate.errors import (
     UnwritableError,
 )
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
-from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
-from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, Native, Reference
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.formats.icechunk.repository_files import Repository, named_by
 from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
@@ -48,7 +48,7 @@ from shardgate.icechunk.sessions.document import (
     ChunkAddress,
     Committed,
     Discarded,
-    Entry,
+    JournalEntry,
     Open,
     Sealed,
     SessionDocument,
@@ -207,10 +207,10 @@ class Session:
         entity = None if found is None else await self._entity_in_parent(found[1])
         return entity, None
 
-    def entity_of(self, entry: Native | Inlaid) -> Entity:
+    def entity_of(self, entry: Native | InlineChunk) -> Entity:
         """Return the entity of the chunk that a journal entry refers to."""
         match entry:
-            case Inlaid(data):
+            case InlineChunk(data):
                 return Entity.at(Inline(data, version_of(data)))
             case Native(chunk_id, byte_range):
                 file = self.repository.file("chunks", chunk_id)
@@ -226,9 +226,9 @@ class Session:
         replaced = await self._replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
-        entry: Inlaid | Native
+        entry: InlineChunk | Native
         if len(data) <= view.session.inline_nbytes:
-            entry = Inlaid(data)
+            entry = InlineChunk(data)
         else:
             chunk_id = await put_chunk_file(self.store, self.repository, data)
             entry = Native(chunk_id, ByteRange(0, len(data)))
@@ -268,14 +268,14 @@ class Session:
         return await self.repository.lookup(node.node_id, node.chunks, coords, self.fetch)
 
     async def _put_entry(
-        self, address: ChunkAddress, entry: Entry, expected: Expected
+        self, address: ChunkAddress, entry: JournalEntry, expected: Expected
     ) -> Conflict | None:
         lost = await self.journal.put(address, entry, expected=expected)
         if lost is None:
             await self._confirm(address, entry)
         return lost
 
-    async def _confirm(self, address: ChunkAddress, entry: Entry) -> None:
+    async def _confirm(self, address: ChunkAddress, entry: JournalEntry) -> None:
         """Check that *entry*, written before this call, is or will be in the commit."""
         try:
             async with asyncio.timeout(_COMMIT_S):
@@ -295,16 +295,15 @@ class Session:
             await _POLL.pause(number)
         return view
 
-    async def _is_committed(self, view: SessionView, address: ChunkAddress, entry: Entry) -> bool:
+    async def _is_committed(
+        self, view: SessionView, address: ChunkAddress, entry: JournalEntry
+    ) -> bool:
         node = next(iter(view.among({address.node.node_id})), None)
         if node is None:
             return False
         if (found := await self.lookup(ChunkAddress(node, address.coords))) is None:
             return entry is None
-        manifest, reference = found
-        if isinstance(reference, Inlined):
-            return entry == Inlaid(manifest.read(reference.place))
-        return entry == reference
+        return entry == found[1]
 
     async def _entity_in_parent(self, referenced: Referenced) -> Entity:
         """Return the entity of a chunk reference; the ETag of a virtual one takes a request."""
@@ -431,7 +430,7 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
 
 async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
     journal = session.journal
-    payloads: dict[tuple[int, ...], Native | Inlaid | None] = {}
+    payloads: dict[tuple[int, ...], Native | InlineChunk | None] = {}
 
     async def read(coords: tuple[int, ...]) -> None:
         address = ChunkAddress(node, coords)
@@ -447,7 +446,7 @@ async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> C
 
 
 def _sorted_changes(
-    payloads: Mapping[tuple[int, ...], Native | Inlaid | None], ndim: int
+    payloads: Mapping[tuple[int, ...], Native | InlineChunk | None], ndim: int
 ) -> ChunkChanges:
     ordered = sorted(payloads)
     rows = np.array(ordered, np.uint32).reshape(len(ordered), ndim)

@@ -17,7 +17,7 @@ from shardgate.formats.icechunk.coords import Coords, distinct_rows, inside, row
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
 from shardgate.formats.icechunk.keys import DOCUMENT
 from shardgate.formats.icechunk.layout import KeyBlock, key_blocks
-from shardgate.formats.icechunk.manifest import Inlined, Native, Virtual
+from shardgate.formats.icechunk.manifest import InlineChunk, Native, Virtual
 from shardgate.formats.icechunk.snapshot import Chunks
 from shardgate.formats.listing import Axis, Grid, Window
 from shardgate.icechunk.sessions.document import (
@@ -324,10 +324,9 @@ class _SessionListing:
             return self._listed(key, entity.length, entity.etag)
         if (found := await session.lookup(address)) is None:
             return None
-        manifest, reference = found
+        _, reference = found
         match reference:
-            case Inlined(byte_range):
-                data = manifest.read(byte_range)
+            case InlineChunk(data):
                 return self._listed(key, len(data), version_of(data))
             case Native(_, byte_range):
                 etag = session.entity_of(reference).etag

@@ -31,7 +31,7 @@ from shardgate.formats.icechunk.ids import decode_id
 from shardgate.formats.icechunk.manifest import InlineChunk, ManifestDecoder, Native
 from shardgate.formats.icechunk.manifest_writer import copy_payloads
 from shardgate.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
-from shardgate.formats.icechunk.repo_writer import RefChange, rewrite_repo
+from shardgate.formats.icechunk.repo_writer import RefUpdate, rewrite_repo
 from shardgate.formats.icechunk.repository_files import read_ref_file
 from shardgate.formats.icechunk.snapshot import (
     SnapshotDecoder,
@@ -182,7 +182,7 @@ def read_repo(_: str, data: bytes) -> None:
     for read in (info.updates, info.deleted_tags, info.disabled_feature_flags):
         with suppress(DecodeError):
             list(read())
-    rewrite_repo(info, RefChange("tag_deleted", "t"), 2**52, "repo.1.A")
+    rewrite_repo(info, RefUpdate("tag_deleted", "t"), 2**52, "repo.1.A")
 
 
 def read_snapshot(name: str, data: bytes) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from shardgate.errors import DamagedError
 from shardgate.formats.listing import ListingRules, Name, RunInThread
 from shardgate.formats.reading import Fetch, Read
-from shardgate.formats.surveying import ChunkCollection, Listing, Shards
+from shardgate.formats.surveying import ChunkCollection, Listing, Shard, Shards
 from shardgate.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
 
 LARGE_NBYTES: Final = 32 * 1024**2
@@ -151,8 +151,7 @@ class Layout(Protocol):
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
         """Return a name of the shard of *key* from metadata alone; `None` if it is in no shard."""
-        shards = await self.shards_at(key, fetch)
-        shard = None if shards is None else shards.holding(key)
+        shard = await self.holding(key, fetch)
         return None if shard is None else str(shard.ref)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
@@ -173,6 +172,11 @@ class Layout(Protocol):
     async def shards_at(self, _key: VirtualKey, _fetch: Fetch) -> Shards | None:
         """Return the shards that a key, of a chunk or a shard, belongs to; by default `None`."""
         return None
+
+    async def holding(self, key: VirtualKey, fetch: Fetch) -> Shard | None:
+        """Return the shard of the chunk *key*; `None` if it is in no shard."""
+        shards = await self.shards_at(key, fetch)
+        return None if shards is None else shards.holding(key)
 
     async def explain_absence(self, _key: VirtualKey, _fetch: Fetch) -> str:
         """Return why no object can have a key, where the metadata tell; empty by default."""

@@ -212,11 +212,13 @@ class Trace(NamedTuple):
     """The object or URL; empty for inline chunks."""
 
 
-class Flaw(NamedTuple):
-    """A fault of the object *ref*, found by *key*, which is relative to the container."""
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Damage of *object*, with the virtual key of the first chunk that it concerns."""
 
-    ref: ObjectRef
+    object: str
     key: str
+    """In a finding relative to the container."""
     reason: str
 
 
@@ -251,7 +253,7 @@ class Enclosed(NamedTuple):
     """All bytes of an inline shard, whose object is that of the reference."""
 
 
-type Finding = Flaw | Unchecked | Counted | NeededObject | Enclosed
+type Finding = Damage | Unchecked | Counted | NeededObject | Enclosed
 
 
 @runtime_checkable

@@ -173,8 +173,7 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
 
 
 async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:
-    shards = await layout.shards_at(rest, root.fetch)
-    shard = shards.holding(rest) if shards is not None else None
+    shard = await layout.holding(rest, root.fetch)
     report = None if shard is None else await _inspect(root, shard)
     location = await layout.locate(rest, root.fetch)
     match location.place if isinstance(location, Coded | Referenced) else location:

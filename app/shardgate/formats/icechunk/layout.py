@@ -32,7 +32,7 @@ from shardgate.formats.icechunk.keys import (
 from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, Native, Reference, Virtual
 from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from shardgate.formats.icechunk.survey import OnlyShard, enclose, survey_ref
+from shardgate.formats.icechunk.survey import enclose, survey_ref
 from shardgate.formats.listing import (
     LAST,
     Axis,
@@ -47,8 +47,8 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.reading import DecodeError, Fetch, Read
 from shardgate.formats.references import Allowed
-from shardgate.formats.surveying import ChunkCollection, Finding, Listing, Shards, State, Trace
-from shardgate.formats.zarr.layout import Shard, locate_entry
+from shardgate.formats.surveying import ChunkCollection, Finding, Listing, Shard, State, Trace
+from shardgate.formats.zarr.layout import ShardPlace, locate_entry
 from shardgate.formats.zarr.survey import describe
 from shardgate.model import (
     MISSING,
@@ -233,7 +233,7 @@ class RepositoryLayout(Layout):
         name = self.repository.file("snapshots", snapshot.object_id)
         return await run_in_thread(_describe_all, name, snapshot.nodes)
 
-    async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
+    async def holding(self, key: VirtualKey, fetch: Fetch) -> Shard | None:
         """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""
         found = await self._find(key, fetch)
         if found is None or found.node.document.array is None:
@@ -244,7 +244,7 @@ class RepositoryLayout(Layout):
         referred = await self.repository.find(node.node_id, found.node.chunks, coords, fetch)
         if referred is None or isinstance(place := referred[1].place, Inline):
             return None
-        return OnlyShard(enclose(node, coords, place))
+        return enclose(node, coords, place)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
         """Return how the ref is spelled, if *key* begins with none; else the grid of chunks."""
@@ -345,7 +345,7 @@ class RepositoryLayout(Layout):
         if found is None:
             return MISSING
         manifest, referenced = found
-        place: Shard = referenced.place
+        place: ShardPlace = referenced.place
         if (array := node.document.array) is not None and origin is not None:
             for level in array.levels:
                 entry, most_nbytes = level.entry(origin), self.whole_index_nbytes

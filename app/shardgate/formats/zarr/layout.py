@@ -31,7 +31,7 @@ from shardgate.model import (
 
 type Chunk = Stored | Whole | Inline | Missing
 
-type Shard = Chunk | Part
+type ShardPlace = Chunk | Part
 
 MARKER: Final = VirtualKey("zarr.json")
 _SHARDED: Final = re.compile(rb'"name"\s*:\s*"sharding_indexed"')
@@ -163,7 +163,7 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
 
 
 async def locate_entry(
-    shard: Shard, index: IndexCodec, entry: int, fetch: Fetch, whole_index_nbytes: int
+    shard: ShardPlace, index: IndexCodec, entry: int, fetch: Fetch, whole_index_nbytes: int
 ) -> Chunk:
     """Locate inner chunk *entry* of *shard*, an object, a range of one or inline bytes; the inner
     chunk is then a range of the same. Raises: `DamagedError` where the index contradicts a stored

@@ -16,7 +16,7 @@ from shardgate.http.auth.access import Datasets
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.conditions import parse_demand
 from shardgate.http.paths import check_key
-from shardgate.icechunk.repo_swap import RefChanges, RepoSwaps, create_repository
+from shardgate.icechunk.repo_swap import RefUpdates, RepoSwaps, create_repository
 from shardgate.icechunk.repository import (
     Ancestor,
     NamedRef,
@@ -192,9 +192,9 @@ def build_repository_changes(
     router = new_router(_DATASETS, _TAG)
     opening = Depends(opens(datasets, resolver, writable=True))
 
-    async def open_changes(opened: Annotated[OpenedRepository, opening]) -> RefChanges:
+    async def open_changes(opened: Annotated[OpenedRepository, opening]) -> RefUpdates:
         await swaps.store.verify_conditional_writes(opened.directory)
-        return RefChanges(swaps, opened)
+        return RefUpdates(swaps, opened)
 
     @router.post(
         "", summary="Create Repository", status_code=201, openapi_extra=reads(NewRepository)
@@ -213,7 +213,7 @@ def build_repository_changes(
 
 
 def _add_ref_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader) -> None:
-    type Changes = Annotated[RefChanges, changing]
+    type Changes = Annotated[RefUpdates, changing]
 
     @router.post("/branches", status_code=201, openapi_extra=reads(NewRef))
     async def create_branch(request: Request, response: Response, changes: Changes) -> NamedRef:

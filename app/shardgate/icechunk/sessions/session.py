@@ -98,9 +98,9 @@ _CERTAIN_FAILURES: Final = (
 )
 """Errors after which nothing was committed; after others the outcome is unknown."""
 
-type Change = Callable[[SessionView], SessionDocument]
+type ViewEdit = Callable[[SessionView], SessionDocument]
 
-type CommitChanges = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
+type Commit = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
 """Commit a change set, or find the commit made before with the same write id."""
 
 
@@ -148,21 +148,21 @@ class Session:
             if self.documents.known is document:
                 self._view, self._viewed = view, document
 
-    async def change(self, change: Change) -> None:
+    async def edit(self, edit: ViewEdit) -> None:
         """Replace the document of an open session."""
         parent = (await self.view()).parent
 
-        def edit(document: SessionDocument | None) -> SessionDocument:
+        def edit_document(document: SessionDocument | None) -> SessionDocument:
             document = self.require_live(document)
             require_open(document)
-            return self.renewed(change(self._view_of(document, parent)))
+            return self.renewed(edit(self._view_of(document, parent)))
 
-        await self.documents.edit(edit)
+        await self.documents.edit(edit_document)
 
     async def renew(self, document: SessionDocument) -> None:
         """Postpone the end of the session in the store, if the gain is worth a write."""
         if self.renewed(document) is not document:
-            await self.change(lambda view: view.session)
+            await self.edit(lambda view: view.session)
 
     def require_live(self, document: SessionDocument | None) -> SessionDocument:
         """Return *document* if the session exists and has not ended."""
@@ -344,7 +344,7 @@ class SessionCommit:
     """One request to commit *session*."""
 
     session: Session
-    commit: CommitChanges
+    commit: Commit
     key: str | None
     """Idempotency key; without one any commit of the session is the result."""
 

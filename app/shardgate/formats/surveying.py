@@ -194,9 +194,12 @@ type Listing = Callable[[str], AsyncIterator[str]]
 """
 
 
-class State(NamedTuple):
-    """A state of a container, with the ref that keys can begin with."""
+@dataclass(frozen=True, slots=True)
+class RefDescription:
+    """A ref that keys can begin with, and its state of the container."""
 
+    path: str
+    """Of the container below the root; empty until that is known."""
     ref: str
     """Spelled as in keys: ``@tag.v1``."""
     snapshot_id: str
@@ -260,7 +263,7 @@ type Finding = Damage | Unchecked | Counted | NeededObject | Enclosed
 class Stateful(Protocol):
     """Layout of a container that has refs."""
 
-    async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
+    async def states(self, fetch: Fetch, listing: Listing) -> list[RefDescription]:
         """Return the states of all refs. Raises: `DamagedError`, `OfflineError`."""
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:

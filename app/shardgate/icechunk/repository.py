@@ -39,7 +39,7 @@ from shardgate.formats.icechunk.snapshot import (
     StoredSnapshotDecoder,
 )
 from shardgate.formats.reading import DecodeError, Fetch, Read
-from shardgate.formats.surveying import Listing, State
+from shardgate.formats.surveying import Listing, RefDescription
 from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
 from shardgate.read.listing import Root, list_names
 
@@ -193,7 +193,7 @@ class Ancestor:
     metadata: dict[str, Json]
 
 
-class Page[T](NamedTuple):
+class ListPage[T](NamedTuple):
     """Part of a list."""
 
     items: list[T]
@@ -205,7 +205,7 @@ class Page[T](NamedTuple):
 
 async def read_history(
     opened: OpenedRepository, ref: str, after: str | None, limit: int
-) -> Page[Ancestor]:
+) -> ListPage[Ancestor]:
     """Read up to *limit* snapshots that led to *ref*, or ancestors of the snapshot *after*."""
     start = await opened.find(ref)
     infos: list[SnapshotInfo] = []
@@ -214,10 +214,10 @@ async def read_history(
         if info.snapshot_id == after:
             continue
         if len(infos) == limit or nbytes > _METADATA_NBYTES:
-            return Page(await _ancestors(opened, infos), infos[-1].snapshot_id)
+            return ListPage(await _ancestors(opened, infos), infos[-1].snapshot_id)
         infos.append(info)
         nbytes += sum(len(value) for _, value in info.metadata.items)
-    return Page(await _ancestors(opened, infos), None)
+    return ListPage(await _ancestors(opened, infos), None)
 
 
 async def _ancestors(opened: OpenedRepository, infos: list[SnapshotInfo]) -> list[Ancestor]:
@@ -238,13 +238,13 @@ class NamedRef:
 
 async def read_refs(
     opened: OpenedRepository, kind: type[Branch | Tag], after: str | None, limit: int
-) -> Page[NamedRef]:
+) -> ListPage[NamedRef]:
     """Read up to *limit* of the branches, or tags, behind the name *after*; and the next name."""
     await opened.info()
     refs = await opened.repository.refs.named(kind, opened.fetch, opened.listing)
     names = sorted(name for name in refs if after is None or name > after)
     page = [NamedRef(name, refs[name]) for name in names[:limit]]
-    return Page(page, names[limit - 1] if len(names) > limit else None)
+    return ListPage(page, names[limit - 1] if len(names) > limit else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +258,11 @@ class RefTip:
     flushed_at: datetime | None
 
 
-async def read_tips(opened: OpenedRepository, states: Iterable[State]) -> list[RefTip]:
+async def read_tips(opened: OpenedRepository, states: Iterable[RefDescription]) -> list[RefTip]:
     """Read the commit of each of *states*."""
     tips = []
-    for ref, snapshot_id in states:
+    for state in states:
+        ref, snapshot_id = state.ref, state.snapshot_id
         try:
             async with aclosing(opened.ancestry(snapshot_id)) as ancestors:
                 newest = await anext(ancestors)
@@ -298,7 +299,7 @@ class _FilePage(NamedTuple):
 
 async def read_operations(
     opened: OpenedRepository, after: str | None, limit: int
-) -> Page[Operation]:
+) -> ListPage[Operation]:
     """Read up to *limit* operations before *after*; format version 1 has no log of them."""
     place, newer = _parse_position(after), None
     operations: list[Operation] = []
@@ -313,17 +314,17 @@ async def read_operations(
             ref = opened.directory.join(f"overwritten/{place.name}")
             info = await _read_backup(opened, place.name, ref)
         if info is None:
-            return Page(operations, None, f"{ref} does not exist")
+            return ListPage(operations, None, f"{ref} does not exist")
         decode = partial(_decode, info, place, newer, limit - len(operations))
         page = await opened.decode_in_thread(ref, decode)
         operations += page.operations
         if page.is_all and info.repo_before_updates is None:
-            return Page(operations, None)
+            return ListPage(operations, None)
         last = operations[-1].updated_at if operations else place.before
         if not page.is_all:
-            return Page(operations, _spell_position(_Position(place.name, last)))
+            return ListPage(operations, _spell_position(_Position(place.name, last)))
         place, newer = _Position(info.repo_before_updates, last), page.oldest or newer
-    return Page(operations, _spell_position(place))
+    return ListPage(operations, _spell_position(place))
 
 
 def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:

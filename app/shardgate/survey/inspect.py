@@ -21,6 +21,7 @@ from shardgate.formats.surveying import (
     ChunkCollection,
     Description,
     Ranges,
+    RefDescription,
     Shard,
     Stateful,
     Survey,
@@ -105,15 +106,6 @@ class ChunkReport:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RefReport:
-    """A branch or tag of a repository."""
-
-    path: str
-    ref: str
-    snapshot_id: str
-
-
 async def inspect_root(
     root: Root, *, after: str = "", limit: int | None = None
 ) -> list[Description | DamageReport]:
@@ -134,9 +126,9 @@ async def inspect_root(
     return reports
 
 
-async def inspect_refs(root: Root) -> list[RefReport | DamageReport]:
+async def inspect_refs(root: Root) -> list[RefDescription | DamageReport]:
     """List the refs of all repositories below *root*."""
-    reports: list[RefReport | DamageReport] = []
+    reports: list[RefDescription | DamageReport] = []
     async for path, layout in find_containers(root):
         if not isinstance(layout, Stateful):
             continue
@@ -147,7 +139,7 @@ async def inspect_refs(root: Root) -> list[RefReport | DamageReport]:
         except OfflineError as error:
             reports.append(DamageReport(path, str(root.ref.join(path)), str(error)))
         else:
-            reports += [RefReport(path, *state) for state in states]
+            reports += [replace(state, path=path) for state in states]
     return reports
 
 

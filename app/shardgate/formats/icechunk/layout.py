@@ -47,7 +47,14 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.reading import DecodeError, Fetch, Read
 from shardgate.formats.references import Allowed
-from shardgate.formats.surveying import ChunkCollection, Finding, Listing, Shard, State, Trace
+from shardgate.formats.surveying import (
+    ChunkCollection,
+    Finding,
+    Listing,
+    RefDescription,
+    Shard,
+    Trace,
+)
 from shardgate.formats.zarr.layout import ShardPlace, locate_entry
 from shardgate.formats.zarr.survey import describe
 from shardgate.model import (
@@ -263,14 +270,18 @@ class RepositoryLayout(Layout):
         counts = node.chunks.grid if array is None else [axis.count for axis in array.axes]
         return f"{found.path or 'the array'} has {node.chunks.keys.describe(counts)}"
 
-    async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
+    async def states(self, fetch: Fetch, listing: Listing) -> list[RefDescription]:
         """Return branches and tags; only ``main`` where the store cannot list files of refs."""
         named = self.repository.refs.named
         try:
             found = [(kind, await named(kind, fetch, listing)) for kind in (Branch, Tag)]
         except StorageUnusableError:
             found = [(kind, await named(kind, fetch)) for kind in (Branch, Tag)]
-        return [State(spell_ref(kind(name)), at) for kind, ids in found for name, at in ids.items()]
+        return [
+            RefDescription("", spell_ref(kind(name)), at)
+            for kind, ids in found
+            for name, at in ids.items()
+        ]
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:
         if (found := await self._find(key, fetch)) is None:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import mul
-from typing import Any, Final
+from typing import Final
 
 from shardgate.errors import ConflictError, DamagedError
 from shardgate.formats.compression import MEASURES
 from shardgate.formats.contract import Document, Layout, Target
-from shardgate.formats.documents import DocumentDecoder, parse_json, show, write_json
+from shardgate.formats.documents import DocumentDecoder, Json, parse_json, show, write_json
 from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
 from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
 from shardgate.formats.surveying import ChunkCollection, Description, Listing, Shards
@@ -31,8 +31,6 @@ from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
 from shardgate.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored
 from shardgate.formats.zarr.survey import ZarrShards, walk_chunks
 from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
-
-type Json = Any
 
 _CONSOLIDATED: Final = VirtualKey("meta/root/consolidated/.zmetadata")
 """Consolidated metadata of zarr-python 2, which no draft specifies."""

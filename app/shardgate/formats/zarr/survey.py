@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from operator import floordiv, lt, mul
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from shardgate.formats.documents import parse_json
+from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.listing import (
     Cell,
     Grid,
@@ -29,8 +29,6 @@ from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
-
-type Json = Any
 
 _FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})/", re.ASCII)
 

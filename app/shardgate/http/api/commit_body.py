@@ -146,7 +146,7 @@ def _load(text: bytes, where: str) -> Any:
         raise BadBodyError(f"{where} is not JSON: {error}") from None
 
 
-type _Column[T] = Annotated[list[T], FailFast()]
+type _Values[T] = Annotated[list[T], FailFast()]
 type _Offset = Annotated[int, Field(ge=0, lt=_STOP)]
 type _Length = Annotated[int, Field(gt=0, lt=_STOP)]
 
@@ -154,13 +154,13 @@ type _Length = Annotated[int, Field(gt=0, lt=_STOP)]
 class ChunkColumns(BaseModel, extra="forbid", strict=True):
     """Payloads of one kind, as the columns of a JSON document."""
 
-    inlines: _Column[str] = []
-    chunk_ids: _Column[str] = []
-    locations: _Column[str] = []
-    offsets: _Column[_Offset | None] = []
-    lengths: _Column[_Length] = []
-    etags: _Column[str | None] = []
-    last_modified: _Column[str | None] = []
+    inlines: _Values[str] = []
+    chunk_ids: _Values[str] = []
+    locations: _Values[str] = []
+    offsets: _Values[_Offset | None] = []
+    lengths: _Values[_Length] = []
+    etags: _Values[str | None] = []
+    last_modified: _Values[str | None] = []
 
     def payloads(self, count: int) -> Payloads:
         """Return the payloads of *count* chunks. Raises: `BadBodyError`."""
@@ -282,9 +282,9 @@ class _DeleteChunksItem(BaseModel, extra="forbid", strict=True):
         return SetChunks(self.path, coords, Payloads.gone(len(coords)))
 
 
-type _Item = _PutNodeItem | _DeleteNodeItem | _PutChunksItem | _DeleteChunksItem
+type _EditItem = _PutNodeItem | _DeleteNodeItem | _PutChunksItem | _DeleteChunksItem
 
-_ITEM: Final[TypeAdapter[_Item]] = TypeAdapter(Annotated[_Item, Field(discriminator="op")])
+_ITEM: Final[TypeAdapter[_EditItem]] = TypeAdapter(Annotated[_EditItem, Field(discriminator="op")])
 
 
 def _read_entries(entries: list[Any]) -> tuple[Coords, Payloads]:

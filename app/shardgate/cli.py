@@ -24,7 +24,7 @@ from shardgate import server
 from shardgate.configuration import load
 from shardgate.datasets import RootOptions, make_folders, open_root, with_root
 from shardgate.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
-from shardgate.formats.surveying import Description
+from shardgate.formats.surveying import Description, RefDescription
 from shardgate.model import VirtualKey
 from shardgate.read.listing import Root, explain_emptiness
 from shardgate.settings import LogLevel, Settings, dataset_name
@@ -33,7 +33,6 @@ from shardgate.survey.inspect import (
     ChunkReport,
     DamageReport,
     IndexReport,
-    RefReport,
     inspect_key,
     inspect_refs,
     inspect_root,
@@ -324,7 +323,7 @@ def _announce(settings: Settings, base: str) -> None:
         typer.echo(f"{base}/{name}/  serves  {dataset.url}")
 
 
-def _draw_table(reports: Iterable[Description | RefReport | DamageReport]) -> Table:
+def _draw_table(reports: Iterable[Description | RefDescription | DamageReport]) -> Table:
     rows = list(map(_cells, reports))
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -367,11 +366,11 @@ def _count(number: int, things: str) -> str:
     return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
 
 
-def _cells(report: Description | RefReport | DamageReport) -> dict[str, str]:
+def _cells(report: Description | RefDescription | DamageReport) -> dict[str, str]:
     match report:
         case DamageReport(path, name, reason):
             return {"path": path or ".", "kind": f"damaged: {name}: {reason}"}
-        case RefReport(path, ref, snapshot_id):
+        case RefDescription(path, ref, snapshot_id):
             return {"path": path or ".", "ref": ref, "snapshot": snapshot_id}
     shards = _by(report.shard_shape) or report.sharding or report.why_sharded or "not sharded"
     return {

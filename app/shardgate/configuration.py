@@ -142,7 +142,7 @@ def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
 
 
 def _faults_of(details: ErrorDetails) -> Iterator[_Complaint]:
-    """Yield settings and what is wrong with them; checks across tables begin with the setting."""
+    """Yield settings and their faults; checks across tables begin with the setting."""
     location = [str(part) for part in details["loc"] if part != "[key]"]
     reasons = details["msg"].removeprefix("Value error, ").splitlines()
     match details["type"]:

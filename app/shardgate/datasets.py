@@ -23,7 +23,7 @@ from shardgate.read.containers import Containers, Dataset
 from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
-from shardgate.storage.http1_client import Target
+from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
 from shardgate.storage.stores import Stores, parse_root
 
@@ -158,7 +158,7 @@ def _place(settings: Settings, name: str) -> tuple[str, ...]:
     if scheme == "file":
         place = os.path.realpath(unquote(place))
     elif scheme in ("http", "https"):
-        place = str(Target(root.bucket).origin)
+        place = str(RequestTarget(root.bucket).origin)
     endpoint = settings.stores[dataset.store].endpoint_url if dataset.store else None
     endpoint = endpoint or (os.environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None) or ""
     return scheme, endpoint.rstrip("/"), *filter(None, f"{place}/{root.key}".split("/"))

@@ -210,7 +210,7 @@ class Referenced(NamedTuple):
     """Target of a mutable reference."""
 
     place: Stored | Part | Inline
-    by: str
+    reference_id: str
     """Identifies the target; versions of different targets can be equal."""
     is_immutable: bool
     """Whether the reference never changes."""

@@ -23,17 +23,16 @@ import shardgate
 from shardgate.errors import RequestError
 from shardgate.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from shardgate.formats.documents import parse_json
-from shardgate.formats.icechunk.commit import read_document, read_grid
+from shardgate.formats.icechunk.apply import read_document, read_grid
 from shardgate.formats.icechunk.config import YamlConfigDecoder, read_config
 from shardgate.formats.icechunk.flatbuffers import HEADER_NBYTES
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
 from shardgate.formats.icechunk.ids import decode_id
-from shardgate.formats.icechunk.manifest import ManifestDecoder, Native
+from shardgate.formats.icechunk.manifest import InlineChunk, ManifestDecoder, Native
 from shardgate.formats.icechunk.manifest_writer import copy_payloads
-from shardgate.formats.icechunk.payloads import Inlaid
 from shardgate.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
-from shardgate.formats.icechunk.repo_writer import RefChange, rewrite_repo
-from shardgate.formats.icechunk.repository import read_ref_file
+from shardgate.formats.icechunk.repo_writer import RefUpdate, rewrite_repo
+from shardgate.formats.icechunk.repository_files import read_ref_file
 from shardgate.formats.icechunk.snapshot import (
     SnapshotDecoder,
     SnapshotHeaderDecoder,
@@ -42,7 +41,7 @@ from shardgate.formats.icechunk.snapshot import (
 from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
-from shardgate.http.api.sessions import parse_commit, parse_commit_lines
+from shardgate.http.api.commit_body import parse_commit, parse_commit_lines
 from shardgate.http.auth.oidc import decode_jwks
 from shardgate.http.body import decode_aws_chunked
 from shardgate.http.s3.dialect import parse_deletion
@@ -115,7 +114,7 @@ GZIPPED: Final = gzip.compress(b"bytes" * 100, mtime=0)
 CONFIG: Final = flexbuffers.Dumps(
     {"inline_chunk_threshold_bytes": 5, "compression": {"level": 3}, "manifest": None}
 )
-ENTRIES: Final = (None, Inlaid(b"abc"), Native(bytes(12), ByteRange(0, 4)))
+ENTRIES: Final = (None, InlineChunk(b"abc"), Native(bytes(12), ByteRange(0, 4)))
 DELETE: Final = b"<Delete><Object><Key>a</Key></Object></Delete>"
 DAMAGED: Final = (DecodeError,)
 REFUSED: Final = (RequestError,)
@@ -183,7 +182,7 @@ def read_repo(_: str, data: bytes) -> None:
     for read in (info.updates, info.deleted_tags, info.disabled_feature_flags):
         with suppress(DecodeError):
             list(read())
-    rewrite_repo(info, RefChange("tag_deleted", "t"), 2**52, "repo.1.A")
+    rewrite_repo(info, RefUpdate("tag_deleted", "t"), 2**52, "repo.1.A")
 
 
 def read_snapshot(name: str, data: bytes) -> None:

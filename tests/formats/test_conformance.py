@@ -10,7 +10,7 @@ import pytest
 
 import shardgate.formats
 from shardgate.errors import DamagedError, MetadataMissingError, ShardgateError
-from shardgate.formats.surveying import Collection, Shards
+from shardgate.formats.surveying import ChunkCollection, Shards
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 from shardgate.read.listing import Root, find_collections, list_names
 from shardgate.read.perform import DirectFetch
@@ -88,7 +88,7 @@ async def _shards(store: MemoryStore) -> list[tuple[str, Shards]]:
     return [
         (visited.container, visited.found.shards)
         async for visited in find_collections(_root(store))
-        if isinstance(visited.found, Collection) and visited.found.shards is not None
+        if isinstance(visited.found, ChunkCollection) and visited.found.shards is not None
     ]
 
 

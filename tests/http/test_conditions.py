@@ -110,7 +110,7 @@ def test_write_condition_is_evaluated(
     current = {"": (), "a": (A,), "b": (B,), "ab": (A, B)}
 
     assert demand is not None
-    assert {name for name, tags in current.items() if demand(tags)} == fulfilled_by
+    assert {name for name, tags in current.items() if demand(tags) is None} == fulfilled_by
 
 
 @pytest.mark.parametrize("value", ["", '"a', 'a"', '"a" "b"', '*, "a"', '"a\n"', "a b"])

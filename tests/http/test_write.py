@@ -319,7 +319,9 @@ GRID = r"an array of shape \[.*\]: it has \d+×\d+ chunks, c/0/0 to c/\d+/\d+"
 READ_ONLY = (
     "fixed is not writable; set datasets.fixed.writable = true, or serve its root with --writable"
 )
-UNMET = r"c/0/0: the inner chunk of the shard file://\S+/em/c/0/0 is not as the request demands"
+CHUNK_IN_SHARD = r"c/0/0, an inner chunk of the shard file://\S+/em/c/0/0"
+UNMATCHED = rf'{CHUNK_IN_SHARD}: precondition failed: If-Match does not match "x": found "\S+"'
+MATCHED = rf'{CHUNK_IN_SHARD}: precondition failed: If-None-Match matches \*: found "\S+"'
 
 
 @pytest.mark.parametrize(
@@ -372,8 +374,8 @@ def test_write_error_has_a_detail(
         ({"content-encoding": "gzip"}, 415, "inner chunks have no content coding, only codecs"),
         ({"content-md5": "x"}, 400, "the body does not match content-md5"),
         ({"if-match": '"x'}, 400, "If-Match is no list of entity tags"),
-        ({"if-match": '"x"'}, 412, UNMET),
-        ({"if-none-match": "*"}, 412, UNMET),
+        ({"if-match": '"x"'}, 412, UNMATCHED),
+        ({"if-none-match": "*"}, 412, MATCHED),
         ({"content-range": "bytes 0-1/2"}, 400, "a PUT with Content-Range is not served: .*"),
         ({"x-amz-copy-source": "em/a?versionId=1"}, 501, "copying .* is not served"),
         ({"if-unmodified-since": "x"}, 501, "PUT with if-unmodified-since is not served"),

@@ -11,9 +11,9 @@ from shardgate import errors
 from shardgate.concurrency import Backoff
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_info import RepoInfo
-from shardgate.formats.icechunk.repo_writer import RefChange
-from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
-from shardgate.icechunk.repo_swap import Planned, RefChanges, RepoSwaps
+from shardgate.formats.icechunk.repo_writer import RefUpdate
+from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
+from shardgate.icechunk.repo_swap import Planned, RefUpdates, RepoSwaps
 from shardgate.icechunk.repository import OpenedRepository
 from shardgate.model import ObjectRef
 from shardgate.read.listing import list_names
@@ -48,7 +48,7 @@ class Swapping:
         self.opened = OpenedRepository(
             repository, self.fetch, partial(list_names, self.store, ROOT)
         )
-        self.changes = RefChanges(self.swaps, self.opened)
+        self.changes = RefUpdates(self.swaps, self.opened)
 
     def _overtake(self, name: str, ref: ObjectRef) -> None:
         if name == "put" and ref == ROOT.join("repo") and self.before:
@@ -161,7 +161,7 @@ async def test_invalid_repo_file_is_not_replaced(swapping: Swapping) -> None:
     """Changes of a version 1 repository, a damaged one and a missing one have their own errors."""
     opened = swapping.opened
     old = Repository(ROOT, FileRefs(ROOT), 2**20, ())
-    change = Planned(None, RefChange("tag_created", "t", FIRST))
+    change = Planned(None, RefUpdate("tag_created", "t", FIRST))
     for repository, data, error in (
         (old, Repo().file(), errors.ReadOnlyError),
         (opened.repository, b"no repository", errors.DamagedError),

@@ -19,7 +19,7 @@ from shardgate.errors import (
 )
 from shardgate.model import GUARDED, ByteRange, ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
-from shardgate.storage.http1_client import HttpClient, Origin, Target
+from shardgate.storage.http1_client import HttpClient, Origin, RequestTarget
 from shardgate.storage.http_store import HttpStore, WebGuard, is_public
 from shardgate.storage.stores import Stores
 from tests.storage.conftest import denied, found
@@ -365,7 +365,7 @@ async def test_private_address_of_a_name_is_denied_and_not_named(addresses: list
     async def look_up(_: str, __: int) -> Sequence[str]:
         return next(answers)
 
-    guard = WebGuard([Target("http://rebound.example/data")], look_up=look_up)
+    guard = WebGuard([RequestTarget("http://rebound.example/data")], look_up=look_up)
     assert await guard.resolve(Origin("http", "rebound.example", 80)) == ["8.8.8.8"]
     async with aclosing(HttpStore(timeout_s=LONGEST_S, guard=guard)) as store:
         with pytest.raises(StorageDeniedError) as raised:
@@ -384,7 +384,7 @@ async def test_client_connects_to_the_resolved_addresses(faulty: FaultyServer) -
 
     port = faulty.url.rpartition(":")[2]
     async with aclosing(HttpClient(connections=1, silence_s=2, resolve=resolve)) as client:
-        target = Target(f"http://no-such-host.invalid:{port}/data/key")
+        target = RequestTarget(f"http://no-such-host.invalid:{port}/data/key")
         response = await client.send("GET", target)
 
         assert await response.read() == b"data"

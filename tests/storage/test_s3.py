@@ -28,7 +28,7 @@ from shardgate.errors import (
 from shardgate.model import ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import ABSENT
-from shardgate.storage.http1_client import Target
+from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.refusals import HttpMethod
 from shardgate.storage.s3 import Presigner, S3Store, presign
 from shardgate.storage.s3_client import agree_to_pay
@@ -105,7 +105,7 @@ async def test_an_expired_signature_is_renewed_for_all_its_readers(
     """Concurrent reads with one expired URL all succeed with a new one."""
     sign = store._presign
 
-    async def sign_after_a_while(method: HttpMethod, ref: ObjectRef) -> Target:
+    async def sign_after_a_while(method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         await asyncio.sleep(0.05)  # as credentials that are refreshed take
         return await sign(method, ref)
 

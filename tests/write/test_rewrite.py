@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
 from shardgate.errors import BusyError, PreconditionFailedError, StorageUnavailableError
-from shardgate.model import ETag, ObjectRef
-from shardgate.read.bodies import Demand
+from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
 from tests.read.stores import CallOn
 from tests.storage.conftest import found
@@ -19,22 +18,14 @@ from tests.write.writers import (
     PER_SHARD,
     Between,
     Replica,
+    absent,
     chunks_of,
     replica,
+    the_same,
     zarr_json,
 )
 
 SHARD = ROOT.join("a/c/0")
-
-
-def absent(names: Sequence[ETag]) -> bool:
-    """Demand that the inner chunk is absent."""
-    return not names
-
-
-def the_same(etag: ETag | None) -> Demand:
-    """Return the demand that the version is *etag*."""
-    return lambda names: etag in names
 
 
 async def stored(memory: MemoryStore) -> dict[int, bytes]:

@@ -19,7 +19,7 @@ from shardgate.storage.memory import MemoryStore
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 from tests.read.stores import Clock
 from tests.support.resolving import ROOT
-from tests.write.writers import Between, Replica, replica, stored
+from tests.write.writers import Between, Replica, absent, replica, stored
 
 MAX = 100
 HOUR_S = 3600.0
@@ -117,9 +117,9 @@ async def test_repeated_completion_returns_the_same_etag(
     """
     two = process(memory, clock)
     upload, part = begun
-    etag = await one.complete("notes/long", upload, part, demand=lambda names: not names)
+    etag = await one.complete("notes/long", upload, part, demand=absent)
 
-    again = await two.complete("notes/long", upload, part, demand=lambda names: not names)
+    again = await two.complete("notes/long", upload, part, demand=absent)
 
     assert again == etag
     with pytest.raises(UnknownUploadError):

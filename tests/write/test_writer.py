@@ -11,7 +11,7 @@ from shardgate import errors
 from shardgate.errors import PreconditionFailedError, ReadOnlyError, ShardgateError
 from shardgate.formats.contract import Target
 from shardgate.formats.reading import Fetch
-from shardgate.model import ObjectRef, VirtualKey
+from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.containers import Containers
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
@@ -22,10 +22,13 @@ from tests.support.resolving import ROOT, All
 from tests.support.zipped import encoded
 from tests.write.writers import (
     Between,
+    absent,
     chunks_of,
+    present,
     put_each,
     replica,
     stored,
+    the_same,
     zarr_json,
 )
 
@@ -45,7 +48,7 @@ async def test_demand_on_an_object_holds_under_concurrent_writes(memory: MemoryS
 
     store.between = lambda call, _: be_faster() if call == "put" else None
     with pytest.raises(PreconditionFailedError, match="notes/new"):
-        await one.put("notes/new", b"ours", lambda names: not names)
+        await one.put("notes/new", b"ours", absent)
     assert await stored(memory, "notes/new") == b"by another"
 
     async def be_always_faster() -> None:
@@ -53,7 +56,7 @@ async def test_demand_on_an_object_holds_under_concurrent_writes(memory: MemoryS
 
     store.between = lambda call, _: be_always_faster() if call == "put" else None
     with pytest.raises(errors.BusyError, match="notes/one"):
-        await one.put("notes/one", b"ours", bool)
+        await one.put("notes/one", b"ours", present)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
@@ -87,9 +90,9 @@ async def test_document_conditions_use_the_served_etag(memory: MemoryStore) -> N
 
     for body in (zarr_json(), None):
         with pytest.raises(PreconditionFailedError):
-            await one.put("a/zarr.json", body, lambda names: '"x"' in names)
-    etag = await one.put("a/zarr.json", zarr_json(), lambda names: etag in names)
-    await one.put("a/zarr.json", None, lambda names: etag in names)
+            await one.put("a/zarr.json", body, the_same(ETag('"x"')))
+    etag = await one.put("a/zarr.json", zarr_json(), the_same(etag))
+    await one.put("a/zarr.json", None, the_same(etag))
     assert await stored(memory, "a/zarr.json") is None
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from struct import iter_unpack
 from typing import Any, ClassVar, Final
@@ -20,6 +20,21 @@ from tests.support.resolving import ROOT, Reading, reading
 
 PER_SHARD: Final = 8
 CHUNK_NBYTES: Final = 4
+
+
+def absent(names: Sequence[ETag]) -> str | None:
+    """Precondition: the object is absent."""
+    return "exists" if names else None
+
+
+def present(names: Sequence[ETag]) -> str | None:
+    """Precondition: the object exists."""
+    return None if names else "is absent"
+
+
+def the_same(etag: ETag | None) -> Demand:
+    """Return the demand that the version is *etag*."""
+    return lambda names: None if etag in names else "is another"
 
 
 def zarr_json(**changes: Any) -> bytes:

@@ -3,21 +3,20 @@
 A format describes its reads and how to decode them; the resolver performs, caches, shares and
 times them. `Format.open` decides whether a directory is a container of the format; its `Layout`
 then turns virtual keys into locations. Keys are listed by the rules of `listing`; ``inspect``
-and ``verify`` use the `Collection` of `surveying`.
+and ``verify`` use the `ChunkCollection` of `surveying`.
 
 A format also plans writes: from the indexes of a shard, and the changes that wait for it, it
 makes the pieces of the shard that replaces it. It reads no chunk and writes nothing.
 """
 
-from collections.abc import Collection as Many
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from shardgate.errors import DamagedError
 from shardgate.formats.listing import ListingRules, Name, RunInThread
 from shardgate.formats.reading import Fetch, Read
-from shardgate.formats.surveying import Collection, Listing, Shards
+from shardgate.formats.surveying import ChunkCollection, Listing, Shard, Shards
 from shardgate.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
 
 LARGE_NBYTES: Final = 32 * 1024**2
@@ -77,10 +76,10 @@ class ShardRewriter[O: OpenShard](Protocol):
 
         *coding* is the ``Content-Encoding`` that it came with, one of `CODINGS` or empty.
 
-        Raises: `BadBodyError` for what cannot be this chunk, `UnknownCodingError`.
+        Raises: `BadBodyError` where *body* cannot be this chunk, `UnknownCodingError`.
         """
 
-    async def open(self, entries: Many[Entry], fetch: Fetch) -> O | None:
+    async def open(self, entries: Collection[Entry], fetch: Fetch) -> O | None:
         """Read the indexes that a change of *entries* needs; `None` if there is no such shard.
 
         Raises: `DamagedError` where stored chunks would be lost, `ConflictError` for a form of
@@ -152,8 +151,7 @@ class Layout(Protocol):
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
         """Return a name of the shard of *key* from metadata alone; `None` if it is in no shard."""
-        shards = await self.shards_at(key, fetch)
-        shard = None if shards is None else shards.holding(key)
+        shard = await self.holding(key, fetch)
         return None if shard is None else str(shard.ref)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
@@ -167,13 +165,18 @@ class Layout(Protocol):
 
     async def collections(
         self, _fetch: Fetch, _listing: Listing, _run_in_thread: RunInThread
-    ) -> Sequence[Collection | DamagedError]:
+    ) -> Sequence[ChunkCollection | DamagedError]:
         """Describe the contents of the container itself; damaged parts are errors."""
         return ()
 
     async def shards_at(self, _key: VirtualKey, _fetch: Fetch) -> Shards | None:
         """Return the shards that a key, of a chunk or a shard, belongs to; by default `None`."""
         return None
+
+    async def holding(self, key: VirtualKey, fetch: Fetch) -> Shard | None:
+        """Return the shard of the chunk *key*; `None` if it is in no shard."""
+        shards = await self.shards_at(key, fetch)
+        return None if shards is None else shards.holding(key)
 
     async def explain_absence(self, _key: VirtualKey, _fetch: Fetch) -> str:
         """Return why no object can have a key, where the metadata tell; empty by default."""

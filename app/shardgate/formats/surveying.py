@@ -49,7 +49,7 @@ def uncheckable(description: Description) -> str:
     return f"the bytes of its chunks: no check is known for {codec}"
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """An index entry: a chunk, or a shard inside of the shard."""
 
     number: int
@@ -110,15 +110,15 @@ class EntryTable:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, row: int) -> Entry:
+    def __getitem__(self, row: int) -> IndexEntry:
         number, start, stop = (int(column[row]) for column in (self.numbers, *self.places))
-        return Entry(number, ByteRange(start, stop))
+        return IndexEntry(number, ByteRange(start, stop))
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[IndexEntry]:
         columns = self.numbers, *self.places
         for first in range(0, len(self), _BATCH):
             numbers, *places = (column[first : first + _BATCH].tolist() for column in columns)
-            yield from map(Entry, numbers, map(ByteRange, *places))
+            yield from map(IndexEntry, numbers, map(ByteRange, *places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Survey:
     """Decodes and checks all entries; may be slow."""
     key: Callable[[int], VirtualKey]
     """Returns the virtual key of the entry with a number, relative to the container."""
-    check: Callable[[Entry, bytes], str | None]
+    check: Callable[[IndexEntry, bytes], str | None]
     """Returns the fault of the bytes of a chunk, if there is any."""
     indexes: Ranges
     """Ranges of the indexes in the shard, disjoint."""
@@ -139,7 +139,7 @@ class Survey:
     """The end of the shard at which the first index lies: ``start`` or ``end``."""
     checksummed: Sequence[ByteRange] = ()
     """Parts of the shard that end in the CRC-32C of their other bytes."""
-    inner: "Callable[[Entry], Shard] | None" = None
+    inner: "Callable[[IndexEntry], Shard] | None" = None
     """Returns the shard of an entry; `None` where entries are chunks."""
 
 
@@ -180,7 +180,7 @@ class Shards(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
+class ChunkCollection:
     """Chunks of one kind in a container: an array, the meshes of a volume."""
 
     description: Description
@@ -194,9 +194,12 @@ type Listing = Callable[[str], AsyncIterator[str]]
 """
 
 
-class State(NamedTuple):
-    """A state of a container, with the ref that keys can begin with."""
+@dataclass(frozen=True, slots=True)
+class RefDescription:
+    """A ref that keys can begin with, and its state of the container."""
 
+    path: str
+    """Of the container below the root; empty until that is known."""
     ref: str
     """Spelled as in keys: ``@tag.v1``."""
     snapshot_id: str
@@ -212,11 +215,13 @@ class Trace(NamedTuple):
     """The object or URL; empty for inline chunks."""
 
 
-class Flaw(NamedTuple):
-    """A fault of the object *ref*, found by *key*, which is relative to the container."""
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Damage of *object*, with the virtual key of the first chunk that it concerns."""
 
-    ref: ObjectRef
+    object: str
     key: str
+    """In a finding relative to the container."""
     reason: str
 
 
@@ -251,14 +256,14 @@ class Enclosed(NamedTuple):
     """All bytes of an inline shard, whose object is that of the reference."""
 
 
-type Finding = Flaw | Unchecked | Counted | NeededObject | Enclosed
+type Finding = Damage | Unchecked | Counted | NeededObject | Enclosed
 
 
 @runtime_checkable
 class Stateful(Protocol):
     """Layout of a container that has refs."""
 
-    async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
+    async def states(self, fetch: Fetch, listing: Listing) -> list[RefDescription]:
         """Return the states of all refs. Raises: `DamagedError`, `OfflineError`."""
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:

@@ -95,15 +95,18 @@ def parse_demand(if_match: str | None, if_none_match: str | None) -> Demand | No
     is_wanted = None if if_match is None else _parse_tags("If-Match", if_match)
     is_unwanted = None if if_none_match is None else _parse_tags("If-None-Match", if_none_match)
 
-    def demand(current: Sequence[ETag]) -> bool:
+    def demand(current: Sequence[ETag]) -> str | None:
+        found = current[0] if current else "no object"
         if is_wanted is not None and not is_wanted(current):
-            return False
-        return is_unwanted is None or not is_unwanted(current)
+            return f"precondition failed: If-Match does not match {if_match:.200}: found {found}"
+        if is_unwanted is not None and is_unwanted(current):
+            return f"precondition failed: If-None-Match matches {if_none_match:.200}: found {found}"
+        return None
 
     return demand
 
 
-def _parse_tags(name: str, value: str) -> Demand:
+def _parse_tags(name: str, value: str) -> Callable[[Sequence[ETag]], bool]:
     """Parse a list of entity tags; only If-None-Match compares weakly (§13.1.2)."""
     if value.strip() == "*":
         return bool

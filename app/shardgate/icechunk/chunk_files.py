@@ -9,7 +9,7 @@ from typing import Final
 from shardgate.concurrency import bounded_gather, take
 from shardgate.errors import BadBodyError, BusyError
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
-from shardgate.formats.icechunk.repository import Repository
+from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.icechunk.repository import OpenedRepository
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import ABSENT, Conflict, ObjectStore

@@ -24,6 +24,7 @@ from shardgate.errors import (
     UnknownRefError,
 )
 from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.apply import Applied, apply_changes
 from shardgate.formats.icechunk.changes import (
     ChangeSet,
     Edit,
@@ -31,7 +32,6 @@ from shardgate.formats.icechunk.changes import (
     check_references,
     edit,
 )
-from shardgate.formats.icechunk.commit import Applied, apply_changes
 from shardgate.formats.icechunk.config import Config, parse_splitting
 from shardgate.formats.icechunk.conflicts import CommitConflict, Policy, rebase
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
@@ -61,7 +61,6 @@ from shardgate.formats.icechunk.transaction_log import (
 from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
 from shardgate.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
 from shardgate.icechunk.repository import (
-    DOCUMENTED,
     OpenedRepository,
     read_snapshot,
     require_unlocked,
@@ -97,7 +96,6 @@ class CommitRequest:
 class CommitResult:
     """A new snapshot."""
 
-    __pydantic_config__ = DOCUMENTED
     snapshot_id: str
     parent_id: str | None
     """The previous commit; after a rebase, not the one that the changes were made against."""

@@ -37,13 +37,13 @@ from shardgate.formats.icechunk.repo_writer import (
     ROOT_MESSAGE,
     ROOT_METADATA,
     FutureError,
-    RefChange,
-    RepoChange,
+    RefUpdate,
+    RepoUpdate,
     create_repo,
     moment_after,
     rewrite_repo,
 )
-from shardgate.formats.icechunk.repository import REPO, RepoRefs
+from shardgate.formats.icechunk.repository_files import REPO, RepoRefs
 from shardgate.formats.icechunk.snapshot import (
     SnapshotHeaderDecoder,
     StoredSnapshot,
@@ -78,7 +78,7 @@ class Planned[T](NamedTuple):
 
     answer: T
     """Result of `RepoSwaps.update`, once the change is made."""
-    change: RepoChange | None = None
+    change: RepoUpdate | None = None
 
 
 class _Prepared[T](NamedTuple):
@@ -274,8 +274,8 @@ class Feature(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RefChanges:
-    """Changes branches and tags of one repository."""
+class RefUpdates:
+    """Updates branches and tags of one repository."""
 
     swaps: RepoSwaps
     opened: OpenedRepository
@@ -307,7 +307,7 @@ class RefChanges:
 
         def plan(info: RepoInfo) -> Planned[None]:
             _check_tip(name, demand, info)
-            return Planned(None, RefChange("branch_deleted", name))
+            return Planned(None, RefUpdate("branch_deleted", name))
 
         if name == MAIN.name:
             raise ConflictError(f"the branch {name} can be reset, but not be deleted")
@@ -320,7 +320,7 @@ class RefChanges:
             _check_feature(info, Feature.DELETE_TAG)
             if info.tags.get(name) is None:
                 raise UnknownRefError(f"there is no tag {name!r}")
-            return Planned(None, RefChange("tag_deleted", name))
+            return Planned(None, RefUpdate("tag_deleted", name))
 
         await self.swaps.update(self.opened, plan)
 
@@ -338,7 +338,7 @@ class RefChanges:
             check(info)
             if info.snapshot(snapshot_id) is None:
                 raise UnknownRefError(f"there is no snapshot {snapshot_id}")
-            return Planned(NamedRef(name, snapshot_id), RefChange(kind, name, object_id))
+            return Planned(NamedRef(name, snapshot_id), RefUpdate(kind, name, object_id))
 
         return await self.swaps.update(self.opened, plan)
 
@@ -360,5 +360,5 @@ def _check_feature(info: RepoInfo, feature: Feature) -> None:
 def _check_tip(name: str, demand: Demand | None, info: RepoInfo) -> None:
     if (current := info.branches.get(name)) is None:
         raise UnknownRefError(f"there is no branch {name!r}")
-    if demand is not None and not demand((ETag(f'"{current}"'),)):
+    if demand is not None and demand((ETag(f'"{current}"'),)) is not None:
         raise PreconditionFailedError(f"the branch {name!r} is at {current}")

@@ -9,8 +9,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from pydantic import ConfigDict
-
 from shardgate.errors import (
     BadParameterError,
     DamagedError,
@@ -34,14 +32,14 @@ from shardgate.formats.icechunk.repo_info import (
     Value,
     is_backup,
 )
-from shardgate.formats.icechunk.repository import REPO, RepoRefs, Repository
+from shardgate.formats.icechunk.repository_files import REPO, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import (
     SnapshotHeaderDecoder,
     StoredSnapshot,
     StoredSnapshotDecoder,
 )
 from shardgate.formats.reading import DecodeError, Fetch, Read
-from shardgate.formats.surveying import Listing, State
+from shardgate.formats.surveying import Listing, RefDescription
 from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
 from shardgate.read.listing import Root, list_names
 
@@ -49,8 +47,6 @@ _BATCH: Final = 64
 _METADATA_NBYTES: Final = 1 << 20
 _FILES_AT_ONCE: Final = 100
 _SEPARATOR: Final = "~"
-DOCUMENTED: Final = ConfigDict(use_attribute_docstrings=True)
-"""Configuration of answers of `/api`, whose fields OpenAPI describes as here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +193,19 @@ class Ancestor:
     metadata: dict[str, Json]
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryPage:
-    """Page of snapshots, newest first, each the parent of the one before."""
+class ListPage[T](NamedTuple):
+    """Part of a list."""
 
-    __pydantic_config__ = DOCUMENTED
-    history: list[Ancestor]
+    items: list[T]
     next: str | None
-    """`after` of the next page, if there is one."""
+    """Argument *after* of the next part, if there is one."""
+    ends_early: str | None = None
+    """Reason for which further items cannot be read, if there are some."""
 
 
 async def read_history(
     opened: OpenedRepository, ref: str, after: str | None, limit: int
-) -> HistoryPage:
+) -> ListPage[Ancestor]:
     """Read up to *limit* snapshots that led to *ref*, or ancestors of the snapshot *after*."""
     start = await opened.find(ref)
     infos: list[SnapshotInfo] = []
@@ -218,10 +214,10 @@ async def read_history(
         if info.snapshot_id == after:
             continue
         if len(infos) == limit or nbytes > _METADATA_NBYTES:
-            return HistoryPage(await _ancestors(opened, infos), infos[-1].snapshot_id)
+            return ListPage(await _ancestors(opened, infos), infos[-1].snapshot_id)
         infos.append(info)
         nbytes += sum(len(value) for _, value in info.metadata.items)
-    return HistoryPage(await _ancestors(opened, infos), None)
+    return ListPage(await _ancestors(opened, infos), None)
 
 
 async def _ancestors(opened: OpenedRepository, infos: list[SnapshotInfo]) -> list[Ancestor]:
@@ -240,35 +236,15 @@ class NamedRef:
     snapshot_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class BranchPage:
-    """Page of branches, by name."""
-
-    __pydantic_config__ = DOCUMENTED
-    branches: list[NamedRef]
-    next: str | None
-    """`after` of the next page, if there is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class TagPage:
-    """Page of tags, by name."""
-
-    __pydantic_config__ = DOCUMENTED
-    tags: list[NamedRef]
-    next: str | None
-    """`after` of the next page, if there is one."""
-
-
 async def read_refs(
     opened: OpenedRepository, kind: type[Branch | Tag], after: str | None, limit: int
-) -> tuple[list[NamedRef], str | None]:
+) -> ListPage[NamedRef]:
     """Read up to *limit* of the branches, or tags, behind the name *after*; and the next name."""
     await opened.info()
     refs = await opened.repository.refs.named(kind, opened.fetch, opened.listing)
     names = sorted(name for name in refs if after is None or name > after)
     page = [NamedRef(name, refs[name]) for name in names[:limit]]
-    return page, names[limit - 1] if len(names) > limit else None
+    return ListPage(page, names[limit - 1] if len(names) > limit else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +258,11 @@ class RefTip:
     flushed_at: datetime | None
 
 
-async def read_tips(opened: OpenedRepository, states: Iterable[State]) -> list[RefTip]:
+async def read_tips(opened: OpenedRepository, states: Iterable[RefDescription]) -> list[RefTip]:
     """Read the commit of each of *states*."""
     tips = []
-    for ref, snapshot_id in states:
+    for state in states:
+        ref, snapshot_id = state.ref, state.snapshot_id
         try:
             async with aclosing(opened.ancestry(snapshot_id)) as ancestors:
                 newest = await anext(ancestors)
@@ -309,18 +286,6 @@ class Operation:
     """Fields of this kind of operation, by their names in the specification."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationsPage:
-    """Page of operations, newest first."""
-
-    __pydantic_config__ = DOCUMENTED
-    operations: list[Operation]
-    next: str | None
-    """`after` of the next page, if there is one. It stays valid while operations are added."""
-    ends_early: str | None
-    """Reason for which older operations cannot be read, if there are some."""
-
-
 class _Position(NamedTuple):
     name: str | None
     before: datetime | None
@@ -334,7 +299,7 @@ class _FilePage(NamedTuple):
 
 async def read_operations(
     opened: OpenedRepository, after: str | None, limit: int
-) -> OperationsPage:
+) -> ListPage[Operation]:
     """Read up to *limit* operations before *after*; format version 1 has no log of them."""
     place, newer = _parse_position(after), None
     operations: list[Operation] = []
@@ -349,17 +314,17 @@ async def read_operations(
             ref = opened.directory.join(f"overwritten/{place.name}")
             info = await _read_backup(opened, place.name, ref)
         if info is None:
-            return OperationsPage(operations, None, f"{ref} does not exist")
+            return ListPage(operations, None, f"{ref} does not exist")
         decode = partial(_decode, info, place, newer, limit - len(operations))
         page = await opened.decode_in_thread(ref, decode)
         operations += page.operations
         if page.is_all and info.repo_before_updates is None:
-            return OperationsPage(operations, None, None)
+            return ListPage(operations, None)
         last = operations[-1].updated_at if operations else place.before
         if not page.is_all:
-            return OperationsPage(operations, _spell_position(_Position(place.name, last)), None)
+            return ListPage(operations, _spell_position(_Position(place.name, last)))
         place, newer = _Position(info.repo_before_updates, last), page.oldest or newer
-    return OperationsPage(operations, _spell_position(place), None)
+    return ListPage(operations, _spell_position(place))
 
 
 def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:

@@ -29,9 +29,9 @@ _INFLATE_IN_THREAD_NBYTES: Final = 64 * 1024
 type Pieces = AsyncIterator[bytes | memoryview]
 type Body = bytes | Pieces
 
-type Demand = Callable[[Sequence[ETag]], bool]
+type Demand = Callable[[Sequence[ETag]], str | None]
 """Precondition of a request: takes all ETags of the current version of a key, none where the key
-is absent, and returns whether the request may proceed."""
+is absent, and returns the reason why the request may not proceed."""
 
 
 class Entity(NamedTuple):

@@ -24,7 +24,7 @@ from shardgate.formats.listing import (
     Window,
 )
 from shardgate.formats.reading import Fetch
-from shardgate.formats.surveying import Collection, Listing, Shard
+from shardgate.formats.surveying import ChunkCollection, Listing, Shard
 from shardgate.model import (
     MISSING,
     Coded,
@@ -83,7 +83,7 @@ class Visited(NamedTuple):
 
     path: str
     container: str
-    found: Collection | DamagedError
+    found: ChunkCollection | DamagedError
 
 
 async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
@@ -143,7 +143,7 @@ async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visite
         return [Visited(path, path, damage)]
     except OfflineError as offline:
         return [Visited(path, path, DamagedError(root.ref.join(path), str(offline)))]
-    below = [each.description.path if isinstance(each, Collection) else "" for each in found]
+    below = [each.description.path if isinstance(each, ChunkCollection) else "" for each in found]
     return [Visited(join_path(path, b), path, each) for b, each in zip(below, found, strict=True)]
 
 
@@ -518,8 +518,8 @@ def _entry(
             return ListedKey(found.key, size, etag, modified_s)
         case Referenced(Part(_, byte_range), modified_s=modified_s):
             return ListedKey(found.key, byte_range.length, None, modified_s)
-        case Referenced((Stored() | Inline()) as source, by, is_immutable, modified_s):
-            entity = Entity.at(source).referenced(by, is_immutable=is_immutable)
+        case Referenced((Stored() | Inline()) as source, reference_id, is_immutable, modified_s):
+            entity = Entity.at(source).referenced(reference_id, is_immutable=is_immutable)
         case (Stored(ref) as source) | (Coded(Stored(ref)) as source):
             entity, modified_s = Entity.at(source), object_modified_s(ref)
         case Inline() as source:

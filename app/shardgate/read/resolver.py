@@ -204,14 +204,14 @@ class Resolver:
                 return Entity.at(document, tracker.modified.get(dataset.root.join(key)))
             case Whole(ref):
                 return await self._whole(ref, look_up)
-            case Referenced(place, by, is_immutable, modified_s):
+            case Referenced(place, reference_id, is_immutable, modified_s):
                 if isinstance(place, Part):
                     entity = await self._part(place, look_up)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
                 entity = entity._replace(modified_s=modified_s)
-                return entity.referenced(by, is_immutable=is_immutable)
+                return entity.referenced(reference_id, is_immutable=is_immutable)
 
     def _old_read(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
         """Return an object that led to *key*, read so long ago that it may be outdated."""

@@ -382,7 +382,7 @@ type Resolve = Callable[[Origin], Awaitable[Sequence[str]]]
 """Returns the addresses of a server, or raises an `ExchangeError` or `OSError`."""
 
 
-class Target:
+class RequestTarget:
     """A URL prepared for requests; its representation hides it, since it may hold a signature."""
 
     __slots__ = ("_url", "head", "origin", "path")
@@ -470,7 +470,7 @@ class HttpClient:
         self._pools = defaultdict[Origin, _Pool](lambda: _Pool(connections))
 
     async def send(
-        self, method: str, target: Target, headers: bytes = b"", *, is_eager: bool = False
+        self, method: str, target: RequestTarget, headers: bytes = b"", *, is_eager: bool = False
     ) -> Response:
         """Send a request without a body, and wait for the head of the response.
 

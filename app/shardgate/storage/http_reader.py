@@ -34,8 +34,8 @@ from shardgate.storage.http1_client import (
     BadAnswerError,
     HttpClient,
     NoAnswerError,
+    RequestTarget,
     Response,
-    Target,
 )
 from shardgate.storage.http_headers import (
     VersionWatch,
@@ -97,7 +97,7 @@ class HttpReader(ABC):
         self._versions = VersionWatch()
 
     @abstractmethod
-    async def _target(self, method: HttpMethod, ref: ObjectRef) -> Target:
+    async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         """Return the URL for *method* of *ref*."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class HttpReader(ABC):
         """Return whether a new URL could succeed after *refusal*."""
         return False
 
-    def _follow(self, ref: ObjectRef, target: Target, location: str) -> Target:
+    def _follow(self, ref: ObjectRef, target: RequestTarget, location: str) -> RequestTarget:
         """Return the target of a redirect, or raise."""
         raise NotImplementedError
 

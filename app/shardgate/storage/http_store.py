@@ -28,7 +28,7 @@ from shardgate.storage.http1_client import (
     ForbiddenAddressError,
     HttpClient,
     Origin,
-    Target,
+    RequestTarget,
 )
 from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import HttpMethod, Refusal
@@ -73,7 +73,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
         connections: int = 64,
         timeout_s: float = 10.0,
         guard: "WebGuard | None" = None,
-        redirects: Mapping[str, Sequence[Target]] = MappingProxyType({}),
+        redirects: Mapping[str, Sequence[RequestTarget]] = MappingProxyType({}),
     ) -> None:
         settings = settings or StoreSettings()
         resolve = None if guard is None else guard.resolve
@@ -95,7 +95,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
         if (status := await self._head_status(root)) >= _SERVER_ERROR and status != _NO_HEAD:
             raise StorageUnavailableError(root, f"the server answered {status}")
 
-    async def _target(self, method: HttpMethod, ref: ObjectRef) -> Target:  # noqa: ARG002
+    async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:  # noqa: ARG002
         return _target(ref)
 
     def _proves_absence(self, refusal: Refusal) -> bool:
@@ -107,13 +107,13 @@ class HttpStore(ReadOnlyStore, HttpReader):
             self._token is not None and self._token.expire()
         )
 
-    def _follow(self, ref: ObjectRef, target: Target, location: str) -> Target:
+    def _follow(self, ref: ObjectRef, target: RequestTarget, location: str) -> RequestTarget:
         try:
             found = target.redirected(location)
         except BadUrlError as error:
             shown = location.partition("?")[0].rpartition("@")[2]
             raise StorageRedirectError(ref, f"redirected to {shown!r}: {error}") from error
-        allowed = Target(url_of(ref.bucket)), *self._redirects.get(ref.bucket, ())
+        allowed = RequestTarget(url_of(ref.bucket)), *self._redirects.get(ref.bucket, ())
         if not any(_is_below(found, prefix) for prefix in allowed):
             shown = found.without_query
             raise StorageRedirectError(
@@ -123,11 +123,11 @@ class HttpStore(ReadOnlyStore, HttpReader):
 
 
 @lru_cache(maxsize=8192)
-def _target(ref: ObjectRef) -> Target:
+def _target(ref: ObjectRef) -> RequestTarget:
     """Return the URL of *ref*; servers resolve dot segments, however they are quoted."""
     if not {".", ".."}.isdisjoint(ref.key.split("/")):
         raise StorageDeniedError(ref, "the key contains '.' or '..' segments")
-    return Target(f"{url_of(ref.bucket)}/{quote(ref.key, safe='/~')}")
+    return RequestTarget(f"{url_of(ref.bucket)}/{quote(ref.key, safe='/~')}")
 
 
 def url_of(bucket: str) -> str:
@@ -150,7 +150,9 @@ class WebGuard:
     other servers only the addresses that were checked are connected to, without a second look-up.
     """
 
-    def __init__(self, prefixes: Sequence[Target], *, look_up: LookUp = resolve_host) -> None:
+    def __init__(
+        self, prefixes: Sequence[RequestTarget], *, look_up: LookUp = resolve_host
+    ) -> None:
         self._prefixes = prefixes
         self._look_up = look_up
 
@@ -211,7 +213,7 @@ def _header_of(token: str | Path) -> bytes:
     return f"Authorization: Bearer {text}\r\n".encode()
 
 
-def _is_below(target: Target, prefix: Target) -> bool:
+def _is_below(target: RequestTarget, prefix: RequestTarget) -> bool:
     segments, expected = _segments(target.path), _segments(prefix.path.rstrip("/"))
     return (
         target.origin == prefix.origin

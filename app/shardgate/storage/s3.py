@@ -18,7 +18,7 @@ from shardgate.errors import StorageDeniedError, StorageUnavailableError
 from shardgate.model import ETag, ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import Listed, is_unfinished
-from shardgate.storage.http1_client import HttpClient, Target
+from shardgate.storage.http1_client import HttpClient, RequestTarget
 from shardgate.storage.http_headers import is_strong
 from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import HttpMethod, Refusal
@@ -74,7 +74,7 @@ class S3Store(S3Writer, HttpReader):
         self.is_signed = not client.is_anonymous
         S3Writer.__init__(self, client, self, options)
         self._in_order: dict[str, bool] = {}
-        self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[Target, float]] = {}
+        self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[RequestTarget, float]] = {}
         self._presigners: dict[tuple[HttpMethod, str], Presigner | None] = {}
 
     async def list(
@@ -105,7 +105,7 @@ class S3Store(S3Writer, HttpReader):
         await HttpReader.aclose(self)
         await self._client.aclose()
 
-    async def _target(self, method: HttpMethod, ref: ObjectRef) -> Target:
+    async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         """Return a presigned URL, which is reused for five minutes."""
         target, until = self._urls.get((method, ref), (None, 0.0))
         if target is None or until < time.monotonic():
@@ -115,15 +115,15 @@ class S3Store(S3Writer, HttpReader):
             self._urls[method, ref] = target, time.monotonic() + _REUSED_S
         return target
 
-    async def _presign(self, method: HttpMethod, ref: ObjectRef) -> Target:
+    async def _presign(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         with translated(ref):
             client, bucket = await self._client.reader(), bucket_of(ref)
             if (method, bucket) not in self._presigners:
                 self._presigners[method, bucket] = await Presigner.of(client, method, bucket)
             presigner = self._presigners[method, bucket]
             if presigner is None:
-                return Target(await presign(client, method, bucket, ref.key))
-            return Target(presigner.sign(ref.key, await self._client.credentials()))
+                return RequestTarget(await presign(client, method, bucket, ref.key))
+            return RequestTarget(presigner.sign(ref.key, await self._client.credentials()))
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:
         """Drop a URL that has expired; the response to a HEAD does not give the reason."""

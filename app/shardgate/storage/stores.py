@@ -12,7 +12,7 @@ from shardgate.errors import ConfigurationError, StorageUnusableError
 from shardgate.model import GUARDED, ObjectRef
 from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
 from shardgate.storage.contract import ObjectStore, OnWrite
-from shardgate.storage.http1_client import BadUrlError, Target
+from shardgate.storage.http1_client import BadUrlError, RequestTarget
 from shardgate.storage.http_store import HttpStore, WebGuard, is_literal, is_public, url_of
 from shardgate.storage.local import LocalStore, open_within
 from shardgate.storage.local_files import FOLLOWING
@@ -63,7 +63,7 @@ class Stores(StoreWrapper):
         self._on_write = on_write
         self._by_kind: dict[str, ObjectStore] = {}
         self._by_bucket: dict[str, ObjectStore] = {}
-        self._redirects = defaultdict[str, list[Target]](list)
+        self._redirects = defaultdict[str, list[RequestTarget]](list)
         """URLs below which the root or prefix of a web server may redirect, by bucket."""
         self.memory = MemoryStore()
         """Store of ``memory://`` roots; tests put objects here."""
@@ -213,9 +213,9 @@ def _web_prefix(root: ObjectRef) -> ObjectRef:
     return ObjectRef(f"{root.bucket}/{quote(root.key, safe='/~')}".rstrip("/"), "")
 
 
-def _web_target(url: str) -> Target:
+def _web_target(url: str) -> RequestTarget:
     try:
-        return Target(url)
+        return RequestTarget(url)
     except BadUrlError as error:
         raise ConfigurationError(f"{url}: {error}") from error
 

@@ -17,7 +17,15 @@ from shardgate.errors import (
     ShardgateError,
 )
 from shardgate.formats.contract import Layout
-from shardgate.formats.surveying import Collection, Description, Ranges, Shard, Stateful, Survey
+from shardgate.formats.surveying import (
+    ChunkCollection,
+    Description,
+    Ranges,
+    RefDescription,
+    Shard,
+    Stateful,
+    Survey,
+)
 from shardgate.icechunk.repository import RefTip, open_repository, read_tips
 from shardgate.model import (
     ByteRange,
@@ -98,15 +106,6 @@ class ChunkReport:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RefReport:
-    """A branch or tag of a repository."""
-
-    path: str
-    ref: str
-    snapshot_id: str
-
-
 async def inspect_root(
     root: Root, *, after: str = "", limit: int | None = None
 ) -> list[Description | DamageReport]:
@@ -122,14 +121,14 @@ async def inspect_root(
         match visited.found:
             case DamagedError(ref=ref, reason=reason):
                 reports.append(DamageReport(visited.path, str(ref), reason))
-            case Collection(description, _):
+            case ChunkCollection(description, _):
                 reports.append(replace(description, path=visited.path))
     return reports
 
 
-async def inspect_refs(root: Root) -> list[RefReport | DamageReport]:
+async def inspect_refs(root: Root) -> list[RefDescription | DamageReport]:
     """List the refs of all repositories below *root*."""
-    reports: list[RefReport | DamageReport] = []
+    reports: list[RefDescription | DamageReport] = []
     async for path, layout in find_containers(root):
         if not isinstance(layout, Stateful):
             continue
@@ -140,7 +139,7 @@ async def inspect_refs(root: Root) -> list[RefReport | DamageReport]:
         except OfflineError as error:
             reports.append(DamageReport(path, str(root.ref.join(path)), str(error)))
         else:
-            reports += [RefReport(path, *state) for state in states]
+            reports += [replace(state, path=path) for state in states]
     return reports
 
 
@@ -166,8 +165,7 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
 
 
 async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:
-    shards = await layout.shards_at(rest, root.fetch)
-    shard = shards.holding(rest) if shards is not None else None
+    shard = await layout.holding(rest, root.fetch)
     report = None if shard is None else await _inspect(root, shard)
     location = await layout.locate(rest, root.fetch)
     match location.place if isinstance(location, Coded | Referenced) else location:
@@ -270,7 +268,7 @@ class DatasetOverview:
 
 
 async def summarize(resolver: Resolver, dataset: Dataset, within_s: float) -> DatasetOverview:
-    """Summarize *dataset*; after a failure or *within_s* seconds return what was found so far."""
+    """Summarize *dataset*; after a failure or *within_s* seconds return the part that was found."""
     summarizer, is_all, reason = _Summarizer(resolver, dataset), False, ""
     try:
         async with asyncio.timeout(within_s):

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple, Self
@@ -22,15 +22,15 @@ from shardgate.errors import (
 )
 from shardgate.formats.surveying import (
     ARRAYS,
-    Collection,
+    ChunkCollection,
     Column,
     Counted,
+    Damage,
     Enclosed,
-    Entry,
     EntryTable,
     Fault,
     Finding,
-    Flaw,
+    IndexEntry,
     NeededObject,
     Ranges,
     Shard,
@@ -58,15 +58,6 @@ _ATTEMPTS: Final = 4
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 8 * 1024**2
 _PLANNED_ENTRIES: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Damage of *object*, with the virtual key of the first chunk that it concerns."""
-
-    object: str
-    key: str
-    reason: str
 
 
 @dataclass(slots=True)
@@ -171,8 +162,8 @@ class _Verifier:
         match finding:
             case DamagedError(ref=ref, reason=reason):
                 report.add_damage(ref, self._root.key_of(ref), reason)
-            case Flaw(ref, key, reason):
-                report.add_damage(ref, join_path(path, key), reason)
+            case Damage(key=key):
+                report.damages.append(replace(finding, key=join_path(path, key)))
             case Unchecked(key, reason):
                 report.skip(join_path(path, key), reason)
             case Counted(things, number) if things == ARRAYS:
@@ -193,7 +184,7 @@ class _Verifier:
 
 
 async def _findings_of(
-    root: Root, container: str, collection: Collection, *, chunks: bool
+    root: Root, container: str, collection: ChunkCollection, *, chunks: bool
 ) -> AsyncGenerator[Finding]:
     """Yield the stored shards, or all possible ones where the store cannot list."""
     description, shards = collection.description, collection.shards
@@ -210,7 +201,7 @@ async def _findings_of(
     except StorageUnusableError as error:
         if (every := shards.every()) is None:
             reason = f"{error.reason}, and its shards may be too many to try each"
-            yield Flaw(error.ref, description.path, reason)
+            yield Damage(str(error.ref), description.path, reason)
             return
         for shard in every:
             yield Enclosed("", shard)
@@ -372,12 +363,12 @@ def _find_overlaps(survey: Survey, table: EntryTable) -> Iterator[Fault]:
         yield Fault(survey.key(table[hurt].number), f"{_name_of(table[hurt])} overlaps {named}")
 
 
-def _name_of(entry: Entry) -> str:
+def _name_of(entry: IndexEntry) -> str:
     return f"inner chunk {entry.number} at {entry.place}"
 
 
 def _check_data(
-    survey: Survey, entries: Iterable[Entry], span: ByteRange, data: bytes
+    survey: Survey, entries: Iterable[IndexEntry], span: ByteRange, data: bytes
 ) -> list[Fault]:
     faults = []
     for entry in entries:

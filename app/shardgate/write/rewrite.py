@@ -98,7 +98,8 @@ class SortedChanges(NamedTuple):
 
     made: dict[Entry, bytes | None]
     """In the order of arrival."""
-    refused: set[ChunkChange]
+    refused: dict[ChunkChange, str]
+    """With the reasons."""
     relies_on_old: bool
     """Whether the old indexes are the reason to refuse a change, or to do nothing for one."""
 
@@ -108,7 +109,7 @@ def sort_changes(
 ) -> SortedChanges:
     """Check the precondition of each change against the shard with all changes before it."""
     made: dict[Entry, bytes | None] = {}
-    refused = set()
+    refused: dict[ChunkChange, str] = {}
     for change in changes:
         entry = change.entry
         if change.demand is not None:
@@ -116,8 +117,8 @@ def sort_changes(
                 names = _names(shard, old, entry)
             else:
                 names = () if made[entry] is None else (_unseen_etag(),)
-            if not change.demand(names):
-                refused.add(change)
+            if (reason := change.demand(names)) is not None:
+                refused[change] = reason
                 continue
         made[entry] = change.data
     deleted = [entry for entry, data in made.items() if data is None]
@@ -140,10 +141,8 @@ def resolve_change(
     places: Mapping[Entry, Stored],
 ) -> None:
     """Pass the outcome of *change* to its caller."""
-    if change in sorted_changes.refused:
-        refusal = (
-            f"{change.key}: the inner chunk of the shard {shard} is not as the request demands"
-        )
+    if (reason := sorted_changes.refused.get(change)) is not None:
+        refusal = f"{change.key}, an inner chunk of the shard {shard}: {reason}"
         resolve(change.done, PreconditionFailedError(refusal))
     elif change.data is None:
         resolve(change.done, None)

@@ -138,8 +138,7 @@ class PassthroughWriter:
         async def attempt() -> ETag | Conflict:
             nonlocal translated
             stored, etag = await self._stored(ref)
-            if demand is not None and not demand(_document_names(etag)):
-                raise _precondition_failed(ref)
+            _check(demand, ref, _document_names(etag))
             translated = await document.translator.translate(
                 requested, stored, self._read_anew, run_in_thread
             )
@@ -174,8 +173,7 @@ class PassthroughWriter:
             return None
         stat = await self._store.stat(ref)
         etag = None if stat is None else stat.etag
-        if not demand(_document_names(etag) if is_document else _object_names(etag)):
-            raise _precondition_failed(ref)
+        _check(demand, ref, _document_names(etag) if is_document else _object_names(etag))
         return ABSENT if etag is None else etag
 
     async def _read_anew[T: Weighable](
@@ -220,8 +218,9 @@ def _document_names(etag: ETag | None) -> Sequence[ETag]:
     return (*_object_names(etag), *_object_names(etag_of_rewritten(etag)))
 
 
-def _precondition_failed(ref: ObjectRef) -> PreconditionFailedError:
-    return PreconditionFailedError(f"{ref}: the object is not as the request demands")
+def _check(demand: Demand | None, ref: ObjectRef, names: Sequence[ETag]) -> None:
+    if demand is not None and (reason := demand(names)) is not None:
+        raise PreconditionFailedError(f"{ref}: {reason}")
 
 
 class Writer:

@@ -14,8 +14,8 @@ from zarr.core.buffer import default_buffer_prototype
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from shardgate.formats.icechunk.coords import inside
 from shardgate.formats.icechunk.ids import decode_id, encode_id
-from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
-from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, ManifestDecoder
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import (
     ManifestFile,
     ManifestRef,
@@ -176,7 +176,9 @@ def change_set(before: StoredSnapshot, after: StoredSnapshot, log: TransactionLo
             coords = np.concatenate(batches)
             coords = coords[inside(coords, array.grid)]
             if len(coords):
-                chunks[node_id] = ChunkChanges(coords, Payloads.of([Inlaid(b"\1")] * len(coords)))
+                chunks[node_id] = ChunkChanges(
+                    coords, Payloads.of([InlineChunk(b"\1")] * len(coords))
+                )
     return ChangeSet(
         new={
             node_id: NodeDocument(nodes[node_id].path, nodes[node_id].document)

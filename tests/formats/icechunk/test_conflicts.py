@@ -14,13 +14,13 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardgate.formats.icechunk.apply import apply_changes
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.commit import apply_changes
 from shardgate.formats.icechunk.conflicts import CommitConflict, ConflictKind, Policy, rebase
 from shardgate.formats.icechunk.ids import encode_id
-from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
+from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, ManifestDecoder
 from shardgate.formats.icechunk.manifest_writer import Rewritten
-from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.peer import LIMIT, change_set, logged, open_array, open_root, stored
@@ -69,7 +69,9 @@ def _over(
 
 def _chunks(*at: int) -> ChangeSet:
     coords = np.array(at, np.uint32).reshape(len(at), 1)
-    return ChangeSet(chunks={C: ChunkChanges(coords, Payloads.of(Inlaid(b"%d" % n) for n in at))})
+    return ChangeSet(
+        chunks={C: ChunkChanges(coords, Payloads.of(InlineChunk(b"%d" % n) for n in at))}
+    )
 
 
 def _kinds(found: ChangeSet | list[CommitConflict]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.icechunk.layout import Icechunk, key_blocks, sound_nodes
 from shardgate.formats.icechunk.snapshot import SnapshotDecoder
 from shardgate.formats.listing import Axis, Grid, Window
-from shardgate.formats.surveying import Collection
+from shardgate.formats.surveying import ChunkCollection
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import MISSING, ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
 from shardgate.read.listing import list_names
@@ -232,7 +232,7 @@ async def test_arrays_of_main_are_described() -> None:
     found = await layout.collections(
         case.fetch, lambda prefix: list_names(case.store, ROOT, prefix), run_in_thread
     )
-    described = [each.description for each in found if isinstance(each, Collection)]
+    described = [each.description for each in found if isinstance(each, ChunkCollection)]
 
     assert [(each.path, each.format, each.shape) for each in described] == [
         ("g/a", "icechunk", (8,)),

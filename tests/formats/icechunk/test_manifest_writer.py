@@ -18,14 +18,21 @@ from hypothesis import strategies as st
 from shardgate.formats.icechunk.changes import ChunkChanges
 from shardgate.formats.icechunk.config import WHOLE, Config, parse_splitting
 from shardgate.formats.icechunk.ids import encode_id
-from shardgate.formats.icechunk.manifest import Inlined, Manifest, ManifestDecoder, Native, Virtual
+from shardgate.formats.icechunk.manifest import (
+    InlineChunk,
+    Manifest,
+    ManifestDecoder,
+    Native,
+    Reference,
+    Virtual,
+)
 from shardgate.formats.icechunk.manifest_writer import (
     ArrayRewrite,
     Rewritten,
     needed_manifests,
     rewrite_manifests,
 )
-from shardgate.formats.icechunk.payloads import Inlaid, Payload, Payloads
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_info import RepoInfoDecoder
 from shardgate.formats.icechunk.snapshot import ManifestFile, ManifestRef, StoredArray
 from shardgate.formats.reading import DecodeError
@@ -44,7 +51,7 @@ def new_id() -> bytes:
     return os.urandom(12)
 
 
-def changes(changed: Mapping[Coords, Payload | None], ndim: int) -> ChunkChanges:
+def changes(changed: Mapping[Coords, Reference | None], ndim: int) -> ChunkChanges:
     """Return changes in order of coordinates."""
     coords = sorted(changed)
     return ChunkChanges(
@@ -62,10 +69,7 @@ def contents(
         decoded = manifests[ref.object_id]
         for row in decoded.coords(NODE, ndim).tolist():
             if ref.covers(tuple(row)):
-                reference = decoded.lookup(NODE, tuple(row))
-                if isinstance(reference, Inlined):
-                    reference = Inlaid(decoded.read(reference.place))  # type: ignore[assignment]
-                found.setdefault(tuple(row), reference)
+                found.setdefault(tuple(row), decoded.lookup(NODE, tuple(row)))
     return found
 
 
@@ -91,8 +95,8 @@ LOCATIONS = st.sampled_from(
 )
 CHECKSUMS = st.sampled_from([None, ETag('"e"'), ETag('"etag"'), UnmodifiedSince(7)])
 VIRTUAL = st.builds(Virtual, LOCATIONS, RANGES, CHECKSUMS)
-INLAID = st.builds(Inlaid, st.binary(max_size=9))
-PAYLOADS = st.one_of(NATIVE, VIRTUAL, INLAID)
+INLINE = st.builds(InlineChunk, st.binary(max_size=9))
+PAYLOADS = st.one_of(NATIVE, VIRTUAL, INLINE)
 
 DICTIONARIES = [
     zstandard.train_dictionary(
@@ -107,7 +111,7 @@ def stored(at: Coords, payload: object, dictionary: bytes | None) -> Ref:
     match payload:
         case Native(chunk_id, (start, stop)):
             return Ref(index=at, chunk_id=chunk_id, offset=start, length=stop - start)
-        case Inlaid(data):
+        case InlineChunk(data):
             return Ref(index=at, inline=data)
         case Virtual(location, (start, stop), checksum):
             data = location.encode()
@@ -215,7 +219,7 @@ def peer(tmp_path: Path) -> Peer:
 def _rewritten(
     peer: Peer,
     path: str,
-    changed: Mapping[Coords, Payload | None],
+    changed: Mapping[Coords, Reference | None],
     splits: tuple[int, ...] | None = None,
 ) -> Rewritten:
     """Apply changes to the manifests of an array, and store them in the repository."""
@@ -235,8 +239,8 @@ def test_library_reads_and_commits_onto_written_manifests(peer: Peer) -> None:
     assert isinstance(first, Native)
     part = Native(first.chunk_id, ByteRange(7, 17))
     _rewritten(peer, "/native", {(0, 1): None, (1, 1): part})
-    _rewritten(peer, "/inline", {(at, 0): Inlaid(b"x" * (at + 1)) for at in range(4)})
-    _rewritten(peer, "/scalar", {(): Inlaid(b"y")})
+    _rewritten(peer, "/inline", {(at, 0): InlineChunk(b"x" * (at + 1)) for at in range(4)})
+    _rewritten(peer, "/scalar", {(): InlineChunk(b"y")})
     chunks = {
         "native/c/0/0": b"\3" * 600, "native/c/0/1": None, "native/c/1/0": b"\3" * 600,
         "native/c/1/1": b"\3" * 10, "scalar/c": b"y",
@@ -258,7 +262,7 @@ def test_library_reads_and_commits_onto_written_manifests(peer: Peer) -> None:
 def test_library_reads_written_virtual_references(peer: Peer) -> None:
     """The library reads new and kept virtual references; compressed locations stay compressed."""
     new = f"{ARCHIVE}new.nc"
-    changed: dict[Coords, Payload | None] = {
+    changed: dict[Coords, Reference | None] = {
         (0,): Virtual(new, ByteRange(1, 3), None),
         (1,): Virtual(new, ByteRange(2, 3), ETag('"e"')),
         (2,): Virtual(new, ByteRange(3, 3), UnmodifiedSince(7)),
@@ -293,10 +297,10 @@ def test_scalar_with_a_dimension_is_rewritten_without_it() -> None:
     rewrite = ArrayRewrite(NODE, (), (ManifestRef(OLD, ((0, 1),)),), changes({}, 0), ())
     assert rewrite_manifests(rewrite, {}, new_id)[0].manifests == rewrite.manifests
 
-    rewrite = replace(rewrite, changes=changes({(): Inlaid(b"y")}, 0))
+    rewrite = replace(rewrite, changes=changes({(): InlineChunk(b"y")}, 0))
     found, written = rewrite_manifests(rewrite, old, new_id)
     assert [ref.extents for ref in found.manifests] == [()]
-    assert contents(found.manifests, decoded(written), 0) == {(): Inlaid(b"y")}
+    assert contents(found.manifests, decoded(written), 0) == {(): InlineChunk(b"y")}
 
 
 def test_rewrite_of_a_damaged_reference_is_refused() -> None:
@@ -307,7 +311,7 @@ def test_rewrite_of_a_damaged_reference_is_refused() -> None:
     data[at : at + 4] = b"\xff\xff\xff\x0f"
     old = {OLD: ManifestDecoder(OLD, LIMIT)(envelope(bytes(data), MANIFEST))}
 
-    refs, one_more = (ManifestRef(OLD, ((0, 9),)),), changes({(5,): Inlaid(b"z")}, 1)
+    refs, one_more = (ManifestRef(OLD, ((0, 9),)),), changes({(5,): InlineChunk(b"z")}, 1)
 
     with pytest.raises(DecodeError, match="reaches out"):
         rewrite_manifests(ArrayRewrite(NODE, (9,), refs, one_more), old, new_id)
@@ -353,7 +357,7 @@ def test_new_manifests_are_split_as_by_the_library(
     config = RepoInfoDecoder(LIMIT)((tmp_path / "repo").read_bytes()).config
     assert isinstance(config, Config)
     splits = parse_splitting(config.splitting).splits("/g/a", names, len(grid))
-    changed: dict[Coords, Any] = {(i, j): Inlaid(b"\1") for i in range(7) for j in range(4)}
+    changed: dict[Coords, Any] = {(i, j): InlineChunk(b"\1") for i in range(7) for j in range(4)}
     rewrite = ArrayRewrite(node.node_id, grid, (), changes(changed, 2), splits)
     found, _ = rewrite_manifests(rewrite, {}, new_id)
 
@@ -406,7 +410,7 @@ def test_rewritten_manifests_are_kept_and_split_as_by_the_library(
 def _compare(
     peer: Peer, before: StoredArray, changed: dict[Coords, bool], value: int, split: Coords
 ) -> None:
-    payloads = {at: Inlaid(b"%c" % value) if on else None for at, on in changed.items()}
+    payloads = {at: InlineChunk(b"%c" % value) if on else None for at, on in changed.items()}
     node, grid = peer.node("/a"), peer.array("/a").grid
     rewrite = ArrayRewrite(node.node_id, grid, before.manifests, changes(payloads, 2), split)
     needed = {each: peer.manifest(each) for each in needed_manifests(rewrite)}

@@ -19,8 +19,8 @@ from shardgate.formats.icechunk.repo_info import (
 )
 from shardgate.formats.icechunk.repo_writer import (
     NewSnapshot,
-    RefChange,
-    RepoChange,
+    RefUpdate,
+    RepoUpdate,
     WriteId,
     check_metadata,
     marked,
@@ -43,7 +43,7 @@ from tests.formats.icechunk.building_repo import (
 from tests.support.repositories import BUILDERS, METADATA, ROOT_ID
 
 _numbers = count(1)
-NEW_BRANCH = RefChange("branch_created", "b", FIRST)
+NEW_BRANCH = RefUpdate("branch_created", "b", FIRST)
 
 
 def root_id() -> bytes:
@@ -63,7 +63,7 @@ def root_of(info: RepoInfo) -> list[Any]:
     return info.reader().root(REPO)
 
 
-def do(folder: Path, change: RepoChange) -> icechunk.Repository:
+def do(folder: Path, change: RepoUpdate) -> icechunk.Repository:
     """Rewrite ``repo`` in *folder* as the service does, and open the repository."""
     file, backup = folder / "repo", f"repo.{next(_numbers):014d}.AAAAAAAAAAAAAAAAAAAA"
     before = file.read_bytes()
@@ -97,7 +97,7 @@ def test_rewrite_keeps_everything_else(tmp_path: Path) -> None:
     logs = pruned_logs(tmp_path)
     assert any(logs)
 
-    repo = do(tmp_path, RefChange("tag_created", "ours", root_id()))
+    repo = do(tmp_path, RefUpdate("tag_created", "ours", root_id()))
 
     before["tags"]["ours"] = ROOT_ID
     assert told(repo) == before
@@ -114,12 +114,12 @@ def test_operations_are_logged_as_by_the_library(tmp_path: Path) -> None:
     assert tip_id is not None
     length = len(list(written.repo.ops_log()))
 
-    do(written.folder, RefChange("branch_created", "néw", root_id()))
-    do(written.folder, RefChange("branch_reset", "néw", tip_id))
-    do(written.folder, RefChange("branch_created", "gone", root_id()))
-    do(written.folder, RefChange("branch_deleted", "gone"))
-    do(written.folder, RefChange("tag_created", "t", tip_id))
-    repo = do(written.folder, RefChange("tag_deleted", "t"))
+    do(written.folder, RefUpdate("branch_created", "néw", root_id()))
+    do(written.folder, RefUpdate("branch_reset", "néw", tip_id))
+    do(written.folder, RefUpdate("branch_created", "gone", root_id()))
+    do(written.folder, RefUpdate("branch_deleted", "gone"))
+    do(written.folder, RefUpdate("tag_created", "t", tip_id))
+    repo = do(written.folder, RefUpdate("tag_deleted", "t"))
 
     assert repo.lookup_branch("néw") == tip
     assert "gone" not in repo.list_branches()
@@ -178,7 +178,7 @@ def test_rewrite_that_would_lose_fields_is_refused() -> None:
         info = decode(repo.file())
         at = FIRST if repo.snapshots is not shared else b"\1".rjust(12, b"\0")
         with pytest.raises(DecodeError, match=reason or None):
-            rewrite_repo(info, RefChange("branch_created", "b", at), NOON + 1, "repo.1.A")
+            rewrite_repo(info, RefUpdate("branch_created", "b", at), NOON + 1, "repo.1.A")
 
 
 def test_operations_before_a_migration_are_kept(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_operations_before_a_migration_are_kept(tmp_path: Path) -> None:
     length = len(list(written.repo.ops_log()))
 
     for number in range(5):
-        repo = do(tmp_path, RefChange("tag_created", f"ours {number}", root_id()))
+        repo = do(tmp_path, RefUpdate("tag_created", f"ours {number}", root_id()))
         assert len(list(repo.ops_log())) == length + 1 + number
 
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from hypothesis import strategies as st
 
+from shardgate.formats.icechunk.apply import Applied, apply_changes
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.commit import Applied, apply_changes
-from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
+from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, ManifestDecoder
 from shardgate.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
-from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_info import Metadata
 from shardgate.formats.icechunk.snapshot import (
     ManifestFile,
@@ -328,7 +328,7 @@ def difference(before: Tree, after: Tree) -> ChangeSet:
 def _chunks(chunks: Mapping[Coords, bytes | None], node: Node) -> ChunkChanges:
     coords = np.array(sorted(chunks), np.uint32).reshape(len(chunks), len(node.grid))
     bodies = [chunks[at] for at in sorted(chunks)]
-    payloads = (None if each is None else Inlaid(each) for each in bodies)
+    payloads = (None if each is None else InlineChunk(each) for each in bodies)
     return ChunkChanges(coords, Payloads.of(payloads))
 
 

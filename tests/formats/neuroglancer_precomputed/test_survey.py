@@ -18,7 +18,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
     parse_info,
 )
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShards, coalesce
-from shardgate.formats.surveying import Entry, Fault, Ranges, Survey
+from shardgate.formats.surveying import Fault, IndexEntry, Ranges, Survey
 from shardgate.model import ByteRange
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
@@ -140,7 +140,7 @@ async def test_survey_lists_entries_by_place() -> None:
     survey = await _survey(_of(volume_info(RAW_SHARDING)), objects, "s0/0.shard")
     table = survey.table()
 
-    assert list(table) == [Entry(0, ByteRange(35, 40)), Entry(3, ByteRange(67, 73))]
+    assert list(table) == [IndexEntry(0, ByteRange(35, 40)), IndexEntry(3, ByteRange(67, 73))]
     assert [survey.key(entry.number) for entry in table] == ["s0/-1-2_5-8_0-1", "s0/2-5_8-10_0-1"]
     assert np.transpose(survey.indexes).tolist() == [[0, 32], [40, 64], [73, 97]]
     assert (survey.index_location, survey.checksummed, survey.inner) == ("start", (), None)
@@ -155,7 +155,7 @@ async def test_survey_of_a_shard_in_two_objects_covers_its_data() -> None:
 
     assert survey.whole.ref == ROOT.join("s0/0.data")
     assert np.transpose(survey.indexes).tolist() == [[0, 0], [8, 32]]
-    assert list(survey.table()) == [Entry(0, ByteRange(3, 8))]
+    assert list(survey.table()) == [IndexEntry(0, ByteRange(3, 8))]
 
 
 class _Replacing(MemoryStore):
@@ -313,7 +313,7 @@ async def test_gzip_chunks_are_checked_by_inflating(data: bytes, reason: str | N
     for sharding, expected in (({**GZIP_DATA}, reason), ({**RAW_SHARDING}, None)):
         objects = build_shards({0: b"any"}, sharding)
         survey = await _survey(_of(skeleton_info(sharding)), objects)
-        found = survey.check(Entry(0, ByteRange(32, 32 + len(data))), data)
+        found = survey.check(IndexEntry(0, ByteRange(32, 32 + len(data))), data)
         assert (found or "").startswith(expected or "")
         assert (found is None) is (expected is None)
 

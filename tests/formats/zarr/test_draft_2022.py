@@ -20,7 +20,7 @@ from shardgate.errors import (
     UnknownCodingError,
 )
 from shardgate.formats.contract import Document
-from shardgate.formats.surveying import Collection
+from shardgate.formats.surveying import ChunkCollection
 from shardgate.model import (
     MISSING,
     ByteRange,
@@ -49,7 +49,7 @@ _DATA = "data/root/foo/bar"
 _CHUNKS = {f"{_DATA}/c0/0": b"first", f"{_DATA}/c0/1": b"second", f"{_DATA}/c2/3": b"third"}
 
 
-async def _collections(objects: Mapping[str, bytes]) -> Sequence[Collection | DamagedError]:
+async def _collections(objects: Mapping[str, bytes]) -> Sequence[ChunkCollection | DamagedError]:
     case = Container(objects)
     listing = partial(list_names, case.store, ROOT)
     return await (await case.open()).collections(case.fetch, listing, run_in_thread)
@@ -146,7 +146,7 @@ async def test_hierarchy_of_an_unknown_encoding_is_served_as_stored() -> None:
     layout = await case.open()
     assert (await layout.listing_rules(VirtualKey(f"{_DATA}/"), case.fetch)).is_plain
     (found,) = await _collections(objects)
-    assert isinstance(found, Collection)
+    assert isinstance(found, ChunkCollection)
     assert (found.description.kind, found.shards) == ("hierarchy", None)
     assert "not encoded as JSON" in found.description.why_sharded
 
@@ -257,9 +257,10 @@ async def test_chunk_of_a_known_length_is_checked(
         shard.encode(entry, bytes(nbytes or 5), coding="gzip")
 
 
-def _paths(found: Sequence[Collection | DamagedError]) -> list[str]:
+def _paths(found: Sequence[ChunkCollection | DamagedError]) -> list[str]:
     return [
-        each.description.path if isinstance(each, Collection) else str(each.ref) for each in found
+        each.description.path if isinstance(each, ChunkCollection) else str(each.ref)
+        for each in found
     ]
 
 
@@ -276,7 +277,7 @@ async def test_every_array_of_a_hierarchy_is_described() -> None:
 
     damaged = [f"{ROOT}/meta/root/{name}.array.json" for name in "ab"]
     assert _paths(found) == ["", *damaged, "foo/bar", "plain"]
-    assert [isinstance(each, Collection) and each.shards is not None for each in found] == [
+    assert [isinstance(each, ChunkCollection) and each.shards is not None for each in found] == [
         *(True, False, False, True, False)
     ]
 

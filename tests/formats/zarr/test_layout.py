@@ -16,7 +16,7 @@ from shardgate.errors import (
 from shardgate.formats.contract import Document
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.index import IndexCodec, IndexLocation
-from shardgate.formats.zarr.layout import Chunk, Shard, locate_entry
+from shardgate.formats.zarr.layout import Chunk, ShardPlace, locate_entry
 from shardgate.model import (
     MISSING,
     ByteRange,
@@ -201,7 +201,7 @@ _ELSEWHERE = ObjectRef("memory://bucket", "chunks/abc")
 _FIXED = Fixed(ETag('"name"'))
 _INDEX = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
 
-type _Locate = Callable[[Shard, int], Awaitable[Chunk]]
+type _Locate = Callable[[ShardPlace, int], Awaitable[Chunk]]
 
 
 def _around(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.surveying import Description, Entry, Fault, Survey
+from shardgate.formats.surveying import Description, Fault, IndexEntry, Survey
 from shardgate.formats.zarr.metadata import Node, parse_array, parse_node
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe
 from shardgate.model import ByteRange, VirtualKey
@@ -77,7 +77,7 @@ async def test_survey_lists_entries_by_place() -> None:
 
     table = survey.table()
 
-    assert list(table) == [Entry(0, ByteRange(0, 5)), Entry(3, ByteRange(8, 14))]
+    assert list(table) == [IndexEntry(0, ByteRange(0, 5)), IndexEntry(3, ByteRange(8, 14))]
     assert (table.empty, list(table.faults)) == (2, [])
     assert np.transpose(survey.indexes).tolist() == [[17, 17 + 68]]
     assert survey.index_location == "end"

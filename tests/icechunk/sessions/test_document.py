@@ -5,15 +5,14 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardgate.formats.icechunk.manifest import Native
-from shardgate.formats.icechunk.payloads import Inlaid
+from shardgate.formats.icechunk.manifest import InlineChunk, Native
 from shardgate.formats.reading import DecodeError
 from shardgate.icechunk.sessions.document import (
     GONE_NBYTES,
     ChangedNode,
     Committed,
     Discarded,
-    Entry,
+    JournalEntry,
     Open,
     Sealed,
     SessionDocument,
@@ -74,7 +73,7 @@ def test_invalid_session_is_refused(data: bytes) -> None:
 
 entries = st.one_of(
     st.none(),
-    st.builds(Inlaid, st.binary(min_size=1)),
+    st.builds(InlineChunk, st.binary(min_size=1)),
     st.builds(
         lambda chunk_id, start, nbytes: Native(chunk_id, ByteRange(start, start + nbytes)),
         st.binary(min_size=12, max_size=12),
@@ -85,7 +84,7 @@ entries = st.one_of(
 
 
 @given(entry=entries)
-def test_encoded_entry_is_decoded(entry: Entry) -> None:
+def test_encoded_entry_is_decoded(entry: JournalEntry) -> None:
     """An entry is decoded from its encoding; the one of a deleted chunk has `GONE_NBYTES`."""
     data = encode_entry(entry)
 

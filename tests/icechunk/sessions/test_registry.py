@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shardgate.errors import ConflictError, ShardgateError
-from shardgate.formats.icechunk.payloads import Inlaid
+from shardgate.formats.icechunk.manifest import InlineChunk
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.icechunk.sessions.document import (
     ChangedNode,
@@ -22,7 +22,7 @@ from shardgate.icechunk.sessions.document import (
     SessionDocument,
     encode_session,
 )
-from shardgate.icechunk.sessions.journal import Edit, SessionDocumentStore
+from shardgate.icechunk.sessions.journal import DocumentEdit, SessionDocumentStore
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import Found
@@ -87,7 +87,7 @@ async def test_large_inline_chunks_are_not_all_cached(files: Mapping[str, bytes]
     node = (await session.view()).node("b")
     assert node is not None
     for at in range(count):
-        large = Inlaid(at.to_bytes(MIB, "little"))
+        large = InlineChunk(at.to_bytes(MIB, "little"))
         await session.journal.put(ChunkAddress(node, (at,)), large, expected=None)
     reader = await (await Replica.of(kept)).enter(session.location.session_id)
     with growing_at_most(36 * MIB):
@@ -246,7 +246,7 @@ def placed() -> WatchedStore:
     return store
 
 
-def counting() -> Edit:
+def counting() -> DocumentEdit:
     """Return an edit that counts its attempts."""
     return lambda document: document and replace(document, attempt=document.attempt + 1)
 

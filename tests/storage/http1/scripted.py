@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from typing import Final
 
-from shardgate.storage.http1_client import HttpClient, Target
+from shardgate.storage.http1_client import HttpClient, RequestTarget
 
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """Linger time of zero, with which closing is a reset."""
@@ -45,9 +45,11 @@ class ScriptedServer:
         self.sent_bytes = 0
         """Bytes of the current step that were sent."""
 
-    def target(self, path: str = "/", *, scheme: str = "", host: str = "127.0.0.1") -> Target:
+    def target(
+        self, path: str = "/", *, scheme: str = "", host: str = "127.0.0.1"
+    ) -> RequestTarget:
         """Return the URL of *path*, by default with the scheme that is served."""
-        return Target(f"{scheme or self._scheme}://{host}:{self.port}{path}")
+        return RequestTarget(f"{scheme or self._scheme}://{host}:{self.port}{path}")
 
     @property
     def open(self) -> int:
@@ -132,7 +134,7 @@ def answer(body: bytes = b"hello", headers: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%s\r\n%s" % (len(body), headers, body)
 
 
-async def fetch(client: HttpClient, target: Target, *, is_eager: bool = False) -> bytes:
+async def fetch(client: HttpClient, target: RequestTarget, *, is_eager: bool = False) -> bytes:
     """Read a whole response, and release it."""
     response = await client.send("GET", target, is_eager=is_eager)
     try:

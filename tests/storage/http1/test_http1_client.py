@@ -14,7 +14,7 @@ from shardgate.storage.http1_client import (
     ExchangeError,
     HttpClient,
     NoAnswerError,
-    Target,
+    RequestTarget,
 )
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
@@ -25,7 +25,7 @@ UNMEASURED = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 @pytest.fixture
-def deaf() -> Generator[Target]:
+def deaf() -> Generator[RequestTarget]:
     """Listen without accepting, with a full queue of waiting connections."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -34,7 +34,7 @@ def deaf() -> Generator[Target]:
         for each in waiting:
             each.setblocking(False)  # noqa: FBT003
             each.connect_ex(listener.getsockname())
-        yield Target(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+        yield RequestTarget(f"http://127.0.0.1:{listener.getsockname()[1]}/")
         for each in waiting:
             each.close()
 
@@ -122,7 +122,7 @@ async def test_refused_connection_raises_oserror(serve: Serve, client: HttpClien
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
-            await client.send("GET", Target(f"http://127.0.0.1:{unheard.getsockname()[1]}/"))
+            await client.send("GET", RequestTarget(f"http://127.0.0.1:{unheard.getsockname()[1]}/"))
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
@@ -192,7 +192,9 @@ async def test_failure_releases_its_connection(
     assert await fetch(hasty, server.target()) == b"hello"
 
 
-async def test_connect_timeout_releases_its_connection(hasty: HttpClient, deaf: Target) -> None:
+async def test_connect_timeout_releases_its_connection(
+    hasty: HttpClient, deaf: RequestTarget
+) -> None:
     """A host that does not accept raises TimeoutError, for the next request too."""
     cancelled = asyncio.create_task(hasty.send("GET", deaf))
     await asyncio.sleep(0.02)
@@ -509,7 +511,7 @@ async def test_missing_ca_file_fails_each_request() -> None:
     async with aclosing(HttpClient(connections=1, silence_s=60, ca_file="/nonexistent")) as client:
         for _ in range(2):
             with pytest.raises(FileNotFoundError):
-                await client.send("GET", Target("https://127.0.0.1:1/"))
+                await client.send("GET", RequestTarget("https://127.0.0.1:1/"))
 
 
 @pytest.mark.parametrize(("is_trusting", "host"), [(False, "127.0.0.1"), (True, "localhost")])

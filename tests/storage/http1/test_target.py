@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardgate.storage.http1_client import BadUrlError, Origin, Target
+from shardgate.storage.http1_client import BadUrlError, Origin, RequestTarget
 
 HEAD = re.compile(
     rb"/[!-~]* HTTP/1\.1\r\nHost: [!-~]+\r\nAccept-Encoding: identity\r\nUser-Agent: [!-~]+\r\n"
@@ -34,7 +34,7 @@ def test_url_is_parsed_into_a_request(
     url: str, origin: tuple[str, str, int], host: str, path: str
 ) -> None:
     """Path, query and ``Host`` of a request are those of the URL; the fragment is not sent."""
-    target = Target(url)
+    target = RequestTarget(url)
 
     assert target.origin == Origin(*origin)
     assert target.head.decode() == (
@@ -83,14 +83,14 @@ UNFIT = (
 def test_invalid_url_is_refused(url: str) -> None:
     """An invalid URL raises BadUrlError, which does not contain the URL."""
     with pytest.raises(BadUrlError) as raised:
-        Target(url)
+        RequestTarget(url)
 
     assert SECRET not in repr(raised.value)
 
 
 def test_target_hides_its_url() -> None:
     """The repr and str of a target do not contain its signature."""
-    target = Target(f"http://h/a?X-Amz-Signature={SECRET}")
+    target = RequestTarget(f"http://h/a?X-Amz-Signature={SECRET}")
 
     assert SECRET not in f"{target!r} {target!s}"
 
@@ -115,7 +115,7 @@ def test_target_hides_its_url() -> None:
 )
 def test_redirect_is_resolved(location: str, url: str) -> None:
     """A redirect is resolved against the requested URL, and characters not allowed are quoted."""
-    found, expected = Target("http://h:81/a/b?x=y").redirected(location), Target(url)
+    found, expected = RequestTarget("http://h:81/a/b?x=y").redirected(location), RequestTarget(url)
 
     assert (found.origin, found.head) == (expected.origin, expected.head)
 
@@ -123,7 +123,7 @@ def test_redirect_is_resolved(location: str, url: str) -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="%?#/."), min_size=1))
 def test_redirect_to_raw_utf_8_is_quoted(name: str) -> None:
     """Raw UTF-8 in a redirect is percent-encoded."""
-    found = Target("http://h/a").redirected(f"/b/{name.encode().decode('latin-1')}.bin")
+    found = RequestTarget("http://h/a").redirected(f"/b/{name.encode().decode('latin-1')}.bin")
 
     path = f"/b/{quote(name, safe="!$&'()*+,:;=@[]~")}.bin"
     assert found.head.startswith(f"{path} ".encode())
@@ -131,7 +131,7 @@ def test_redirect_to_raw_utf_8_is_quoted(name: str) -> None:
 
 def test_second_redirect_is_resolved_against_the_first() -> None:
     """A second redirect is resolved against the first."""
-    found = Target("http://h/a/b").redirected("https://other/c/d").redirected("e")
+    found = RequestTarget("http://h/a/b").redirected("https://other/c/d").redirected("e")
 
     assert (found.origin, found.path) == (Origin("https", "other", 443), "/c/e")
 
@@ -140,14 +140,14 @@ def test_second_redirect_is_resolved_against_the_first() -> None:
 def test_redirect_away_from_tls_is_refused(location: str) -> None:
     """A redirect from https to http raises BadUrlError."""
     with pytest.raises(BadUrlError, match="away from TLS"):
-        Target("https://h/a").redirected(location)
+        RequestTarget("https://h/a").redirected(location)
 
 
 @pytest.mark.parametrize("location", [f"mailto:{SECRET}", f"http://h/{SECRET}\N{SNOWMAN}", *UNFIT])
 def test_invalid_redirect_is_refused(location: str) -> None:
     """An invalid redirect raises BadUrlError, which does not contain its location."""
     with pytest.raises(BadUrlError) as raised:
-        Target("http://h/a").redirected(location)
+        RequestTarget("http://h/a").redirected(location)
 
     assert SECRET not in repr(raised.value)
 
@@ -156,7 +156,9 @@ def test_invalid_redirect_is_refused(location: str) -> None:
 def test_any_text_is_a_target_or_refused(url: str, is_redirect: bool) -> None:  # noqa: FBT001
     """Any text is a target with one well-formed head, or raises BadUrlError."""
     try:
-        target = Target("http://h/a/b").redirected(url) if is_redirect else Target(url)
+        target = (
+            RequestTarget("http://h/a/b").redirected(url) if is_redirect else RequestTarget(url)
+        )
     except BadUrlError:
         return
 

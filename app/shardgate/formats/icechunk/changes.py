@@ -1,40 +1,24 @@
-"""Change sets of commits: read from requests, made against a parent snapshot, and checked.
-
-Chunks are columns, not objects: one request may set a million of them.
-"""
+"""Change sets of commits: made against a parent snapshot, and checked."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import orjson
-from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
 from shardgate.errors import BadBodyError, NotAllowedError
 from shardgate.formats.icechunk.config import Config, VirtualContainer
 from shardgate.formats.icechunk.coords import Coords, last_of_each
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import Native, PayloadKind
-from shardgate.formats.icechunk.payloads import ChunkColumns, Payloads, read_coords
-from shardgate.formats.icechunk.snapshot import StoredSnapshot, is_node_path
+from shardgate.formats.icechunk.payloads import Payloads
+from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import Allowed, resolve
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
-_COLUMNS: Final = {
-    "coords": "coords",
-    "chunk_id": "chunk_ids",
-    "offset": "offsets",
-    "length": "lengths",
-    "inline": "inlines",
-    "location": "locations",
-    "etag": "etags",
-    "last_modified": "last_modified",
-}
-_KINDS: Final = ("chunk_id", "inline", "location")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,104 +82,6 @@ class SetChunks(NamedTuple):
 type Edit = PutNode | DeleteNode | SetChunks
 """One change; each applies to the result of those before it."""
 type NewId = Callable[[], bytes]
-
-
-def read_edits(items: Sequence[Any]) -> list[Edit]:
-    """Read the list ``changes`` of a request. Raises: `BadBodyError`, with its position."""
-    return [read_edit(item, f"changes[{number}]") for number, item in enumerate(items)]
-
-
-def read_edit(item: Any, where: str) -> Edit:
-    """Read one change. Raises: `BadBodyError`, which says *where* it is in the request."""
-    try:
-        return _ITEM.validate_python(item).edit()
-    except ValidationError as error:
-        raise BadBodyError(f"{where}: {BadBodyError.of(error)}") from None
-    except BadBodyError as error:
-        raise BadBodyError(f"{where}: {error}") from None
-
-
-def _check_path(path: str) -> str:
-    if not is_node_path(path) or "\0" in path:
-        raise BadBodyError(f"{path[:80]!r} is no path of a node, such as /a/b")
-    return path
-
-
-type _NodePath = Annotated[str, AfterValidator(_check_path)]
-
-
-class _PutNodeItem(BaseModel, extra="forbid", strict=True):
-    op: Literal["put_node"]
-    path: _NodePath
-    metadata: dict[str, Any]
-
-    def edit(self) -> PutNode:
-        node_type = self.metadata.get("node_type")
-        if node_type not in ("array", "group"):
-            raise BadBodyError("metadata.node_type is array or group")
-        try:
-            return PutNode(self.path, orjson.dumps(self.metadata), node_type == "array")
-        except orjson.JSONEncodeError:
-            raise BadBodyError("metadata nests too deep") from None
-
-
-class _DeleteNodeItem(BaseModel, extra="forbid", strict=True):
-    op: Literal["delete_node"]
-    path: _NodePath
-
-    def edit(self) -> DeleteNode:
-        return DeleteNode(self.path)
-
-
-class _PutChunksItem(ChunkColumns):
-    op: Literal["put_chunks"]
-    path: _NodePath
-    coords: list[Any] = Field([])
-    chunks: list[Any] | None = None
-    """Chunks as objects, instead of columns."""
-
-    def edit(self) -> SetChunks:
-        if self.chunks is None:
-            coords = read_coords(self.coords)
-            return SetChunks(self.path, coords, self.payloads(len(coords)))
-        if self.model_fields_set != {"op", "path", "chunks"}:
-            raise BadBodyError("put_chunks has either chunks or columns")
-        return SetChunks(self.path, *_read_entries(self.chunks))
-
-
-class _DeleteChunksItem(BaseModel, extra="forbid", strict=True):
-    op: Literal["delete_chunks"]
-    path: _NodePath
-    coords: list[Any]
-
-    def edit(self) -> SetChunks:
-        coords = read_coords(self.coords)
-        return SetChunks(self.path, coords, Payloads.gone(len(coords)))
-
-
-type _Item = _PutNodeItem | _DeleteNodeItem | _PutChunksItem | _DeleteChunksItem
-
-_ITEM: Final[TypeAdapter[_Item]] = TypeAdapter(Annotated[_Item, Field(discriminator="op")])
-
-
-def _read_entries(entries: list[Any]) -> tuple[Coords, Payloads]:
-    """Read chunks that are objects; those of one kind follow one another."""
-    if not {dict}.issuperset(map(type, entries)):
-        raise BadBodyError("chunks is a list of objects")
-    shapes = set(map(tuple, entries))
-    for shape in shapes:
-        if not {"coords"} <= set(shape) <= _COLUMNS.keys() or sum(map(shape.count, _KINDS)) != 1:
-            raise BadBodyError(f"a chunk has coords and one of {', '.join(_KINDS)}")
-    coords: list[Any] = []
-    payloads: list[Payloads] = []
-    for kind in _KINDS:
-        some = [entry for entry in entries if kind in entry]
-        coords += [entry["coords"] for entry in some]
-        names = {name for shape in shapes if kind in shape for name in shape} - {"coords"}
-        columns = {_COLUMNS[name]: [entry.get(name) for entry in some] for name in names}
-        if some:
-            payloads.append(ChunkColumns.model_validate(columns).payloads(len(some)))
-    return read_coords(coords), Payloads.joined(payloads)
 
 
 def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> ChangeSet:

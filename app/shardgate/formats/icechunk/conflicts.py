@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from shardgate.formats.icechunk.apply import by_id, parent_of, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
-from shardgate.formats.icechunk.commit import by_id, parent_of, read_grid
 from shardgate.formats.icechunk.coords import Coords, Mask, rows_in, union
 from shardgate.formats.icechunk.snapshot import StoredNode, StoredSnapshot
 from shardgate.formats.icechunk.transaction_log import TransactionLog

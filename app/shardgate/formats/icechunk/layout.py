@@ -29,10 +29,10 @@ from shardgate.formats.icechunk.keys import (
     spell_ref,
     split_ref,
 )
-from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Reference, Virtual
-from shardgate.formats.icechunk.repository import FileRefs, RepoRefs, Repository
+from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, Native, Reference, Virtual
+from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from shardgate.formats.icechunk.survey import OnlyShard, enclose, survey_ref
+from shardgate.formats.icechunk.survey import enclose, survey_ref
 from shardgate.formats.listing import (
     LAST,
     Axis,
@@ -47,8 +47,15 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.reading import DecodeError, Fetch, Read
 from shardgate.formats.references import Allowed
-from shardgate.formats.surveying import Collection, Finding, Listing, Shards, State, Trace
-from shardgate.formats.zarr.layout import Shard, locate_entry
+from shardgate.formats.surveying import (
+    ChunkCollection,
+    Finding,
+    Listing,
+    RefDescription,
+    Shard,
+    Trace,
+)
+from shardgate.formats.zarr.layout import ShardPlace, locate_entry
 from shardgate.formats.zarr.survey import describe
 from shardgate.model import (
     MISSING,
@@ -227,13 +234,13 @@ class RepositoryLayout(Layout):
 
     async def collections(
         self, fetch: Fetch, _: Listing, run_in_thread: RunInThread
-    ) -> Sequence[Collection | DamagedError]:
+    ) -> Sequence[ChunkCollection | DamagedError]:
         if (snapshot := await self.repository.snapshot(MAIN, fetch)) is None:
             return ()
         name = self.repository.file("snapshots", snapshot.object_id)
         return await run_in_thread(_describe_all, name, snapshot.nodes)
 
-    async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
+    async def holding(self, key: VirtualKey, fetch: Fetch) -> Shard | None:
         """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""
         found = await self._find(key, fetch)
         if found is None or found.node.document.array is None:
@@ -244,7 +251,7 @@ class RepositoryLayout(Layout):
         referred = await self.repository.find(node.node_id, found.node.chunks, coords, fetch)
         if referred is None or isinstance(place := referred[1].place, Inline):
             return None
-        return OnlyShard(enclose(node, coords, place))
+        return enclose(node, coords, place)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
         """Return how the ref is spelled, if *key* begins with none; else the grid of chunks."""
@@ -263,14 +270,18 @@ class RepositoryLayout(Layout):
         counts = node.chunks.grid if array is None else [axis.count for axis in array.axes]
         return f"{found.path or 'the array'} has {node.chunks.keys.describe(counts)}"
 
-    async def states(self, fetch: Fetch, listing: Listing) -> list[State]:
+    async def states(self, fetch: Fetch, listing: Listing) -> list[RefDescription]:
         """Return branches and tags; only ``main`` where the store cannot list files of refs."""
         named = self.repository.refs.named
         try:
             found = [(kind, await named(kind, fetch, listing)) for kind in (Branch, Tag)]
         except StorageUnusableError:
             found = [(kind, await named(kind, fetch)) for kind in (Branch, Tag)]
-        return [State(spell_ref(kind(name)), at) for kind, ids in found for name, at in ids.items()]
+        return [
+            RefDescription("", spell_ref(kind(name)), at)
+            for kind, ids in found
+            for name, at in ids.items()
+        ]
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:
         if (found := await self._find(key, fetch)) is None:
@@ -282,7 +293,7 @@ class RepositoryLayout(Layout):
         match reference:
             case Native(chunk_id, _):
                 return Trace("native", name, str(self.repository.file("chunks", chunk_id)))
-            case Inlined():
+            case InlineChunk():
                 return Trace("inline", name, "")
             case Virtual(location):
                 return Trace("virtual", name, location)
@@ -345,7 +356,7 @@ class RepositoryLayout(Layout):
         if found is None:
             return MISSING
         manifest, referenced = found
-        place: Shard = referenced.place
+        place: ShardPlace = referenced.place
         if (array := node.document.array) is not None and origin is not None:
             for level in array.levels:
                 entry, most_nbytes = level.entry(origin), self.whole_index_nbytes
@@ -409,7 +420,7 @@ def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
 
 def _describe_all(
     name: ObjectRef, nodes: Mapping[str, SnapshotNode | DecodeError]
-) -> list[Collection | DamagedError]:
+) -> list[ChunkCollection | DamagedError]:
     return [
         _describe(name, path, node)
         for path, node in nodes.items()
@@ -419,14 +430,14 @@ def _describe_all(
 
 def _describe(
     snapshot: ObjectRef, path: str, node: SnapshotNode | DecodeError
-) -> Collection | DamagedError:
+) -> ChunkCollection | DamagedError:
     if isinstance(node, DecodeError):
         return DamagedError(snapshot, f"/{path}: {node}")
     try:
         description = replace(describe(node.document), path=path, format="icechunk")
     except DecodeError as error:
         return DamagedError(snapshot, f"/{path}: {error}")
-    return Collection(description, None)
+    return ChunkCollection(description, None)
 
 
 def make_grid(

@@ -7,7 +7,7 @@ chunk. A reference is read from the payload when it is looked up.
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from threading import Lock
 from typing import Final, NamedTuple
@@ -84,11 +84,13 @@ class Native(NamedTuple):
     byte_range: ByteRange
 
 
-class Inlined(NamedTuple):
-    """Reference to bytes in the manifest itself."""
+@dataclass(frozen=True, slots=True)
+class InlineChunk:
+    """Chunk in the manifest itself."""
 
-    place: ByteRange
-    """Range of the payload of the manifest."""
+    data: bytes
+    start: int = field(default=0, compare=False)
+    """Position in the payload of the manifest that it was read from."""
 
 
 class Virtual(NamedTuple):
@@ -100,7 +102,7 @@ class Virtual(NamedTuple):
     checksum: Condition | None
 
 
-type Reference = Native | Inlined | Virtual
+type Reference = Native | InlineChunk | Virtual
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +227,6 @@ class Manifest:
             return self.references.read(position)
         except DecodeError as error:
             raise DecodeError(f"the reference of chunk {coords} is damaged: {error}") from None
-
-    def read(self, place: ByteRange) -> bytes:
-        """Return the bytes of an inline chunk."""
-        return self.references.data[place.start : place.stop]
 
     def coords(self, node_id: bytes, ndim: int) -> Coords:
         """Return the chunks of array *node_id* that have a reference, in C order."""
@@ -381,7 +379,8 @@ class ReferenceReader:
         if table > last:
             raise DecodeError(_OUTSIDE)
         if inline:
-            return Inlined(ByteRange(*self._vector(table + inline)))
+            at, stop = self._vector(table + inline)
+            return InlineChunk(data[at:stop], at)
         start = U64.unpack_from(data, table + offset)[0] if offset else 0
         stop = start + U64.unpack_from(data, table + length)[0] if length else start
         if stop > _END:
@@ -423,7 +422,7 @@ class ReferenceReader:
     def _text(self, at: int) -> bytes:
         start, stop = self._vector(at)
         if stop - start > _MAX_TEXT_NBYTES:
-            raise DecodeError("a string of it is too long")
+            raise DecodeError("a string is too long")
         return self.data[start:stop]
 
     def _vector(self, at: int) -> tuple[int, int]:
@@ -440,7 +439,7 @@ def _decode_text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise DecodeError("a string of it is not UTF-8") from None
+        raise DecodeError("a string is not valid UTF-8") from None
 
 
 def _parse_etag(text: str) -> ETag | None:

@@ -85,7 +85,7 @@ class Metadata(NamedTuple):
 
 
 def encode_metadata(values: Mapping[str, Json]) -> Metadata:
-    """Encode *values*, sorted by name. Raises: `ValueError` for what cannot be encoded."""
+    """Encode *values*, sorted by name. Raises: `ValueError` for values that cannot be encoded."""
     names = sorted(values, key=str.encode)
     items = tuple((name, encode_flexbuffer(values[name])) for name in names)
     for name, value in items:

@@ -54,17 +54,17 @@ class NewSnapshot(NamedTuple):
     amends: bool = False
 
 
-class RefChange(NamedTuple):
-    """A branch or a tag that is created, reset or deleted; the change is not checked again."""
+class RefUpdate(NamedTuple):
+    """A branch or a tag that is created, reset or deleted; it is not checked again."""
 
     kind: Literal["branch_created", "branch_reset", "branch_deleted", "tag_created", "tag_deleted"]
-    """Kind of the update that records it."""
+    """Kind of the operation in the log of updates."""
     name: str
     snapshot_id: bytes | None = None
     """`None` for a deletion."""
 
 
-type RepoChange = NewSnapshot | RefChange
+type RepoUpdate = NewSnapshot | RefUpdate
 
 
 class FutureError(ValueError):
@@ -95,7 +95,7 @@ class _Draft:
     deleted_tags: set[str]
     snapshots: list[SnapshotInfo]
 
-    def apply(self, change: RepoChange, at_us: int) -> Update:
+    def apply(self, change: RepoUpdate, at_us: int) -> Update:
         fields: dict[str, Value]
         match change:
             case NewSnapshot(branch, snapshot, amends):
@@ -105,7 +105,7 @@ class _Draft:
                 kind = "commit_amended" if amends else "new_commit"
                 fields = {"branch": branch, "new_snap_id": new, "previous_snap_id": before}
                 return Update(kind, at_us, None, fields)
-            case RefChange(kind, name, snapshot_id):
+            case RefUpdate(kind, name, snapshot_id):
                 refs = self.tags if kind.startswith("tag") else self.branches
                 fields = {"name": name, "previous_snap_id": refs.pop(name, None)}
                 if snapshot_id is not None:
@@ -115,7 +115,7 @@ class _Draft:
                 return Update(kind, at_us, None, fields)
 
 
-def rewrite_repo(info: RepoInfo, change: RepoChange, at_us: int, backup: str) -> bytes:
+def rewrite_repo(info: RepoInfo, change: RepoUpdate, at_us: int, backup: str) -> bytes:
     """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
     Raises: `DecodeError` if something of a newer specification would be lost.
     """

@@ -4,22 +4,21 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter, mul
-from typing import ClassVar
 
 from shardgate.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
 from shardgate.formats.icechunk.coords import inside
 from shardgate.formats.icechunk.keys import parse_ref
 from shardgate.formats.icechunk.manifest import Manifest
-from shardgate.formats.icechunk.repository import Repository
+from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import (
     ARRAYS,
     Counted,
+    Damage,
     Enclosed,
     EntryTable,
     Finding,
-    Flaw,
     NeededObject,
     Ranges,
     Shard,
@@ -64,10 +63,10 @@ async def survey_ref(
     snapshot, spelled = await _snapshot(repository, ref, fetch)
     file = repository.file("snapshots", snapshot.object_id)
     for path, reason in snapshot.faults:
-        yield Flaw(file, f"{spelled}{path}", reason)
+        yield Damage(str(file), f"{spelled}{path}", reason)
     arrays: defaultdict[bytes, list[_SurveyedArray]] = defaultdict(list)
     for array in _survey_arrays(snapshot, spelled, file, chunks=chunks):
-        if isinstance(array, Flaw):
+        if isinstance(array, Damage):
             yield array
             continue
         yield Counted(ARRAYS, 1)
@@ -80,7 +79,7 @@ async def survey_ref(
         try:
             manifest = await repository.manifest(object_id, fetch)
         except (DamagedError, StorageError) as error:
-            yield Flaw(error.ref, some[0].key, error.reason)
+            yield Damage(str(error.ref), some[0].key, error.reason)
             continue
         yield Counted("manifests", 1)
         for array in some:
@@ -99,7 +98,7 @@ async def _snapshot(repository: Repository, ref: str, fetch: Fetch) -> tuple[Sna
 
 def _survey_arrays(
     snapshot: Snapshot, spelled: str, file: ObjectRef, *, chunks: bool
-) -> Iterator[_SurveyedArray | Flaw]:
+) -> Iterator[_SurveyedArray | Damage]:
     for path, node in snapshot.nodes.items():
         key = f"{spelled}/{path}".rstrip("/")
         try:
@@ -109,7 +108,7 @@ def _survey_arrays(
                 form = _chunk_form(node) if chunks else ChunkForm()
                 yield _SurveyedArray(key, node, node.chunks, form)
         except DecodeError as error:
-            yield Flaw(file, key, str(error))
+            yield Damage(str(file), key, str(error))
 
 
 def _chunk_form(node: SnapshotNode) -> ChunkForm:
@@ -122,17 +121,17 @@ def _chunk_form(node: SnapshotNode) -> ChunkForm:
     return chunk_form(found.codecs, shape, found.data_type if is_regular else None)
 
 
-def _find_misplaced(file: ObjectRef, manifest: Manifest, array: _SurveyedArray) -> Iterator[Flaw]:
+def _find_misplaced(file: ObjectRef, manifest: Manifest, array: _SurveyedArray) -> Iterator[Damage]:
     node_id, grid = array.node.node_id, array.chunks.grid
     for found, ndim in manifest.arrays:
         # Old writers give the chunk of an array without dimensions one coordinate.
         if found == node_id and ndim not in {len(grid), len(grid) or 1}:
             reason = f"references with {ndim} coordinates to an array of {len(grid)} dimensions"
-            yield Flaw(file, array.key, reason)
+            yield Damage(str(file), array.key, reason)
     coords = manifest.coords(node_id, len(grid))
     for each in coords[~inside(coords, grid)].tolist():
         reason = f"it is out of the chunk grid {list(grid)}"
-        yield Flaw(file, array.chunk_key(tuple(each)), reason)
+        yield Damage(str(file), array.chunk_key(tuple(each)), reason)
 
 
 def _follow_references(
@@ -152,7 +151,7 @@ def _follow_references(
                 continue
             found = repository.refer(manifest, reference, containers).place
         except DecodeError as error:
-            yield Flaw(file, array.chunk_key(coords), str(error))
+            yield Damage(str(file), array.chunk_key(coords), str(error))
             continue
         except NotAllowedError as error:
             refused[str(error)] += 1
@@ -184,24 +183,6 @@ def enclose(
         key = VirtualKey(node.chunks.keys.format(coords) if node.chunks else "")
         return PlainChunk(key, place, form)
     return ZarrShard(place.ref, array, tuple(map(mul, coords, array.shard_shape)), inside=place)
-
-
-@dataclass(frozen=True, slots=True)
-class OnlyShard:
-    """The shard that a key was asked for in."""
-
-    shard: Shard
-    prefix: str = ""
-    is_checkable: ClassVar = True
-
-    def named(self, _: str) -> Shard | None:
-        return None
-
-    def holding(self, _: VirtualKey) -> Shard | None:
-        return self.shard
-
-    def every(self) -> Iterator[Shard] | None:
-        return iter((self.shard,))
 
 
 @dataclass(frozen=True, slots=True)

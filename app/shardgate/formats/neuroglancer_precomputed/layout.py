@@ -42,7 +42,7 @@ from shardgate.formats.neuroglancer_precomputed.survey import (
     PrecomputedShards,
 )
 from shardgate.formats.reading import DecodeError, Fetch, Versioned
-from shardgate.formats.surveying import Collection, Listing, Survey
+from shardgate.formats.surveying import ChunkCollection, Listing, Survey
 from shardgate.model import (
     MISSING,
     ByteRange,
@@ -157,7 +157,9 @@ class PrecomputedLayout(Layout):
         if part.kind in {Kind.MANIFESTS, Kind.FRAGMENTS}:
             raise ReadOnlyError("sharded multi-resolution meshes can only be read")
         if len(here) > 1:
-            raise ReadOnlyError(f"the shards in {part.path or '.'} are those of several things")
+            raise ReadOnlyError(
+                f"{part.path or '.'}: several scales share one shard directory; not writable"
+            )
         if sharding.index_nbytes > most_nbytes:
             raise ReadOnlyError(
                 f"a shard index of {sharding.index_nbytes} bytes, over {most_nbytes}"
@@ -195,11 +197,11 @@ class PrecomputedLayout(Layout):
 
     async def collections(
         self, _: Fetch, __: Listing, ___: RunInThread
-    ) -> Sequence[Collection | DamagedError]:
+    ) -> Sequence[ChunkCollection | DamagedError]:
         return [
             DamagedError(self.directory.join(MARKER), str(each))
             if isinstance(each, DecodeError)
-            else Collection(each.description, self._shards(each.part) if each.part else None)
+            else ChunkCollection(each.description, self._shards(each.part) if each.part else None)
             for each in describe(self.info.value)
         ]
 

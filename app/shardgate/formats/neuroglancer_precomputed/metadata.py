@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from posixpath import normpath
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import pydantic.dataclasses
 from pydantic import Field, TypeAdapter, ValidationError
 
 from shardgate.errors import BadBodyError, ConflictError
-from shardgate.formats.documents import as_integer, begins_like_json, parse_json, write_json
+from shardgate.formats.documents import Json, as_integer, begins_like_json, parse_json, write_json
 from shardgate.formats.listing import RunInThread
 from shardgate.formats.neuroglancer_precomputed.index import Integer, Sharding
 from shardgate.formats.neuroglancer_precomputed.keys import (
@@ -26,8 +26,6 @@ from shardgate.formats.neuroglancer_precomputed.keys import (
 )
 from shardgate.formats.reading import DecodeError, Fetch
 from shardgate.formats.surveying import Description
-
-type Json = Any
 
 _OVERHEAD: Final = 4096
 _PART_NBYTES: Final = 2048
@@ -462,7 +460,7 @@ def _restore(old: Info, document: Json, new: Info | None) -> bool:
             continue
         here = members[name, path]
         if member is old.document and not here:
-            raise ConflictError(f"what is stored in shards is {name}, and no other @type")
+            raise ConflictError(f"the stored shards hold {name}, and no other @type")
         if here:
             found = here.pop(0)
             _check(name, (old.document, member), (document, found))

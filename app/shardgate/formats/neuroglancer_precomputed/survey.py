@@ -22,7 +22,7 @@ from shardgate.formats.neuroglancer_precomputed.index import (
 from shardgate.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
 from shardgate.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
-from shardgate.formats.surveying import Entry, EntryTable, Fault, Ranges, Survey
+from shardgate.formats.surveying import EntryTable, Fault, IndexEntry, Ranges, Survey
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey, etag_of
 
 _GAP_NBYTES: Final = 64 * 1024
@@ -330,7 +330,7 @@ class ShardTables:
         if (more := len(ids) - _NAMED_FAULTS) > 0:
             yield Fault(self.shard.key, f"{more:,} more chunks: each {reason}")
 
-    def check(self, entry: Entry, data: bytes) -> str | None:
+    def check(self, entry: IndexEntry, data: bytes) -> str | None:
         """Inflate gzip; check the encoding of voxels; decode a manifest, and check that its
         fragments fit before it.
         """
@@ -346,7 +346,7 @@ class ShardTables:
             return str(error)
         return self._check_voxels(entry, data) if part.kind is Kind.VOLUME else None
 
-    def _check_voxels(self, entry: Entry, data: bytes) -> str | None:
+    def _check_voxels(self, entry: IndexEntry, data: bytes) -> str | None:
         part = self.shard.part
         encoding = str(part.member.get("encoding"))
         if isinstance(part.names, VoxelBounds) and part.voxel_nbytes is not None:
@@ -361,7 +361,7 @@ class ShardTables:
             return "no compressed segmentation: the offsets of its channels are invalid"
         return None
 
-    def _check_fragments(self, manifest: Entry, nbytes: int) -> str | None:
+    def _check_fragments(self, manifest: IndexEntry, nbytes: int) -> str | None:
         room = manifest.place.start - self.region.byte_range.start
         if nbytes > room:
             return f"its fragments have {nbytes} bytes, and there are {room} before it"

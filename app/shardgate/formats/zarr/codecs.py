@@ -118,7 +118,7 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
     if unknown := sharding.keys() - _MEMBERS:
         raise DecodeError(f"sharding_indexed has the unknown member {min(unknown):.80}")
     chunk_shape = shape_of(sharding.get("chunk_shape"), "chunk_shape", len(shape))
-    if any(outer % inner for outer, inner in zip(shape, chunk_shape, strict=True)):
+    if any(not n or n % size for n, size in zip(shape, chunk_shape, strict=True)):
         raise DecodeError(
             f"inner chunks of {list(chunk_shape)} do not divide shards of {list(shape)}"
         )

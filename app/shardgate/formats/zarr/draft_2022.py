@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import mul
-from typing import Any, Final
+from typing import Final
 
 from shardgate.errors import ConflictError, DamagedError
 from shardgate.formats.compression import MEASURES
 from shardgate.formats.contract import Document, Layout, Target
-from shardgate.formats.documents import DocumentDecoder, parse_json, show, write_json
+from shardgate.formats.documents import DocumentDecoder, Json, parse_json, show, write_json
 from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
 from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
-from shardgate.formats.surveying import Collection, Description, Listing, Shards
+from shardgate.formats.surveying import ChunkCollection, Description, Listing, Shards
 from shardgate.formats.zarr.codecs import (
     ChunkForm,
     ShardingLevel,
@@ -31,8 +31,6 @@ from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
 from shardgate.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored
 from shardgate.formats.zarr.survey import ZarrShards, walk_chunks
 from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
-
-type Json = Any
 
 _CONSOLIDATED: Final = VirtualKey("meta/root/consolidated/.zmetadata")
 """Consolidated metadata of zarr-python 2, which no draft specifies."""
@@ -356,10 +354,10 @@ class HierarchyLayout(Layout):
 
     async def collections(
         self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
-    ) -> Sequence[Collection | DamagedError]:
+    ) -> Sequence[ChunkCollection | DamagedError]:
         """Describe every array, or say why no array can be unsharded."""
         if why := self.hierarchy.why_sharded:
-            return (Collection(Description("", "zarr", "hierarchy", why_sharded=why), None),)
+            return (ChunkCollection(Description("", "zarr", "hierarchy", why_sharded=why), None),)
         paths = [self.hierarchy.array_path(key) async for key in listing("meta/")]
         found = sorted(path for path in paths if path is not None)
         return [await self._collection(path, fetch, run_in_thread) for path in found]
@@ -395,7 +393,7 @@ class HierarchyLayout(Layout):
 
     async def _collection(
         self, path: str, fetch: Fetch, run_in_thread: RunInThread
-    ) -> Collection | DamagedError:
+    ) -> ChunkCollection | DamagedError:
         read = self._read_array(path)
         try:
             found = await fetch(read)
@@ -410,7 +408,7 @@ class HierarchyLayout(Layout):
             if not why:
                 return DamagedError(read.ref, str(error))
             description = Description(path.removesuffix("/"), "zarr", "array", why_sharded=why)
-        return Collection(description, self._shards(path, found.value.array))
+        return ChunkCollection(description, self._shards(path, found.value.array))
 
     def _shards(self, path: str, array: ArraySpec | None) -> ZarrShards | None:
         prefix = f"data/root/{path}"

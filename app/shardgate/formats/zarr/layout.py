@@ -10,7 +10,7 @@ from shardgate.formats.contract import Document, Layout, Slot, Target, Translato
 from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
-from shardgate.formats.surveying import Collection, Listing
+from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.index import IndexCodec, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
 from shardgate.formats.zarr.rewrite import ZarrRewriter, demand_small
@@ -31,7 +31,7 @@ from shardgate.model import (
 
 type Chunk = Stored | Whole | Inline | Missing
 
-type Shard = Chunk | Part
+type ShardPlace = Chunk | Part
 
 MARKER: Final = VirtualKey("zarr.json")
 _SHARDED: Final = re.compile(rb'"name"\s*:\s*"sharding_indexed"')
@@ -104,12 +104,12 @@ class ZarrLayout(Layout):
 
     async def collections(
         self, _: Fetch, __: Listing, run_in_thread: RunInThread
-    ) -> Sequence[Collection | DamagedError]:
-        """Describe an array; a group has only what is below it."""
+    ) -> Sequence[ChunkCollection | DamagedError]:
+        """Describe an array; a group has no chunks of its own."""
         if self.node.value.kind != "array":
             return ()
         try:
-            return (Collection(await run_in_thread(describe, self.node.value), self._shards),)
+            return (ChunkCollection(await run_in_thread(describe, self.node.value), self._shards),)
         except DecodeError as error:
             return (DamagedError(self.directory.join(MARKER), str(error)),)
 
@@ -163,7 +163,7 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
 
 
 async def locate_entry(
-    shard: Shard, index: IndexCodec, entry: int, fetch: Fetch, whole_index_nbytes: int
+    shard: ShardPlace, index: IndexCodec, entry: int, fetch: Fetch, whole_index_nbytes: int
 ) -> Chunk:
     """Locate inner chunk *entry* of *shard*, an object, a range of one or inline bytes; the inner
     chunk is then a range of the same. Raises: `DamagedError` where the index contradicts a stored

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import floordiv, lt, mul
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from shardgate.errors import BadBodyError, ConflictError
-from shardgate.formats.documents import parse_json, write_json
+from shardgate.formats.documents import Json, parse_json, write_json
 from shardgate.formats.listing import Axis, RunInThread
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.zarr.codecs import (
@@ -26,12 +26,12 @@ from shardgate.formats.zarr.codecs import (
     shape_of,
     unshard,
 )
+from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import IndexCodec
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange, ObjectRef
 
-type Json = Any
-type NodeDocument = dict[str, Json]
+type JsonObject = dict[str, Json]
 
 _NODE_OVERHEAD: Final = 4096
 _HIDDEN: Final = (
@@ -172,11 +172,10 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
             raise DecodeError(f"the extension {name:.80} must be understood")
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
-    if codec_name(grid) != "regular":
+    if (shard_shape := read_chunk_shape(grid, len(shape))) is None:
         raise DecodeError(f"the chunk grid is {codec_name(grid):.80}")
     if document.get("storage_transformers"):
         raise DecodeError("storage transformers change the keys or the bytes of shards")
-    shard_shape = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape))
     levels, codecs = unshard(document["codecs"], shard_shape)
     return ArraySpec(
         shape,
@@ -207,14 +206,14 @@ def without_shards(document: dict[str, Json], array: ArraySpec) -> dict[str, Jso
     return document | rewritten
 
 
-def consolidated_nodes(group: NodeDocument) -> dict[str, Json] | None:
+def consolidated_nodes(group: JsonObject) -> dict[str, Json] | None:
     """Return the nodes in the consolidated metadata of *group*, by their paths, if it has these."""
     consolidated = group.get("consolidated_metadata")
     nodes = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     return nodes if isinstance(nodes, dict) else None
 
 
-def _with_nodes(group: NodeDocument, nodes: dict[str, Json]) -> NodeDocument:
+def _with_nodes(group: JsonObject, nodes: dict[str, Json]) -> JsonObject:
     return {**group, "consolidated_metadata": {**group["consolidated_metadata"], "metadata": nodes}}
 
 
@@ -228,7 +227,7 @@ def _unsharded(node: Json) -> Json:
     return node
 
 
-def parse_sent(sent: bytes) -> NodeDocument:
+def parse_sent(sent: bytes) -> JsonObject:
     """Parse the JSON object that a client sent. Raises: `BadBodyError`."""
     try:
         document = parse_json(sent)
@@ -240,7 +239,7 @@ def parse_sent(sent: bytes) -> NodeDocument:
 
 
 def parse_stored(data: bytes | None) -> Json:
-    """Parse a stored document; `None` for what is no JSON, which anything may replace."""
+    """Parse a stored document; `None` for invalid JSON, which anything may replace."""
     try:
         return None if data is None else parse_json(data)
     except (ValueError, RecursionError):
@@ -274,7 +273,7 @@ class NodeTranslator:
         except RecursionError as error:
             raise BadBodyError(f"the document cannot be written: {error}") from None
 
-    async def _restore(self, sent: NodeDocument, stored: Json, fetch: Fetch) -> NodeDocument:
+    async def _restore(self, sent: JsonObject, stored: Json, fetch: Fetch) -> JsonObject:
         restored, nodes = restore(sent, stored), consolidated_nodes(sent)
         if sent["node_type"] == "array" or nodes is None:
             return restored
@@ -295,7 +294,7 @@ class NodeTranslator:
             raise ConflictError(f"{path}: {error}") from None
 
 
-def restore(sent: NodeDocument, stored: Json) -> NodeDocument:
+def restore(sent: JsonObject, stored: Json) -> JsonObject:
     """Return the metadata to store for a node. Raises: `ConflictError` for misread shards."""
     knows_shards = has_sharding(sent.get("codecs"))
     if not isinstance(stored, dict) or not has_sharding(stored.get("codecs")):
@@ -343,7 +342,7 @@ def _agree(one: Json, other: Json, optional: Collection[str] = _OPTIONAL) -> boo
             return bool(one == other)
 
 
-def _is_same(member: str, sent: NodeDocument, expected: NodeDocument) -> bool:
+def _is_same(member: str, sent: JsonObject, expected: JsonObject) -> bool:
     """Return whether a member means the same; fill values are compared as elements."""
     one, other, data_type = sent.get(member), expected.get(member), expected.get("data_type")
     name = data_type.get("name") if isinstance(data_type, dict) else data_type

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from operator import floordiv, lt, mul
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from shardgate.formats.documents import parse_json
+from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.listing import (
     Cell,
     Grid,
@@ -23,13 +23,12 @@ from shardgate.formats.listing import (
     Wanted,
 )
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
-from shardgate.formats.surveying import Description, Entry, EntryTable, Fault, Ranges, Survey
-from shardgate.formats.zarr.codecs import ShardingLevel, codec_name, configuration, shape_of
+from shardgate.formats.surveying import Description, EntryTable, Fault, IndexEntry, Ranges, Survey
+from shardgate.formats.zarr.codecs import ShardingLevel, codec_name, shape_of
+from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
-
-type Json = Any
 
 _FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})/", re.ASCII)
 
@@ -52,7 +51,7 @@ def _describe(node: Node) -> Description:
     codecs = served.get("codecs")
     if not isinstance(codecs, list):
         raise DecodeError("the array has no list of codecs")
-    inner = spec.inner_chunk_shape if spec else _chunk_shape(served.get("chunk_grid"))
+    inner = spec.inner_chunk_shape if spec else read_chunk_shape(served.get("chunk_grid")) or ()
     names = served.get("dimension_names")
     is_list = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
     if names is not None and not is_list:
@@ -72,13 +71,6 @@ def _describe(node: Node) -> Description:
         index_location=tuple(index.location.value for index in indexes),
         why_sharded=node.why_sharded,
     )
-
-
-def _chunk_shape(grid: Json) -> tuple[int, ...]:
-    """Read the shape of all chunks; empty where they differ."""
-    if codec_name(grid) != "regular":
-        return ()
-    return shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", least=0)
 
 
 def array_names(node: Node) -> Sequence[str] | None:
@@ -226,7 +218,7 @@ class ZarrShard:
         places = Ranges(starts, starts + nbytes)
         return EntryTable.by_place(numbers.astype(np.uint64), places, int(is_empty.sum()), faults)
 
-    def _inner(self, whole: Stored, entry: Entry) -> "ZarrShard":
+    def _inner(self, whole: Stored, entry: IndexEntry) -> "ZarrShard":
         inside = whole._replace(byte_range=whole.byte_range.narrow(entry.place))
         return replace(self, origin=self._origin(entry.number), depth=self.depth + 1, inside=inside)
 

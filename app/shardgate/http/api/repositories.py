@@ -16,14 +16,12 @@ from shardgate.http.auth.access import Datasets
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.conditions import parse_demand
 from shardgate.http.paths import check_key
-from shardgate.icechunk.repo_swap import RefChanges, RepoSwaps, create_repository
+from shardgate.icechunk.repo_swap import RefUpdates, RepoSwaps, create_repository
 from shardgate.icechunk.repository import (
-    BranchPage,
-    HistoryPage,
+    Ancestor,
     NamedRef,
     OpenedRepository,
-    OperationsPage,
-    TagPage,
+    Operation,
     open_repository,
     read_history,
     read_operations,
@@ -64,6 +62,40 @@ class NewTip(RequestDocument):
     """The new tip of a branch."""
 
     snapshot_id: str
+
+
+class HistoryPage(BaseModel, use_attribute_docstrings=True):
+    """Page of snapshots, newest first, each the parent of the one before."""
+
+    history: list[Ancestor]
+    next: str | None
+    """`after` of the next page, if there is one."""
+
+
+class BranchPage(BaseModel, use_attribute_docstrings=True):
+    """Page of branches, by name."""
+
+    branches: list[NamedRef]
+    next: str | None
+    """`after` of the next page, if there is one."""
+
+
+class TagPage(BaseModel, use_attribute_docstrings=True):
+    """Page of tags, by name."""
+
+    tags: list[NamedRef]
+    next: str | None
+    """`after` of the next page, if there is one."""
+
+
+class OperationsPage(BaseModel, use_attribute_docstrings=True):
+    """Page of operations, newest first."""
+
+    operations: list[Operation]
+    next: str | None
+    """`after` of the next page, if there is one. It stays valid while operations are added."""
+    ends_early: str | None
+    """Reason for which older operations cannot be read, if there are some."""
 
 
 _SPELLED: Final = (
@@ -118,12 +150,14 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
     @router.get("/branches", response_model=BranchPage)
     async def list_branches(opened: Opened, after: _After = None, limit: _Limit = 1000) -> Response:
         """List the branches and their tips."""
-        return await _answer(BranchPage(*await read_refs(opened, Branch, after, limit)))
+        page = await read_refs(opened, Branch, after, limit)
+        return await _answer(BranchPage(branches=page.items, next=page.next))
 
     @router.get("/tags", response_model=TagPage)
     async def list_tags(opened: Opened, after: _After = None, limit: _Limit = 1000) -> Response:
         """List the tags and their snapshots."""
-        return await _answer(TagPage(*await read_refs(opened, Tag, after, limit)))
+        page = await read_refs(opened, Tag, after, limit)
+        return await _answer(TagPage(tags=page.items, next=page.next))
 
     @router.get("/history", response_model=HistoryPage)
     async def list_history(
@@ -133,7 +167,8 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
         limit: _Limit = 100,
     ) -> Response:
         """List the snapshots that led to a ref, newest first."""
-        return await _answer(await read_history(opened, ref, after, limit))
+        page = await read_history(opened, ref, after, limit)
+        return await _answer(HistoryPage(history=page.items, next=page.next))
 
     @router.get("/operations", response_model=OperationsPage)
     async def list_operations(
@@ -143,7 +178,9 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
 
         Repositories of format version 1 keep no such log. `after` may also be a time.
         """
-        return await _answer(await read_operations(opened, after, limit))
+        operations, next_, ends_early = await read_operations(opened, after, limit)
+        page = OperationsPage(operations=operations, next=next_, ends_early=ends_early)
+        return await _answer(page)
 
     return router
 
@@ -155,9 +192,9 @@ def build_repository_changes(
     router = new_router(_DATASETS, _TAG)
     opening = Depends(opens(datasets, resolver, writable=True))
 
-    async def open_changes(opened: Annotated[OpenedRepository, opening]) -> RefChanges:
+    async def open_changes(opened: Annotated[OpenedRepository, opening]) -> RefUpdates:
         await swaps.store.verify_conditional_writes(opened.directory)
-        return RefChanges(swaps, opened)
+        return RefUpdates(swaps, opened)
 
     @router.post(
         "", summary="Create Repository", status_code=201, openapi_extra=reads(NewRepository)
@@ -176,7 +213,7 @@ def build_repository_changes(
 
 
 def _add_ref_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader) -> None:
-    type Changes = Annotated[RefChanges, changing]
+    type Changes = Annotated[RefUpdates, changing]
 
     @router.post("/branches", status_code=201, openapi_extra=reads(NewRef))
     async def create_branch(request: Request, response: Response, changes: Changes) -> NamedRef:
@@ -215,7 +252,7 @@ def _add_ref_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader
         await changes.delete_tag(name)
 
 
-async def _answer(page: object) -> Response:
+async def _answer(page: BaseModel) -> Response:
     return Response(await asyncio.to_thread(to_json, page), media_type="application/json")
 
 

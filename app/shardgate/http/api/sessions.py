@@ -5,18 +5,23 @@ import re
 import secrets
 from datetime import UTC, datetime
 from hashlib import blake2b
-from io import BytesIO
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Depends, Header, Request
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel
 
-from shardgate.errors import BadBodyError, BadHeaderError, TooLargeError
-from shardgate.formats.icechunk.changes import ChangeSet, Edit, read_edit, read_edits
+from shardgate.errors import BadHeaderError
+from shardgate.formats.icechunk.changes import ChangeSet
 from shardgate.formats.icechunk.conflicts import Policy
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_writer import WriteId
+from shardgate.http.api.commit_body import (
+    JSON_LINES,
+    CommitBody,
+    CommitOptions,
+    parse_commit,
+    parse_commit_lines,
+)
 from shardgate.http.api.openapi import CONFLICTS, RequestDocument, new_router, reads
 from shardgate.http.api.repositories import opens
 from shardgate.http.auth.access import Datasets
@@ -31,9 +36,6 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.resolver import Resolver
 
 _MAX_COMMIT_NBYTES: Final = 64 * 1024**2
-_MAX_JSON_NBYTES: Final = 2 * 1024**2
-"""Longest JSON text of a commit: no other thread runs while it is parsed."""
-_JSON_LINES: Final = "application/x-ndjson"
 _MEMORY_PER_BYTE: Final = 16
 """Bytes of memory per byte of a body while it is decoded."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
@@ -42,50 +44,12 @@ _OF_COMMIT: Final = "Makes a retry safe: of requests with one key only the first
 _OF_SESSION: Final = "Makes a retry safe: a session committed with another key is a conflict."
 
 
-class CommitOptions(RequestDocument):
-    """Options of a commit."""
+class CommittedSnapshot(BaseModel, use_attribute_docstrings=True, from_attributes=True):
+    """A new snapshot."""
 
-    message: str
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    """Metadata of the snapshot; the names `__icechunk` and `__shardgate` are reserved."""
-    on_conflict: Literal["fail", "ours", "theirs"] = "fail"
-    """Which chunks win where others have committed the same ones since the parent: none, so that
-    the answer is 409, those of this commit, or theirs. Other conflicts always are 409."""
-    amend: bool = False
-    """Replace the last commit of the branch, which must be the parent."""
-    allow_empty: bool = False
-    """Commit even if nothing changes."""
-
-
-class DirectCommitOptions(CommitOptions):
-    """Options of a commit without a session."""
-
-    branch: str = "main"
-    parent_id: str | None = None
-    """The snapshot that the changes are made against; by default the tip of the branch."""
-
-
-class CommitBody(DirectCommitOptions):
-    """A commit without a session."""
-
-    changes: list[Any]
-    """Changes, applied in order. Paths are absolute, such as `/a/b`. Each is one of
-
-    - `{"op": "put_node", "path", "metadata"}`: `metadata` is the `zarr.json` of an array or group.
-    - `{"op": "delete_node", "path"}`: with all nodes below it.
-    - `{"op": "put_chunks", "path", "chunks": [...]}`, where each chunk is one of
-      `{"coords": [0, 1], "chunk_id", "offset", "length"}` (a part of what was posted to `/chunks`;
-      `offset` is 0 by default), `{"coords", "inline"}` (base64) and
-      `{"coords", "location", "offset", "length", "etag" or "last_modified"}` (a part of an object
-      below an allowed prefix and in a virtual chunk container of the repository; its version is
-      optional, the time is in RFC 3339).
-    - `{"op": "put_chunks", "path", "coords": [[0, 1], ...], "chunk_ids": [...], "lengths": [...]}`:
-      the same for many chunks of one kind, in columns: `chunk_ids`, `offsets`, `lengths`, or
-      `inlines`, or `locations`, `offsets`, `lengths`, `etags`, `last_modified`.
-    - `{"op": "delete_chunks", "path", "coords": [[0, 1], ...]}`
-
-    Coordinates are of the chunks that are stored: of shards, where an array is sharded.
-    """
+    snapshot_id: str
+    parent_id: str | None
+    """The previous commit; after a rebase, not the one that the changes were made against."""
 
 
 class WrittenChunk(BaseModel, use_attribute_docstrings=True):
@@ -179,7 +143,7 @@ def _add_session_commit(
         session: Annotated[Session, opening_session],
         request: Request,
         idempotency_key: Annotated[str | None, Header(description=_OF_SESSION)] = None,
-    ) -> CommitResult:
+    ) -> CommittedSnapshot:
         """Commit all changes of a session to its branch.
 
         Concurrent and repeated requests get the same answer. After a conflict the session is open
@@ -193,7 +157,8 @@ def _add_session_commit(
             wanted = _commit_request(options, document.branch, document.parent_id, write_id)
             return await committer.commit(opened, changes, wanted)
 
-        return await SessionCommit(session, commit, parse_key(idempotency_key)).run()
+        result = await SessionCommit(session, commit, parse_key(idempotency_key)).run()
+        return CommittedSnapshot.model_validate(result)
 
 
 def build_commits(  # noqa: PLR0913 - its parts, each made by the composition root
@@ -240,13 +205,13 @@ def _add_commit(
         summary="Commit Changes",
         status_code=201,
         responses=CONFLICTS,
-        openapi_extra=reads(CommitBody, **{_JSON_LINES: _LINES_SCHEMA}),
+        openapi_extra=reads(CommitBody, **{JSON_LINES: _LINES_SCHEMA}),
     )
     async def commit(
         opened: Annotated[OpenedRepository, opening],
         request: Request,
         idempotency_key: Annotated[str | None, Header(description=_OF_COMMIT)] = None,
-    ) -> CommitResult:
+    ) -> CommittedSnapshot:
         """Commit changes of nodes, and references to chunks that exist already.
 
         A body of more than 2 MiB, up to 64 MiB, is sent as `application/x-ndjson`: its first line
@@ -261,7 +226,7 @@ def _add_commit(
             bodies.read_body(request, _MAX_COMMIT_NBYTES) as body,
             decoded.room(_MEMORY_PER_BYTE * len(body)),
         ):
-            is_in_lines = request.headers.get("content-type", "").lower().startswith(_JSON_LINES)
+            is_in_lines = request.headers.get("content-type", "").lower().startswith(JSON_LINES)
             parse = parse_commit_lines if is_in_lines else parse_commit
             options, edits = await asyncio.to_thread(parse, body)
             write_id = WriteId(f"once-{secrets.token_hex(16)}")
@@ -270,57 +235,8 @@ def _add_commit(
                 write_id = WriteId(key, digest.hexdigest())
             parent_id = options.parent_id or ""
             wanted = _commit_request(options, options.branch, parent_id, write_id)
-            return await committer.commit_edits(opened, edits, wanted)
-
-
-def parse_commit(body: bytes) -> tuple[DirectCommitOptions, list[Edit]]:
-    """Parse the JSON body of a commit. Raises: `TooLargeError`, `BadBodyError`."""
-    if len(body) > _MAX_JSON_NBYTES:
-        raise TooLargeError(
-            f"the body has {len(body)} bytes, and as JSON may have {_MAX_JSON_NBYTES}: send more "
-            f"with Content-Type: {_JSON_LINES}, the options on the first line and each change on "
-            "a line of its own"
-        )
-    try:
-        document = CommitBody.model_validate(_load(body, "the body"))
-    except ValidationError as error:
-        raise BadBodyError.of(error) from None
-    edits = read_edits(document.changes)
-    document.changes.clear()
-    return document, edits
-
-
-def parse_commit_lines(body: bytes) -> tuple[DirectCommitOptions, list[Edit]]:
-    """Parse the body of a commit that has its options in the first line, and a change in each
-    further line. Raises: `TooLargeError`, `BadBodyError`, with the number of the line.
-    """
-    options, edits = None, list[Edit]()
-    for number, line in enumerate(BytesIO(body), 1):
-        where = f"line {number}"
-        if len(line) > _MAX_JSON_NBYTES:
-            raise TooLargeError(
-                f"{where} has {len(line)} bytes, and may have {_MAX_JSON_NBYTES}: several lines "
-                "may put chunks of one array"
-            )
-        if not line.strip():
-            continue
-        if options is not None:
-            edits.append(read_edit(_load(line, where), where))
-            continue
-        try:
-            options = DirectCommitOptions.model_validate(_load(line, where))
-        except ValidationError as error:
-            raise BadBodyError(f"{where}: {BadBodyError.of(error)}") from None
-    if options is None:
-        raise BadBodyError("the body has no line with the options of the commit")
-    return options, edits
-
-
-def _load(text: bytes, where: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadBodyError(f"{where} is not JSON: {error}") from None
+            result = await committer.commit_edits(opened, edits, wanted)
+            return CommittedSnapshot.model_validate(result)
 
 
 def parse_key(key: str | None) -> str | None:

@@ -172,7 +172,7 @@ async def copy(
         raise BadHeaderError("x-amz-metadata-directive is COPY or REPLACE")
 
     def choose(entity: Entity) -> Selection:
-        if demand is not None and not demand(entity.names):
+        if demand is not None and demand(entity.names) is not None:
             raise PreconditionFailedError(f"{key}: its version fails a precondition of the copy")
         wanted = part or ByteRange(0, entity.length)
         if wanted.stop > entity.length:

@@ -19,12 +19,11 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from shardgate.errors import BadBodyError, ConflictError, DamagedError
 from shardgate.formats.compression import decompress_zstd
 from shardgate.formats.documents import json_memory_nbytes
+from shardgate.formats.icechunk.apply import read_document, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.commit import read_document, read_grid
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
 from shardgate.formats.icechunk.keys import DOCUMENT
-from shardgate.formats.icechunk.manifest import Native
-from shardgate.formats.icechunk.payloads import Inlaid
+from shardgate.formats.icechunk.manifest import InlineChunk, Native
 from shardgate.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import has_sharding
@@ -289,7 +288,7 @@ def read_chunks(document: bytes) -> Chunks | None:
     if (grid := read_grid(document)) is None:
         return None
     node = read_document(document)
-    keys = chunk_keys(node.get("chunk_key_encoding"), len(grid.chunks))
+    keys = chunk_keys(node.get("chunk_key_encoding"), len(grid.array.grid))
     if (keys.prefix, keys.separator) != ("c/", "/"):
         raise DecodeError("the chunk key encoding is not default with the separator /")
     return Chunks(keys, grid.array.grid)
@@ -367,7 +366,7 @@ def _with_nodes(view: SessionView, changed: Mapping[str, ChangedNode | None]) ->
     return replace(view.session, nodes=nodes)
 
 
-type Entry = Native | Inlaid | None
+type JournalEntry = Native | InlineChunk | None
 """Payload of a changed chunk; `None` for a deleted one."""
 
 _GONE: Final = b"-"
@@ -382,24 +381,24 @@ GONE_NBYTES: Final = len(_GONE)
 """Size of an entry of a deleted chunk; all others are longer, since no chunk is empty."""
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: JournalEntry) -> bytes:
     """Encode the journal entry of a chunk."""
     match entry:
         case None:
             return _GONE
-        case Inlaid(data):
+        case InlineChunk(data):
             return _INLINE + data
         case Native(chunk_id, (start, stop)):
             return _NATIVE + _REFERENCE.pack(chunk_id, start, stop)
 
 
-def decode_entry(data: bytes) -> Entry:
+def decode_entry(data: bytes) -> JournalEntry:
     """Decode the journal entry of a chunk. Raises: `DecodeError`."""
     kind, rest = data[:1], data[1:]
     if data == _GONE:
         return None
     if kind == _INLINE:
-        return Inlaid(rest)
+        return InlineChunk(rest)
     if kind == _NATIVE and len(rest) == _REFERENCE.size:
         chunk_id, start, stop = _REFERENCE.unpack(rest)
         if start <= stop:

@@ -27,7 +27,7 @@ from shardgate.formats.reading import DecodeError
 from shardgate.icechunk.sessions.document import (
     GONE_NBYTES,
     ChunkAddress,
-    Entry,
+    JournalEntry,
     SessionDocument,
     decode_entry,
     decode_session,
@@ -50,7 +50,7 @@ _ATTEMPTS: Final = 50
 _BACKOFF: Final = Backoff(first_s=0.04, longest_s=0.4)
 _IN_THREAD_NBYTES: Final = 64 * 1024
 _ZSTD_BLOCK_NBYTES: Final = 128 * 1024
-type Edit = Callable[[SessionDocument | None], SessionDocument | None]
+type DocumentEdit = Callable[[SessionDocument | None], SessionDocument | None]
 """Return the new document, or `None` to keep the old one. It may raise, and be called again."""
 
 
@@ -113,7 +113,7 @@ class SessionDocumentStore:
         """Read the current document; return `None` if it does not exist."""
         return await self._flights.run(self._reads, self._read_locked)
 
-    async def edit(self, edit: Edit) -> SessionDocument | None:
+    async def edit(self, edit: DocumentEdit) -> SessionDocument | None:
         """Replace the document by the result of *edit*, which is called again after a lost race."""
         async with self._lock:
             if self._known is None:
@@ -148,7 +148,7 @@ class SessionDocumentStore:
             raise DamagedError(self._ref, str(error)) from error
         return _VersionedDocument(document, found.etag, document.nbytes)
 
-    async def _swap(self, edit: Edit) -> SessionDocument | Conflict | None:
+    async def _swap(self, edit: DocumentEdit) -> SessionDocument | Conflict | None:
         known = self._known
         document = edit(self.known)
         if known is None or document is None or document is known.document:
@@ -167,7 +167,7 @@ class SessionDocumentStore:
 class StoredEntry(NamedTuple):
     """Journal entry and its version in the store."""
 
-    entry: Entry
+    entry: JournalEntry
     etag: ETag
 
 
@@ -213,7 +213,7 @@ class SessionJournal:
         return stored
 
     async def put(
-        self, address: ChunkAddress, entry: Entry, *, expected: Expected
+        self, address: ChunkAddress, entry: JournalEntry, *, expected: Expected
     ) -> Conflict | None:
         """Replace an entry whose version is *expected*."""
         ref = self.ref(address)

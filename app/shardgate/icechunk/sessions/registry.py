@@ -29,7 +29,7 @@ from shardgate.errors import (
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.keys import SESSION, Branch, session_prefix
 from shardgate.formats.icechunk.layout import RepositoryLayout
-from shardgate.formats.icechunk.repository import Repository
+from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError, Fetch
 from shardgate.icechunk.chunk_files import put_new

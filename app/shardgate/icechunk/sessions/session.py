@@ -34,10 +34,10 @@ from shardgate.errors import (
     UnwritableError,
 )
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
-from shardgate.formats.icechunk.manifest import Inlined, Manifest, Native, Reference
-from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, Native, Reference
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.formats.icechunk.repository import Repository, named_by
+from shardgate.formats.icechunk.repository_files import Repository, named_by
 from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
 from shardgate.formats.reading import Fetch
 from shardgate.icechunk.chunk_files import put_chunk_file
@@ -48,7 +48,7 @@ from shardgate.icechunk.sessions.document import (
     ChunkAddress,
     Committed,
     Discarded,
-    Entry,
+    JournalEntry,
     Open,
     Sealed,
     SessionDocument,
@@ -98,9 +98,9 @@ _CERTAIN_FAILURES: Final = (
 )
 """Errors after which nothing was committed; after others the outcome is unknown."""
 
-type Change = Callable[[SessionView], SessionDocument]
+type ViewEdit = Callable[[SessionView], SessionDocument]
 
-type CommitChanges = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
+type Commit = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
 """Commit a change set, or find the commit made before with the same write id."""
 
 
@@ -148,21 +148,21 @@ class Session:
             if self.documents.known is document:
                 self._view, self._viewed = view, document
 
-    async def change(self, change: Change) -> None:
+    async def edit(self, edit: ViewEdit) -> None:
         """Replace the document of an open session."""
         parent = (await self.view()).parent
 
-        def edit(document: SessionDocument | None) -> SessionDocument:
+        def edit_document(document: SessionDocument | None) -> SessionDocument:
             document = self.require_live(document)
             require_open(document)
-            return self.renewed(change(self._view_of(document, parent)))
+            return self.renewed(edit(self._view_of(document, parent)))
 
-        await self.documents.edit(edit)
+        await self.documents.edit(edit_document)
 
     async def renew(self, document: SessionDocument) -> None:
         """Postpone the end of the session in the store, if the gain is worth a write."""
         if self.renewed(document) is not document:
-            await self.change(lambda view: view.session)
+            await self.edit(lambda view: view.session)
 
     def require_live(self, document: SessionDocument | None) -> SessionDocument:
         """Return *document* if the session exists and has not ended."""
@@ -207,10 +207,10 @@ class Session:
         entity = None if found is None else await self._entity_in_parent(found[1])
         return entity, None
 
-    def entity_of(self, entry: Native | Inlaid) -> Entity:
+    def entity_of(self, entry: Native | InlineChunk) -> Entity:
         """Return the entity of the chunk that a journal entry refers to."""
         match entry:
-            case Inlaid(data):
+            case InlineChunk(data):
                 return Entity.at(Inline(data, version_of(data)))
             case Native(chunk_id, byte_range):
                 file = self.repository.file("chunks", chunk_id)
@@ -226,9 +226,9 @@ class Session:
         replaced = await self._replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
-        entry: Inlaid | Native
+        entry: InlineChunk | Native
         if len(data) <= view.session.inline_nbytes:
-            entry = Inlaid(data)
+            entry = InlineChunk(data)
         else:
             chunk_id = await put_chunk_file(self.store, self.repository, data)
             entry = Native(chunk_id, ByteRange(0, len(data)))
@@ -268,14 +268,14 @@ class Session:
         return await self.repository.lookup(node.node_id, node.chunks, coords, self.fetch)
 
     async def _put_entry(
-        self, address: ChunkAddress, entry: Entry, expected: Expected
+        self, address: ChunkAddress, entry: JournalEntry, expected: Expected
     ) -> Conflict | None:
         lost = await self.journal.put(address, entry, expected=expected)
         if lost is None:
             await self._confirm(address, entry)
         return lost
 
-    async def _confirm(self, address: ChunkAddress, entry: Entry) -> None:
+    async def _confirm(self, address: ChunkAddress, entry: JournalEntry) -> None:
         """Check that *entry*, written before this call, is or will be in the commit."""
         try:
             async with asyncio.timeout(_COMMIT_S):
@@ -295,16 +295,15 @@ class Session:
             await _POLL.pause(number)
         return view
 
-    async def _is_committed(self, view: SessionView, address: ChunkAddress, entry: Entry) -> bool:
+    async def _is_committed(
+        self, view: SessionView, address: ChunkAddress, entry: JournalEntry
+    ) -> bool:
         node = next(iter(view.among({address.node.node_id})), None)
         if node is None:
             return False
         if (found := await self.lookup(ChunkAddress(node, address.coords))) is None:
             return entry is None
-        manifest, reference = found
-        if isinstance(reference, Inlined):
-            return entry == Inlaid(manifest.read(reference.place))
-        return entry == reference
+        return entry == found[1]
 
     async def _entity_in_parent(self, referenced: Referenced) -> Entity:
         """Return the entity of a chunk reference; the ETag of a virtual one takes a request."""
@@ -317,7 +316,7 @@ class Session:
             place = Stored(ref, byte_range, stat.etag)
         elif isinstance(place, Inline):
             place = Inline(place.data, version_of(place.data))
-        return Entity.at(place).referenced(referenced.by, is_immutable=False)
+        return Entity.at(place).referenced(referenced.reference_id, is_immutable=False)
 
 
 def require_open(document: SessionDocument) -> None:
@@ -345,7 +344,7 @@ class SessionCommit:
     """One request to commit *session*."""
 
     session: Session
-    commit: CommitChanges
+    commit: Commit
     key: str | None
     """Idempotency key; without one any commit of the session is the result."""
 
@@ -431,7 +430,7 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
 
 async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
     journal = session.journal
-    payloads: dict[tuple[int, ...], Native | Inlaid | None] = {}
+    payloads: dict[tuple[int, ...], Native | InlineChunk | None] = {}
 
     async def read(coords: tuple[int, ...]) -> None:
         address = ChunkAddress(node, coords)
@@ -447,7 +446,7 @@ async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> C
 
 
 def _sorted_changes(
-    payloads: Mapping[tuple[int, ...], Native | Inlaid | None], ndim: int
+    payloads: Mapping[tuple[int, ...], Native | InlineChunk | None], ndim: int
 ) -> ChunkChanges:
     ordered = sorted(payloads)
     rows = np.array(ordered, np.uint32).reshape(len(ordered), ndim)

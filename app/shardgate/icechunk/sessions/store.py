@@ -17,7 +17,7 @@ from shardgate.formats.icechunk.coords import Coords, distinct_rows, inside, row
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
 from shardgate.formats.icechunk.keys import DOCUMENT
 from shardgate.formats.icechunk.layout import KeyBlock, key_blocks
-from shardgate.formats.icechunk.manifest import Inlined, Native, Virtual
+from shardgate.formats.icechunk.manifest import InlineChunk, Native, Virtual
 from shardgate.formats.icechunk.snapshot import Chunks
 from shardgate.formats.listing import Axis, Grid, Window
 from shardgate.icechunk.sessions.document import (
@@ -31,7 +31,7 @@ from shardgate.icechunk.sessions.document import (
     version_of,
 )
 from shardgate.icechunk.sessions.journal import ListedEntry
-from shardgate.icechunk.sessions.session import Change, Session, is_journaled, require_open
+from shardgate.icechunk.sessions.session import Session, ViewEdit, is_journaled, require_open
 from shardgate.model import (
     ByteRange,
     ByteRequest,
@@ -158,7 +158,7 @@ class SessionStore:
             return await self.session.write_chunk(view, address, data, expected)
         new_id = secrets.token_bytes(NODE_ID_NBYTES)
         put = partial(put_node, path=path or "", document=data, new_id=new_id)
-        return version_of(data) if await self._change(path or "", expected, put) else CONFLICT
+        return version_of(data) if await self._edit(path or "", expected, put) else CONFLICT
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Delete a chunk, or a node with all nodes below it."""
@@ -167,7 +167,7 @@ class SessionStore:
         if (path := node_path(ref.key)) is not None:
             if view.node(path) is None:
                 return expected is None or CONFLICT
-            return await self._change(path, expected, partial(delete_nodes, path=path)) or CONFLICT
+            return await self._edit(path, expected, partial(delete_nodes, path=path)) or CONFLICT
         if (address := view.address(ref.key)) is None:
             return expected is None or CONFLICT
         return await self.session.delete_chunk(view, address, expected) or True
@@ -182,19 +182,19 @@ class SessionStore:
         view = await self.session.view()
         count = sum(1 for _ in view.below(path)) + (view.node(path) is not None)
         if count:
-            await self.session.change(partial(delete_nodes, path=path))
+            await self.session.edit(partial(delete_nodes, path=path))
         return count
 
-    async def _change(self, path: str, expected: Expected, change: Change) -> bool:
+    async def _edit(self, path: str, expected: Expected, edit: ViewEdit) -> bool:
         is_expected = False
 
         def checked(view: SessionView) -> SessionDocument:
             nonlocal is_expected
             node = view.node(path)
             is_expected = is_as_expected(None if node is None else node.etag, expected)
-            return change(view) if is_expected else view.session
+            return edit(view) if is_expected else view.session
 
-        await self.session.change(checked)
+        await self.session.edit(checked)
         return is_expected
 
     async def _find(self, key: str) -> Entity | None:
@@ -324,10 +324,9 @@ class _SessionListing:
             return self._listed(key, entity.length, entity.etag)
         if (found := await session.lookup(address)) is None:
             return None
-        manifest, reference = found
+        _, reference = found
         match reference:
-            case Inlined(byte_range):
-                data = manifest.read(byte_range)
+            case InlineChunk(data):
                 return self._listed(key, len(data), version_of(data))
             case Native(_, byte_range):
                 etag = session.entity_of(reference).etag

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.icechunk.apply import apply_changes, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.commit import apply_changes, read_grid
-from shardgate.formats.icechunk.payloads import Inlaid, Payloads
+from shardgate.formats.icechunk.manifest import InlineChunk
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import Dimension, StoredSnapshot
 from shardgate.formats.icechunk.transaction_log import TransactionLog
 from shardgate.formats.reading import DecodeError
@@ -93,7 +94,7 @@ def _start() -> StoredSnapshot:
 
 def _chunks(*at: int) -> ChunkChanges:
     coords = np.array(at, np.uint32).reshape(len(at), 1)
-    return ChunkChanges(coords, Payloads.of([Inlaid(b"x")] * len(at)))
+    return ChunkChanges(coords, Payloads.of([InlineChunk(b"x")] * len(at)))
 
 
 @pytest.mark.parametrize(
@@ -236,17 +237,7 @@ def test_chunks_of_a_grid_are_counted_as_by_the_library(
         (b'{"zarr_format": 2, "node_type": "group"}', "not Zarr v3"),
         (b'{"zarr_format": 3, "node_type": "table"}', "neither array nor group"),
         (_document([-1], _regular(1)), "shape"),
-        (_document([2], _regular(0)), "chunk_shape is 0"),
-        (_document([2], _regular(1, 1)), "instead of 1"),
         (_document([2**32], _regular(1)), "4294967296 chunks"),
-        (_document([2], {"name": "hexagonal"}), "hexagonal"),
-        (_document([2], None), "without a name"),
-        (_document([2], _rectilinear()), "1 dimensions"),
-        (_document([2], _rectilinear(0)), "no list of sizes"),
-        (_document([2], _rectilinear("2")), "no list of sizes"),
-        (_document([2], _rectilinear(["2"])), "no list of sizes"),
-        (_document([2], _rectilinear([[2]])), "instead of 2"),
-        (_document([2], _rectilinear([-2])), "no list of sizes"),
         (_document([2], _rectilinear([[1, 2**40]])), "chunks along a dimension"),
         (_document([2], _regular(2), dimension_names=[]), "dimension_names"),
         (_document([2], _regular(2), dimension_names="x"), "dimension_names"),

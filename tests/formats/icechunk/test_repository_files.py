@@ -11,7 +11,7 @@ from flatbuffers import flexbuffers
 from shardgate.errors import DamagedError, NotAllowedError
 from shardgate.formats.icechunk.keys import Branch, SnapshotId, Tag
 from shardgate.formats.icechunk.keys import Ref as AnyRef
-from shardgate.formats.icechunk.repository import (
+from shardgate.formats.icechunk.repository_files import (
     FileRefs,
     RefFile,
     Refs,
@@ -100,7 +100,7 @@ async def test_references_to_different_objects_have_distinct_ids() -> None:
         _virtual(2, "s3://archive/era5/%61.nc", checksum_last_modified=7),
     ]
     case = _served(*refs)
-    one, two, three = [(await case.locate(f"a/c/{at}")).by for at in range(3)]
+    one, two, three = [(await case.locate(f"a/c/{at}")).reference_id for at in range(3)]
 
     assert one != two
     assert one == three

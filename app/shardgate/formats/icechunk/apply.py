@@ -8,12 +8,12 @@ The chunks that a smaller grid drops are known only after the manifests are read
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardgate.errors import BadBodyError, ConflictError
+from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
 from shardgate.formats.icechunk.config import Splitting
 from shardgate.formats.icechunk.coords import Coords, Mask, increases, inside, union
@@ -30,11 +30,8 @@ from shardgate.formats.icechunk.snapshot import (
 )
 from shardgate.formats.icechunk.transaction_log import TransactionLog
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.zarr.codecs import codec_name, configuration, shape_of
-
-type Json = Any
-type Runs = tuple[tuple[int, int], ...]
-"""Sizes of the chunks along a dimension, in elements, each with its number of repeats."""
+from shardgate.formats.zarr.codecs import shape_of
+from shardgate.formats.zarr.grid import ChunkGrid, parse_grid
 
 MAX_CHUNKS: Final = 2**32 - 1
 """Limit along one dimension: coordinates are stored in 4 bytes."""
@@ -50,19 +47,19 @@ class ArrayGrid:
 
     array: StoredArray
     """Without manifests."""
-    chunks: tuple[Runs, ...]
+    chunks: ChunkGrid
     form: tuple[Json, ...]
     """The other metadata that decide how the bytes of a chunk are read."""
 
     def keeps(self, coords: Coords, before: "ArrayGrid") -> Mask:
         """Return for each of *coords* `True` if the same chunk had that key *before*."""
-        if self.form != before.form or len(self.chunks) != coords.shape[1]:
+        if self.form != before.form or len(self.chunks.edges) != coords.shape[1]:
             return np.zeros(len(coords), np.bool_)
         kept = inside(coords, self.array.grid) & inside(coords, before.array.grid)
         within = coords[kept]
         alike = np.ones(len(within), np.bool_)
-        for at, now, then in zip(within.T, self.chunks, before.chunks, strict=True):
-            alike &= _sizes(at, now) == _sizes(at, then)
+        for axis, at in enumerate(within.T):
+            alike &= self.chunks.edge_lengths(axis, at) == before.chunks.edge_lengths(axis, at)
         kept[kept] = alike
         return kept
 
@@ -86,45 +83,13 @@ def read_grid(document: bytes) -> ArrayGrid | None:
     if node["node_type"] == "group":
         return None
     shape = shape_of(node.get("shape"), "shape", least=0)
-    chunks = _read_chunks(node.get("chunk_grid"), shape)
-    counts = [sum(repeats for _, repeats in runs) for runs in chunks]
+    chunks = parse_grid(node.get("chunk_grid"), shape)
+    counts = chunks.counts
     if max(counts, default=0) > MAX_CHUNKS:
         raise DecodeError(f"it has {max(counts)} chunks along a dimension, more than 2^32-1")
     names = _read_names(node.get("dimension_names"), len(shape))
     array = StoredArray(tuple(map(Dimension, shape, counts)), names)
     return ArrayGrid(array, chunks, tuple(node.get(name) for name in _FORM))
-
-
-def _read_chunks(grid: Json, shape: tuple[int, ...]) -> tuple[Runs, ...]:
-    name = codec_name(grid)
-    if name == "regular":
-        sizes = shape_of(configuration(grid).get("chunk_shape"), "chunk_shape", len(shape), 0)
-        return tuple(map(_read_regular, sizes, shape))
-    if name == "rectilinear":
-        lists = configuration(grid).get("chunk_shapes")
-        if not isinstance(lists, list) or len(lists) != len(shape):
-            raise DecodeError(f"chunk_shapes does not have {len(shape)} dimensions")
-        return tuple(map(_read_rectilinear, lists, shape))
-    raise DecodeError(f"the chunk grid is {name:.80}, neither regular nor rectilinear")
-
-
-def _read_regular(size: int, length: int) -> Runs:
-    """Cover *length*; old writers give chunks of size 0 to dimensions of length 0."""
-    if not size and length:
-        raise DecodeError("chunk_shape is 0 along a dimension that is not")
-    return ((size, -(-length // (size or 1))),)
-
-
-def _read_rectilinear(sizes: Json, length: int) -> Runs:
-    """Read one size for all chunks, or a list of sizes and of pairs of size and repeats."""
-    if type(sizes) is int and sizes > 0:
-        return _read_regular(sizes, length)
-    if not isinstance(sizes, list):
-        raise DecodeError(f"chunk_shapes has no list of sizes: {str(sizes)[:80]}")
-    runs = [[run, 1] if type(run) is int else run for run in sizes]
-    for run in runs:
-        shape_of(run, "a size and its count", 2, least=0)
-    return tuple((size, count) for size, count in runs)
 
 
 def _read_names(names: Json, ndim: int) -> tuple[str | None, ...] | None:
@@ -140,15 +105,6 @@ def _read_names(names: Json, ndim: int) -> tuple[str | None, ...] | None:
     except UnicodeEncodeError:
         raise DecodeError("a name in dimension_names is not UTF-8") from None
     return tuple(name or None for name in names)
-
-
-def _sizes(at: NDArray[np.uint32], runs: Runs) -> NDArray[np.int64]:
-    if not runs:
-        return np.empty(0, np.int64)
-    ends = np.cumsum([repeats for _, repeats in runs])
-    sizes = np.array([size for size, _ in runs], np.int64)
-    found: NDArray[np.int64] = sizes[np.searchsorted(ends, at, side="right")]
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from shardgate.formats.icechunk.keys import (
     spell_ref,
 )
 from shardgate.formats.icechunk.manifest import (
-    Inlined,
+    InlineChunk,
     Manifest,
     ManifestDecoder,
     Native,
@@ -360,16 +360,16 @@ class Repository:
             case Native(chunk_id, byte_range):
                 place = Stored(self.file("chunks", chunk_id), byte_range, named_by(chunk_id))
                 return Referenced(place, "", is_immutable=True)
-            case Inlined(place):
-                etag = ETag(f'"{encode_id(manifest.object_id)}-{place.start:x}-{place.length:x}"')
-                return Referenced(Inline(manifest.read(place), etag), "", is_immutable=True)
+            case InlineChunk(data, start):
+                etag = ETag(f'"{encode_id(manifest.object_id)}-{start:x}-{len(data):x}"')
+                return Referenced(Inline(data, etag), "", is_immutable=True)
             case Virtual(location, byte_range, checksum):
                 ref = resolve(location, self.allowed, containers)
-                by = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
+                reference_id = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
                 if isinstance(checksum, str):
                     pinned = Stored(ref, byte_range, Fixed(checksum, checksum))
-                    return Referenced(pinned, by, is_immutable=True)
-                return Referenced(Part(ref, byte_range, checksum), by, is_immutable=False)
+                    return Referenced(pinned, reference_id, is_immutable=True)
+                return Referenced(Part(ref, byte_range, checksum), reference_id, is_immutable=False)
 
     def _damage(
         self, manifest_id: bytes, node_id: bytes, coords: tuple[int, ...], error: DecodeError

@@ -109,6 +109,17 @@ async def test_a_demand_is_held_against_what_is_stored_now(memory: MemoryStore) 
     assert await stored(memory) == {3: b"%04d" % at}
 
 
+async def test_refusal_by_a_new_index_reads_it_once(memory: MemoryStore) -> None:
+    """A precondition that an index read for the request refutes is refused without another read."""
+    store = Between(memory)
+    await replica(memory).put("a/c/3", b"them")
+
+    with pytest.raises(PreconditionFailedError):
+        await replica(store).put("a/c/3", b"us!!", absent)
+
+    assert store.calls.count(("get", "a/c/0")) == 1
+
+
 async def test_versions_that_were_overwritten_at_once_are_nobodys(memory: MemoryStore) -> None:
     """Of two writes in one rewrite only the last ETag is that of a read, and fulfils a demand."""
     one = replica(memory)

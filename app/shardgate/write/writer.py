@@ -50,7 +50,6 @@ from shardgate.storage.contract import (
 )
 from shardgate.write.rewrite import ChunkChange, Rewrites
 
-_ATTEMPTS: Final = 10
 _AT_ONCE: Final = 16
 _IN_THREAD_NBYTES: Final = 32 * 1024
 _PRESENT_S: Final = 5.0
@@ -166,7 +165,7 @@ class PassthroughWriter:
             finally:  # a failed write may have taken effect
                 self._fetch.forget(ref)
 
-        return await retry_conflicts(forgetting, Conflict, ref, attempts=_ATTEMPTS)
+        return await retry_conflicts(forgetting, Conflict, ref)
 
     async def _expected(
         self, ref: ObjectRef, demand: Demand | None, *, is_document: bool = False

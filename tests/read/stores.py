@@ -20,7 +20,7 @@ from shardgate.model import (
 from shardgate.read.bodies import Entity
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Container, Containers
-from shardgate.storage.contract import Found, Listed, NotModified, Stat
+from shardgate.storage.contract import OBJECT, Found, Listed, NotModified, Stat
 from shardgate.storage.memory import MemoryStore
 from tests.support.resolving import ROOT, All, everything, gather, reading
 
@@ -75,6 +75,7 @@ class WatchedStore(MemoryStore):
         *,
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
+        kind: str = OBJECT,
     ) -> Found | NotModified | None:
         """Note, wait, read."""
         self.calls.append(Call("get", ref, request, if_match, if_none_match))

@@ -4,7 +4,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf, nextafter
 from sys import getsizeof
@@ -32,12 +31,6 @@ _FILE_NBYTES: Final = 512 * 1024**2
 _DECODED_FILES: Final = 2
 """Concurrent decodes may take so many times the largest file, and one of them more."""
 _DECODING_WAIT_S: Final = 120
-
-CHUNK: Final = "chunk"
-OBJECT: Final = "object"
-"""Objects that no format describes: passed through, or written."""
-kind_of_read: Final = ContextVar("kind_of_read", default=OBJECT)
-"""The `Read.kind` of the store request in progress, or one of the kinds above."""
 
 
 @dataclass(slots=True)
@@ -199,8 +192,8 @@ class ReadCache:
         return before is None or _version(before.known) != _version(after.known)
 
     def holds(self, read: Read[Any], entry: CachedRead) -> bool:
-        """Return whether *entry* is still the cached result of *read*, and fresh."""
-        return self._fresh(read, read.ref) is entry
+        """Return whether *entry* is still the cached result of *read*, and not outdated."""
+        return self.cache.get(read) is entry and not self._is_forgotten(entry, read.ref)
 
     async def stat(self, ref: ObjectRef) -> CachedRead:
         """Return the cached size and version of *ref*, or ask the store."""
@@ -314,11 +307,7 @@ class ReadCache:
         requested_at = self.clock()
         last = self._last(read)
         known = None if last is None else last.known
-        kind = kind_of_read.set(read.kind)
-        try:
-            found = await perform(self._store, read, _version(known), self.cache.decoding)
-        finally:
-            kind_of_read.reset(kind)
+        found = await perform(self._store, read, _version(known), self.cache.decoding)
         if read.kind in _MARKER_KINDS:
             if found is None or _is_page(found):
                 self._check_absence(read.ref, requested_at)

@@ -10,6 +10,8 @@ from shardgate.errors import BusyError
 _LIMIT: Final = 8
 _YIELD_EVERY: Final = 64
 """Items between two yields; processing so many takes a few milliseconds at most."""
+_SWAPS: Final = 100
+"""Most attempts of a compare-and-swap; each that fails was overtaken by a write that succeeded."""
 _SWEEP_S: Final = 1.0
 _LARGE_NBYTES: Final = 1024**2
 """Hashing or copying fewer bytes takes about a millisecond."""
@@ -57,19 +59,18 @@ async def retry_conflicts[T, C](
     conflict: type[C],
     what: object,
     *,
-    attempts: int,
     backoff: Backoff | None = None,
 ) -> T:
     """Call *attempt*, a compare-and-swap, until its result is not a *conflict*; return that.
 
-    Raises: `BusyError`, which names *what* was to be replaced, after *attempts* conflicts.
+    Raises: `BusyError`, which names *what* was to be replaced, after 100 conflicts.
     """
-    for number in range(attempts):
+    for number in range(_SWAPS):
         if backoff is not None:
             await backoff.pause(number)
         if not isinstance(result := await attempt(), conflict):
             return cast("T", result)
-    raise BusyError(f"{what}: gave up after {attempts} compare-and-swap conflicts")
+    raise BusyError(f"{what}: gave up after {_SWAPS} compare-and-swap conflicts")
 
 
 class Deadlines:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,7 +19,8 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.budget import ByteBudget
-from shardgate.storage.contract import Found, Listed, NotModified, Stat
+from shardgate.read.containers import Container, Containers
+from shardgate.storage.contract import OBJECT, Found, Listed, NotModified, Stat
 from shardgate.storage.memory import MemoryStore
 from tests.support.resolving import ROOT, All, everything, gather, reading
 
@@ -74,6 +75,7 @@ class WatchedStore(MemoryStore):
         *,
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
+        kind: str = OBJECT,
     ) -> Found | NotModified | None:
         """Record, wait, read."""
         self.calls.append(Call("get", ref, request, if_match, if_none_match))
@@ -144,6 +146,18 @@ class Tapped:
             return await self.around(name, ref, partial(call, ref, *args, **options))
 
         return tapped
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedContainers(Containers):
+    """Containers that record the keys they are searched for."""
+
+    searches: list[str] = field(default_factory=list)
+
+    async def search(self, root: ObjectRef, key: VirtualKey, *args: Any) -> Container:
+        """Note the key, and search."""
+        self.searches.append(key)
+        return await Containers.search(self, root, key, *args)
 
 
 class Unlisted(MemoryStore):

@@ -13,7 +13,7 @@ from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
-from tests.read.stores import Clock
+from tests.read.stores import Clock, SearchedContainers
 from tests.support.resolving import ROOT, Reading, known_formats, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
@@ -46,6 +46,18 @@ async def test_route_ends_when_its_marker_is_removed() -> None:
     found = await data.resolver.find_container(data.dataset, VirtualKey("g/a/c/0/1"))
 
     assert found.rest == "a/c/0/1"
+
+
+async def test_route_outlasts_replaced_shards() -> None:
+    """A shard that turns out to be replaced outdates no route to its array."""
+    store, data, _ = _array()
+    counted = SearchedContainers(data.dataset.containers.formats)
+    data.dataset = replace(data.dataset, containers=counted)
+    await data.read("g/a/c/0/0")
+    store.place(ROOT.join("g/a/c/0/0"), zarr.build({"c/0/1": b"new"})["c/0/0"])
+
+    assert await data.read("g/a/c/0/1") == b"new"
+    assert counted.searches == ["g/a/c/0/0"]
 
 
 async def test_an_outer_container_keeps_its_own_keys() -> None:

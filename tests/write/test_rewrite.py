@@ -109,6 +109,17 @@ async def test_demand_is_checked_against_the_stored_shard(memory: MemoryStore) -
     assert await stored(memory) == {3: b"%04d" % at}
 
 
+async def test_refusal_by_a_new_index_reads_it_once(memory: MemoryStore) -> None:
+    """A precondition that an index read for the request refutes is refused without another read."""
+    store = Between(memory)
+    await replica(memory).put("a/c/3", b"them")
+
+    with pytest.raises(PreconditionFailedError):
+        await replica(store).put("a/c/3", b"us!!", absent)
+
+    assert store.calls.count(("get", "a/c/0")) == 1
+
+
 async def test_overwritten_version_fulfils_no_demand(memory: MemoryStore) -> None:
     """A version that another write of the same rewrite replaced fulfils no demand."""
     one = replica(memory)

@@ -9,14 +9,14 @@ import pytest
 
 from shardgate import errors
 from shardgate.errors import PreconditionFailedError, ReadOnlyError, ShardgateError
-from shardgate.formats.contract import Target
-from shardgate.formats.reading import Fetch
+from shardgate.formats.contract import Translator
 from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.containers import Containers
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
 from tests.formats.neuroglancer_precomputed.case import build_meshes
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.read.stores import SearchedContainers
 from tests.support.repositories import create
 from tests.support.resolving import ROOT, All
 from tests.support.zipped import encoded
@@ -155,6 +155,19 @@ async def test_new_array_of_others_is_found_before_a_write(
     assert chunks_of(await stored(memory, "b/c/0") or b"") == {3: b"chnk"}
 
 
+async def test_write_takes_the_route_of_a_read(memory: MemoryStore) -> None:
+    """Chunks of an array that was read are written without another search for their container."""
+    one = replica(memory)
+    containers = SearchedContainers(one.reading.dataset.containers.formats)
+    one.reading.dataset = replace(one.reading.dataset, containers=containers)
+    await one.read("a/c/0")
+    for number in range(3):
+        await one.put(f"a/c/{number}", b"chnk")
+
+    assert chunks_of(await stored(memory, "a/c/0") or b"") == dict.fromkeys(range(3), b"chnk")
+    assert containers.searches == ["a/c/0"]
+
+
 async def test_too_long_stored_metadata_are_refused(memory: MemoryStore) -> None:
     """Metadata whose stored form is too long raise TooLargeError, and change nothing."""
     one = replica(memory)
@@ -256,11 +269,11 @@ async def test_many_keys_yield_to_the_event_loop(memory: MemoryStore, name: str)
     since = longest = 0
 
     class Counted(Containers):
-        async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
+        def translator(self, ref: ObjectRef) -> Translator | None:
             nonlocal since, longest
             since += 1
             longest = max(longest, since)
-            return await Containers.target(self, root, key, fetch)
+            return Containers.translator(self, ref)
 
     async def take_turns() -> None:
         nonlocal since

@@ -69,7 +69,6 @@ from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.storage.contract import CONFLICT, Conflict, ObjectStore
 
-_ATTEMPTS: Final = 100
 _LOGS_AT_ONCE: Final = 8
 _MAX_LOGS: Final = 10_000
 _MAX_LOG_NBYTES: Final = 256 * 1024**2
@@ -217,7 +216,7 @@ class Committer:
             return first
         async with self._locks.setdefault((opened.repo, request.branch), asyncio.Lock()):
             what = f"{opened.directory}: branch {request.branch}"
-            return await retry_conflicts(attempt, Conflict, what, attempts=_ATTEMPTS)
+            return await retry_conflicts(attempt, Conflict, what)
 
     async def _attempt(
         self, builder: "CommitBuilder", changes: ChangeSet, tip: BranchTip

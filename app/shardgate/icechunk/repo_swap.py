@@ -58,7 +58,6 @@ from shardgate.read.containers import Dataset
 from shardgate.read.metadata_cache import ReadCache
 from shardgate.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
-_ATTEMPTS: Final = 100
 _COPIES: Final = 2
 _BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
 _YEAR_3000_MS: Final = 32_503_680_000_000
@@ -123,7 +122,6 @@ class RepoSwaps:
                 partial(self._attempt, opened, plan),
                 Conflict,
                 opened.repo,
-                attempts=_ATTEMPTS,
                 backoff=self.backoff,
             )
         return prepared.answer

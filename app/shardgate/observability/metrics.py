@@ -29,7 +29,7 @@ from shardgate.errors import RangeNotSatisfiedError, ShardgateError
 from shardgate.model import ObjectRef
 from shardgate.observability.requests import NO_DATASET, Outcome
 from shardgate.read.budget import ByteBudget
-from shardgate.read.metadata_cache import CacheCounters, SizedLRUCache, kind_of_read
+from shardgate.read.metadata_cache import CacheCounters, SizedLRUCache
 from shardgate.storage.contract import WriteNotice, WriteWay
 from shardgate.storage.wrappers import Call
 
@@ -168,7 +168,7 @@ class StoreMetrics:
     def on_call(self, call: Call) -> None:
         """Count a finished call of a store."""
         store = store_of(call.ref.bucket)
-        labels = store, call.method, kind_of_read.get()
+        labels = store, call.method, call.kind
         self._bytes_of(*labels).inc(call.nbytes)
         self._seconds_of(*labels).observe(call.seconds)
         if call.error is not None and not isinstance(call.error, _NO_ERRORS):

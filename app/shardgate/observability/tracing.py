@@ -8,7 +8,6 @@ from typing import Final
 from shardgate.errors import ConfigurationError
 from shardgate.observability.metrics import error_label, store_of
 from shardgate.observability.requests import RequestContext
-from shardgate.read.metadata_cache import kind_of_read
 from shardgate.storage.wrappers import Call
 
 _NAME: Final = "shardgate"
@@ -74,7 +73,7 @@ class Tracing:
             start_time=ended_ns - int(call.seconds * 1e9),
         )
         span.set_attribute("shardgate.store", store)
-        span.set_attribute("shardgate.kind", kind_of_read.get())
+        span.set_attribute("shardgate.kind", call.kind)
         span.set_attribute("shardgate.bytes", call.nbytes)
         if call.error is not None:
             span.set_attribute("error.type", error_label(call.error))

@@ -1,14 +1,13 @@
 """Entities that virtual keys name, and their bodies: cached, read whole, or streamed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol, cast
 
 from shardgate.errors import (
     DamagedError,
     RangeNotSatisfiedError,
-    StorageUnusableError,
     VersionChangedError,
     lost,
 )
@@ -17,11 +16,8 @@ from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of, etag_of
 from shardgate.read.budget import ByteReservation
 from shardgate.read.chunks import ChunkReader
-from shardgate.read.metadata_cache import ReadCache
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader
 
-_ATTEMPTS: Final = 16
-"""Look-ups while the object keeps changing, as a shard does that many clients write."""
 _PIECE_BYTES: Final = 1024**2
 _CACHE_PARTS: Final = 16
 """A larger part of the cache is not given to one chunk that is streamed."""
@@ -98,45 +94,6 @@ class Opened[C: Choice](NamedTuple):
     entity: Entity
     choice: C
     body: Body
-
-
-class Opening[C: Choice]:
-    """Context manager that repeats *attempt* until the object holds still, and holds its bytes."""
-
-    __slots__ = ("_attempt", "_fetch", "_held")
-
-    def __init__(
-        self,
-        attempt: Callable[[ByteReservation], Awaitable[Opened[C] | None]],
-        fetch: ReadCache,
-        held: ByteReservation,
-    ) -> None:
-        self._attempt = attempt
-        self._fetch = fetch
-        self._held = held
-
-    async def __aenter__(self) -> Opened[C] | None:
-        attempts = 1
-        while True:
-            began_at = self._fetch.clock()
-            try:
-                return await self._attempt(self._held)
-            except (VersionChangedError, DamagedError) as error:
-                await self._held.release()
-                self._fetch.forget(error.ref, began_at)
-                if isinstance(error, DamagedError):
-                    raise
-                if attempts == _ATTEMPTS and error.is_immutable:
-                    raise StorageUnusableError(error.ref, error.reason) from error
-                if attempts == _ATTEMPTS:
-                    raise
-            except BaseException:
-                await self._held.release()
-                raise
-            attempts += 1
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._held.release()
 
 
 class BodyReader:

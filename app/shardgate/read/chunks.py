@@ -12,13 +12,7 @@ from typing import Any, Final, NamedTuple
 from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from shardgate.model import ByteRange, Fixed, ObjectRef, Stored, Version, coalesce, condition_of
 from shardgate.read.budget import ByteBudget
-from shardgate.read.metadata_cache import (
-    CHUNK,
-    OVERHEAD_NBYTES,
-    CacheCounters,
-    SizedLRUCache,
-    kind_of_read,
-)
+from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CacheCounters, SizedLRUCache
 from shardgate.storage.contract import Found, ObjectReader
 
 _TURNS: Final = 4
@@ -384,10 +378,11 @@ class ChunkReader:
         """Read *span*; only a `Fixed` version, whose size is unknown, may be shorter."""
         ref, byte_range, version = span
         nbytes = byte_range.stop - byte_range.start
-        kind_of_read.set(CHUNK)
         began_at = time.monotonic()
         try:
-            found = await self._store.get(ref, byte_range, if_match=condition_of(version))
+            found = await self._store.get(
+                ref, byte_range, if_match=condition_of(version), kind="chunk"
+            )
         except (RangeNotSatisfiedError, VersionChangedError) as error:
             raise lost(ref, version, error) from error
         if not isinstance(found, Found):

@@ -10,7 +10,8 @@ from shardgate.formats.contract import Document, Format, Layout, Stray, Target, 
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
-from shardgate.read.metadata_cache import OVERHEAD_NBYTES, FreshnessTracker, ReadCache
+from shardgate.read.consistency import FreshnessTracker
+from shardgate.read.metadata_cache import OVERHEAD_NBYTES, ReadCache
 from shardgate.settings import PUBLIC
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
@@ -143,7 +144,7 @@ class Containers:
             try:
                 opened, damage = await self._open(directory, fetch)
             except MetadataMissingError as error:
-                if self._translator(error.ref) is None:
+                if self.translator(error.ref) is None:
                     raise
                 opened, damage, fault, is_total = None, None, error, False
             if opened is not None:
@@ -151,7 +152,7 @@ class Containers:
                 formats, rest, fault, is_total = (fmt,), VirtualKey(key[start:]), damage, False
                 outer.append((found, start))
             elif damage is not None:
-                fault, is_total = damage, self._translator(damage.ref) is None
+                fault, is_total = damage, self.translator(damage.ref) is None
             elif any(each.expects(key[begin : start - 1]) for each, begin in outer):
                 reason = "has no metadata, though consolidated metadata describe an array there"
                 fault = fault or DamagedError(directory, reason)
@@ -163,20 +164,6 @@ class Containers:
         if fault is not None and is_total and key[start:]:
             raise fault  # a repository has no keys that do not depend on it
         return Container(found, rest, outer[:-1]), fault
-
-    async def target(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Target:
-        """Return where *key* is written; see `Layout.target`."""
-        translator = self._translator(root.join(key))
-        try:
-            layout, rest = await self.find(root, key, fetch)
-            target = await layout.target(rest, fetch)
-        except (MetadataMissingError, DamagedError) as error:
-            if translator is None or error.ref != root.join(key):
-                raise
-            target = Whole(error.ref)
-        if translator is not None and isinstance(target, Whole):
-            return Document(target.ref, translator)
-        return target
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory* if it is a container. Raises: `DamagedError`, `MetadataMissingError`."""
@@ -217,7 +204,8 @@ class Containers:
         """Return where the first claim of a format on *key* begins; see `Format.claim`."""
         return next((at for fmt in self.formats if (at := fmt.claim(key)) is not None), None)
 
-    def _translator(self, ref: ObjectRef) -> Translator | None:
+    def translator(self, ref: ObjectRef) -> Translator | None:
+        """Return the translator of the document *ref*, if it needs one."""
         path, _, name = ref.key.rpartition("/")
         directory = ObjectRef(ref.bucket, path)
         found = (fmt.translator(directory, name) for fmt in self.formats)
@@ -302,17 +290,15 @@ class _Route(NamedTuple):
 class Routes:
     """Containers by dataset and directory, in the cache of *fetch*.
 
-    A route is good until one of the reads that led to it expires, or anything cached turns out to
-    be outdated. It leads only to a container that encloses the key.
+    A route is good until one of the reads that led to it expires, or turns out to be outdated. It
+    leads only to a container that encloses the key.
     """
 
     def __init__(self, fetch: ReadCache) -> None:
         self._fetch = fetch
 
-    def get_cached(
-        self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker
-    ) -> Container | None:
-        """Return the container of *key* if a route leads there; *tracker* adopts its reads."""
+    async def find(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Container:
+        """Return the container of *key*: *tracker* adopts the reads of a route, or searches."""
         for name in _names(dataset, key):
             route: _Route | None = self._fetch.cache.get(name)
             if route is None or not route.tracker.is_current:
@@ -323,10 +309,26 @@ class Routes:
             if layout.encloses(rest) and not around:
                 tracker.adopt(route.tracker)
                 return Container(layout, rest)
-        return None
+        return await self._search(dataset, key, tracker)
 
-    async def find(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Container:
-        """Search the container of *key*, and keep the route; *tracker* has read nothing yet."""
+    async def target(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Target:
+        """Return where *key* is written; see `Layout.target`."""
+        ref = dataset.root.join(key)
+        translator = dataset.containers.translator(ref)
+        try:
+            layout, rest, _ = await self.find(dataset, key, tracker)
+            target = await layout.target(rest, tracker)
+        except (MetadataMissingError, DamagedError) as error:
+            if translator is None or error.ref != ref:
+                raise
+            target = Whole(ref)
+        if translator is not None and isinstance(target, Whole):
+            return Document(target.ref, translator)
+        return target
+
+    async def _search(
+        self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker
+    ) -> Container:
         search = dataset.containers.search
         found = await search(dataset.root, key, tracker, self._fetch.prefetch)
         if found.layout.encloses(found.rest) and tracker.is_current:
@@ -335,11 +337,6 @@ class Routes:
                 if name[2] == directory:
                     self._fetch.cache.put(name, _Route(found, tracker.copy()))
         return found
-
-    def forget(self, dataset: Dataset, key: VirtualKey) -> None:
-        """Search anew for *key*, since what led to its container was read again."""
-        for name in _names(dataset, key):
-            self._fetch.cache.pop(name)
 
 
 def _names(dataset: Dataset, key: VirtualKey) -> Iterator[_Name]:

@@ -1,10 +1,9 @@
-"""Cache of decoded indexes and metadata, shared reads, and the freshness of look-ups."""
+"""Cache of decoded indexes and metadata, and shared reads."""
 
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from math import inf, nextafter
 from sys import getsizeof
@@ -13,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 from cachetools import LRUCache, TTLCache
 
 from shardgate.concurrency import SingleFlight, Unshared
-from shardgate.errors import DamagedError, MetadataMissingError, VersionChangedError
+from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.reading import Read, Versioned, Weighable
 from shardgate.model import ETag, ObjectRef
 from shardgate.read.budget import ByteBudget
@@ -24,11 +23,6 @@ _log = logging.getLogger(__name__)
 
 OVERHEAD_NBYTES: Final = 1024
 """Memory of a cache entry without its value: the key, its reference, its place in the order."""
-TRUSTED_S: Final = 1.0
-"""Younger answers of a store are believed even if they contradict one another."""
-_MAX_AGE_DIFFERENCE_S: Final = 5.0
-"""Metadata older than an index by more than this may belong to another version of the array."""
-_ATTEMPTS: Final = 4
 _MAX_FORGOTTEN: Final = 65536
 _MARKER_KINDS: Final = frozenset({"metadata", "repo"})
 """Kinds of reads that decide the meaning of the keys below a directory."""
@@ -37,12 +31,6 @@ _FILE_NBYTES: Final = 512 * 1024**2
 _DECODED_FILES: Final = 2
 """Concurrent decodes may take so many times the largest file, and one of them more."""
 _DECODING_WAIT_S: Final = 120
-
-CHUNK: Final = "chunk"
-OBJECT: Final = "object"
-"""Objects that no format describes: passed through, or written."""
-kind_of_read: Final = ContextVar("kind_of_read", default=OBJECT)
-"""The `Read.kind` of the store request in progress, or one of the kinds above."""
 
 
 @dataclass(slots=True)
@@ -203,6 +191,10 @@ class ReadCache:
             return True
         return before is None or _version(before.known) != _version(after.known)
 
+    def holds(self, read: Read[Any], entry: CachedRead) -> bool:
+        """Return whether *entry* is still the cached result of *read*, and not outdated."""
+        return self.cache.get(read) is entry and not self._is_forgotten(entry, read.ref)
+
     async def stat(self, ref: ObjectRef) -> CachedRead:
         """Return the cached size and version of *ref*, or ask the store."""
         if (entry := self.cached_stat(ref)) is None:
@@ -315,11 +307,7 @@ class ReadCache:
         requested_at = self.clock()
         last = self._last(read)
         known = None if last is None else last.known
-        kind = kind_of_read.set(read.kind)
-        try:
-            found = await perform(self._store, read, _version(known), self.cache.decoding)
-        finally:
-            kind_of_read.reset(kind)
+        found = await perform(self._store, read, _version(known), self.cache.decoding)
         if read.kind in _MARKER_KINDS:
             if found is None or _is_page(found):
                 self._check_absence(read.ref, requested_at)
@@ -354,124 +342,3 @@ def _entry_nbytes(key: Hashable, entry: Any) -> int:
 
 def _version(known: Versioned[Any] | Stat | None) -> ETag | None:
     return None if known is None else known.etag
-
-
-class FreshnessTracker:
-    """Implementation of `Fetch` that tracks the age and lifetime of all results of one look-up."""
-
-    def __init__(self, fetch: ReadCache) -> None:
-        self._fetch = fetch
-        self.began_at = fetch.clock()
-        self.generation = fetch.generation
-        self.expires_at = inf
-        self.old: dict[ObjectRef, None] = {}
-        """Objects whose state was older than `TRUSTED_S`."""
-        self.uses: dict[Read[Any], CachedRead] = {}
-        """Results that can change."""
-        self.modified: dict[ObjectRef, int | None] = {}
-        """When the objects were last modified, as far as their stores say so."""
-
-    async def __call__[T: Weighable](
-        self, read: Read[T], /, *, allow_stale: bool = False
-    ) -> Versioned[T] | None:
-        cached = await self._fetch.get_or_fetch(read, allow_stale=allow_stale)
-        if not read.is_pinned and cached.expires_at < inf:
-            self.uses[read] = cached
-        return cast("Versioned[T] | None", self.track(read.ref, cached))
-
-    def track(self, ref: ObjectRef, cached: CachedRead) -> Versioned[Any] | Stat | None:
-        """Track *cached*, the state of *ref*, and return what is known."""
-        self.expires_at = min(self.expires_at, cached.expires_at)
-        if cached.requested_at < self.began_at - TRUSTED_S and cached.expires_at < inf:
-            self.old[ref] = None
-        if (known := cached.known) is not None:
-            self.modified[ref] = known.modified_s
-        return known
-
-    @property
-    def outdated(self) -> list[Read[Any]]:
-        """Reads of present objects that are much older than another read of just now."""
-        newest = max([use.requested_at for use in self.uses.values()], default=-inf)
-        if newest < self.began_at - TRUSTED_S:
-            return []
-        oldest = newest - _MAX_AGE_DIFFERENCE_S
-        return [
-            r for r, use in self.uses.items() if use.known is not None and use.requested_at < oldest
-        ]
-
-    @property
-    def ends_in_absence(self) -> bool:
-        """True if the last read found no object, or there was no read."""
-        last = next(reversed(self.uses.values()), None)
-        return last is None or last.known is None
-
-    @property
-    def oldest(self) -> tuple[float, ObjectRef] | None:
-        """Time and object of the oldest read of a present, mutable object."""
-        uses = self.uses.items()
-        return min([(use.requested_at, r.ref) for r, use in uses if use.known], default=None)
-
-    def known_before(self, began_at: float, present_s: float, absent_s: float) -> list[Read[Any]]:
-        """Return the reads older than *present_s*, or *absent_s* for absence, at *began_at*."""
-        return [
-            read
-            for read, use in self.uses.items()
-            if use.requested_at < began_at - (absent_s if use.known is None else present_s)
-        ]
-
-    @property
-    def is_current(self) -> bool:
-        """True until a read expires, or anything cached turned out to be outdated."""
-        fetch = self._fetch
-        return self.generation == fetch.generation and fetch.clock() < self.expires_at
-
-    @property
-    def nbytes(self) -> int:
-        """Weight of all results in a cache."""
-        return sum(use.nbytes for use in self.uses.values())
-
-    def copy(self) -> "FreshnessTracker":
-        """Return a tracker of the same reads, for `adopt`."""
-        copied = FreshnessTracker(self._fetch)
-        copied.began_at, copied.generation = self.began_at, self.generation
-        copied.adopt(self)
-        return copied
-
-    def adopt(self, earlier: "FreshnessTracker") -> None:
-        """Track all reads of an *earlier* look-up too."""
-        self.expires_at = min(self.expires_at, earlier.expires_at)
-        self.modified |= earlier.modified
-        self.uses |= earlier.uses
-        trusted_s = self.began_at - TRUSTED_S
-        for read, use in earlier.uses.items():
-            if use.requested_at < trusted_s:
-                self.old[read.ref] = None
-
-
-async def retry_until_consistent[T](
-    fetch: ReadCache, attempt: Callable[[FreshnessTracker], Awaitable[T]]
-) -> T:
-    """Return the result of *attempt*, repeated until all its reads are of one time.
-
-    Damage is believed once everything that led to it has been read just now, and newly read
-    indexes only together with metadata that are as new.
-
-    Raises: `VersionChangedError` if objects change during each attempt.
-    """
-    for _ in range(_ATTEMPTS - 1):
-        tracker = FreshnessTracker(fetch)
-        try:
-            found = await attempt(tracker)
-        except VersionChangedError as changed:
-            fetch.forget(changed.ref, tracker.began_at)
-        except DamagedError as damaged:
-            fetch.forget(damaged.ref, tracker.began_at)
-            if not tracker.old:
-                raise
-            for ref in tracker.old:
-                fetch.forget(ref, tracker.began_at)
-        else:
-            outdated = [read for read in tracker.outdated if read.kind == "metadata"]
-            if not any([await fetch.refresh(read) for read in outdated]):
-                return found
-    return await attempt(FreshnessTracker(fetch))

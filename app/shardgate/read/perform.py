@@ -57,7 +57,11 @@ async def _get(
     version = read.version
     try:
         found = await store.get(
-            read.ref, request, if_match=condition_of(version), if_none_match=known
+            read.ref,
+            request,
+            if_match=condition_of(version),
+            if_none_match=known,
+            kind=read.kind,
         )
     except VersionChangedError as error:
         raise error if version is None else lost(read.ref, version, error) from error
@@ -104,7 +108,7 @@ async def _decode[T: Weighable](
 
 async def _read_rest(store: ObjectReader, read: Read[Any], found: Found, stop: int) -> bytes:
     rest = ByteRange(found.byte_range.stop, stop)
-    more = await store.get(read.ref, rest, if_match=found.etag)
+    more = await store.get(read.ref, rest, if_match=found.etag, kind=read.kind)
     if not isinstance(more, Found) or more.byte_range != rest:
         raise VersionChangedError(read.ref)
     return more.data

@@ -1,12 +1,11 @@
 """Resolve a dataset and a virtual key to an entity and its bytes."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from math import inf
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from shardgate.concurrency import SingleFlight, Unshared, run_in_thread
 from shardgate.errors import (
@@ -32,19 +31,13 @@ from shardgate.model import (
     VirtualKey,
     Whole,
 )
-from shardgate.read.bodies import BodyReader, Choice, Entity, Opened, Opening
+from shardgate.read.bodies import BodyReader, Choice, Entity, Opened
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.read.chunks import ChunkReader
+from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.containers import Container, Dataset, Routes
 from shardgate.read.listing import Page, Root, list_page
-from shardgate.read.metadata_cache import (
-    OVERHEAD_NBYTES,
-    TRUSTED_S,
-    CachedRead,
-    FreshnessTracker,
-    ReadCache,
-    retry_until_consistent,
-)
+from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CachedRead, ReadCache
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
 from shardgate.storage.http_headers import object_headers
 
@@ -69,10 +62,22 @@ class CachedEntity(NamedTuple):
         return OVERHEAD_NBYTES + nbytes + (0 if headers is NO_HEADERS else headers.nbytes)
 
 
-class _LookUp(NamedTuple):
-    tracker: FreshnessTracker
+class _Opening[C: Choice](NamedTuple):
+    """Opens a key, and holds the bytes that were read until its block ends."""
+
+    attempt: Callable[["_Opening[C]", FreshnessTracker], Awaitable[Opened[C] | None]]
+    fetch: ReadCache
+    dataset: Dataset
+    key: VirtualKey
+    choose: Callable[[Entity], C | None]
     reading: ByteRequest | None
     held: ByteReservation
+
+    async def __aenter__(self) -> Opened[C] | None:
+        return await consistent(self.fetch, partial(self.attempt, self))
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.held.release()
 
 
 class Resolver:
@@ -129,70 +134,44 @@ class Resolver:
         returns `None` for an entity with a coding, it is called again with the inflated one. The
         bytes are reserved in *held* until the block ends.
         """
-        attempt = partial(self._open, dataset, key, choose, reading)
         if held is None:
             held = ByteReservation(self._budgets[dataset.root.bucket])
-        return Opening(attempt, self._fetch, held)
+        return _Opening(self._open, self._fetch, dataset, key, choose, reading, held)
 
     async def _open[C: Choice](
-        self,
-        dataset: Dataset,
-        key: VirtualKey,
-        choose: Callable[[Entity], C | None],
-        reading: ByteRequest | None,
-        held: ByteReservation,
+        self, opening: _Opening[C], tracker: FreshnessTracker
     ) -> Opened[C] | None:
-        entity = await self._find(dataset, key, reading, held)
-        if entity is None:
-            return None
-        if (choice := choose(entity)) is None:
-            entity = await self._bodies.inflate(held, entity)
-            choice = cast("C", choose(entity))
+        choose, held = opening.choose, opening.held
         try:
+            if (entity := await self._find(opening, tracker)) is None:
+                return None
+            if (choice := choose(entity)) is None:
+                entity = await self._bodies.inflate(held, entity)
+                choice = cast("C", choose(entity))
             return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
-        except DamagedError as error:
-            if (ref := self._old_read(dataset, key)) is None:
-                raise
-            raise VersionChangedError(ref) from error
+        except BaseException:
+            await held.release()
+            raise
 
-    async def _find(
-        self, dataset: Dataset, key: VirtualKey, reading: ByteRequest | None, held: ByteReservation
-    ) -> Entity | None:
-        """Resolve *key*; `None` proves its absence.
+    async def _find(self, opening: _Opening[Any], tracker: FreshnessTracker) -> Entity | None:
+        """Resolve the key; `None` proves its absence.
 
-        Data rewritten in another form look damaged or absent to a look-up that mixes old and new
-        state. So damage is believed once everything that led to it has been read within
-        `TRUSTED_S`, and a newly read index only together with metadata that are as new.
+        A newly read index is believed only together with metadata that are as new.
         """
-        if (found := self.get_cached(dataset, key)) is not None:
-            return found.entity
-        look_up = _LookUp(FreshnessTracker(self._fetch), reading, held)
-        try:
-            entity = await self._look_up(dataset, key, look_up)
-        except DamagedError:
-            if not look_up.tracker.old:
-                raise
-            for ref in look_up.tracker.old:
-                self._fetch.forget(ref, look_up.tracker.began_at)
-            look_up = look_up._replace(tracker=FreshnessTracker(self._fetch))
-            entity = await self._look_up(dataset, key, look_up)
-        if outdated := look_up.tracker.outdated:
-            self._routes.forget(dataset, key)
-            if any([await self._fetch.refresh(read) for read in outdated]):
-                look_up = look_up._replace(tracker=FreshnessTracker(self._fetch))
-                entity = await self._look_up(dataset, key, look_up)
-        tracker = look_up.tracker
+        if (cached := self.get_cached(opening.dataset, opening.key)) is not None:
+            tracker.adopt_age(cached.oldest)
+            return cached.entity
+        entity = await self._look_up(opening, tracker)
+        if outdated := tracker.outdated:
+            await tracker.confirm(outdated)
         lasting = entity and entity._replace(first=None)
         found = CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
-        self._fetch.cache.put((dataset.name, key), found)
+        self._fetch.cache.put((opening.dataset.name, opening.key), found)
         return entity
 
-    async def _look_up(self, dataset: Dataset, key: VirtualKey, look_up: _LookUp) -> Entity | None:
-        tracker = look_up.tracker
-        container = self._routes.get_cached(dataset, key, tracker)
-        if container is None:
-            container = await self._routes.find(dataset, key, tracker)
-        layout, rest, _ = container
+    async def _look_up(self, opening: _Opening[Any], tracker: FreshnessTracker) -> Entity | None:
+        dataset, key = opening.dataset, opening.key
+        layout, rest, _ = await self._routes.find(dataset, key, tracker)
         match await layout.locate(rest, tracker):
             case Missing():
                 return None
@@ -203,30 +182,22 @@ class Resolver:
             case Inline() as document:
                 return Entity.at(document, tracker.modified.get(dataset.root.join(key)))
             case Whole(ref):
-                return await self._whole(ref, look_up)
+                return await self._whole(ref, opening, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):
                 if isinstance(place, Part):
-                    entity = await self._part(place, look_up)
+                    entity = await self._part(place, opening, tracker)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
                 entity = entity._replace(modified_s=modified_s)
                 return entity.referenced(reference_id, is_immutable=is_immutable)
 
-    def _old_read(self, dataset: Dataset, key: VirtualKey) -> ObjectRef | None:
-        """Return an object that led to *key*, read so long ago that it may be outdated."""
-        found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
-        requested_at, ref = (found and found.oldest) or (inf, None)
-        return ref if requested_at < self._clock() - TRUSTED_S else None
-
     def _is_fresh(self, found: CachedEntity) -> bool:
         return found.generation == self._fetch.generation and self._clock() < found.expires_at
 
     async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
         """Return the container of *key*."""
-        tracker = FreshnessTracker(self._fetch)
-        found = self._routes.get_cached(dataset, key, tracker)
-        return found or await self._routes.find(dataset, key, tracker)
+        return await consistent(self._fetch, partial(self._routes.find, dataset, key))
 
     async def explain_absence(self, dataset: Dataset, key: VirtualKey) -> str:
         """Return why *key*, which names nothing, cannot name anything, where metadata tell."""
@@ -237,16 +208,15 @@ class Resolver:
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
         """Return whether *key* names a container that may hold others."""
-        below = VirtualKey(f"{key}/")
-        layout, rest = await dataset.containers.find(dataset.root, below, self._fetch)
-        if (names := await layout.names(rest, self._fetch, run_in_thread)) is not None:
+        (layout, rest, _), names = await self._names(dataset, VirtualKey(f"{key}/"))
+        if names is not None:
             return bool(names)
         return not rest and not layout.encloses(rest)
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Name]:
         """Yield the names right below *prefix* that clients can request."""
-        layout, rest = await dataset.containers.find(dataset.root, prefix, self._fetch)
-        if (names := await layout.names(rest, self._fetch, run_in_thread)) is not None:
+        _, names = await self._names(dataset, prefix)
+        if names is not None:
             for each in names:
                 yield each
             return
@@ -257,14 +227,27 @@ class Resolver:
                 yield Name(entry.key.removeprefix(prefix), entry.nbytes)
             after = page.after
 
+    async def _names(
+        self, dataset: Dataset, prefix: VirtualKey
+    ) -> tuple[Container, Sequence[Name] | None]:
+        async def attempt(
+            tracker: FreshnessTracker,
+        ) -> tuple[Container, Sequence[Name] | None]:
+            found = await self._routes.find(dataset, prefix, tracker)
+            return found, await found.layout.names(found.rest, tracker, run_in_thread)
+
+        return await consistent(self._fetch, attempt)
+
     async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
         """List up to *limit* keys of *window*; `StorageUnusableError` means: no listing."""
 
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)
-            return await list_page(root, window, limit, tracker.modified.get)
+            page = await list_page(root, window, limit, tracker.modified.get)
+            await tracker.confirm([read for read in tracker.outdated if read.kind == "metadata"])
+            return page
 
-        return await retry_until_consistent(self._fetch, attempt)
+        return await consistent(self._fetch, attempt)
 
     def root(self, dataset: Dataset) -> Root:
         """Return the root of *dataset*, with everything needed to walk it."""
@@ -274,9 +257,11 @@ class Resolver:
         """Raise if the root of *dataset* cannot be reached."""
         await self._store.check_reachable(dataset.root)
 
-    async def _whole(self, ref: ObjectRef, look_up: _LookUp) -> Entity | None:
-        request = _clip(look_up.reading, self._stream_bytes)
-        stat, first = await self._stat(ref, request, look_up)
+    async def _whole(
+        self, ref: ObjectRef, opening: _Opening[Any], tracker: FreshnessTracker
+    ) -> Entity | None:
+        request = _clip(opening.reading, self._stream_bytes)
+        stat, first = await self._stat(ref, request, opening, tracker)
         if stat is None:
             return None
         place = Stored(ref, ByteRange(0, stat.size), stat.etag)
@@ -284,13 +269,13 @@ class Resolver:
         entity = Entity(stat.etag, stat.size, place, first, coding)
         return entity._replace(modified_s=stat.modified_s, headers=stat.headers)
 
-    async def _part(self, part: Part, look_up: _LookUp) -> Entity:
+    async def _part(self, part: Part, opening: _Opening[Any], tracker: FreshnessTracker) -> Entity:
         """Resolve *part* in the current version; raise `DamagedError` if that does not fit."""
         ref, place, condition = part
-        request = _clip(_inside(look_up.reading, place), self._stream_bytes)
+        request = _clip(_inside(opening.reading, place), self._stream_bytes)
         if request is None and condition is not None and place.length:
             request = ByteRange(place.start, place.start + 1)
-        stat, first = await self._stat(ref, request, look_up, condition)
+        stat, first = await self._stat(ref, request, opening, tracker, condition)
         if stat is None:
             raise DamagedError(ref, "does not exist, though it is referred to")
         if stat.size < place.stop:
@@ -306,18 +291,19 @@ class Resolver:
         self,
         ref: ObjectRef,
         request: ByteRequest | None,
-        look_up: _LookUp,
+        opening: _Opening[Any],
+        tracker: FreshnessTracker,
         condition: UnmodifiedSince | None = None,
     ) -> tuple[Stat | None, Found | None]:
         """Return size and version of *ref*, cached or, for a *condition*, read with *request*."""
         cached, first = (self._fetch.cached_stat(ref) if condition is None else None), None
         if cached is None and request is not None:
-            await look_up.held.reserve(request.length)
+            await opening.held.reserve(request.length)
             with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
                 cached, first = await self._first_reads.run(
                     (ref, request, condition), lambda: self._first_read(ref, request, condition)
                 )
-        stat = look_up.tracker.track(ref, cached or await self._fetch.stat(ref))
+        stat = tracker.track(ref, cached or await self._fetch.stat(ref))
         return (stat, first) if isinstance(stat, Stat) else (None, None)
 
     async def _first_read(

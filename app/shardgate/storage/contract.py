@@ -126,11 +126,16 @@ type OnWrite = Callable[[WriteWay, ObjectRef, WriteNotice], None]
 """Called on the event loop after each write to S3, also a failed one."""
 
 
-class ReadConditions(TypedDict, total=False):
+OBJECT: Final = "object"
+"""Kind of reads and writes of objects that no format describes."""
+
+
+class ReadOptions(TypedDict, total=False):
     """Keyword arguments of `ObjectReader.get`."""
 
     if_match: Condition | None
     if_none_match: ETag | None
+    kind: str
 
 
 class WriteOptions(TypedDict):
@@ -195,12 +200,14 @@ class ObjectReader(Protocol):
         *,
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
+        kind: str = OBJECT,
     ) -> Found | NotModified | None:
         """Read the range *request* of *ref*, or the whole object, into memory.
 
         A range that ends past the object is clamped. A range that begins past the object, or a
         suffix of an empty object, raises `RangeNotSatisfiedError`, or `VersionChangedError` with a
         condition *if_match*. `NotModified` is returned only if *if_none_match* is the version.
+        *kind* is a label for metrics, and changes nothing.
         """
 
     def stream(

@@ -23,6 +23,7 @@ from shardgate.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, 
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import (
     NOT_MODIFIED,
+    OBJECT,
     Found,
     NotModified,
     Stat,
@@ -123,6 +124,7 @@ class HttpReader(ABC):
         *,
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
+        kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
         if isinstance(request, ByteRange) and not request.length:
             return await self._get_nothing(ref, request, if_match, if_none_match)

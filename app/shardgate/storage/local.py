@@ -20,6 +20,7 @@ from shardgate.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, Ob
 from shardgate.storage.contract import (
     NO_HEADERS,
     NOT_MODIFIED,
+    OBJECT,
     TEMPORARY,
     Conflict,
     Expected,
@@ -218,6 +219,7 @@ class LocalStore:
         *,
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
+        kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
         if (
             isinstance(if_match, str)

@@ -12,6 +12,7 @@ from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,
     NOT_MODIFIED,
+    OBJECT,
     Conflict,
     Expected,
     Found,
@@ -101,6 +102,7 @@ class MemoryStore:
         *,
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
+        kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
         if (found := self._objects.get(ref)) is None:
             if if_match is not None:

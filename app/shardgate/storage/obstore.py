@@ -46,6 +46,7 @@ from shardgate.model import (
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import (
     NOT_MODIFIED,
+    OBJECT,
     Found,
     Listed,
     NotModified,
@@ -113,6 +114,7 @@ class CloudStore(ReadOnlyStore):
         *,
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
+        kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
         with _translated(ref):
             opened = await self._open(ref, request, if_match, if_none_match)

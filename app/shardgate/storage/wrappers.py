@@ -19,12 +19,13 @@ from shardgate.errors import (
 )
 from shardgate.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from shardgate.storage.contract import (
+    OBJECT,
     Conflict,
     Found,
     Listed,
     NotModified,
     ObjectStore,
-    ReadConditions,
+    ReadOptions,
     Stat,
     WriteOptions,
     new_nbytes,
@@ -46,9 +47,9 @@ class StoreWrapper:
         self,
         ref: ObjectRef,
         request: ByteRequest | None = None,
-        **conditions: Unpack[ReadConditions],
+        **options: Unpack[ReadOptions],
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
-        return self.store_of(ref).get(ref, request, **conditions)
+        return self.store_of(ref).get(ref, request, **options)
 
     def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
@@ -179,9 +180,9 @@ class RetryingStore(StoreWrapper):
         self,
         ref: ObjectRef,
         request: ByteRequest | None = None,
-        **conditions: Unpack[ReadConditions],
+        **options: Unpack[ReadOptions],
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
-        return self._policy.run(ref, partial(self._inner.get, ref, request, **conditions))
+        return self._policy.run(ref, partial(self._inner.get, ref, request, **options))
 
     @asynccontextmanager
     async def stream(
@@ -237,6 +238,8 @@ class Call(NamedTuple):
     nbytes: int
     """Bytes that were read, or new bytes that were to be written."""
     error: BaseException | None
+    kind: str = OBJECT
+    """`Read.kind` of what was read, or another label."""
 
 
 type OnCall = Callable[[Call], None]
@@ -275,12 +278,12 @@ class TracedStore(StoreWrapper):
         self,
         ref: ObjectRef,
         request: ByteRequest | None = None,
-        **conditions: Unpack[ReadConditions],
+        **options: Unpack[ReadOptions],
     ) -> Found | NotModified | None:
-        nbytes, error = 0, None
+        nbytes, error, kind = 0, None, options.pop("kind", OBJECT)
         began = time.perf_counter()
         try:
-            found = await self._inner.get(ref, request, **conditions)
+            found = await self._inner.get(ref, request, **options)
             nbytes = len(found.data) if isinstance(found, Found) else 0
         except BaseException as raised:
             error = raised
@@ -289,7 +292,7 @@ class TracedStore(StoreWrapper):
             return found
         finally:
             seconds = time.perf_counter() - began
-            self._on_call(Call("get", ref, request, seconds, nbytes, error))
+            self._on_call(Call("get", ref, request, seconds, nbytes, error, kind))
 
     @asynccontextmanager
     async def stream(

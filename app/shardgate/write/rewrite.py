@@ -14,29 +14,22 @@ from shardgate.concurrency import (
     SingleFlight,
     is_many,
     resolve,
-    retry_conflicts,
     run_in_thread,
     yield_to_loop,
 )
-from shardgate.errors import (
-    ConflictError,
-    DamagedError,
-    PreconditionFailedError,
-    VersionChangedError,
-)
+from shardgate.errors import ConflictError, PreconditionFailedError, VersionChangedError
 from shardgate.formats.contract import Entry, NewShard, OpenShard, ShardRewriter
 from shardgate.formats.reading import Versioned
 from shardgate.model import ETag, ObjectRef, Stored, VirtualKey
 from shardgate.read.bodies import Demand, Entity
 from shardgate.read.budget import ByteBudget
+from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.metadata_cache import ReadCache
-from shardgate.storage.contract import ABSENT, CONFLICT, Conflict, ObjectStore
+from shardgate.storage.contract import ABSENT, Conflict, ObjectStore
 from shardgate.write.checksums import length_of, write_checksums
 
-_ATTEMPTS: Final = 20
 _BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)
 _LONGEST_WAIT_S: Final = 0.25
-_MAYBE_OUTDATED: Final = (ConflictError, DamagedError)
 _AT_ONCE: Final = 16
 _HELD_NBYTES: Final = 64 * 1024**2
 
@@ -210,52 +203,47 @@ class Rewrites:
                 change.done.cancel()
 
     async def _rewrite(self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange]) -> None:
-        lost = 0
+        attempts = 0
 
-        async def attempt() -> Conflict | None:
-            nonlocal lost
-            began_at = self._fetch.clock()
-            with suppress(VersionChangedError, *(() if lost else _MAYBE_OUTDATED)):
-                if await self._attempt(shard, changes, is_first=not lost):
-                    return None
-            self._fetch.forget(shard.ref, began_at)
-            lost += 1
-            return CONFLICT
+        async def attempt(tracker: FreshnessTracker) -> None:
+            nonlocal attempts
+            attempts += 1
+            try:
+                await self._attempt(shard, changes, tracker)
+            except ConflictError:
+                await tracker.confirm(tracker.known_before(tracker.began_at))
+                raise
 
         try:
-            await retry_conflicts(
-                attempt, Conflict, shard.ref, attempts=_ATTEMPTS, backoff=_BACKOFF
-            )
-            self._on_rewrite(len(changes), lost)
+            await consistent(self._fetch, attempt, backoff=_BACKOFF)
+            self._on_rewrite(len(changes), attempts - 1)
         except Exception as error:  # noqa: BLE001  passed to the callers
             for change in changes:
                 resolve(change.done, error)
 
     async def _attempt(
-        self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange], *, is_first: bool
-    ) -> bool:
-        """Make *changes*; return false if the shard is no longer the one that was planned for.
+        self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange], tracker: FreshnessTracker
+    ) -> None:
+        """Make *changes*; raise `VersionChangedError` if the shard is not the one planned for.
 
-        Only a successful swap proves that cached indexes are current. So the first attempt
-        neither refuses a change nor takes one as made already, and errors that outdated indexes
-        may cause lead to a second attempt.
+        A swap proves that cached indexes are current. Without one they are read again before a
+        change is refused, or taken as made already.
         """
-        old = await shard.open({change.entry for change in changes}, self._fetch)
+        old = await shard.open({change.entry for change in changes}, tracker)
         is_long = is_many(len(changes))
         sorted_changes = await run_in_thread(sort_changes, shard, old, changes, is_long=is_long)
-        if is_first and sorted_changes.relies_on_old:
-            return False
+        if sorted_changes.relies_on_old:
+            await tracker.confirm(tracker.known_before(tracker.began_at))
         places: Mapping[Entry, Stored] = {}
         if sorted_changes.made:
             plan = await asyncio.to_thread(shard.plan, old, sorted_changes.made)
             swapped = await self._swap(shard, old, plan)
             if isinstance(swapped, Conflict):
-                return False
+                raise VersionChangedError(shard.ref)
             places = swapped
         for number, change in enumerate(changes):
             resolve_change(change, shard.ref, sorted_changes, places)
             await yield_to_loop(number)
-        return True
 
     async def _swap(
         self, shard: ShardRewriter[Any], old: OpenShard | None, plan: NewShard | None

@@ -28,14 +28,15 @@ from shardgate.errors import (
     UnwritableError,
 )
 from shardgate.formats.compression import CODINGS, decode_content
-from shardgate.formats.contract import Document, ShardRewriter, Slot, Stray
+from shardgate.formats.contract import Document, ShardRewriter, Slot, Stray, Target
 from shardgate.formats.documents import etag_of_rewritten
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
 from shardgate.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
 from shardgate.read.bodies import Demand, forms_of
-from shardgate.read.containers import LIKE_A_CHUNK, Dataset, PassThrough
-from shardgate.read.metadata_cache import FreshnessTracker, ReadCache
+from shardgate.read.consistency import FreshnessTracker, consistent
+from shardgate.read.containers import LIKE_A_CHUNK, Dataset, PassThrough, Routes
+from shardgate.read.metadata_cache import ReadCache
 from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import (
     ABSENT,
@@ -49,7 +50,6 @@ from shardgate.storage.contract import (
 )
 from shardgate.write.rewrite import ChunkChange, Rewrites
 
-_ATTEMPTS: Final = 10
 _AT_ONCE: Final = 16
 _IN_THREAD_NBYTES: Final = 32 * 1024
 _PRESENT_S: Final = 5.0
@@ -164,7 +164,7 @@ class PassthroughWriter:
             finally:  # a failed write may have taken effect
                 self._fetch.forget(ref)
 
-        return await retry_conflicts(forgetting, Conflict, ref, attempts=_ATTEMPTS)
+        return await retry_conflicts(forgetting, Conflict, ref)
 
     async def _expected(
         self, ref: ObjectRef, demand: Demand | None, *, is_document: bool = False
@@ -231,6 +231,7 @@ class Writer:
     ) -> None:
         self._store = store
         self._fetch = fetch
+        self._routes = Routes(fetch)
         self._objects = objects
         self._rewrites = rewrites
 
@@ -298,15 +299,17 @@ class Writer:
         object only if there is no array yet.
         """
         key = write.key
-        tracker = FreshnessTracker(self._fetch)
-        target = await dataset.containers.target(dataset.root, key, tracker)
-        absent_s = inf
-        if isinstance(target, Whole | Stray):
-            is_doubtful = tracker.ends_in_absence and LIKE_A_CHUNK.search(key)
-            absent_s = 0 if is_doubtful else _ABSENT_S
-        old = tracker.known_before(began_at, _PRESENT_S, absent_s)
-        if any(await bounded_gather(self._fetch.refresh, old)):
-            target = await dataset.containers.target(dataset.root, key, self._fetch)
+
+        async def attempt(tracker: FreshnessTracker) -> Target:
+            target = await self._routes.target(dataset, key, tracker)
+            absent_s = inf
+            if isinstance(target, Whole | Stray):
+                is_doubtful = tracker.ends_in_absence and LIKE_A_CHUNK.search(key)
+                absent_s = 0 if is_doubtful else _ABSENT_S
+            await tracker.confirm(tracker.known_before(began_at, _PRESENT_S, absent_s))
+            return target
+
+        target = await consistent(self._fetch, attempt)
         if not isinstance(target, Stray):
             self._check_headers(target, write)
             return target
@@ -370,8 +373,7 @@ class Eraser:
         Raises: `ReadOnlyError` for a repository at or below *prefix*; the first error of a key.
         """
         await self._check_writable(dataset, f"{prefix}0.0")  # named like a chunk, and not a mesh
-        root = self._resolver.root(dataset)
-        layout, rest = await dataset.containers.find(dataset.root, prefix, root.fetch)
+        layout, rest, _ = await self._resolver.find_container(dataset, prefix)
         if not rest or isinstance(layout, PassThrough):
             await self._demand_erasable(dataset, prefix)
             return await self._erase_objects(dataset, prefix)

@@ -15,8 +15,8 @@ from shardgate.errors import BadBodyError, BadKeyError, ConflictError, DamagedEr
 from shardgate.formats.contract import Document
 from shardgate.formats.neuroglancer_precomputed.survey import ShardTables
 from shardgate.model import ByteRange, VirtualKey, Whole
-from shardgate.read.containers import Containers
-from shardgate.read.perform import DirectFetch
+from shardgate.read.consistency import FreshnessTracker
+from shardgate.read.containers import Routes
 from tests.formats.case import filled, render, write_chunks
 from tests.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
@@ -39,7 +39,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     encode_minishard,
     single_shard,
 )
-from tests.support.resolving import ROOT, known_formats
+from tests.support.resolving import ROOT, reading
 from tests.support.zipped import zipped
 
 _ENCODINGS = ("raw", "gzip")
@@ -277,10 +277,10 @@ async def test_write_target_of_other_keys_is_the_object(info: Any, key: str) -> 
 
 async def test_write_target_of_an_info_is_a_document() -> None:
     """The write target of an ``info`` in any directory is a document."""
-    store = filled(spelled(VOLUME))
-    containers = Containers(known_formats())
+    data = reading(filled(spelled(VOLUME)))
     for key in ("info", "mesh/info"):
-        found = await containers.target(ROOT, VirtualKey(key), DirectFetch(store))
+        tracker = FreshnessTracker(data.fetch)
+        found = await Routes(data.fetch).target(data.dataset, VirtualKey(key), tracker)
         assert isinstance(found, Document)
         assert found.ref == ROOT.join(key)
 

@@ -46,7 +46,6 @@ _FOLDERS: Final = 4
 """Folders of an array's entries. A local store locks one folder per replacement of an entry."""
 _ENTRY_OVERHEAD_NBYTES: Final = 512
 _DELETES_AT_ONCE: Final = 16
-_ATTEMPTS: Final = 50
 _BACKOFF: Final = Backoff(first_s=0.04, longest_s=0.4)
 _IN_THREAD_NBYTES: Final = 64 * 1024
 _ZSTD_BLOCK_NBYTES: Final = 128 * 1024
@@ -119,9 +118,7 @@ class SessionDocumentStore:
             if self._known is None:
                 await self._read()
             swap = partial(self._swap, edit)
-            return await retry_conflicts(
-                swap, Conflict, self._ref, attempts=_ATTEMPTS, backoff=_BACKOFF
-            )
+            return await retry_conflicts(swap, Conflict, self._ref, backoff=_BACKOFF)
 
     async def _read_locked(self) -> SessionDocument | None:
         async with self._lock:

@@ -47,6 +47,7 @@ from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,
     NOT_MODIFIED,
+    OBJECT,
     Conflict,
     Expected,
     Found,
@@ -89,6 +90,7 @@ class SessionStore:
         *,
         if_match: Condition | None = None,
         if_none_match: ETag | None = None,
+        kind: str = OBJECT,
     ) -> Found | NotModified | None:
         entity = await self._find(ref.key)
         if entity is None:
@@ -99,7 +101,7 @@ class SessionStore:
         if entity.etag == if_none_match:
             return NOT_MODIFIED
         wanted = clamp(ref, request, entity.length, if_match)
-        data = await self._read(entity, wanted)
+        data = await self._read(entity, wanted, kind)
         return Found(data, wanted, entity.length, entity.etag)
 
     @asynccontextmanager
@@ -206,13 +208,13 @@ class SessionStore:
             return None
         return (await self.session.find_chunk(view, address))[0]
 
-    async def _read(self, entity: Entity, wanted: ByteRange) -> bytes:
+    async def _read(self, entity: Entity, wanted: ByteRange, kind: str) -> bytes:
         if isinstance(source := entity.source, Inline):
             return source.data[wanted.start : wanted.stop]
         if not wanted.length:
             return b""
         inner, condition = source.byte_range.narrow(wanted), condition_of(source.version)
-        found = await self.session.store.get(source.ref, inner, if_match=condition)
+        found = await self.session.store.get(source.ref, inner, if_match=condition, kind=kind)
         if not isinstance(found, Found) or found.byte_range != inner:
             raise DamagedError(source.ref, "is missing or too short, and a chunk refers to it")
         return found.data

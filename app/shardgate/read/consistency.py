@@ -1,0 +1,187 @@
+"""The one rule for conclusions from several objects, which others may replace at any time.
+
+A look-up reads objects one after the other, and some from the cache. If data are rewritten in
+another form, a mixture of old and new state looks damaged, or as if something were absent. So a
+conclusion is believed only if everything that led to it is as new as the conclusion has to be;
+otherwise what is older is read again, and the look-up is repeated. Reads, listings and writes are
+attempts of `consistent`; those that conclude from absence or from an old index `confirm` it first.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+from typing import Any, Final, cast
+
+from shardgate.concurrency import Backoff, bounded_gather
+from shardgate.errors import (
+    BusyError,
+    DamagedError,
+    StorageUnusableError,
+    VersionChangedError,
+)
+from shardgate.formats.reading import Read, Versioned, Weighable
+from shardgate.model import ObjectRef
+from shardgate.read.metadata_cache import CachedRead, ReadCache
+from shardgate.storage.contract import Stat
+
+_ATTEMPTS: Final = 20
+"""Most attempts; each but the last failed because an object was replaced during it. Many clients
+replace a shard several times a second: with the pauses between writes, 20 attempts take seconds.
+"""
+_TRUSTED_S: Final = 1.0
+"""Younger answers of a store are believed even if they contradict one another."""
+_MAX_AGE_DIFFERENCE_S: Final = 5.0
+"""Metadata older than an index by more than this may belong to another version of the array."""
+
+
+async def consistent[T](
+    fetch: ReadCache,
+    attempt: Callable[["FreshnessTracker"], Awaitable[T]],
+    *,
+    backoff: Backoff | None = None,
+) -> T:
+    """Return the result of *attempt*, repeated until everything that led to it is as new.
+
+    Each attempt reads through a tracker of its own. `VersionChangedError` of an object outdates
+    what is cached of it; `DamagedError` is believed once all reads are younger than a second.
+
+    Raises: `BusyError` if an object is replaced during each attempt, `StorageUnusableError` if
+    it merely looks so every time.
+    """
+    for number in range(_ATTEMPTS):
+        if backoff is not None:
+            await backoff.pause(number)
+        tracker = FreshnessTracker(fetch)
+        try:
+            return await attempt(tracker)
+        except VersionChangedError as error:
+            fetch.forget(error.ref, tracker.began_at)
+            changed = error
+        except DamagedError as error:
+            fetch.forget(error.ref, tracker.began_at)
+            if not tracker.old or number + 1 == _ATTEMPTS:
+                raise
+            for ref in tracker.old:
+                fetch.forget(ref, tracker.began_at)
+    if changed.is_immutable:
+        raise StorageUnusableError(changed.ref, changed.reason) from changed
+    reason = f"gave up after {_ATTEMPTS} attempts, each of which found it replaced"
+    raise BusyError(f"{changed.ref}: {reason}") from changed
+
+
+class FreshnessTracker:
+    """Implementation of `Fetch` that tracks the age and lifetime of all results of one look-up."""
+
+    def __init__(self, fetch: ReadCache) -> None:
+        self._fetch = fetch
+        self.began_at = fetch.clock()
+        self.generation = fetch.generation
+        self.expires_at = inf
+        self.old: dict[ObjectRef, None] = {}
+        """Objects whose state was older than `_TRUSTED_S`."""
+        self.uses: dict[Read[Any], CachedRead] = {}
+        """Results that can change."""
+        self.modified: dict[ObjectRef, int | None] = {}
+        """When the objects were last modified, as far as their stores say so."""
+        self._kept: FreshnessTracker | None = None
+        """Some of the same reads, kept for the next look-ups."""
+
+    async def __call__[T: Weighable](
+        self, read: Read[T], /, *, allow_stale: bool = False
+    ) -> Versioned[T] | None:
+        cached = await self._fetch.get_or_fetch(read, allow_stale=allow_stale)
+        if not read.is_pinned and cached.expires_at < inf:
+            self.uses[read] = cached
+        return cast("Versioned[T] | None", self.track(read.ref, cached))
+
+    def track(self, ref: ObjectRef, cached: CachedRead) -> Versioned[Any] | Stat | None:
+        """Track *cached*, the state of *ref*, and return what is known."""
+        self.expires_at = min(self.expires_at, cached.expires_at)
+        if cached.requested_at < self.began_at - _TRUSTED_S and cached.expires_at < inf:
+            self.old[ref] = None
+        if (known := cached.known) is not None:
+            self.modified[ref] = known.modified_s
+        return known
+
+    @property
+    def outdated(self) -> list[Read[Any]]:
+        """Reads of present objects that are much older than another read of just now."""
+        newest = max([use.requested_at for use in self.uses.values()], default=-inf)
+        if newest < self.began_at - _TRUSTED_S:
+            return []
+        oldest = newest - _MAX_AGE_DIFFERENCE_S
+        return [
+            r for r, use in self.uses.items() if use.known is not None and use.requested_at < oldest
+        ]
+
+    @property
+    def ends_in_absence(self) -> bool:
+        """True if the last read found no object, or there was no read."""
+        last = next(reversed(self.uses.values()), None)
+        return last is None or last.known is None
+
+    @property
+    def oldest(self) -> tuple[float, ObjectRef] | None:
+        """Time and object of the oldest read of a present, mutable object."""
+        uses = self.uses.items()
+        return min([(use.requested_at, r.ref) for r, use in uses if use.known], default=None)
+
+    def known_before(
+        self, began_at: float, present_s: float = 0, absent_s: float = 0
+    ) -> list[Read[Any]]:
+        """Return the reads older than *present_s*, or *absent_s* for absence, at *began_at*."""
+        return [
+            read
+            for read, use in self.uses.items()
+            if use.requested_at < began_at - (absent_s if use.known is None else present_s)
+        ]
+
+    async def confirm(self, reads: Sequence[Read[Any]]) -> None:
+        """Perform *reads* again. Raises: `VersionChangedError` if one finds another version."""
+        if not reads:
+            return
+        if self._kept is not None:
+            self._kept.expires_at = -inf  # else the next look-up would take the old results
+        changes = await bounded_gather(self._fetch.refresh, reads)
+        for read, has_changed in zip(reads, changes, strict=True):
+            if has_changed:
+                raise VersionChangedError(read.ref)
+
+    @property
+    def is_current(self) -> bool:
+        """True until a read expires, or turns out to be outdated."""
+        fetch = self._fetch
+        if fetch.clock() >= self.expires_at:
+            return False
+        if self.generation != fetch.generation:
+            if not all(fetch.holds(read, use) for read, use in self.uses.items()):
+                return False
+            self.generation = fetch.generation
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Weight of all results in a cache."""
+        return sum(use.nbytes for use in self.uses.values())
+
+    def copy(self) -> "FreshnessTracker":
+        """Return a tracker of the same reads, for `adopt`."""
+        copied = self._kept = FreshnessTracker(self._fetch)
+        copied.generation, copied.expires_at = self.generation, self.expires_at
+        copied.uses, copied.modified = dict(self.uses), dict(self.modified)
+        return copied
+
+    def adopt(self, earlier: "FreshnessTracker") -> None:
+        """Track all reads of an *earlier* look-up too."""
+        self._kept = earlier
+        self.expires_at = min(self.expires_at, earlier.expires_at)
+        self.modified |= earlier.modified
+        self.uses |= earlier.uses
+        trusted_s = self.began_at - _TRUSTED_S
+        for read, use in earlier.uses.items():
+            if use.requested_at < trusted_s:
+                self.old[read.ref] = None
+
+    def adopt_age(self, oldest: tuple[float, ObjectRef] | None) -> None:
+        """Track the `oldest` read of a look-up whose result is cached."""
+        if oldest is not None and oldest[0] < self.began_at - _TRUSTED_S:
+            self.old[oldest[1]] = None

@@ -105,7 +105,7 @@ def test_every_command_and_option_is_there() -> None:
 def test_every_route_is_there() -> None:
     """The table of routes has those of OpenAPI, and no other of the control plane."""
     routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", DOCUMENTS, re.MULTILINE))
-    service: Any = create_app(Settings()).app
+    service: Any = create_app(Settings()).app.app
     paths = set(service._api.openapi()["paths"])
 
     assert paths <= routes

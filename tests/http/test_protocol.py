@@ -1,4 +1,4 @@
-"""`shardgate.http.protocol`: the short way and uvicorn's way respond alike, on raw sockets."""
+"""`shardgate.http.protocol`: plain GETs and requests of ASGI are answered alike, on raw sockets."""
 
 import asyncio
 import inspect
@@ -25,7 +25,7 @@ from uvicorn.supervisors import Multiprocess
 from shardgate.errors import TruncatedReadError
 from shardgate.http.gateway import Gateway
 from shardgate.http.protocol import GatewayProtocol
-from shardgate.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders
+from shardgate.http.request import Answer, Request
 from shardgate.model import ByteRange, Condition, ETag, ObjectRef
 from shardgate.settings import (
     CacheSettings,
@@ -386,16 +386,14 @@ def test_requests_behind_one_that_waits_are_answered_in_order() -> None:
 
 def test_a_fault_ends_its_connection_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are served."""
-    begin = Gateway.begin
+    answer = Gateway.answer
 
-    def broken(
-        self: Gateway, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float
-    ) -> ImmediateResponse | DeferredResponse | None:
-        if raw_path == b"/em/fault":
+    def broken(self: Gateway, request: Request) -> Answer | None:
+        if request.path == "/em/fault":
             raise RuntimeError("as ordered")
-        return begin(self, raw_path, headers, peer, now)
+        return answer(self, request)
 
-    monkeypatch.setattr(Gateway, "begin", broken)
+    monkeypatch.setattr(Gateway, "answer", broken)
     with connect(url) as connection, connect(url) as other:
         connection.sendall(_get("fault"))
         assert connection.recv(1) == b""

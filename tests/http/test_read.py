@@ -14,8 +14,9 @@ from pydantic import ByteSize
 
 from shardgate.errors import BadKeyError
 from shardgate.formats.listing import Name
-from shardgate.http.paths import quote_segment, split_target, split_token, without_token
+from shardgate.http.paths import quote_segment, split_target, split_token
 from shardgate.http.read import MOST_LINKS, listing_page
+from shardgate.http.request import Request
 from shardgate.http.responses import content_type
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
@@ -245,10 +246,10 @@ def test_the_name_of_a_ref_stays_in_its_segment(start: str, name: str) -> None:
 )
 def test_a_token_is_the_first_segment(raw_path: bytes, token: str, rest: bytes) -> None:
     """It begins with a tilde, as no dataset does; the rest stays as it was sent, ASCII or not."""
-    scope = without_token({"raw_path": raw_path, "path": unquote(raw_path)})
+    request = Request("GET", raw_path, [], {}, b"")
 
-    assert (scope["token"], scope["raw_path"]) == (token, rest)
-    assert scope["path"] == unquote(rest)
+    assert (request.token, request.raw_path) == (token, rest)
+    assert request.path == unquote(rest)
     assert split_token(raw_path) == (raw_path.removesuffix(rest), rest)
     assert split_token(b"/em" + raw_path) == (None, b"/em" + raw_path)
     assert split_token(rest) == (None, rest)

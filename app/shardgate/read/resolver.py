@@ -91,7 +91,6 @@ class Resolver:
     ) -> None:
         self._store = store
         self._fetch = fetch
-        self._chunks = chunks
         self._bodies = BodyReader(
             store, chunks, stream_bytes=stream_bytes, decoded_bytes=decoded_bytes
         )
@@ -106,13 +105,9 @@ class Resolver:
     def get_cached(self, dataset: Dataset, key: VirtualKey) -> CachedEntity | None:
         """Return the result of the look-up of *key* if it is cached and fresh."""
         found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
-        return found if found is not None and self._is_fresh(found) else None
-
-    def body_of_cached(self, found: CachedEntity) -> bytes | None:
-        """Return the stored bytes that *found* led to, whole, if both are cached and fresh."""
-        if found.entity is None or isinstance(found.entity.source, Inline):
+        if found is None or found.generation != self._fetch.generation:
             return None
-        return self._chunks.cached(found.entity.source) if self._is_fresh(found) else None
+        return found if self._clock() < found.expires_at else None
 
     def open[C: Choice](
         self,
@@ -218,9 +213,6 @@ class Resolver:
         found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
         requested_at, ref = (found and found.oldest) or (inf, None)
         return ref if requested_at < self._clock() - TRUSTED_S else None
-
-    def _is_fresh(self, found: CachedEntity) -> bool:
-        return found.generation == self._fetch.generation and self._clock() < found.expires_at
 
     async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
         """Return the container of *key*."""

@@ -36,7 +36,9 @@ from tests.support.resolving import ROOT, reading
 from tests.survey.test_inspect import ARRAY, filled
 
 
-def request(token: str | None = None, *, query: bytes = b"", **headers: str) -> Request:
+def request(
+    token: str | None = None, *, query: bytes = b"", root_path: str = "", **headers: str
+) -> Request:
     """Ask for the page, with a token in the path or without."""
     scope: dict[str, Any] = {
         "type": "http",
@@ -48,9 +50,11 @@ def request(token: str | None = None, *, query: bytes = b"", **headers: str) -> 
         "headers": [
             (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
         ],
+        "root_path": root_path,
         "caller": NOBODY,
+        "token": token,
     }
-    return Request(scope if token is None else {**scope, "token": token})
+    return Request(scope)
 
 
 def address(token: str | None = None, *, has_viewer: bool = True, **headers: str) -> Address:

@@ -22,7 +22,8 @@ from shardgate.errors import (
 from shardgate.http.body import Payload, check_digests, read_payload
 from shardgate.http.conditions import Selection
 from shardgate.http.paths import check_key, quote_segment
-from shardgate.http.responses import NO_STORE, RequestHeaders
+from shardgate.http.request import RequestHeaders
+from shardgate.http.responses import NO_STORE
 from shardgate.http.s3 import dialect
 from shardgate.http.write import COPY_SOURCE, Handler, Put, WriteRequest
 from shardgate.icechunk.sessions.registry import KeyRouter

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
@@ -68,6 +69,22 @@ def test_the_table_of_settings_has_every_setting_with_its_default_and_no_others(
     ]
 
     assert sorted(rows) == sorted(settings_rows())
+
+
+async def test_the_service_is_mounted_as_described() -> None:
+    """The example of another application serves the datasets below its path."""
+    (example,) = [block for block in blocks("python") if "app.mount(" in block]
+    names: dict[str, Any] = {}
+    exec(example, names)  # noqa: S102 - our own text
+
+    app = names["app"]
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        listed = (await client.get("/arrays/api/datasets")).json()
+    assert [each["path"] for each in listed["datasets"]] == ["/arrays/em/"]
 
 
 @pytest.mark.parametrize("example", blocks("toml"))

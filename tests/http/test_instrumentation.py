@@ -52,7 +52,7 @@ async def test_a_fault_of_ours_is_a_failure() -> None:
     answer = app.answer(Request("GET", b"/em/c", [], {}, b""))
     assert callable(answer)
     with pytest.raises(ZeroDivisionError):
-        await answer(AsgiExchange(None, None))
+        await answer(AsgiExchange(None, None, []))
     failed = {"dataset": "em", "method": "GET", "outcome": "failed"}
     assert metrics.registry.get_sample_value("shardgate_requests_total", failed) == 1
     assert metrics.registry.get_sample_value("shardgate_requests_in_flight") == 0

@@ -173,7 +173,7 @@ def test_writes_leave_a_quarter_of_a_dataset_to_its_reads() -> None:
 
     def permit(method: str, path: str) -> Permit:
         request = Request(method, path.encode(), [], {}, b"")
-        return limiter.permit(request, AsgiExchange(None, None))
+        return limiter.permit(request, AsgiExchange(None, None, []))
 
     with ExitStack() as stack:
         for path in ["/a/k"] * 9 + ["/b/k"] * 3:

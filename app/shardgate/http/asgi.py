@@ -19,6 +19,8 @@ from shardgate.observability.logging import log_loop_exception
 BY_NAME: Final = "shardgate.headers"
 """Member of a scope with the headers by name, where the server has them so."""
 _CLOSE: Final = (b"connection", b"close")
+_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+"""For every response; our own server adds it to refusals too."""
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _GRACE_S: Final = 0.05
 """Work that ends sooner is not watched: a watcher costs 10 µs."""
@@ -67,7 +69,8 @@ class AsgiApp:
             headers = combine_headers(list(scope["headers"]))
         body = IncomingBody(receive, headers, timeout_s=self._timeout_s)
         is_read = scope["method"] in _READS
-        exchange = AsgiExchange(send, None if is_read else body)
+        more = [] if BY_NAME in scope else [_NOSNIFF]
+        exchange = AsgiExchange(send, None if is_read else body, more)
         answer = self.answer(request_of(scope, headers, body, Asgi(scope, receive, exchange.send)))
         with suppress(ClientGoneError):
             if isinstance(answer, Response):
@@ -107,17 +110,19 @@ def _below(raw_path: bytes, root_path: str) -> bytes:
 class AsgiExchange:
     """A response to an ASGI server, which closes the connection if *body* is unread."""
 
-    def __init__(self, send: Any, body: IncomingBody | None) -> None:
+    def __init__(self, send: Any, body: IncomingBody | None, more: Headers) -> None:
+        """Add the headers *more* to every response."""
         self.status = self.sent_nbytes = 0
         self.response_complete = False
         self._send = send
         self._body = body
+        self._more = more
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Pass on a message of an ASGI application."""
+        """Pass on a message of an ASGI application, with the headers of every response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            await self._send(message)
+            await self._send({**message, "headers": [*message["headers"], *self._more]})
             return
         await self._send(message)
         self.sent_nbytes += len(message.get("body", b""))

@@ -118,7 +118,7 @@ async def functions_entered(
         if answer is None:
             await app(scope, receive, send)
         elif not isinstance(answer, Response):
-            await answer(AsgiExchange(send, None))
+            await answer(AsgiExchange(send, None, []))
     finally:
         sys.setprofile(None)
     return entered

@@ -14,7 +14,7 @@ from shardgate.http.api.api import build_api
 from shardgate.http.api.repositories import build_repository_changes
 from shardgate.http.api.sessions import build_commits, build_sessions
 from shardgate.http.asgi import AsgiApp
-from shardgate.http.auth.access import Datasets
+from shardgate.http.auth.access import Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
 from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.sigv4 import Signatures
@@ -38,7 +38,7 @@ from shardgate.observability.metrics import Metrics
 from shardgate.observability.tracing import Tracing
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader
-from shardgate.read.containers import Containers, Dataset
+from shardgate.read.containers import Containers
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.resolver import Resolver
 from shardgate.settings import LimitSettings, Settings
@@ -56,7 +56,7 @@ class Shared(NamedTuple):
     settings: Settings
     metrics: Metrics
     stores: Stores
-    datasets: Mapping[str, Dataset]
+    datasets: Mapping[str, ServedDataset]
     fetch: ReadCache
     chunks: ChunkReader
     responses: BucketBudgets

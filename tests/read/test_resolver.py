@@ -297,7 +297,7 @@ async def test_two_datasets_do_not_share_what_keys_name() -> None:
     """The same key in another dataset is another entity."""
     case = _array()
     case.write({f"sub/{key}": data for key, data in build({"c/0/0": b"other"}).items()})
-    other = Dataset("other", ROOT.join("sub"), case.data.dataset.containers, "auto", b"")
+    other = Dataset("other", ROOT.join("sub"), case.data.dataset.containers, "auto")
     first = await case.read("c/0/0")
     case.data.dataset = other
 

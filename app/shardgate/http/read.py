@@ -4,6 +4,7 @@ import html
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -13,7 +14,7 @@ from shardgate.errors import BadKeyError, RequestError, ShardgateError
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
-from shardgate.http.auth.access import Caller, Datasets
+from shardgate.http.auth.access import Caller, Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ClientGoneError
 from shardgate.http.conditions import (
@@ -43,12 +44,13 @@ from shardgate.http.write import WritePlane, allowed_methods
 from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import VirtualKey
 from shardgate.read.bodies import Entity, Opened
-from shardgate.read.containers import Dataset
+from shardgate.read.resolver import Resolver
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_NO_STORE: Final = b"no-store"
 _NO_NAMES: Final = frozenset[bytes]()
 _log = logging.getLogger(__name__)
 
@@ -173,11 +175,11 @@ class DataPlane:
         return allowed_methods(dataset, key, names)
 
     async def _read(
-        self, dataset: Dataset, key: VirtualKey, conditions: Conditions, responder: Responder
+        self, dataset: ServedDataset, key: VirtualKey, conditions: Conditions, responder: Responder
     ) -> None:
         resolver = self._resolver
         if SESSION in key:
-            resolver, dataset, key = await self._router.route(dataset, key)
+            resolver, dataset, key = await self._route(dataset, key)
         negotiate = partial(_negotiate, responder.request)
         choose_part = partial(choose, conditions, negotiate)
         async with resolver.open(dataset, key, choose_part, conditions.reading) as opened:
@@ -194,8 +196,16 @@ class DataPlane:
                 detail = f"{dataset.name} has no {key}{why and f': {why}'}"
                 await _send_missing(responder, dataset, detail)
 
+    async def _route(
+        self, dataset: ServedDataset, key: VirtualKey
+    ) -> tuple[Resolver, ServedDataset, VirtualKey]:
+        """Return the reader of *key*; what comes from a session is not to be stored."""
+        resolver, inner, key = await self._router.route(dataset, key)
+        is_session = inner is not dataset
+        return resolver, replace(inner, cache_control=_NO_STORE) if is_session else dataset, key
+
     async def _list_objects(
-        self, responder: Responder, dataset: Dataset, request: dialect.ListRequest
+        self, responder: Responder, dataset: ServedDataset, request: dialect.ListRequest
     ) -> None:
         window = request.window
         pages = self._router if SESSION in window.prefix else self._resolver
@@ -207,19 +217,21 @@ class DataPlane:
             headers = _listing_headers(dataset, dialect.MEDIA_TYPE, body)
             await responder.send(HTTPStatus.OK, headers, body)
 
-    async def _list_tags(self, responder: Responder, dataset: Dataset, key: VirtualKey) -> None:
+    async def _list_tags(
+        self, responder: Responder, dataset: ServedDataset, key: VirtualKey
+    ) -> None:
         def choose_nothing(_: Entity) -> Selection:
             return Selection(HTTPStatus.OK)
 
-        resolver, dataset, key = await self._router.route(dataset, key)
+        resolver, dataset, key = await self._route(dataset, key)
         async with resolver.open(dataset, key, choose_nothing) as opened:
             if opened is None:
                 await _send_missing(responder, dataset, f"{dataset.name} has no {key}")
             else:
                 await responder.send_document(dialect.MEDIA_TYPE, dialect.no_tags())
 
-    async def _list(self, responder: Responder, dataset: Dataset, prefix: VirtualKey) -> None:
-        resolver, dataset, prefix = await self._router.route(dataset, prefix)
+    async def _list(self, responder: Responder, dataset: ServedDataset, prefix: VirtualKey) -> None:
+        resolver, dataset, prefix = await self._route(dataset, prefix)
         listed: list[Name] = []
         async with aclosing(resolver.list(dataset, prefix)) as names:
             async for name in names:
@@ -252,13 +264,13 @@ async def _describe_bucket(responder: Responder, method: str, names: frozenset[b
         await responder.send_document(dialect.MEDIA_TYPE, dialect.bucket_property(names))
 
 
-async def _send_missing(responder: Responder, dataset: Dataset, detail: str) -> None:
+async def _send_missing(responder: Responder, dataset: ServedDataset, detail: str) -> None:
     """Send 404; clients may cache absence like any response that can change."""
     await responder.problem(HTTPStatus.NOT_FOUND, detail, *cache_headers(dataset))
 
 
 async def _send_entity(
-    responder: Responder, dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
+    responder: Responder, dataset: ServedDataset, key: VirtualKey, opened: Opened[Selection]
 ) -> None:
     status, entity = opened.choice.status, opened.entity
     if (headers := entity_headers(dataset, key, opened)) is not None:
@@ -277,7 +289,7 @@ async def _send_entity(
         await responder.problem(status, detail, (b"etag", etag.encode("latin-1")))
 
 
-def _listing_headers(dataset: Dataset, media_type: bytes, body: bytes) -> Headers:
+def _listing_headers(dataset: ServedDataset, media_type: bytes, body: bytes) -> Headers:
     length = (b"content-length", b"%d" % len(body))
     return [(b"content-type", media_type), length, *cache_headers(dataset)]
 

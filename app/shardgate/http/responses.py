@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Final
 
 from shardgate.errors import ShardgateError
+from shardgate.http.auth.access import ServedDataset
 from shardgate.http.conditions import Selection, content_range, etag_of_selected, last_modified
 from shardgate.http.problems import Headers, encode_headers, problem, status_of
 from shardgate.http.request import Exchange, Request, Response
@@ -16,7 +17,6 @@ from shardgate.http.s3.dialect import error_code, error_document, speaks_s3
 from shardgate.model import ETag, VirtualKey
 from shardgate.observability.logging import log_failure
 from shardgate.read.bodies import Body, Entity, Opened
-from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA
 
@@ -181,20 +181,22 @@ def content_type(key: str) -> bytes:
     return _CONTENT_TYPES.get(extension, b"application/octet-stream")
 
 
-def cache_headers(dataset: Dataset) -> Headers:
+def cache_headers(dataset: ServedDataset) -> Headers:
     """Return the caching headers of a mutable response."""
     cache_control = (b"cache-control", dataset.cache_control)
     return [cache_control, *([] if dataset.is_public else _PRIVATE)]
 
 
-def entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
+def entity_headers(
+    dataset: ServedDataset, key: VirtualKey, opened: Opened[Selection]
+) -> Headers | None:
     """Return the headers of a selected entity; `None` if the response is a problem instead."""
     found = describe_entity(dataset, key, opened.entity, opened.choice)
     return found and [*_common_headers(found[0]), *found[1]]
 
 
 def describe_entity(
-    dataset: Dataset, key: VirtualKey, entity: Entity, selection: Selection
+    dataset: ServedDataset, key: VirtualKey, entity: Entity, selection: Selection
 ) -> tuple[EntityFields, Headers] | None:
     """Return the fields that the common headers depend on, and the other headers."""
     status, part, _, coding, is_s3 = selection

@@ -18,7 +18,7 @@ from shardgate.errors import (
     ShardgateError,
     UnsupportedError,
 )
-from shardgate.http.auth.access import why_read_only
+from shardgate.http.auth.access import ServedDataset, why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
 from shardgate.http.conditions import parse_demand
@@ -31,7 +31,6 @@ from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import ETag, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteBudget, ByteReservation
-from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA, object_headers
 from shardgate.write.writer import KeyWrite, Outcome
@@ -58,7 +57,7 @@ class WriteRequest(NamedTuple):
     request: Request
     incoming: IncomingBody
     responder: Responder
-    dataset: Dataset
+    dataset: ServedDataset
     key: VirtualKey
     """Empty for a request of the whole dataset."""
     names: frozenset[bytes]
@@ -67,7 +66,7 @@ class WriteRequest(NamedTuple):
     """Bytes in flight, released when the request is answered."""
     max_nbytes: int
     """Largest body of an object."""
-    find: Callable[[str], Awaitable[Dataset]]
+    find: Callable[[str], Awaitable[ServedDataset]]
     """Returns another dataset by its name, if the caller may read it."""
 
     @property
@@ -134,7 +133,7 @@ type Copy = Callable[[WriteRequest, Put], Awaitable[None]]
 
 
 def allowed_methods(
-    dataset: Dataset | None, key: VirtualKey | None, names: frozenset[bytes] = frozenset()
+    dataset: ServedDataset | None, key: VirtualKey | None, names: frozenset[bytes] = frozenset()
 ) -> bytes:
     """Return the methods of *key* or *dataset*; POST of a key is a step of a multipart upload."""
     if dataset is None or not dataset.is_writable:
@@ -243,7 +242,9 @@ class WritePlane:
         keys = [key for key, _ in deletion.keys]
         await request.send_xml(dialect.deleted(keys, outcomes, is_quiet=deletion.is_quiet))
 
-    async def _delete_each(self, dataset: Dataset, deletion: dialect.Deletion) -> list[Outcome]:
+    async def _delete_each(
+        self, dataset: ServedDataset, deletion: dialect.Deletion
+    ) -> list[Outcome]:
         """Delete keys; a key that cannot exist, as below a folder's name, counts as deleted."""
         outcomes: dict[str, Outcome] = {}
         changes = []

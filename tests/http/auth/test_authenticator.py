@@ -8,12 +8,12 @@ from unittest.mock import patch
 import pytest
 
 from shardgate.errors import StorageUnavailableError, UnauthenticatedError
-from shardgate.http.auth.access import Caller, Datasets, Identity, configured_caller
+from shardgate.http.auth.access import Caller, Datasets, Identity, ServedDataset, configured_caller
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.request import Request
 from shardgate.model import ObjectRef
-from shardgate.read.containers import Containers, Dataset
+from shardgate.read.containers import Containers
 from tests.http.auth.people import caller
 
 ANA = configured_caller("ana")
@@ -91,10 +91,10 @@ SENT = b"Bearer secret"
 NOW = 100.0
 
 
-def dataset(reader: str = "ana", name: str = "em") -> Dataset:
+def dataset(reader: str = "ana", name: str = "em") -> ServedDataset:
     """Let *reader* read."""
     root = ObjectRef("memory://store", "em")
-    return Dataset(name, root, Containers([]), "auto", b"", readers=frozenset({reader}))
+    return ServedDataset(name, root, Containers([]), "auto", readers=frozenset({reader}))
 
 
 async def authenticator_of(until_s: float = inf, sent: SentToken = SENT) -> Authenticator:

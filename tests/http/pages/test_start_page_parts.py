@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardgate.formats.surveying import Description
-from shardgate.http.auth.access import NOBODY, Datasets
+from shardgate.http.auth.access import NOBODY, Datasets, ServedDataset
 from shardgate.http.pages.links import PUBLIC_VIEWER, VIEWER
 from shardgate.http.pages.start_page import (
     Address,
@@ -157,7 +157,10 @@ async def show(
 ) -> tuple[str, list[str]]:
     """Give the page of datasets with these *names*, and its links."""
     opened = reading(filled(MemoryStore(), a=ARRAY))
-    datasets = {name: replace(opened.dataset, name=name) for name in names}
+    plain = opened.dataset
+    datasets = {
+        name: ServedDataset(name, plain.root, plain.containers, plain.format) for name in names
+    }
     if hidden:
         datasets[hidden] = replace(datasets[hidden], readers=frozenset({"somebody"}))
     page = StartPage(

@@ -14,7 +14,7 @@ from shardgate.errors import ShardgateError, StorageError
 from shardgate.formats.surveying import Description
 from shardgate.http.api.openapi import DEFAULT, AsciiJson
 from shardgate.http.api.repositories import build_repositories
-from shardgate.http.auth.access import Datasets, may_write
+from shardgate.http.auth.access import Datasets, ServedDataset, may_write
 from shardgate.http.pages.links import add_viewer
 from shardgate.http.pages.start_page import StartPage
 from shardgate.http.problems import extension_members, problem, status_of
@@ -161,7 +161,7 @@ def _summaries(datasets: Datasets, request: Request) -> list[DatasetSummary]:
     return [_summary(each, request) for each in datasets.readable_by(request.scope["caller"])]
 
 
-def _summary(dataset: Dataset, request: Request) -> DatasetSummary:
+def _summary(dataset: ServedDataset, request: Request) -> DatasetSummary:
     """Describe *dataset* for the caller, whose path keeps the token of the request."""
     token, root_path = request.scope["token"], quote(request.scope["root_path"])
     return DatasetSummary(

@@ -17,6 +17,7 @@ from shardgate.http.auth.access import (
     Caller,
     Datasets,
     Identity,
+    ServedDataset,
     configured_caller,
     demand_writing,
     may_read,
@@ -25,7 +26,6 @@ from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.paths import dataset_in, token_in
 from shardgate.http.request import Request
 from shardgate.observability.requests import note_caller
-from shardgate.read.containers import Dataset
 from shardgate.settings import PUBLIC, RESERVED, CallerSettings
 
 _READS: Final = ("GET", "HEAD")
@@ -146,7 +146,7 @@ class Authenticator:
         self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
         """Readers with the end of validity, by dataset, credentials and whether in the path."""
 
-    def cached_reader(self, request: Request, dataset: Dataset | None) -> Caller | None:
+    def cached_reader(self, request: Request, dataset: ServedDataset | None) -> Caller | None:
         """Return the cached caller with the right to read *dataset*; see `DataPlane.answer`.
 
         The dataset is private or does not exist.
@@ -184,14 +184,14 @@ class Authenticator:
         note_caller(request.caller.name)
         return request.caller
 
-    async def enter(self, request: Request, name: str) -> Dataset:
+    async def enter(self, request: Request, name: str) -> ServedDataset:
         """Return a dataset the caller may read. Raises: `UnknownDatasetError`, see `caller`."""
         dataset = self._datasets.get(name)
         if dataset is not None and dataset.is_public:
             return dataset
         return self._datasets.find(name, await self.caller(request))
 
-    async def demand_writing(self, request: Request, dataset: Dataset) -> None:
+    async def demand_writing(self, request: Request, dataset: ServedDataset) -> None:
         """Check that the caller may write. Raises: `ForbiddenError`, see `caller`."""
         if PUBLIC not in dataset.writers:
             demand_writing(await self.caller(request), dataset)

@@ -19,6 +19,7 @@ from shardgate.errors import (
     TooLargeError,
     UnsupportedError,
 )
+from shardgate.http.auth.access import ServedDataset
 from shardgate.http.body import Payload, check_digests, read_payload
 from shardgate.http.conditions import Selection
 from shardgate.http.paths import check_key, quote_segment
@@ -30,7 +31,6 @@ from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import EVERYTHING, ByteRange, ETag, VirtualKey
 from shardgate.read.bodies import Entity, Opened
 from shardgate.read.budget import ByteReservation
-from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 
@@ -197,7 +197,7 @@ async def copy(
     )
 
 
-async def _parse_source(request: WriteRequest) -> tuple[Dataset, VirtualKey]:
+async def _parse_source(request: WriteRequest) -> tuple[ServedDataset, VirtualKey]:
     """Parse x-amz-copy-source. Raises: `BadHeaderError`, `BadKeyError`, `UnsupportedError`."""
     quoted, query, _ = request.headers[COPY_SOURCE].partition(b"?")
     if query or any(name in request.headers for name in _UNSERVED):

@@ -118,7 +118,7 @@ def _without_id(headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
     ],
 )
 def test_both_ways_answer_alike(url: str, headers: bytes) -> None:
-    """A connection that will close goes uvicorn's way, and gets the same answer."""
+    """A GET on a connection that will close comes through ASGI, and gets the same answer."""
     short = _ask(url, _get("c/0/0", headers))
     long = _ask(url, _get("c/0/0", headers + b"Connection: close\r\n"))
 

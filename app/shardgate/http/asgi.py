@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from http import HTTPStatus
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote
 
@@ -44,7 +43,7 @@ class AsgiApp:
         self._lifespan = lifespan
         self._timeout_s = timeout_s
         self._others = Router(lifespan=self.lifespan)
-        """Answers what is not HTTP: the lifespan, and WebSockets, which it closes."""
+        """Runs the lifespan, and closes WebSockets."""
         self._is_open = False
         self._unclosed = AsyncExitStack()
 
@@ -56,7 +55,7 @@ class AsgiApp:
             yield
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Speak ASGI; where nobody runs the lifespan, it begins with the first request."""
+        """Speak ASGI; without a lifespan the first request opens the service."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":  # this is the only application of the loop
                 asyncio.get_running_loop().set_exception_handler(log_loop_exception)
@@ -91,8 +90,9 @@ def request_of(
     """Return the request of a *scope* with *headers*."""
     sent_path = scope.get("raw_path") or quote(scope["path"]).encode()
     root_path = scope.get("root_path", "").rstrip("/")
+    raw_path = _below(sent_path, root_path) if root_path else sent_path
     fields, peer = list(scope["headers"]), peer_of(scope.get("client"))
-    request = Request(scope["method"], _below(sent_path, root_path), fields, headers, peer)
+    request = Request(scope["method"], raw_path, fields, headers, peer)
     request.query, request.body, request.asgi = scope["query_string"], body, asgi
     request.root_path, request.sent_path = root_path, sent_path
     return request
@@ -100,8 +100,6 @@ def request_of(
 
 def _below(raw_path: bytes, root_path: str) -> bytes:
     """Return *raw_path* without *root_path*, if it begins with that."""
-    if not root_path:
-        return raw_path
     root = b"/".join(raw_path.split(b"/")[: root_path.count("/") + 1])
     is_below = unquote(root.decode("latin-1")) == root_path
     return raw_path[len(root) :] if is_below else raw_path
@@ -136,21 +134,17 @@ class AsgiExchange:
         unread = self._body if self._body is not None and self._body.is_unread else None
         if unread is not None:
             headers = [*headers, _CLOSE]
-        await self._start(status, headers)
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        is_whole = isinstance(body, bytes) and unread is None
         if isinstance(body, bytes):
-            await self._write_piece(body, is_last=unread is None)
-            is_ended = unread is None
+            await self._write_piece(body, is_last=is_whole)
         else:
             async for piece in body:
                 await self._write_piece(piece, is_last=False)
-            is_ended = False
         if unread is not None:
             await unread.drain()
-        if not is_ended:
+        if not is_whole:
             await self._write_piece(b"", is_last=True)
-
-    async def _start(self, status: HTTPStatus, headers: Headers) -> None:
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write_piece(self, piece: bytes | memoryview, *, is_last: bool) -> None:
         await self.send({"type": "http.response.body", "body": piece, "more_body": not is_last})

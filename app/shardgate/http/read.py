@@ -74,7 +74,7 @@ class DataPlane:
         self._cors = cors
 
     def answer(self, request: Request) -> Answer:
-        """Answer a request: a GET of what is in memory at once."""
+        """Answer a request, at once if it is a GET of bytes in memory."""
         is_plain = request.method == "GET" and not request.query
         try:
             response = self._answer_cached(request) if is_plain else None

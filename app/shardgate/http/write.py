@@ -54,7 +54,8 @@ _WITH_POST: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 class WriteRequest(NamedTuple):
     """Request that writes; nothing of its body has been read."""
 
-    request: Request
+    query: bytes
+    headers: RequestHeaders
     incoming: IncomingBody
     responder: Responder
     dataset: ServedDataset
@@ -68,11 +69,6 @@ class WriteRequest(NamedTuple):
     """Largest body of an object."""
     find: Callable[[str], Awaitable[ServedDataset]]
     """Returns another dataset by its name, if the caller may read it."""
-
-    @property
-    def headers(self) -> RequestHeaders:
-        """Headers of the request."""
-        return self.request.headers
 
     async def read_payload(self) -> Payload:
         """Read the bytes of an object. Raises: see `read_payload`."""
@@ -101,7 +97,7 @@ class WriteRequest(NamedTuple):
     def parameter(self, name: str) -> str:
         """Return the parameter *name*. Raises: `BadParameterError` if it is absent or repeated."""
         try:
-            text = self.request.query.decode("ascii")
+            text = self.query.decode("ascii")
             values = parse_qs(text, keep_blank_values=True, errors="strict").get(name, ())
         except ValueError:
             raise BadParameterError("the query is not percent-encoded UTF-8") from None
@@ -194,8 +190,9 @@ class WritePlane:
         try:
             await handle(
                 WriteRequest(
-                    request, incoming, responder, dataset, key or VirtualKey(""), names, held,
-                    self._max_chunk_nbytes, partial(self._authenticator.enter, request),
+                    query, request.headers, incoming, responder, dataset, key or VirtualKey(""),
+                    names, held, self._max_chunk_nbytes,
+                    partial(self._authenticator.enter, request),
                 )
             )  # fmt: skip
         finally:

@@ -152,7 +152,7 @@ def test_nobody_is_asked_for_credentials(people: People) -> None:
 
 
 def test_who_may_read_or_write_reads(people: People) -> None:
-    """The second answer comes the short way, and asks for credentials as any other does."""
+    """The second answer comes from memory, and asks for credentials as any other does."""
     for who in "ana", None, "bob", "eve", "ana", "bob":
         answer = people.ask("GET", f"/private/{KEY}", who)
         assert (answer.content == TEXT) is (who in {"ana", "bob"})

@@ -20,7 +20,7 @@ from shardgate.settings import PUBLIC
 
 @dataclass(frozen=True, slots=True)
 class ServedDataset(Dataset):
-    """A dataset, and who may do what with it."""
+    """A dataset with its rules of access and caching."""
 
     cache_control: bytes = b"no-store"
     """Of responses that can change."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
@@ -70,6 +71,22 @@ def test_settings_table_matches_the_settings() -> None:
     assert sorted(rows) == sorted(settings_rows())
 
 
+async def test_the_service_is_mounted_as_described() -> None:
+    """The example of another application serves the datasets below its path."""
+    (example,) = [block for block in blocks("python") if "app.mount(" in block]
+    names: dict[str, Any] = {}
+    exec(example, names)  # noqa: S102 - our own text
+
+    app = names["app"]
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        listed = (await client.get("/arrays/api/datasets")).json()
+    assert [each["path"] for each in listed["datasets"]] == ["/arrays/em/"]
+
+
 @pytest.mark.parametrize("example", blocks("toml"))
 def test_example_file_is_loaded(example: str, tmp_path: Path) -> None:
     """Each example of a configuration file is loaded, with datasets."""
@@ -105,7 +122,7 @@ def test_documented_commands_match_the_program() -> None:
 def test_documented_routes_match_openapi() -> None:
     """The table of routes has those of OpenAPI, and no other of the control plane."""
     routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", DOCUMENTS, re.MULTILINE))
-    service: Any = create_app(Settings()).app
+    service: Any = create_app(Settings()).app.app
     paths = set(service._api.openapi()["paths"])
 
     assert paths <= routes

@@ -17,9 +17,10 @@ from shardgate.formats.references import Allowed, allow
 from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
+from shardgate.http.auth.access import ServedDataset
 from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
-from shardgate.read.containers import Containers, Dataset
+from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
@@ -32,18 +33,18 @@ _ANONYMOUS: Final = "anonymous"
 _CLOUDS: Final = ("s3://", "gs://", "az://")
 
 
-def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, Dataset]:
+def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, ServedDataset]:
     """Open all datasets, by name."""
     return {name: _open(stores, name, settings) for name in settings.datasets}
 
 
-def _open(stores: Stores, name: str, settings: Settings) -> Dataset:
+def _open(stores: Stores, name: str, settings: Settings) -> ServedDataset:
     dataset = settings.datasets[name]
     allowed = open_allowed(stores, dataset, settings)
     rule = (PUBLIC,) if dataset.write is None else dataset.write
     writers = frozenset(rule if dataset.writable else ())
     scope = "public" if dataset.is_public else "private"
-    return Dataset(
+    return ServedDataset(
         name=name,
         root=open_root(stores, settings, name),
         containers=Containers(formats(dataset, settings.limits, allowed), dataset.format),

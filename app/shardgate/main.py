@@ -1,20 +1,20 @@
 """The composition root: settings in, an ASGI application out. Importing it does nothing."""
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter
 
 from shardgate.concurrency import largest_share
 from shardgate.datasets import open_datasets, session_formats
 from shardgate.http.api.api import build_api
 from shardgate.http.api.repositories import build_repository_changes
 from shardgate.http.api.sessions import build_commits, build_sessions
-from shardgate.http.auth.access import Datasets
+from shardgate.http.asgi import AsgiApp
+from shardgate.http.auth.access import Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
 from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.sigv4 import Signatures
@@ -29,16 +29,16 @@ from shardgate.http.read import DataPlane
 from shardgate.http.responses import Cors
 from shardgate.http.s3 import multipart
 from shardgate.http.shard_affinity import ShardAffinity
-from shardgate.http.write import BodyLimits, WritePlane
+from shardgate.http.write import WritePlane
 from shardgate.icechunk.commit import Committer
 from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.sessions.registry import KeyHandlers, KeyRouter, Sessions
-from shardgate.observability.logging import log_loop_exception, open_access_log
+from shardgate.observability.logging import open_access_log
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.tracing import Tracing
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader
-from shardgate.read.containers import Containers, Dataset
+from shardgate.read.containers import Containers
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.resolver import Resolver
 from shardgate.settings import LimitSettings, Settings
@@ -56,7 +56,7 @@ class Shared(NamedTuple):
     settings: Settings
     metrics: Metrics
     stores: Stores
-    datasets: Mapping[str, Dataset]
+    datasets: Mapping[str, ServedDataset]
     fetch: ReadCache
     chunks: ChunkReader
     responses: BucketBudgets
@@ -73,7 +73,7 @@ def create_app(
     *,
     wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
     tracing: Tracing | None = None,
-) -> InstrumentedApp:
+) -> AsgiApp:
     """Build the service; *wrap* is applied to every store, for tests that observe or break it."""
     shared = _share(settings, wrap, tracing)
     router, rewrites = _open_router(shared)
@@ -81,15 +81,21 @@ def create_app(
     issuers = Issuers(settings.issuers)
     signer = TokenSigner(settings.tokens)
 
+    access_log = open_access_log(settings.server)
+
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        asyncio.get_running_loop().set_exception_handler(log_loop_exception)
-        async with shared.stores, issuers, AsyncExitStack() as stack:
+    async def lifespan() -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            if access_log is not None:
+                access_log.start()
+                stack.callback(access_log.close)
+            if tracing is not None:
+                stack.push_async_callback(tracing.aclose)
+            await stack.enter_async_context(shared.stores)
+            await stack.enter_async_context(issuers)
             for each in rewrites:
                 await stack.enter_async_context(aclosing(each))
             yield
-        if tracing is not None:
-            await tracing.aclose()
 
     cors = Cors(settings.server.cors_origins)
     datasets = Datasets(shared.datasets, settings.server.metrics)
@@ -99,21 +105,22 @@ def create_app(
     routes = _build_routes(shared, resolver, datasets, signer)
     has_viewer = viewer_folder() is not None
     start_page = StartPage(datasets, OverviewCache(resolver), has_viewer=has_viewer)
-    api = build_api(datasets, resolver, shared.metrics, lifespan, routes, start_page=start_page)
+    api = build_api(datasets, resolver, shared.metrics, routes, start_page=start_page)
     writing = _build_writing(shared, router, authenticator)
     data = DataPlane(datasets, authenticator, router, writing, cors)
     shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
     gateway = Gateway(
         api, data, shards, authenticator=authenticator, cors=cors, limiter=_build_limiter(settings)
     )
-    return InstrumentedApp(
+    app = InstrumentedApp(
         gateway,
         {dataset.name: dataset.is_public for dataset in datasets},
         shared.metrics.requests,
-        access_log=open_access_log(settings.server),
+        access_log=access_log,
         tracing=tracing,
         proxies=settings.server.trusted_proxies,
     )
+    return AsgiApp(app, lifespan, timeout_s=settings.limits.timeout_s)
 
 
 def _build_limiter(settings: Settings) -> ConcurrencyLimiter:
@@ -229,7 +236,7 @@ def _build_routes(
     swaps = RepoSwaps(shared.stores, shared.fetch)
     rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
     committer = Committer(swaps, rewriting, shared.metrics.on_commit)
-    bodies = RequestBodyReader(shared.bodies, timeout_s=limits.timeout_s)
+    bodies = RequestBodyReader(shared.bodies)
     commits = build_commits(
         datasets,
         resolver,
@@ -248,7 +255,6 @@ def _build_routes(
 
 def _build_writing(shared: Shared, router: KeyRouter, authenticator: Authenticator) -> WritePlane:
     limits = shared.settings.limits
-    bounds = BodyLimits(limits.max_chunk_bytes, limits.timeout_s)
     uploads = Uploads(shared.stores, router, max_nbytes=limits.max_chunk_bytes)
     return WritePlane(
         authenticator,
@@ -256,5 +262,5 @@ def _build_writing(shared: Shared, router: KeyRouter, authenticator: Authenticat
         partial(multipart.copy, router),
         multipart.MultipartUploads(uploads, router).steps,
         budget=shared.bodies,
-        limits=bounds,
+        max_chunk_nbytes=limits.max_chunk_bytes,
     )

@@ -20,7 +20,7 @@ from uvicorn.supervisors import Multiprocess
 
 from shardgate.datasets import exposures
 from shardgate.errors import ConfigurationError
-from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.http.asgi import AsgiApp
 from shardgate.http.protocol import GatewayProtocol
 from shardgate.main import create_app
 from shardgate.observability.logging import logging_config
@@ -82,7 +82,7 @@ def run(settings: Settings, announce: Announce) -> None:
             raise ConfigurationError(_NOT_STARTED)
 
 
-def make_app(settings: Settings) -> InstrumentedApp:
+def make_app(settings: Settings) -> AsgiApp:
     """Build the application, and tune the memory of its process."""
     return tune_memory(create_app(settings, tracing=open_tracing(os.environ)))
 

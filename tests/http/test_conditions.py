@@ -26,7 +26,8 @@ from shardgate.http.conditions import (
     choose as choose_form,
 )
 from shardgate.http.problems import STATUS, Headers, problem
-from shardgate.http.responses import Cors, combine_headers
+from shardgate.http.request import combine_headers
+from shardgate.http.responses import Cors
 from shardgate.model import EVERYTHING, ByteRange, ETag, ObjectRef, Stored, SuffixRange
 from shardgate.read.bodies import Entity
 

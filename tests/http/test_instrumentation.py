@@ -2,13 +2,14 @@
 
 import random
 from typing import Any
-from unittest.mock import Mock
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from shardgate.http.asgi import AsgiExchange
 from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.http.request import Answer, Exchange, Request
 from shardgate.main import create_app
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.requests import OUTCOMES, outcome_of
@@ -31,24 +32,27 @@ def test_status_determines_the_outcome(outcome: str, statuses: set[int]) -> None
     assert {outcome_of(status) for status in statuses} == {outcome}
 
 
-async def _fail(*_: Any) -> None:
-    raise ZeroDivisionError
+class _Failing:
+    """A gateway that fails."""
+
+    def answer(self, _: Request) -> Answer:
+        """Fail later."""
+
+        async def fail(_: Exchange) -> None:
+            raise ZeroDivisionError
+
+        return fail
 
 
 async def test_internal_error_is_counted_as_failed() -> None:
-    """A request that raises is counted as failed.
-
-    The access log is closed when the lifespan fails.
-    """
-    metrics, log = Metrics(["em"]), Mock(has_keys=False)
-    app = InstrumentedApp(_fail, {"em": True}, metrics.requests, access_log=log)
+    """A request that fails is counted as failed, and is not under way any more."""
+    metrics = Metrics(["em"])
+    gateway: Any = _Failing()
+    app = InstrumentedApp(gateway, {"em": True}, metrics.requests)
+    answer = app.answer(Request("GET", b"/em/c", [], {}, b""))
+    assert callable(answer)
     with pytest.raises(ZeroDivisionError):
-        await app({"type": "lifespan"}, None, None)
-    assert [name for name, *_ in log.method_calls] == ["start", "close"]
-
-    scope: dict[str, Any] = {"type": "http", "method": "GET", "headers": [], "client": None}
-    with pytest.raises(ZeroDivisionError):
-        await app(scope | {"raw_path": b"/em/c"}, None, None)
+        await answer(AsgiExchange(None, None, []))
     failed = {"dataset": "em", "method": "GET", "outcome": "failed"}
     assert metrics.registry.get_sample_value("shardgate_requests_total", failed) == 1
     assert metrics.registry.get_sample_value("shardgate_requests_in_flight") == 0

@@ -14,8 +14,10 @@ import httpx
 import pytest
 
 from shardgate.errors import BusyError
-from shardgate.http.body import ClientGoneError, UntilDisconnect
+from shardgate.http.asgi import AsgiExchange, UntilDisconnect
+from shardgate.http.body import ClientGoneError
 from shardgate.http.limits import ConcurrencyLimiter, Permit, client_of, peer_of
+from shardgate.http.request import Request
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from shardgate.storage.contract import Found, Listed, NotModified
@@ -173,7 +175,8 @@ def test_writes_leave_a_quarter_of_a_dataset_to_its_reads() -> None:
     )
 
     def permit(method: str, path: str) -> Permit:
-        return limiter.permit({"method": method, "path": path, "client": None, "headers": []})
+        request = Request(method, path.encode(), [], {}, b"")
+        return limiter.permit(request, AsgiExchange(None, None, []))
 
     with ExitStack() as stack:
         for path in ["/a/k"] * 9 + ["/b/k"] * 3:

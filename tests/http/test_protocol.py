@@ -1,4 +1,4 @@
-"""`shardgate.http.protocol`: the short way and uvicorn's way respond alike, on raw sockets."""
+"""`shardgate.http.protocol`: plain GETs and requests of ASGI are answered alike, on raw sockets."""
 
 import asyncio
 import inspect
@@ -25,7 +25,7 @@ from uvicorn.supervisors import Multiprocess
 from shardgate.errors import TruncatedReadError
 from shardgate.http.gateway import Gateway
 from shardgate.http.protocol import GatewayProtocol
-from shardgate.http.responses import DeferredResponse, ImmediateResponse, RequestHeaders
+from shardgate.http.request import Answer, Request
 from shardgate.model import ByteRange, Condition, ETag, ObjectRef
 from shardgate.settings import (
     CacheSettings,
@@ -120,7 +120,7 @@ def _without_id(headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
     ],
 )
 def test_both_ways_respond_alike(url: str, headers: bytes) -> None:
-    """A GET by uvicorn's way (`Connection: close`) gets the same response as by the short way."""
+    """A GET through ASGI (`Connection: close`) gets the same response as one on a kept connection."""
     short = _ask(url, _get("c/0/0", headers))
     long = _ask(url, _get("c/0/0", headers + b"Connection: close\r\n"))
 
@@ -390,16 +390,14 @@ def test_internal_error_closes_its_connection_only(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An internal error closes its connection, and other connections are served."""
-    begin = Gateway.begin
+    answer = Gateway.answer
 
-    def broken(
-        self: Gateway, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float
-    ) -> ImmediateResponse | DeferredResponse | None:
-        if raw_path == b"/em/fault":
+    def broken(self: Gateway, request: Request) -> Answer | None:
+        if request.path == "/em/fault":
             raise RuntimeError("as ordered")
-        return begin(self, raw_path, headers, peer, now)
+        return answer(self, request)
 
-    monkeypatch.setattr(Gateway, "begin", broken)
+    monkeypatch.setattr(Gateway, "answer", broken)
     with connect(url) as connection, connect(url) as other:
         connection.sendall(_get("fault"))
         assert connection.recv(1) == b""

@@ -14,8 +14,9 @@ from pydantic import ByteSize
 
 from shardgate.errors import BadKeyError
 from shardgate.formats.listing import Name
-from shardgate.http.paths import quote_segment, split_target, split_token, without_token
+from shardgate.http.paths import quote_segment, split_target, split_token
 from shardgate.http.read import MOST_LINKS, listing_page
+from shardgate.http.request import Request
 from shardgate.http.responses import content_type
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
@@ -248,10 +249,10 @@ def test_ref_name_stays_in_its_segment(start: str, name: str) -> None:
 )
 def test_token_is_the_first_segment(raw_path: bytes, token: str, rest: bytes) -> None:
     """A first segment that begins with a tilde is a token, and the rest remains as sent."""
-    scope = without_token({"raw_path": raw_path, "path": unquote(raw_path)})
+    request = Request("GET", raw_path, [], {}, b"")
 
-    assert (scope["token"], scope["raw_path"]) == (token, rest)
-    assert scope["path"] == unquote(rest)
+    assert (request.token, request.raw_path) == (token, rest)
+    assert request.path == unquote(rest)
     assert split_token(raw_path) == (raw_path.removesuffix(rest), rest)
     assert split_token(b"/em" + raw_path) == (None, b"/em" + raw_path)
     assert split_token(rest) == (None, rest)

@@ -33,7 +33,7 @@ from shardgate.observability.logging import (
     open_access_log,
     timestamp,
 )
-from shardgate.observability.requests import RequestContext, current_request, note_request_id
+from shardgate.observability.requests import RequestContext, current_request
 from shardgate.settings import ServerSettings
 
 LONGEST_S = 20
@@ -248,7 +248,9 @@ def test_timestamps_are_rfc_3339_in_utc() -> None:
 
 
 def _begin_request(*, is_private: bool) -> None:
-    current_request.set(RequestContext("GET", "em", KEY, b"::1", is_private=is_private))
+    request = RequestContext("GET", "em", KEY, b"::1", is_private=is_private)
+    request.request_id = b'id"1'
+    current_request.set(request)
 
 
 def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> str:
@@ -257,7 +259,6 @@ def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> s
     def run() -> str:
         if is_private is not None:
             _begin_request(is_private=is_private)
-            note_request_id(b'id"1')
         try:
             raise ERROR from KeyError(KEY)
         except StorageUnavailableError:

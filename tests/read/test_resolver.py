@@ -300,7 +300,7 @@ async def test_datasets_do_not_share_keys() -> None:
     """One key in two datasets names two entities."""
     case = _array()
     case.write({f"sub/{key}": data for key, data in build({"c/0/0": b"other"}).items()})
-    other = Dataset("other", ROOT.join("sub"), case.data.dataset.containers, "auto", b"")
+    other = Dataset("other", ROOT.join("sub"), case.data.dataset.containers, "auto")
     first = await case.read("c/0/0")
     case.data.dataset = other
 

@@ -104,5 +104,5 @@ def reading(
     known = formats or known_formats(
         whole_index_nbytes=whole_index_nbytes, decoded_nbytes=decoded_bytes
     )
-    dataset = Dataset("data", root, Containers(known), "auto", b"max-age=60")
+    dataset = Dataset("data", root, Containers(known), "auto")
     return Reading(resolver, fetch, chunks, budget, dataset)

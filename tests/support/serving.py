@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 import uvicorn
 
-from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.http.asgi import AsgiApp
 from shardgate.main import create_app
 from shardgate.server import configure
 from shardgate.settings import Settings
@@ -63,7 +63,7 @@ def serving(
     settings: Settings,
     *,
     wrap: Callable[[ObjectStore], ObjectStore] | None = None,
-    around: Callable[[InstrumentedApp], Any] = lambda app: app,
+    around: Callable[[AsgiApp], Any] = lambda app: app,
 ) -> Generator[str]:
     """Run the service with *settings*, and yield its URL without a final slash.
 

@@ -1,4 +1,4 @@
-"""Request bodies: read in time and within bounds, decoded, checked; and clients that leave."""
+"""Request bodies: read in time and within bounds, decoded, checked."""
 
 import asyncio
 import base64
@@ -7,9 +7,8 @@ import re
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from http import HTTPStatus
 from io import BytesIO
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import crc32c
 from fastapi import Request
@@ -29,9 +28,6 @@ from shardgate.errors import (
 from shardgate.formats.compression import announced_nbytes
 from shardgate.http.api.openapi import RequestDocument
 from shardgate.http.auth.sigv4 import SignatureChain
-from shardgate.http.problems import Headers
-from shardgate.http.responses import RequestHeaders, ResponseWriter, combine_headers
-from shardgate.read.bodies import Body
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.http_headers import content_coding
 
@@ -46,41 +42,28 @@ _IN_THREAD_NBYTES: Final = 128 * 1024
 """Checksums of longer bodies are computed off the event loop."""
 _FRAMES_NBYTES: Final = 16 * 1024
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
-_CLOSE: Final = (b"connection", b"close")
 _DECODED_LENGTH: Final = b"x-amz-decoded-content-length"
 _CODINGS: Final = re.compile(r"([!#$%&'*+.^_`|~0-9a-z-]+(, |$))*")
 _CRC_NBYTES: Final = 4
 _SHA256: Final = re.compile(rb"[0-9a-f]{64}")
 _CONTENT_SHA256: Final = b"x-amz-content-sha256"
 """Holds a digest of the body as it was sent, or a word for the way in which it was signed."""
-_GRACE_S: Final = 0.05
-"""Work that ends sooner is not watched: a watcher costs 10 µs."""
 
 
 class IncomingBody:
-    """Body of the request *scope* with *headers*, read from the ASGI callable *receive*."""
+    """Body of a request with *headers*, read from the ASGI callable *receive*."""
 
-    def __init__(
-        self,
-        receive: Any,
-        headers: RequestHeaders,
-        *,
-        timeout_s: float,
-        scope: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, receive: Any, headers: Mapping[bytes, bytes], *, timeout_s: float) -> None:
         self.receive = receive
-        self._scope = scope or {}
+        self.headers = headers
+        self.signatures: SignatureChain | None = None
+        """Signatures of its frames, if any; set once the caller is authenticated."""
         self._timeout_s = timeout_s
         self._length = headers.get(b"content-length")
         self._is_chunked = b"transfer-encoding" in headers
         self._is_expecting = b"expect" in headers
         self.is_unread = has_body(headers)
         """Whether some of it may still arrive."""
-
-    @property
-    def signatures(self) -> SignatureChain | None:
-        """Signatures of its frames, if any; known once the caller is authenticated."""
-        return self._scope.get("frames")
 
     def length(self, most_nbytes: int) -> int:
         """Return the Content-Length. Raises: `LengthRequiredError`, `TooLargeError`."""
@@ -148,31 +131,9 @@ def _parse_length(text: bytes | None, name: str, most_nbytes: int) -> int:
     return int(text)
 
 
-def has_body(headers: RequestHeaders) -> bool:
+def has_body(headers: Mapping[bytes, bytes]) -> bool:
     """Return whether a request with *headers* has a body."""
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"").strip(b"0") != b""
-
-
-def lingering_writer(send: Any, incoming: IncomingBody) -> ResponseWriter:
-    """Return a writer to an ASGI server that closes the connection if *incoming* is unread."""
-
-    async def write(status: HTTPStatus, headers: Headers, body: Body) -> None:
-        is_last = incoming.is_unread
-        if is_last:
-            headers.append(_CLOSE)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        if isinstance(body, bytes):
-            await send({"type": "http.response.body", "body": body, "more_body": is_last})
-        else:
-            async for piece in body:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            is_last = True
-        if incoming.is_unread:
-            await incoming.drain()
-        if is_last:
-            await send({"type": "http.response.body", "body": b""})
-
-    return write
 
 
 class Payload(NamedTuple):
@@ -192,7 +153,7 @@ class ContentCoding(NamedTuple):
     """Whether it is ``aws-chunked``."""
 
     @classmethod
-    def parse(cls, headers: RequestHeaders) -> "ContentCoding":
+    def parse(cls, headers: Mapping[bytes, bytes]) -> "ContentCoding":
         """Parse Content-Encoding and x-amz-content-sha256. Raises: `UnknownCodingError`."""
         listed = headers.get(b"content-encoding", b"").lower().split(b",")
         is_framed = headers.get(_CONTENT_SHA256, b"").startswith(b"STREAMING-")
@@ -204,7 +165,11 @@ class ContentCoding(NamedTuple):
 
 
 async def read_payload(
-    incoming: IncomingBody, headers: RequestHeaders, held: ByteReservation, *, most_nbytes: int
+    incoming: IncomingBody,
+    headers: Mapping[bytes, bytes],
+    held: ByteReservation,
+    *,
+    most_nbytes: int,
 ) -> Payload:
     """Read and check a body of up to *most_nbytes*.
 
@@ -232,7 +197,7 @@ async def read_payload(
 
 
 def _unframe(
-    framed: bytes, length: int, headers: RequestHeaders, chain: SignatureChain | None
+    framed: bytes, length: int, headers: Mapping[bytes, bytes], chain: SignatureChain | None
 ) -> bytes:
     body, trailers = decode_aws_chunked(framed, length, chain)
     announced = {name.strip() for name in headers.get(b"x-amz-trailer", b"").lower().split(b",")}
@@ -327,7 +292,7 @@ _DIGESTS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
 """Algorithms of the libraries in use; other checksums are not checked."""
 
 
-def check_digests(framed: bytes, body: bytes, headers: RequestHeaders) -> None:
+def check_digests(framed: bytes, body: bytes, headers: Mapping[bytes, bytes]) -> None:
     """Check *body*, *framed* with its frames, against *headers*. Raises: `DigestError`."""
     for name, compute in _DIGESTS.items():
         if name in headers and base64.b64encode(compute(body)) != headers[name].strip():
@@ -340,9 +305,8 @@ def check_digests(framed: bytes, body: bytes, headers: RequestHeaders) -> None:
 class RequestBodyReader:
     """Reads bodies of requests to ``/api``, whose bytes count as in flight in *budget*."""
 
-    def __init__(self, budget: ByteBudget, *, timeout_s: float) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
-        self._timeout_s = timeout_s
 
     @asynccontextmanager
     async def read_body(self, request: Request, most_nbytes: int) -> AsyncGenerator[bytes]:
@@ -351,11 +315,8 @@ class RequestBodyReader:
         Raises: `LengthRequiredError`, `TooLargeError`, `UnknownCodingError`, `SlowBodyError`,
         `DigestError`, `SignatureError`, `BusyError`.
         """
-        headers = combine_headers(request.headers.raw)
-        incoming = IncomingBody(
-            request.receive, headers, timeout_s=self._timeout_s, scope=request.scope
-        )
-        held = ByteReservation(self._budget)
+        incoming: IncomingBody = request.scope["body"]
+        headers, held = incoming.headers, ByteReservation(self._budget)
         try:
             if ContentCoding.parse(headers).name:
                 raise UnknownCodingError("the body must come without Content-Encoding")
@@ -370,10 +331,10 @@ class RequestBodyReader:
     async def read_document[M: RequestDocument](self, request: Request, model: type[M]) -> M:
         """Read the body as *model*, or its defaults. Raises: `BadBodyError`, see `read_body`."""
         try:
-            headers = combine_headers(request.scope["headers"])
-            if not has_body(headers):
-                check_digests(b"", b"", headers)
-                if request.scope.get("frames") is not None:
+            incoming: IncomingBody = request.scope["body"]
+            if not incoming.is_unread:
+                check_digests(b"", b"", incoming.headers)
+                if incoming.signatures is not None:
                     raise BadBodyError("the signed aws-chunked body is empty")
                 return model.model_validate_json(b"{}")
             async with self.read_body(request, _DOCUMENT_NBYTES) as body:
@@ -384,36 +345,3 @@ class RequestBodyReader:
 
 class ClientGoneError(Exception):
     """The client closed its connection before its response was ready."""
-
-
-class UntilDisconnect:
-    """Cancels the block on ``http.disconnect``. Raises: `ClientGoneError`, out of the block."""
-
-    def __init__(self, receive: Any) -> None:
-        self._receive = receive
-        self._watcher: asyncio.Task[None] | None = None
-        self._has_gone = False
-
-    async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        self._owner = asyncio.current_task()
-        self._start = loop.call_later(_GRACE_S, self._watch)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._start.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if self._has_gone and self._owner is not None:
-            self._owner.uncancel()
-            raise ClientGoneError
-
-    def _watch(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._wait())
-
-    async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if self._owner is not None:
-            self._has_gone = True
-            self._owner.cancel()

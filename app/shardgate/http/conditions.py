@@ -193,7 +193,7 @@ class Conditions(NamedTuple):
     def choose(self, etag: ETag, length: int, modified_s: int | None) -> Selection:
         """Select a part of *length* bytes of version *etag*. Raises: `BadHeaderError`."""
         if self.is_unconditional:
-            return _whole_of(length)
+            return whole_of(length)
         if (status := self.precondition(etag, modified_s)) is not None:
             return Selection(status)
         whole = ByteRange(0, length)
@@ -213,7 +213,7 @@ _PLAIN_GET: Final = Conditions(is_unconditional=True)
 
 
 @lru_cache(maxsize=4096)
-def _whole_of(length: int) -> Selection:
+def whole_of(length: int) -> Selection:
     """Select the whole body; cached because many chunks have one length."""
     whole = ByteRange(0, length)
     return Selection(HTTPStatus.OK, whole, whole)

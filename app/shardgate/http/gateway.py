@@ -1,4 +1,4 @@
-"""ASGI entry: admission, authentication, and dispatch to the data plane or ``/api``."""
+"""Admission, authentication, and dispatch to the data plane or ``/api``."""
 
 from collections.abc import MutableMapping
 from functools import partial
@@ -14,26 +14,23 @@ from shardgate.errors import (
     ShardgateError,
     TooManyRequestsError,
 )
-from shardgate.http.auth.access import NOBODY
+from shardgate.http.auth.access import NOBODY, Caller
 from shardgate.http.auth.authenticator import Authenticator
-from shardgate.http.body import IncomingBody, lingering_writer
-from shardgate.http.limits import ConcurrencyLimiter, Permit
-from shardgate.http.paths import Scope, split_token, without_token
-from shardgate.http.problems import encode_headers, problem
+from shardgate.http.limits import ConcurrencyLimiter
+from shardgate.http.problems import problem
 from shardgate.http.read import DataPlane
-from shardgate.http.responses import (
-    ALLOW,
-    NO_STORE,
-    Cors,
+from shardgate.http.request import (
+    Answer,
+    Asgi,
     DeferredResponse,
     Exchange,
-    ImmediateResponse,
+    Request,
     RequestHeaders,
-    Responder,
-    asgi_writer,
-    combine_headers,
+    Response,
     request_id,
 )
+from shardgate.http.responses import ALLOW, NO_STORE, Cors, Responder
+from shardgate.http.shard_affinity import NAME as SHARDS
 from shardgate.http.shard_affinity import PREFIX, ShardAffinity
 from shardgate.http.write import FOREIGN
 from shardgate.settings import RESERVED
@@ -49,7 +46,7 @@ _API_METHODS: Final = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 
 
 class Gateway:
-    """ASGI application that sends reserved names to *api*, and all others to *data*."""
+    """Sends reserved names to the ASGI application *api*, and all others to *data*."""
 
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
@@ -68,101 +65,56 @@ class Gateway:
         self._cors = cors
         self._limiter = limiter
 
-    def begin(
-        self, raw_path: bytes, headers: RequestHeaders, peer: bytes, now: float
-    ) -> ImmediateResponse | DeferredResponse | None:
-        """Begin to answer a GET outside of ASGI; see `DataPlane.begin`."""
-        if raw_path.startswith(PREFIX):
-            return self._shards.begin(raw_path, peer)
-        segment, raw_path = split_token(raw_path)
-        begun = self._data.begin(raw_path, headers, now, segment)
-        if begun is None or isinstance(begun, ImmediateResponse):
-            return begun
-        permit = self._limiter.read_permit(raw_path)
-        return None if permit is None else partial(self._read, headers, begun, permit)
+    def answer(self, request: Request) -> Answer | None:
+        """Answer a request; `None` if it must come through ASGI."""
+        if request.name == SHARDS and request.raw_path.startswith(PREFIX):
+            return self._shards.answer(request)
+        answer: Answer
+        if request.name in RESERVED or request.path in {"/", ""}:
+            if request.asgi is None:
+                return None
+            answer = partial(self._answer_reserved, request, request.asgi)
+        else:
+            answer = self._data.answer(request)
+        if isinstance(answer, Response) or request.method == "OPTIONS" or request.path in _ALWAYS:
+            return answer
+        return partial(self._answer_within_limits, request, answer)
 
-    async def _read(
-        self,
-        headers: RequestHeaders,
-        begun: DeferredResponse,
-        permit: Permit,
-        exchange: Exchange,
+    async def _answer_within_limits(
+        self, request: Request, answer: DeferredResponse, exchange: Exchange
     ) -> None:
-        permit.exchange = exchange
         try:
-            with permit:
-                await begun(exchange)
-        except (BusyError, OverdueError) as error:
-            await Responder(headers, exchange.write, self._cors).fail(error)
+            with self._limiter.permit(request, exchange):
+                self._authenticator.demand_host(request)
+                await answer(exchange)
+        except (BusyError, MisdirectedError, OverdueError, TooManyRequestsError) as error:
+            await Responder(request, exchange, self._cors).fail(error)
 
-    def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> ImmediateResponse:
+    def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> Response:
         """Return the problem that malformed HTTP is; *headers* are those that have arrived."""
         response, body = problem(status, detail)
         response += [*self._cors.headers(headers.get(b"origin")), NO_STORE]
         response.append((b"x-request-id", request_id(headers.get(b"x-request-id"))))
-        return ImmediateResponse(status, encode_headers(response), body)
+        return Response(status, response, body)
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Answer one request, or pass on the lifespan."""
-        if scope["type"] != "http":
-            await self._api(scope, receive, send)
-            return
-        if scope["raw_path"].startswith(PREFIX):
-            await self._shards(scope, receive, send)
-            return
-        scope = without_token(scope)
-        if scope["method"] == "OPTIONS" or scope["path"] in _ALWAYS:
-            await self._respond(scope, receive, send)
-        else:
-            await self._respond_within_limits(scope, receive, send)
-
-    async def _respond_within_limits(self, scope: Scope, receive: Any, send: Any) -> None:
-        permit = self._limiter.permit(scope)
-
-        async def send_begun(message: MutableMapping[str, Any]) -> None:
-            permit.begin()
-            await send(message)
-
-        try:
-            with permit:
-                self._authenticator.demand_host(scope)
-                await self._respond(scope, receive, send_begun)
-        except (BusyError, MisdirectedError, OverdueError, TooManyRequestsError) as error:
-            headers = combine_headers(scope["headers"])
-            incoming = IncomingBody(receive, headers, timeout_s=0)
-            write = lingering_writer(send, incoming)
-            await Responder(headers, write, self._cors, scope["query_string"]).fail(error)
-
-    async def _respond(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["path"] in {"/", ""} or scope["path"][1:].partition("/")[0] in RESERVED:
-            await self._respond_reserved(scope, receive, send)
-        else:
-            await self._data(scope, receive, send)
-
-    async def _respond_reserved(self, scope: Scope, receive: Any, send: Any) -> None:
-        headers, method, path = combine_headers(scope["headers"]), scope["method"], scope["path"]
-        responder = Responder(headers, asgi_writer(send), self._cors, scope["query_string"])
-        if scope["raw_path"] == b"":
-            # Relative links keep the token of /~TOKEN only below a slash.
-            location = (b"location", f"./~{scope['token']}/".encode("latin-1"))
+    async def _answer_reserved(self, request: Request, asgi: Asgi, exchange: Exchange) -> None:
+        method, path = request.method, request.path
+        responder = Responder(request, exchange, self._cors)
+        if path == "":
+            # Relative links keep the token of /~TOKEN, or a mount, only below a slash.
+            here = request.base_path.rpartition("/")[2]
+            location = (b"location", f"./{here}/".encode("latin-1"))
             status = HTTPStatus.TEMPORARY_REDIRECT
             await responder.send(status, [location, _NO_BODY, NO_STORE])
             return
-        if "token" in scope and path.rstrip("/") in _NOT_BELOW_TOKENS:
+        if request.segment is not None and path.rstrip("/") in _NOT_BELOW_TOKENS:
             await responder.fail(BadKeyError("this is not served below a token"))
             return
         try:
-            caller = NOBODY if path in _OPEN else await self._authenticator.caller(scope)
+            caller = NOBODY if path in _OPEN else await self._authenticator.caller(request)
         except ShardgateError as error:
             await responder.fail(error)
             return
-        scope["caller"] = caller
-
-        async def send_completed(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = responder.completed(message["headers"])
-            await send(message)
-
         if method == "OPTIONS":
             await responder.preflight(_API_METHODS if path.startswith("/api/") else ALLOW)
         elif path == "/" and method == "GET" and responder.is_s3:
@@ -170,4 +122,23 @@ class Gateway:
         elif method not in _READS and responder.is_foreign:
             await responder.fail(ForeignPageError(FOREIGN))
         else:
-            await self._api(scope, receive, send_completed)
+            await self._call_api(asgi, responder, caller)
+
+    async def _call_api(self, asgi: Asgi, responder: Responder, caller: Caller) -> None:
+        """Call the API, whose routes find *caller*, token and body of the request in the scope."""
+        request, (scope, receive, send) = responder.request, asgi
+
+        async def send_completed(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = responder.completed(message["headers"])
+            await send(message)
+
+        below = {
+            "root_path": request.root_path,
+            "path": request.root_path + request.path,
+            "raw_path": request.raw_path,
+            "caller": caller,
+            "token": request.token,
+            "body": request.body,
+        }
+        await self._api({**scope, **below}, receive, send_completed)

@@ -7,8 +7,8 @@ from typing import Final, Self
 
 from shardgate.concurrency import Deadline, Deadlines, largest_share
 from shardgate.errors import BusyError, OverdueError, TooManyRequestsError
-from shardgate.http.paths import Scope, dataset_in
-from shardgate.http.responses import Exchange, RequestHeaders, combine_headers
+from shardgate.http.paths import dataset_in
+from shardgate.http.request import Exchange, Request, RequestHeaders
 
 type _Group = tuple[str, str]
 """Kind of requests, and their dataset; empty for all datasets."""
@@ -96,23 +96,13 @@ class ConcurrencyLimiter:
         self.by_group: dict[_Group, int] = {}
         self.by_client: Counter[str] = Counter()
 
-    def permit(self, scope: Scope) -> "Permit":
-        """Return the permit of a request, to be entered."""
+    def permit(self, request: Request, exchange: Exchange) -> "Permit":
+        """Return the permit to answer *request* by *exchange*, to be entered."""
         client = None
-        if self.most_per_client and scope["client"] is not None:
-            headers = combine_headers(scope["headers"])
-            client = client_of(scope["client"][0], headers, self._proxies)
-        dataset = dataset_in(scope["path"])
-        return Permit(self, client, dataset, is_read=scope["method"] in _READS)
-
-    def read_permit(self, raw_path: bytes) -> "Permit | None":
-        """Return a permit of a read; `None` if none is free, or client or spelling matter."""
-        dataset = raw_path[1:].partition(b"/")[0].decode("latin-1")
-        if self.most_per_client or self.running >= self.most or "%" in dataset:
-            return None
-        if self.by_group.get(("requests", dataset), 0) >= self.most_per_dataset:
-            return None
-        return Permit(self, None, dataset, is_read=True)
+        if self.most_per_client and request.peer:
+            client = client_of(request.peer.decode(), request.headers, self._proxies)
+        dataset = dataset_in(request.path)
+        return Permit(self, exchange, client, dataset, is_read=request.method in _READS)
 
 
 class Permit(Deadline):
@@ -122,16 +112,20 @@ class Permit(Deadline):
     response of a read did not begin in time.
     """
 
-    __slots__ = ("_groups", "_has_begun", "_limiter", "client", "exchange", "is_read")
+    __slots__ = ("_exchange", "_groups", "_limiter", "client", "is_read")
 
     def __init__(
-        self, limiter: ConcurrencyLimiter, client: str | None, dataset: str, *, is_read: bool
+        self,
+        limiter: ConcurrencyLimiter,
+        exchange: Exchange,
+        client: str | None,
+        dataset: str,
+        *,
+        is_read: bool,
     ) -> None:
         super().__init__(limiter.deadlines)
         self._limiter = limiter
-        self._has_begun = False
-        self.exchange: Exchange | None = None
-        """The response, where it is not written through ASGI."""
+        self._exchange = exchange
         self.client = client
         self.is_read = is_read
         most = limiter.most_per_dataset
@@ -177,11 +171,7 @@ class Permit(Deadline):
         except TimeoutError:
             raise OverdueError("the answer took too long") from None
 
-    def begin(self) -> None:
-        """Note that the response begins: it is not cut off any more."""
-        self._has_begun = True
-
     def cancel(self) -> None:
         """Cancel the read, unless its response has begun."""
-        if not (self._has_begun or (self.exchange is not None and self.exchange.status)):
+        if not self._exchange.status:
             super().cancel()

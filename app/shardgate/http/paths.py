@@ -1,22 +1,19 @@
 """Paths of requests: ``/{dataset}/{virtual key}``, or ``/~TOKEN/{dataset}/{virtual key}``."""
 
 import re
-from collections.abc import MutableMapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from shardgate.errors import BadKeyError
 from shardgate.model import NAMED_REFS, VirtualKey, escape_ref
 from shardgate.storage.contract import TEMPORARY
 
-type Scope = MutableMapping[str, Any]
-"""ASGI scope of a request, to which ``token``, ``caller`` and ``frames`` are added."""
-
 MAX_KEY_BYTES: Final = 1024
 """As in S3."""
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
-_TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
+TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
+"""Beginnings of paths with a token."""
 _TILDE: Final = ord("~")
 
 
@@ -73,25 +70,12 @@ def dataset_in(path: str) -> str:
 
 def split_token(raw_path: bytes) -> tuple[bytes | None, bytes]:
     """Split ``/~TOKEN/{dataset}/{virtual key}`` into ``/~TOKEN`` and the rest."""
-    if not raw_path.startswith(_TOKEN_PREFIXES):
+    if not raw_path.startswith(TOKEN_PREFIXES):
         return None, raw_path
     end = raw_path.find(b"/", 1)
     if end < 0:
         return raw_path, b""
     return raw_path[:end], raw_path[end:]
-
-
-def without_token(scope: Scope) -> Scope:
-    """Move a token from the path to ``scope["token"]``."""
-    segment, raw_path = split_token(scope["raw_path"])
-    if segment is None:
-        return scope
-    return {
-        **scope,
-        "token": token_in(segment),
-        "raw_path": raw_path,
-        "path": unquote(raw_path.decode("utf-8", "replace")),
-    }
 
 
 def token_in(segment: bytes) -> str:

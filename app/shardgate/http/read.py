@@ -1,84 +1,58 @@
-"""GET, HEAD and OPTIONS of ``/{dataset}/{virtual key}``: a plain ASGI callable, for speed."""
+"""GET, HEAD and OPTIONS of ``/{dataset}/{virtual key}``."""
 
 import html
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from shardgate.concurrency import is_many, run_in_thread, yield_to_loop
-from shardgate.errors import BadKeyError, RequestError, ShardgateError, UnsupportedError
+from shardgate.errors import BadKeyError, RequestError, ShardgateError
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
-from shardgate.http.auth.access import NOBODY, Caller, Datasets
+from shardgate.http.auth.access import Caller, Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator
-from shardgate.http.body import ClientGoneError, UntilDisconnect, lingering_writer
+from shardgate.http.body import ClientGoneError
 from shardgate.http.conditions import (
     Conditions,
     Negotiation,
     Selection,
     choose,
     etag_of_selected,
+    whole_of,
 )
-from shardgate.http.paths import Scope, quote_segment, split_target
+from shardgate.http.paths import quote_segment, split_target
 from shardgate.http.problems import Headers, encode_headers
+from shardgate.http.request import Answer, Exchange, Request, Response
 from shardgate.http.responses import (
     ALLOW,
     NO_STORE,
     Cors,
-    DeferredResponse,
-    Exchange,
-    ImmediateResponse,
-    RequestHeaders,
     Responder,
-    asgi_writer,
     cache_headers,
-    combine_headers,
     describe_entity,
     entity_head,
     entity_headers,
     page_headers,
-    request_id,
 )
 from shardgate.http.s3 import dialect
 from shardgate.http.write import WritePlane, allowed_methods
 from shardgate.icechunk.sessions.registry import KeyRouter
-from shardgate.model import Stored, VirtualKey
-from shardgate.observability.requests import note_caller
+from shardgate.model import VirtualKey
 from shardgate.read.bodies import Entity, Opened
-from shardgate.read.containers import Dataset
-from shardgate.read.resolver import CachedEntity
+from shardgate.read.resolver import Resolver
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_MAX_HOT: Final = 8192
+_NO_STORE: Final = b"no-store"
+_NO_NAMES: Final = frozenset[bytes]()
 _log = logging.getLogger(__name__)
-
-
-class _KnownKey(NamedTuple):
-    """A key that was answered from memory."""
-
-    dataset: Dataset
-    key: VirtualKey
-    found: CachedEntity
-    head: bytes
-    """The headers of the response, but for those that depend on the request."""
-
-
-class _Get(NamedTuple):
-    """A GET of *key* by a *caller* that may read *dataset*."""
-
-    raw_path: bytes
-    headers: RequestHeaders
-    conditions: Conditions
-    dataset: Dataset
-    key: VirtualKey
-    caller: Caller
 
 
 class DataPlane:
@@ -98,136 +72,86 @@ class DataPlane:
         self._resolver = router.plain.resolver
         self._writing = writing
         self._cors = cors
-        self._hot: dict[bytes, _KnownKey] = {}
-        """Keys whose whole bodies were sent, by path; emptied when it is full."""
 
-    def begin(
-        self, raw_path: bytes, headers: RequestHeaders, now: float, segment: bytes | None = None
-    ) -> ImmediateResponse | DeferredResponse | None:
-        """Begin to answer a GET of a chunk or document outside of ASGI; see `GatewayProtocol`.
-
-        `None` leaves the request to ASGI. *now* is the time of the event loop, *segment* the first
-        one of the path if it held a token.
-        """
+    def answer(self, request: Request) -> Answer:
+        """Answer a request, at once if it is a GET of bytes in memory."""
+        is_plain = request.method == "GET" and not request.query
         try:
-            conditions = Conditions.parse("GET", headers)
-            hot = self._hot.get(raw_path) if conditions.is_unconditional else None
-            if hot is None:
-                name, key = split_target(raw_path)
-                dataset = self._datasets.get(name)
-            else:
-                dataset, key = hot.dataset, hot.key
-            if not key or key.endswith("/") or SESSION in key:
-                return None
-            caller: Caller | None = NOBODY
-            if dataset is None or not dataset.is_public:
-                caller = self._authenticator.cached_reader(dataset, headers, now, segment)
-            if dataset is None or caller is None:
-                return None
-            if hot is not None:
-                body = self._resolver.body_of_cached(hot.found)
-                if body is not None:
-                    return self._complete(hot, headers, caller, HTTPStatus.OK, body)
-            return self._begin(_Get(raw_path, headers, conditions, dataset, key, caller))
-        except RequestError:
-            return None
+            response = self._answer_cached(request) if is_plain else None
+        except RequestError:  # `_respond` raises it again
+            response = None
+        return response or partial(self._respond, request)
 
-    def _begin(self, get: _Get) -> ImmediateResponse | DeferredResponse | None:
-        raw_path, headers, conditions, dataset, key, caller = get
+    def _answer_cached(self, request: Request) -> Response | None:
+        name, key = split_target(request.raw_path)
+        dataset = self._datasets.get(name)
+        if not key or key.endswith("/") or SESSION in key:
+            return None
+        if dataset is None or not dataset.is_public:
+            request.caller = self._authenticator.cached_reader(request, dataset)
+            if dataset is None or request.caller is None:
+                return None
         found = self._resolver.get_cached(dataset, key)
-        entity = None if found is None else found.entity
-        selection = (
-            None if entity is None else choose(conditions, partial(_negotiate, headers), entity)
-        )
-        body = None
-        if entity is not None and selection is not None:
-            body = self._resolver.cached_body(entity, selection.reads)
-        if found is None or entity is None or selection is None or body is None:
-            return partial(self._read_later, get)
-        if (parts := describe_entity(dataset, key, entity, selection)) is None:
+        if found is None or (entity := found.entity) is None:
+            return None
+        conditions = Conditions.parse("GET", request.headers)
+        selection: Selection | None
+        if conditions.is_unconditional and not entity.coding:
+            selection = whole_of(entity.length)
+        else:
+            selection = choose(conditions, partial(_negotiate, request), entity)
+        if selection is None:
+            return None
+        body = self._resolver.cached_body(entity, selection.reads)
+        if body is None or (parts := describe_entity(dataset, key, entity, selection)) is None:
             return None
         fields, more = parts
-        head = entity_head(fields) + encode_headers(more)
-        known = _KnownKey(dataset, key, found, head)
-        is_plain = isinstance(entity.source, Stored) and not entity.coding
-        if is_plain and conditions.is_unconditional:
-            if len(self._hot) >= _MAX_HOT:
-                self._hot.clear()
-            self._hot[raw_path] = known
-        return self._complete(known, headers, caller, selection.status, body)
-
-    def _complete(
-        self,
-        known: _KnownKey,
-        headers: RequestHeaders,
-        caller: Caller,
-        status: HTTPStatus,
-        body: bytes,
-    ) -> ImmediateResponse:
-        request = request_id(headers.get(b"x-request-id"))
-        cors = self._cors.head(headers.get(b"origin"))
-        head = b"%b%bx-request-id: %b\r\n" % (known.head, cors, request)
-        return ImmediateResponse(status, head, body, request, known.dataset.name, caller.name)
-
-    def _read_later(self, get: _Get, exchange: Exchange) -> Awaitable[None]:
-        note_caller(get.caller.name)
-        responder = Responder(get.headers, exchange.write, self._cors)
-        read = partial(self._read, get.dataset, get.key, get.conditions, responder)
-        return self._guarded(responder, read)
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Answer one request of the ASGI type ``http``."""
-        headers, query = combine_headers(scope["headers"]), scope["query_string"]
-        with suppress(ClientGoneError):
-            if scope["method"] in _READS:
-                responder = Responder(headers, asgi_writer(send), self._cors, query)
-                async with UntilDisconnect(receive):
-                    await self._guarded(responder, partial(self._respond, responder, scope))
-            else:
-                incoming = self._writing.incoming(scope, receive, headers)
-                writer = lingering_writer(send, incoming)
-                responder = Responder(headers, writer, self._cors, query)
-                respond = partial(self._writing.respond, responder, scope, incoming)
-                await self._guarded(responder, respond)
+        head = entity_head(fields) + encode_headers(more) if more else entity_head(fields)
+        cors = self._cors.head(request.headers.get(b"origin"))
+        lines = b"%b%bx-request-id: %b\r\n" % (head, cors, request.id)
+        return Response(selection.status, lines, body)
 
     async def list_buckets(self, responder: Responder, caller: Caller) -> None:
         """Answer ListBuckets of an S3 client."""
         names = [each.name for each in self._datasets.readable_by(caller)]
         await responder.send_document(dialect.MEDIA_TYPE, dialect.bucket_list(names))
 
-    async def _guarded(self, responder: Responder, respond: Callable[[], Awaitable[None]]) -> None:
-        """Turn errors of *respond* into a problem document, or raise them if a response began."""
+    async def _respond(self, request: Request, exchange: Exchange) -> None:
+        """Read or write; errors become a problem document, or end a response that has begun."""
+        responder = Responder(request, exchange, self._cors)
         try:
-            await respond()
+            if request.method in _READS:
+                await self._respond_read(request, responder)
+            elif request.body is not None:
+                await self._writing.respond(request, request.body, responder)
         except ShardgateError as error:
-            if responder.has_started:
+            if exchange.status:
                 _log.warning("an answer broke off", exc_info=error)
                 raise
             await responder.fail(error)
         except ClientGoneError:
-            raise
+            pass
         except Exception:
-            if responder.has_started:
+            if exchange.status:
                 raise
             _log.exception("a request failed")
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             await responder.problem(status, "a fault of this service")
 
-    async def _respond(self, responder: Responder, scope: Scope) -> None:
-        method, query = scope["method"], scope["query_string"]
-        names = dialect.parameter_names(query) if query else frozenset[bytes]()
+    async def _respond_read(self, request: Request, responder: Responder) -> None:
+        method, query = request.method, request.query
+        names = dialect.parameter_names(query) if query else _NO_NAMES
         if method == "OPTIONS":
-            await responder.preflight(self._allowed(scope["raw_path"], names))
+            await responder.preflight(self._allowed(request.raw_path, names))
             return
-        name, key = split_target(scope["raw_path"])
-        dataset = await self._authenticator.enter(scope, name)
-        operation = dialect.unserved_operation(method, names, {}, of_key=bool(key))
-        if operation is not None:
-            raise UnsupportedError(f"{operation} is not served")
+        name, key = split_target(request.raw_path)
+        dataset = await self._authenticator.enter(request, name)
+        if names:
+            dialect.demand_served(method, names, {}, of_key=bool(key))
         if key and b"tagging" in names:
             await self._list_tags(responder, dataset, key)
         elif key and not key.endswith("/"):
-            conditions = Conditions.parse(method, responder.headers)
+            conditions = Conditions.parse(method, request.headers)
             await self._read(dataset, key, conditions, responder)
         elif not key and dialect.lists_objects(method, names, is_s3=responder.is_s3):
             await self._list_objects(responder, dataset, dialect.ListRequest.parse(query))
@@ -251,12 +175,12 @@ class DataPlane:
         return allowed_methods(dataset, key, names)
 
     async def _read(
-        self, dataset: Dataset, key: VirtualKey, conditions: Conditions, responder: Responder
+        self, dataset: ServedDataset, key: VirtualKey, conditions: Conditions, responder: Responder
     ) -> None:
         resolver = self._resolver
         if SESSION in key:
-            resolver, dataset, key = await self._router.route(dataset, key)
-        negotiate = partial(_negotiate, responder.headers, responder.query)
+            resolver, dataset, key = await self._route(dataset, key)
+        negotiate = partial(_negotiate, responder.request)
         choose_part = partial(choose, conditions, negotiate)
         async with resolver.open(dataset, key, choose_part, conditions.reading) as opened:
             if opened is not None:
@@ -272,8 +196,16 @@ class DataPlane:
                 detail = f"{dataset.name} has no {key}{why and f': {why}'}"
                 await _send_missing(responder, dataset, detail)
 
+    async def _route(
+        self, dataset: ServedDataset, key: VirtualKey
+    ) -> tuple[Resolver, ServedDataset, VirtualKey]:
+        """Return the reader of *key*; what comes from a session is not to be stored."""
+        resolver, inner, key = await self._router.route(dataset, key)
+        is_session = inner is not dataset
+        return resolver, replace(inner, cache_control=_NO_STORE) if is_session else dataset, key
+
     async def _list_objects(
-        self, responder: Responder, dataset: Dataset, request: dialect.ListRequest
+        self, responder: Responder, dataset: ServedDataset, request: dialect.ListRequest
     ) -> None:
         window = request.window
         pages = self._router if SESSION in window.prefix else self._resolver
@@ -285,19 +217,21 @@ class DataPlane:
             headers = _listing_headers(dataset, dialect.MEDIA_TYPE, body)
             await responder.send(HTTPStatus.OK, headers, body)
 
-    async def _list_tags(self, responder: Responder, dataset: Dataset, key: VirtualKey) -> None:
+    async def _list_tags(
+        self, responder: Responder, dataset: ServedDataset, key: VirtualKey
+    ) -> None:
         def choose_nothing(_: Entity) -> Selection:
             return Selection(HTTPStatus.OK)
 
-        resolver, dataset, key = await self._router.route(dataset, key)
+        resolver, dataset, key = await self._route(dataset, key)
         async with resolver.open(dataset, key, choose_nothing) as opened:
             if opened is None:
                 await _send_missing(responder, dataset, f"{dataset.name} has no {key}")
             else:
                 await responder.send_document(dialect.MEDIA_TYPE, dialect.no_tags())
 
-    async def _list(self, responder: Responder, dataset: Dataset, prefix: VirtualKey) -> None:
-        resolver, dataset, prefix = await self._router.route(dataset, prefix)
+    async def _list(self, responder: Responder, dataset: ServedDataset, prefix: VirtualKey) -> None:
+        resolver, dataset, prefix = await self._route(dataset, prefix)
         listed: list[Name] = []
         async with aclosing(resolver.list(dataset, prefix)) as names:
             async for name in names:
@@ -316,8 +250,9 @@ class DataPlane:
         await responder.send(HTTPStatus.OK, headers, body)
 
 
-def _negotiate(headers: RequestHeaders, query: bytes = b"") -> Negotiation:
-    return Negotiation(headers.get(b"accept-encoding"), dialect.speaks_s3(headers, query))
+def _negotiate(request: Request) -> Negotiation:
+    is_s3 = dialect.speaks_s3(request.headers, request.query)
+    return Negotiation(request.headers.get(b"accept-encoding"), is_s3)
 
 
 async def _describe_bucket(responder: Responder, method: str, names: frozenset[bytes]) -> None:
@@ -329,13 +264,13 @@ async def _describe_bucket(responder: Responder, method: str, names: frozenset[b
         await responder.send_document(dialect.MEDIA_TYPE, dialect.bucket_property(names))
 
 
-async def _send_missing(responder: Responder, dataset: Dataset, detail: str) -> None:
+async def _send_missing(responder: Responder, dataset: ServedDataset, detail: str) -> None:
     """Send 404; clients may cache absence like any response that can change."""
     await responder.problem(HTTPStatus.NOT_FOUND, detail, *cache_headers(dataset))
 
 
 async def _send_entity(
-    responder: Responder, dataset: Dataset, key: VirtualKey, opened: Opened[Selection]
+    responder: Responder, dataset: ServedDataset, key: VirtualKey, opened: Opened[Selection]
 ) -> None:
     status, entity = opened.choice.status, opened.entity
     if (headers := entity_headers(dataset, key, opened)) is not None:
@@ -354,7 +289,7 @@ async def _send_entity(
         await responder.problem(status, detail, (b"etag", etag.encode("latin-1")))
 
 
-def _listing_headers(dataset: Dataset, media_type: bytes, body: bytes) -> Headers:
+def _listing_headers(dataset: ServedDataset, media_type: bytes, body: bytes) -> Headers:
     length = (b"content-length", b"%d" % len(body))
     return [(b"content-type", media_type), length, *cache_headers(dataset)]
 

@@ -1,36 +1,28 @@
 """Responses: CORS and the other headers of every response, and the headers of an entity."""
 
-import itertools
 import re
-import secrets
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final
 
 from shardgate.errors import ShardgateError
+from shardgate.http.auth.access import ServedDataset
 from shardgate.http.conditions import Selection, content_range, etag_of_selected, last_modified
 from shardgate.http.problems import Headers, encode_headers, problem, status_of
+from shardgate.http.request import Exchange, Request, Response
 from shardgate.http.s3.dialect import error_code, error_document, speaks_s3
 from shardgate.model import ETag, VirtualKey
 from shardgate.observability.logging import log_failure
-from shardgate.observability.requests import note_request_id
 from shardgate.read.bodies import Body, Entity, Opened
-from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA
-
-type RequestHeaders = Mapping[bytes, bytes]
-"""Headers of a request by lower-case name; see `combine_headers`."""
 
 ALLOW: Final = b"GET, HEAD, OPTIONS"
 NO_REFERRER: Final = (b"referrer-policy", b"no-referrer")
 NO_STORE: Final = (b"cache-control", b"no-store")
-_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
-_process: Final = secrets.token_hex(4).encode()
-_numbers: Final = itertools.count(1)
 
 _EXPOSED: Final = (
     b"access-control-expose-headers",
@@ -80,61 +72,22 @@ class Cors:
         ]
 
 
-class ImmediateResponse(NamedTuple):
-    """Whole response that was made without waiting; *head* are its headers as HTTP/1.1 has them."""
-
-    status: HTTPStatus
-    head: bytes
-    body: bytes
-    request_id: bytes = b""
-    dataset: str = ""
-    """Empty for a response that is neither logged nor counted."""
-    caller: str = ""
-
-
-type ResponseWriter = Callable[[HTTPStatus, Headers, Body], Awaitable[None]]
-"""Writes a response, with all its headers, to the connection."""
-
-
-class Exchange(Protocol):
-    """A response on its connection."""
-
-    status: int
-    """0 until the response begins."""
-    sent_nbytes: int
-    """Bytes of the body that the connection has taken."""
-    response_complete: bool
-
-    async def write(self, status: HTTPStatus, headers: Headers, body: Body) -> None:
-        """Write the response, with all its headers."""
-
-
-type DeferredResponse = Callable[[Exchange], Awaitable[None]]
-"""Response that needs I/O; it may raise after it has begun to be written."""
-
-
 class Responder:
-    """Sends the response to one request with *headers*."""
+    """Sends the response to *request*."""
 
-    __slots__ = ("_cors", "_write", "has_started", "headers", "query", "request_id")
+    __slots__ = ("_cors", "exchange", "headers", "request")
 
-    def __init__(
-        self, headers: RequestHeaders, write: ResponseWriter, cors: Cors, query: bytes = b""
-    ) -> None:
-        self.headers = headers
-        self.query = query
-        self.request_id = request_id(headers.get(b"x-request-id"))
-        note_request_id(self.request_id)
-        self.has_started = False
-        self._write = write
+    def __init__(self, request: Request, exchange: Exchange, cors: Cors) -> None:
+        self.request = request
+        self.headers = request.headers
+        self.exchange = exchange
         self._cors = cors
 
     async def send(self, status: HTTPStatus, headers: Headers, body: Body = b"") -> None:
         """Send *headers*, to which CORS and the request id are added, and *body*."""
         headers += self._cors.headers(self.headers.get(b"origin"))
-        headers.append((b"x-request-id", self.request_id))
-        self.has_started = True
-        await self._write(status, headers, body)
+        headers.append((b"x-request-id", self.request.id))
+        await self.exchange.write(Response(status, headers, body))
 
     async def send_document(self, media_type: bytes, body: bytes) -> None:
         """Send 200 with a *body* that must not be cached."""
@@ -144,7 +97,7 @@ class Responder:
     @property
     def is_s3(self) -> bool:
         """Return whether the client speaks S3."""
-        return speaks_s3(self.headers, self.query)
+        return speaks_s3(self.headers, self.request.query)
 
     @property
     def is_foreign(self) -> bool:
@@ -169,7 +122,7 @@ class Responder:
         """Send a problem document, or an error of S3 with *code*."""
         if self.is_s3:
             code = code or error_code(status)
-            request_id = self.request_id.decode()
+            request_id = self.request.id.decode()
             headers, body = error_document(status, code, detail, request_id, self.headers)
         else:
             headers, body = problem(status, detail)
@@ -187,41 +140,8 @@ class Responder:
         """Return the *headers* of another ASGI application with those of every response."""
         present = {name for name, _ in headers}
         more = [*self._cors.headers(self.headers.get(b"origin")), NO_STORE, NO_REFERRER]
-        more.append((b"x-request-id", self.request_id))
+        more.append((b"x-request-id", self.request.id))
         return [*headers, *(header for header in more if header[0] not in present)]
-
-
-def asgi_writer(send: Any) -> ResponseWriter:
-    """Return a writer to an ASGI server."""
-
-    async def write(status: HTTPStatus, headers: Headers, body: Body) -> None:
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        if isinstance(body, bytes):
-            await send({"type": "http.response.body", "body": body})
-            return
-        async for piece in body:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-    return write
-
-
-def combine_headers(headers: Headers) -> dict[bytes, bytes]:
-    """Return request headers by name; values of a repeated one become a list (RFC 9110 §5.3)."""
-    combined = dict(headers)
-    if len(combined) == len(headers):
-        return combined
-    values: dict[bytes, list[bytes]] = {}
-    for name, value in headers:
-        values.setdefault(name, []).append(value)
-    return {name: b", ".join(each) for name, each in values.items()}
-
-
-def request_id(sent: bytes | None) -> bytes:
-    """Return the client's request id if it is fit for a header and a log, else a new one."""
-    if sent is not None and _REQUEST_ID.fullmatch(sent):
-        return sent
-    return b"%b-%x" % (_process, next(_numbers))
 
 
 _LASTING: Final = b"public, max-age=31536000, immutable"
@@ -261,20 +181,22 @@ def content_type(key: str) -> bytes:
     return _CONTENT_TYPES.get(extension, b"application/octet-stream")
 
 
-def cache_headers(dataset: Dataset) -> Headers:
+def cache_headers(dataset: ServedDataset) -> Headers:
     """Return the caching headers of a mutable response."""
     cache_control = (b"cache-control", dataset.cache_control)
     return [cache_control, *([] if dataset.is_public else _PRIVATE)]
 
 
-def entity_headers(dataset: Dataset, key: VirtualKey, opened: Opened[Selection]) -> Headers | None:
+def entity_headers(
+    dataset: ServedDataset, key: VirtualKey, opened: Opened[Selection]
+) -> Headers | None:
     """Return the headers of a selected entity; `None` if the response is a problem instead."""
     found = describe_entity(dataset, key, opened.entity, opened.choice)
     return found and [*_common_headers(found[0]), *found[1]]
 
 
 def describe_entity(
-    dataset: Dataset, key: VirtualKey, entity: Entity, selection: Selection
+    dataset: ServedDataset, key: VirtualKey, entity: Entity, selection: Selection
 ) -> tuple[EntityFields, Headers] | None:
     """Return the fields that the common headers depend on, and the other headers."""
     status, part, _, coding, is_s3 = selection
@@ -292,7 +214,7 @@ def describe_entity(
         cache_control = dataset.cache_control
     fields = (
         etag_of_selected(entity, selection),
-        None if part is None else part.length,
+        None if part is None else part.stop - part.start,
         key,
         cache_control,
         dataset.is_public,

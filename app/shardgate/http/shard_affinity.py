@@ -7,31 +7,25 @@ as they do for a dataset that does not exist.
 
 import asyncio
 import time
-from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from shardgate.errors import BadKeyError, ShardgateError
 from shardgate.formats.icechunk.keys import session_prefix
 from shardgate.http.auth.access import Datasets
-from shardgate.http.limits import Networks, is_within, peer_of
-from shardgate.http.paths import Scope, split_target, split_token
-from shardgate.http.problems import Headers, encode_headers
-from shardgate.http.responses import (
-    DeferredResponse,
-    Exchange,
-    ImmediateResponse,
-    ResponseWriter,
-    asgi_writer,
-)
+from shardgate.http.limits import Networks, is_within
+from shardgate.http.paths import split_target, split_token
+from shardgate.http.problems import Headers
+from shardgate.http.request import Answer, Exchange, Request, Response
 from shardgate.read.metadata_cache import SizedLRUCache
 from shardgate.read.resolver import Resolver
 
+NAME: Final = "_shard"
+"""First segment of the paths; the name is reserved."""
 PREFIX: Final = b"/_shard/"
-"""Beginning of the paths; the name is reserved."""
 _LONGEST_S: Final = 2.0
 """Longest look-up; after it the hash of the path has to do, as any replica can answer."""
 _CACHED_NBYTES: Final = 16 * 1024**2
@@ -51,24 +45,16 @@ class ShardAffinity:
         """Names and the times at which they expire, by path."""
         self._names = SizedLRUCache(_CACHED_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
 
-    def begin(self, raw_path: bytes, peer: bytes) -> ImmediateResponse | DeferredResponse:
-        """Begin to answer outside of ASGI; see `GatewayProtocol`."""
-        path = _target(raw_path)
+    def answer(self, request: Request) -> Answer:
+        """Answer a request of any method."""
+        _, path = split_token(request.raw_path[len(PREFIX) - 1 :])
         headers = _hash_headers(path)
-        if self._may_know(path, peer):
+        if self._may_know(path, request.peer):
             name, expires_at = self._names.get(path) or (b"", 0.0)
             if expires_at < time.monotonic():
-                return partial(self._respond_later, path)
+                return partial(self._answer_later, path)
             headers = [(b"x-shard", name), _CACHE_CONTROL]
-        return ImmediateResponse(HTTPStatus.NO_CONTENT, encode_headers(headers), b"")
-
-    async def __call__(self, scope: Scope, _: Any, send: Any) -> None:
-        """Answer an ASGI request of any method."""
-        path, write = _target(scope["raw_path"]), asgi_writer(send)
-        if self._may_know(path, peer_of(scope["client"])):
-            await self._respond(path, write)
-        else:
-            await write(HTTPStatus.NO_CONTENT, _hash_headers(path), b"")
+        return Response(HTTPStatus.NO_CONTENT, headers)
 
     def _may_know(self, path: bytes, peer: bytes) -> bool:
         """Return whether *peer* may know which keys share a shard with that of *path*."""
@@ -79,10 +65,7 @@ class ShardAffinity:
         is_public = dataset is not None and dataset.is_public
         return is_public or is_within(peer.decode(), self._proxies)
 
-    def _respond_later(self, path: bytes, exchange: Exchange) -> Awaitable[None]:
-        return self._respond(path, exchange.write)
-
-    async def _respond(self, path: bytes, write: ResponseWriter) -> None:
+    async def _answer_later(self, path: bytes, exchange: Exchange) -> None:
         headers = _hash_headers(path)[:1]
         if headers:
             with suppress(ShardgateError, TimeoutError):
@@ -90,7 +73,7 @@ class ShardAffinity:
                     name = _hash(await self._name(path))
                 self._names.put(path, (name, time.monotonic() + _CACHED_S))
                 headers = [(b"x-shard", name), _CACHE_CONTROL]
-        await write(HTTPStatus.NO_CONTENT, headers, b"")
+        await exchange.write(Response(HTTPStatus.NO_CONTENT, headers))
 
     async def _name(self, path: bytes) -> bytes:
         """Return the shard or session of *path*, or *path*. Raises: `ShardgateError`."""
@@ -103,12 +86,6 @@ class ShardAffinity:
         layout, rest, _ = await self._resolver.find_container(dataset, key)
         shard = await layout.shard(rest, self._resolver.root(dataset).fetch)
         return path if shard is None else shard.encode()
-
-
-def _target(raw_path: bytes) -> bytes:
-    """Return ``/{dataset}/{key}`` of a request, without a token."""
-    _, path = split_token(raw_path[len(PREFIX) - 1 :])
-    return path
 
 
 def _hash(name: bytes) -> bytes:

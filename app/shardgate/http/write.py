@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import parse_qs
 
 from shardgate.errors import (
@@ -18,19 +18,19 @@ from shardgate.errors import (
     ShardgateError,
     UnsupportedError,
 )
-from shardgate.http.auth.access import why_read_only
+from shardgate.http.auth.access import ServedDataset, why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
 from shardgate.http.conditions import parse_demand
-from shardgate.http.paths import Scope, check_key, split_target
+from shardgate.http.paths import check_key, split_target
 from shardgate.http.problems import Headers
-from shardgate.http.responses import ALLOW, NO_STORE, RequestHeaders, Responder
+from shardgate.http.request import Request, RequestHeaders
+from shardgate.http.responses import ALLOW, NO_STORE, Responder
 from shardgate.http.s3 import dialect
 from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import ETag, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteBudget, ByteReservation
-from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA, object_headers
 from shardgate.write.writer import KeyWrite, Outcome
@@ -47,38 +47,28 @@ _NEEDED: Final = {
     "POST": "?delete",
 }
 """Part that a request of a whole dataset lacks, by its method."""
-
-
-class BodyLimits(NamedTuple):
-    """Bounds on request bodies."""
-
-    max_chunk_nbytes: int
-    timeout_s: float
-    """Longest silence of a client that sends a body."""
+_WITHOUT_POST: Final = b"GET, HEAD, PUT, DELETE, OPTIONS"
+_WITH_POST: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 
 
 class WriteRequest(NamedTuple):
     """Request that writes; nothing of its body has been read."""
 
-    responder: Responder
+    query: bytes
+    headers: RequestHeaders
     incoming: IncomingBody
-    dataset: Dataset
+    responder: Responder
+    dataset: ServedDataset
     key: VirtualKey
     """Empty for a request of the whole dataset."""
-    query: bytes
     names: frozenset[bytes]
-    """Names of the parameters in *query*."""
+    """Names of the parameters in the query."""
     held: ByteReservation
     """Bytes in flight, released when the request is answered."""
     max_nbytes: int
     """Largest body of an object."""
-    find: Callable[[str], Awaitable[Dataset]]
+    find: Callable[[str], Awaitable[ServedDataset]]
     """Returns another dataset by its name, if the caller may read it."""
-
-    @property
-    def headers(self) -> RequestHeaders:
-        """Headers of the request."""
-        return self.responder.headers
 
     async def read_payload(self) -> Payload:
         """Read the bytes of an object. Raises: see `read_payload`."""
@@ -139,15 +129,13 @@ type Copy = Callable[[WriteRequest, Put], Awaitable[None]]
 
 
 def allowed_methods(
-    dataset: Dataset | None, key: VirtualKey | None, names: frozenset[bytes] = frozenset()
+    dataset: ServedDataset | None, key: VirtualKey | None, names: frozenset[bytes] = frozenset()
 ) -> bytes:
     """Return the methods of *key* or *dataset*; POST of a key is a step of a multipart upload."""
-    if dataset is None:
+    if dataset is None or not dataset.is_writable:
         return ALLOW
-    writes = ["PUT", "DELETE"] if dataset.is_writable else []
-    is_posted = dialect.upload_step("POST", names) is not None if key else True
-    posts = ["POST"] if writes and is_posted else []
-    return ", ".join(["GET", "HEAD", *writes, *posts, "OPTIONS"]).encode()
+    is_posted = not key or dialect.upload_step("POST", names) is not None
+    return _WITH_POST if is_posted else _WITHOUT_POST
 
 
 class WritePlane:
@@ -161,13 +149,13 @@ class WritePlane:
         upload_steps: Mapping[str, Handler],
         *,
         budget: ByteBudget,
-        limits: BodyLimits,
+        max_chunk_nbytes: int,
     ) -> None:
         self._authenticator = authenticator
         self._router = router
         self._copy = copy
         self._budget = budget
-        self._limits = limits
+        self._max_chunk_nbytes = max_chunk_nbytes
         self._of_keys = {"PUT": self._put, "DELETE": self._delete, **upload_steps}
         self._of_datasets = {
             "POST": (b"delete", self._delete_objects),
@@ -175,48 +163,40 @@ class WritePlane:
         }
         """By method, with the parameter that must be given."""
 
-    def incoming(self, scope: Scope, receive: Any, headers: RequestHeaders) -> IncomingBody:
-        """Return the body that *receive* brings, unread."""
-        return IncomingBody(receive, headers, timeout_s=self._limits.timeout_s, scope=scope)
-
-    async def respond(self, responder: Responder, scope: Scope, incoming: IncomingBody) -> None:
-        """Answer one request."""
-        method, query = scope["method"], scope["query_string"]
-        name, key = split_target(scope["raw_path"])
-        dataset = await self._authenticator.enter(scope, name)
-        names = dialect.parameter_names(query)
-        allowed = allowed_methods(dataset, key, names)
-        if not dataset.is_writable or method not in allowed.decode().split(", "):
+    async def respond(self, request: Request, incoming: IncomingBody, responder: Responder) -> None:
+        """Answer *request*, whose body is *incoming*."""
+        method, query = request.method, request.query
+        name, key = split_target(request.raw_path)
+        dataset = await self._authenticator.enter(request, name)
+        names = dialect.parameter_names(query) if query else frozenset[bytes]()
+        step = dialect.upload_step(method, names) if key else None
+        is_served = method in {"PUT", "DELETE"} or (method == "POST" and (step or not key))
+        if not dataset.is_writable or not is_served:
             reason = "" if dataset.is_writable else f": {why_read_only(dataset.name)}"
             detail = f"{method} is not served here{reason}"
-            status = HTTPStatus.METHOD_NOT_ALLOWED
-            await responder.problem(status, detail, (b"allow", allowed))
+            allow = (b"allow", allowed_methods(dataset, key, names))
+            await responder.problem(HTTPStatus.METHOD_NOT_ALLOWED, detail, allow)
             return
-        await self._authenticator.demand_writing(scope, dataset)
+        await self._authenticator.demand_writing(request, dataset)
         if responder.is_foreign:
             raise ForeignPageError(FOREIGN)
-        operation = dialect.unserved_operation(method, names, responder.headers, of_key=bool(key))
-        if operation is not None:
-            raise UnsupportedError(f"{operation} is not served")
-        handle = self._find_handler(method, key, names)
-        find = partial(self._authenticator.enter, scope)
-        held, max_nbytes = ByteReservation(self._budget), self._limits.max_chunk_nbytes
-        key = key or VirtualKey("")
-        request = WriteRequest(
-            responder, incoming, dataset, key, query, names, held, max_nbytes, find
-        )
+        dialect.demand_served(method, names, request.headers, of_key=bool(key), step=step)
+        if key:
+            handle = self._of_keys[step or method]
+        else:
+            parameter, handler = self._of_datasets.get(method, (b"", None))
+            handle = handler if handler and parameter in names else partial(_refuse, method)
+        held = ByteReservation(self._budget)
         try:
-            await handle(request)
+            await handle(
+                WriteRequest(
+                    query, request.headers, incoming, responder, dataset, key or VirtualKey(""),
+                    names, held, self._max_chunk_nbytes,
+                    partial(self._authenticator.enter, request),
+                )
+            )  # fmt: skip
         finally:
             await held.release()
-
-    def _find_handler(
-        self, method: str, key: VirtualKey | None, names: frozenset[bytes]
-    ) -> Handler:
-        if key:
-            return self._of_keys[dialect.upload_step(method, names) or method]
-        name, handler = self._of_datasets.get(method, (None, None))
-        return handler if handler and name in names else partial(_refuse, method)
 
     async def _put(self, request: WriteRequest) -> None:
         request.refuse_prefix()
@@ -259,7 +239,9 @@ class WritePlane:
         keys = [key for key, _ in deletion.keys]
         await request.send_xml(dialect.deleted(keys, outcomes, is_quiet=deletion.is_quiet))
 
-    async def _delete_each(self, dataset: Dataset, deletion: dialect.Deletion) -> list[Outcome]:
+    async def _delete_each(
+        self, dataset: ServedDataset, deletion: dialect.Deletion
+    ) -> list[Outcome]:
         """Delete keys; a key that cannot exist, as below a folder's name, counts as deleted."""
         outcomes: dict[str, Outcome] = {}
         changes = []

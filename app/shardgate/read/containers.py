@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from shardgate.errors import DamagedError, MetadataMissingError
@@ -12,7 +12,6 @@ from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, ReadCache
-from shardgate.settings import PUBLIC
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
 """Ends of keys that may name chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
@@ -253,23 +252,13 @@ def _likely_markers(
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A served root."""
+    """A root by its name; see `ServedDataset`."""
 
     name: str
     root: ObjectRef
     containers: Containers
     format: str
     """The configured format: ``zarr``, or ``auto``."""
-    cache_control: bytes
-    is_writable: bool = False
-    readers: frozenset[str] = frozenset({PUBLIC})
-    """Grants of which a caller needs one to read."""
-    writers: frozenset[str] = frozenset({PUBLIC})
-    """Grants of which a caller needs one to write, if the dataset is writable."""
-    is_public: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_public", PUBLIC in self.readers)
 
 
 type _Name = tuple[str, bool, str]

@@ -96,7 +96,6 @@ class Resolver:
     ) -> None:
         self._store = store
         self._fetch = fetch
-        self._chunks = chunks
         self._bodies = BodyReader(
             store, chunks, stream_bytes=stream_bytes, decoded_bytes=decoded_bytes
         )
@@ -111,13 +110,9 @@ class Resolver:
     def get_cached(self, dataset: Dataset, key: VirtualKey) -> CachedEntity | None:
         """Return the result of the look-up of *key* if it is cached and fresh."""
         found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
-        return found if found is not None and self._is_fresh(found) else None
-
-    def body_of_cached(self, found: CachedEntity) -> bytes | None:
-        """Return the stored bytes that *found* led to, whole, if both are cached and fresh."""
-        if found.entity is None or isinstance(found.entity.source, Inline):
+        if found is None or found.generation != self._fetch.generation:
             return None
-        return self._chunks.cached(found.entity.source) if self._is_fresh(found) else None
+        return found if self._clock() < found.expires_at else None
 
     def open[C: Choice](
         self,
@@ -191,9 +186,6 @@ class Resolver:
                     entity = Entity.at(place)
                 entity = entity._replace(modified_s=modified_s)
                 return entity.referenced(reference_id, is_immutable=is_immutable)
-
-    def _is_fresh(self, found: CachedEntity) -> bool:
-        return found.generation == self._fetch.generation and self._clock() < found.expires_at
 
     async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
         """Return the container of *key*."""

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import httpx
 from pydantic import SecretStr
 
-from shardgate.http.instrumentation import InstrumentedApp
+from shardgate.http.asgi import AsgiApp
+from shardgate.http.request import Answer, Request
 from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from tests.support.serving import serving
 
@@ -78,24 +79,16 @@ class Served(NamedTuple):
     payloads: list[bytes]
 
 
-class _Listener:
-    """Records the payload hash that each request declares."""
+def _listen(app: AsgiApp, payloads: list[bytes]) -> AsgiApp:
+    """Note what is signed of bodies."""
+    answer = app.answer
 
-    def __init__(self, behind: Any, payloads: list[bytes]) -> None:
-        self.begin = behind.begin
-        self.refuse = behind.refuse
-        self._behind = behind
-        self._payloads = payloads
+    def listen(request: Request) -> Answer | None:
+        if (payload := request.headers.get(b"x-amz-content-sha256")) is not None:
+            payloads.append(payload)
+        return answer(request)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self._payloads += [
-            value for name, value in scope.get("headers", ()) if name == b"x-amz-content-sha256"
-        ]
-        await self._behind(scope, receive, send)
-
-
-def _listen(app: InstrumentedApp, payloads: list[bytes]) -> InstrumentedApp:
-    app.app = _Listener(app.app, payloads)
+    app.answer = listen
     return app
 
 

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Awaitable, Callable
 from math import inf
+from unittest.mock import patch
 
 import pytest
 
 from shardgate.errors import StorageUnavailableError, UnauthenticatedError
-from shardgate.http.auth.access import Caller, Datasets, Identity, configured_caller
+from shardgate.http.auth.access import Caller, Datasets, Identity, ServedDataset, configured_caller
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
 from shardgate.http.auth.sigv4 import Signatures
+from shardgate.http.request import Request
 from shardgate.model import ObjectRef
-from shardgate.read.containers import Containers, Dataset
+from shardgate.read.containers import Containers
 from tests.http.auth.people import caller
 
 ANA = configured_caller("ana")
@@ -92,10 +94,10 @@ SENT = b"Bearer secret"
 NOW = 100.0
 
 
-def dataset(reader: str = "ana", name: str = "em") -> Dataset:
+def dataset(reader: str = "ana", name: str = "em") -> ServedDataset:
     """Return a dataset that *reader* may read."""
     root = ObjectRef("memory://store", "em")
-    return Dataset(name, root, Containers([]), "auto", b"", readers=frozenset({reader}))
+    return ServedDataset(name, root, Containers([]), "auto", readers=frozenset({reader}))
 
 
 async def authenticator_of(until_s: float = inf, sent: SentToken = SENT) -> Authenticator:
@@ -105,6 +107,11 @@ async def authenticator_of(until_s: float = inf, sent: SentToken = SENT) -> Auth
     return Authenticator(
         Datasets({"em": dataset()}), bearers, Signatures({}), Hosts("127.0.0.1", ())
     )
+
+
+def asked(segment: bytes, sent: bytes, host: bytes = b"localhost") -> Request:
+    """Ask for a key, with a token in the path or in a header."""
+    return Request("GET", segment + b"/em/c", [], {b"host": host, b"authorization": sent}, b"")
 
 
 def cached(
@@ -117,12 +124,13 @@ def cached(
     name: str = "em",
 ) -> Caller | None:
     """Return the cached reader, without waiting."""
-    headers = {b"host": b"localhost", b"authorization": sent}
-    return authenticator.cached_reader(dataset(reader, name), headers, now, segment)
+    request = asked(segment or b"", sent)
+    with patch("time.monotonic", return_value=now):
+        return authenticator.cached_reader(request, dataset(reader, name))
 
 
 async def test_reader_is_cached_while_the_token_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader is cached for a second at most, by the clock of the event loop."""
+    """A reader is cached for a second at most, by a clock that never jumps."""
     time_s = 1000.0
     monkeypatch.setattr("time.time", lambda: time_s)
     short = await authenticator_of(time_s + 0.3)
@@ -144,8 +152,8 @@ async def test_refused_reader_is_not_cached() -> None:
     """
     authenticator = await authenticator_of()
     assert cached(authenticator, reader="bob") is None
-    headers = {b"host": b"evil.example", b"authorization": SENT}
-    assert authenticator.cached_reader(dataset(), headers, NOW, None) is None
+    request = asked(b"", SENT, host=b"evil.example")
+    assert authenticator.cached_reader(request, dataset()) is None
 
     authenticator = await authenticator_of(sent="secret")
     assert cached(authenticator, segment=b"/~secret") == ANA

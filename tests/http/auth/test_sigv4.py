@@ -26,6 +26,7 @@ from tests.http.auth.sigv4 import (
     Signer,
     authorization,
     check,
+    check_by,
     code_of,
     who,
     with_header,
@@ -195,7 +196,7 @@ def test_wrong_or_unknown_key_is_refused() -> None:
     assert code_of(Signer("", "").signed(PLAIN)) == "AuthorizationHeaderMalformed"
     signatures = Signatures(CALLERS, clock=lambda: NOW)
     with pytest.raises(SignatureError, match="access key id"):
-        signatures.check(Signer("AKID").signed(PLAIN))
+        check_by(signatures, Signer("AKID").signed(PLAIN))
     assert signatures._derive_key.cache_info().misses == 1
 
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardgate.formats.surveying import Description
-from shardgate.http.auth.access import NOBODY, Datasets
+from shardgate.http.auth.access import NOBODY, Datasets, ServedDataset
 from shardgate.http.pages.links import PUBLIC_VIEWER, VIEWER
 from shardgate.http.pages.start_page import (
     Address,
@@ -36,7 +36,9 @@ from tests.support.resolving import ROOT, reading
 from tests.survey.test_inspect import ARRAY, filled
 
 
-def request(token: str | None = None, *, query: bytes = b"", **headers: str) -> Request:
+def request(
+    token: str | None = None, *, query: bytes = b"", root_path: str = "", **headers: str
+) -> Request:
     """Return a request for the page, with a token in the path or without."""
     scope: dict[str, Any] = {
         "type": "http",
@@ -48,9 +50,11 @@ def request(token: str | None = None, *, query: bytes = b"", **headers: str) -> 
         "headers": [
             (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
         ],
+        "root_path": root_path,
         "caller": NOBODY,
+        "token": token,
     }
-    return Request(scope if token is None else {**scope, "token": token})
+    return Request(scope)
 
 
 def address(token: str | None = None, *, has_viewer: bool = True, **headers: str) -> Address:
@@ -155,7 +159,10 @@ async def show(
 ) -> tuple[str, list[str]]:
     """Return the page of datasets with these *names*, and its links."""
     opened = reading(filled(MemoryStore(), a=ARRAY))
-    datasets = {name: replace(opened.dataset, name=name) for name in names}
+    plain = opened.dataset
+    datasets = {
+        name: ServedDataset(name, plain.root, plain.containers, plain.format) for name in names
+    }
     if hidden:
         datasets[hidden] = replace(datasets[hidden], readers=frozenset({"somebody"}))
     page = StartPage(

@@ -15,14 +15,27 @@ from shardgate.errors import (
 )
 from shardgate.http.problems import STATUS
 from shardgate.http.s3.dialect import (
+    demand_served,
     error_code,
     error_document,
     lists_objects,
     parameter_names,
     parse_deletion,
     speaks_s3,
-    unserved_operation,
+    upload_step,
 )
+
+
+def unserved_operation(
+    method: str, names: frozenset[bytes], headers: dict[bytes, bytes], *, of_key: bool
+) -> str | None:
+    """Return the operation that is refused, if one is."""
+    step = upload_step(method, names) if of_key else None
+    try:
+        demand_served(method, names, headers, of_key=of_key, step=step)
+    except UnsupportedError as error:
+        return str(error).removesuffix(" is not served")
+    return None
 
 
 @pytest.mark.parametrize(

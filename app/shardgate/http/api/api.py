@@ -1,7 +1,6 @@
 """``/api``, health, metrics and the list of datasets, with OpenAPI at ``/docs``."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -15,7 +14,7 @@ from shardgate.errors import ShardgateError, StorageError
 from shardgate.formats.surveying import Description
 from shardgate.http.api.openapi import DEFAULT, AsciiJson
 from shardgate.http.api.repositories import build_repositories
-from shardgate.http.auth.access import Datasets, may_write
+from shardgate.http.auth.access import Datasets, ServedDataset, may_write
 from shardgate.http.pages.links import add_viewer
 from shardgate.http.pages.start_page import StartPage
 from shardgate.http.problems import extension_members, problem, status_of
@@ -25,8 +24,6 @@ from shardgate.observability.metrics import MEDIA_TYPE, Metrics
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.survey.inspect import DamageReport, inspect_root
-
-type Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 _ABOUT: Final = """Control plane: datasets, Icechunk repositories, sessions and tokens. Data are at:
 
@@ -72,11 +69,10 @@ class Readiness(BaseModel):
     datasets: dict[str, str]
 
 
-def build_api(  # noqa: PLR0913 - its parts, each made by the composition root
+def build_api(
     datasets: Datasets,
     resolver: Resolver,
     metrics: Metrics,
-    lifespan: Lifespan,
     routers: Sequence[APIRouter] = (),
     *,
     start_page: StartPage,
@@ -85,7 +81,6 @@ def build_api(  # noqa: PLR0913 - its parts, each made by the composition root
     app = FastAPI(
         title="Shardgate",
         description=_ABOUT,
-        lifespan=lifespan,
         redoc_url=None,
         default_response_class=AsciiJson,
         responses=dict(DEFAULT),
@@ -166,12 +161,12 @@ def _summaries(datasets: Datasets, request: Request) -> list[DatasetSummary]:
     return [_summary(each, request) for each in datasets.readable_by(request.scope["caller"])]
 
 
-def _summary(dataset: Dataset, request: Request) -> DatasetSummary:
+def _summary(dataset: ServedDataset, request: Request) -> DatasetSummary:
     """Describe *dataset* for the caller, whose path keeps the token of the request."""
-    token = request.scope.get("token")
+    token, root_path = request.scope["token"], quote(request.scope["root_path"])
     return DatasetSummary(
         name=dataset.name,
-        path=f"{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
+        path=f"{root_path}{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
         format=dataset.format,
         writable=may_write(request.scope["caller"], dataset),
     )

@@ -5,7 +5,7 @@ functions are entered for both, so that neither can be told by the time that an 
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from shardgate.errors import (
@@ -16,6 +16,23 @@ from shardgate.errors import (
 )
 from shardgate.read.containers import Dataset
 from shardgate.settings import PUBLIC
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDataset(Dataset):
+    """A dataset with its rules of access and caching."""
+
+    cache_control: bytes = b"no-store"
+    """Of responses that can change."""
+    is_writable: bool = False
+    readers: frozenset[str] = frozenset({PUBLIC})
+    """Grants of which a caller needs one to read."""
+    writers: frozenset[str] = frozenset({PUBLIC})
+    """Grants of which a caller needs one to write, if the dataset is writable."""
+    is_public: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_public", PUBLIC in self.readers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,7 @@ class Datasets:
     """Datasets by name; *watchers* are the rules of those who may see metrics."""
 
     def __init__(
-        self, datasets: Mapping[str, Dataset], watchers: Collection[str] | None = None
+        self, datasets: Mapping[str, ServedDataset], watchers: Collection[str] | None = None
     ) -> None:
         self._datasets = datasets
         is_all_public = all(
@@ -67,19 +84,19 @@ class Datasets:
         self.is_all_public = is_all_public and PUBLIC in self._watchers
         """Whether credentials make no difference."""
 
-    def __iter__(self) -> Iterator[Dataset]:
+    def __iter__(self) -> Iterator[ServedDataset]:
         """Iterate over all datasets, whoever the caller is."""
         return iter(self._datasets.values())
 
-    def get(self, name: str) -> Dataset | None:
+    def get(self, name: str) -> ServedDataset | None:
         """Return the dataset *name*, whoever the caller is."""
         return self._datasets.get(name)
 
-    def readable_by(self, caller: Caller) -> list[Dataset]:
+    def readable_by(self, caller: Caller) -> list[ServedDataset]:
         """Return the datasets that *caller* may read."""
         return [dataset for dataset in self if may_read(caller, dataset)]
 
-    def find(self, name: str, caller: Caller) -> Dataset:
+    def find(self, name: str, caller: Caller) -> ServedDataset:
         """Return the dataset *name*, if *caller* may read it.
 
         Raises: `UnknownDatasetError`, or `UnauthenticatedError` where credentials might help: 404
@@ -92,7 +109,7 @@ class Datasets:
             raise UnauthenticatedError(f"{name} needs credentials, or there is no such dataset")
         raise UnknownDatasetError(f"there is no dataset {name}")
 
-    def find_writable(self, name: str, caller: Caller) -> Dataset:
+    def find_writable(self, name: str, caller: Caller) -> ServedDataset:
         """Return a dataset that *caller* may write to. Raises: `ReadOnlyError`, see `find`."""
         dataset = self.find(name, caller)
         if not dataset.is_writable:
@@ -109,17 +126,17 @@ class Datasets:
         _demand(caller, self._watchers, "see metrics of all datasets")
 
 
-def may_read(caller: Caller, dataset: Dataset | None) -> bool:
+def may_read(caller: Caller, dataset: ServedDataset | None) -> bool:
     """Return whether *dataset* exists, and *caller* may read it."""
     return dataset is not None and not dataset.readers.isdisjoint(caller.grants)
 
 
-def may_write(caller: Caller, dataset: Dataset) -> bool:
+def may_write(caller: Caller, dataset: ServedDataset) -> bool:
     """Return whether the rules of *dataset*, which *caller* may read, let them write as well."""
     return not dataset.writers.isdisjoint(caller.grants)
 
 
-def demand_writing(caller: Caller, dataset: Dataset) -> None:
+def demand_writing(caller: Caller, dataset: ServedDataset) -> None:
     """Check `may_write`. Raises: `UnauthenticatedError`, `ForbiddenError`."""
     _demand(caller, dataset.writers, f"write to {dataset.name}")
 

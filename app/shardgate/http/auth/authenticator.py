@@ -17,15 +17,15 @@ from shardgate.http.auth.access import (
     Caller,
     Datasets,
     Identity,
+    ServedDataset,
     configured_caller,
     demand_writing,
     may_read,
 )
 from shardgate.http.auth.sigv4 import Signatures
-from shardgate.http.paths import Scope, dataset_in, token_in
-from shardgate.http.responses import RequestHeaders, combine_headers
+from shardgate.http.paths import dataset_in, token_in
+from shardgate.http.request import Request
 from shardgate.observability.requests import note_caller
-from shardgate.read.containers import Dataset
 from shardgate.settings import PUBLIC, RESERVED, CallerSettings
 
 _READS: Final = ("GET", "HEAD")
@@ -146,14 +146,13 @@ class Authenticator:
         self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
         """Readers with the end of validity, by dataset, credentials and whether in the path."""
 
-    def cached_reader(
-        self, dataset: Dataset | None, headers: RequestHeaders, now: float, segment: bytes | None
-    ) -> Caller | None:
-        """Return the cached caller with the right to read *dataset*; see `DataPlane.begin`.
+    def cached_reader(self, request: Request, dataset: ServedDataset | None) -> Caller | None:
+        """Return the cached caller with the right to read *dataset*; see `DataPlane.answer`.
 
         The dataset is private or does not exist.
         """
-        sent = segment or headers.get(b"authorization", b"")
+        segment, now = request.segment, time.monotonic()
+        sent = segment or request.headers.get(b"authorization", b"")
         key = "" if dataset is None else dataset.name, sent, segment is not None
         caller, until = self._readers.get(key, (None, -inf))
         if until <= now:
@@ -164,39 +163,38 @@ class Authenticator:
                 self._readers.clear()
             caller = known.caller
             self._readers[key] = caller, now + min(known.until_s - time.time(), _CACHED_S)
-        return caller if self._hosts.admits(headers.get(b"host", b"")) else None
+        return caller if self._hosts.admits(request.headers.get(b"host", b"")) else None
 
-    def demand_host(self, scope: Scope) -> None:
+    def demand_host(self, request: Request) -> None:
         """Check the host, except of reads of public data. Raises: `MisdirectedError`."""
-        if scope["method"] in _READS and not self._is_private(scope["path"]):
+        if request.method in _READS and not self._is_private(request.path):
             return
-        host = combine_headers(scope["headers"]).get(b"host", b"")
+        host = request.headers.get(b"host", b"")
         if not self._hosts.admits(host):
             raise MisdirectedError(f"server.hosts does not name {host.decode('latin-1')[:255]!r}")
 
-    async def caller(self, scope: Scope) -> Caller:
+    async def caller(self, request: Request) -> Caller:
         """Return the caller of a request.
 
         Raises: `UnauthenticatedError`, `SignatureError`, `IssuerUnavailableError`.
         """
-        if "caller" not in scope:
+        if request.caller is None:
             is_same = self._datasets.is_all_public
-            scope["caller"] = NOBODY if is_same else await self._identify(scope)
-        found: Caller = scope["caller"]
-        note_caller(found.name)
-        return found
+            request.caller = NOBODY if is_same else await self._identify(request)
+        note_caller(request.caller.name)
+        return request.caller
 
-    async def enter(self, scope: Scope, name: str) -> Dataset:
+    async def enter(self, request: Request, name: str) -> ServedDataset:
         """Return a dataset the caller may read. Raises: `UnknownDatasetError`, see `caller`."""
         dataset = self._datasets.get(name)
         if dataset is not None and dataset.is_public:
             return dataset
-        return self._datasets.find(name, await self.caller(scope))
+        return self._datasets.find(name, await self.caller(request))
 
-    async def demand_writing(self, scope: Scope, dataset: Dataset) -> None:
+    async def demand_writing(self, request: Request, dataset: ServedDataset) -> None:
         """Check that the caller may write. Raises: `ForbiddenError`, see `caller`."""
         if PUBLIC not in dataset.writers:
-            demand_writing(await self.caller(scope), dataset)
+            demand_writing(await self.caller(request), dataset)
 
     def _is_private(self, path: str) -> bool:
         """Return whether *path* names a private dataset, or an unknown one beside private ones."""
@@ -206,14 +204,18 @@ class Authenticator:
             return not dataset.is_public
         return name not in _RESERVED and not self._datasets.is_all_public
 
-    async def _identify(self, scope: Scope) -> Caller:
-        if "token" in scope:
-            return await self._tokens.identify(scope["token"])
-        authorization = combine_headers(scope["headers"]).get(b"authorization", b"")
+    async def _identify(self, request: Request) -> Caller:
+        if (token := request.token) is not None:
+            return await self._tokens.identify(token)
+        authorization = request.headers.get(b"authorization", b"")
         if authorization[: len(_BEARER)].lower() == _BEARER:
             return await self._tokens.identify(authorization)
-        if (signed := self._signatures.check(scope)) is not None:
-            scope["frames"] = signed.frames
+        signed = self._signatures.check(
+            request.method, request.sent_path, request.query, request.fields
+        )
+        if signed is not None:
+            if request.body is not None:
+                request.body.signatures = signed.frames
             return signed.caller
         if authorization:
             raise UnauthenticatedError("Authorization is neither a bearer token nor S3's signature")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 from urllib.parse import parse_qsl, quote
 
 from shardgate.errors import SignatureError
@@ -50,6 +50,10 @@ _PAYLOADS: Final = re.compile(
 _EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
 
 
+type Fields = Sequence[tuple[bytes, bytes]]
+"""Headers in their order, as they were sent."""
+
+
 class ReceivedRequest(NamedTuple):
     """Request as it arrived, decoded as far as signatures are over decoded text."""
 
@@ -61,18 +65,16 @@ class ReceivedRequest(NamedTuple):
     """Values of each, by its name in lower case."""
 
     @classmethod
-    def of(cls, scope: Mapping[str, Any]) -> Self:
-        """Return the request of a scope. Raises: `SignatureError` if the query is not UTF-8."""
+    def decode(cls, method: str, path: bytes, query: bytes, fields: Fields) -> Self:
+        """Decode a request. Raises: `SignatureError` if the query is not UTF-8."""
         headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
+        for name, value in fields:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        path = scope["raw_path"].decode("latin-1")
         try:
-            query = scope["query_string"].decode()
-            parameters = parse_qsl(query, keep_blank_values=True, errors="strict")
+            parameters = parse_qsl(query.decode(), keep_blank_values=True, errors="strict")
         except ValueError:
             raise SignatureError("SignatureDoesNotMatch", "the query is not UTF-8") from None
-        return cls(scope["method"], path, parameters, headers)
+        return cls(method, path.decode("latin-1"), parameters, headers)
 
     def header(self, name: str) -> str | None:
         """Return the value of a header. Raises: `SignatureError` if it is repeated."""
@@ -113,27 +115,26 @@ class Claim(NamedTuple):
         return f"{self.date}/{self.region}/{SERVICE}/{TERMINAL}"
 
 
-def is_signed(scope: Mapping[str, Any]) -> bool:
+def is_signed(query: bytes, fields: Fields) -> bool:
     """Return whether a request claims to have a signature of S3, of whatever version."""
     in_header = any(
         name == b"authorization" and value.lstrip()[:4].upper() in _SCHEMES
-        for name, value in scope["headers"]
+        for name, value in fields
     )
-    return in_header or _is_presigned(scope)
+    return in_header or _is_presigned(query)
 
 
-def _is_presigned(scope: Mapping[str, Any]) -> bool:
-    query = scope["query_string"]
+def _is_presigned(query: bytes) -> bool:
     return bool(query) and bool(_PRESIGNED.search(query) or _VERSION_2.search(query))
 
 
-def parse_claim(scope: Mapping[str, Any], received: ReceivedRequest) -> Claim:
+def parse_claim(query: bytes, received: ReceivedRequest) -> Claim:
     """Parse the signature of a request that `is_signed`. Raises: `SignatureError`."""
-    if not _is_presigned(scope):
+    if not _is_presigned(query):
         return _parse_header(received)
     if _AUTHORIZATION in received.headers:
         raise SignatureError("InvalidArgument", "the request is signed in two ways")
-    if _VERSION_2.search(scope["query_string"]):
+    if _VERSION_2.search(query):
         raise _unknown_algorithm("AWS Signature Version 2")
     return _parse_query(received)
 
@@ -256,12 +257,12 @@ class Signatures:
         self._unknown = (None, secrets.token_hex())
         self._derive_key = lru_cache(_KEYS)(derive_key)
 
-    def check(self, scope: Mapping[str, Any]) -> SignedRequest | None:
-        """Return the signer of an ASGI request; `None` if unsigned. Raises: `SignatureError`."""
-        if not is_signed(scope):
+    def check(self, method: str, path: bytes, query: bytes, fields: Fields) -> SignedRequest | None:
+        """Return the signer of a request; `None` if unsigned. Raises: `SignatureError`."""
+        if not is_signed(query, fields):
             return None
-        received = ReceivedRequest.of(scope)
-        claim = parse_claim(scope, received)
+        received = ReceivedRequest.decode(method, path, query, fields)
+        claim = parse_claim(query, received)
         self._check_time(claim)
         _check_headers(claim, received)
         payload = _payload(claim, received)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final, Self
+from urllib.parse import quote
 
 import jwt
 from fastapi import APIRouter, Request, Response
@@ -45,8 +46,10 @@ class TokenSigner:
         self._now = now
         self.longest_s = settings.longest_s
 
-    def sign(self, caller_name: str, dataset_names: Sequence[str], lifetime_s: int) -> Token:
-        """Return a token by which *caller_name* lets others read."""
+    def sign(
+        self, caller_name: str, dataset_names: Sequence[str], lifetime_s: int, root_path: str = ""
+    ) -> Token:
+        """Return a token by which *caller_name* lets others read; *root_path* begins its paths."""
         expires_at_s = int(self._now()) + lifetime_s
         claims = {
             "iss": _ISSUER,
@@ -58,7 +61,7 @@ class TokenSigner:
         return Token(
             token=token,
             expires_at=datetime.fromtimestamp(expires_at_s, UTC),
-            paths={name: f"/~{token}/{name}/" for name in dataset_names},
+            paths={name: f"{root_path}/~{token}/{name}/" for name in dataset_names},
         )
 
     async def identify(self, token: str) -> Identity | None:
@@ -133,6 +136,7 @@ def build_tokens(datasets: Datasets, signer: TokenSigner, bodies: RequestBodyRea
         if lifetime_s > signer.longest_s:
             raise BadBodyError(f"expires_in_s: tokens live {signer.longest_s} s at most")
         response.headers["Cache-Control"] = "no-store"
-        return signer.sign(caller.name, options.names, lifetime_s)
+        root_path = quote(request.scope["root_path"])
+        return signer.sign(caller.name, options.names, lifetime_s, root_path)
 
     return router

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
@@ -75,8 +75,8 @@ def add_viewer(app: FastAPI) -> None:
 
     @app.get("/viewer", include_in_schema=False)
     @app.get("/viewer/", include_in_schema=False)
-    async def open_viewer() -> Response:
-        return RedirectResponse(f"/{VIEWER}")
+    async def open_viewer(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope['root_path']}/{VIEWER}")
 
     app.mount(f"/{VIEWER}".rstrip("/"), _ViewerFiles(folder))
 

@@ -93,7 +93,7 @@ class StartPage:
             more=len(known) - len(shown),
             has_viewer=address.viewer is not None,
             has_metrics=self._datasets.may_watch(caller),
-            is_below_token="token" in request.scope,
+            is_below_token=request.scope["token"] is not None,
             style=self._style,
         )
         return Response(content, media_type="text/html", headers=self._headers)
@@ -105,17 +105,18 @@ def address_of(request: Request, *, has_viewer: bool) -> Address:
     Forged headers deceive only their sender: the page is not cached. A proxy reports ``https`` in
     ``X-Forwarded-Proto``.
     """
-    token = request.scope.get("token")
+    token = request.scope["token"]
     host = request.headers.get("host", "")
     if not _HOST.fullmatch(host):
-        host = ":".join(map(str, request.scope["server"] or ("localhost",)))
+        host = ":".join(map(str, request.scope.get("server") or ("localhost",)))
     forwarded = request.headers.get("x-forwarded-proto", "")
     scheme = forwarded if forwarded in ("http", "https") else request.scope["scheme"]
     below = "" if token is None else f"/~{quote(token, safe='%')}"
     above = "./" if token is None else "../"
     is_readable = scheme == "https" or _THIS_MACHINE.fullmatch(host)
     public = PUBLIC_VIEWER if is_readable else None
-    return Address(f"{scheme}://{host}{below}", f"{above}{VIEWER}" if has_viewer else public)
+    base = f"{scheme}://{host}{quote(request.scope['root_path'])}{below}"
+    return Address(base, f"{above}{VIEWER}" if has_viewer else public)
 
 
 class OverviewCache:

@@ -132,11 +132,14 @@ def speaks_s3(headers: Mapping[bytes, bytes], query: bytes) -> bool:
 
 def parameter_names(query: bytes) -> frozenset[bytes]:
     """Return the decoded names of the parameters of *query*."""
-    return frozenset(unquote_to_bytes(each.partition(b"=")[0]) for each in query.split(b"&"))
+    names = (each.partition(b"=")[0] for each in query.split(b"&") if each)
+    return frozenset(map(unquote_to_bytes, names))
 
 
 def upload_step(method: str, names: Collection[bytes]) -> str | None:
     """Return the operation of a multipart upload that a request of a key is, if any."""
+    if not names:
+        return None
     steps = (
         _UPLOAD_STEPS[each] for each in _UPLOAD_STEPS if each[0] == method and each[1] in names
     )
@@ -154,11 +157,17 @@ def lists_objects(method: str, names: Collection[bytes], *, is_s3: bool) -> bool
     return is_plain or not _LIST_PARAMETERS.isdisjoint(names)
 
 
-def unserved_operation(
-    method: str, names: frozenset[bytes], headers: Mapping[bytes, bytes], *, of_key: bool
-) -> str | None:
-    """Return *method* and what makes it an operation of S3 that is not served, if anything."""
-    step = upload_step(method, names) if of_key else None
+def demand_served(
+    method: str,
+    names: frozenset[bytes],
+    headers: Mapping[bytes, bytes],
+    *,
+    of_key: bool,
+    step: str | None = None,
+) -> None:
+    """Check that neither parameters nor headers make a request, which may be a *step* of an upload,
+    an operation of S3 that is not served. Raises: `UnsupportedError`.
+    """
     if step is not None:
         names -= _UPLOAD_PARAMETERS
     elif method in {"GET", "HEAD"}:
@@ -169,7 +178,8 @@ def unserved_operation(
         is_private = headers.get(b"x-amz-acl") in _PRIVATE_ACLS
         sent = headers.keys() - {b"x-amz-acl"} if is_private else headers.keys()
         found |= _UNSERVED_HEADERS & (names | sent)
-    return f"{method} with {min(found).decode()}" if found else None
+    if found:
+        raise UnsupportedError(f"{method} with {min(found).decode()} is not served")
 
 
 @dataclass(frozen=True, slots=True)

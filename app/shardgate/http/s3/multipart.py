@@ -19,17 +19,18 @@ from shardgate.errors import (
     TooLargeError,
     UnsupportedError,
 )
+from shardgate.http.auth.access import ServedDataset
 from shardgate.http.body import Payload, check_digests, read_payload
 from shardgate.http.conditions import Selection
 from shardgate.http.paths import check_key, quote_segment
-from shardgate.http.responses import NO_STORE, RequestHeaders
+from shardgate.http.request import RequestHeaders
+from shardgate.http.responses import NO_STORE
 from shardgate.http.s3 import dialect
 from shardgate.http.write import COPY_SOURCE, Handler, Put, WriteRequest
 from shardgate.icechunk.sessions.registry import KeyRouter
 from shardgate.model import EVERYTHING, ByteRange, ETag, VirtualKey
 from shardgate.read.bodies import Entity, Opened
 from shardgate.read.budget import ByteReservation
-from shardgate.read.containers import Dataset
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 
@@ -196,7 +197,7 @@ async def copy(
     )
 
 
-async def _parse_source(request: WriteRequest) -> tuple[Dataset, VirtualKey]:
+async def _parse_source(request: WriteRequest) -> tuple[ServedDataset, VirtualKey]:
     """Parse x-amz-copy-source. Raises: `BadHeaderError`, `BadKeyError`, `UnsupportedError`."""
     quoted, query, _ = request.headers[COPY_SOURCE].partition(b"?")
     if query or any(name in request.headers for name in _UNSERVED):

@@ -66,7 +66,6 @@ _SWEEP_AGAIN_S: Final = 600.0
 _MAX_CHECKED: Final = 10_000
 _JOURNAL_NBYTES: Final = 32 * 1024**2
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
-_NO_STORE: Final = b"no-store"
 
 
 class SessionStores(StoreWrapper):
@@ -252,9 +251,9 @@ class KeyHandlers(NamedTuple):
     eraser: Eraser
 
 
-class _Routed(NamedTuple):
+class _Routed[D: Dataset](NamedTuple):
     handlers: KeyHandlers
-    dataset: Dataset
+    dataset: D
     """For keys of a session, the session as a dataset of plain Zarr."""
     lead: str = ""
     """Beginning of the keys of the session, with the slash."""
@@ -277,10 +276,13 @@ class KeyRouter:
     containers: Containers
     fetch: ReadCache
 
-    async def route(
-        self, dataset: Dataset, key: VirtualKey
-    ) -> tuple[Resolver, Dataset, VirtualKey]:
-        """Return the reader of *key*, with the dataset and the key that it takes."""
+    async def route[D: Dataset](
+        self, dataset: D, key: VirtualKey
+    ) -> tuple[Resolver, D, VirtualKey]:
+        """Return the reader of *key*, with the dataset and the key that it takes.
+
+        The dataset is another one for a key of a session.
+        """
         routed = await self._find(dataset, key)
         return routed.handlers.resolver, routed.dataset, routed.rest(key)
 
@@ -340,7 +342,7 @@ class KeyRouter:
                 return count
         return await routed.handlers.eraser.erase(routed.dataset, rest)
 
-    async def _find(self, dataset: Dataset, key: str) -> _Routed:
+    async def _find[D: Dataset](self, dataset: D, key: str) -> _Routed[D]:
         """Open the session that *key* belongs to; other keys belong to *dataset* itself."""
         plain = _Routed(self.plain, dataset)
         if (prefix := session_prefix(key)) is None:
@@ -357,6 +359,5 @@ class KeyRouter:
             name=f"{dataset.name}/{prefix}",
             root=store.root,
             containers=self.containers,
-            cache_control=_NO_STORE,
         )
         return _Routed(self.of_sessions, inner, f"{prefix}/", store)

@@ -1,0 +1,128 @@
+"""A request and its response: made once at the edge, and passed through all layers.
+
+A layer has one entry, ``answer(request)``. It returns the response if that is in memory, or else a
+function that sends one to an `Exchange`.
+"""
+
+import itertools
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import quote, unquote
+
+from shardgate.http.auth.access import Caller
+from shardgate.http.body import IncomingBody
+from shardgate.http.paths import TOKEN_PREFIXES, split_token, token_in
+from shardgate.http.problems import Headers
+from shardgate.read.bodies import Body
+
+type RequestHeaders = Mapping[bytes, bytes]
+"""Headers of a request by lower-case name; see `combine_headers`."""
+
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_process: Final = secrets.token_hex(4).encode()
+_numbers: Final = itertools.count(1)
+
+
+class Asgi(NamedTuple):
+    """The arguments of an ASGI application."""
+
+    scope: Mapping[str, Any]
+    receive: Any
+    send: Any
+
+
+class Request:
+    """A request, and its caller once that is known."""
+
+    query = b""
+    segment: bytes | None = None
+    """The first segment of the path, ``/~TOKEN``, if it is a token."""
+    root_path = ""
+    """Decoded path that another application has mounted this one below."""
+    sent_path: bytes
+    """Path as it was sent, with all that *raw_path* lacks."""
+    body: IncomingBody | None = None
+    """`None` for a plain GET, whose body is dropped."""
+    asgi: Asgi | None = None
+    """`None` for a plain GET, which does not come through ASGI."""
+    caller: Caller | None = None
+    """Set by `Authenticator`."""
+
+    def __init__(
+        self, method: str, raw_path: bytes, fields: Headers, headers: RequestHeaders, peer: bytes
+    ) -> None:
+        """*raw_path* has no *root_path*; *fields* are the headers in their order."""
+        self.method = method
+        self.sent_path = raw_path
+        if raw_path.startswith(TOKEN_PREFIXES):
+            self.segment, raw_path = split_token(raw_path)
+        self.raw_path = raw_path
+        """Percent-encoded path, without a token."""
+        path = raw_path.decode("utf-8", "replace")
+        self.path = unquote(path) if "%" in path else path
+        """Decoded path."""
+        self.name = self.path[1:].partition("/")[0]
+        """Dataset, which may not exist, or a reserved name."""
+        self.fields = fields
+        self.headers = headers
+        self.peer = peer
+        """Address of the connection."""
+        self.id = request_id(headers.get(b"x-request-id"))
+
+    @property
+    def token(self) -> str | None:
+        """Token in the path, percent-encoded as it was sent."""
+        return None if self.segment is None else token_in(self.segment)
+
+    @property
+    def base_path(self) -> str:
+        """Path that datasets are below, for links: that of a mount, and a token."""
+        return quote(self.root_path) + ("" if self.segment is None else f"/~{self.token}")
+
+
+class Response(NamedTuple):
+    """A response, with all its headers."""
+
+    status: HTTPStatus
+    headers: Headers | bytes
+    """As a list, or in lines as HTTP/1.1 has them."""
+    body: Body = b""
+
+
+class Exchange(Protocol):
+    """A response on its way to the client."""
+
+    status: int
+    """0 until the response begins."""
+    sent_nbytes: int
+    """Bytes of the body that the connection has taken."""
+    response_complete: bool
+
+    async def write(self, response: Response) -> None:
+        """Write the response, which may have no other one before it."""
+
+
+type DeferredResponse = Callable[[Exchange], Awaitable[None]]
+"""Sends a response that needs I/O; it may raise after it has begun to be written."""
+type Answer = Response | DeferredResponse
+
+
+def combine_headers(headers: Headers) -> dict[bytes, bytes]:
+    """Return request headers by name; values of a repeated one become a list (RFC 9110 §5.3)."""
+    combined = dict(headers)
+    if len(combined) == len(headers):
+        return combined
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        values.setdefault(name, []).append(value)
+    return {name: b", ".join(each) for name, each in values.items()}
+
+
+def request_id(sent: bytes | None) -> bytes:
+    """Return the client's request id if it is fit for a header and a log, else a new one."""
+    if sent is not None and _REQUEST_ID.fullmatch(sent):
+        return sent
+    return b"%b-%x" % (_process, next(_numbers))

@@ -105,7 +105,7 @@ def _span(sent: Any) -> Span:
 @contextmanager
 def _running(log: Path, **more: str) -> Generator[str]:
     """Run the command, stop it with SIGTERM, and keep in *log* what it said."""
-    with running("serve", **more) as (process, (line,)):
+    with running("serve", lines=1, **more) as (process, (line,)):
         yield urljoin(line.split()[0], "/").rstrip("/")
         _, said = process.end()
         log.write_text(said, "utf-8")

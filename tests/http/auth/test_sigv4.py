@@ -322,6 +322,7 @@ def test_other_ways_to_sign_are_refused_by_their_name(scope: Scope, what: str) -
         check(scope)
 
     assert refused.value.code == "InvalidRequest"
+    assert "AWS4-HMAC-SHA256" in str(refused.value)
 
 
 @pytest.mark.parametrize("value", ["Bearer token", None])

@@ -349,7 +349,7 @@ FURTHER: Final = [
     if name.startswith(("dtype/", "fill/", "inside/"))
     or (name.endswith("_tensorstore") and not name.startswith("nested/"))
 ]
-"""Cases that differ in ways that shards know nothing of, or by a writer only."""
+"""Cases that differ in ways that shards and shapes know nothing of, or by a writer only."""
 STORED: Final = [
     pytest.param(store, name, marks=pytest.mark.soak if is_soak else (), id=f"{store}-{name}")
     for name in TABLE
@@ -439,11 +439,12 @@ def test_shards_hold_what_was_put(
 
 
 RESIZED: Final = [
-    (client, name)
+    pytest.param(client, name, marks=pytest.mark.soak if is_further else ())
     for name, case in BY_NAME.items()
     if not name.startswith("plain/")
     for client in ("zarr", "tensorstore")
     if client == "zarr" or (case.values.ndim and not name.startswith(ONLY_ZARR))
+    for is_further in [client == "tensorstore" and name in FURTHER]
 ]
 
 

@@ -7,16 +7,16 @@ import sys
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import httpx
 import pytest
 from hypothesis import settings
-from pydantic import ConfigDict, TypeAdapter
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.storage.faulty import FaultyServer
+from tests.support.adapters import adapt
 from tests.support.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
 from tests.support.lacking import lack
 from tests.support.seaweedfs import SeaweedFS, running
@@ -71,19 +71,7 @@ def _trusting() -> Generator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _knowing() -> Generator[None]:
-    """Let all services share what FastAPI finds out about the types in their routes.
-
-    It would take most of the time of a start; the same types are the same in each service.
-    """
-    known: dict[tuple[Any, str, str], TypeAdapter[Any]] = {}
-
-    def adapt(annotation: Any, *, config: ConfigDict | None) -> TypeAdapter[Any]:
-        kind, *more = get_args(annotation)
-        key = kind, repr(more), repr(config)
-        if key not in known:
-            known[key] = TypeAdapter(annotation, config=config)
-        return known[key]
-
+    """Let services share what FastAPI finds out about the types in their routes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fastapi._compat.v2.TypeAdapter", adapt)
         yield

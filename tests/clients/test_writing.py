@@ -439,11 +439,12 @@ def test_stored_shards_have_the_last_put_values(
 
 
 RESIZED: Final = [
-    (client, name)
+    pytest.param(client, name, marks=pytest.mark.soak if is_further else ())
     for name, case in BY_NAME.items()
     if not name.startswith("plain/")
     for client in ("zarr", "tensorstore")
     if client == "zarr" or (case.values.ndim and not name.startswith(ONLY_ZARR))
+    for is_further in [client == "tensorstore" and name in FURTHER]
 ]
 
 

@@ -120,7 +120,7 @@ def _without_id(headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
     ],
 )
 def test_both_ways_respond_alike(url: str, headers: bytes) -> None:
-    """A GET through ASGI (`Connection: close`) gets the same response as one on a kept connection."""
+    """A GET through ASGI (`Connection: close`) gets the response of a kept connection."""
     short = _ask(url, _get("c/0/0", headers))
     long = _ask(url, _get("c/0/0", headers + b"Connection: close\r\n"))
 

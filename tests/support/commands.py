@@ -24,7 +24,7 @@ _DEADLINE_S: Final = 60
 _FORKING: Final = """
 import gc, json, os, signal, socket, sys, time
 from contextlib import suppress
-import pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloop, uvloop
+import fastapi._compat.v2, pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloop, uvloop
 
 tell_time, ahead_s = time.time, 0.0
 time.time = lambda: tell_time() + ahead_s
@@ -32,7 +32,9 @@ time.time = lambda: tell_time() + ahead_s
 from shardgate.cli import main
 from shardgate.main import create_app
 from shardgate.settings import Settings
+from tests.support.adapters import adapt
 
+fastapi._compat.v2.TypeAdapter = adapt
 create_app(Settings())  # fills caches
 gc.collect()
 gc.freeze()

@@ -331,6 +331,7 @@ def test_other_algorithm_is_refused(scope: Scope, what: str) -> None:
         check(scope)
 
     assert refused.value.code == "InvalidRequest"
+    assert "AWS4-HMAC-SHA256" in str(refused.value)
 
 
 @pytest.mark.parametrize("value", ["Bearer token", None])

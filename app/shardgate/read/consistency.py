@@ -3,7 +3,7 @@
 A look-up reads objects one after the other, and some from the cache. If data are rewritten in
 another form, a mixture of old and new state looks damaged, or as if something were absent. So a
 conclusion is believed only if everything that led to it is as new as the conclusion has to be;
-otherwise what is older is read again, and the look-up is repeated. Reads, listings and writes are
+otherwise older results are read again, and the look-up is repeated. Reads, listings and writes are
 attempts of `consistent`; those that conclude from absence or from an old index `confirm` it first.
 """
 
@@ -42,7 +42,7 @@ async def consistent[T](
     """Return the result of *attempt*, repeated until everything that led to it is as new.
 
     Each attempt reads through a tracker of its own. `VersionChangedError` of an object outdates
-    what is cached of it; `DamagedError` is believed once all reads are younger than a second.
+    its cached state; `DamagedError` is believed once all reads are younger than a second.
 
     Raises: `BusyError` if an object is replaced during each attempt, `StorageUnusableError` if
     it merely looks so every time.
@@ -94,7 +94,7 @@ class FreshnessTracker:
         return cast("Versioned[T] | None", self.track(read.ref, cached))
 
     def track(self, ref: ObjectRef, cached: CachedRead) -> Versioned[Any] | Stat | None:
-        """Track *cached*, the state of *ref*, and return what is known."""
+        """Track *cached*, the state of *ref*, and return its content."""
         self.expires_at = min(self.expires_at, cached.expires_at)
         if cached.requested_at < self.began_at - _TRUSTED_S and cached.expires_at < inf:
             self.old[ref] = None

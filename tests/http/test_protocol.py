@@ -209,7 +209,7 @@ def test_slow_reader_gets_everything(url: str) -> None:
     "url", ["at hand", pytest.param("to be read", marks=pytest.mark.soak)], indirect=True
 )
 def test_idle_connection_is_closed(url: str) -> None:
-    """As long after the last of some answers as is set the connection ends, and not before."""
+    """An idle connection is closed `keep_alive_s` after its last response, and not before."""
     with connect(url) as connection:
         for key in ["c/0/0", "c/9/9", "c/0/1", "c/0/0"]:
             time.sleep(KEPT_S / 3)

@@ -236,7 +236,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.write_response(answer)
             self._wait(self.loop.time())
         elif answer is not None:
-            self.cycle = self._answering = _Exchange(self, answer)
+            self.cycle = self._answering = _ConnectionExchange(self, answer)
         else:
             self._begin_asgi(head)
 
@@ -382,7 +382,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._answering.message_event.set()
 
 
-class _Exchange:
+class _ConnectionExchange:
     """A response that needs I/O.
 
     It takes the place of uvicorn's cycle: uvicorn reads `response_complete`, clears `keep_alive`

@@ -46,7 +46,7 @@ class CutOffError(ExchangeError):
     """The connection closed within the body."""
 
 
-class Response:
+class HttpResponse:
     """Status, headers and body of one response.
 
     Parsed with httptools, except for most of a body of known length. The ``on_…`` methods are
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
         """Done when the connection is closed."""
         self._silence_s = silence_s
         self._transport: asyncio.Transport | None = None
-        self._response: Response | None = None
+        self._response: HttpResponse | None = None
         self._on_end: Callable[[Connection], None] | None = None
         self._heard_at = 0.0
         self._is_paused = False
@@ -277,7 +277,7 @@ class Connection(asyncio.Protocol):
         return self.loop.time() - self._heard_at
 
     def send(
-        self, message: bytes, response: Response, on_end: Callable[["Connection"], None]
+        self, message: bytes, response: HttpResponse, on_end: Callable[["Connection"], None]
     ) -> None:
         """Send a request, feed *response*, and call *on_end* when the exchange has ended."""
         self._response, self._on_end = response, on_end
@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
             self._heard_at = self.loop.time()
             self._transport.resume_reading()
 
-    def end(self, response: Response) -> None:
+    def end(self, response: HttpResponse) -> None:
         """Detach *response*, and close the connection unless another exchange may follow."""
         if response is not self._response:
             return
@@ -471,7 +471,7 @@ class HttpClient:
 
     async def send(
         self, method: str, target: RequestTarget, headers: bytes = b"", *, is_eager: bool = False
-    ) -> Response:
+    ) -> HttpResponse:
         """Send a request without a body, and wait for the head of the response.
 
         *method* must be safe to repeat, since a kept connection may have been closed. *headers*
@@ -502,7 +502,7 @@ class HttpClient:
                     raise
                 if self._is_closed:  # while connecting
                     connection.close()
-            response = Response(connection, is_bodiless=is_bodiless, is_eager=is_eager)
+            response = HttpResponse(connection, is_bodiless=is_bodiless, is_eager=is_eager)
             connection.send(message, response, end)
             try:
                 await response.begin()

@@ -34,9 +34,9 @@ from shardgate.storage.contract import (
 from shardgate.storage.http1_client import (
     BadAnswerError,
     HttpClient,
+    HttpResponse,
     NoAnswerError,
     RequestTarget,
-    Response,
 )
 from shardgate.storage.http_headers import (
     VersionWatch,
@@ -184,7 +184,7 @@ class HttpReader(ABC):
             response = await self._request("HEAD", ref)
             if isinstance(response, Refusal) and self._is_doubtful(response):
                 response = await self._request("GET", ref)
-                if isinstance(response, Response):
+                if isinstance(response, HttpResponse):
                     response.release()
         except FAILURES as error:
             raise storage_error(ref, error) from error
@@ -256,7 +256,7 @@ class HttpReader(ABC):
 
     async def _ask_for_end(
         self, ref: ObjectRef, suffix: SuffixRange, headers: bytes, *, is_eager: bool
-    ) -> Response | Refusal | None:
+    ) -> HttpResponse | Refusal | None:
         """Return the response to a suffix range, `None` from a server that may know none."""
         if ref.bucket in self._without_suffixes:
             return None
@@ -268,7 +268,7 @@ class HttpReader(ABC):
             return None
         if not _may_lack_suffixes(response, suffix):
             return response
-        if isinstance(response, Response):
+        if isinstance(response, HttpResponse):
             response.release()
         return None
 
@@ -301,7 +301,7 @@ class HttpReader(ABC):
 
     async def _request(
         self, method: HttpMethod, ref: ObjectRef, headers: bytes = b"", *, is_eager: bool = False
-    ) -> Response | Refusal:
+    ) -> HttpResponse | Refusal:
         target, is_renewed, redirects = await self._target(method, ref), False, 0
         own = target.origin
         while redirects <= _MAX_REDIRECTS:
@@ -347,7 +347,7 @@ class HttpReader(ABC):
     async def _checked(
         self,
         ref: ObjectRef,
-        response: Response,
+        response: HttpResponse,
         request: ByteRequest | None,
         if_match: Condition | None,
         *,
@@ -419,7 +419,7 @@ class HttpReader(ABC):
 @dataclass(slots=True)
 class _Body:
     ref: ObjectRef
-    response: Response
+    response: HttpResponse
     byte_range: ByteRange
     skip: int
     """Bytes of the body before *byte_range*, from a server that ignores ``Range``."""
@@ -452,7 +452,7 @@ class _Body:
 
 
 def _sent_range(
-    ref: ObjectRef, response: Response, length: int | None
+    ref: ObjectRef, response: HttpResponse, length: int | None
 ) -> tuple[ByteRange, int | None]:
     """Return the range in the body and the object's size, if told; a 200 with Content-Range is a
     206.
@@ -468,7 +468,7 @@ def _sent_range(
     raise StorageUnusableError(ref, "the response has no valid Content-Range")
 
 
-def _may_lack_suffixes(response: Response | Refusal, suffix: SuffixRange) -> bool:
+def _may_lack_suffixes(response: HttpResponse | Refusal, suffix: SuffixRange) -> bool:
     """Return whether *response* is no end of an object, or comes with far more of it."""
     if isinstance(response, Refusal):
         return response.may_mean_suffix

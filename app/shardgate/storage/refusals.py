@@ -20,7 +20,7 @@ from shardgate.storage.http1_client import (
     CutOffError,
     ExchangeError,
     ForbiddenAddressError,
-    Response,
+    HttpResponse,
 )
 from shardgate.storage.http_headers import parse_unsatisfied
 
@@ -128,7 +128,7 @@ def no_credentials(ref: ObjectRef, reason: str) -> StorageDeniedError:
     return StorageDeniedError(ref, f"no credentials to send: {reason}; {hint}")
 
 
-async def read_refusal(method: HttpMethod, response: Response) -> Refusal:
+async def read_refusal(method: HttpMethod, response: HttpResponse) -> Refusal:
     """Read and release a response that is no success; its document may be lost."""
     document = b""
     try:

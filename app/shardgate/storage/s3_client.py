@@ -520,7 +520,7 @@ def _expect(params: Any, **_: Any) -> None:
         params["headers"]["Expect"] = "100-continue"
 
 
-class _Request(ClientRequest):
+class _ExpectingRequest(ClientRequest):
     """Request that sends its body though the server does not ask for it (RFC 9110 §10.1.1)."""
 
     def update_expect_continue(self, expect: bool = False) -> None:  # noqa: FBT001, FBT002  aiohttp's
@@ -532,5 +532,5 @@ class _Request(ClientRequest):
 class _HTTPSession(AIOHTTPSession):  # type: ignore[misc]  # has no types
     async def _get_session(self, proxy_url: Any) -> Any:
         session = await super()._get_session(proxy_url)
-        session._request_class = _Request  # noqa: SLF001  aiobotocore has no setting for it
+        session._request_class = _ExpectingRequest  # noqa: SLF001  aiobotocore has no setting for it
         return session

@@ -17,7 +17,7 @@ from shardgate.storage.http1_client import (
     Connection,
     CutOffError,
     HttpClient,
-    Response,
+    HttpResponse,
 )
 from tests.storage.http1.conftest import Serve
 from tests.storage.http1.scripted import Do, Step, answer, fetch, until
@@ -28,15 +28,15 @@ HELLO = b"2\r\nhe\r\n3;name=value\r\nllo\r\n0\r\n"
 """Two chunks, one with an extension, and the last; trailers may follow."""
 
 
-def parse(*pieces: bytes, is_bodiless: bool = False) -> Response:
+def parse(*pieces: bytes, is_bodiless: bool = False) -> HttpResponse:
     """Parse *pieces*."""
-    parser = Response(cast("Connection", None), is_bodiless=is_bodiless, is_eager=False)
+    parser = HttpResponse(cast("Connection", None), is_bodiless=is_bodiless, is_eager=False)
     for piece in pieces:
         parser.feed(piece)
     return parser
 
 
-def seen(parser: Response) -> dict[str, object]:
+def seen(parser: HttpResponse) -> dict[str, object]:
     """Return all attributes of a response that can be seen."""
     names = (
         *("status", "headers", "length", "_nbytes", "has_begun", "has_head"),
@@ -302,16 +302,16 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 UNMEASURED = b"HTTP/1.1 200 OK\r\n\r\n"
 MIB = 1024**2
-type Read = Callable[[Response], Awaitable[bytes]]
+type Read = Callable[[HttpResponse], Awaitable[bytes]]
 LARGE = bytes(range(256)) * (20 * MIB // 256)
 
 
-async def collect(response: Response) -> bytes:
+async def collect(response: HttpResponse) -> bytes:
     """Read a response piece by piece."""
     return b"".join([piece async for piece in response.pieces()])
 
 
-async def held_up(response: Response) -> int:
+async def held_up(response: HttpResponse) -> int:
     """Wait until no more is received, and return how much of the body was."""
     await until(lambda: response._nbytes > MIB // 2)
     await asyncio.sleep(0.05)
@@ -344,7 +344,7 @@ async def test_eager_request_reads_the_body(serve: Serve, client: HttpClient) ->
         pytest.param([b"HTTP/1.1 100 Continue\r\n\r\n", 0.01, answer()], id="announced"),
     ],
 )
-@pytest.mark.parametrize("read", [Response.read, collect])
+@pytest.mark.parametrize("read", [HttpResponse.read, collect])
 async def test_body_is_read_whole_and_in_pieces(
     serve: Serve, client: HttpClient, steps: list[Step], read: Read
 ) -> None:
@@ -376,7 +376,7 @@ async def test_an_empty_body_has_no_pieces(serve: Serve, client: HttpClient, dat
         pytest.param([UNMEASURED, b"he", 0.01, Do.RESET], id="reset instead of closed"),
     ],
 )
-@pytest.mark.parametrize("read", [Response.read, collect])
+@pytest.mark.parametrize("read", [HttpResponse.read, collect])
 async def test_truncated_body_raises(
     serve: Serve,
     client: HttpClient,

@@ -148,7 +148,7 @@ DECODERS: Final = {
         Decoder(parse_unsatisfied, [b"bytes */10"]),
     )
 }
-WITHIN: Final = {"dialect.parse_xml", "chunk_tables.read_columns"}
+WITHIN: Final = {"chunk_tables.read_columns", "dialect.parse_xml", "sigv4.parse_claim"}
 """Decoders that are tested through others, since they take more than bytes."""
 
 

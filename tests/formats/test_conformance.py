@@ -175,7 +175,7 @@ async def test_flipped_bit_of_a_checksummed_index_is_detected(case: Case) -> Non
             assert report.chunks == len(case.chunks) or report.damages
 
 
-_OF_REPOSITORIES = {"repositories.py", "sessions.py"}
+_OF_REPOSITORIES = {"commit_body.py", "repositories.py", "sessions.py"}
 """Modules that serve Icechunk only, outside of the folders named ``icechunk``."""
 
 

@@ -208,7 +208,7 @@ class SessionStore:
             return None
         return (await self.session.find_chunk(view, address))[0]
 
-    async def _read(self, entity: Entity, wanted: ByteRange, kind: str) -> bytes:
+    async def _read(self, entity: Entity, wanted: ByteRange, kind: str = OBJECT) -> bytes:
         if isinstance(source := entity.source, Inline):
             return source.data[wanted.start : wanted.stop]
         if not wanted.length:

@@ -63,7 +63,7 @@ from tests.support import repositories
 from tests.support.sessions import GROUP, array_document
 
 MOST: Final = 2**20
-MOST_S: Final = 10
+MOST_S: Final = 2
 CHUNK: Final = {"coords": [0], "chunk_id": "0" * 20, "length": 4}
 COMMIT: Final = {
     "branch": "main",

@@ -32,7 +32,7 @@ ANSWERS: Final = {200, 201, 204, 206, 307, 400, 403, 404, 405, 409, 412, 415, 42
 """Documented statuses without 500, and without 504, since no store here is slow."""
 PLAIN: Final = {"accept-encoding": "identity"}
 """Makes the service decompress stored gzip chunks."""
-MOST_S: Final = 20
+MOST_S: Final = 5
 MOST_BYTES: Final = 512 * 1024**2
 ROUTES: Final = ("branches", "tags", "history", "operations", "status", "sessions")
 KINDS: Final = {

@@ -17,6 +17,7 @@ import pytest
 import tensorstore as ts
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from minio import Minio
 from obstore.store import S3Store
 
@@ -45,15 +46,15 @@ def url(served: Served) -> str:
     return served.url
 
 
-def open_boto3(url: str, **options: Any) -> Any:
+def open_boto3(url: str, key_id: str = KEY_ID, secret: str = SECRET, **options: Any) -> Any:
     """Open boto3's client."""
     config = {"retries": {"total_max_attempts": 1}, "signature_version": "s3v4"} | options
     return boto3.client(
         "s3",
         endpoint_url=url,
         region_name="eu-central-1",
-        aws_access_key_id=KEY_ID,
-        aws_secret_access_key=SECRET,
+        aws_access_key_id=key_id,
+        aws_secret_access_key=secret,
         config=Config(**config),
     )
 
@@ -106,6 +107,18 @@ def test_presigned_url_of_boto3_is_accepted(url: str, key: str) -> None:
     assert httpx.get(get.replace("Expires=60", "Expires=61")).status_code == 403
 
 
+def test_encoded_slash_in_a_key_is_signed(url: str) -> None:
+    """A key with an encoded slash (`%2F`) can be read by boto3, obstore and presigned URLs."""
+    key, client = "@branch.a%2Fb/c/0", open_boto3(url)
+    client.put_object(Bucket="lab", Key=key, Body=DATA)
+
+    assert obstore.get(open_obstore(url), key).bytes().to_bytes() == DATA
+    get = client.generate_presigned_url("get_object", Params={"Bucket": "lab", "Key": key})
+    assert "/%40branch.a%252Fb/c/0?" in get
+    assert httpx.get(get).content == DATA
+    assert httpx.get(get.replace("%40", "@")).status_code == 403
+
+
 def test_presigned_url_needs_its_signed_headers(url: str) -> None:
     """A presigned PUT is 403 without the headers that it signs, and 400 with another body."""
     checksum = "WrGHr8pzlV1WUYHIx3mIzSWbdDh29ufW7Od1VY2zZPE="
@@ -117,6 +130,18 @@ def test_presigned_url_needs_its_signed_headers(url: str) -> None:
     assert httpx.put(put, content=DATA, headers=signed).status_code == 400
     right = hashlib.sha256(DATA).hexdigest()
     assert httpx.put(put, headers={**signed, "x-amz-content-sha256": right}).status_code == 403
+
+
+def test_signature_version_2_is_refused(url: str) -> None:
+    """Requests with signature version 2 fail with 403; the error names AWS4-HMAC-SHA256."""
+    client = open_boto3(url, signature_version="s3")
+    old = client.generate_presigned_url("get_object", Params={"Bucket": "lab", "Key": "a"})
+
+    assert "AWSAccessKeyId=" in old
+    assert httpx.get(old).status_code == 403
+    assert "AWS4-HMAC-SHA256" in httpx.get(old).text
+    with pytest.raises(ClientError, match="AWS4-HMAC-SHA256"):
+        client.get_object(Bucket="lab", Key="a")
 
 
 @pytest.mark.parametrize("extra", [{}, {"ChecksumAlgorithm": "SHA256"}])
@@ -141,6 +166,18 @@ def test_multipart_uploads_of_obstore_and_minio_are_accepted(url: str) -> None:
     assert obstore.get(store, "minio-large").bytes().to_bytes() == LARGE
     with minio.get_object("lab", "obstore-large") as read:
         assert read.read() == LARGE
+
+
+def test_wrong_key_has_the_error_code_of_s3(url: str) -> None:
+    """A wrong secret fails with SignatureDoesNotMatch, a wrong key id with InvalidAccessKeyId."""
+    for key_id, secret, code in (
+        (KEY_ID, "another", "SignatureDoesNotMatch"),
+        ("another", SECRET, "InvalidAccessKeyId"),
+    ):
+        with pytest.raises(ClientError) as refused:
+            open_boto3(url, key_id, secret).list_objects_v2(Bucket="lab")
+        assert refused.value.response["Error"]["Code"] == code
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
 @pytest.mark.parametrize("key", KEYS)

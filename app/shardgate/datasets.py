@@ -20,6 +20,7 @@ from shardgate.formats.zarr.layout import Zarr3
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
+from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
@@ -30,6 +31,8 @@ from shardgate.storage.stores import Stores, parse_root
 
 _ANONYMOUS: Final = "anonymous"
 """Store of public buckets on the command line."""
+_FILES_AT_ONCE: Final = 2
+"""Work in progress may take so many times the largest file, and one of it more."""
 _CLOUDS: Final = ("s3://", "gs://", "az://")
 
 
@@ -54,6 +57,11 @@ def _open(stores: Stores, name: str, settings: Settings) -> ServedDataset:
         readers=writers.union(dataset.read, {read_grant(name)}),
         writers=writers,
     )
+
+
+def open_decoding(limits: LimitSettings) -> ByteBudget:
+    """Return the budget for what is decoded or rewritten; its holders wait for stores only."""
+    return ByteBudget(_FILES_AT_ONCE * limits.repository_file_bytes, wait_s=limits.deadline_s)
 
 
 def session_formats(limits: LimitSettings) -> list[Format]:
@@ -196,7 +204,7 @@ async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: 
     async with Stores(settings.limits) as stores:
         ref = open_root(stores, settings, "root")
         await stores.check_reachable(ref)
-        memory = MetadataCache(settings.cache.index_bytes)
+        memory = MetadataCache(settings.cache.index_bytes, open_decoding(settings.limits))
         fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
         dataset = settings.datasets["root"]
         allowed = open_allowed(stores, dataset, settings)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fastapi import APIRouter
 
 from shardgate.concurrency import largest_share
-from shardgate.datasets import open_datasets, session_formats
+from shardgate.datasets import open_datasets, open_decoding, session_formats
 from shardgate.http.api.api import build_api
 from shardgate.http.api.repositories import build_repository_changes
 from shardgate.http.api.sessions import build_commits, build_sessions
@@ -63,6 +63,8 @@ class Shared(NamedTuple):
     """For response bodies in flight, by the bucket that they come from."""
     bodies: ByteBudget
     """For request bodies in flight."""
+    decoding: ByteBudget
+    """For work in progress: three quarters for decoding, one for each other kind."""
     rewriting: ByteBudget
     """For shards that are rewritten."""
     sessions: Sessions
@@ -143,8 +145,10 @@ def _share(
     on_call = _call_observer(metrics, tracing)
     on_write = metrics.stores.on_write
     stores = Stores(limits, wrap=lambda store: TracedStore(wrap(store), on_call), on_write=on_write)
+    decoding = open_decoding(limits)
     memory = MetadataCache(
-        settings.cache.index_bytes, limits.repository_file_bytes, wait_s=limits.answer_s
+        settings.cache.index_bytes,
+        decoding.share(largest_share(decoding.max_bytes), wait_s=limits.answer_s),
     )
     fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
     metrics.caches.watch("index", fetch.cache, fetch.counters)
@@ -160,11 +164,12 @@ def _share(
         _chunk_reader(stores, responses, limits, settings.cache.chunk_bytes, metrics),
         responses=responses,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
-        rewriting=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
+        decoding=decoding,
+        rewriting=decoding.share(decoding.max_bytes // 4),
         sessions=Sessions(stores, fetch, on_event=metrics.on_session),
     )
     metrics.caches.watch_budget("bodies", budget)
-    metrics.caches.watch_budget("rewrites", shared.rewriting)
+    metrics.caches.watch_budget("decoding", decoding)
     return shared
 
 
@@ -232,18 +237,17 @@ def _chunk_reader(
 def _build_routes(
     shared: Shared, resolver: Resolver, datasets: Datasets, signer: TokenSigner
 ) -> list[APIRouter]:
-    limits = shared.settings.limits
     swaps = RepoSwaps(shared.stores, shared.fetch)
-    rewriting = ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s)
-    committer = Committer(swaps, rewriting, shared.metrics.on_commit)
+    quarter = shared.decoding.max_bytes // 4
+    committer = Committer(swaps, shared.decoding.share(quarter), shared.metrics.on_commit)
     bodies = RequestBodyReader(shared.bodies)
     commits = build_commits(
         datasets,
         resolver,
         bodies,
         committer,
-        max_chunk_nbytes=limits.max_chunk_bytes,
-        decoded=ByteBudget(limits.repository_file_bytes, wait_s=limits.deadline_s),
+        max_chunk_nbytes=shared.settings.limits.max_chunk_bytes,
+        decoded=shared.decoding.share(quarter),
     )
     return [
         build_repository_changes(datasets, resolver, swaps, bodies),

@@ -232,6 +232,16 @@ async def test_bucket_leaves_a_quarter_to_others() -> None:
         assert budget.held_bytes == 8
 
 
+async def test_idle_kind_of_work_may_begin_beside_all_others() -> None:
+    """A share that holds nothing takes a holder while other quarters are full or exceeded."""
+    budget = ByteBudget(8, wait_s=0.01)
+    decoding = budget.share(6)
+    first, second, third = (budget.share(2) for _ in range(3))
+    async with holding(first, 5), holding(second, 2), holding(third, 2), holding(decoding, 3):
+        with pytest.raises(BusyError):
+            await decoding.acquire(1)
+
+
 async def test_least_used_share_is_served_first() -> None:
     """A busy share of small requests does not keep out a larger request of another share."""
     budget, order = ByteBudget(8, wait_s=60), list[str]()

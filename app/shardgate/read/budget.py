@@ -61,9 +61,10 @@ class ByteBudget:
         """Bytes held in all shares."""
         return self._total.held
 
-    def share(self, max_bytes: int) -> "ByteBudget":
-        """Return a share of up to *max_bytes*."""
-        return ByteBudget(max_bytes, wait_s=self._wait_s, total=self._total)
+    def share(self, max_bytes: int, *, wait_s: float | None = None) -> "ByteBudget":
+        """Return a share of up to *max_bytes*, where one waits as long as here, or *wait_s*."""
+        wait_s = self._wait_s if wait_s is None else wait_s
+        return ByteBudget(max_bytes, wait_s=wait_s, total=self._total)
 
     async def acquire(self, nbytes: int, *, held_nbytes: int = 0) -> None:
         """Reserve *nbytes*; raise `BusyError` if they do not fit within *wait_s*."""

@@ -27,10 +27,6 @@ _MAX_FORGOTTEN: Final = 65536
 _MARKER_KINDS: Final = frozenset({"metadata", "repo"})
 """Kinds of reads that decide the meaning of the keys below a directory."""
 _MAX_MARKERS: Final = 65536
-_FILE_NBYTES: Final = 512 * 1024**2
-_DECODED_FILES: Final = 2
-"""Concurrent decodes may take so many times the largest file, and one of them more."""
-_DECODING_WAIT_S: Final = 120
 
 
 @dataclass(slots=True)
@@ -104,11 +100,10 @@ class SizedLRUCache[K: Hashable, V]:
 class MetadataCache(SizedLRUCache[Hashable, Any]):
     """Cache of values with the attribute ``nbytes``, and a budget for decoding in progress."""
 
-    def __init__(
-        self, max_bytes: int, file_bytes: int = _FILE_NBYTES, *, wait_s: float = _DECODING_WAIT_S
-    ) -> None:
+    def __init__(self, max_bytes: int, decoding: ByteBudget | None = None) -> None:
+        """Make a cache of *max_bytes*; by default decoding is not bounded."""
         super().__init__(max_bytes, _entry_nbytes)
-        self.decoding = ByteBudget(_DECODED_FILES * file_bytes, wait_s=wait_s)
+        self.decoding = decoding or ByteBudget(2**63, wait_s=0)
 
 
 class CachedRead(NamedTuple):

@@ -1,57 +1,5 @@
 """Errors, by the party that can act on them; `shardgate.http.problems` gives each leaf a status.
 
-ShardgateError
-├── ConfigurationError
-├── RequestError
-│   ├── BadKeyError
-│   ├── BadHeaderError
-│   ├── BadParameterError
-│   ├── BadBodyError
-│   ├── DigestError
-│   ├── LengthRequiredError
-│   ├── TooLargeError
-│   ├── SlowBodyError
-│   ├── UnknownCodingError
-│   ├── UnsupportedError
-│   ├── ForeignPageError
-│   ├── MisdirectedError
-│   ├── UnauthenticatedError
-│   ├── SignatureError
-│   ├── ForbiddenError
-│   ├── TooManyRequestsError
-│   ├── PreconditionFailedError
-│   ├── BadPartError
-│   ├── PartOrderError
-│   ├── UnknownUploadError
-│   ├── UnknownDatasetError
-│   ├── UnknownRepositoryError
-│   ├── UnknownRefError
-│   └── UnknownSessionError
-├── ConflictError
-├── CommitConflictError
-├── ReadOnlyError
-├── UnwritableError
-├── NotAllowedError
-├── OfflineError
-├── LockedError
-├── ClockSkewError
-├── BusyError
-├── OverdueError
-├── IssuerUnavailableError
-├── StorageError
-│   ├── StorageDeniedError
-│   ├── StorageSkewError
-│   ├── StorageThrottledError
-│   ├── StorageUnavailableError
-│   ├── StorageUnusableError
-│   ├── StorageTimeoutError
-│   ├── TruncatedReadError
-│   ├── StorageRedirectError
-│   ├── RangeNotSatisfiedError
-│   ├── MetadataMissingError
-│   └── VersionChangedError
-└── DamagedError
-
 An object that does not exist is a value, not an error.
 """
 
@@ -241,13 +189,17 @@ class IssuerUnavailableError(ShardgateError):
     """The keys of a token issuer cannot be read."""
 
 
-class StorageError(ShardgateError):
-    """The store did not return the bytes of *ref*, because of *reason*."""
+class ObjectError(ShardgateError):
+    """The object *ref* cannot be used, because of *reason*."""
 
     def __init__(self, ref: ObjectRef, reason: str) -> None:
         super().__init__(f"{ref}: {reason}")
         self.ref = ref
         self.reason = reason
+
+
+class StorageError(ObjectError):
+    """The store did not return the bytes of the object."""
 
 
 class StorageDeniedError(StorageError):
@@ -310,13 +262,8 @@ class VersionChangedError(StorageError):
         self.is_immutable = bool(lasting_reason)
 
 
-class DamagedError(ShardgateError):
-    """The bytes of *ref* are invalid: a checksum, a bound, undecodable metadata."""
-
-    def __init__(self, ref: ObjectRef, reason: str) -> None:
-        super().__init__(f"{ref}: {reason}")
-        self.ref = ref
-        self.reason = reason
+class DamagedError(ObjectError):
+    """The bytes of the object are invalid: a checksum, a bound, undecodable metadata."""
 
 
 def lost(

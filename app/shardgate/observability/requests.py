@@ -51,12 +51,6 @@ current_request: Final = ContextVar[RequestContext | None]("current_request", de
 """The request that this task, and the tasks it starts, work for."""
 
 
-def note_request_id(request_id: bytes) -> None:
-    """Set the id of the current request."""
-    if (context := current_request.get()) is not None:
-        context.request_id = request_id
-
-
 def note_caller(name: str) -> None:
     """Set the authenticated caller of the current request."""
     if (context := current_request.get()) is not None:

@@ -243,11 +243,15 @@ class ObjectStore(ObjectReader, ObjectWriter, Protocol):
 
 
 def check_condition(
-    ref: ObjectRef, condition: Condition | None, etag: ETag, modified_s: int | None
+    ref: ObjectRef,
+    condition: Condition | None,
+    etag: ETag | None = None,
+    modified_s: int | None = None,
 ) -> None:
     """Raise `VersionChangedError` unless *condition* holds for the version that was read.
 
-    *modified_s* is its modification time in whole seconds, `None` if unknown (RFC 9110 §13.1).
+    *etag* is `None` for an absent object, for which none holds. *modified_s* is the modification
+    time in whole seconds, `None` if unknown (RFC 9110 §13.1).
     """
     if condition is None or condition == etag:
         return

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
 
 from cachetools import LRUCache, TTLCache
@@ -54,9 +55,6 @@ from shardgate.storage.refusals import FAILURES, HttpMethod, Refusal, read_refus
 _OK: Final = frozenset({200, 206})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 5
-_NOT_MODIFIED: Final = 304
-_PRECONDITION_FAILED: Final = 412
-_UNSATISFIED: Final = 416
 _SUFFIX_RETRIED_S: Final = 3600.0
 _SKIPPED_NBYTES: Final = 1024**2
 """Most bytes of an object that are read to get at its end."""
@@ -212,15 +210,20 @@ class HttpReader(ABC):
         if_none_match: ETag | None,
     ) -> Found | NotModified | None:
         """Read an empty range, which ``Range`` cannot express."""
-        found = await self.stat(ref)
-        if found is None:
-            if if_match is not None:
-                raise VersionChangedError(ref)
-            return None
-        check_condition(ref, if_match, found.etag, found.modified_s)
-        if found.etag == if_none_match:
-            return NOT_MODIFIED
+        found = await self._stat_if(ref, if_match, if_none_match)
+        if not isinstance(found, Stat):
+            return found
         return Found(b"", clamp(ref, request, found.size, if_match), found.size, found.etag)
+
+    async def _stat_if(
+        self, ref: ObjectRef, if_match: Condition | None, if_none_match: ETag | None
+    ) -> Stat | NotModified | None:
+        """Return size and version of *ref* under the conditions of a read."""
+        if (stat := await self.stat(ref)) is None:
+            check_condition(ref, if_match)
+            return None
+        check_condition(ref, if_match, stat.etag, stat.modified_s)
+        return NOT_MODIFIED if stat.etag == if_none_match else stat
 
     async def _open(
         self,
@@ -242,9 +245,10 @@ class HttpReader(ABC):
         else:
             response = await self._request("GET", ref, headers, is_eager=is_eager)
         if isinstance(response, Refusal):
-            if response.status == _NOT_MODIFIED and if_none_match is not None:
+            if response.status == HTTPStatus.NOT_MODIFIED and if_none_match is not None:
                 return NOT_MODIFIED
-            if response.status == _UNSATISFIED and isinstance(request, ByteRange):
+            is_unsatisfied = response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+            if is_unsatisfied and isinstance(request, ByteRange):
                 await self._check_range(ref, request, response, if_match)
             self._check_absence(ref, response, if_match)
             return None
@@ -284,14 +288,10 @@ class HttpReader(ABC):
         """Open a suffix as an explicit range of the version that a stat has seen."""
         etag: ETag | None = None
         for _ in range(_TRIES):
-            if (stat := await self.stat(ref)) is None:
-                if if_match is None:
-                    return None
-                raise VersionChangedError(ref)
-            check_condition(ref, if_match, stat.etag, stat.modified_s)
-            if (etag := stat.etag) == if_none_match:
-                return NOT_MODIFIED
-            wanted = clamp(ref, suffix, stat.size, if_match)
+            stat = await self._stat_if(ref, if_match, if_none_match)
+            if not isinstance(stat, Stat):
+                return stat
+            wanted, etag = clamp(ref, suffix, stat.size, if_match), stat.etag
             with suppress(VersionChangedError):
                 body = await self._open(ref, wanted, etag, None, is_eager=is_eager)
                 if stat.size >= suffix.length:  # a server may refuse longer ones only
@@ -335,12 +335,11 @@ class HttpReader(ABC):
     def _check_absence(self, ref: ObjectRef, refusal: Refusal, if_match: Condition | None) -> None:
         """Return if *ref* is absent, else raise the error for *refusal*."""
         if self._proves_absence(refusal):
-            if if_match is None:
-                return
-            raise VersionChangedError(ref)
+            check_condition(ref, if_match)
+            return
         if if_match is None and self._forbidden_is_absent and self._may_hide_absence(refusal):
             return  # with a condition the object was there: it is forbidden now
-        if if_match is not None and refusal.status == _PRECONDITION_FAILED:
+        if if_match is not None and refusal.status == HTTPStatus.PRECONDITION_FAILED:
             raise VersionChangedError(ref)
         raise refusal.failure(ref)
 
@@ -461,7 +460,7 @@ def _sent_range(
     if content_range is not None:
         if (parsed := parse_content_range(content_range)) is not None:
             return parsed
-    elif response.status == 200:  # noqa: PLR2004  OK
+    elif response.status == HTTPStatus.OK:
         if length is not None:
             return ByteRange(0, length), length
         raise StorageUnusableError(ref, "the response has no Content-Length")
@@ -473,7 +472,7 @@ def _may_lack_suffixes(response: HttpResponse | Refusal, suffix: SuffixRange) ->
     if isinstance(response, Refusal):
         return response.may_mean_suffix
     if (content_range := response.headers.get(b"content-range")) is None:
-        is_whole = response.status == 200 and response.length is not None  # noqa: PLR2004  OK
+        is_whole = response.status == HTTPStatus.OK and response.length is not None
         return not is_whole or (response.length or 0) > suffix.length + _SKIPPED_NBYTES
     if (parsed := parse_content_range(content_range)) is None:
         return True

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from http import HTTPStatus
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from types import MappingProxyType
@@ -39,9 +40,6 @@ _TOKEN_S: Final = 10.0
 
 type LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
-_UNAUTHORIZED: Final = 401
-_SERVER_ERROR: Final = 500
-_NO_HEAD: Final = 501
 _ABSENT: Final = frozenset({404, 410})
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _NOT_PUBLIC: Final = tuple(
@@ -92,7 +90,8 @@ class HttpStore(ReadOnlyStore, HttpReader):
 
     async def check_reachable(self, root: ObjectRef) -> None:
         """Send a HEAD; any status below 500 is accepted, and 501 of a server that knows none."""
-        if (status := await self._head_status(root)) >= _SERVER_ERROR and status != _NO_HEAD:
+        status = await self._head_status(root)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
             raise StorageUnavailableError(root, f"the server answered {status}")
 
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:  # noqa: ARG002
@@ -103,9 +102,8 @@ class HttpStore(ReadOnlyStore, HttpReader):
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:  # noqa: ARG002
         """Read the token again after 401."""
-        return refusal.status == _UNAUTHORIZED and (
-            self._token is not None and self._token.expire()
-        )
+        is_denied = refusal.status == HTTPStatus.UNAUTHORIZED
+        return is_denied and self._token is not None and self._token.expire()
 
     def _follow(self, ref: ObjectRef, target: RequestTarget, location: str) -> RequestTarget:
         try:

@@ -335,8 +335,7 @@ class LocalStore:
         for _ in range(_TRIES):
             with self._opened(ref) as opened:
                 if opened is None:
-                    if if_match is not None:
-                        raise VersionChangedError(ref)
+                    check_condition(ref, if_match)
                     return None
                 fd, status, coding = opened
                 etag = file_version(status)

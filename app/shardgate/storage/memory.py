@@ -105,8 +105,7 @@ class MemoryStore:
         kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
         if (found := self._objects.get(ref)) is None:
-            if if_match is not None:
-                raise VersionChangedError(ref)
+            check_condition(ref, if_match)
             return None
         data, etag, modified_s, headers = found
         check_condition(ref, if_match, etag, modified_s)

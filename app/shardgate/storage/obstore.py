@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -56,7 +57,7 @@ from shardgate.storage.contract import (
     is_unfinished,
 )
 from shardgate.storage.http_headers import content_coding, is_derived, version_of
-from shardgate.storage.refusals import Refusal, no_bucket, no_credentials
+from shardgate.storage.refusals import Refusal, no_bucket, no_credentials, parse_document
 from shardgate.storage.wrappers import ReadOnlyStore
 
 if TYPE_CHECKING:  # obstore defines these names for type checkers only
@@ -69,11 +70,7 @@ _PIECE_NBYTES: Final = 1024**2
 _PAGE: Final = 1000
 _TRIES: Final = 3
 _NO_TIMEOUT: Final = timedelta(days=365)
-_FORBIDDEN: Final = 403
-_UNSATISFIED: Final = 416
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
-_CODE: Final = re.compile(r"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
-_MESSAGE: Final = re.compile(r"<Message>([^<]{0,512})</Message>")
 _ABOUT_RANGE: Final = ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE")
 _NO_CREDENTIALS: Final = ("token request", "redential")
 _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
@@ -264,7 +261,7 @@ class CloudStore(ReadOnlyStore):
         refusal = _refusal_of(error)
         if not self._settings.forbidden_is_absent or refusal is None:
             return False
-        if is_head and refusal.status == _FORBIDDEN:
+        if is_head and refusal.status == HTTPStatus.FORBIDDEN:
             return await self._ask(ref, ByteRange(0, 1), None, None) is None
         return bool(refusal.code) and refusal.may_hide_absence
 
@@ -404,14 +401,13 @@ def _refusal_of(error: Exception) -> Refusal | None:
     text = str(error)
     if (status := _STATUS.search(text)) is None:
         return None
-    code, message = _CODE.search(text), _MESSAGE.search(text)
-    return Refusal("GET", int(status[1]), code[1] if code else "", message[1] if message else "")
+    return Refusal("GET", int(status[1]), *parse_document(text.encode(errors="replace")))
 
 
 def _is_about_range(error: Exception) -> bool:
     """Return whether the object may be too short for the requested range."""
     if (refusal := _refusal_of(error)) is not None:
-        return refusal.status == _UNSATISFIED
+        return refusal.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
     return _says(error, _ABOUT_RANGE)
 
 

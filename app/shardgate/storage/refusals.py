@@ -3,6 +3,7 @@
 import re
 import ssl
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final, Literal
 
 from shardgate.errors import (
@@ -31,10 +32,6 @@ NO_SUCH_KEY: Final = "NoSuchKey"
 FAILURES: Final = (ExchangeError, OSError)
 """What an exchange with a server raises; see `storage_error`."""
 
-_NOT_FOUND: Final = 404
-_FORBIDDEN: Final = 403
-_TOO_MANY: Final = 429
-_SERVER_ERROR: Final = 500
 _UNKNOWN: Final = frozenset({501, 505})
 """Server errors that say what the server never does."""
 _DENIED: Final = frozenset({401, 403, 407})
@@ -77,12 +74,14 @@ class Refusal:
 
     @property
     def is_no_such_key(self) -> bool:
-        return self.status == _NOT_FOUND and self.code == NO_SUCH_KEY
+        return self.status == HTTPStatus.NOT_FOUND and self.code == NO_SUCH_KEY
 
     @property
     def may_mean_suffix(self) -> bool:
         """True if a server that knows no suffix ranges can refuse one in this way."""
-        if self.status == _SERVER_ERROR:  # of a program that does not expect them
+        if (
+            self.status == HTTPStatus.INTERNAL_SERVER_ERROR
+        ):  # of a program that does not expect them
             return not self.code
         return self.status in _NO_SUFFIX and self.code not in _TEMPORARY_CODES
 
@@ -92,7 +91,7 @@ class Refusal:
 
         It answers other codes to wrong keys and signatures. A response to HEAD tells no code.
         """
-        is_denied = (self.method, self.status) == ("GET", _FORBIDDEN) and (
+        is_denied = (self.method, self.status) == ("GET", HTTPStatus.FORBIDDEN) and (
             self.code in ("", _ACCESS_DENIED)
         )
         return is_denied and not _NOT_ABSENT.search(self.message)
@@ -107,10 +106,10 @@ class Refusal:
             return StorageSkewError(ref, reason)
         if is_denied or self.code in _DENIED_CODES:
             return StorageDeniedError(ref, reason)
-        if self.status == _TOO_MANY or self.code in _THROTTLED_CODES:
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS or self.code in _THROTTLED_CODES:
             return StorageThrottledError(ref, reason)
         is_transient = (
-            (self.status >= _SERVER_ERROR and self.status not in _UNKNOWN)
+            (self.status >= HTTPStatus.INTERNAL_SERVER_ERROR and self.status not in _UNKNOWN)
             or self.code in _TRANSIENT_CODES
             or (self.status in _FROM_PROXIES and not self.code)
         )
@@ -141,13 +140,16 @@ async def read_refusal(method: HttpMethod, response: HttpResponse) -> Refusal:
         document = b""  # the status is enough
     finally:
         response.release()
+    size = parse_unsatisfied(response.headers.get(b"content-range", b""))
+    return Refusal(method, response.status, *parse_document(document), size)
+
+
+def parse_document(document: bytes) -> tuple[str, str]:
+    """Return the code and the message of an error document of S3, each empty if it has none."""
     code, message = _CODE.search(document), _MESSAGE.search(document)
-    return Refusal(
-        method,
-        response.status,
+    return (
         code[1].decode() if code else "",
         message[1].decode(errors="replace") if message else "",
-        parse_unsatisfied(response.headers.get(b"content-range", b"")),
     )
 
 

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
+from http import HTTPStatus
 from io import BytesIO
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -64,8 +65,6 @@ from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket, no_credentials
 from shardgate.storage.wrappers import RetryPolicy
 
-_NOT_FOUND: Final = 404
-_PRECONDITION_FAILED: Final = 412
 _NO_BUCKET: Final = "NoSuchBucket"
 _GONE_CODES: Final = frozenset({NO_SUCH_KEY, "NoSuchUpload"})
 """An upload that is gone lost a race, or was swept: the write starts again."""
@@ -87,7 +86,6 @@ _WRITE_IDS: Final = "shardgate-writes"
 _WRITE_ID: Final = re.compile("[0-9a-f]{16}")
 _BARE_ETAG: Final = re.compile('[^"]+')
 _KEPT_IDS: Final = 8
-_NO_CONTENT: Final = 204
 _DEFAULT_TYPE: Final = "binary/octet-stream"
 """Default of AWS; SeaweedFS guesses a type from the bytes."""
 
@@ -191,7 +189,7 @@ class S3Client:
             try:
                 await client.head_bucket(Bucket=bucket_of(ref))
             except ClientError as error:
-                if _refusal(error).status == _NOT_FOUND:
+                if _refusal(error).status == HTTPStatus.NOT_FOUND:
                     raise no_bucket(ref) from error
                 # Unlike the answer to a HEAD, that to a listing has S3's code.
                 await client.list_objects_v2(Bucket=bucket_of(ref), MaxKeys=1)
@@ -296,7 +294,7 @@ def is_refused(answer: S3Answer | Refusal) -> bool:
     """Return whether a precondition failed, or its object or upload is gone."""
     if not isinstance(answer, Refusal):
         return False
-    return answer.status == _PRECONDITION_FAILED or answer.code in _GONE_CODES
+    return answer.status == HTTPStatus.PRECONDITION_FAILED or answer.code in _GONE_CODES
 
 
 def is_transient_write(error: StorageError) -> bool:
@@ -390,7 +388,8 @@ class Swapper:
         """Remove *ref*, in the version *expected* only if that is one."""
 
         def accept(answer: S3Answer) -> Literal[True] | None:
-            return True if answer["ResponseMetadata"]["HTTPStatusCode"] == _NO_CONTENT else None
+            status = answer["ResponseMetadata"]["HTTPStatusCode"]
+            return True if status == HTTPStatus.NO_CONTENT else None
 
         def settle(state: ObjectState | None) -> Literal[True] | Conflict | None:
             if state is None:

@@ -131,10 +131,8 @@ def formats(
     """Return the formats of *dataset*; virtual references of Icechunk must be in *allowed*."""
     if dataset.view == "raw":
         return []
-    zarr = (
-        Zarr2022(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
-        Zarr3(limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes),
-    )
+    sizes = limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes
+    zarr = Zarr2022(*sizes), Zarr3(*sizes)
     precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
     is_named = dataset.format != "auto"
     known: tuple[Format, ...] = (

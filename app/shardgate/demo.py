@@ -207,10 +207,7 @@ def _create(group: Any, name: str, data: npt.NDArray[np.uint8], **layout: Any) -
 
 def _gyroid(step: int) -> npt.NDArray[np.uint8]:
     """Sample every *step*-th voxel of a smooth, deterministic 3-d pattern inside a ball."""
-    z, y, x = (
-        np.arange(0, size, step, dtype=np.float32)[(...,) + (None,) * (2 - axis)] * (um / 16)
-        for axis, (size, um) in enumerate(zip(SHAPE, MICROMETERS, strict=True))
-    )
+    z, y, x = (axis.astype(np.float32) / 16 for axis in _open_grid(step))
     wave = np.sin(x) * np.cos(y) + np.sin(y) * np.cos(z) + np.sin(z) * np.cos(x)
     center = [size * um / 32 for size, um in zip(SHAPE, MICROMETERS, strict=True)]
     radius = np.sqrt(sum((axis - c) ** 2 for axis, c in zip((z, y, x), center, strict=True)))
@@ -218,12 +215,15 @@ def _gyroid(step: int) -> npt.NDArray[np.uint8]:
     return np.asarray((wave / 3 + 0.5).clip(0, 1) * inside * 255, dtype=np.uint8)
 
 
+def _open_grid(step: int) -> list[npt.NDArray[np.float64]]:
+    """Return the positions of every *step*-th voxel in micrometers, an array for each axis."""
+    indexes = np.ogrid[tuple(slice(0, size, step) for size in SHAPE)]
+    return [axis * um for axis, um in zip(indexes, MICROMETERS, strict=True)]
+
+
 def _cells(step: int) -> npt.NDArray[np.uint64]:
     """Cut the bright parts of the pattern into cubes of 64 micrometers, along x, y and z."""
-    z, y, x = (
-        np.arange(0, size, step)[(...,) + (None,) * (2 - axis)] * um // 64
-        for axis, (size, um) in enumerate(zip(SHAPE, MICROMETERS, strict=True))
-    )
+    z, y, x = (axis // 64 for axis in _open_grid(step))
     number = 1 + x + 8 * (y + 8 * z)
     return np.where(_gyroid(step) > BRIGHT, number, 0).astype(np.uint64).T
 

@@ -1,7 +1,7 @@
 """Interface of object stores, the values that pass through it, and what all stores share."""
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, NotRequired, Protocol, TypedDict
@@ -313,31 +313,25 @@ def plan_spans(ranges: Iterable[ByteRange]) -> list[ByteRange]:
     return coalesce(ranges, max_gap_nbytes=GAP_NBYTES, max_span_nbytes=SPAN_NBYTES)
 
 
-class Spans:
-    """The bytes *read* of sorted *spans* that do not overlap."""
-
-    def __init__(self, spans: Sequence[ByteRange], read: Sequence[bytes]) -> None:
-        self._starts = [span.start for span in spans]
-        self._read = read
-
-    def take(self, piece: Piece) -> Iterator[bytes]:
-        """Yield the bytes of *piece* in copies of 1 MiB, to hold the interpreter lock briefly."""
-        if isinstance(piece, bytes):
-            yield piece
-            return
-        at = bisect_right(self._starts, piece.start) - 1
-        start, read = self._starts[at], self._read[at]
-        if piece.length == len(read):
-            yield read
-            return
-        for begin in range(piece.start - start, piece.stop - start, _COPIED_NBYTES):
-            yield read[begin : min(begin + _COPIED_NBYTES, piece.stop - start)]
-
-
 def assemble(pieces: Sequence[Piece], spans: Sequence[ByteRange], read: Sequence[bytes]) -> bytes:
-    """Concatenate *pieces*, whose ranges lie in *spans*, of which *read* holds the bytes."""
-    known = Spans(spans, read)
-    return b"".join(bit for piece in pieces for bit in known.take(piece))
+    """Concatenate *pieces*, whose ranges lie in sorted *spans*, of which *read* holds the bytes.
+
+    Ranges are copied by the MiB, to hold the interpreter lock briefly.
+    """
+    starts = [span.start for span in spans]
+    copied: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            copied.append(piece)
+            continue
+        at = bisect_right(starts, piece.start) - 1
+        data, start, stop = read[at], piece.start - starts[at], piece.stop - starts[at]
+        if piece.length == len(data):
+            copied.append(data)
+        else:
+            steps = range(start, stop, _COPIED_NBYTES)
+            copied += [data[low : min(low + _COPIED_NBYTES, stop)] for low in steps]
+    return b"".join(copied)
 
 
 async def stream_of(data: bytes) -> AsyncIterator[bytes]:

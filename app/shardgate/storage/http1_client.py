@@ -53,27 +53,6 @@ class HttpResponse:
     called by the parser.
     """
 
-    __slots__ = (
-        "_connection",
-        "_failure",
-        "_head_nbytes",
-        "_is_bodiless",
-        "_is_interim",
-        "_is_until_close",
-        "_left",
-        "_nbytes",
-        "_parser",
-        "_pieces",
-        "_waiter",
-        "_wanted",
-        "has_head",
-        "headers",
-        "is_complete",
-        "is_reusable",
-        "length",
-        "status",
-    )
-
     def __init__(self, connection: "Connection", *, is_bodiless: bool, is_eager: bool) -> None:
         """Start to parse; with *is_bodiless* (HEAD) no body follows, whatever the headers say."""
         self.status = 0

@@ -330,16 +330,13 @@ def copied(name: str, etag: ETag | None) -> bytes:
 
 def deleted(keys: Sequence[str], outcomes: Sequence[Outcome], *, is_quiet: bool) -> bytes:
     """Format the result of DeleteObjects."""
-    failed: list[Members] = [
-        {"Key": key, "Code": error_code(status_of(outcome), outcome), "Message": str(outcome)}
-        for key, outcome in zip(keys, outcomes, strict=True)
-        if isinstance(outcome, ShardgateError)
-    ]
-    done: list[Members] = [
-        {"Key": key}
-        for key, outcome in zip(keys, outcomes, strict=True)
-        if not (is_quiet or isinstance(outcome, ShardgateError))
-    ]
+    done, failed = list[Members](), list[Members]()
+    for key, outcome in zip(keys, outcomes, strict=True):
+        if isinstance(outcome, ShardgateError):
+            code = error_code(status_of(outcome), outcome)
+            failed.append({"Key": key, "Code": code, "Message": str(outcome)})
+        elif not is_quiet:
+            done.append({"Key": key})
     return to_xml("DeleteResult", {"Deleted": done, "Error": failed})
 
 

@@ -32,7 +32,7 @@ from shardgate.storage.stores import Stores, parse_root
 _ANONYMOUS: Final = "anonymous"
 """Store of public buckets on the command line."""
 _FILES_AT_ONCE: Final = 2
-"""Work in progress may take so many times the largest file, and one of it more."""
+"""What is decoded at once may take so many times the largest file, and one decoding more."""
 _CLOUDS: Final = ("s3://", "gs://", "az://")
 
 

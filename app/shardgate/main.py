@@ -64,7 +64,7 @@ class Shared(NamedTuple):
     bodies: ByteBudget
     """For request bodies in flight."""
     decoding: ByteBudget
-    """For work in progress: three quarters for decoding, one for each other kind."""
+    """For work in progress: decoding has up to three quarters, each other kind a quarter."""
     rewriting: ByteBudget
     """For shards that are rewritten."""
     sessions: Sessions

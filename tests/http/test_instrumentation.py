@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ByteSize
 
 from shardgate.http.asgi import AsgiExchange
 from shardgate.http.instrumentation import InstrumentedApp
@@ -13,7 +14,7 @@ from shardgate.http.request import Answer, Exchange, Request
 from shardgate.main import create_app
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.requests import OUTCOMES, outcome_of
-from shardgate.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from shardgate.storage.wrappers import METHODS
 
 
@@ -83,3 +84,19 @@ async def test_labels_are_bounded() -> None:
     assert values["store"] == {"memory"}
     assert values["method"] <= {"GET", "HEAD", "PUT", "DELETE", "POST", "other", *METHODS}
     assert "error" not in values
+
+
+async def test_memory_is_bounded_by_two_budgets() -> None:
+    """A service has a budget for bodies in flight, and one of two repository files for decoding."""
+    limits = LimitSettings(in_flight_bytes=ByteSize(1000), repository_file_bytes=ByteSize(300))
+    datasets = {"em": DatasetSettings(url="memory://bucket", writable=True)}
+    transport = httpx.ASGITransport(create_app(Settings(datasets=datasets, limits=limits)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        text = (await client.get("/metrics")).text
+
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    found = families["shardgate_in_flight_max_bytes"].samples
+    assert {sample.labels["use"]: sample.value for sample in found} == {
+        "bodies": 1000,
+        "decoding": 600,
+    }

@@ -373,11 +373,13 @@ def test_origins_are_allowed_by_name_or_all() -> None:
 
 
 def test_every_error_class_has_a_status() -> None:
-    """Each error class without subclasses has a status."""
+    """Each error class without subclasses has a status, and a place in the docstring's tree."""
     classes = [c for c in vars(errors).values() if isinstance(c, type)]
     leaves = {c for c in classes if issubclass(c, Exception) and not c.__subclasses__()}
+    names = [c.__name__ for c in classes if c.__name__.endswith("Error")]
 
     assert leaves == set(STATUS)
+    assert [name for name in names if name not in (errors.__doc__ or "")] == []
 
 
 def test_storage_errors_are_not_404() -> None:

@@ -79,10 +79,8 @@ class Refusal:
     @property
     def may_mean_suffix(self) -> bool:
         """True if a server that knows no suffix ranges can refuse one in this way."""
-        if (
-            self.status == HTTPStatus.INTERNAL_SERVER_ERROR
-        ):  # of a program that does not expect them
-            return not self.code
+        if self.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return not self.code  # of a program that does not expect them
         return self.status in _NO_SUFFIX and self.code not in _TEMPORARY_CODES
 
     @property

@@ -160,8 +160,7 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     if trace is None:
         return report
     kind, manifest, location = trace
-    virtual = location if kind == "virtual" else None
-    return replace(report, reference=kind, manifest=str(manifest), location=virtual)
+    return replace(report, reference=kind, manifest=str(manifest), location=location)
 
 
 async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:

@@ -29,7 +29,7 @@ from shardgate.formats.icechunk.keys import (
     spell_ref,
     split_ref,
 )
-from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, Native, Reference, Virtual
+from shardgate.formats.icechunk.manifest import Manifest, Native, Reference, Virtual
 from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.icechunk.survey import enclose, survey_ref
@@ -290,13 +290,9 @@ class RepositoryLayout(Layout):
             return None
         manifest, reference = referred
         name = self.repository.file("manifests", manifest.object_id)
-        match reference:
-            case Native(chunk_id, _):
-                return Trace("native", name, str(self.repository.file("chunks", chunk_id)))
-            case InlineChunk():
-                return Trace("inline", name, "")
-            case Virtual(location):
-                return Trace("virtual", name, location)
+        if isinstance(reference, Virtual):
+            return Trace("virtual", name, reference.location)
+        return Trace("native" if isinstance(reference, Native) else "inline", name)
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
         return survey_ref(self.repository, ref or MAIN.name, fetch, chunks=chunks)

@@ -18,6 +18,7 @@ from shardgate.errors import (
     VersionChangedError,
     lost,
 )
+from shardgate.formats.reading import Opaque, Read
 from shardgate.formats.surveying import (
     ChunkCollection,
     Column,
@@ -38,7 +39,6 @@ from shardgate.formats.surveying import (
 from shardgate.model import (
     ByteRange,
     ObjectRef,
-    Part,
     Stored,
     VirtualKey,
     coalesce,
@@ -178,31 +178,18 @@ async def _findings_of(
 
 
 async def _check_object(store: ObjectReader, expected: NeededObject) -> Report:
-    ref, needed = expected.place.ref, expected.place.byte_range.stop
+    ref, byte_range, version = expected.place
     reason = None
     try:
-        size = await _size_of(store, expected.place)
-    except VersionChangedError as error:
-        version = expected.place.version
-        reason = error.reason if version is None else lost(ref, version).reason
-    except StorageError as error:
+        found = await DirectFetch(store)(Read("chunk", ref, ByteRange(0, 1), Opaque, version))
+    except (StorageError, DamagedError) as error:
         reason = error.reason
     else:
-        if size is None:
+        if found is None:
             reason = "does not exist, though it is referred to"
-        elif size < needed:
-            reason = f"has {size} bytes, and bytes up to {needed} are referred to"
+        elif found.size < byte_range.stop:
+            reason = f"has {found.size} bytes, and bytes up to {byte_range.stop} are referred to"
     return Report() if reason is None else Report.of_damage(ref, expected.key, reason)
-
-
-async def _size_of(store: ObjectReader, place: Stored | Part) -> int | None:
-    """Return the size of an object; a condition on its version takes a read."""
-    condition = condition_of(place.version)
-    if condition is not None:
-        found = await store.get(place.ref, ByteRange(0, 1), if_match=condition)
-        return found.size if isinstance(found, Found) else None
-    stat = await store.stat(place.ref)
-    return None if stat is None else stat.size
 
 
 async def _check_shard(store: ObjectReader, shard: Shard, *, chunks: bool) -> Report:

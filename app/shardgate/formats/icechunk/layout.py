@@ -10,13 +10,11 @@ import numpy as np
 
 from shardgate.errors import (
     DamagedError,
-    MetadataMissingError,
     NotAllowedError,
     ReadOnlyError,
     StorageUnusableError,
 )
 from shardgate.formats.contract import Layout
-from shardgate.formats.documents import NO_METADATA
 from shardgate.formats.icechunk.coords import distinct_rows, inside
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.keys import (
@@ -122,13 +120,12 @@ class Icechunk:
         """Open the repository at *directory*; its existence is cached without expiry."""
         refs = RepoRefs(directory, self.limit_nbytes)
         found = await fetch(refs.read, allow_stale=True)
-        if found is not None and found.value.info is None:  # by now it may be one
+        if found is not None and found.value.spec is None:  # by now it may be one
             found = await fetch(refs.read)
-        if found is not None and found.value.info is None:
-            if self.is_named and found.value.is_page:
-                raise MetadataMissingError(refs.read.ref, NO_METADATA)
+        if found is not None and found.value.spec is None:
             if self.is_named:
-                raise DamagedError(refs.read.ref, "it does not begin like a file of Icechunk")
+                reason = "it does not begin like a file of Icechunk"
+                raise found.value.refusal(refs.read.ref, reason)
             return None
         if found is not None:
             return self._layout(directory, refs)

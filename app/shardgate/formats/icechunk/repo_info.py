@@ -413,8 +413,6 @@ class RepoInfo:
     limit_nbytes: int
     version: int
     """Version of the specification that the file follows."""
-    spec_version: int
-    """Version of the specification that the repository follows."""
     branches: Mapping[str, str]
     """Ids of snapshots by name."""
     tags: Mapping[str, str]
@@ -484,7 +482,6 @@ class RepoInfoDecoder:
             payload,
             self.limit_nbytes,
             version,
-            spec_version,
             branches=_read_refs(reader, root[RepoField.BRANCHES], snapshots),
             tags=_read_refs(reader, root[RepoField.TAGS], snapshots),
             status=_read_status(reader, root[RepoField.STATUS]),

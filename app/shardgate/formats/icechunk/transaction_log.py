@@ -53,7 +53,7 @@ class TransactionLog:
     updated_groups: frozenset[bytes]
     updated_chunks: Mapping[bytes, tuple[Coords, ...]]
     """Changed chunks of arrays, in batches; the same chunk may come twice."""
-    former_paths: tuple[str, ...]
+    former_paths: tuple[str, ...] = ()
     """Former paths of nodes that the library moved; commits of this service move none."""
 
     @property
@@ -148,5 +148,4 @@ def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
             )
             for node_id in sorted((first.updated_chunks.keys() | then.updated_chunks.keys()) - gone)
         },
-        former_paths=(),
     )

@@ -42,7 +42,6 @@ _POSITION_NBYTES: Final = 12
 _MAX_LODS: Final = 1024
 """Each takes time, and halves the resolution: a few dozen are possible."""
 
-
 Integer = Annotated[int, Field(strict=True), BeforeValidator(as_integer)]
 _Bits = Annotated[Integer, Field(ge=0, le=64)]
 type _Encoding = Literal["raw", "gzip"]

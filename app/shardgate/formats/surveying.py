@@ -243,7 +243,7 @@ class Report:
     def of_damage(cls, ref: ObjectRef, key: str, reason: str) -> Self:
         return cls(damages=[Damage(str(ref), key, reason)])
 
-    def add(self, part: "Report", path: str = "") -> None:
+    def add(self, part: "Report", path: str) -> None:
         """Add *part*, whose paths and keys are relative to *path*."""
         self.arrays += part.arrays
         self.shards += part.shards

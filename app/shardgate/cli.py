@@ -24,7 +24,7 @@ from shardgate import server
 from shardgate.configuration import load
 from shardgate.datasets import RootOptions, make_folders, open_root, with_root
 from shardgate.errors import ConfigurationError, DamagedError, ShardgateError, StorageError
-from shardgate.formats.surveying import Description, RefDescription
+from shardgate.formats.surveying import Description, RefDescription, Report
 from shardgate.model import VirtualKey
 from shardgate.read.listing import Root, explain_emptiness
 from shardgate.settings import LogLevel, Settings, dataset_name
@@ -38,7 +38,6 @@ from shardgate.survey.inspect import (
     inspect_root,
     inspect_shard,
 )
-from shardgate.survey.verify import Report
 from shardgate.survey.verify import verify as verify_root
 
 app = typer.Typer(

@@ -25,6 +25,11 @@ def escape_ref(name: str) -> str:
     return _NOT_IN_SEGMENTS.sub(lambda found: f"%{ord(found[0]):02X}", name)
 
 
+def join_path(path: str, name: str) -> str:
+    """Join two paths, of which either may be empty."""
+    return f"{path}/{name}".strip("/")
+
+
 class ObjectRef(NamedTuple):
     """The name of an object: the *bucket* that holds it and its *key* there.
 

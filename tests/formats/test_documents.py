@@ -111,7 +111,7 @@ def test_marker_above_the_limit_is_not_parsed() -> None:
     """A marker above the limit is not parsed, and another document above it is refused."""
     data = b'{"a": 1}'.ljust(_LIMIT)
 
-    assert _decode(data) == Marked(_DIALECTS[0], Opaque(data))
+    assert _decode(data) == Marked(Opaque(data), _DIALECTS[0])
     assert _decode(data + b" ") == Marked(is_long=True)
     with pytest.raises(DecodeError, match=r"more than 100 bytes: limits\.metadata_bytes"):
         DocumentDecoder(lambda _, data: Opaque(data), _LIMIT)(data + b" ")

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from shardgate.errors import BadKeyError, DamagedError, StorageUnusableError
-from shardgate.formats.surveying import Description
+from shardgate.formats.surveying import Description, Report
 from shardgate.model import ObjectRef, VirtualKey
 from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
-from shardgate.survey.verify import Report, verify
+from shardgate.survey.verify import verify
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import (

@@ -22,12 +22,13 @@ from zarr.codecs import (
 )
 from zarr.core.buffer import Buffer
 
+from shardgate.formats.surveying import Report
 from shardgate.model import ObjectRef
 from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
-from shardgate.survey.verify import Report, verify
+from shardgate.survey.verify import verify
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import checksum

@@ -28,7 +28,7 @@ from shardgate.model import (
 type Json = Any
 
 SETTING: Final = "limits.metadata_bytes"
-NO_METADATA: Final = "an error page in place of metadata; they may come back"
+_PAGE: Final = "an error page in place of metadata; they may come back"
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _MOST_SEARCHED: Final = 16
 """Factor on the limit up to which markers are searched for sharding that has to be rewritten."""
@@ -169,11 +169,11 @@ class Dialect[S: Weighable](Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
-    """A decoded marker; empty if no dialect knows it."""
+class Marked[S: Weighable]:
+    """A decoded marker; empty for a file that no format, or no dialect of it, knows."""
 
+    spec: S | None = None
     dialect: Dialect[Any] | None = None
-    spec: Weighable | None = None
     is_page: bool = False
     """True for an error page in place of the marker."""
     is_long: bool = False
@@ -182,11 +182,15 @@ class Marked:
     @property
     def is_metadata(self) -> bool:
         """False for a file that has the name of the marker by chance."""
-        return self.dialect is not None or self.is_long
+        return self.spec is not None or self.is_long
 
     @property
     def nbytes(self) -> int:
         return 0 if self.spec is None else self.spec.nbytes
+
+    def refusal(self, ref: ObjectRef, reason: str) -> DamagedError | MetadataMissingError:
+        """Return the error for the marker *ref* where the settings name the format."""
+        return MetadataMissingError(ref, _PAGE) if self.is_page else DamagedError(ref, reason)
 
     @property
     def why_sharded(self) -> str:
@@ -227,7 +231,7 @@ class MarkerDecoder:
     dialects: tuple[Dialect[Any], ...]
     limit_bytes: int
 
-    def __call__(self, data: bytes) -> Marked:
+    def __call__(self, data: bytes) -> Marked[Any]:
         check_not_blank(data)
         if not begins_like_json(data):
             marked = self._claim(None, data)
@@ -236,10 +240,10 @@ class MarkerDecoder:
             return Marked(is_long=True)
         return DocumentDecoder(self._claim, self.limit_bytes)(data)
 
-    def _claim(self, document: Json, data: bytes) -> Marked:
+    def _claim(self, document: Json, data: bytes) -> Marked[Any]:
         for dialect in self.dialects:
             if (spec := dialect.parse(document, data)) is not None:
-                return Marked(dialect, spec)
+                return Marked(spec, dialect)
         return Marked()
 
 
@@ -303,7 +307,7 @@ class DocumentFormat:
         found = (dialect.translator(directory) for dialect in self.dialects)
         return next(filter(None, found), None)
 
-    def markers(self, directory: ObjectRef) -> tuple[Read[Marked]]:
+    def markers(self, directory: ObjectRef) -> tuple[Read[Marked[Any]]]:
         request = ByteRange(0, self.limit_bytes + 1)
         decode = MarkerDecoder(self.dialects, self.limit_bytes)
         return (Read("metadata", directory.join(self.marker), request, decode),)
@@ -316,16 +320,14 @@ class DocumentFormat:
         if found.value.is_long:
             return await self._open_long(directory, read, fetch)
         if found.value.dialect is None:
-            if self.is_named and found.value.is_page:
-                raise MetadataMissingError(read.ref, NO_METADATA)
             if self.is_named:
-                raise DamagedError(read.ref, f"no metadata of the format {self.name}")
+                raise found.value.refusal(read.ref, f"no metadata of the format {self.name}")
             return None
         spec = Versioned(found.value.spec, found.etag, found.size, coding=found.coding)
         return found.value.dialect.layout(directory, spec)
 
     async def _open_long(
-        self, directory: ObjectRef, read: Read[Marked], fetch: Fetch
+        self, directory: ObjectRef, read: Read[Marked[Any]], fetch: Fetch
     ) -> Layout | None:
         """Open *directory*, whose marker is longer than the limit. Raises: `DamagedError` where it
         has to be rewritten.

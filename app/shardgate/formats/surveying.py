@@ -1,7 +1,7 @@
 """Vocabulary of ``inspect`` and ``verify``: descriptions of collections, contents of shards."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
 from shardgate.formats.reading import Fetch
-from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey
+from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, join_path
 
-ARRAYS: Final = "arrays"
 _BATCH: Final = 4096
 
 type Column = NDArray[np.uint64]
@@ -211,8 +210,8 @@ class Trace(NamedTuple):
     reference: str
     """``native``, ``inline`` or ``virtual``."""
     manifest: ObjectRef
-    location: str
-    """The object or URL; empty for inline chunks."""
+    location: str | None = None
+    """Location of a virtual reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,22 +220,41 @@ class Damage:
 
     object: str
     key: str
-    """In a finding relative to the container."""
     reason: str
 
 
-class Unchecked(NamedTuple):
-    """Keys that cannot be checked, and the reason."""
+@dataclass(slots=True)
+class Report:
+    """Counts and damages of all that was checked, or of a part."""
 
-    key: str
-    reason: str
+    arrays: int = 0
+    shards: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+    reads_chunks: bool = False
+    """Whether chunks were read, and not only indexes."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counts of other things in repositories: snapshots, manifests, references."""
+    not_checked: dict[str, str] = field(default_factory=dict)
+    """Reasons, by path, why something could not be checked, such as arrays without shards."""
+    damages: list[Damage] = field(default_factory=list)
 
+    @classmethod
+    def of_damage(cls, ref: ObjectRef, key: str, reason: str) -> Self:
+        return cls(damages=[Damage(str(ref), key, reason)])
 
-class Counted(NamedTuple):
-    """Progress: further *number* of *things* were checked."""
-
-    things: str
-    number: int
+    def add(self, part: "Report", path: str) -> None:
+        """Add *part*, whose paths and keys are relative to *path*."""
+        self.arrays += part.arrays
+        self.shards += part.shards
+        self.chunks += part.chunks
+        self.nbytes += part.nbytes
+        for things, number in part.counts.items():
+            self.counts[things] = self.counts.get(things, 0) + number
+        for below, reason in part.not_checked.items():
+            known = self.not_checked.get(name := join_path(path, below))
+            self.not_checked[name] = f"{known}; {reason}" if known else reason
+        self.damages += (replace(each, key=join_path(path, each.key)) for each in part.damages)
 
 
 class NeededObject(NamedTuple):
@@ -256,7 +274,8 @@ class Enclosed(NamedTuple):
     """All bytes of an inline shard, whose object is that of the reference."""
 
 
-type Finding = Damage | Unchecked | Counted | NeededObject | Enclosed
+type Finding = Report | NeededObject | Enclosed
+"""A part that is checked, or something to check; all keys are relative to the container."""
 
 
 @runtime_checkable

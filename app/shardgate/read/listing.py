@@ -38,6 +38,7 @@ from shardgate.model import (
     Stored,
     VirtualKey,
     Whole,
+    join_path,
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
@@ -188,11 +189,6 @@ async def _directories(
         if {"", ".", ".."}.isdisjoint(name.split("/"))  # no key has such parts
         and (layout is None or not layout.encloses(VirtualKey(f"{name}/")))
     ]
-
-
-def join_path(path: str, name: str) -> str:
-    """Join two paths, of which either may be empty."""
-    return f"{path}/{name}".strip("/")
 
 
 class FoundKey(NamedTuple):

@@ -41,7 +41,6 @@ from shardgate.model import (
 )
 from shardgate.read.containers import Dataset
 from shardgate.read.listing import (
-    OpenedContainer,
     Root,
     Visited,
     collections_of,
@@ -160,8 +159,7 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     if trace is None:
         return report
     kind, manifest, location = trace
-    virtual = location if kind == "virtual" else None
-    return replace(report, reference=kind, manifest=str(manifest), location=virtual)
+    return replace(report, reference=kind, manifest=str(manifest), location=location)
 
 
 async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:
@@ -296,28 +294,22 @@ class _Summarizer:
             return True
         async with aclosing(find_containers(self._root)) as containers:
             async for opened in containers:
-                if not await self._add_repository(opened) or not await self._add_all(opened):
-                    return False
+                path, layout = opened
+                if isinstance(layout, Stateful):
+                    if len(self.repositories) == MAX_REPOSITORIES:
+                        return False
+                    await self._add_repository(path, layout)
+                for visited in await collections_of(self._root, opened):
+                    if len(self.collections) == MAX_COLLECTIONS:
+                        return False
+                    await self._add(visited, is_versioned=isinstance(layout, Stateful))
         return True
 
-    async def _add_repository(self, opened: OpenedContainer) -> bool:
-        if not isinstance(opened.found, Stateful):
-            return True
-        if len(self.repositories) == MAX_REPOSITORIES:
-            return False
-        repository = await open_repository(self._root, opened.path)
-        states = await opened.found.states(repository.fetch, repository.listing)
+    async def _add_repository(self, path: str, layout: Stateful) -> None:
+        repository = await open_repository(self._root, path)
+        states = await layout.states(repository.fetch, repository.listing)
         tips = await read_tips(repository, islice(states, MAX_REFS))
-        self.repositories.append(RepositorySummary(opened.path, tips, len(states)))
-        return True
-
-    async def _add_all(self, opened: OpenedContainer) -> bool:
-        is_versioned = isinstance(opened.found, Stateful)
-        for visited in await collections_of(self._root, opened):
-            if len(self.collections) == MAX_COLLECTIONS:
-                return False
-            await self._add(visited, is_versioned=is_versioned)
-        return True
+        self.repositories.append(RepositorySummary(path, tips, len(states)))
 
     async def _add(self, visited: Visited, *, is_versioned: bool) -> None:
         path, container, found = visited

@@ -2,9 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import batched
 from typing import Final, NamedTuple, Self
 
@@ -20,11 +18,10 @@ from shardgate.errors import (
     VersionChangedError,
     lost,
 )
+from shardgate.formats.reading import Opaque, Read
 from shardgate.formats.surveying import (
-    ARRAYS,
     ChunkCollection,
     Column,
-    Counted,
     Damage,
     Enclosed,
     EntryTable,
@@ -33,19 +30,26 @@ from shardgate.formats.surveying import (
     IndexEntry,
     NeededObject,
     Ranges,
+    Report,
     Shard,
     Stateful,
     Survey,
-    Unchecked,
     uncheckable,
 )
-from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, coalesce, condition_of
+from shardgate.model import (
+    ByteRange,
+    ObjectRef,
+    Stored,
+    VirtualKey,
+    coalesce,
+    condition_of,
+    join_path,
+)
 from shardgate.read.listing import (
     OpenedContainer,
     Root,
     collections_of,
     find_containers,
-    join_path,
     list_names,
 )
 from shardgate.read.perform import DirectFetch
@@ -60,39 +64,7 @@ _SPAN_BYTES: Final = 8 * 1024**2
 _PLANNED_ENTRIES: Final = 4096
 
 
-@dataclass(slots=True)
-class Report:
-    """Counts and damages so far."""
-
-    arrays: int = 0
-    shards: int = 0
-    chunks: int = 0
-    nbytes: int = 0
-    reads_chunks: bool = False
-    """Whether chunks were read, and not only indexes."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Counts of other things in repositories: snapshots, manifests, references."""
-    not_checked: dict[str, str] = field(default_factory=dict)
-    """Reasons, by path, why something could not be checked, such as arrays without shards."""
-    damages: list[Damage] = field(default_factory=list)
-
-    def add(self, other: "Report") -> None:
-        self.shards += other.shards
-        self.chunks += other.chunks
-        self.nbytes += other.nbytes
-        self.damages += other.damages
-
-    def add_damage(self, ref: ObjectRef, key: str, reason: str) -> None:
-        """Add a damage of the object *ref*."""
-        self.damages.append(Damage(str(ref), key, reason))
-
-    def skip(self, path: str, reason: str) -> None:
-        known = self.not_checked.get(path)
-        self.not_checked[path] = f"{known}; {reason}" if known else reason
-
-
 type OnShard = Callable[[Report], None]
-type _Job = Callable[[], Awaitable[Report]]
 
 
 async def verify(
@@ -125,25 +97,41 @@ class _Verifier:
             async with asyncio.TaskGroup() as group:
                 async for opened in find_containers(self._root):
                     async for finding in self._findings(opened):
-                        if (job := self._take(opened.path, finding)) is not None:
+                        if isinstance(finding, Report):
+                            self._add(finding, opened.path)
+                        else:
                             await self._gate.acquire()
-                            group.create_task(self._run(job))
+                            group.create_task(self._check(finding, opened.path))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
 
-    async def _run(self, job: _Job) -> None:
+    def _add(self, part: Report, path: str) -> None:
+        self.report.add(part, path)
+        if part.shards or part.counts or part.damages:
+            self._on_shard(self.report)
+
+    async def _check(self, finding: NeededObject | Enclosed, path: str) -> None:
+        store: ObjectReader = self._root.store
         try:
-            self.report.add(await job())
+            match finding:
+                case NeededObject():
+                    part = await _check_object(store, finding)
+                case Enclosed(below, shard, data):
+                    path = join_path(path, below)
+                    if data is not None:
+                        store = memory = MemoryStore()
+                        memory.place(shard.ref, data)
+                    part = await _check_shard(store, shard, chunks=self._chunks)
         finally:
             self._gate.release()
-        self._on_shard(self.report)
+        self._add(part, path)
 
-    async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding | DamagedError]:
+    async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding]:
         path, layout = opened
         if not isinstance(layout, Stateful):
             for _, _, found in await collections_of(self._root, opened):
                 if isinstance(found, DamagedError):
-                    yield found
+                    self._add_damage(found)
                 else:
                     async for finding in _findings_of(self._root, path, found, chunks=self._chunks):
                         yield finding
@@ -153,34 +141,14 @@ class _Verifier:
             async for finding in layout.findings(self._ref, fetch, chunks=self._chunks):
                 yield finding
         except OfflineError as error:
-            yield Unchecked("", str(error))
+            yield Report(not_checked={"": str(error)})
         except DamagedError as error:
-            yield error
+            self._add_damage(error)
 
-    def _take(self, path: str, finding: Finding | DamagedError) -> _Job | None:
-        report, store = self.report, self._root.store
-        match finding:
-            case DamagedError(ref=ref, reason=reason):
-                report.add_damage(ref, self._root.key_of(ref), reason)
-            case Damage(key=key):
-                report.damages.append(replace(finding, key=join_path(path, key)))
-            case Unchecked(key, reason):
-                report.skip(join_path(path, key), reason)
-            case Counted(things, number) if things == ARRAYS:
-                report.arrays += number
-            case Counted(things, number):
-                report.counts[things] = report.counts.get(things, 0) + number
-                self._on_shard(report)
-            case NeededObject():
-                return partial(_check_object, store, path, finding)
-            case Enclosed(below, shard, data):
-                if data is not None:
-                    memory = MemoryStore()
-                    memory.place(shard.ref, data)
-                    store = memory
-                below = join_path(path, below)
-                return partial(_check_shard, store, below, shard, chunks=self._chunks)
-        return None
+    def _add_damage(self, error: DamagedError) -> None:
+        """Add the damage of metadata, which have keys below the root."""
+        key = self._root.key_of(error.ref)
+        self._add(Report.of_damage(error.ref, key, error.reason), "")
 
 
 async def _findings_of(
@@ -188,12 +156,14 @@ async def _findings_of(
 ) -> AsyncGenerator[Finding]:
     """Yield the stored shards, or all possible ones where the store cannot list."""
     description, shards = collection.description, collection.shards
-    yield Counted(ARRAYS, 1)
+    why = ""
     if shards is None:
-        yield Unchecked(description.path, description.why_sharded or "it is not sharded")
+        why = description.why_sharded or "it is not sharded"
+    elif chunks and not shards.is_checkable:
+        why = uncheckable(description)
+    yield Report(arrays=1, not_checked={description.path: why} if why else {})
+    if shards is None:
         return
-    if chunks and not shards.is_checkable:
-        yield Unchecked(description.path, uncheckable(description))
     try:
         async for name in list_names(root.store, root.ref.join(container), shards.prefix):
             if (shard := shards.named(name)) is not None:
@@ -201,47 +171,31 @@ async def _findings_of(
     except StorageUnusableError as error:
         if (every := shards.every()) is None:
             reason = f"{error.reason}, and its shards may be too many to try each"
-            yield Damage(str(error.ref), description.path, reason)
+            yield Report.of_damage(error.ref, description.path, reason)
             return
         for shard in every:
             yield Enclosed("", shard)
 
 
-async def _check_object(store: ObjectReader, path: str, expected: NeededObject) -> Report:
-    report = Report()
-    ref, needed = expected.place.ref, expected.place.byte_range.stop
+async def _check_object(store: ObjectReader, expected: NeededObject) -> Report:
+    ref, byte_range, version = expected.place
     reason = None
     try:
-        size = await _size_of(store, expected.place)
-    except VersionChangedError as error:
-        version = expected.place.version
-        reason = error.reason if version is None else lost(ref, version).reason
-    except StorageError as error:
+        found = await DirectFetch(store)(Read("chunk", ref, ByteRange(0, 1), Opaque, version))
+    except (StorageError, DamagedError) as error:
         reason = error.reason
     else:
-        if size is None:
+        if found is None:
             reason = "does not exist, though it is referred to"
-        elif size < needed:
-            reason = f"has {size} bytes, and bytes up to {needed} are referred to"
-    if reason is not None:
-        report.add_damage(ref, join_path(path, expected.key), reason)
-    return report
+        elif found.size < byte_range.stop:
+            reason = f"has {found.size} bytes, and bytes up to {byte_range.stop} are referred to"
+    return Report() if reason is None else Report.of_damage(ref, expected.key, reason)
 
 
-async def _size_of(store: ObjectReader, place: Stored | Part) -> int | None:
-    """Return the size of an object; a condition on its version takes a read."""
-    condition = condition_of(place.version)
-    if condition is not None:
-        found = await store.get(place.ref, ByteRange(0, 1), if_match=condition)
-        return found.size if isinstance(found, Found) else None
-    stat = await store.stat(place.ref)
-    return None if stat is None else stat.size
-
-
-async def _check_shard(store: ObjectReader, path: str, shard: Shard, *, chunks: bool) -> Report:
-    """Check *shard* of the container at *path*, again if it is replaced during the check."""
+async def _check_shard(store: ObjectReader, shard: Shard, *, chunks: bool) -> Report:
+    """Check *shard*, again if it is replaced during the check."""
     for attempt in range(1, _ATTEMPTS + 1):
-        check = _ShardCheck(store, path, chunks=chunks)
+        check = _ShardCheck(store, chunks=chunks)
         try:
             await check.run(shard)
         except (StorageError, DamagedError) as error:
@@ -253,17 +207,16 @@ async def _check_shard(store: ObjectReader, path: str, shard: Shard, *, chunks: 
 
 
 class _ShardCheck:
-    """Check of one version of a shard, which is in the container at the path *container*."""
+    """Check of one version of a shard; keys are relative to its container."""
 
-    def __init__(self, store: ObjectReader, container: str, *, chunks: bool) -> None:
+    def __init__(self, store: ObjectReader, *, chunks: bool) -> None:
         self.report = Report()
         self._store = store
         self._fetch = DirectFetch(store)
-        self._container = container
         self._chunks = chunks
 
     def damage(self, ref: ObjectRef, key: VirtualKey, reason: str) -> None:
-        self.report.add_damage(ref, f"{self._container}/{key}".lstrip("/"), reason)
+        self.report.damages.append(Damage(str(ref), key, reason))
 
     async def run(self, shard: Shard) -> None:
         try:

@@ -27,8 +27,8 @@ from shardgate.formats.icechunk.flatbuffers import (
     FlatBufferWriter,
     TableType,
     required,
-    structs_of,
     tables_of,
+    values_of,
 )
 from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk.building import Number, Numbers, Struct, Structs, payload
@@ -44,7 +44,7 @@ _ROOT = TableType(
     OBJECT_ID,
     TEXT,
     DATA,
-    structs_of(8),
+    values_of("8s"),
     TEXTS,
     UINT16S,
     tables_of(_INNER),
@@ -72,7 +72,7 @@ _VALUES = [
     b"twelve bytes",
     "tëxt",
     b"\0\xff",
-    (b"8 bytes.", b"8 more.."),
+    [b"8 bytes.", b"8 more.."],
     ["one", "", "three"],
     [1, 2**16 - 1],
     [[2], [9], [3]],
@@ -223,7 +223,7 @@ def test_written_strings_and_vectors_follow_the_specification() -> None:
     The buffer has the identifier that the library writes.
     """
     row = [["ä", ""], [b"\1\0", b"\2\0"], (TableType(TEXT), ["x"])]
-    data = FlatBufferWriter().finish(TableType(TEXTS, structs_of(2, 8), TABLE), row)
+    data = FlatBufferWriter().finish(TableType(TEXTS, values_of("2s", 8), TABLE), row)
     root = _peer(data)
     start = root.Vector(root.Offset(4))
     assert data[4:8] == b"Ichk"

@@ -12,7 +12,6 @@ from shardgate.formats.zarr.codecs import (
     shape_of,
     unshard,
 )
-from shardgate.formats.zarr.index import IndexLocation
 from tests.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
 
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}
@@ -41,11 +40,7 @@ def test_index_codec_has_the_parameters_of_the_metadata() -> None:
     (level,), _ = unshard([codec, CRC, CRC], (4, 4))
     index = level.index
 
-    assert (index.location, index.big_endian, index.has_checksum) == (
-        IndexLocation.START,
-        True,
-        True,
-    )
+    assert (index.location, index.big_endian, index.has_checksum) == ("start", True, True)
     assert (index.entry_count, index.trailer_nbytes) == (8, 8)
 
 
@@ -58,7 +53,7 @@ def test_alternative_spellings_of_codecs_are_understood() -> None:
     (old,), old_codecs = unshard([codec], (4,))
     (new,), codecs = unshard([sharding([2], ["crc32c"], index_codecs=[LITTLE, "crc32c"])], (4,))
 
-    assert old.index.location is IndexLocation.END
+    assert old.index.location == "end"
     assert (old.index.big_endian, old_codecs) == (True, (BIG,))
     assert (codecs, new.index.has_checksum) == (("crc32c",), True)
     assert unshard(transposed, (2, 2))[1] == (_transpose(1, 0), LITTLE)

@@ -15,7 +15,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.contract import Document
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.zarr.index import IndexCodec, IndexLocation
+from shardgate.formats.zarr.index import IndexCodec
 from shardgate.formats.zarr.layout import Chunk, ShardPlace, locate_entry
 from shardgate.model import (
     MISSING,
@@ -199,7 +199,7 @@ async def test_shard_deleted_between_two_reads_has_changed() -> None:
 _SHARD = encode_shard([b"a", None])
 _ELSEWHERE = ObjectRef("memory://bucket", "chunks/abc")
 _FIXED = Fixed(ETag('"name"'))
-_INDEX = IndexCodec(2, IndexLocation.END, big_endian=False, has_checksum=True)
+_INDEX = IndexCodec(2, "end", big_endian=False, has_checksum=True)
 
 type _Locate = Callable[[ShardPlace, int], Awaitable[Chunk]]
 
@@ -300,7 +300,7 @@ async def test_reference_past_its_object_or_too_short_is_damage(
 
     The latter takes no read.
     """
-    index = IndexCodec(2, IndexLocation.START, big_endian=False, has_checksum=True)
+    index = IndexCodec(2, "start", big_endian=False, has_checksum=True)
     store = WatchedStore()
     data = encode_shard([b"a", None], location="start")
     store.place(_ELSEWHERE, data)

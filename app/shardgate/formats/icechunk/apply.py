@@ -263,7 +263,6 @@ def _make_log(
             for node_id, chunks in sorted(changes.chunks.items())
             if len(chunks.coords)
         },
-        former_paths=(),
     )
 
 

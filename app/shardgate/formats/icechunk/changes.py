@@ -92,20 +92,15 @@ def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> Change
     return editing.finish()
 
 
-class _EditedNode(NamedTuple):
-    node_id: bytes
-    document: bytes
-    is_array: bool
-
-
 class _Editing:
     """Nodes of a snapshot while edits are applied."""
 
     def __init__(self, parent: StoredSnapshot, new_id: NewId) -> None:
         self._new_id = new_id
         self._before = {node.node_id: node.document for node in parent.nodes.values()}
+        self._ids = {path: node.node_id for path, node in parent.nodes.items()}
         self._nodes = {
-            path: _EditedNode(node.node_id, node.document, node.array is not None)
+            path: PutNode(path, node.document, node.array is not None)
             for path, node in parent.nodes.items()
         }
         self._paths = SortedPaths(self._nodes)
@@ -119,15 +114,15 @@ class _Editing:
                 self._existing(path)
                 self._delete(path)
             case SetChunks(path, coords):
-                node = self._existing(path)
-                if not node.is_array:
+                if not self._existing(path).is_array:
                     raise BadBodyError(f"{path} is no array, and has no chunks")
                 if len(coords):
-                    self._chunks[node.node_id].append(each)
+                    self._chunks[self._ids[path]].append(each)
 
     def finish(self) -> ChangeSet:
         new, updated, deleted = {}, {}, dict(self._before)
-        for path, (node_id, document, _) in self._nodes.items():
+        for path, document, _ in self._nodes.values():
+            node_id = self._ids[path]
             before = deleted.pop(node_id, None)
             if before is None:
                 new[node_id] = NodeDocument(path, document)
@@ -138,21 +133,21 @@ class _Editing:
 
     def _put(self, each: PutNode) -> None:
         """Replace the metadata of a node; a node of the other kind is deleted first."""
-        path, document, is_array = each
-        old = self._nodes.get(path)
-        if old is not None and old.is_array != is_array:
-            self._delete(path)
+        old = self._nodes.get(each.path)
+        if old is not None and old.is_array != each.is_array:
+            self._delete(each.path)
             old = None
         if old is None:
-            self._paths.add(path)
-        node_id = self._new_id() if old is None else old.node_id
-        self._nodes[path] = _EditedNode(node_id, document, is_array)
+            self._paths.add(each.path)
+            self._ids[each.path] = self._new_id()
+        self._nodes[each.path] = each
 
     def _delete(self, path: str) -> None:
         for each in self._paths.take(path):
-            self._chunks.pop(self._nodes.pop(each).node_id, None)
+            del self._nodes[each]
+            self._chunks.pop(self._ids.pop(each), None)
 
-    def _existing(self, path: str) -> _EditedNode:
+    def _existing(self, path: str) -> PutNode:
         if path not in self._nodes:
             raise BadBodyError(f"there is no node {path}: not in the parent, or deleted before")
         return self._nodes[path]

@@ -28,7 +28,7 @@ BLOCK: Final = 2**14
 """Tables read at a time: few enough that malloc reuses the memory of temporary arrays."""
 MAX_NBYTES: Final = 2**31 - 1
 """Limit of a FlatBuffer that the library reads."""
-ARRAY_CHUNKS: Final = TableType(NODE_ID, POSITION)
+ARRAY_CHUNKS: Final = TableType(NODE_ID.required("node_id"), POSITION)
 """Table of an array and its chunks."""
 
 _VTABLE_NBYTES: Final = 6
@@ -60,8 +60,7 @@ def locate_chunk_tables(reader: FlatBufferReader, at: int, vector: str) -> Chunk
     twice. Their memory is counted before it is allocated.
     """
     parts: dict[bytes, list[tuple[int, int]]] = {}
-    for array_id, chunks in reader.tables(ARRAY_CHUNKS.lazy, at):
-        node_id = required(array_id, "node_id")
+    for node_id, chunks in reader.tables(ARRAY_CHUNKS.lazy, at):
         start, count = reader.vector(required(chunks, vector), 4)
         if start % 4:
             raise DecodeError("damaged FlatBuffer: an offset is not aligned")

@@ -174,9 +174,6 @@ class _Rule(NamedTuple):
     matches: _Matches[str]
     sizes: tuple[tuple[_Matches[_ArrayAxis], int], ...]
 
-    def size(self, axis: _ArrayAxis) -> int | None:
-        return next((size for matches, size in self.sizes if matches(axis)), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
@@ -188,10 +185,9 @@ class Splitting:
         """Return how many chunks of the array at *path* a manifest spans, by dimension. Raises:
         `ConflictError` for a bad pattern.
         """
-        rules = [rule for rule in self.rules if rule.matches(path)]
+        sizes = [each for rule in self.rules if rule.matches(path) for each in rule.sizes]
         axes = map(_ArrayAxis, range(ndim), names or (None,) * ndim)
-        found = ((rule.size(axis) for rule in rules) for axis in axes)
-        return tuple(next((size for size in sizes if size is not None), WHOLE) for sizes in found)
+        return tuple(next((n for fits, n in sizes if fits(axis)), WHOLE) for axis in axes)
 
 
 def parse_splitting(document: Json) -> Splitting:

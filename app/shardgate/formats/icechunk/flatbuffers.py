@@ -10,6 +10,7 @@ from collections.abc import Buffer, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, partial
+from itertools import starmap
 from operator import add
 from struct import Struct, pack, pack_into
 from typing import Any, Final, NamedTuple
@@ -69,6 +70,12 @@ class Field(NamedTuple):
     write: "Callable[[FlatBufferWriter, Any], int] | None" = None
     absent: Any = None
     """Value of a field that a table lacks."""
+    name: str = ""
+    """Name of a field that no table lacks."""
+
+    def required(self, name: str) -> "Field":
+        """Return the type of a field that every table has; *name* is for errors."""
+        return self._replace(name=name)
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +97,8 @@ class TableType:
     @cached_property
     def lazy(self) -> "TableType":
         """The same table with the positions that offsets lead to instead of the values there."""
-        return TableType(*(POSITION if field.read else field for field in self.fields))
+        fields = self.fields
+        return TableType(*(POSITION.required(each.name) if each.read else each for each in fields))
 
 
 class _TableLayout(NamedTuple):
@@ -166,12 +174,11 @@ class FlatBufferReader:
         self.spend(count * item_nbytes)
         return start, count
 
-    def structs(self, at: int, nbytes: int) -> tuple[bytes, ...]:
-        """Copy the vector of structs of *nbytes* at *at*."""
-        start, count = self.vector(at, nbytes)
+    def structs(self, at: int, kind: Struct) -> list[tuple[Any, ...]]:
+        """Read the vector of structs at *at*."""
+        start, count = self.vector(at, kind.size)
         self.spend(count * _ITEM_NBYTES)
-        stops = range(start + nbytes, start + nbytes * count + 1, nbytes)
-        return tuple([self.data[stop - nbytes : stop] for stop in stops])
+        return list(kind.iter_unpack(self.data[start : start + kind.size * count]))
 
     def text(self, at: int) -> str:
         """Read the string at *at*."""
@@ -223,6 +230,9 @@ class FlatBufferReader:
             end, order[slot] = place + field.nbytes, index
             if field.read is not None:
                 links.append((slot, place, field.read))
+        for field, index in zip(kind.fields, order, strict=True):
+            if field.name and index < 0:
+                raise DecodeError(f"it has no {field.name}")
         layout = self._layouts[kind, vtable] = _TableLayout(Struct(code), order, links)
         return layout
 
@@ -308,12 +318,23 @@ def tables_of(kind: TableType) -> Field:
     )
 
 
-def structs_of(nbytes: int, align: int = U32.size) -> Field:
-    """Make the type of a field that is a vector of structs of *nbytes*."""
+def structs_of(code: str, align: int = U32.size) -> Field:
+    """Make the type of a field that is a vector of structs, each a tuple of values."""
+    kind = Struct(f"<{code}")
     return Field(
         "I",
-        lambda reader, at: reader.structs(at, nbytes),
-        lambda to, items: to.vector(len(items), b"".join(items), align),
+        lambda reader, at: reader.structs(at, kind),
+        lambda to, items: to.vector(len(items), b"".join(starmap(kind.pack, items)), align),
+    )
+
+
+def values_of(code: str, align: int = U32.size) -> Field:
+    """Make the type of a field that is a vector of numbers, or of structs of one value."""
+    kind = Struct(f"<{code}")
+    return Field(
+        "I",
+        lambda reader, at: [value for (value,) in reader.structs(at, kind)],
+        lambda to, items: to.vector(len(items), b"".join(map(kind.pack, items)), align),
     )
 
 
@@ -327,18 +348,13 @@ def _write_text(writer: FlatBufferWriter, text: str) -> int:
     return writer.vector(len(data), data + b"\0")
 
 
-def _read_uint16s(reader: FlatBufferReader, at: int) -> list[int]:
-    start, count = reader.vector(at, U16.size)
-    reader.spend(count * _ITEM_NBYTES)
-    return list(struct.unpack_from(f"<{count}H", reader.data, start))
-
-
 UINT8: Final = Field("B", absent=0)
 UINT16: Final = Field("H", absent=0)
 UINT32: Final = Field("I", absent=0)
 UINT64: Final = Field("Q", absent=0)
 INT32: Final = Field("i", absent=0)
 OBJECT_ID: Final = Field(f"{OBJECT_ID_NBYTES}s")
+FILE_ID: Final = OBJECT_ID.required("id")
 NODE_ID: Final = Field(f"{NODE_ID_NBYTES}s")
 TEXT: Final = Field("I", FlatBufferReader.text, _write_text)
 TEXTS: Final = Field(
@@ -347,10 +363,8 @@ TEXTS: Final = Field(
     lambda to, texts: to.each(texts, partial(_write_text, to)),
 )
 DATA: Final = Field("I", _read_data, lambda to, data: to.vector(len(data), data))
-OBJECT_IDS: Final = structs_of(OBJECT_ID_NBYTES)
-UINT16S: Final = Field(
-    "I", _read_uint16s, lambda to, each: to.vector(len(each), pack(f"<{len(each)}H", *each))
-)
+OBJECT_IDS: Final = values_of(OBJECT_ID.code)
+UINT16S: Final = values_of("H")
 POSITION: Final = Field("I", lambda _, at: at, FlatBufferWriter.block)
 """What an offset leads to, in another form: its position, or its pieces to be written."""
 TABLE: Final = POSITION._replace(write=lambda to, typed: to.table(*typed))
@@ -387,12 +401,12 @@ class FileDecoder:
     def open(
         self, data: bytes, file_type: FileType, root: TableType, most_nbytes: int = 2**63
     ) -> tuple[FlatBufferReader, list[Any]]:
-        """Open a file, and read its *root*, a table whose first field is the id."""
+        """Open a file, and read its *root*, a table whose first field is a `FILE_ID`."""
         limit_nbytes = min(self.limit_nbytes, most_nbytes)
         version, payload = open_envelope(data, file_type, limit_nbytes)
         reader = FlatBufferReader(payload, limit_nbytes, version)
         row = reader.root(root)
-        if (found := required(row[0], "id")) != self.object_id:
+        if (found := row[0]) != self.object_id:
             wanted = encode_id(self.object_id)
             raise DecodeError(f"it is the {file_type.spelled} {encode_id(found)}, not {wanted}")
         return reader, row

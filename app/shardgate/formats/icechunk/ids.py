@@ -1,5 +1,6 @@
 """Ids in file names: Crockford's Base32 without padding ("Common Types")."""
 
+from base64 import b32encode
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
@@ -9,26 +10,25 @@ import numpy as np
 OBJECT_ID_NBYTES: Final = 12
 NODE_ID_NBYTES: Final = 8
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_VALUES: Final = {letter: value for value, letter in enumerate(_ALPHABET)}
+_DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUV"
+"""Of `int`, with base 32."""
+_TO_DIGITS: Final = str.maketrans(_ALPHABET, _DIGITS)
+_FROM_RFC_4648: Final = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", _ALPHABET.encode())
 _LETTERS: Final = -(-OBJECT_ID_NBYTES * 8 // 5)
-_TABLE: Final = np.array([_VALUES.get(chr(code), 255) for code in range(128)], np.uint8)
+_TABLE: Final = np.array([_ALPHABET.find(chr(code)) for code in range(128)], np.int8).view(np.uint8)
 
 
 @lru_cache(maxsize=8192)
 def encode_id(data: bytes) -> str:
     """Encode an id; its last bits are padded with zeros to a multiple of 5."""
-    count = -(-len(data) * 8 // 5)
-    bits = int.from_bytes(data) << (count * 5 - len(data) * 8)
-    return "".join(_ALPHABET[bits >> shift & 31] for shift in range(count * 5 - 5, -1, -5))
+    return b32encode(data).rstrip(b"=").translate(_FROM_RFC_4648).decode()
 
 
 def decode_id(text: str, nbytes: int = OBJECT_ID_NBYTES) -> bytes | None:
     """Decode an id of *nbytes*; `None` for any but the canonical spelling, in capitals."""
-    if len(text) != -(-nbytes * 8 // 5) or any(letter not in _VALUES for letter in text):
+    if len(text) != -(-nbytes * 8 // 5) or not set(text).issubset(_ALPHABET):
         return None
-    bits = 0
-    for letter in text:
-        bits = bits << 5 | _VALUES[letter]
+    bits = int(text.translate(_TO_DIGITS) or "0", 32)
     padding = len(text) * 5 - nbytes * 8
     return None if bits & (1 << padding) - 1 else (bits >> padding).to_bytes(nbytes)
 

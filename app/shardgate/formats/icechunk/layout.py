@@ -10,13 +10,11 @@ import numpy as np
 
 from shardgate.errors import (
     DamagedError,
-    MetadataMissingError,
     NotAllowedError,
     ReadOnlyError,
     StorageUnusableError,
 )
 from shardgate.formats.contract import Layout
-from shardgate.formats.documents import NO_METADATA
 from shardgate.formats.icechunk.coords import distinct_rows, inside
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.keys import (
@@ -29,7 +27,7 @@ from shardgate.formats.icechunk.keys import (
     spell_ref,
     split_ref,
 )
-from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, Native, Reference, Virtual
+from shardgate.formats.icechunk.manifest import Manifest, Native, Reference, Virtual
 from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.icechunk.survey import enclose, survey_ref
@@ -122,13 +120,12 @@ class Icechunk:
         """Open the repository at *directory*; its existence is cached without expiry."""
         refs = RepoRefs(directory, self.limit_nbytes)
         found = await fetch(refs.read, allow_stale=True)
-        if found is not None and found.value.info is None:  # by now it may be one
+        if found is not None and found.value.spec is None:  # by now it may be one
             found = await fetch(refs.read)
-        if found is not None and found.value.info is None:
-            if self.is_named and found.value.is_page:
-                raise MetadataMissingError(refs.read.ref, NO_METADATA)
+        if found is not None and found.value.spec is None:
             if self.is_named:
-                raise DamagedError(refs.read.ref, "it does not begin like a file of Icechunk")
+                reason = "it does not begin like a file of Icechunk"
+                raise found.value.refusal(refs.read.ref, reason)
             return None
         if found is not None:
             return self._layout(directory, refs)
@@ -290,13 +287,9 @@ class RepositoryLayout(Layout):
             return None
         manifest, reference = referred
         name = self.repository.file("manifests", manifest.object_id)
-        match reference:
-            case Native(chunk_id, _):
-                return Trace("native", name, str(self.repository.file("chunks", chunk_id)))
-            case InlineChunk():
-                return Trace("inline", name, "")
-            case Virtual(location):
-                return Trace("virtual", name, location)
+        if isinstance(reference, Virtual):
+            return Trace("virtual", name, reference.location)
+        return Trace("native" if isinstance(reference, Native) else "inline", name)
 
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
         return survey_ref(self.repository, ref or MAIN.name, fetch, chunks=chunks)

@@ -26,8 +26,8 @@ from shardgate.formats.icechunk.chunk_tables import (
 from shardgate.formats.icechunk.coords import Box, Coords, U32s, sort_columns
 from shardgate.formats.icechunk.flatbuffers import (
     DATA,
+    FILE_ID,
     I32,
-    OBJECT_ID,
     U16,
     U32,
     U64,
@@ -35,7 +35,6 @@ from shardgate.formats.icechunk.flatbuffers import (
     FileDecoder,
     FileType,
     TableType,
-    required,
     tables_of,
 )
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES
@@ -48,7 +47,9 @@ _CELLS_PER_REFERENCE: Final = 3
 """Up to so many, a table of all cells is no larger than a sorted list, and faster."""
 _WIDE_NBYTES: Final = 800
 
-MANIFEST: Final = TableType(OBJECT_ID, tables_of(ARRAY_CHUNKS), DATA, UINT8._replace(absent=1))
+MANIFEST: Final = TableType(
+    FILE_ID, tables_of(ARRAY_CHUNKS).required("arrays"), DATA, UINT8._replace(absent=1)
+)
 """Id, arrays, dictionary and algorithm of compressed locations."""
 _FIELD_NBYTES: Final = (4, 8, 8, OBJECT_ID_NBYTES, 4, 4, 4, 4)
 """Size of each field of `ChunkRef` in its table, as in `RefLayout`."""
@@ -257,7 +258,7 @@ class ManifestDecoder(FileDecoder):
         payload = reader.data
         locations = LocationCodec(algorithm, reader.read(DATA, dictionary), len(payload))
         references = ReferenceReader(payload, locations)
-        found = locate_chunk_tables(reader, required(at, "arrays"), "refs")
+        found = locate_chunk_tables(reader, at, "refs")
         arrays = dict(_index(payload, found))
         nbytes = references.nbytes + sum(index.nbytes for index in arrays.values())
         return Manifest(self.object_id, references, arrays, nbytes)

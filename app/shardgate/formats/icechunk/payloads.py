@@ -20,7 +20,6 @@ from shardgate.model import ByteRange, ETag, UnmodifiedSince
 _BATCH: Final = 4096
 """Rows converted in one call, during which no other thread runs."""
 
-
 _ROW: Final = np.dtype(
     [
         ("start", "<u8"),

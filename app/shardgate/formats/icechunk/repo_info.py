@@ -18,6 +18,7 @@ from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.config import Config, read_config
 from shardgate.formats.icechunk.flatbuffers import (
     DATA,
+    FILE_ID,
     INT32,
     OBJECT_ID,
     OBJECT_IDS,
@@ -36,7 +37,6 @@ from shardgate.formats.icechunk.flatbuffers import (
     FlatBufferWriter,
     TableType,
     open_envelope,
-    required,
     tables_of,
 )
 from shardgate.formats.icechunk.flexbuffers import (
@@ -51,7 +51,9 @@ from shardgate.formats.reading import DecodeError
 
 VERSION: Final = 2
 """Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""
-_ITEM: Final = TableType(TEXT, DATA)
+_ITEM: Final = TableType(
+    TEXT.required("name of a metadata item"), DATA.required("value of a metadata item")
+)
 _MAX_VALUE_NBYTES: Final = 8 * 1024**2
 """MessagePack can take 180 times its length in memory."""
 _NO_PARENT: Final = -1
@@ -62,8 +64,8 @@ _REF_NBYTES: Final = 256
 _ITEM_NBYTES: Final = 1024
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _STATUS: Final = TableType(UINT8, UINT64, TEXT)
-_REF: Final = TableType(TEXT, UINT32)
-_SNAPSHOT_ID: Final = TableType(OBJECT_ID)
+_REF: Final = TableType(TEXT.required("name of a ref"), UINT32)
+_SNAPSHOT_ID: Final = TableType(FILE_ID)
 _FLAG: Final = "feature_flag_changed"
 _UNKNOWN: Final[tuple[str, Mapping[str, Field]]] = ("unknown", {})
 
@@ -102,8 +104,8 @@ def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:
 def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
     items: list[tuple[str, bytes]] = []
     for name, value in reader.tables(_ITEM, at):
-        items.append((required(name, "name of a metadata item"), value))
-        if len(required(value, "value of a metadata item")) > _MAX_VALUE_NBYTES:
+        items.append((name, value))
+        if len(value) > _MAX_VALUE_NBYTES:
             raise DecodeError(f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes")
         reader.spend(len(value) * (MEMORY_PER_BYTE - 1))
     return Metadata(reader.version, tuple(items))
@@ -261,12 +263,12 @@ def _read_snapshots(reader: FlatBufferReader, at: int) -> list[SnapshotInfo]:
 def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInfo:
     object_id, _, flushed_at_us, message, metadata, pruned = row
     return SnapshotInfo(
-        required(object_id, "id"),
+        object_id,
         parent,
         checked_us(flushed_at_us),
-        required(message, "message"),
+        message,
         metadata or Metadata(version, ()),
-        pruned or (),
+        tuple(pruned or ()),
     )
 
 
@@ -281,12 +283,12 @@ def _write_snapshots(writer: FlatBufferWriter, snapshots: Sequence[SnapshotInfo]
 
 
 def _update(
-    reader: FlatBufferReader, number: int, body: int | None, updated_at_us: int, backup: str | None
+    reader: FlatBufferReader, number: int, body: int, updated_at_us: int, backup: str | None
 ) -> Update:
     kind, types = _UPDATE_KINDS.get(number, _UNKNOWN)
     if reader.is_strict and number not in _UPDATE_KINDS:
         raise DecodeError(f"update {number} is one that only a newer specification knows")
-    values = reader.table(_BODIES[kind], required(body, "update_type"))
+    values = reader.table(_BODIES[kind], body)
     fields = dict(zip(types, values, strict=True))
     for name, value in fields.items():
         if value is None and name != "status":
@@ -310,8 +312,8 @@ def _update_row(update: Update) -> tuple[Any, ...]:
 
 _BACKUP: Final = Field("I", _read_backup, TEXT.write)
 _STATUS_FIELD: Final = Field("I", _read_status, _write_status)
-_SNAPSHOT: Final = TableType(OBJECT_ID, INT32, UINT64, TEXT, METADATA, OBJECT_IDS)
-_UPDATE: Final = TableType(UINT8, TABLE, UINT64, _BACKUP)
+_SNAPSHOT: Final = TableType(FILE_ID, INT32, UINT64, TEXT.required("message"), METADATA, OBJECT_IDS)
+_UPDATE: Final = TableType(UINT8, TABLE.required("update_type"), UINT64, _BACKUP)
 _UPDATE_KINDS: Final[Mapping[int, tuple[str, Mapping[str, Field]]]] = {
     1: ("repo_initialized", {}),
     2: ("repo_migrated", {"from_version": UINT8, "to_version": UINT8}),
@@ -341,17 +343,17 @@ _NUMBERS: Final = {kind: number for number, (kind, _) in _UPDATE_KINDS.items()}
 
 REPO: Final = TableType(
     UINT8,
-    tables_of(_REF),
-    tables_of(_REF),
-    TEXTS,
-    Field("I", _read_snapshots, _write_snapshots),
-    _STATUS_FIELD,
+    tables_of(_REF).required("tags"),
+    tables_of(_REF).required("branches"),
+    TEXTS.required("deleted_tags"),
+    Field("I", _read_snapshots, _write_snapshots).required("snapshots"),
+    _STATUS_FIELD.required("status"),
     METADATA,
     Field(
         "I",
         lambda reader, at: [_update(reader, *row) for row in reader.tables(_UPDATE, at)],
         lambda writer, updates: writer.tables(_UPDATE, list(map(_update_row, updates))),
-    ),
+    ).required("latest_updates"),
     _BACKUP,
     DATA,
     UINT16S,
@@ -372,13 +374,13 @@ RepoField = IntEnum(
 class _SnapshotList:
     """Snapshots in the payload, each decoded when it is asked for; a parent is an index."""
 
-    def __init__(self, reader: FlatBufferReader, at: int | None) -> None:
+    def __init__(self, reader: FlatBufferReader, at: int) -> None:
         self._reader = reader
-        self._positions = reader.targets(required(at, "snapshots"))
+        self._positions = reader.targets(at)
 
     def id_at(self, index: int) -> bytes:
         (object_id,) = self._row(_SNAPSHOT_ID, index)
-        found: bytes = required(object_id, "id")
+        found: bytes = object_id
         return found
 
     def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
@@ -411,8 +413,6 @@ class RepoInfo:
     limit_nbytes: int
     version: int
     """Version of the specification that the file follows."""
-    spec_version: int
-    """Version of the specification that the repository follows."""
     branches: Mapping[str, str]
     """Ids of snapshots by name."""
     tags: Mapping[str, str]
@@ -476,16 +476,15 @@ class RepoInfoDecoder:
         if (spec_version := root[RepoField.SPEC_VERSION]) not in _SPEC_VERSIONS:
             raise DecodeError(f"the repository follows version {spec_version}, not 1 or 2")
         for slot in (RepoField.DELETED_TAGS, RepoField.LATEST_UPDATES):
-            reader.vector(required(root[slot], slot.name.lower()), U32.size)
+            reader.vector(root[slot], U32.size)
         snapshots = _SnapshotList(reader, root[RepoField.SNAPSHOTS])
         return RepoInfo(
             payload,
             self.limit_nbytes,
             version,
-            spec_version,
-            branches=_read_refs(reader, required(root[RepoField.BRANCHES], "branches"), snapshots),
-            tags=_read_refs(reader, required(root[RepoField.TAGS], "tags"), snapshots),
-            status=_read_status(reader, required(root[RepoField.STATUS], "status")),
+            branches=_read_refs(reader, root[RepoField.BRANCHES], snapshots),
+            tags=_read_refs(reader, root[RepoField.TAGS], snapshots),
+            status=_read_status(reader, root[RepoField.STATUS]),
             repo_before_updates=reader.read(_BACKUP, root[RepoField.REPO_BEFORE_UPDATES]),
             config=_read_config(reader, root[RepoField.CONFIG]),
         )
@@ -495,7 +494,7 @@ def _read_refs(reader: FlatBufferReader, at: int, snapshots: _SnapshotList) -> d
     """Read the snapshots of branches, or of tags, by name; the first of a name counts."""
     ids: dict[str, str] = {}
     for name, index in reader.tables(_REF, at):
-        ids.setdefault(required(name, "name of a ref"), encode_id(snapshots.id_at(index)))
+        ids.setdefault(name, encode_id(snapshots.id_at(index)))
     return ids
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from shardgate.errors import DamagedError, NotAllowedError, OfflineError
-from shardgate.formats.documents import begins_like_page, check_not_blank
+from shardgate.formats.documents import Marked, begins_like_page, check_not_blank
 from shardgate.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
 from shardgate.formats.icechunk.flatbuffers import MAGIC, memory_nbytes
 from shardgate.formats.icechunk.ids import decode_id, encode_id
@@ -55,34 +55,16 @@ class RefTarget(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RepoMarker:
-    """Decoded file ``repo``; without `info` it is not a file of Icechunk."""
-
-    info: RepoInfo | None
-    is_page: bool = False
-    """True for an error page in place of the file."""
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.info is None else self.info.nbytes
-
-    @property
-    def is_metadata(self) -> bool:
-        """False for a file that has the name by chance."""
-        return self.info is not None
-
-
-@dataclass(frozen=True, slots=True)
 class RepoMarkerDecoder:
     """Decodes a file ``repo`` whose FlatBuffer may have *limit_nbytes*."""
 
     limit_nbytes: int
 
-    def __call__(self, data: bytes) -> RepoMarker:
+    def __call__(self, data: bytes) -> Marked[RepoInfo]:
         check_not_blank(data)
         if not (data.startswith(MAGIC) or MAGIC.startswith(data)):
-            return RepoMarker(None, is_page=begins_like_page(data))
-        return RepoMarker(RepoInfoDecoder(self.limit_nbytes)(data))
+            return Marked(is_page=begins_like_page(data))
+        return Marked(RepoInfoDecoder(self.limit_nbytes)(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +105,7 @@ class RepoRefs:
     limit_nbytes: int
 
     @property
-    def read(self) -> Read[RepoMarker]:
+    def read(self) -> Read[Marked[RepoInfo]]:
         decode = RepoMarkerDecoder(self.limit_nbytes)
         request = ByteRange(0, self.limit_nbytes + 1)
         return Read("repo", self.directory.join(REPO), request, decode, memory_nbytes=memory_nbytes)
@@ -134,7 +116,7 @@ class RepoRefs:
 
     async def _info(self, fetch: Fetch, *, allow_stale: bool) -> tuple[RepoInfo | None, int | None]:
         found = await fetch(self.read, allow_stale=allow_stale)
-        if found is None or (info := found.value.info) is None:
+        if found is None or (info := found.value.spec) is None:
             return None, None
         if info.status.availability is Availability.OFFLINE:
             raise OfflineError(f"{self.directory} is offline: {info.status.reason or 'no reason'}")

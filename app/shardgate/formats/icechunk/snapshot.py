@@ -11,18 +11,16 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import floordiv, lt
-from struct import pack
 from typing import Any, Final, NamedTuple
 
 from shardgate.formats.documents import json_memory_nbytes
 from shardgate.formats.icechunk.flatbuffers import (
     DATA,
+    FILE_ID,
     NODE_ID,
     OBJECT_ID,
     TABLE,
     TEXT,
-    U32,
-    U64,
     UINT8,
     UINT32,
     UINT64,
@@ -36,7 +34,6 @@ from shardgate.formats.icechunk.flatbuffers import (
     structs_of,
     tables_of,
 )
-from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES
 from shardgate.formats.icechunk.repo_info import (
     METADATA,
     Metadata,
@@ -53,26 +50,31 @@ from shardgate.formats.zarr.metadata import chunk_keys, parse_node
 ARRAY: Final = 1
 GROUP: Final = 2
 _MOST_REASONS: Final = 3
-_SIZE_AT: Final = 16
-_COUNT_AT: Final = 24
-"""In the struct that lists a manifest in version 1, after its id."""
 
 _DIMENSION: Final = TableType(UINT64, UINT32)
 _NAME: Final = TableType(TEXT)
-_MANIFEST_REF: Final = TableType(OBJECT_ID, structs_of(2 * U32.size))
+_MANIFEST_ID: Final = OBJECT_ID.required("manifest id")
+_MANIFEST_REF: Final = TableType(_MANIFEST_ID, structs_of("2I").required("extents"))
 _ARRAY: Final = TableType(
-    structs_of(2 * U64.size, 8), tables_of(_NAME), tables_of(_MANIFEST_REF), tables_of(_DIMENSION)
+    structs_of("2Q", 8), tables_of(_NAME), tables_of(_MANIFEST_REF), tables_of(_DIMENSION)
 )
-_NODE: Final = TableType(NODE_ID, TEXT, DATA, UINT8, TABLE, DATA)
-_MANIFEST_FILE: Final = TableType(OBJECT_ID, UINT64, UINT32, DATA)
+_NODE: Final = TableType(
+    NODE_ID.required("node id"),
+    TEXT.required("path"),
+    DATA.required("user_data"),
+    UINT8,
+    TABLE,
+    DATA,
+)
+_MANIFEST_FILE: Final = TableType(_MANIFEST_ID, UINT64, UINT32, DATA)
 _SNAPSHOT: Final = TableType(
-    OBJECT_ID,
+    FILE_ID,
     OBJECT_ID,
     tables_of(_NODE),
     UINT64,
     TEXT,
     METADATA,
-    structs_of(32, 8),
+    structs_of("12s4xQI4x", 8),
     tables_of(_MANIFEST_FILE),
     DATA,
 )
@@ -188,13 +190,9 @@ def _read_nodes(reader: FlatBufferReader, root: list[Any]) -> Iterator[StoredNod
         node_id, path, document, kind, array, extra = reader.table(_NODE, at)
         if kind not in (ARRAY, GROUP):
             raise DecodeError(f"node {path} is of unknown type {kind}")
-        yield StoredNode(
-            required(node_id, "node id"),
-            required(path, "path"),
-            required(document, "user_data"),
-            _read_array(reader, required(array, "node_data")) if kind == ARRAY else None,
-            extra,
-        )
+        is_array = kind == ARRAY
+        found = _read_array(reader, required(array, "node_data")) if is_array else None
+        yield StoredNode(node_id, path, document, found, extra)
 
 
 def _read_array(reader: FlatBufferReader, at: int) -> StoredArray:
@@ -202,40 +200,20 @@ def _read_array(reader: FlatBufferReader, at: int) -> StoredArray:
     pairs, names, refs, dimensions = reader.table(_ARRAY, at)
     if dimensions is None:
         dimensions = [
-            (length, -(-length // (chunk or 1)))
-            for length, chunk in map(_read_pair, required(pairs, "shape"))
+            (length, -(-length // (chunk or 1))) for length, chunk in required(pairs, "shape")
         ]
     return StoredArray(
         tuple(Dimension(*dimension) for dimension in dimensions),
         None if names is None else tuple(name for (name,) in names),
-        tuple(
-            ManifestRef(
-                required(object_id, "manifest id"),
-                tuple(map(_read_pair, required(extents, "extents"))),
-            )
-            for object_id, extents in refs or ()
-        ),
+        tuple(ManifestRef(object_id, tuple(extents)) for object_id, extents in refs or ()),
     )
 
 
 def _read_manifest_files(reader: FlatBufferReader, root: list[Any]) -> Iterator[ManifestFile]:
     """Read the structs of version 1 and the tables of version 2."""
-    fields = _SNAPSHOT.fields
-    structs = reader.read(fields[_MANIFEST_FILES_V1], root[_MANIFEST_FILES_V1])
-    for struct in structs or ():
-        yield ManifestFile(
-            struct[:OBJECT_ID_NBYTES],
-            U64.unpack_from(struct, _SIZE_AT)[0],
-            U32.unpack_from(struct, _COUNT_AT)[0],
-        )
-    tables = reader.read(fields[_MANIFEST_FILES], root[_MANIFEST_FILES])
-    for object_id, size_bytes, num_chunk_refs, extra in tables or ():
-        yield ManifestFile(required(object_id, "manifest id"), size_bytes, num_chunk_refs, extra)
-
-
-def _read_pair(struct: bytes) -> tuple[int, int]:
-    half = len(struct) // 2
-    return int.from_bytes(struct[:half], "little"), int.from_bytes(struct[half:], "little")
+    for slot in (_MANIFEST_FILES_V1, _MANIFEST_FILES):
+        for values in reader.read(_SNAPSHOT.fields[slot], root[slot]) or ():
+            yield ManifestFile(*values)
 
 
 def _weigh_stored(node: StoredNode) -> int:
@@ -266,10 +244,7 @@ def _node_row(node: StoredNode) -> tuple[Any, ...]:
     kind, data, array = GROUP, _NO_DATA, node.array
     if array is not None:
         names = None if array.names is None else [(name,) for name in array.names]
-        refs = [
-            (id_, [pack("<2I", *extent) for extent in extents]) for id_, extents in array.manifests
-        ]
-        kind, data = ARRAY, (_ARRAY, ((), names, refs, array.dimensions))
+        kind, data = ARRAY, (_ARRAY, ((), names, array.manifests, array.dimensions))
     return node.node_id, node.path, node.document, kind, data, node.extra
 
 

@@ -13,17 +13,14 @@ from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import (
-    ARRAYS,
-    Counted,
-    Damage,
     Enclosed,
     EntryTable,
     Finding,
     NeededObject,
     Ranges,
+    Report,
     Shard,
     Survey,
-    Unchecked,
     uncheckable,
 )
 from shardgate.formats.zarr.codecs import ChunkForm, chunk_form
@@ -63,15 +60,16 @@ async def survey_ref(
     snapshot, spelled = await _snapshot(repository, ref, fetch)
     file = repository.file("snapshots", snapshot.object_id)
     for path, reason in snapshot.faults:
-        yield Damage(str(file), f"{spelled}{path}", reason)
+        yield Report.of_damage(file, f"{spelled}{path}", reason)
     arrays: defaultdict[bytes, list[_SurveyedArray]] = defaultdict(list)
     for array in _survey_arrays(snapshot, spelled, file, chunks=chunks):
-        if isinstance(array, Damage):
+        if isinstance(array, Report):
             yield array
             continue
-        yield Counted(ARRAYS, 1)
+        why = ""
         if chunks and not array.form.is_checked:
-            yield Unchecked(array.key, uncheckable(describe(array.node.document)))
+            why = uncheckable(describe(array.node.document))
+        yield Report(arrays=1, not_checked={array.key: why} if why else {})
         for object_id, _ in array.chunks.manifests:
             arrays[object_id].append(array)
     containers = await repository.containers(fetch)
@@ -79,9 +77,9 @@ async def survey_ref(
         try:
             manifest = await repository.manifest(object_id, fetch)
         except (DamagedError, StorageError) as error:
-            yield Damage(str(error.ref), some[0].key, error.reason)
+            yield Report.of_damage(error.ref, some[0].key, error.reason)
             continue
-        yield Counted("manifests", 1)
+        yield Report(counts={"manifests": 1})
         for array in some:
             for finding in _follow_references(repository, manifest, array, containers):
                 yield finding
@@ -98,7 +96,7 @@ async def _snapshot(repository: Repository, ref: str, fetch: Fetch) -> tuple[Sna
 
 def _survey_arrays(
     snapshot: Snapshot, spelled: str, file: ObjectRef, *, chunks: bool
-) -> Iterator[_SurveyedArray | Damage]:
+) -> Iterator[_SurveyedArray | Report]:
     for path, node in snapshot.nodes.items():
         key = f"{spelled}/{path}".rstrip("/")
         try:
@@ -108,7 +106,7 @@ def _survey_arrays(
                 form = _chunk_form(node) if chunks else ChunkForm()
                 yield _SurveyedArray(key, node, node.chunks, form)
         except DecodeError as error:
-            yield Damage(str(file), key, str(error))
+            yield Report.of_damage(file, key, str(error))
 
 
 def _chunk_form(node: SnapshotNode) -> ChunkForm:
@@ -121,17 +119,17 @@ def _chunk_form(node: SnapshotNode) -> ChunkForm:
     return chunk_form(found.codecs, shape, found.data_type if is_regular else None)
 
 
-def _find_misplaced(file: ObjectRef, manifest: Manifest, array: _SurveyedArray) -> Iterator[Damage]:
+def _find_misplaced(file: ObjectRef, manifest: Manifest, array: _SurveyedArray) -> Iterator[Report]:
     node_id, grid = array.node.node_id, array.chunks.grid
     for found, ndim in manifest.arrays:
         # Old writers give the chunk of an array without dimensions one coordinate.
         if found == node_id and ndim not in {len(grid), len(grid) or 1}:
             reason = f"references with {ndim} coordinates to an array of {len(grid)} dimensions"
-            yield Damage(str(file), array.key, reason)
+            yield Report.of_damage(file, array.key, reason)
     coords = manifest.coords(node_id, len(grid))
     for each in coords[~inside(coords, grid)].tolist():
         reason = f"it is out of the chunk grid {list(grid)}"
-        yield Damage(str(file), array.chunk_key(tuple(each)), reason)
+        yield Report.of_damage(file, array.chunk_key(tuple(each)), reason)
 
 
 def _follow_references(
@@ -142,7 +140,7 @@ def _follow_references(
     node_id, grid = array.node.node_id, array.chunks.grid
     yield from _find_misplaced(file, manifest, array)
     every = manifest.coords(node_id, len(grid))
-    yield Counted("references", len(every))
+    yield Report(counts={"references": len(every)})
     last: dict[tuple[ObjectRef, object], NeededObject] = {}
     refused: Counter[str] = Counter()
     for coords in map(tuple, every[inside(every, grid)].tolist()):
@@ -151,7 +149,7 @@ def _follow_references(
                 continue
             found = repository.refer(manifest, reference, containers).place
         except DecodeError as error:
-            yield Damage(str(file), array.chunk_key(coords), str(error))
+            yield Report.of_damage(file, array.chunk_key(coords), str(error))
             continue
         except NotAllowedError as error:
             refused[str(error)] += 1
@@ -168,7 +166,7 @@ def _follow_references(
                 last[place.ref, place.version] = needed
     yield from last.values()
     for reason, count in refused.items():
-        yield Unchecked(array.key, f"{count} of its chunks: {reason}")
+        yield Report(not_checked={array.key: f"{count} of its chunks: {reason}"})
 
 
 def enclose(

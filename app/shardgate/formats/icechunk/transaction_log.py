@@ -19,7 +19,8 @@ from shardgate.formats.icechunk.chunk_tables import (
 )
 from shardgate.formats.icechunk.coords import Coords, union
 from shardgate.formats.icechunk.flatbuffers import (
-    OBJECT_ID,
+    FILE_ID,
+    NODE_ID,
     POSITION,
     TEXT,
     FileDecoder,
@@ -27,17 +28,10 @@ from shardgate.formats.icechunk.flatbuffers import (
     FlatBufferReader,
     FlatBufferWriter,
     TableType,
-    required,
     seal_envelope,
-    structs_of,
     tables_of,
+    values_of,
 )
-from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
-
-_NODE_IDS: Final = structs_of(NODE_ID_NBYTES)
-_UPDATED_CHUNKS: Final = POSITION._replace(write=tables_of(ARRAY_CHUNKS).write)
-_MOVES: Final = tables_of(TableType(TEXT))
-_LOG: Final = TableType(OBJECT_ID, *[_NODE_IDS] * 6, _UPDATED_CHUNKS, _MOVES)
 
 _NODE_NBYTES: Final = 128
 _PATH_NBYTES: Final = 256
@@ -59,7 +53,7 @@ class TransactionLog:
     updated_groups: frozenset[bytes]
     updated_chunks: Mapping[bytes, tuple[Coords, ...]]
     """Changed chunks of arrays, in batches; the same chunk may come twice."""
-    former_paths: tuple[str, ...]
+    former_paths: tuple[str, ...] = ()
     """Former paths of nodes that the library moved; commits of this service move none."""
 
     @property
@@ -75,6 +69,12 @@ class TransactionLog:
 
 _NODE_FIELDS: Final = tuple(each.name for each in fields(TransactionLog)[:6])
 """Slots from 1 on."""
+_LOG: Final = TableType(
+    FILE_ID,
+    *(values_of(NODE_ID.code).required(name) for name in _NODE_FIELDS),
+    POSITION._replace(write=tables_of(ARRAY_CHUNKS).write).required("updated_chunks"),
+    tables_of(TableType(TEXT.required("path before a move"))),
+)
 
 
 class TransactionLogDecoder(FileDecoder):
@@ -85,9 +85,9 @@ class TransactionLogDecoder(FileDecoder):
         _, *ids, updated_chunks, moves = root
         named = zip(_NODE_FIELDS, ids, strict=True)
         return TransactionLog(
-            **{name: frozenset(required(found, name)) for name, found in named},
-            updated_chunks=_read_updated_chunks(reader, required(updated_chunks, "updated_chunks")),
-            former_paths=tuple(required(path, "path before a move") for (path,) in moves or ()),
+            **{name: frozenset(found) for name, found in named},
+            updated_chunks=_read_updated_chunks(reader, updated_chunks),
+            former_paths=tuple(path for (path,) in moves or ()),
         )
 
 
@@ -148,5 +148,4 @@ def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
             )
             for node_id in sorted((first.updated_chunks.keys() | then.updated_chunks.keys()) - gone)
         },
-        former_paths=(),
     )

@@ -42,7 +42,6 @@ _POSITION_NBYTES: Final = 12
 _MAX_LODS: Final = 1024
 """Each takes time, and halves the resolution: a few dozen are possible."""
 
-
 Integer = Annotated[int, Field(strict=True), BeforeValidator(as_integer)]
 _Bits = Annotated[Integer, Field(ge=0, le=64)]
 type _Encoding = Literal["raw", "gzip"]
@@ -295,65 +294,6 @@ class Minishard:
         if found.overlaps(self.place):
             raise DamagedError(ref, f"chunk {chunk_id} at {found} overlaps its minishard index")
         return Stored(ref, region.narrow(found), self.region.version)
-
-
-@dataclass(frozen=True, slots=True)
-class MinishardReader:
-    """Opens minishards of the shards of one directory."""
-
-    directory: ObjectRef
-    sharding: Sharding
-    fetch: Fetch
-    whole_index_nbytes: int
-    decoded_nbytes: int
-
-    async def open(self, chunk_id: int) -> Minishard | None:
-        """Open the minishard of *chunk_id*; `None` if the shard is absent or it is empty."""
-        number, minishard = self.sharding.address(chunk_id)
-        name = self.directory.join(self.sharding.shard_name(number))
-        whole_nbytes = min(self.whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES)
-        needed = None if self.sharding.index_nbytes <= whole_nbytes else minishard
-        if (shard := await open_shard(name, self.sharding, needed, self.fetch)) is None:
-            return None
-        region, most_nbytes = shard.region, self.decoded_nbytes
-        try:
-            if (place := shard.find(minishard, most_nbytes)) is None:
-                return None
-            is_gzip = self.sharding.minishard_index_encoding == "gzip"
-            decode = MinishardIndexDecoder(is_gzip, most_nbytes)
-            at = region.byte_range.narrow(place)
-            found = await self.fetch(
-                Read("minishard-index", region.ref, at, decode, region.version)
-            )
-        except DamagedError:
-            await shard.confirm(self.fetch)
-            raise
-        if found is None:
-            raise VersionChangedError(region.ref)
-        return Minishard(place, found.value, region)
-
-    async def locate_fragments(self, minishard: Minishard, manifest: Stored) -> Stored:
-        """Return the place of the fragment data of a mesh, which ends where *manifest* begins."""
-        ref, place, version = manifest
-        if place.length > self.decoded_nbytes:
-            raise DamagedError(
-                ref, f"the manifest at {place} is longer than {self.decoded_nbytes} bytes"
-            )
-        decode = MeshManifestDecoder(self.sharding.data_encoding == "gzip", self.decoded_nbytes)
-        found = await self.fetch(Read("mesh-manifest", ref, place, decode, version))
-        if found is None:
-            raise VersionChangedError(ref)
-        start = place.start - found.value.fragments_nbytes
-        if start < minishard.region.byte_range.start:
-            raise DamagedError(
-                ref,
-                f"the manifest at {place} is of {found.value.fragments_nbytes} bytes of fragments,"
-                " more than lie before it",
-            )
-        fragments = ByteRange(start, place.start)
-        if fragments.overlaps(minishard.region.byte_range.narrow(minishard.place)):
-            raise DamagedError(ref, f"the fragments at {fragments} overlap their minishard index")
-        return Stored(ref, fragments, version)
 
 
 @dataclass(frozen=True, slots=True)

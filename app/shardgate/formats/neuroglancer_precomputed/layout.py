@@ -26,7 +26,6 @@ from shardgate.formats.listing import (
     Walk,
     Wanted,
 )
-from shardgate.formats.neuroglancer_precomputed.index import MinishardReader
 from shardgate.formats.neuroglancer_precomputed.keys import LIKE_A_CHUNK, IdNames, VoxelBounds
 from shardgate.formats.neuroglancer_precomputed.metadata import (
     Info,
@@ -118,19 +117,13 @@ class PrecomputedLayout(Layout):
             raise DamagedError(self.directory.join(MARKER), fault)
 
     async def _locate_chunk(self, part: ShardedPart, chunk_id: int, fetch: Fetch) -> Location:
-        reader = MinishardReader(
-            self.directory.join(part.path),
-            part.sharding,
-            fetch,
-            self.options.whole_index_nbytes,
-            self.options.decoded_nbytes,
-        )
-        if (minishard := await reader.open(chunk_id)) is None:
-            return MISSING
-        if (chunk := minishard.locate(chunk_id)) is None:
+        number, within = part.sharding.address(chunk_id)
+        shard = PrecomputedShard(self.directory, part, number, self.options.decoded_nbytes)
+        minishard = await shard.open_minishard(within, self.options.whole_index_nbytes, fetch)
+        if minishard is None or (chunk := minishard.locate(chunk_id)) is None:
             return MISSING
         if part.kind is Kind.FRAGMENTS:
-            return await reader.locate_fragments(minishard, chunk)
+            return await shard.locate_fragments(minishard, chunk, fetch)
         return _coded(part, chunk)
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:

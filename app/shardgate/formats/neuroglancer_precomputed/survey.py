@@ -12,6 +12,7 @@ from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.formats.compression import inflate
 from shardgate.formats.listing import ListNames
 from shardgate.formats.neuroglancer_precomputed.index import (
+    MAX_WHOLE_INDEX_NBYTES,
     MeshManifestDecoder,
     Minishard,
     MinishardIndex,
@@ -108,7 +109,7 @@ class PrecomputedShard:
 
     @property
     def ref(self) -> ObjectRef:
-        return self.directory.join(self.part.path).join(f"{self._name}.shard")
+        return self._name._replace(key=f"{self._name.key}.shard")
 
     @property
     def key(self) -> VirtualKey:
@@ -116,12 +117,65 @@ class PrecomputedShard:
         return VirtualKey(self.ref.key.removeprefix(self.directory.prefix.key))
 
     @property
-    def _name(self) -> str:
-        return self.part.sharding.shard_name(self.number)
+    def _name(self) -> ObjectRef:
+        """The name of the object without its ending."""
+        return self.directory.join(self.part.path).join(self.part.sharding.shard_name(self.number))
+
+    @property
+    def decoder(self) -> MinishardIndexDecoder:
+        is_gzip = self.part.sharding.minishard_index_encoding == "gzip"
+        return MinishardIndexDecoder(is_gzip, self.most_nbytes)
 
     def chunk_key(self, chunk_id: int) -> VirtualKey:
         name = self.part.names.format(chunk_id)
         return VirtualKey(f"{self.part.path}/{name}" if self.part.path else name)
+
+    async def open_minishard(
+        self, minishard: int, whole_index_nbytes: int, fetch: Fetch
+    ) -> Minishard | None:
+        """Open *minishard*; `None` if it is empty, or there is no such shard. A shard index of more
+        than *whole_index_nbytes* is read one entry at a time.
+        """
+        sharding = self.part.sharding
+        whole_nbytes = min(whole_index_nbytes, MAX_WHOLE_INDEX_NBYTES)
+        needed = None if sharding.index_nbytes <= whole_nbytes else minishard
+        if (shard := await open_shard(self._name, sharding, needed, fetch)) is None:
+            return None
+        ref, region, version = shard.region
+        try:
+            if (place := shard.find(minishard, self.most_nbytes)) is None:
+                return None
+            read = Read("minishard-index", ref, region.narrow(place), self.decoder, version)
+            found = await fetch(read)
+        except DamagedError:
+            await shard.confirm(fetch)
+            raise
+        if found is None:
+            raise VersionChangedError(ref)
+        return Minishard(place, found.value, shard.region)
+
+    async def locate_fragments(
+        self, minishard: Minishard, manifest: Stored, fetch: Fetch
+    ) -> Stored:
+        """Return the place of the fragment data of a mesh, which ends where *manifest* begins."""
+        ref, place, version = manifest
+        if place.length > self.most_nbytes:
+            reason = f"the manifest at {place} is longer than {self.most_nbytes} bytes"
+            raise DamagedError(ref, reason)
+        decode = MeshManifestDecoder(self.part.sharding.data_encoding == "gzip", self.most_nbytes)
+        if (found := await fetch(Read("mesh-manifest", ref, place, decode, version))) is None:
+            raise VersionChangedError(ref)
+        start = place.start - found.value.fragments_nbytes
+        if start < minishard.region.byte_range.start:
+            raise DamagedError(
+                ref,
+                f"the manifest at {place} is of {found.value.fragments_nbytes} bytes of fragments,"
+                " more than lie before it",
+            )
+        fragments = ByteRange(start, place.start)
+        if fragments.overlaps(minishard.region.byte_range.narrow(minishard.place)):
+            raise DamagedError(ref, f"the fragments at {fragments} overlap their minishard index")
+        return Stored(ref, fragments, version)
 
     async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the shard index, and all minishard indexes, of one version of both objects."""
@@ -142,11 +196,10 @@ class PrecomputedShard:
         """Read all indexes; `None` if there is no such shard. Raises: `DamagedError` where one
         cannot be read, `VersionChangedError`.
         """
-        name = self.directory.join(self.part.path).join(self._name)
         nbytes, most_nbytes = self.part.sharding.index_nbytes, self.most_nbytes
         is_large = nbytes > most_nbytes
         needed = 0 if is_large else None
-        if (opened := await open_shard(name, self.part.sharding, needed, fetch)) is None:
+        if (opened := await open_shard(self._name, self.part.sharding, needed, fetch)) is None:
             return None
         if is_large:
             reason = f"a shard index of {nbytes} bytes, over {most_nbytes}"
@@ -256,17 +309,11 @@ class ShardTables:
         for at in np.flatnonzero(self.numbers == np.uint64(number)).tolist():
             place = ByteRange(*(int(column[at]) for column in self.places))
             try:
-                index = self._decoder(next(self._encoded(slice(at, at + 1))))
+                index = self.shard.decoder(next(self._encoded(slice(at, at + 1))))
             except DecodeError as error:
                 raise DamagedError(self.region.ref, f"minishard index {number}: {error}") from error
             return Minishard(place, index, self.region)
         return None
-
-    @property
-    def _decoder(self) -> MinishardIndexDecoder:
-        shard = self.shard
-        is_gzip = shard.part.sharding.minishard_index_encoding == "gzip"
-        return MinishardIndexDecoder(is_gzip, shard.most_nbytes)
 
     def _encoded(self, rows: slice) -> Iterator[bytes]:
         nbytes = self.places.stops - self.places.starts
@@ -299,7 +346,7 @@ class ShardTables:
     def _columns(self, faults: list[Fault]) -> tuple[Ids, Ids, Ids, Ids]:
         """Decode all minishard indexes: ids, starts, stops and minishards of their chunks."""
         most_nbytes = _INDEXES * self.shard.most_nbytes
-        room, decoder = most_nbytes, self._decoder
+        room, decoder = most_nbytes, self.shard.decoder
         found: dict[int, MinishardIndex] = {}
         for number, data in zip(self.numbers.tolist(), self._encoded(slice(None)), strict=True):
             try:

@@ -16,7 +16,7 @@ import crc32c
 from shardgate.formats.compression import MEASURES
 from shardgate.formats.documents import Json, as_integer
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, IndexLocation
+from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec
 
 _MAX_NDIM: Final = 64
 _MAX_SIZE: Final = 2**63 - 1
@@ -158,14 +158,16 @@ def _index_codec(sharding: dict[str, Json], entry_count: int, trailer_nbytes: in
     location = sharding.get("index_location", "end")
     if location not in ("start", "end"):
         raise DecodeError(f"index_location is neither start nor end: {str(location)[:80]}")
-    if "index_codecs" not in sharding:  # as drafted until July 2023
-        if entry_count > _MAX_UNDECLARED:
-            raise DecodeError(f"an index of {entry_count} entries has no index_codecs")
-        place = IndexLocation(location)
-        return IndexCodec(
-            entry_count, place, big_endian=False, has_checksum=None, trailer_nbytes=trailer_nbytes
-        )
-    codecs = sharding["index_codecs"]
+    form: tuple[bool, bool | None] = False, None
+    if "index_codecs" in sharding:
+        form = _read_index_codecs(sharding["index_codecs"])
+    elif entry_count > _MAX_UNDECLARED:  # as drafted until July 2023
+        raise DecodeError(f"an index of {entry_count} entries has no index_codecs")
+    return IndexCodec(entry_count, location, *form, trailer_nbytes)
+
+
+def _read_index_codecs(codecs: Json) -> tuple[bool, bool]:
+    """Return whether the entries are big-endian, and whether a checksum follows them."""
     if not isinstance(codecs, list) or not codecs:
         raise DecodeError("index_codecs is no list of codecs")
     match [codec_name(codec) for codec in codecs]:
@@ -178,9 +180,7 @@ def _index_codec(sharding: dict[str, Json], entry_count: int, trailer_nbytes: in
     endian = configuration(codecs[0]).get("endian")
     if endian not in ("little", "big"):
         raise DecodeError(f"the index codec's endian is neither little nor big: {endian!s:.80}")
-    return IndexCodec(
-        entry_count, IndexLocation(location), endian == "big", has_checksum, trailer_nbytes
-    )
+    return endian == "big", has_checksum
 
 
 def _transpose_order(codec: Json, ndim: int) -> tuple[int, ...]:

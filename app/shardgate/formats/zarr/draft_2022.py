@@ -25,7 +25,7 @@ from shardgate.formats.zarr.codecs import (
     item_nbytes,
     shape_of,
 )
-from shardgate.formats.zarr.index import IndexCodec, IndexLocation
+from shardgate.formats.zarr.index import IndexCodec
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
 from shardgate.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored
@@ -147,7 +147,7 @@ def parse_draft_array(document: dict[str, Json], path: str = "") -> ArraySpec:
     counts = tuple(-(-n // size) for n, size in zip(shape, chunk_shape, strict=True))
     counts, per_shard = _shard_grid(counts, sharding.get("chunks_per_shard"))
     strides = tuple(prod(per_shard[axis + 1 :]) for axis in range(len(per_shard)))
-    index = IndexCodec(prod(per_shard), IndexLocation.END, big_endian=False, has_checksum=False)
+    index = IndexCodec(prod(per_shard), "end", big_endian=False, has_checksum=False)
     level = ShardingLevel((1,) * len(counts), per_shard, strides, index)
     return ArraySpec(
         shape=counts,

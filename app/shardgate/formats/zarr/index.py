@@ -2,9 +2,8 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import crc32c
 import numpy as np
@@ -22,11 +21,8 @@ _LITTLE: Final = Struct("<QQ")
 _BIG: Final = Struct(">QQ")
 
 
-class IndexLocation(StrEnum):
-    """The end of the shard at which the index lies."""
-
-    START = "start"
-    END = "end"
+type IndexLocation = Literal["start", "end"]
+"""The end of the shard at which the index lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class IndexCodec:
         nbytes = self.entry_count * ENTRY_NBYTES + checksum_nbytes
         object.__setattr__(self, "nbytes", nbytes)
         request: ByteRange | SuffixRange = SuffixRange(nbytes + self.trailer_nbytes)
-        if self.location is IndexLocation.START:
+        if self.location == "start":
             request = ByteRange(0, nbytes)
         object.__setattr__(self, "request", request)
 
@@ -94,7 +90,7 @@ class IndexCodec:
         nbytes = self.nbytes if self.has_checksum is not None else self.nbytes - CHECKSUM_NBYTES
         if stop < nbytes:
             raise DecodeError(f"{shard_nbytes} bytes are too few for a shard: it is truncated")
-        if self.location is IndexLocation.START:
+        if self.location == "start":
             return ByteRange(0, nbytes)
         return ByteRange(stop - nbytes, stop)
 
@@ -176,7 +172,7 @@ class IndexCodec:
         with suppress(DecodeError):
             return replace(self, has_checksum=True)(data)
         bare = replace(self, has_checksum=False)
-        is_first = self.location is IndexLocation.START
+        is_first = self.location == "start"
         return bare(data[: bare.nbytes] if is_first else data[-bare.nbytes - self.trailer_nbytes :])
 
 

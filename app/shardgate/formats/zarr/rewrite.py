@@ -23,7 +23,6 @@ from shardgate.formats.zarr.codecs import ChunkForm
 from shardgate.formats.zarr.index import (
     CHECKSUM_NBYTES,
     IndexCodec,
-    IndexLocation,
     ShardIndex,
     shard_of,
 )
@@ -177,7 +176,7 @@ def _arrange(
     present = np.flatnonzero(nbytes != _ABSENT)
     total = int(nbytes[present].sum()) + codec.nbytes + codec.trailer_nbytes
     order = present if total < LARGE_NBYTES else _in_place(present, starts, nbytes)
-    is_first = codec.location is IndexLocation.START
+    is_first = codec.location == "start"
     offsets = np.full_like(starts, _ABSENT)
     offsets[order] = is_first * codec.nbytes + np.cumsum(nbytes[order]) - nbytes[order]
     table = np.stack([offsets, nbytes], axis=1)

@@ -68,7 +68,7 @@ def _describe(node: Node) -> Description:
         codecs=tuple(map(codec_name, codecs)),
         shard_shape=spec.shard_shape if spec else None,
         chunks_per_shard=tuple(map(floordiv, spec.shard_shape, inner)) if spec else None,
-        index_location=tuple(index.location.value for index in indexes),
+        index_location=tuple(index.location for index in indexes),
         why_sharded=node.why_sharded,
     )
 
@@ -190,7 +190,7 @@ class ZarrShard:
             key=self._key,
             check=lambda _, data: self.array.chunk.check(data),
             indexes=Ranges.of(codec.place_in(whole)),
-            index_location=codec.location.value,
+            index_location=codec.location,
             checksummed=[
                 ByteRange(0, length - nbytes)  # the last checksum first
                 for nbytes in range(0, codec.trailer_nbytes, CHECKSUM_NBYTES)

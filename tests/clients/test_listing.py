@@ -270,6 +270,20 @@ def _write_repository(path: Path) -> None:
         repository.create_branch(name, snapshot_id)
 
 
+def _write_sparse_repository(path: Path) -> list[str]:
+    """Write an array of 2^60 elements with one chunk in each of 20 shards; return their keys."""
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    session = repository.writable_session("main")
+    array = zarr.create_group(session.store).create_array(
+        "a", shape=(2**20,) * 3, shards=(16,) * 3, chunks=(1,) * 3, dtype="u1", compressors=None
+    )
+    cells = np.random.default_rng(4).integers(0, 2**20, (20, 3)).tolist()
+    for cell in map(tuple, cells):
+        array[cell] = 1
+    repository.create_tag("v1", snapshot_id=session.commit("sparse"))
+    return sorted("a/c/" + "/".join(map(str, cell)) for cell in cells)
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Serve a repository, alone and within a bucket, and an array beside it."""
@@ -330,6 +344,18 @@ def test_listing_below_a_ref_has_its_prefix(s3: Any) -> None:
     assert _list(s3, "lab/", bucket="bucket", Delimiter="/") == ["lab/array/", path]
     for prefix in ("@tag.v2/", "@tag.v 1", "nothing/"):
         assert _list(s3, prefix) == []
+
+
+@pytest.mark.parametrize("ref", ["", "@tag.v1/"])
+def test_sparse_array_of_a_repository_is_listed_in_one_page(tmp_path: Path, ref: str) -> None:
+    """The chunks of a sparse sharded array of a repository are listed in one page of any ref."""
+    expected = _write_sparse_repository(tmp_path)
+    datasets = {"sparse": DatasetSettings(url=tmp_path.as_uri())}
+    with serving(Settings(datasets=datasets)) as served:
+        page = open_boto3(served).list_objects_v2(Bucket="sparse", Prefix=f"{ref}a/c/")
+
+    assert [entry["Key"] for entry in page["Contents"]] == [ref + key for key in expected]
+    assert not page["IsTruncated"]
 
 
 def test_listing_starts_after_the_given_key(s3: Any) -> None:

@@ -110,13 +110,14 @@ async def test_huge_sparse_array_is_listed() -> None:
     assert len(traced.calls) < 20
 
 
-async def test_page_ends_after_many_missing_chunks() -> None:
+async def test_page_ends_after_many_missing_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page ends after many missing chunks of a large index, and says where to continue."""
+    monkeypatch.setattr(listing, "_INDEXES_NBYTES", 2**10)
     store = MemoryStore()
     metadata = array_metadata([12_000], [12_000], [sharding([1])])
     store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
     store.place(ROOT.join("c/0"), encode_shard([None] * 9 + [b"x"] + [None] * 11_990))
-    data = reading(store, decoded_bytes=2**10)
+    data = reading(store)
     pages = await _pages(data, Window("c/"), 5)
 
     assert [[entry.key for entry in page] for page in pages] == [[], ["c/9"]]
@@ -175,6 +176,41 @@ async def test_large_sparse_shards_are_listed_by_their_indexes(*, nested: bool) 
     expected = sorted(f"c/{place}" for place in places)
     assert [entry.key for page in pages for entry in page] == expected
     assert len(pages) <= len(places) + 1
+
+
+def _sparse_line(shards: int, size: int) -> tuple[MemoryStore, list[str]]:
+    """Store every fifth of *shards* of *size* chunks each, with one chunk; return its keys too."""
+    metadata = array_metadata([5 * shards * size], [size], [sharding([1])])
+    store = MemoryStore()
+    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
+    shard = encode_shard([None] * (size - 1) + [b"x"])
+    for number in range(0, 5 * shards, 5):
+        store.place(ROOT.join(f"c/{number}"), shard)
+    return store, sorted(f"c/{number * size + size - 1}" for number in range(0, 5 * shards, 5))
+
+
+async def test_many_sparse_shards_are_listed_by_their_indexes() -> None:
+    """The chunks of an array with 1,100 sparse shards are listed in two pages."""
+    store, expected = _sparse_line(1100, 128)
+
+    pages = await _pages(reading(store, index_bytes=2**24), Window("c/"), 1000)
+
+    assert [entry.key for page in pages for entry in page] == expected
+    assert len(pages) == 2
+
+
+async def test_page_ends_when_reading_indexes_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page ends when reading indexes takes long; the next page continues behind it."""
+    store, expected = _sparse_line(20, 1000)
+    data = reading(store)
+    monkeypatch.setattr(listing, "_READING_S", 0)
+    first = await data.resolver.page(data.dataset, Window("c/"), 1000)
+    monkeypatch.undo()
+
+    assert first.after is not None
+    assert len(first.entries) < len(expected)
+    rest = await data.resolver.page(data.dataset, Window("c/", first.after), 1000)
+    assert [entry.key for entry in (*first.entries, *rest.entries)] == expected
 
 
 async def test_a_damaged_shard_fails_the_page() -> None:
@@ -253,7 +289,6 @@ async def test_folder_of_an_array_lists_its_chunks() -> None:
 BUCKET = ObjectRef("memory://bucket", "")
 NAMES = st.sampled_from(["a", "a-b", "a.b", "a0", "c", "0", "10", "2", "é", "info.d"])
 _CASES = [*precomputed_case.CASES, *zarr_case.CASES]
-_REPOSITORIES = [case for case in icechunk_case.CASES if "sharded" not in case.name]
 
 type Tree = tuple[dict[str, bytes], set[str]]
 """Stored objects, and the virtual keys."""
@@ -275,7 +310,7 @@ def cases(draw: st.DrawFn) -> Tree:
 @st.composite
 def repositories(draw: st.DrawFn) -> Tree:
     """Draw a repository."""
-    case = draw(st.sampled_from(_REPOSITORIES))
+    case = draw(st.sampled_from(icechunk_case.CASES))
     documents = {"zarr.json", "g/zarr.json", "g/a/zarr.json"}
     return case.build(case.chunks), documents | set(case.chunks)
 

@@ -1,5 +1,6 @@
 """Listings of keys: the window that is wanted, the rules of a directory, and grids of chunks."""
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,12 +9,12 @@ from typing import Final, Literal, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.formats.surveying import Shards
+from shardgate.formats.reading import Fetch
+from shardgate.formats.surveying import Listing
 from shardgate.model import Location
 
 LAST: Final = "\U0010ffff"
 """Sorts after every character of a key."""
-_INDEXES: Final = 8
 _REMEMBERED: Final = 64
 """Levels of a grid that are remembered: in the order of keys, a walk alternates between a few."""
 
@@ -118,29 +119,33 @@ class ListingIO(NamedTuple):
     """The I/O that a walk may use."""
 
     list_names: ListNames
+    list_objects: Listing
+    fetch: Fetch
     run_in_thread: RunInThread
     bounded_gather: BoundedGather
 
 
-type Walk = Callable[[Wanted, ListingIO], AsyncIterator[Item | str]]
+type Walk = Callable[[Wanted, ListingIO], AsyncIterator["Item | str | Walk"]]
 """Yields keys in the order of their bytes, the wanted ones and hardly any others: as items, or as
-texts if their layout has to locate them.
+texts if their layout has to locate them; a walk in place of the keys that it yields.
 """
 
 
-class GridWalk(NamedTuple):
-    """A walk of all cells that stored *shards* may hold, of which they may hold few."""
+@dataclass(frozen=True, slots=True)
+class GridWalk:
+    """A walk of all cells that stored shards may hold, of which they may hold few."""
 
     walk: Walk
-    shards: Shards
-    at_once: int
-    """Shards whose indexes may be in memory together."""
+    grid: "Grid"
+    """Spells the keys."""
+    stored: Callable[[ListingIO], AsyncIterator[AsyncIterator[Rows]]]
+    """Finds the stored shards; each yields the cells whose chunks it holds, of shape
+    ``(count, ndim)``. Raises: `DamagedError` for an invalid index.
+    """
+    index_nbytes: int
 
-    @classmethod
-    def of(cls, walk: Walk, shards: Shards, index_nbytes: int, most_nbytes: int) -> Self | Walk:
-        """Add the *shards* to a *walk*, unless their indexes are too large to be read whole."""
-        at_once = min(_INDEXES, most_nbytes // index_nbytes)
-        return cls(walk, shards, at_once) if at_once else walk
+    def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str | Walk]:
+        return self.walk(wanted, io)
 
 
 def _show_all(_: str) -> bool:
@@ -153,7 +158,7 @@ class ListingRules:
 
     shows: Callable[[str], bool] | None = _show_all
     """Returns whether a stored object or folder is listed; `None` hides all. Shards are hidden."""
-    walks: Sequence[Walk | GridWalk] = ()
+    walks: Sequence[Walk] = ()
     is_plain: bool = False
     """True if everything below is served as it is stored."""
 
@@ -258,6 +263,31 @@ class Grid:
             self.levels[cell.shard] = await read(cell.shard)
             if len(self.levels) > _REMEMBERED:
                 self.levels.popitem(last=False)
+
+    def sort(self, cells: Rows) -> Rows:
+        """Return *cells*, of shape ``(count, ndim)``, in the order of their keys."""
+        ranks = [np.zeros(len(cells), np.intp)]
+        for column, axis in zip(cells.T, self.axes, strict=True):
+            numbers, places = np.unique(column, return_inverse=True)
+            texts = (axis.first + axis.step * numbers.astype(np.int64)).astype(np.bytes_)
+            ranks.append(np.argsort(np.argsort(texts))[places])
+        return cells[np.lexsort((ranks[0], *reversed(ranks[1:])))]
+
+    def select(self, cells: Rows, start: str, wanted: Wanted) -> Iterator[str]:
+        """Yield the wanted keys of sorted *cells* from *start* on."""
+
+        def key_at(at: int) -> str:
+            return self.spell(tuple(cells[at].tolist()))
+
+        every = range(len(cells))
+        at = bisect_left(every, start, key=key_at)
+        while at < len(cells) and not wanted().is_past(key := key_at(at)):
+            if (window := wanted()).admits(key):
+                yield key
+                at += 1
+            else:
+                least = max(window.prefix, window.after)
+                at = max(at + 1, bisect_left(every, least, key=key_at))
 
     def cells(self, window: Window) -> Iterator[Cell]:
         """Iterate over cells whose shards are all in `levels`; shorter ones for folded keys."""

@@ -2,16 +2,16 @@
 
 import asyncio
 import re
-from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import batched
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from shardgate.concurrency import bounded_gather, run_in_thread, take, yield_to_loop
-from shardgate.errors import DamagedError, OfflineError, StorageUnusableError
+from shardgate.errors import DamagedError, NotAllowedError, OfflineError, StorageUnusableError
 from shardgate.formats.contract import Layout
 from shardgate.formats.listing import (
     LAST,
@@ -19,12 +19,13 @@ from shardgate.formats.listing import (
     Item,
     ListingIO,
     ListingRules,
+    Rows,
     Walk,
     Wanted,
     Window,
 )
 from shardgate.formats.reading import Fetch
-from shardgate.formats.surveying import ChunkCollection, Listing, Shard
+from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.model import (
     MISSING,
     Coded,
@@ -46,13 +47,19 @@ from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
 """Keys examined for a page beyond its limit: shards may hold few of the chunks they could."""
-_BATCH: Final = 500
+_BATCH: Final = 128
 _SPARSE: Final = 64
 """Keys missing in a row after which those that exist are taken from all indexes of a collection,"""
-_MAX_SHARDS: Final = 1024
+_MAX_SHARDS: Final = 16_384
 """if it has up to so many shards,"""
-_MAX_CHUNKS: Final = 65_536
-"""and these up to so many chunks; others are examined cell by cell."""
+_MAX_CHUNKS: Final = 2**20
+"""these up to so many chunks,"""
+_READING_S: Final = 10
+"""others are examined cell by cell. A page ends after reading indexes for so long: they stay in the
+cache, so that the next page gets further.
+"""
+_INDEXES: Final = 64
+_INDEXES_NBYTES: Final = 64 * 1024**2
 _LOCATED_AT_ONCE: Final = 64
 """Neighbours share an index, which is read once for all that wait for it."""
 _MAX_KEY_NBYTES: Final = 1024
@@ -224,6 +231,8 @@ class Tree:
     """The keys that are still wanted; the caller moves it on while they are walked."""
     misses: int = 0
     """Keys that the caller has found missing since the last one that exists."""
+    is_late: bool = False
+    """True once a page should end, though few keys have been examined."""
 
     async def walk(self) -> AsyncGenerator[FoundKey]:
         """Yield the wanted keys, and some others.
@@ -251,14 +260,13 @@ class Tree:
         async for found in streams[0] if len(streams) == 1 else _merge(streams):
             yield found
 
-    async def _virtual(
-        self, directory: _ListedFolder, walk: Walk | GridWalk
-    ) -> AsyncGenerator[FoundKey]:
+    async def _virtual(self, directory: _ListedFolder, walk: Walk) -> AsyncGenerator[FoundKey]:
         lead, layout = directory.path.removesuffix(directory.inside), directory.layout
         container = self.root.ref.join(lead.rstrip("/"))
-        look = partial(list_names, self.root.store, container, delimiter="/")
-        io = ListingIO(look, run_in_thread, bounded_gather)
-        async for found in self._chunks(container, walk, lambda: self.window.below(lead), io):
+        objects = partial(list_names, self.root.store, container)
+        names = partial(objects, delimiter="/")
+        io = ListingIO(names, objects, self.root.fetch, run_in_thread, bounded_gather)
+        async for found in self._chunks(walk, lambda: self.window.below(lead), io):
             if isinstance(found, Item):
                 yield FoundKey(lead + found.key, found.location)
             else:
@@ -267,23 +275,57 @@ class Tree:
                 return
 
     async def _chunks(
-        self, container: ObjectRef, walk: Walk | GridWalk, wanted: Wanted, io: ListingIO
+        self, walk: Walk, wanted: Wanted, io: ListingIO
     ) -> AsyncGenerator[Item | str]:
         """Walk chunks; where a grid turns out to be sparse, those in the indexes of its shards."""
-        if not isinstance(walk, GridWalk):
-            async for found in walk(wanted, io):
-                yield found
-            return
         was_sparse = False
-        async for found in walk.walk(wanted, io):
-            if self.misses >= _SPARSE and not was_sparse:
+        async for found in walk(wanted, io):
+            if not isinstance(found, Item | str):
+                async for chunk in self._chunks(found, wanted, io):
+                    yield chunk
+                continue
+            if isinstance(walk, GridWalk) and self.misses >= _SPARSE and not was_sparse:
                 was_sparse = True
-                if (keys := await stored_keys(self.root, container, walk)) is not None:
+                if (cells := await self._stored_cells(walk, io)) is not None:
                     start = found.key if isinstance(found, Item) else found
-                    for key in _select(keys, start, wanted):
+                    for key in walk.grid.select(cells, start, wanted):
                         yield key
                     return
             yield found
+
+    async def _stored_cells(self, walk: GridWalk, io: ListingIO) -> Rows | None:
+        """Return the cells of all chunks in stored shards, in the order of their keys; `None` where
+        they are too many, reading takes too long, or an index is too large or damaged.
+        """
+        if not (at_once := min(_INDEXES, _INDEXES_NBYTES // walk.index_nbytes)):
+            return None
+        shards: list[AsyncIterator[Rows]] = []
+        found: list[Rows] = [np.empty((0, len(walk.grid.axes)), np.uint64)]
+        room = _MAX_CHUNKS
+
+        async def read(shard: AsyncIterator[Rows]) -> None:
+            nonlocal room
+            while room >= 0 and (cells := await anext(shard, None)) is not None:
+                found.append(cells)
+                room -= len(cells)
+                await asyncio.sleep(0)  # most are in the cache, and many are read at once
+
+        try:
+            async with asyncio.timeout(_READING_S):
+                async for shard in walk.stored(io):
+                    shards.append(shard)
+                    if len(shards) > _MAX_SHARDS:
+                        return None
+                    await yield_to_loop(len(shards))
+                await bounded_gather(read, shards, limit=at_once)
+        except TimeoutError:
+            self.is_late = True
+            return None
+        except (DamagedError, NotAllowedError):  # they matter only to who wants keys of the shard
+            return None
+        if room < 0:
+            return None
+        return await asyncio.to_thread(lambda: walk.grid.sort(np.concatenate(found)))
 
     async def _stored(
         self, directory: _ListedFolder, rules: ListingRules
@@ -333,59 +375,6 @@ class Tree:
             return await self.root.containers.open(directory, self.root.fetch)
         except DamagedError:
             return None
-
-
-async def stored_keys(root: Root, container: ObjectRef, grid: GridWalk) -> list[str] | None:
-    """Return the sorted keys of all chunks in the stored shards of *container*; `None` where they
-    are too many, or an index is damaged.
-    """
-    stored: list[Shard] = []
-    async for name in list_names(root.store, container, grid.shards.prefix):
-        if (shard := grid.shards.named(name)) is not None:
-            stored.append(shard)
-        if len(stored) > _MAX_SHARDS:
-            return None
-        await yield_to_loop(len(stored))
-    try:
-        keys = await _keys_in(stored, root.fetch, grid.at_once)
-    except DamagedError:  # it matters only to who wants the keys of its shard
-        return None
-    return None if keys is None else await asyncio.to_thread(sorted, keys)
-
-
-async def _keys_in(shards: Sequence[Shard], fetch: Fetch, at_once: int) -> list[str] | None:
-    async def read(shard: Shard) -> list[str] | None:
-        if (survey := await shard.survey(fetch)) is None:
-            return []
-        table = await asyncio.to_thread(survey.table)
-        numbers, _ = table.sound(survey.whole.ref)
-        if len(numbers) > _MAX_CHUNKS:
-            return None
-        if survey.inner is not None:
-            return await _keys_in(list(map(survey.inner, table)), fetch, at_once)
-        return await asyncio.to_thread(lambda: list(map(survey.key, numbers.tolist())))
-
-    keys: list[str] = []
-    for some in batched(shards, at_once):
-        for found in await bounded_gather(read, some):
-            if found is None or len(keys) + len(found) > _MAX_CHUNKS:
-                return None
-            keys += found
-    return keys
-
-
-def _select(keys: Sequence[str], start: str, wanted: Wanted) -> Iterator[str]:
-    """Yield the wanted ones of the sorted *keys* from *start* on."""
-    at = bisect_left(keys, start)
-    while at < len(keys):
-        key, window = keys[at], wanted()
-        if window.admits(key):
-            yield key
-            at += 1
-        elif window.is_past(key):
-            return
-        else:
-            at = max(at + 1, bisect_left(keys, max(window.prefix, window.after)))
 
 
 def _show(
@@ -456,14 +445,14 @@ async def list_page(
     if window.fold(window.after) == window.after:
         window = window._replace(after=window.after + LAST)
     entries: list[ListedKey] = []
-    tree, examined, last = Tree(root, window), 0, None
+    tree, examined, most, last = Tree(root, window), 0, limit + _MAX_EXAMINED, None
     async with aclosing(_locate_all(tree, entries, limit)) as located:
         async for found, place in located:
             # Keys below a common prefix, and keys that come twice, are not wanted again.
             window, key = tree.window, found.key
             if not (window.meets(key) if place is None else window.admits(key)):
                 continue
-            if len(entries) == limit or examined == limit + _MAX_EXAMINED:
+            if len(entries) == limit or examined >= (1 if tree.is_late else most):
                 return Page(entries, last)
             folded = key if place is None else window.fold(key)
             examined, last, after = examined + 1, key, key

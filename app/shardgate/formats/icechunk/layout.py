@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -15,7 +15,7 @@ from shardgate.errors import (
     StorageUnusableError,
 )
 from shardgate.formats.contract import Layout
-from shardgate.formats.icechunk.coords import distinct_rows, inside
+from shardgate.formats.icechunk.coords import Coords, distinct_rows, inside
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.keys import (
     DOCUMENT,
@@ -30,16 +30,20 @@ from shardgate.formats.icechunk.keys import (
 from shardgate.formats.icechunk.manifest import Manifest, Native, Reference, Virtual
 from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from shardgate.formats.icechunk.survey import enclose, survey_ref
+from shardgate.formats.icechunk.survey import InlineFetch, enclose, enclose_shard, survey_ref
 from shardgate.formats.listing import (
     LAST,
     Axis,
+    Cell,
     Grid,
+    GridWalk,
     Item,
     ListingIO,
     ListingRules,
     Name,
+    Rows,
     RunInThread,
+    Walk,
     Wanted,
     Window,
 )
@@ -57,6 +61,7 @@ from shardgate.formats.zarr.layout import ShardPlace, locate_entry
 from shardgate.formats.zarr.survey import describe
 from shardgate.model import (
     MISSING,
+    ByteRange,
     ETag,
     Inline,
     Location,
@@ -70,7 +75,6 @@ from shardgate.model import (
 
 _VIEW_REVISION: Final = "u1"
 """Part of ETags; to be changed when the same snapshot is served in another form."""
-_BATCH: Final = 500
 _NOWHERE: Final = ObjectRef("", "")
 
 
@@ -162,11 +166,11 @@ class RepositoryLayout(Layout):
             "POST /api/datasets/{dataset}/sessions, or write its files in a raw view"
         )
 
-    async def listing_rules(self, _: VirtualKey, fetch: Fetch) -> ListingRules:
+    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         """List keys of refs instead of the files of the repository."""
 
-        def walk(wanted: Wanted, means: ListingIO) -> AsyncGenerator[Item]:
-            return self.items(wanted(), fetch, means.run_in_thread)
+        def walk(wanted: Wanted, io: ListingIO) -> AsyncGenerator[Item | Walk]:
+            return self.items(wanted(), io)
 
         return ListingRules(None, (walk,))
 
@@ -207,27 +211,28 @@ class RepositoryLayout(Layout):
             is_immutable=is_immutable and chunk.is_immutable, modified_s=modified_s
         )
 
-    async def items(self, window: Window, fetch: Fetch, run: RunInThread) -> AsyncGenerator[Item]:
-        """Yield the keys below a ref, by default ``main``."""
+    async def items(self, window: Window, io: ListingIO) -> AsyncGenerator[Item | Walk]:
+        """Yield the documents below a ref, by default ``main``, and the walks of arrays."""
         ref, path = split_ref(VirtualKey(window.prefix))
         lead = window.prefix.removesuffix(path)
         if ref is None or (lead and not lead.endswith("/")) or window.after > lead + LAST:
             return
-        if (dated := await self.repository.dated_snapshot(ref, fetch)) is None:
+        if (dated := await self.repository.dated_snapshot(ref, io.fetch)) is None:
             return
         snapshot, modified_s = dated
-        after = window.after.removeprefix(lead) if window.after.startswith(lead) else ""
-        within = window._replace(prefix=path, after=after)
-        folded = None
-        for block in await run(lambda: key_blocks(sound_nodes(snapshot), within)):
-            if (start := within.fold(block.start)) is None:
-                async for key, location in self._items(snapshot, block, within, fetch, run):
-                    if isinstance(location, Referenced):
-                        location = location._replace(modified_s=modified_s)  # noqa: PLW2901
-                    yield Item(lead + key, location)
-            elif start != folded and within.opens(start):
-                folded = start
-                yield Item(lead + start, None)
+        within, folded = window.below(lead), None
+        for block in await io.run_in_thread(lambda: key_blocks(sound_nodes(snapshot), within)):
+            if (start := within.fold(block.start)) is not None:
+                if start != folded and within.opens(start):
+                    folded = start
+                    yield Item(lead + start, None)
+            elif (chunks := block.chunks) is not None:
+                folder = lead + block.folder
+                yield await self._walk(block.node, chunks, folder, modified_s, io)
+            elif within.admits(block.start):
+                document = _show(snapshot, block.folder.rstrip("/"), block.node)
+                location = Referenced(document, "", is_immutable=False, modified_s=modified_s)
+                yield Item(lead + block.start, location)
 
     async def collections(
         self, fetch: Fetch, _: Listing, run_in_thread: RunInThread
@@ -294,35 +299,51 @@ class RepositoryLayout(Layout):
     def findings(self, ref: str, fetch: Fetch, *, chunks: bool) -> AsyncIterator[Finding]:
         return survey_ref(self.repository, ref or MAIN.name, fetch, chunks=chunks)
 
-    async def _items(
-        self,
-        snapshot: Snapshot,
-        block: KeyBlock[SnapshotNode],
-        window: Window,
-        fetch: Fetch,
-        run: RunInThread,
-    ) -> AsyncGenerator[Item]:
-        """Yield the document of a node, or the chunks that its references allow for."""
-        node, chunks, folder = block.node, block.chunks, block.folder
-        if chunks is None:
-            if window.admits(block.start):
-                document = _show(snapshot, folder.rstrip("/"), node)
-                yield Item(block.start, Referenced(document, "", is_immutable=False))
-            return
+    async def _walk(
+        self, node: SnapshotNode, chunks: Chunks, lead: str, modified_s: int, io: ListingIO
+    ) -> Walk:
+        """Return the walk of the chunks of *node* that its references allow for; *lead* is the
+        prefix of their keys.
+        """
         manifests = [
-            await self.repository.manifest(object_id, fetch) for object_id, _ in chunks.manifests
+            await self.repository.manifest(object_id, io.fetch) for object_id, _ in chunks.manifests
         ]
-        grid = await run(make_grid, node, chunks, manifests, folder)
-        walk = grid.cells(window)
-        while batch := await run(lambda: list(islice(walk, _BATCH))):
-            for coords in batch:
-                key = grid.spell(coords)
-                if (folded := window.fold(key)) is not None:
-                    if window.opens(folded):
-                        yield Item(folded, None)
-                elif window.admits(key):
-                    rest = key.removeprefix(folder)
-                    yield Item(key, await self._locate_listed(node, rest, fetch))
+        rows = await io.run_in_thread(_stored_rows, node.node_id, chunks.grid, manifests)
+        array = node.document.array
+        axes = tuple(map(Axis, chunks.grid)) if array is None else array.axes
+        grid = Grid(axes, lambda cell: lead + chunks.keys.beginning(cell))
+
+        async def list_rows(_: Cell) -> Rows:
+            return rows
+
+        async def walk(wanted: Wanted, _: ListingIO) -> AsyncIterator[Item | str]:
+            async for cell in grid.walk(wanted, list_rows):
+                if array is not None:
+                    yield grid.spell(cell)
+                    continue
+                found = await self._locate_listed(node, chunks.keys.format(cell), io.fetch)
+                if isinstance(found, Referenced):
+                    yield Item(grid.spell(cell), found._replace(modified_s=modified_s))
+
+        if array is None:
+            return walk
+        stored = partial(self._shards, node, chunks, rows)
+        return GridWalk(walk, grid, stored, max(index.nbytes for index in array.indexes))
+
+    async def _shards(
+        self, node: SnapshotNode, chunks: Chunks, rows: Rows, io: ListingIO
+    ) -> AsyncIterator[AsyncIterator[Rows]]:
+        """Find the shards of an array by their places in its grid; see `GridWalk`."""
+        for row in rows:
+            coords: Cell = tuple(row.tolist())
+            found = await self.repository.find(node.node_id, chunks, coords, io.fetch)
+            if found is None or (array := node.document.array) is None:
+                continue
+            reading, (manifest, (place, *_)) = io, found
+            if isinstance(place, Inline):
+                reading = io._replace(fetch=InlineFetch(place))
+                place = Stored(manifest, ByteRange(0, len(place.data)), place.etag)
+            yield enclose_shard(array, coords, place).cells(reading)
 
     async def _locate_listed(
         self, node: SnapshotNode, key: str, fetch: Fetch
@@ -433,12 +454,8 @@ def _describe(
     return ChunkCollection(description, None)
 
 
-def make_grid(
-    node: SnapshotNode, chunks: Chunks, manifests: Sequence[Manifest], folder: str
-) -> Grid:
-    """Collect the chunks of *node* in its *manifests*; *folder* is the prefix of their keys."""
-    stored = [manifest.coords(node.node_id, len(chunks.grid)) for manifest in manifests]
+def _stored_rows(node_id: bytes, grid: tuple[int, ...], manifests: Sequence[Manifest]) -> Coords:
+    """Return the chunks, or shards, of an array that *manifests* refer to, in C order."""
+    stored = [manifest.coords(node_id, len(grid)) for manifest in manifests]
     rows = stored[0] if len(stored) == 1 else distinct_rows(np.concatenate(stored))
-    axes = tuple(map(Axis, chunks.grid)) if (array := node.document.array) is None else array.axes
-    rows = rows[inside(rows, chunks.grid)]
-    return Grid.of(rows, axes, lambda coords: folder + chunks.keys.beginning(coords))
+    return rows[inside(rows, grid)]

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter, mul
+from typing import cast
 
 from shardgate.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
 from shardgate.formats.icechunk.coords import inside
@@ -11,7 +12,7 @@ from shardgate.formats.icechunk.keys import parse_ref
 from shardgate.formats.icechunk.manifest import Manifest
 from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
-from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned, Weighable
 from shardgate.formats.surveying import (
     Enclosed,
     EntryTable,
@@ -24,6 +25,7 @@ from shardgate.formats.surveying import (
     uncheckable,
 )
 from shardgate.formats.zarr.codecs import ChunkForm, chunk_form
+from shardgate.formats.zarr.metadata import ArraySpec
 from shardgate.formats.zarr.survey import ZarrShard, describe
 from shardgate.model import ByteRange, Inline, ObjectRef, Part, Stored, VirtualKey
 
@@ -180,7 +182,26 @@ def enclose(
     if array is None:
         key = VirtualKey(node.chunks.keys.format(coords) if node.chunks else "")
         return PlainChunk(key, place, form)
+    return enclose_shard(array, coords, place)
+
+
+def enclose_shard(array: ArraySpec, coords: tuple[int, ...], place: Stored | Part) -> ZarrShard:
+    """Return the shard of *array* at the grid position *coords*, stored at *place*."""
     return ZarrShard(place.ref, array, tuple(map(mul, coords, array.shard_shape)), inside=place)
+
+
+@dataclass(frozen=True, slots=True)
+class InlineFetch:
+    """Implementation of `Fetch` that reads parts of a shard in a manifest."""
+
+    shard: Inline
+
+    async def __call__[T: Weighable](self, read: Read[T], /, **_: bool) -> Versioned[T]:
+        data, part = self.shard.data, cast("ByteRange", read.request)
+        try:
+            return Versioned(read.decode(data[part.start : part.stop]), self.shard.etag, len(data))
+        except DecodeError as error:
+            raise DamagedError(read.ref, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,13 +86,14 @@ class MortonGrid:
     def covers(self, codes: Ids) -> Mask:
         """Return which of *codes* are of cells on the grid."""
         on_grid = codes <= np.uint64((1 << self.bit_count) - 1)
-        for axis, size in enumerate(self.shape):
-            at = np.zeros_like(codes)
-            for shift, (interleaved, bit) in enumerate(self._bits):
-                if interleaved == axis:
-                    at |= (codes >> np.uint64(shift) & np.uint64(1)) << np.uint64(bit)
-            on_grid &= at < np.uint64(size)
-        return on_grid
+        return on_grid & (self.cells(codes) < np.array(self.shape, np.uint64)).all(axis=1)
+
+    def cells(self, codes: Ids) -> Ids:
+        """Decode *codes* to coordinates of shape ``(count, ndim)``."""
+        cells = np.zeros((len(codes), len(self.shape)), np.uint64)
+        for shift, (axis, bit) in enumerate(self._bits):
+            cells[:, axis] |= (codes >> np.uint64(shift) & np.uint64(1)) << np.uint64(bit)
+        return cells
 
     def contains(self, cell: tuple[int, ...]) -> bool:
         return len(cell) == len(self.shape) and all(

@@ -165,7 +165,7 @@ class PrecomputedLayout(Layout):
         paths = self.info.value.paths
         return any(key[:at] in paths for at, letter in enumerate(key) if letter == "/")
 
-    async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
+    async def listing_rules(self, directory: VirtualKey, _: Fetch) -> ListingRules:
         """Hide shards, whose chunks are listed, and objects that are named like chunks."""
         parts_at = self.info.value.parts_at
         parts = parts_at.get(directory.removesuffix("/"), ())
@@ -178,15 +178,15 @@ class PrecomputedLayout(Layout):
             is_owned = any(part.names.owns(name) for part in parts)
             return not is_owned and not any(each.hides(name) for each in shards)
 
-        return ListingRules(shows, tuple(self._walks(parts, fetch)))
+        return ListingRules(shows, tuple(self._walks(parts)))
 
-    def _walks(self, parts: Sequence[ShardedPart], fetch: Fetch) -> Iterator[Walk | GridWalk]:
+    def _walks(self, parts: Sequence[ShardedPart]) -> Iterator[Walk]:
         for part in parts:
             if isinstance(part.names, VoxelBounds):
-                walk = VolumeWalk(part.names, shards := self._shards(part))
-                yield GridWalk.of(walk, shards, part.sharding.index_nbytes, shards.most_nbytes)
+                walk = VolumeWalk(part.names, self._shards(part))
+                yield GridWalk(walk, walk.grid(), walk.stored, part.sharding.index_nbytes)
             elif part.kind is not Kind.FRAGMENTS:
-                yield IdWalk(part, parts, self._shards(part), fetch)
+                yield IdWalk(part, parts, self._shards(part))
 
     async def collections(
         self, _: Fetch, __: Listing, ___: RunInThread
@@ -231,6 +231,22 @@ class VolumeWalk:
     names: VoxelBounds
     shards: PrecomputedShards
 
+    def grid(self, size: Cell = (1, 1, 1)) -> Grid:
+        """Return the grid of chunks, with shards of *size*."""
+        names, lead = self.names, self.shards.prefix
+        axes = tuple(map(Axis, names.grid.shape, size, names.voxel_offset, names.chunk_size))
+        return Grid(axes, lambda cell: lead + names.beginning(cell))
+
+    async def stored(self, io: ListingIO) -> AsyncIterator[AsyncIterator[Rows]]:
+        """Find the stored shards."""
+        for number in await self.shards.stored(io.list_objects):
+            yield self._cells(self.shards.numbered(number), io)
+
+    async def _cells(self, shard: PrecomputedShard, io: ListingIO) -> AsyncIterator[Rows]:
+        if (survey := await shard.survey(io.fetch)) is not None:
+            table = await io.run_in_thread(survey.table)
+            yield self.names.grid.cells(table.sound(survey.whole.ref)[0])
+
     async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str]:
         names, lead, sharding = self.names, self.shards.prefix, self.shards.part.sharding
         if not wanted().meets(lead) or not (stored := await self.shards.stored(io.list_names)):
@@ -243,12 +259,11 @@ class VolumeWalk:
             size = names.grid.box(low_bits)
             first_cells = {names.grid.decode(number << low_bits) for number in stored}
         boxes = np.array(sorted(first_cells), np.uint64) // np.array(size, np.uint64)
-        axes = tuple(map(Axis, names.grid.shape, size, names.voxel_offset, names.chunk_size))
 
         async def read(_: Cell) -> Rows:
             return np.unique(boxes, axis=0)
 
-        grid = Grid(axes, lambda cell: lead + names.beginning(cell))
+        grid = self.grid(size)
         async for cell in grid.walk(wanted, read):
             number, _ = sharding.address(names.grid.encode(cell))
             key = grid.spell(cell)
@@ -265,7 +280,6 @@ class IdWalk:
     parts: Sequence[ShardedPart]
     """All parts in the same directory: a name belongs to the first that parses it."""
     shards: PrecomputedShards
-    fetch: Fetch
 
     async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str]:
         lead = self.shards.prefix
@@ -307,7 +321,7 @@ class IdWalk:
         page: list[tuple[bytes, Stored]] = []
 
         async def read(shard: PrecomputedShard) -> Survey | None:
-            return await shard.survey(self.fetch)
+            return await shard.survey(io.fetch)
 
         for some in batched(shards, _CONCURRENT_SHARDS):
             for survey in await io.bounded_gather(read, some):

@@ -349,7 +349,7 @@ class HierarchyLayout(Layout):
         if (array := found.value.array) is None:
             return PLAIN
         shards = ZarrShards(self.directory, array, directory)
-        walk = walk_chunks(shards, self.limits.written_nbytes)
+        walk = walk_chunks(shards)
         return ListingRules(lambda name: not _CHUNK_NAME.fullmatch(name), (walk,))
 
     async def collections(

@@ -99,7 +99,7 @@ class ZarrLayout(Layout):
             return ListingRules()
         if array is None or directory:
             return PLAIN
-        walk = walk_chunks(ZarrShards(self.directory, array), self.limits.written_nbytes)
+        walk = walk_chunks(ZarrShards(self.directory, array))
         return ListingRules(lambda name: not array.keys.owns(name), (walk,))
 
     async def collections(

@@ -19,14 +19,13 @@ from shardgate.formats.listing import (
     ListingIO,
     ListNames,
     Rows,
-    Walk,
     Wanted,
 )
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import Description, EntryTable, Fault, IndexEntry, Ranges, Survey
 from shardgate.formats.zarr.codecs import ShardingLevel, codec_name, shape_of
 from shardgate.formats.zarr.grid import read_chunk_shape
-from shardgate.formats.zarr.index import CHECKSUM_NBYTES, shard_of
+from shardgate.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
 
@@ -88,15 +87,21 @@ def array_names(node: Node) -> Sequence[str] | None:
 class ChunkWalk:
     """Walks the keys of the inner chunks of an array: those of the stored shards."""
 
-    array: ArraySpec
+    shards: "ZarrShards"
+    grid: Grid
 
     async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[str]:
-        grid = Grid(self.array.axes, self.array.keys.beginning)
-        async for cell in grid.walk(wanted, partial(self._stored, io.list_names)):
-            yield grid.spell(cell)
+        async for cell in self.grid.walk(wanted, partial(self._list, io.list_names)):
+            yield self.grid.spell(cell)
 
-    async def _stored(self, list_names: ListNames, shard: Cell) -> Rows:
-        keys, ndim = self.array.keys, len(self.array.shape)
+    async def stored(self, io: ListingIO) -> AsyncIterator[AsyncIterator[Rows]]:
+        """Find the stored shards."""
+        async for name in io.list_objects(self.shards.prefix):
+            if (shard := self.shards.named(name)) is not None:
+                yield shard.cells(io)
+
+    async def _list(self, list_names: ListNames, shard: Cell) -> Rows:
+        keys, ndim = self.shards.array.keys, len(self.grid.axes)
         start = keys.beginning(shard)
         is_last = len(shard) + 1 == ndim or not keys.beginning((*shard, 0)).endswith("/")
         numbers = array("Q")
@@ -109,12 +114,11 @@ class ChunkWalk:
         return np.unique(rows.reshape(-1, ndim - len(shard) if is_last else 1), axis=0)
 
 
-def walk_chunks(shards: "ZarrShards", most_nbytes: int) -> Walk | GridWalk:
-    """Return the walk of the chunks in *shards*; all their indexes may be read up to *most_nbytes*
-    at once.
-    """
-    index_nbytes = max(index.nbytes for index in shards.array.indexes)
-    return GridWalk.of(ChunkWalk(shards.array), shards, index_nbytes, most_nbytes)
+def walk_chunks(shards: "ZarrShards") -> GridWalk:
+    """Return the walk of the chunks in *shards*."""
+    array = shards.array
+    walk = ChunkWalk(shards, Grid(array.axes, array.keys.beginning))
+    return GridWalk(walk, walk.grid, walk.stored, max(index.nbytes for index in array.indexes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,22 @@ class ZarrShard:
         """The sharding codec that wrote it."""
         return self.array.levels[self.depth]
 
+    async def cells(self, io: ListingIO) -> AsyncIterator[Rows]:
+        """Yield the cells whose chunks it holds; their places are not checked. See `GridWalk`."""
+        if self.depth + 1 < len(self.array.levels):
+            if (survey := await self.survey(io.fetch)) is not None:
+                table = await io.run_in_thread(survey.table)
+                table.sound(survey.whole.ref)
+                for entry in table:
+                    async for cells in self._inner(survey.whole, entry).cells(io):
+                        yield cells
+            return
+        kind, ref, request, _, version, _ = self.level.index.read(self.inside or Whole(self.ref))
+        found = await io.fetch(Read(kind, ref, request, CellDecoder(self.level), version))
+        if found is not None:
+            first = map(floordiv, self.origin, self.array.inner_chunk_shape)
+            yield found.value + np.array(tuple(first), np.uint64)
+
     async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the index; the indexes of shards inside are left to their own surveys."""
         codec, shard = self.level.index, self.inside or Whole(self.ref)
@@ -230,3 +250,19 @@ class ZarrShard:
         steps = zip(level.strides, level.chunks_per_shard, level.inner_chunk_shape, strict=True)
         places = (number // stride % count * size for stride, count, size in steps)
         return tuple(at + place for at, place in zip(self.origin, places, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class CellDecoder:
+    """Decodes an index to the cells whose chunks it holds, counted from the first of the shard."""
+
+    level: ShardingLevel
+
+    def __call__(self, data: bytes) -> Rows:
+        entries = np.frombuffer(self.level.index(data).entries, np.uint64).reshape(-1, 2)
+        numbers = np.flatnonzero((entries != EMPTY).any(axis=1))
+        cells = np.empty((len(numbers), len(self.level.strides)), np.uint32)
+        axes = zip(self.level.strides, self.level.chunks_per_shard, strict=True)
+        for axis, (stride, count) in enumerate(axes):
+            cells[:, axis] = numbers // stride % count
+        return cells

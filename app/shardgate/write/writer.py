@@ -242,13 +242,6 @@ class Writer:
             raise outcome
         return outcome
 
-    async def put_whole(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
-        """Write a key that is known to name an object; see `put`."""
-        await self._store.verify_conditional_writes(dataset.root)
-        target = Whole(dataset.root.join(write.key))
-        self._check_headers(target, write)
-        return await self._write(target, write)
-
     async def check_writable(
         self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
     ) -> None:

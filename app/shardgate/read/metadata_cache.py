@@ -208,9 +208,20 @@ class ReadCache:
         """Cache the size and version of *ref*, taken from an answer with some of its bytes."""
         return self._put(ref, stat, requested_at)
 
-    def put(self, read: Read[Any], known: Versioned[Any]) -> None:
-        """Cache *known*, just written, as the result of *read*; newer than a `forget` of now."""
-        self._put(read, known, nextafter(self.clock(), inf))
+    def decoded[T: Weighable](self, read: Read[T], etag: ETag) -> T | None:
+        """Return the result of *read* in the version *etag*, if that is the last that was read."""
+        entry: CachedRead | None = self.cache.get(read)
+        if entry is None or not isinstance(known := entry.known, Versioned):
+            return None
+        return known.value if known.etag == etag and not known.coding else None
+
+    def put(
+        self, read: Read[Any], known: Versioned[Any], requested_at: float | None = None
+    ) -> None:
+        """Cache *known*, read at *requested_at*, as the result of *read*; by default it was just
+        written, and is newer than a `forget` of now.
+        """
+        self._put(read, known, requested_at or nextafter(self.clock(), inf))
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""

@@ -102,6 +102,8 @@ class Sessions:
         self._fetch = fetch
         self._stores = stores
         """Includes evicted stores that requests still use."""
+        self._named = WeakValueDictionary[str, SessionStore]()
+        """The same stores by the names of the datasets that they are."""
         self._recent = SizedLRUCache[str, SessionStore](_MAX_STORES_NBYTES, _store_nbytes)
         self._formats = formats
         self._on_event = on_event
@@ -157,6 +159,9 @@ class Sessions:
                 self._clock,
             )
             store = SessionStore(session, root)
+        return await self._enter(store)
+
+    async def _enter(self, store: SessionStore) -> SessionStore:
         self.keep(store)
         await store.session.read()
         return store
@@ -179,13 +184,17 @@ class Sessions:
         """
         if (prefix := session_prefix(key)) is None:
             return dataset, key
-        claimed = await dataset.containers.claimed(dataset.root, key, self._fetch)
-        if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
-            return dataset, key
-        session_id = claimed.rest.partition("/")[0].removeprefix(SESSION)
-        store = await self.open(layout.repository, session_id, self._fetch)
-        containers = SessionContainers(self._formats, store=store)
         name = f"{dataset.name}/{prefix}"
+        if (store := self._named.get(name)) is not None:
+            await self._enter(store)
+        else:
+            claimed = await dataset.containers.claimed(dataset.root, key, self._fetch)
+            if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
+                return dataset, key
+            session_id = claimed.rest.partition("/")[0].removeprefix(SESSION)
+            store = await self.open(layout.repository, session_id, self._fetch)
+            self._named[name] = store
+        containers = SessionContainers(self._formats, store=store)
         inner = replace(dataset, name=name, root=store.root, containers=containers)
         return inner, VirtualKey(key.removeprefix(f"{prefix}/"))
 

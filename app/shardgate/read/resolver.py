@@ -159,9 +159,10 @@ class Resolver:
         entity = await self._look_up(opening, tracker)
         if outdated := tracker.outdated:
             await tracker.confirm(outdated)
-        lasting = entity and entity._replace(first=None)
-        found = CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
-        self._fetch.cache.put((opening.dataset.name, opening.key), found)
+        if not opening.dataset.root.bucket.startswith(VOLATILE):
+            lasting = entity and entity._replace(first=None)
+            found = CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
+            self._fetch.cache.put((opening.dataset.name, opening.key), found)
         return entity
 
     async def _look_up(self, opening: _Opening[Any], tracker: FreshnessTracker) -> Entity | None:

@@ -174,7 +174,7 @@ def _share(
         resolver,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         rewriting=ByteBudget(limits.in_flight_bytes, wait_s=limits.deadline_s),
-        sessions=Sessions(stores, fetch, stores.others, formats, on_event=on_event),
+        sessions=Sessions(stores, fetch, stores.volatile, formats, on_event=on_event),
     )
     metrics.caches.watch_budget("bodies", budget)
     metrics.caches.watch_budget("rewrites", shared.rewriting)

@@ -64,8 +64,8 @@ class Stores(StoreWrapper):
         self._on_write = on_write
         self._by_kind: dict[str, ObjectStore] = {}
         self._by_bucket: dict[str, ObjectStore] = {}
-        self.others = WeakValueDictionary[str, ObjectStore]()
-        """Stores of other buckets, as long as others keep them."""
+        self.volatile = WeakValueDictionary[str, ObjectStore]()
+        """Stores of volatile buckets, which their owners keep alive."""
         self._redirects = defaultdict[str, list[RequestTarget]](list)
         """URLs below which the root or prefix of a web server may redirect, by bucket."""
         self.memory = MemoryStore()
@@ -150,7 +150,7 @@ class Stores(StoreWrapper):
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:
         """Return the store that was opened for the bucket of *ref*."""
-        store = self._by_bucket.get(ref.bucket) or self.others.get(ref.bucket)
+        store = self._by_bucket.get(ref.bucket) or self.volatile.get(ref.bucket)
         if store is None:
             raise StorageUnusableError(ref, "no store was opened")
         return store

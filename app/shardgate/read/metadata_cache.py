@@ -221,7 +221,8 @@ class ReadCache:
         """Cache *known*, read at *requested_at*, as the result of *read*; by default it was just
         written, and is newer than a `forget` of now.
         """
-        self._put(read, known, requested_at or nextafter(self.clock(), inf))
+        now = nextafter(self.clock(), inf)
+        self._put(read, known, now if requested_at is None else requested_at)
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""

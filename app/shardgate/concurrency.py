@@ -242,14 +242,3 @@ class SingleFlight[K: Hashable]:
             del self._flights[key]
         if flight.task.done() and not flight.task.cancelled():
             flight.task.exception()  # else asyncio logs it if no caller waits
-
-
-class Unshared[K: Hashable]:
-    """Stands in for `SingleFlight` where each result must be newer than its caller's request."""
-
-    def __contains__(self, _: K) -> bool:
-        return False
-
-    async def run[T](self, _: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Start *call*."""
-        return await call()

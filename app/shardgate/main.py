@@ -1,7 +1,7 @@
 """The composition root: settings in, an ASGI application out. Importing it does nothing."""
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -32,17 +32,16 @@ from shardgate.http.shard_affinity import ShardAffinity
 from shardgate.http.write import WritePlane
 from shardgate.icechunk.commit import Committer
 from shardgate.icechunk.repo_swap import RepoSwaps
-from shardgate.icechunk.sessions.registry import KeyHandlers, KeyRouter, Sessions
+from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.observability.logging import open_access_log
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.tracing import Tracing
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader
-from shardgate.read.containers import Containers
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.resolver import Resolver
-from shardgate.settings import LimitSettings, Settings
-from shardgate.storage.contract import ObjectReader, ObjectStore
+from shardgate.settings import Settings
+from shardgate.storage.contract import ObjectStore
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import Call, OnCall, TracedStore
 from shardgate.write.rewrite import Rewrites
@@ -58,9 +57,7 @@ class Shared(NamedTuple):
     stores: Stores
     datasets: Mapping[str, ServedDataset]
     fetch: ReadCache
-    chunks: ChunkReader
-    responses: BucketBudgets
-    """For response bodies in flight, by the bucket that they come from."""
+    resolver: Resolver
     bodies: ByteBudget
     """For request bodies in flight."""
     decoding: ByteBudget
@@ -78,8 +75,9 @@ def create_app(
 ) -> AsgiApp:
     """Build the service; *wrap* is applied to every store, for tests that observe or break it."""
     shared = _share(settings, wrap, tracing)
-    router, rewrites = _open_router(shared)
-    resolver = router.plain.resolver
+    resolver = shared.resolver
+    on_rewrite = shared.metrics.stores.on_rewrite
+    rewrites = Rewrites(shared.stores, shared.fetch, shared.rewriting, on_rewrite)
     issuers = Issuers(settings.issuers)
     signer = TokenSigner(settings.tokens)
 
@@ -95,8 +93,7 @@ def create_app(
                 stack.push_async_callback(tracing.aclose)
             await stack.enter_async_context(shared.stores)
             await stack.enter_async_context(issuers)
-            for each in rewrites:
-                await stack.enter_async_context(aclosing(each))
+            await stack.enter_async_context(aclosing(rewrites))
             yield
 
     cors = Cors(settings.server.cors_origins)
@@ -108,8 +105,8 @@ def create_app(
     has_viewer = viewer_folder() is not None
     start_page = StartPage(datasets, OverviewCache(resolver), has_viewer=has_viewer)
     api = build_api(datasets, resolver, shared.metrics, routes, start_page=start_page)
-    writing = _build_writing(shared, router, authenticator)
-    data = DataPlane(datasets, authenticator, router, writing, cors)
+    writing = _build_writing(shared, rewrites, authenticator)
+    data = DataPlane(datasets, authenticator, resolver, shared.sessions, writing, cors=cors)
     shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
     gateway = Gateway(
         api, data, shards, authenticator=authenticator, cors=cors, limiter=_build_limiter(settings)
@@ -155,18 +152,34 @@ def _share(
     datasets = open_datasets(stores, settings)
     budget = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
     responses = BucketBudgets(budget, [each.root.bucket for each in datasets.values()])
+    chunks = ChunkReader(
+        stores,
+        responses,
+        max_bytes=settings.cache.chunk_bytes,
+        max_gap_bytes=limits.coalesce_gap_bytes,
+        max_span_bytes=limits.stream_bytes,
+    )
+    metrics.caches.watch("chunk", chunks.cache, chunks.counters)
+    resolver = Resolver(
+        stores,
+        fetch,
+        chunks,
+        responses,
+        stream_bytes=limits.stream_bytes,
+        decoded_bytes=limits.decoded_bytes,
+    )
+    formats, on_event = session_formats(limits), metrics.on_session
     shared = Shared(
         settings,
         metrics,
         stores,
         datasets,
         fetch,
-        _chunk_reader(stores, responses, limits, settings.cache.chunk_bytes, metrics),
-        responses=responses,
+        resolver,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         decoding=decoding,
         rewriting=decoding.share(decoding.max_bytes // 4),
-        sessions=Sessions(stores, fetch, on_event=metrics.on_session),
+        sessions=Sessions(stores, fetch, stores.volatile, formats, on_event=on_event),
     )
     metrics.caches.watch_budget("bodies", budget)
     metrics.caches.watch_budget("decoding", decoding)
@@ -182,56 +195,6 @@ def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
         tracing.on_call(call)
 
     return on_call
-
-
-def _open_router(shared: Shared) -> tuple[KeyRouter, Sequence[Rewrites]]:
-    """Open the readers and writers of all keys; those of sessions share and cache no answers."""
-    limits, sessions = shared.settings.limits, shared.sessions
-    plain, rewrites = _open_handlers(shared, shared.stores, shared.fetch, shared.chunks)
-    fetch = ReadCache(sessions.stores, shared.fetch.cache, ttl_s=0, is_shared=False)
-    shared.metrics.caches.watch("index", fetch.cache, fetch.counters)
-    chunks = _chunk_reader(sessions.stores, shared.responses, limits, 0, shared.metrics)
-    of_sessions, more = _open_handlers(shared, sessions.stores, fetch, chunks)
-    containers = Containers(session_formats(limits))
-    return KeyRouter(plain, of_sessions, sessions, containers, shared.fetch), (rewrites, more)
-
-
-def _open_handlers(
-    shared: Shared, stores: ObjectStore, fetch: ReadCache, chunks: ChunkReader
-) -> tuple[KeyHandlers, Rewrites]:
-    limits = shared.settings.limits
-    resolver = Resolver(
-        stores,
-        fetch,
-        chunks,
-        shared.responses,
-        stream_bytes=limits.stream_bytes,
-        decoded_bytes=limits.decoded_bytes,
-    )
-    objects = PassthroughWriter(
-        stores, fetch, document_bytes=limits.metadata_bytes, decoded_bytes=limits.decoded_bytes
-    )
-    rewrites = Rewrites(stores, fetch, shared.rewriting, shared.metrics.stores.on_rewrite)
-    writer = Writer(stores, fetch, objects, rewrites)
-    return KeyHandlers(resolver, writer, Eraser(resolver, objects, writer)), rewrites
-
-
-def _chunk_reader(
-    stores: ObjectReader,
-    budgets: BucketBudgets,
-    limits: LimitSettings,
-    max_bytes: int,
-    metrics: Metrics,
-) -> ChunkReader:
-    chunks = ChunkReader(
-        stores,
-        budgets,
-        max_bytes=max_bytes,
-        max_gap_bytes=limits.coalesce_gap_bytes,
-        max_span_bytes=limits.stream_bytes,
-    )
-    metrics.caches.watch("chunk", chunks.cache, chunks.counters)
-    return chunks
 
 
 def _build_routes(
@@ -257,14 +220,24 @@ def _build_routes(
     ]
 
 
-def _build_writing(shared: Shared, router: KeyRouter, authenticator: Authenticator) -> WritePlane:
-    limits = shared.settings.limits
-    uploads = Uploads(shared.stores, router, max_nbytes=limits.max_chunk_bytes)
+def _build_writing(shared: Shared, rewrites: Rewrites, authenticator: Authenticator) -> WritePlane:
+    limits, stores, sessions = shared.settings.limits, shared.stores, shared.sessions
+    objects = PassthroughWriter(
+        stores,
+        shared.fetch,
+        document_bytes=limits.metadata_bytes,
+        decoded_bytes=limits.decoded_bytes,
+    )
+    writer = Writer(stores, shared.fetch, objects, rewrites)
+    copy = partial(multipart.copy, sessions, shared.resolver)
+    uploads = Uploads(stores, writer, sessions.route, max_nbytes=limits.max_chunk_bytes)
     return WritePlane(
         authenticator,
-        router,
-        partial(multipart.copy, router),
-        multipart.MultipartUploads(uploads, router).steps,
+        sessions,
+        writer,
+        copy,
+        multipart.MultipartUploads(uploads, partial(copy, is_part=True)).steps,
+        eraser=Eraser(shared.resolver, objects, writer),
         budget=shared.bodies,
         max_chunk_nbytes=limits.max_chunk_bytes,
     )

@@ -19,6 +19,9 @@ ETag = NewType("ETag", str)
 GUARDED: Final = "guarded+"
 """Prefix of the buckets of virtual references."""
 
+VOLATILE: Final = "volatile+"
+"""Prefix of the buckets of sessions, whose state is read anew, and not shared, for each request."""
+
 
 def escape_ref(name: str) -> str:
     """Percent-encode characters of a ref name that a key segment cannot hold, such as ``/``."""
@@ -41,8 +44,8 @@ class ObjectRef(NamedTuple):
     key: str
 
     def __str__(self) -> str:
-        """Return the URL without the prefix of virtual references."""
-        return f"{self.bucket.removeprefix(GUARDED)}/{self.key}"
+        """Return the URL without the prefix of the bucket."""
+        return f"{self.bucket.removeprefix(GUARDED).removeprefix(VOLATILE)}/{self.key}"
 
     @property
     def prefix(self) -> "ObjectRef":

@@ -13,7 +13,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.icechunk.flatbuffers import memory_nbytes
 from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
-from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
+from shardgate.model import VOLATILE, ByteRange, ETag, Fixed, ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import (
     OVERHEAD_NBYTES,
@@ -424,3 +424,52 @@ async def test_reason_for_serving_as_stored_is_logged_once(
             await case.fetch(read)
 
     assert [each.message for each in caplog.records] == [f"{REF}: served as stored: it is odd"] * 2
+
+
+async def test_state_of_a_volatile_bucket_is_read_for_each_call() -> None:
+    """Each call for an object of a volatile bucket reads it anew, joins no read under way, and
+    decodes it again only if it has changed.
+    """
+    case = _Case(None)
+    ref = ObjectRef(f"{VOLATILE}session", "zarr.json")
+    case.store.place(ref, b"old")
+    read = Read("metadata", ref, None, case.read.decode)
+    case.store.gate.clear()
+    both = [asyncio.create_task(case.fetch(read)) for _ in range(2)]
+    await settle()
+    assert len(case.store.calls) == 2
+    case.store.gate.set()
+    await asyncio.gather(*both)
+    case.decoded = 0
+    await case.fetch(read)
+    assert case.decoded == 0
+    case.store.place(ref, b"new")
+
+    found = await case.fetch(read)
+    assert found is not None
+    assert found.value.data == b"new"
+
+
+async def test_changes_of_a_volatile_bucket_outdate_nothing_else() -> None:
+    """A changed or forgotten object of a volatile bucket leaves the generation as it is."""
+    case = _Case(None)
+    ref = ObjectRef(f"{VOLATILE}session", "zarr.json")
+    read = Read("metadata", ref, None, Opaque)
+    for data in b"old", b"new":
+        case.store.place(ref, data)
+        await case.fetch(read)
+    case.fetch.forget(ref)
+
+    assert case.fetch.generation == 0
+
+
+async def test_absence_of_a_marker_in_a_volatile_bucket_is_believed_at_once() -> None:
+    """A marker of a volatile bucket that was present and is removed is absent at once."""
+    case = _Case(None)
+    ref = ObjectRef(f"{VOLATILE}session", "zarr.json")
+    read = Read("metadata", ref, None, Opaque)
+    case.store.place(ref, b"{}")
+    assert await case.fetch(read) is not None
+    await case.store.delete(ref, expected=None)
+
+    assert await case.fetch(read) is None

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from shardgate.errors import BusyError, DamagedError
-from shardgate.model import EVERYTHING, ByteRange, ByteRequest, ObjectRef, VirtualKey
+from shardgate.model import EVERYTHING, VOLATILE, ByteRange, ByteRequest, ObjectRef, VirtualKey
 from shardgate.read.containers import Dataset
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr.building import build, build_nested, chunk_bytes, encode_index
-from tests.read.stores import Watching, holding, settle
-from tests.support.resolving import ROOT, everything
+from tests.read.stores import WatchedStore, Watching, holding, settle
+from tests.support.resolving import ROOT, everything, reading
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
 _SHARD = ROOT.join("c/0/0")
@@ -69,6 +69,24 @@ async def test_concurrent_callers_share_each_read() -> None:
     await case.warm("zarr.json")
     assert await asyncio.gather(*(case.read("a.bin") for _ in range(100))) == [b"bytes"] * 100
     assert case.store.methods == ["get"]
+
+
+async def test_callers_share_no_read_of_a_volatile_bucket() -> None:
+    """Each caller that reads an object of a volatile bucket gets bytes read after its call."""
+    store, root = WatchedStore(), ObjectRef(f"{VOLATILE}session", "")
+    data = reading(store, root=root, formats=())
+    store.place(root.join("a"), b"old")
+    store.gate.clear()
+    first = asyncio.create_task(data.read("a", EVERYTHING))
+    await settle()
+    store.place(root.join("a"), b"new")
+    second = asyncio.create_task(data.read("a", EVERYTHING))
+    await settle()
+    assert len(store.calls) == 2
+    store.gate.set()
+
+    assert await second == b"new"
+    await first
 
 
 async def test_head_reads_no_chunk() -> None:

@@ -14,6 +14,7 @@ from shardgate.errors import (
 from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteBudget, ByteReservation
+from shardgate.read.containers import Dataset
 from shardgate.storage.contract import NO_HEADERS, UPLOADS
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
@@ -80,7 +81,11 @@ def clock() -> Clock:
 def process(store: Any, clock: Clock) -> Process:
     """Start a process over *store*."""
     own = replica(store)
-    return Process(Uploads(store, own.writer, max_nbytes=MAX, clock=clock), own)
+
+    async def route(dataset: Dataset, key: VirtualKey) -> tuple[Dataset, VirtualKey]:
+        return dataset, key
+
+    return Process(Uploads(store, own.writer, route, max_nbytes=MAX, clock=clock), own)
 
 
 @pytest.fixture

@@ -41,9 +41,10 @@ from shardgate.http.responses import (
 )
 from shardgate.http.s3 import dialect
 from shardgate.http.write import WritePlane, allowed_methods
-from shardgate.icechunk.sessions.registry import KeyRouter
+from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import VirtualKey
 from shardgate.read.bodies import Entity, Opened
+from shardgate.read.listing import Page
 from shardgate.read.resolver import Resolver
 
 MOST_LINKS: Final = 10_000
@@ -58,18 +59,20 @@ _log = logging.getLogger(__name__)
 class DataPlane:
     """Answers requests for virtual keys; those that write go on to `WritePlane`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
         datasets: Datasets,
         authenticator: Authenticator,
-        router: KeyRouter,
+        resolver: Resolver,
+        sessions: Sessions,
         writing: WritePlane,
+        *,
         cors: Cors,
     ) -> None:
         self._authenticator = authenticator
         self._datasets = datasets
-        self._router = router
-        self._resolver = router.plain.resolver
+        self._resolver = resolver
+        self._sessions = sessions
         self._writing = writing
         self._cors = cors
 
@@ -85,7 +88,7 @@ class DataPlane:
     def _answer_cached(self, request: Request) -> Response | None:
         name, key = split_target(request.raw_path)
         dataset = self._datasets.get(name)
-        if not key or key.endswith("/") or SESSION in key:
+        if not key or key.endswith("/"):
             return None
         if dataset is None or not dataset.is_public:
             request.caller = self._authenticator.cached_reader(request, dataset)
@@ -148,14 +151,18 @@ class DataPlane:
         dataset = await self._authenticator.enter(request, name)
         if names:
             dialect.demand_served(method, names, {}, of_key=bool(key))
-        if key and b"tagging" in names:
-            await self._list_tags(responder, dataset, key)
-        elif key and not key.endswith("/"):
-            conditions = Conditions.parse(method, request.headers)
-            await self._read(dataset, key, conditions, responder)
-        elif not key and dialect.lists_objects(method, names, is_s3=responder.is_s3):
+        if key:
+            place = await self._route(dataset, key) if SESSION in key else (dataset, key)
+            if b"tagging" in names:
+                await self._list_tags(responder, *place)
+            elif key.endswith("/"):
+                await self._list(responder, *place)
+            else:
+                conditions = Conditions.parse(method, request.headers)
+                await self._read(*place, conditions, responder)
+        elif dialect.lists_objects(method, names, is_s3=responder.is_s3):
             await self._list_objects(responder, dataset, dialect.ListRequest.parse(query))
-        elif not key and (responder.is_s3 or dialect.describes_bucket(names)):
+        elif responder.is_s3 or dialect.describes_bucket(names):
             await _describe_bucket(responder, method, names)
         elif key is None:
             detail = "a dataset is no object; its keys follow a slash"
@@ -178,8 +185,6 @@ class DataPlane:
         self, dataset: ServedDataset, key: VirtualKey, conditions: Conditions, responder: Responder
     ) -> None:
         resolver = self._resolver
-        if SESSION in key:
-            resolver, dataset, key = await self._route(dataset, key)
         negotiate = partial(_negotiate, responder.request)
         choose_part = partial(choose, conditions, negotiate)
         async with resolver.open(dataset, key, choose_part, conditions.reading) as opened:
@@ -198,24 +203,25 @@ class DataPlane:
 
     async def _route(
         self, dataset: ServedDataset, key: VirtualKey
-    ) -> tuple[Resolver, ServedDataset, VirtualKey]:
-        """Return the reader of *key*; what comes from a session is not to be stored."""
-        resolver, inner, key = await self._router.route(dataset, key)
-        is_session = inner is not dataset
-        return resolver, replace(inner, cache_control=_NO_STORE) if is_session else dataset, key
+    ) -> tuple[ServedDataset, VirtualKey]:
+        """Return the dataset of *key*, and the key in it; responses of sessions are not stored."""
+        routed, key = await self._sessions.route(dataset, key)
+        is_session = routed is not dataset
+        return replace(routed, cache_control=_NO_STORE) if is_session else dataset, key
 
     async def _list_objects(
         self, responder: Responder, dataset: ServedDataset, request: dialect.ListRequest
     ) -> None:
-        window = request.window
-        pages = self._router if SESSION in window.prefix else self._resolver
-        page = await pages.page(dataset, window, request.limit)
-        body = request.format(dataset.name, page)
-        if SESSION in window.prefix:
-            await responder.send_document(dialect.MEDIA_TYPE, body)
-        else:
-            headers = _listing_headers(dataset, dialect.MEDIA_TYPE, body)
-            await responder.send(HTTPStatus.OK, headers, body)
+        name, window = dataset.name, request.window
+        dataset, prefix = await self._route(dataset, VirtualKey(window.prefix))
+        lead = window.prefix.removesuffix(prefix)
+        page = await self._resolver.page(dataset, window.below(lead), request.limit)
+        if lead:
+            entries = [entry._replace(key=lead + entry.key) for entry in page.entries]
+            page = Page(entries, page.after and lead + page.after)
+        body = request.format(name, page)
+        headers = _listing_headers(dataset, dialect.MEDIA_TYPE, body)
+        await responder.send(HTTPStatus.OK, headers, body)
 
     async def _list_tags(
         self, responder: Responder, dataset: ServedDataset, key: VirtualKey
@@ -223,17 +229,15 @@ class DataPlane:
         def choose_nothing(_: Entity) -> Selection:
             return Selection(HTTPStatus.OK)
 
-        resolver, dataset, key = await self._route(dataset, key)
-        async with resolver.open(dataset, key, choose_nothing) as opened:
+        async with self._resolver.open(dataset, key, choose_nothing) as opened:
             if opened is None:
                 await _send_missing(responder, dataset, f"{dataset.name} has no {key}")
             else:
                 await responder.send_document(dialect.MEDIA_TYPE, dialect.no_tags())
 
     async def _list(self, responder: Responder, dataset: ServedDataset, prefix: VirtualKey) -> None:
-        resolver, dataset, prefix = await self._route(dataset, prefix)
         listed: list[Name] = []
-        async with aclosing(resolver.list(dataset, prefix)) as names:
+        async with aclosing(self._resolver.list(dataset, prefix)) as names:
             async for name in names:
                 listed.append(name)
                 await yield_to_loop(len(listed))

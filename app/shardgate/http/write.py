@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from shardgate.errors import (
     ShardgateError,
     UnsupportedError,
 )
+from shardgate.formats.icechunk.keys import session_prefix
 from shardgate.http.auth.access import ServedDataset, why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
@@ -27,13 +29,13 @@ from shardgate.http.problems import Headers
 from shardgate.http.request import Request, RequestHeaders
 from shardgate.http.responses import ALLOW, NO_STORE, Responder
 from shardgate.http.s3 import dialect
-from shardgate.icechunk.sessions.registry import KeyRouter
+from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import ETag, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA, object_headers
-from shardgate.write.writer import KeyWrite, Outcome
+from shardgate.write.writer import Eraser, KeyWrite, Outcome, Writer
 
 COPY_SOURCE: Final = b"x-amz-copy-source"
 FOREIGN: Final = "server.cors_origins does not name the page that would write"
@@ -144,15 +146,19 @@ class WritePlane:
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
         authenticator: Authenticator,
-        router: KeyRouter,
+        sessions: Sessions,
+        writer: Writer,
         copy: Copy,
         upload_steps: Mapping[str, Handler],
         *,
+        eraser: Eraser,
         budget: ByteBudget,
         max_chunk_nbytes: int,
     ) -> None:
         self._authenticator = authenticator
-        self._router = router
+        self._sessions = sessions
+        self._writer = writer
+        self._eraser = eraser
         self._copy = copy
         self._budget = budget
         self._max_chunk_nbytes = max_chunk_nbytes
@@ -202,10 +208,10 @@ class WritePlane:
         request.refuse_prefix()
         demand, headers = request.demand(), request.object_headers()
 
-        def put(payload: Payload, source: ObjectHeaders | None = None) -> Awaitable[ETag | None]:
+        async def put(payload: Payload, source: ObjectHeaders | None = None) -> ETag | None:
             stored = source or headers._replace(coding=headers.coding or payload.coding)
-            change = KeyWrite(request.key, payload.body, stored, demand)
-            return self._router.put(request.dataset, change)
+            dataset, key = await self._sessions.route(request.dataset, request.key)
+            return await self._writer.put(dataset, KeyWrite(key, payload.body, stored, demand))
 
         if COPY_SOURCE in request.headers:
             await self._copy(request, put)
@@ -227,7 +233,8 @@ class WritePlane:
         demand = request.demand()
         if not request.key.endswith("/"):
             with suppress(BadKeyError):  # where no such chunk can be, none is
-                await self._router.put(request.dataset, KeyWrite(request.key, None, demand=demand))
+                dataset, key = await self._sessions.route(request.dataset, request.key)
+                await self._writer.put(dataset, KeyWrite(key, None, demand=demand))
         await request.responder.send(HTTPStatus.NO_CONTENT, [NO_STORE])
 
     async def _delete_objects(self, request: WriteRequest) -> None:
@@ -244,25 +251,42 @@ class WritePlane:
     ) -> list[Outcome]:
         """Delete keys; a key that cannot exist, as below a folder's name, counts as deleted."""
         outcomes: dict[str, Outcome] = {}
-        changes = []
+        by_session: defaultdict[str, list[KeyWrite]] = defaultdict(list)
         for key, etag in deletion.keys:
             try:
                 demand = parse_demand(etag, None)
                 if check_key(key) and not key.endswith("/"):
-                    changes.append(KeyWrite(VirtualKey(key), None, demand=demand))
+                    write = KeyWrite(VirtualKey(key), None, demand=demand)
+                    by_session[session_prefix(key) or ""].append(write)
             except ShardgateError as error:
                 outcomes[key] = error
-        written = await self._router.put_each(dataset, changes)
-        for change, outcome in zip(changes, written, strict=True):
-            outcomes[change.key] = None if isinstance(outcome, BadKeyError) else outcome
+        for session, writes in by_session.items():
+            written = await self._write_below(dataset, VirtualKey(f"{session}/"), writes)
+            for each, outcome in zip(writes, written, strict=True):
+                outcomes[each.key] = None if isinstance(outcome, BadKeyError) else outcome
         return [outcomes.get(key) for key, _ in deletion.keys]
+
+    async def _write_below(
+        self, dataset: ServedDataset, lead: VirtualKey, writes: Sequence[KeyWrite]
+    ) -> Sequence[Outcome]:
+        """Write keys that begin with *lead* if that names a session."""
+        try:
+            routed, _ = await self._sessions.route(dataset, lead)
+        except ShardgateError as error:
+            return [error] * len(writes)
+        if routed is not dataset:
+            start = len(lead)
+            writes = [each._replace(key=VirtualKey(each.key[start:])) for each in writes]
+        return await self._writer.put_each(routed, writes)
 
     async def _erase(self, request: WriteRequest) -> None:
         """Delete all keys that begin with the parameter ``prefix``."""
         prefix = request.parameter("prefix")
         if not prefix.endswith("/"):
             raise BadParameterError(f"prefix must end in a slash, found {prefix!r}")
-        count = await self._router.erase(request.dataset, check_key(prefix))
+        dataset, below = await self._sessions.route(request.dataset, check_key(prefix))
+        nodes = await self._sessions.erase(dataset, below)
+        count = nodes or await self._eraser.erase(dataset, below)
         body = json.dumps({"deleted": count}).encode()
         await request.responder.send_document(b"application/json", body)
 

@@ -27,11 +27,12 @@ from shardgate.errors import (
     UnknownRefError,
     UnknownRepositoryError,
 )
+from shardgate.formats.documents import Marked
 from shardgate.formats.icechunk.flatbuffers import fits, memory_nbytes
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN
 from shardgate.formats.icechunk.layout import Icechunk
-from shardgate.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, Update, encode_metadata
+from shardgate.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, encode_metadata
 from shardgate.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
@@ -40,7 +41,6 @@ from shardgate.formats.icechunk.repo_writer import (
     RefUpdate,
     RepoUpdate,
     create_repo,
-    moment_after,
     rewrite_repo,
 )
 from shardgate.formats.icechunk.repository_files import REPO, RepoRefs
@@ -50,9 +50,9 @@ from shardgate.formats.icechunk.snapshot import (
     write_snapshot,
 )
 from shardgate.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, Versioned
 from shardgate.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
-from shardgate.model import ByteRange, ETag, ObjectRef
+from shardgate.model import ETag, ObjectRef
 from shardgate.read.bodies import Demand
 from shardgate.read.containers import Dataset
 from shardgate.read.metadata_cache import ReadCache
@@ -130,7 +130,8 @@ class RepoSwaps:
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T] | Conflict:
         ref, limit, began_s = opened.repo, opened.repository.limit_nbytes, self.clock()
-        found = await self.store.get(ref, ByteRange(0, limit + 1))
+        read, requested_at = RepoRefs(opened.directory, limit).read, self.fetch.clock()
+        found = await self.store.get(ref, read.request)
         if not isinstance(found, Found):
             self.fetch.forget(ref)
             raise UnknownRepositoryError(f"there is no repository any more at {opened.directory}")
@@ -139,9 +140,15 @@ class RepoSwaps:
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
         async with self.fetch.cache.decoding.room(weight):
-            prepared = await asyncio.to_thread(self._prepare, ref, limit, found.data, plan)
+            known = self.fetch.decoded(read, found.etag)
+            if known is None or (info := known.spec) is None:
+                self.fetch.forget(ref)
+                decode = partial(RepoInfoDecoder(limit), found.data)
+                info = await opened.decode_in_thread(ref, decode)
+                version = Versioned(Marked(info), found.etag, found.size, found.modified_s)
+                self.fetch.put(read, version, requested_at)
+            prepared = await asyncio.to_thread(self._prepare, ref, limit, info, plan)
         if prepared.data is None:
-            self.fetch.forget(ref)
             return prepared
         backup = opened.directory.join(f"overwritten/{prepared.backup}")
         if await self.store.put(backup, [found.data], expected=ABSENT) is CONFLICT:
@@ -154,21 +161,17 @@ class RepoSwaps:
         return CONFLICT if swapped is CONFLICT else prepared
 
     def _prepare[T](
-        self, ref: ObjectRef, limit: int, data: bytes, plan: Callable[[RepoInfo], Planned[T]]
+        self, ref: ObjectRef, limit: int, info: RepoInfo, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T]:
         now_us = self.now_us()
         number = max(0, _YEAR_3000_MS - now_us // 1000)  # sorts before those of earlier backups
         backup = f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
         try:
-            info = RepoInfoDecoder(limit)(data)
             answer, change = plan(info)
             if change is None:
                 return _Prepared(answer, None, backup)
             require_unlocked(info, ref)
-            newest = next(iter(info.updates()), None)
-            newest_us = 0 if newest is None else newest.updated_at_us
-            at_us = moment_after(newest_us, now_us, _named(newest))
-            data = rewrite_repo(info, change, at_us, backup)
+            data = rewrite_repo(info, change, now_us, backup)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
         except DecodeError as error:
@@ -198,16 +201,6 @@ async def demand_clock(store: ObjectStore, written: ObjectRef, now_s: float) -> 
             f"{written}: the clock of this machine is {abs(skew_s)} s {side} that of the store; "
             f"times that are written may differ from it by {SKEW_S} s"
         )
-
-
-def _named(update: Update | None) -> str:
-    """Return the snapshot that *update* made, or else its kind."""
-    match update:
-        case Update(fields={"new_snap_id": bytes(object_id)}):
-            return f"snapshot {encode_id(object_id)}"
-        case Update(kind):
-            return f"the last change ({kind})"
-    return "the repository"
 
 
 async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:

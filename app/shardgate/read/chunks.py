@@ -7,10 +7,20 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
+from sys import maxsize
 from typing import Any, Final, NamedTuple
 
 from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
-from shardgate.model import ByteRange, Fixed, ObjectRef, Stored, Version, coalesce, condition_of
+from shardgate.model import (
+    VOLATILE,
+    ByteRange,
+    Fixed,
+    ObjectRef,
+    Stored,
+    Version,
+    coalesce,
+    condition_of,
+)
 from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CacheCounters, SizedLRUCache
 from shardgate.storage.contract import Found, ObjectReader
@@ -190,9 +200,7 @@ class ChunkReader:
         """By bucket."""
         self._max_gap_bytes = max_gap_bytes
         self._max_span_bytes = max_span_bytes
-        self.cache = SizedLRUCache[Stored, bytes](
-            max_bytes, lambda _, data: len(data) + OVERHEAD_NBYTES
-        )
+        self.cache = SizedLRUCache[Stored, bytes](max_bytes, _chunk_nbytes)
         self.counters = CacheCounters()
         self._pending: dict[Stored, _PendingChunk] = {}
         self._windows: dict[_ObjectVersion, list[_PendingChunk]] = {}
@@ -393,3 +401,8 @@ class ChunkReader:
         if len(found.data) != nbytes:
             raise TruncatedReadError(ref, f"{len(found.data)} bytes came instead of {nbytes}")
         return found
+
+
+def _chunk_nbytes(chunk: Stored, data: bytes) -> int:
+    """Weigh a chunk; one of a volatile bucket fits into no cache."""
+    return maxsize if chunk.ref.bucket.startswith(VOLATILE) else len(data) + OVERHEAD_NBYTES

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple, cast
 
 from cachetools import LRUCache, TTLCache
 
-from shardgate.concurrency import SingleFlight, Unshared
+from shardgate.concurrency import SingleFlight
 from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.reading import Read, Versioned, Weighable
-from shardgate.model import ETag, ObjectRef
+from shardgate.model import VOLATILE, ETag, ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.perform import perform
 from shardgate.storage.contract import NotModified, ObjectReader, Stat
@@ -125,7 +125,8 @@ class ReadCache:
 
     The state of a mutable object is fresh for *ttl_s*, then it is revalidated by its ETag; reads
     of one version never expire; failures are not cached. A caller that finds an entry outdated
-    calls `forget`, which outdates everything read before of that object.
+    calls `forget`, which outdates everything read before of that object. In a volatile bucket no
+    state is fresh, or shared: each read is newer than the call, and absence is believed at once.
     """
 
     def __init__(
@@ -134,17 +135,13 @@ class ReadCache:
         cache: MetadataCache,
         *,
         ttl_s: float,
-        is_shared: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Share reads in progress unless *is_shared* is false, for results newer than each call."""
         self._store = store
         self.cache = cache
         self._ttl_s = ttl_s
         self.clock = clock
-        self.is_shared = is_shared
-        self._flights: SingleFlight[tuple[Hashable, float]] | Unshared[tuple[Hashable, float]]
-        self._flights = SingleFlight() if is_shared else Unshared()
+        self._flights = SingleFlight[tuple[Hashable, float]]()
         self._forgotten = TTLCache[ObjectRef, float](_MAX_FORGOTTEN, ttl_s, clock)
         self._all_forgotten_at = -inf
         self._markers = LRUCache[ObjectRef, float](_MAX_MARKERS)
@@ -173,9 +170,10 @@ class ReadCache:
 
     def prefetch(self, read: Read[Any]) -> None:
         """Start *read* if nothing of it is cached; whoever asks for it then waits less."""
-        flight, flights = (read, self._forgotten_at(read.ref)), self._flights
-        if isinstance(flights, SingleFlight) and read not in self.cache and flight not in flights:
-            flights.start(flight, lambda: self._perform(read))
+        if read.ref.bucket.startswith(VOLATILE) or read in self.cache:
+            return
+        if (flight := (read, self._forgotten_at(read.ref))) not in self._flights:
+            self._flights.start(flight, lambda: self._perform(read))
 
     async def refresh(self, read: Read[Any]) -> bool:
         """Perform *read* again, and return whether it found another version than the cached one."""
@@ -205,13 +203,25 @@ class ReadCache:
         """Cache the size and version of *ref*, taken from an answer with some of its bytes."""
         return self._put(ref, stat, requested_at)
 
-    def put(self, read: Read[Any], known: Versioned[Any]) -> None:
-        """Cache *known*, just written, as the result of *read*; newer than a `forget` of now."""
-        self._put(read, known, nextafter(self.clock(), inf))
+    def decoded[T: Weighable](self, read: Read[T], etag: ETag) -> T | None:
+        """Return the result of *read* in the version *etag*, if that is the last that was read."""
+        entry: CachedRead | None = self.cache.get(read)
+        if entry is None or not isinstance(known := entry.known, Versioned):
+            return None
+        return known.value if known.etag == etag and not known.coding else None
+
+    def put(
+        self, read: Read[Any], known: Versioned[Any], requested_at: float | None = None
+    ) -> None:
+        """Cache *known*, read at *requested_at*, as the result of *read*; by default it was just
+        written, and is newer than a `forget` of now.
+        """
+        now = nextafter(self.clock(), inf)
+        self._put(read, known, now if requested_at is None else requested_at)
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""
-        if self._forgotten_at(ref) < known_at:
+        if self._forgotten_at(ref) < known_at and not ref.bucket.startswith(VOLATILE):
             if self._forgotten.currsize >= _MAX_FORGOTTEN:  # else the oldest would be fresh again
                 self._forgotten.clear()
                 self._all_forgotten_at = self.clock()
@@ -220,7 +230,7 @@ class ReadCache:
 
     def mark_present(self, ref: ObjectRef) -> None:
         """Record that the marker *ref* exists; for `ttl_s` reads that miss it will fail."""
-        if self.is_shared:  # absence of markers of sessions is believed at once
+        if not ref.bucket.startswith(VOLATILE):
             self._markers[ref] = inf
 
     def mark_removed(self, ref: ObjectRef) -> None:
@@ -270,16 +280,19 @@ class ReadCache:
 
     def _put(
         self,
-        key: Hashable,
+        key: Read[Any] | ObjectRef,
         known: Versioned[Any] | Stat | None,
         requested_at: float,
         *,
         is_pinned: bool = False,
     ) -> CachedRead:
+        ref = key.ref if isinstance(key, Read) else key
+        is_volatile = ref.bucket.startswith(VOLATILE)
         before = self.cache.get(key)
-        if before is not None and _version(before.known) != _version(known):
+        if before is not None and not is_volatile and _version(before.known) != _version(known):
             self.generation += 1
-        entry = CachedRead(known, requested_at, inf if is_pinned else requested_at + self._ttl_s)
+        expires_at = inf if is_pinned else requested_at + (0 if is_volatile else self._ttl_s)
+        entry = CachedRead(known, requested_at, expires_at)
         self.cache.put(key, entry)
         return entry
 
@@ -287,6 +300,9 @@ class ReadCache:
         self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]
     ) -> CachedRead:
         """Join a call of *key* that started after *ref* was last forgotten, or start one."""
+        if ref.bucket.startswith(VOLATILE):
+            self.counters.misses += 1
+            return await call()
         flight = (key, self._forgotten_at(ref))
         if flight in self._flights:
             self.counters.joins += 1

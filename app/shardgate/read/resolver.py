@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-from shardgate.concurrency import SingleFlight, Unshared, run_in_thread
+from shardgate.concurrency import SingleFlight, run_in_thread
 from shardgate.errors import (
     DamagedError,
     RangeNotSatisfiedError,
@@ -17,6 +17,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.listing import Name, Window
 from shardgate.model import (
+    VOLATILE,
     ByteRange,
     ByteRequest,
     Coded,
@@ -103,8 +104,7 @@ class Resolver:
         self._budgets = budgets
         self._stream_bytes = stream_bytes
         self._clock = clock
-        self._first_reads: SingleFlight[_FirstRead] | Unshared[_FirstRead]
-        self._first_reads = SingleFlight() if fetch.is_shared else Unshared()
+        self._first_reads = SingleFlight[_FirstRead]()
         self.cached_body = self._bodies.cached_body
 
     def get_cached(self, dataset: Dataset, key: VirtualKey) -> CachedEntity | None:
@@ -159,9 +159,10 @@ class Resolver:
         entity = await self._look_up(opening, tracker)
         if outdated := tracker.outdated:
             await tracker.confirm(outdated)
-        lasting = entity and entity._replace(first=None)
-        found = CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
-        self._fetch.cache.put((opening.dataset.name, opening.key), found)
+        if not opening.dataset.root.bucket.startswith(VOLATILE):
+            lasting = entity and entity._replace(first=None)
+            found = CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
+            self._fetch.cache.put((opening.dataset.name, opening.key), found)
         return entity
 
     async def _look_up(self, opening: _Opening[Any], tracker: FreshnessTracker) -> Entity | None:
@@ -292,9 +293,12 @@ class Resolver:
         if cached is None and request is not None:
             await opening.held.reserve(request.length)
             with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
-                cached, first = await self._first_reads.run(
-                    (ref, request, condition), lambda: self._first_read(ref, request, condition)
-                )
+                first_read = partial(self._first_read, ref, request, condition)
+                if ref.bucket.startswith(VOLATILE):
+                    cached, first = await first_read()
+                else:
+                    flight = (ref, request, condition)
+                    cached, first = await self._first_reads.run(flight, first_read)
         stat = tracker.track(ref, cached or await self._fetch.stat(ref))
         return (stat, first) if isinstance(stat, Stat) else (None, None)
 

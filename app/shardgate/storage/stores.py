@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
+from weakref import WeakValueDictionary
 
 from shardgate.errors import ConfigurationError, StorageUnusableError
 from shardgate.model import GUARDED, ObjectRef
@@ -63,6 +64,8 @@ class Stores(StoreWrapper):
         self._on_write = on_write
         self._by_kind: dict[str, ObjectStore] = {}
         self._by_bucket: dict[str, ObjectStore] = {}
+        self.volatile = WeakValueDictionary[str, ObjectStore]()
+        """Stores of volatile buckets, which their owners keep alive."""
         self._redirects = defaultdict[str, list[RequestTarget]](list)
         """URLs below which the root or prefix of a web server may redirect, by bucket."""
         self.memory = MemoryStore()
@@ -147,10 +150,10 @@ class Stores(StoreWrapper):
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:
         """Return the store that was opened for the bucket of *ref*."""
-        try:
-            return self._by_bucket[ref.bucket]
-        except KeyError:
-            raise StorageUnusableError(ref, "no store was opened") from None
+        store = self._by_bucket.get(ref.bucket) or self.volatile.get(ref.bucket)
+        if store is None:
+            raise StorageUnusableError(ref, "no store was opened")
+        return store
 
     def _kept(self, kind: str, open_store: Callable[[], ObjectStore]) -> ObjectStore:
         if kind not in self._by_kind:

@@ -9,9 +9,9 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from shardgate.concurrency import bounded_gather, run_in_thread
 from shardgate.errors import (
@@ -27,7 +27,7 @@ from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteReservation
 from shardgate.read.containers import Dataset
 from shardgate.storage.contract import UPLOADS, Found, ObjectHeaders, ObjectStore
-from shardgate.write.writer import KeyWrite
+from shardgate.write.writer import KeyWrite, Writer
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
@@ -72,38 +72,32 @@ class Completion(NamedTuple):
         return _md5(repr([tuple(part) for part in self.parts]).encode())
 
 
-class KeyWriter(Protocol):
-    """Writes keys as `Writer` does."""
-
-    async def check_writable(
-        self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders
-    ) -> None:
-        """Raise what `put` would for *key*, whatever the body."""
-
-    async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
-        """Write one key, and return its new version, `None` if it was deleted."""
+type Route = Callable[[Dataset, VirtualKey], Awaitable[tuple[Dataset, VirtualKey]]]
+"""Returns the dataset, and the key in it, where a key is written."""
 
 
 class Uploads:
-    """Stores parts, and writes the key when the upload is completed."""
+    """Stores parts, and writes the key, by its *route*, when the upload is completed."""
 
     def __init__(
         self,
         store: ObjectStore,
-        writer: KeyWriter,
+        writer: Writer,
+        route: Route,
         *,
         max_nbytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._writer = writer
+        self._route = route
         self._max_nbytes = max_nbytes
         self._clock = clock
         self._next_sweep_s: dict[ObjectRef, float] = {}
 
     async def create(self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders) -> str:
         """Begin an upload, and return its id. Raises: what `Writer.put` raises for the key."""
-        await self._writer.check_writable(dataset, key, headers)
+        await self._writer.check_writable(*await self._route(dataset, key), headers)
         await self._sweep(dataset.root)
         upload_id = f"{int(self._clock()):08x}{secrets.token_hex(12)}"
         ref = Upload(dataset, key, upload_id).object("upload")
@@ -133,8 +127,9 @@ class Uploads:
             await run_in_thread(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
             metadata = tuple((name, value) for name, value in begun.get("metadata", ()))
             headers = ObjectHeaders(begun["coding"], begun["content_type"], metadata)
-            write = KeyWrite(upload.key, body, headers, completion.demand)
-            etag = await self._writer.put(upload.dataset, write)
+            dataset, key = await self._route(upload.dataset, upload.key)
+            write = KeyWrite(key, body, headers, completion.demand)
+            etag = await self._writer.put(dataset, write)
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
             done = await self._record(upload.object("done"))
             if done is None or (done["key"], done["parts"]) != (upload.key, completion.digest):

@@ -237,17 +237,13 @@ class Writer:
 
     async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
         """Write one key, and return its new version, `None` if it was deleted."""
-        (outcome,) = await self.put_each(dataset, (write,))
-        if isinstance(outcome, ShardgateError):
-            raise outcome
-        return outcome
-
-    async def put_whole(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
-        """Write a key that is known to name an object; see `put`."""
         await self._store.verify_conditional_writes(dataset.root)
-        target = Whole(dataset.root.join(write.key))
-        self._check_headers(target, write)
-        return await self._write(target, write)
+        target = await self._target(dataset, write, self._fetch.clock())
+        if not isinstance(target, Slot):
+            return await self._write(target, write)
+        change = await _encode(target, write)
+        await self._rewrites.make(target.shard, (change,))
+        return await change.done
 
     async def check_writable(
         self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import icechunk
 import zarr
@@ -146,7 +147,8 @@ class Replica:
         fetch = ReadCache(store, MetadataCache(cached_nbytes), ttl_s=60)
         root = Root(directory, store, Containers([Icechunk(_LIMIT, _LIMIT)]), fetch)
         committer = Committer(RepoSwaps(store, fetch, clock=clock), ByteBudget(_LIMIT, wait_s=1))
-        return cls(await open_repository(root, ""), Sessions(store, fetch, clock=clock), committer)
+        sessions = Sessions(store, fetch, WeakValueDictionary(), [], clock=clock)
+        return cls(await open_repository(root, ""), sessions, committer)
 
     async def begin(self) -> str:
         """Begin a session."""

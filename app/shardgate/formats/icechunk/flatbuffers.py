@@ -49,6 +49,7 @@ _ITEM_NBYTES: Final = 128
 _TARGET_NBYTES: Final = 64
 """Memory of the Python objects for a table, a vtable, a string or struct, and a position."""
 _STRING_PER_BYTE: Final = 4
+_TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
 _IDENTIFIER: Final = b"Ichk"
 _WIDEST: Final = 8
 
@@ -93,6 +94,8 @@ class TableType:
     def __init__(self, *fields: Field) -> None:
         self.fields = fields
         self.absent = tuple(field.absent for field in fields)
+        self.nbytes = tuple(field.nbytes for field in fields)
+        self.widest_first = sorted(range(len(fields)), key=lambda slot: -fields[slot].align)
 
     @cached_property
     def lazy(self) -> "TableType":
@@ -137,13 +140,14 @@ class FlatBufferReader:
 
     def spend(self, nbytes: int) -> None:
         """Count *nbytes* of memory, up to the limit of `decoded_nbytes`."""
-        self.check(nbytes)
+        if nbytes > self._left_nbytes:
+            raise DecodeError(_TOO_MUCH)
         self._left_nbytes -= nbytes
 
     def check(self, nbytes: int) -> None:
         """Check that *nbytes* of memory are left, for temporary use."""
         if nbytes > self._left_nbytes:
-            raise DecodeError("damaged FlatBuffer: too many tables and vectors for its size")
+            raise DecodeError(_TOO_MUCH)
 
     def root(self, kind: TableType) -> list[Any]:
         return self.table(kind, self._number(U32, 0))
@@ -216,18 +220,19 @@ class FlatBufferReader:
         size = len(kind.fields)
         self.spend(_LAYOUT_NBYTES)
         stop = vtable + self._number(U16, vtable)
-        slots = range(min(size, (stop - vtable - 4) // 2))
-        places = [(self._number(U16, vtable + 4 + 2 * slot), slot) for slot in slots]
+        count = max(0, min(size, (stop - vtable - 4) // 2))
+        places = struct.unpack_from(f"<{count}H", self.data, vtable + 4)
         if self.is_strict and self.data[vtable + 4 + 2 * size : stop].strip(b"\0"):
             raise DecodeError("it has fields that only a newer specification knows")
         order = list(range(-size, 0))
         code, end, links = "<4x", I32.size, []
-        for index, (place, slot) in enumerate(sorted(each for each in places if each[0])):
+        present = sorted([(place, slot) for slot, place in enumerate(places) if place])
+        for index, (place, slot) in enumerate(present):
             field = kind.fields[slot]
             if place < end:
                 raise DecodeError("damaged FlatBuffer: two fields overlap")
             code += f"{place - end}x{field.code}"
-            end, order[slot] = place + field.nbytes, index
+            end, order[slot] = place + kind.nbytes[slot], index
             if field.read is not None:
                 links.append((slot, place, field.read))
         for field, index in zip(kind.fields, order, strict=True):
@@ -293,17 +298,14 @@ class FlatBufferWriter:
 
     def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> _TableLayout:
         """Write the vtable of tables that have the fields *present*: the widest lie first."""
-        slots = sorted(
-            (slot for slot, is_present in enumerate(present) if is_present),
-            key=lambda slot: -kind.fields[slot].align,
-        )
+        slots = [slot for slot in kind.widest_first if present[slot]]
         code, end, places, links = "<i", I32.size, [0] * len(present), []
         for slot in slots:
             field = kind.fields[slot]
             code += "4x" if field.write else field.code
             if field.write is not None:
                 links.append((slot, end, field.write))
-            places[slot], end = end, end + field.nbytes
+            places[slot], end = end, end + kind.nbytes[slot]
         vtable = self._pad(U16.size)
         self.data += pack(f"<{2 + len(places)}H", 4 + 2 * len(places), end, *places)
         inline = [slot for slot in slots if kind.fields[slot].write is None]

@@ -17,7 +17,7 @@ from shardgate.formats.icechunk.flatbuffers import (
     seal_envelope,
 )
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
-from shardgate.formats.icechunk.ids import decode_id
+from shardgate.formats.icechunk.ids import decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN
 from shardgate.formats.icechunk.repo_info import (
     REPO,
@@ -115,9 +115,9 @@ class _Draft:
                 return Update(kind, at_us, None, fields)
 
 
-def rewrite_repo(info: RepoInfo, change: RepoUpdate, at_us: int, backup: str) -> bytes:
+def rewrite_repo(info: RepoInfo, change: RepoUpdate, now_us: int, backup: str) -> bytes:
     """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
-    Raises: `DecodeError` if something of a newer specification would be lost.
+    Raises: `DecodeError` if something of a newer specification would be lost, `FutureError`.
     """
     if info.version != _VERSION:
         raise DecodeError(f"the file follows version {info.version}, not {_VERSION}")
@@ -128,17 +128,25 @@ def rewrite_repo(info: RepoInfo, change: RepoUpdate, at_us: int, backup: str) ->
         set(row[RepoField.DELETED_TAGS]),
         row[RepoField.SNAPSHOTS],
     )
-    update = draft.apply(change, at_us)
     config = info.config if isinstance(info.config, Config) else Config()
     before, *older = row[RepoField.LATEST_UPDATES] or [None]
     if before is None:
         raise DecodeError("it lists no operation")
+    update = draft.apply(change, moment_after(before.updated_at_us, now_us, _named(before)))
     updates = [update, before._replace(backup_path=backup), *older]
     stop = _overflow(updates, config.num_updates_per_repo_info_file)
     if stop < len(updates):
         row[RepoField.REPO_BEFORE_UPDATES] = updates[stop].backup_path
     row[RepoField.LATEST_UPDATES] = updates[:stop]
     return seal_envelope(FileType.REPO_INFO, _write(draft, row), config.compression_level)
+
+
+def _named(update: Update) -> str:
+    """Return the snapshot that *update* made, or else its kind."""
+    match update:
+        case Update(fields={"new_snap_id": bytes(object_id)}):
+            return f"snapshot {encode_id(object_id)}"
+    return f"the last change ({update.kind})"
 
 
 def _overflow(updates: list[Update], most: int) -> int:

@@ -26,11 +26,12 @@ from shardgate.http.paths import check_key, quote_segment
 from shardgate.http.request import RequestHeaders
 from shardgate.http.responses import NO_STORE
 from shardgate.http.s3 import dialect
-from shardgate.http.write import COPY_SOURCE, Handler, Put, WriteRequest
-from shardgate.icechunk.sessions.registry import KeyRouter
+from shardgate.http.write import COPY_SOURCE, Copy, Handler, Put, WriteRequest
+from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import EVERYTHING, ByteRange, ETag, VirtualKey
 from shardgate.read.bodies import Entity, Opened
 from shardgate.read.budget import ByteReservation
+from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 
@@ -53,9 +54,9 @@ _UNSERVED: Final = (
 class MultipartUploads:
     """Handlers of the steps of a multipart upload."""
 
-    def __init__(self, uploads: Uploads, router: KeyRouter) -> None:
+    def __init__(self, uploads: Uploads, copy_part: Copy) -> None:
         self._uploads = uploads
-        self._router = router
+        self._copy_part = copy_part
         self.steps: Mapping[str, Handler] = {
             "CreateMultipartUpload": self._create,
             "UploadPart": self._put_part,
@@ -87,7 +88,7 @@ class MultipartUploads:
             return self._uploads.put_part(upload, number, payload.body)
 
         if COPY_SOURCE in request.headers:
-            await copy(self._router, request, put, is_part=True)
+            await self._copy_part(request, put)
         else:
             await request.send_written(await put(await request.read_payload()))
 
@@ -157,15 +158,19 @@ def parse_part_number(text: str) -> int | None:
 
 
 async def copy(
-    router: KeyRouter, request: WriteRequest, put: Put, *, is_part: bool = False
+    sessions: Sessions,
+    resolver: Resolver,
+    request: WriteRequest,
+    put: Put,
+    *,
+    is_part: bool = False,
 ) -> None:
     """Pass the bytes and headers of the source, of any dataset, to *put*, and answer.
 
     With the directive REPLACE the headers of the request replace those of the source. The stored
     form is copied, with its coding unless the request names another.
     """
-    dataset, key = await _parse_source(request)
-    resolver, dataset, key = await router.route(dataset, key)
+    dataset, key = await sessions.route(*await _parse_source(request))
     demand = request.demand(COPY_SOURCE + b"-")
     part = _parse_source_range(request.headers) if is_part else None
     directive = request.headers.get(b"x-amz-metadata-directive", b"COPY")

@@ -222,7 +222,10 @@ class SessionView:
     def around(self, key: str) -> tuple[ViewedNode | None, str]:
         """Return the nearest node above *key*, and the rest of *key*."""
         for path in _paths_above(key):
-            if (node := self.node(path)) is not None:
+            node = self._known.get(path)
+            if node is None and (path in self.session.nodes or f"/{path}" in self.parent.nodes):
+                node = self.node(path)
+            if node is not None:
                 return node, key.removeprefix(node.folder)
         return None, key
 

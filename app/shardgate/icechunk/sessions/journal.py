@@ -77,12 +77,6 @@ async def list_sessions(store: ObjectStore, directory: ObjectRef) -> AsyncIterat
             yield found[1]
 
 
-class _VersionedDocument(NamedTuple):
-    document: SessionDocument
-    etag: ETag
-    nbytes: int
-
-
 class SessionDocumentStore:
     """Reads and replaces one session document, one operation at a time.
 
@@ -94,19 +88,13 @@ class SessionDocumentStore:
         self._store = store
         self._ref = ref
         self._limit_nbytes = limit_nbytes
-        self._known: _VersionedDocument | None = None
+        self.known: SessionDocument | None = None
+        self.nbytes = 0
+        """Estimated bytes of memory of the known document."""
+        self._etag: ETag | None = None
         self._lock = asyncio.Lock()
         self._flights = SingleFlight[int]()
         self._reads = 0
-
-    @property
-    def known(self) -> SessionDocument | None:
-        return None if self._known is None else self._known.document
-
-    @property
-    def nbytes(self) -> int:
-        """Estimate the bytes of memory of the known document."""
-        return 0 if self._known is None else self._known.nbytes
 
     async def read(self) -> SessionDocument | None:
         """Read the current document; return `None` if it does not exist."""
@@ -115,7 +103,7 @@ class SessionDocumentStore:
     async def edit(self, edit: DocumentEdit) -> SessionDocument | None:
         """Replace the document by the result of *edit*, which is called again after a lost race."""
         async with self._lock:
-            if self._known is None:
+            if self.known is None:
                 await self._read()
             swap = partial(self._swap, edit)
             return await retry_conflicts(swap, Conflict, self._ref, backoff=_BACKOFF)
@@ -127,37 +115,39 @@ class SessionDocumentStore:
             return self.known
 
     async def _read(self) -> None:
-        known = self._known
-        found = await self._store.get(self._ref, if_none_match=known and known.etag)
-        if not isinstance(found, NotModified):
-            self._known = None if found is None else await self._decode(found)
+        found = await self._store.get(self._ref, if_none_match=self._etag)
+        if found is None:
+            self._keep(None, None)
+        elif not isinstance(found, NotModified):
+            self._keep(await self._decode(found), found.etag)
 
-    async def _decode(self, found: Found) -> _VersionedDocument:
+    def _keep(self, document: SessionDocument | None, etag: ETag | None) -> None:
+        self.known, self._etag = document, etag
+        self.nbytes = 0 if document is None else document.nbytes
+
+    async def _decode(self, found: Found) -> SessionDocument:
         try:
             is_long = (
                 len(found.data) > _IN_THREAD_NBYTES
                 or zstd_capacity(found.data, self._limit_nbytes) > _ZSTD_BLOCK_NBYTES
             )
-            document = await run_in_thread(
+            return await run_in_thread(
                 decode_session, found.data, self._limit_nbytes, is_long=is_long
             )
         except DecodeError as error:
             raise DamagedError(self._ref, str(error)) from error
-        return _VersionedDocument(document, found.etag, document.nbytes)
 
     async def _swap(self, edit: DocumentEdit) -> SessionDocument | Conflict | None:
-        known = self._known
         document = edit(self.known)
-        if known is None or document is None or document is known.document:
+        if self.known is None or document is None or document is self.known:
             return self.known
-        nbytes = document.nbytes
-        is_long = nbytes > _IN_THREAD_NBYTES
+        is_long = document.nbytes > _IN_THREAD_NBYTES
         data = await run_in_thread(encode_session, document, self._limit_nbytes, is_long=is_long)
-        etag = await self._store.put(self._ref, [data], expected=known.etag)
+        etag = await self._store.put(self._ref, [data], expected=self._etag)
         if isinstance(etag, Conflict):
             await self._read()
             return etag
-        self._known = _VersionedDocument(document, etag, nbytes)
+        self._keep(document, etag)
         return document
 
 

@@ -136,10 +136,8 @@ class Session:
 
     async def view(self) -> SessionView:
         """Return the view of the document last read."""
-        while True:
+        while self._view is None or self._viewed is not self.documents.known:
             document = self.require_live(self.documents.known)
-            if self._view is not None and self._viewed is document:
-                return self._view
             if isinstance(document.state, Committed):
                 base = await self._snapshot(document.state.snapshot_id)
                 view = self._view_of(replace(document, nodes={}), base)
@@ -147,6 +145,7 @@ class Session:
                 view = self._view_of(document, await self._snapshot(document.parent_id))
             if self.documents.known is document:
                 self._view, self._viewed = view, document
+        return self._view
 
     async def edit(self, edit: ViewEdit) -> None:
         """Replace the document of an open session."""

@@ -72,7 +72,7 @@ type _Journaled = dict[tuple[int, ...], ListedEntry]
 
 @dataclass(eq=False)
 class SessionStore:
-    """Object store of one session; *root* is the bucket of its keys among `SessionStores`."""
+    """Object store of one session, whose keys lie below *root*, a bucket of their own."""
 
     session: Session
     root: ObjectRef

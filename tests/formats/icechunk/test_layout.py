@@ -11,7 +11,7 @@ from shardgate.formats.icechunk.layout import Icechunk, key_blocks, sound_nodes
 from shardgate.formats.icechunk.snapshot import SnapshotDecoder
 from shardgate.formats.listing import Window
 from shardgate.formats.surveying import ChunkCollection
-from shardgate.model import MISSING, ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
+from shardgate.model import ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
 from shardgate.read.listing import list_names
 from shardgate.read.perform import DirectFetch
 from tests.formats.case import filled
@@ -181,17 +181,6 @@ async def test_root_listing_has_refs_and_nodes() -> None:
 async def test_listing_of_a_group_has_its_members(prefix: str, expected: list[str]) -> None:
     """The listing of a group has its members and document, and no chunks."""
     assert await _Case().names(prefix) == expected
-
-
-@pytest.mark.parametrize(
-    "key",
-    ["", "g", "g/a", "g/", "zarr.json/", "g/a/c/0/", "repo", "snapshots/x", "@tag.v1",
-     "@branch.x/g"],
-)  # fmt: skip
-async def test_other_key_is_absent(key: str) -> None:
-    """A key that is neither document nor chunk, such as a repository's file, is absent."""
-    case = _Case()
-    assert await (await case.open()).locate(VirtualKey(key), case.fetch) == MISSING
 
 
 @pytest.mark.parametrize(

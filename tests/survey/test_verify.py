@@ -9,9 +9,7 @@ import pytest
 from shardgate.errors import BadKeyError, DamagedError, StorageUnusableError
 from shardgate.formats.surveying import Description
 from shardgate.model import ObjectRef, VirtualKey
-from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
-from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
 from shardgate.survey.verify import Report, verify
@@ -28,7 +26,7 @@ from tests.formats.zarr.building import (
     sharding,
 )
 from tests.read.stores import Unlisted
-from tests.support.resolving import known_formats
+from tests.support.resolving import reading
 
 BUCKET = "memory://t"
 
@@ -65,9 +63,8 @@ def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root
     store = store or MemoryStore()
     for key, data in objects.items():
         store.place(ObjectRef(BUCKET, key), data)
-    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
-    containers = Containers(known_formats())
-    return Root(ObjectRef(BUCKET, ""), store, containers, fetch)
+    opened = reading(store, root=ObjectRef(BUCKET, ""))
+    return opened.resolver.root(opened.dataset)
 
 
 async def report_of(objects: dict[str, bytes], *, chunks: bool = False) -> Report:

@@ -208,9 +208,5 @@ def consolidate(path: Path) -> None:
         for file in sorted(path.rglob("zarr.json"))
     }
     group = nodes.pop(".")
-    group["consolidated_metadata"] = {
-        "kind": "inline",
-        "must_understand": False,
-        "metadata": nodes,
-    }
+    group["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": nodes}
     (path / "zarr.json").write_text(json.dumps(group))

@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.zarr.codecs import (
-    ChunkForm,
-    chunk_form,
-    has_sharding,
-    shape_of,
-    unshard,
-)
+from shardgate.formats.zarr.codecs import ChunkForm, chunk_form, has_sharding, shape_of, unshard
 from shardgate.formats.zarr.index import IndexLocation
 from tests.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
 

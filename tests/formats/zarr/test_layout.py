@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardgate.errors import (
-    BadKeyError,
-    DamagedError,
-    VersionChangedError,
-)
+from shardgate.errors import BadKeyError, DamagedError, VersionChangedError
 from shardgate.formats.contract import Document
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.index import IndexCodec, IndexLocation
@@ -293,9 +289,7 @@ async def test_missing_or_short_referenced_shard_is_damage(
 
 
 @_whole_or_by_entry
-async def test_reference_past_its_object_or_too_short_is_damage(
-    whole_index_nbytes: int,
-) -> None:
+async def test_reference_past_its_object_or_too_short_is_damage(whole_index_nbytes: int) -> None:
     """A reference past the object's end, or too short for an index, raises DamagedError.
 
     The latter takes no read.

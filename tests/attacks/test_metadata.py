@@ -16,7 +16,7 @@ from tests.attacks.mutating import peak_growth
 from tests.formats.icechunk.building_repo import Repo, ref
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import array_metadata, sharding
+from tests.formats.zarr.building import array_metadata, consolidated, sharding
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, array_document
 
@@ -49,13 +49,6 @@ def info(**scale: Any) -> bytes:
 def volume(**members: Any) -> bytes:
     """Encode the info of a volume without scales."""
     return json.dumps(volume_info(None) | {"scales": []} | members).encode()
-
-
-def group(metadata: dict[str, Any]) -> bytes:
-    """Encode a group with consolidated metadata."""
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
-    head = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-    return json.dumps({**head, "consolidated_metadata": consolidated}).encode()
 
 
 REFUSED: Final = {
@@ -94,8 +87,12 @@ SERVED: Final[dict[str, Callable[[], bytes]]] = {
         {**ARRAY, "dimension_names": ["a\r\nb", "\ud800"]}
     ).encode(),
     "one name twice": lambda: json.dumps(ARRAY)[:-1].encode() + b', "shape": [8, 8]}',
-    "9,000 consolidated arrays": lambda: group({f"a{n}": ARRAY for n in range(9_000)}),
-    "400,000 consolidated nothings": lambda: group({f"a{n}": {} for n in range(400_000)}),
+    "9,000 consolidated arrays": lambda: json.dumps(
+        consolidated({f"a{n}": ARRAY for n in range(9_000)})
+    ).encode(),
+    "400,000 consolidated nothings": lambda: json.dumps(
+        consolidated({f"a{n}": {} for n in range(400_000)})
+    ).encode(),
 }
 
 

@@ -22,6 +22,7 @@ from tests.formats.zarr.building import (
     LITTLE,
     array_metadata,
     checksum,
+    consolidated,
     encode_index,
     sharding,
 )
@@ -38,10 +39,7 @@ def array(codecs: list[Any], shape: int = 8, shard: int = 4) -> bytes:
 
 def group(**nodes: bytes) -> bytes:
     """Return the metadata of a group with consolidated *nodes*."""
-    metadata = {name: json.loads(node) for name, node in nodes.items()}
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
-    document = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": consolidated}
-    return json.dumps(document).encode()
+    return json.dumps(consolidated({n: json.loads(node) for n, node in nodes.items()})).encode()
 
 
 def checked(data: bytes) -> bytes:

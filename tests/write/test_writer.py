@@ -16,6 +16,7 @@ from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
 from tests.formats.neuroglancer_precomputed.case import build_meshes
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.formats.zarr.building import consolidated
 from tests.read.stores import SearchedContainers
 from tests.support.files import read_files
 from tests.support.repositories import create
@@ -127,9 +128,7 @@ async def test_consolidated_metadata_have_the_current_shards(memory: MemoryStore
     seen = json.loads(await one.read("a/zarr.json") or b"")
 
     def group(array: object) -> bytes:
-        gathered = {"kind": "inline", "must_understand": False, "metadata": {"a": array}}
-        group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": gathered}
-        return json.dumps(group).encode()
+        return json.dumps(consolidated({"a": array})).encode()
 
     await one.put("zarr.json", group(seen))
     other_grid = {"name": "regular", "configuration": {"chunk_shape": [16]}}

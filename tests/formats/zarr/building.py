@@ -90,6 +90,13 @@ def sharding(chunk_shape: list[int], codecs: list[Any] | None = None, **members:
     }
 
 
+def consolidated(nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a group with those of *nodes*."""
+    inline = {"kind": "inline", "must_understand": False, "metadata": nodes}
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    return {**group, "consolidated_metadata": inline}
+
+
 def regular(*sizes: Any) -> dict[str, Any]:
     """Return the grid of chunks of one shape."""
     return {"name": "regular", "configuration": {"chunk_shape": list(sizes)}}

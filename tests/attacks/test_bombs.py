@@ -204,10 +204,7 @@ CROWDS: Final[dict[str, Callable[[], bytes]]] = {
     "stored": lambda: snapshot_of({7: [{0: Struct(FIRST)}] * MANY}),
     "header": lambda: snapshot_of({5: [ITEMS] * MANY}),
     "manifest": lambda: payload(
-        {
-            0: Struct(FIRST),
-            1: [{0: Struct(bytes(8)), 1: [{0: U32s([7]), 4: Struct(FIRST)}] * MANY}],
-        }
+        {0: Struct(FIRST), 1: [{0: Struct(bytes(8)), 1: [{0: U32s([7]), 4: Struct(FIRST)}] * MANY}]}
     ),
     "log": lambda: transaction_log(
         more={1: Structs([number.to_bytes(8) for number in range(100_000)], 8)}

@@ -14,7 +14,9 @@ from shardgate.icechunk.sessions.document import ChangedNode, decode_session, en
 from shardgate.settings import DatasetSettings, Settings
 from tests.attacks.mutating import peak_growth
 from tests.formats.icechunk.building_repo import Repo, ref
-from tests.formats.zarr.building import array_metadata, sharding
+from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.formats.zarr.building import array_metadata, consolidated, sharding
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, array_document
 
@@ -38,37 +40,15 @@ def nested(levels: int) -> bytes:
 
 
 def info(**scale: Any) -> bytes:
-    """Encode an info with one scale."""
-    spec = {
-        "@type": "neuroglancer_uint64_sharded_v1",
-        "preshift_bits": 1,
-        "hash": "identity",
-        "minishard_bits": scale.pop("minishard_bits", 1),
-        "shard_bits": scale.pop("shard_bits", 1),
-    }
-    members = {
-        "key": "s",
-        "size": [64, 64, 64],
-        "resolution": [1, 1, 1],
-        "chunk_sizes": [[32, 32, 32]],
-        "encoding": "raw",
-        "sharding": spec,
-        **scale,
-    }
-    return volume([members])
+    """Encode an info with one sharded scale."""
+    bits = {name: scale.pop(name, 1) for name in ("minishard_bits", "shard_bits")}
+    members = {"size": [64] * 3, "voxel_offset": [0] * 3, "chunk_sizes": [[32] * 3], "key": "s"}
+    return json.dumps(volume_info(RAW_SHARDING | bits, **members | scale)).encode()
 
 
-def volume(scales: list[Any], **members: Any) -> bytes:
-    """Encode the info of a volume."""
-    head = {"@type": "neuroglancer_multiscale_volume", "type": "image", "data_type": "uint8"}
-    return json.dumps({**head, "num_channels": 1, "scales": scales, **members}).encode()
-
-
-def group(metadata: dict[str, Any]) -> bytes:
-    """Encode a group with consolidated metadata."""
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
-    head = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-    return json.dumps({**head, "consolidated_metadata": consolidated}).encode()
+def volume(**members: Any) -> bytes:
+    """Encode the info of a volume without scales."""
+    return json.dumps(volume_info(None) | {"scales": []} | members).encode()
 
 
 REFUSED: Final = {
@@ -107,8 +87,12 @@ SERVED: Final[dict[str, Callable[[], bytes]]] = {
         {**ARRAY, "dimension_names": ["a\r\nb", "\ud800"]}
     ).encode(),
     "one name twice": lambda: json.dumps(ARRAY)[:-1].encode() + b', "shape": [8, 8]}',
-    "9,000 consolidated arrays": lambda: group({f"a{n}": ARRAY for n in range(9_000)}),
-    "400,000 consolidated nothings": lambda: group({f"a{n}": {} for n in range(400_000)}),
+    "9,000 consolidated arrays": lambda: json.dumps(
+        consolidated({f"a{n}": ARRAY for n in range(9_000)})
+    ).encode(),
+    "400,000 consolidated nothings": lambda: json.dumps(
+        consolidated({f"a{n}": {} for n in range(400_000)})
+    ).encode(),
 }
 
 
@@ -131,7 +115,7 @@ def client(folder: Path) -> Generator[httpx.Client]:
             place(folder / name / kind, document)
     for number, key in enumerate(CLIMBING + UNSPEAKABLE):
         place(folder / f"scale{number}" / "info", info(key=key))
-        mesh = volume([], mesh=key, skeletons=key, type="segmentation")
+        mesh = volume(mesh=key, skeletons=key, type="segmentation")
         place(folder / f"mesh{number}" / "info", mesh)
     settings = Settings(datasets={"any": DatasetSettings(url=folder.as_uri())})
     with client_of(settings) as opened:

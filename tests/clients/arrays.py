@@ -64,10 +64,7 @@ def _index() -> Iterator[Case]:
 
 def _transposes() -> Iterator[Case]:
     chains = {
-        "".join(map(str, order)): [
-            transpose(*order),
-            sharding([INNER[axis] for axis in order]),
-        ]
+        "".join(map(str, order)): [transpose(*order), sharding([INNER[axis] for axis in order])]
         for order in permutations(range(3))
     }
     chains["twice"] = [transpose(2, 0, 1), transpose(1, 0, 2), sharding((2, 4, 3))]
@@ -213,11 +210,7 @@ def _silent(document: Json) -> Json:
 
 
 def _documents() -> Iterator[Case]:
-    edits = {
-        "endian": _old_spelling,
-        "unknown_member": _stranger,
-        "defaults_left_out": _silent,
-    }
+    edits = {"endian": _old_spelling, "unknown_member": _stranger, "defaults_left_out": _silent}
     for name, edit in edits.items():
         yield Case(f"document/{name}", by_zarr, VALUES, SHARDS, [sharding(INNER)], edit=edit)
     yield Case(

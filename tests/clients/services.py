@@ -15,6 +15,7 @@ from shardgate.settings import DatasetSettings, Settings, StoreSettings
 from shardgate.storage.contract import ObjectStore
 from shardgate.storage.wrappers import StoreWrapper
 from tests.clients.writing import Json
+from tests.support.files import read_files
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
 
@@ -128,7 +129,7 @@ class Taker:
     def stored(self, name: str) -> set[str]:
         """Return the names of the stored objects of *name* other than metadata."""
         if self.seaweedfs is None:
-            found = set(files_in(self.folder / name))
+            found = set(read_files(self.folder / name))
         else:
             listed = self.seaweedfs.store(f"taken/{name}").list().collect()
             found = {each["path"] for each in listed}
@@ -171,18 +172,9 @@ def taking_into_folder(
         yield Taker(url, client, folder, seaweedfs)
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    """Read all files below *folder*."""
-    return {
-        file.relative_to(folder).as_posix(): file.read_bytes()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
-
-
 def chunks_in(folder: Path) -> dict[str, bytes]:
     """Read all files below *folder* except metadata."""
-    return {key: data for key, data in files_in(folder).items() if not key.endswith(METADATA)}
+    return {key: data for key, data in read_files(folder).items() if not key.endswith(METADATA)}
 
 
 def lay_out(folder: Path, before: Files, after: Files) -> None:

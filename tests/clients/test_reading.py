@@ -212,10 +212,7 @@ def _names(reader: str) -> Collection[str]:
     ("reader", "place", "name"),
     [
         pytest.param(
-            reader,
-            place,
-            name,
-            marks=() if is_usual(reader, place, name) else pytest.mark.soak,
+            reader, place, name, marks=() if is_usual(reader, place, name) else pytest.mark.soak
         )
         for reader in READERS
         for place in ("local", "remote")

@@ -18,6 +18,7 @@ from tests.attacks.raw import exchange
 from tests.clients.arrays import VALUES
 from tests.clients.conftest import IN_GROUPS, member
 from tests.clients.services import ARRAY, HOLES, KINDS, Watched, ask, connect, raw_body
+from tests.support.files import read_files
 from tests.support.resolving import ROOT
 from tests.support.serving import serving
 
@@ -287,10 +288,8 @@ def test_array_that_cannot_be_unsharded_is_served_as_stored(
     client: httpx.Client, bucket: Path, name: str
 ) -> None:
     """An array with compression around its shards is served as stored, byte for byte."""
-    for file in (bucket / name).rglob("*"):
-        if file.is_file():
-            path = f"/bucket/{file.relative_to(bucket).as_posix()}"
-            assert ask(client, path).content == file.read_bytes()
+    for key, data in read_files(bucket / name).items():
+        assert ask(client, f"/bucket/{name}/{key}").content == data
 
 
 def test_120_concurrent_connections_are_all_answered(local: str) -> None:

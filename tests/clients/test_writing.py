@@ -20,7 +20,6 @@ from tests.clients.services import (
     Files,
     Taker,
     chunks_in,
-    files_in,
     lay_out,
     mixed,
     s3_kvstore,
@@ -38,6 +37,7 @@ from tests.clients.writing import (
     read_zarr,
     same,
 )
+from tests.support.files import read_files
 from tests.support.gateways import forked, of_dataset
 from tests.support.labs import Lab, requested_lab
 from tests.support.seaweedfs import SeaweedFS
@@ -208,7 +208,7 @@ def test_tensorstore_creates_an_array_over_s3(taker: Taker) -> None:
     tensorstore.open(spec, create=True).result().write(3).result()
     assert taker.stored("new") == {"c/0", "c/1"}
     tensorstore.open(spec, create=True, delete_existing=True).result()
-    assert set(files_in(taker.folder / "new")) == {"zarr.json"}
+    assert set(read_files(taker.folder / "new")) == {"zarr.json"}
 
 
 PAIRS: Final = (
@@ -255,8 +255,7 @@ def fill_at_once(url: str, client: str) -> None:
     start = context.Barrier(PROCESSES)
     processes = [
         context.Process(
-            target=fill,
-            args=(client, url, client, start, slice(number, None, PROCESSES)),
+            target=fill, args=(client, url, client, start, slice(number, None, PROCESSES))
         )
         for number in range(PROCESSES)
     ]

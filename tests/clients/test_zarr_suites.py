@@ -26,10 +26,7 @@ from tests.support.serving import serving
 # Hypothesis draws constants of our code too, and such names are reserved for unfinished objects.
 strategies.node_names = strategies.node_names.filter(lambda name: TEMPORARY not in name)
 
-from zarr.testing.stateful import (  # noqa: E402  it takes the names when it is imported
-    ZarrHierarchyStateMachine,
-    ZarrStoreStateMachine,
-)
+from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine  # noqa: E402  it takes the names when it is imported
 
 SHORT: Final = settings(
     derandomize=True,

@@ -118,31 +118,30 @@ def write(case: Case, path: Path) -> None:
 
 def by_zarr(case: Case, path: Path) -> None:
     """Write with zarr-python."""
-    array: Any = zarr.create(
-        store=path,
-        shape=case.values.shape,
+    _create(
+        case,
+        path,
         dtype=case.data_type or case.values.dtype,
-        chunks=case.shards,
         codecs=case.codecs,
-        fill_value=case.fill_value,
-        chunk_key_encoding=case.key_encoding,  # type: ignore[arg-type]  # takes JSON as well
+        chunk_key_encoding=case.key_encoding,
         dimension_names=case.dimension_names,
-        attributes=case.attributes,
         zarr_format=3,
     )
-    array[...] = case.values
 
 
 def by_zarr_v2(case: Case, path: Path) -> None:
     """Write with zarr-python in format 2, which knows no shards."""
+    _create(case, path, dtype=case.values.dtype, zarr_format=2)
+
+
+def _create(case: Case, path: Path, **options: Any) -> None:
     array: Any = zarr.create(
         store=path,
         shape=case.values.shape,
-        dtype=case.values.dtype,
         chunks=case.shards,
         fill_value=case.fill_value,
         attributes=case.attributes,
-        zarr_format=2,
+        **options,
     )
     array[...] = case.values
 
@@ -208,9 +207,5 @@ def consolidate(path: Path) -> None:
         for file in sorted(path.rglob("zarr.json"))
     }
     group = nodes.pop(".")
-    group["consolidated_metadata"] = {
-        "kind": "inline",
-        "must_understand": False,
-        "metadata": nodes,
-    }
+    group["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": nodes}
     (path / "zarr.json").write_text(json.dumps(group))

@@ -108,10 +108,7 @@ class RepositorySite:
         """Run a gateway behind the proxy that has already probed the store."""
         self.proxy.spoil([], Mishap.ERROR)
         told = configured(self.place, self.proxy.url)
-        with (
-            forked(told | environ) as made,
-            client_of(made, self.place) as client,
-        ):
+        with forked(told | environ) as made, client_of(made, self.place) as client:
             tried = client.api.send("POST", "/tags", {"name": "t", "snapshot_id": NOWHERE})
             assert tried.status_code == 404, tried.text
             yield made, client

@@ -6,14 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.faults.sites import (
-    IMPATIENT,
-    Commit,
-    RepositorySite,
-    Session,
-    killed,
-    opened_repository,
-)
+from tests.faults.sites import IMPATIENT, Commit, RepositorySite, Session, killed, opened_repository
 from tests.storage.proxy import Mishap
 from tests.support.seaweedfs import SeaweedFS
 

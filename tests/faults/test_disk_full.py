@@ -13,6 +13,7 @@ import pytest
 
 from shardgate.settings import DatasetSettings, Settings
 from tests.formats.zarr.building import LITTLE, array_metadata, sharding
+from tests.support.files import read_files
 from tests.support.serving import client_of
 
 CHUNK: Final = 256
@@ -61,8 +62,7 @@ def full(disk: Path) -> Generator[None]:
 
 def files(disk: Path) -> dict[str, bytes]:
     """Return the bytes of all files on the disk."""
-    found = [path for path in disk.rglob("*") if path.is_file() and path.name != "fill"]
-    return {str(path.relative_to(disk)): path.read_bytes() for path in found}
+    return {name: data for name, data in read_files(disk).items() if name != "fill"}
 
 
 def begin(client: httpx.Client) -> str:

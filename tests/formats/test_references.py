@@ -89,6 +89,7 @@ _CLIMBING = [
 ]  # fmt: skip
 _ELSEWHERE = [
     "s3://archive/era5-secret/a", "s3://archive/era50/a", "s3://archive/era5",
+    "s3://archive/secret", "s3://bucket/secret", "http://127.0.0.1/x",
     "s3://archive/Era5/a", "s3://Archive/era5/a", "s3://archive2/era5/a", "s3://archive:80/era5/a",
     "s3://open.evil/a", "gs://archive/era5/a", "http://host.example/data/a",
     "https://host.example:80/data/a", "https://host.example:8443/data/a",

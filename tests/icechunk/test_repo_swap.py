@@ -38,12 +38,7 @@ class Swapping:
     def __post_init__(self) -> None:
         self.store: Any = Between(MemoryStore(self.clock), self._overtake)
         self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
-        self.swaps = RepoSwaps(
-            self.store,
-            self.fetch,
-            clock=self.clock,
-            backoff=Backoff(0, 0),
-        )
+        self.swaps = RepoSwaps(self.store, self.fetch, clock=self.clock, backoff=Backoff(0, 0))
         repository = Repository(ROOT, RepoRefs(ROOT, 2**20), 2**20, ())
         self.opened = OpenedRepository(
             repository, self.fetch, partial(list_names, self.store, ROOT)

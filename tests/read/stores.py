@@ -202,10 +202,7 @@ class Watching:
             self.store.place(ROOT.join(key), data)
 
     async def read(
-        self,
-        key: str,
-        part: tuple[int, int] | None = None,
-        asked: ByteRequest | None = EVERYTHING,
+        self, key: str, part: tuple[int, int] | None = None, asked: ByteRequest | None = EVERYTHING
     ) -> bytes | None:
         """Read *part* of *key*, or all of it as it is stored; see `Resolver.open` for *asked*."""
 

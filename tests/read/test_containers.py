@@ -22,7 +22,7 @@ from tests.formats.case import Case
 from tests.formats.case import filled as put_together
 from tests.formats.icechunk.case import CASES as REPOSITORIES
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
-from tests.formats.zarr.building import array_metadata, sharding
+from tests.formats.zarr.building import array_metadata, consolidated, sharding
 from tests.formats.zarr.case import CASES as ZARR
 from tests.read.stores import CallOn, WatchedStore
 from tests.support.resolving import ROOT, known_formats
@@ -416,9 +416,7 @@ async def test_chunk_of_a_consolidated_array_is_not_an_object() -> None:
     await replica(memory).put("a/c/0", b"0000")
     array = json.loads(zarr_json())
     nodes = {"a": array, "g/a": array, "g/plain": json.loads(_PLAIN)}
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
-    root = {**json.loads(_GROUP_3), "consolidated_metadata": consolidated}
-    memory.place(ROOT.join("zarr.json"), json.dumps(root).encode())
+    memory.place(ROOT.join("zarr.json"), json.dumps(consolidated(nodes)).encode())
     memory.place(ROOT.join("g/zarr.json"), _GROUP_3)
     shard = await stored(memory, "a/c/0") or b""
     for key in ("g/a/c/0", "g/plain/c/0"):

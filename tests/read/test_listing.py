@@ -2,8 +2,9 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,8 @@ from shardgate.storage.memory import MemoryStore
 from shardgate.storage.wrappers import Call, TracedStore
 from tests.formats.case import filled
 from tests.formats.icechunk import case as icechunk_case
+from tests.formats.icechunk.building import Ref
+from tests.formats.icechunk.repositories import Builder
 from tests.formats.neuroglancer_precomputed import case as precomputed_case
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
 from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
@@ -307,40 +310,68 @@ def cases(draw: st.DrawFn) -> Tree:
     return objects, keys
 
 
-@st.composite
-def repositories(draw: st.DrawFn) -> Tree:
-    """Draw a repository."""
-    case = draw(st.sampled_from(icechunk_case.CASES))
-    documents = {"zarr.json", "g/zarr.json", "g/a/zarr.json"}
-    return case.build(case.chunks), documents | set(case.chunks)
+type Cell = tuple[int, ...]
+
+
+class Drawn(NamedTuple):
+    """A sharded array of bytes, one element a chunk."""
+
+    metadata: dict[str, Any]
+    shards: dict[Cell, bytes]
+    cells: set[Cell]
+    """Elements that are stored."""
+    spell: Callable[[Sequence[int]], str]
+    """Returns the key of a chunk or shard."""
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> Tree:
-    """Draw a sharded array of bytes, sparse or full, one element a chunk."""
+def drawn_arrays(draw: st.DrawFn) -> Drawn:
+    """Draw an array, sparse or full."""
     ndim = draw(st.integers(0, 3))
     size = st.integers(1, 25 if ndim == 1 else 12 if ndim == 2 else 5)
     shape, shard = [draw(size) for _ in range(ndim)], [draw(st.integers(1, 4)) for _ in range(ndim)]
     name, separator = draw(st.sampled_from(["default", "v2"])), draw(st.sampled_from("/."))
     encoding = {"name": name, "configuration": {"separator": separator}}
     head = ["c"] if name == "default" else []
-
-    def spell(coords: Sequence[int]) -> str:
-        return separator.join([*head, *map(str, coords)]) or "0"
-
-    cells = list(itertools.product(*map(range, shape)))
+    cells = _cells(shape)
     chosen = set(cells if draw(st.booleans()) else draw(st.lists(st.sampled_from(cells))))
-    codec = sharding([1] * ndim)
-    metadata = array_metadata(shape, shard, [codec], chunk_key_encoding=encoding)
-    objects = {"zarr.json": json.dumps(metadata).encode()}
-    for at in {tuple(i // n for i, n in zip(cell, shard, strict=True)) for cell in chosen}:
+    metadata = array_metadata(shape, shard, [sharding([1] * ndim)], chunk_key_encoding=encoding)
+    shards = {}
+    for at in sorted({tuple(i // n for i, n in zip(cell, shard, strict=True)) for cell in chosen}):
         corner = [i * n for i, n in zip(at, shard, strict=True)]
         inner = [tuple(map(sum, zip(corner, i, strict=True))) for i in _cells(shard)]
-        objects[spell(at)] = encode_shard([b"x" if cell in chosen else None for cell in inner])
+        shards[at] = encode_shard([b"x" if cell in chosen else None for cell in inner])
+    return Drawn(metadata, shards, chosen, lambda at: separator.join([*head, *map(str, at)]) or "0")
+
+
+@st.composite
+def repositories(draw: st.DrawFn) -> Tree:
+    """Draw a repository of the conformance suite, or of one random array."""
+    if draw(st.booleans()):
+        case = draw(st.sampled_from(icechunk_case.CASES))
+        documents = {"zarr.json", "g/zarr.json", "g/a/zarr.json"}
+        return case.build(case.chunks), documents | set(case.chunks)
+    metadata, shards, cells, spell = draw(drawn_arrays())
+    sizes = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+    grid = [-(-n // size) for n, size in zip(metadata["shape"], sizes, strict=True)]
+    builder = Builder()
+    builder.group("/")
+    refs = [Ref(index=at, inline=data) for at, data in shards.items()]
+    builder.array("/t", metadata, grid, refs)
+    return builder.build(), {"zarr.json", "t/zarr.json", *(f"t/{spell(at)}" for at in cells)}
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Tree:
+    """Draw a sharded array with unrelated objects beside it."""
+    metadata, shards, cells, spell = draw(drawn_arrays())
+    objects = {"zarr.json": json.dumps(metadata).encode()}
+    objects |= {spell(at): data for at, data in shards.items()}
     beside = draw(st.sets(st.sampled_from(["a/b", "c.txt", "notes", "z/c/0/0", "z/c/1"])))
-    beside = {key for key in beside if separator == "/" or not key.startswith("c.")}
+    if metadata["chunk_key_encoding"]["configuration"]["separator"] == ".":
+        beside.discard("c.txt")
     objects |= dict.fromkeys(beside, b"beside")
-    return objects, {"zarr.json", *beside, *map(spell, chosen)}
+    return objects, {"zarr.json", *beside, *map(spell, cells)}
 
 
 @st.composite

@@ -7,20 +7,12 @@ from math import inf
 
 import pytest
 
-from shardgate.errors import (
-    DamagedError,
-    VersionChangedError,
-)
+from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.formats.icechunk.flatbuffers import memory_nbytes
 from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
 from shardgate.model import VOLATILE, ByteRange, ETag, Fixed, ObjectRef
 from shardgate.read.budget import ByteBudget
-from shardgate.read.metadata_cache import (
-    OVERHEAD_NBYTES,
-    MetadataCache,
-    ReadCache,
-    SizedLRUCache,
-)
+from shardgate.read.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
 from shardgate.read.perform import DirectFetch, perform
 from shardgate.storage.contract import Found, ObjectHeaders, Stat
 from tests.formats.icechunk.building import REPO_INFO, envelope

@@ -157,9 +157,7 @@ async def test_a_range_of_a_part_is_one_read(
 
 
 @pytest.mark.parametrize("asked", [ByteRange(100, 101), ByteRange(5000, 6000), None])
-async def test_empty_range_of_a_part_is_measured(
-    asked: ByteRequest | None,
-) -> None:
+async def test_empty_range_of_a_part_is_measured(asked: ByteRequest | None) -> None:
     """A range that contains no byte of a part measures the object by a stat."""
     case = _Case(_part(100, 200))
 

@@ -19,7 +19,7 @@ from shardgate.survey.inspect import (
     summarize_group,
 )
 from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.formats.zarr.building import LITTLE, array_metadata, consolidated
 from tests.read.stores import Unlisted, WatchedStore, settle
 from tests.support.resolving import ROOT, reading
 
@@ -81,9 +81,7 @@ async def test_summary_is_bounded() -> None:
     assert len(seen.collections) == MAX_COLLECTIONS
     assert (seen.is_all, seen.reason) == (False, "")
 
-    consolidated = {"consolidated_metadata": {"kind": "inline", "metadata": {"a": ARRAY}}}
-    group = {"zarr_format": 3, "node_type": "group"} | consolidated
-    seen = await look(filled(Unlisted(), _=group, a=ARRAY))
+    seen = await look(filled(Unlisted(), _=consolidated({"a": ARRAY}), a=ARRAY))
     assert [each.path for each in seen.collections] == ["a"]
 
 

@@ -9,9 +9,7 @@ import pytest
 from shardgate.errors import BadKeyError, DamagedError, StorageUnusableError
 from shardgate.formats.surveying import Description, Report
 from shardgate.model import ObjectRef, VirtualKey
-from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
-from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
 from shardgate.survey.verify import verify
@@ -24,11 +22,12 @@ from tests.formats.zarr.building import (
     LITTLE,
     array_metadata,
     checksum,
+    consolidated,
     encode_index,
     sharding,
 )
 from tests.read.stores import Unlisted
-from tests.support.resolving import known_formats
+from tests.support.resolving import reading
 
 BUCKET = "memory://t"
 
@@ -40,10 +39,7 @@ def array(codecs: list[Any], shape: int = 8, shard: int = 4) -> bytes:
 
 def group(**nodes: bytes) -> bytes:
     """Return the metadata of a group with consolidated *nodes*."""
-    metadata = {name: json.loads(node) for name, node in nodes.items()}
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": metadata}
-    document = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": consolidated}
-    return json.dumps(document).encode()
+    return json.dumps(consolidated({n: json.loads(node) for n, node in nodes.items()})).encode()
 
 
 def checked(data: bytes) -> bytes:
@@ -65,9 +61,8 @@ def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root
     store = store or MemoryStore()
     for key, data in objects.items():
         store.place(ObjectRef(BUCKET, key), data)
-    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
-    containers = Containers(known_formats())
-    return Root(ObjectRef(BUCKET, ""), store, containers, fetch)
+    opened = reading(store, root=ObjectRef(BUCKET, ""))
+    return opened.resolver.root(opened.dataset)
 
 
 async def report_of(objects: dict[str, bytes], *, chunks: bool = False) -> Report:

@@ -12,29 +12,15 @@ import pytest
 import tensorstore
 import zarr
 from zarr.abc.codec import BytesBytesCodec
-from zarr.codecs import (
-    BloscCodec,
-    BytesCodec,
-    Crc32cCodec,
-    GzipCodec,
-    ShardingCodec,
-    ZstdCodec,
-)
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.core.buffer import Buffer
 
-from shardgate.formats.surveying import Report
-from shardgate.model import ObjectRef
-from shardgate.read.containers import Containers
-from shardgate.read.listing import Root
-from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from shardgate.storage.memory import MemoryStore
-from shardgate.survey.verify import verify
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import checksum
-from tests.support.resolving import known_formats
+from tests.support.files import read_files
+from tests.survey.test_verify import report_of
 
-_BUCKET: Final = "memory://t"
 _ENTRIES: Final = 8
 """Number of inner chunks of a shard."""
 _MINISHARDS: Final = 1 << RAW_SHARDING["minishard_bits"]
@@ -59,16 +45,6 @@ CHAINS: Final[list[Sequence[BytesBytesCodec]]] = [
 def name_of(chain: Sequence[BytesBytesCodec]) -> str:
     """Return a name of the codecs that is the same in every process."""
     return json.dumps([codec.to_dict() for codec in chain])
-
-
-async def report_of(objects: dict[str, bytes]) -> Report:
-    """Verify *objects* with their chunks."""
-    store = MemoryStore()
-    for key, data in objects.items():
-        store.place(ObjectRef(_BUCKET, key), data)
-    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
-    root = Root(ObjectRef(_BUCKET, ""), store, Containers(known_formats()), fetch)
-    return await verify(root, chunks=True)
 
 
 def written(
@@ -98,7 +74,7 @@ async def test_chunks_of_zarr_python_are_sound(
     chain: Sequence[BytesBytesCodec], dtype: str, *, is_nested: bool
 ) -> None:
     """Chunks that zarr-python wrote with any codec have no damage."""
-    report = await report_of(written(chain, dtype, is_nested=is_nested))
+    report = await report_of(written(chain, dtype, is_nested=is_nested), chunks=True)
 
     assert (report.damages, report.not_checked, report.chunks) == ([], {}, 2 * _ENTRIES)
 
@@ -126,7 +102,7 @@ async def test_damaged_blosc_header_is_reported(at: int) -> None:
     shard[start + at] ^= 0xFF
     objects["c/0/1"] = bytes(shard)
 
-    report = await report_of(objects)
+    report = await report_of(objects, chunks=True)
 
     assert [each.key for each in report.damages] == ["c/0/2"]
 
@@ -140,7 +116,7 @@ async def test_truncated_or_zeroed_chunk_is_damage(
     objects = written(chain)
     objects["c/0/1"] = damage(objects["c/0/1"])
 
-    report = await report_of(objects)
+    report = await report_of(objects, chunks=True)
 
     is_hidden = not chain and damage is zeroed
     assert [each.key for each in report.damages] == ([] if is_hidden else ["c/0/2"])
@@ -153,7 +129,7 @@ async def test_frame_of_another_length_is_damage() -> None:
     document["data_type"], document["fill_value"] = "uint32", 0
     objects["zarr.json"] = json.dumps(document).encode()
 
-    report = await report_of(objects)
+    report = await report_of(objects, chunks=True)
 
     assert {each.reason for each in report.damages} == {"zstd holds 160 bytes instead of 320"}
     assert len(report.damages) == 2 * _ENTRIES
@@ -166,18 +142,12 @@ async def test_chunks_of_unknown_codecs_are_reported_as_unchecked() -> None:
     document["codecs"][0]["configuration"]["codecs"].append({"name": "numcodecs.lz4"})
     objects["zarr.json"] = json.dumps(document).encode()
 
-    report = await report_of(objects)
+    report = await report_of(objects, chunks=True)
 
     assert report.damages == []
     assert report.not_checked == {
         "": "the bytes of its chunks: no check is known for numcodecs.lz4"
     }
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    """Read all files below *folder*."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def without_chunks(shard: bytes) -> bytes:
@@ -208,13 +178,13 @@ async def test_zeroed_voxels_are_damage(tmp_path: Path, encoding: str, gzip: str
     volume.write(
         np.random.default_rng(5).integers(0, 9, volume.shape, volume.dtype.numpy_dtype)
     ).result()
-    objects = files_in(tmp_path)
+    objects = read_files(tmp_path)
 
-    report = await report_of(objects)
+    report = await report_of(objects, chunks=True)
     assert (report.damages, report.not_checked, report.chunks) == ([], {}, 6)
 
     for key in [key for key in objects if key.endswith(".shard")]:
         objects[key] = without_chunks(objects[key])
-    report = await report_of(objects)
+    report = await report_of(objects, chunks=True)
     is_hidden = (encoding, gzip) == ("raw", "raw")
     assert bool(report.damages) is not is_hidden

@@ -53,9 +53,7 @@ SHARDS = st.builds(Checksummed, st.lists(PIECES | INSIDE, max_size=4), st.just(O
 
 
 @given(st.lists(PIECES | SHARDS, max_size=4))
-async def test_checksums_cover_old_and_new_bytes(
-    pieces: list[Piece | Checksummed],
-) -> None:
+async def test_checksums_cover_old_and_new_bytes(pieces: list[Piece | Checksummed]) -> None:
     """Checksums cover old ranges, new bytes and each other.
 
     Old ranges stay ranges, and are verified by one read.

@@ -151,9 +151,7 @@ async def test_deleting_the_last_chunk_removes_the_shard(memory: MemoryStore) ->
     assert await one.read("a/c/1") is None
 
 
-async def test_empty_shard_is_kept_without_conditional_deletes(
-    memory: MemoryStore,
-) -> None:
+async def test_empty_shard_is_kept_without_conditional_deletes(memory: MemoryStore) -> None:
     """A store without conditional deletes keeps an empty shard when its last chunk is deleted."""
 
     class Undeletable(Between):

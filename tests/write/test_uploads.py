@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import (
-    StorageUnavailableError,
-    TooLargeError,
-    UnknownUploadError,
-)
+from shardgate.errors import StorageUnavailableError, TooLargeError, UnknownUploadError
 from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteBudget, ByteReservation

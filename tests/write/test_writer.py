@@ -16,7 +16,9 @@ from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
 from tests.formats.neuroglancer_precomputed.case import build_meshes
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.formats.zarr.building import consolidated
 from tests.read.stores import SearchedContainers
+from tests.support.files import read_files
 from tests.support.repositories import create
 from tests.support.resolving import ROOT, All
 from tests.support.zipped import encoded
@@ -126,9 +128,7 @@ async def test_consolidated_metadata_have_the_current_shards(memory: MemoryStore
     seen = json.loads(await one.read("a/zarr.json") or b"")
 
     def group(array: object) -> bytes:
-        gathered = {"kind": "inline", "must_understand": False, "metadata": {"a": array}}
-        group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": gathered}
-        return json.dumps(group).encode()
+        return json.dumps(consolidated({"a": array})).encode()
 
     await one.put("zarr.json", group(seen))
     other_grid = {"name": "regular", "configuration": {"chunk_shape": [16]}}
@@ -311,18 +311,12 @@ async def test_prefix_is_erased(
     assert (await one.read("a/zarr.json") is None) == (not left)
 
 
-def _files_of_repository(folder: Path) -> dict[str, bytes]:
-    create(folder)
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 async def test_prefix_with_a_repository_is_not_erased(memory: MemoryStore, tmp_path: Path) -> None:
     """Erasing a prefix with a repository below raises ReadOnlyError.
 
     Meshes can be erased, though not written.
     """
-    files = _files_of_repository(tmp_path)
+    files = read_files(create(tmp_path).folder)
     for name, data in files.items():
         memory.place(ROOT.join(f"x/lab/{name}"), data)
     memory.place(ROOT.join("x/beside"), b"it")

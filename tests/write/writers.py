@@ -82,12 +82,7 @@ class Replica:
     """For each rewrite the number of changes, and of lost swaps."""
 
     async def put(
-        self,
-        key: str,
-        body: bytes | None,
-        demand: Demand | None = None,
-        *,
-        coding: str = "",
+        self, key: str, body: bytes | None, demand: Demand | None = None, *, coding: str = ""
     ) -> ETag | None:
         """Write one key."""
         given = KeyWrite(VirtualKey(key), body, ObjectHeaders(coding), demand)

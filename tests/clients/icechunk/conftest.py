@@ -31,6 +31,7 @@ from tests.clients.precomputed.volumes import write as write_volume
 from tests.clients.services import served_fixtures, stored_in
 from tests.clients.writing import quiet, write
 from tests.storage.faulty import FaultyServer, etag
+from tests.support.files import read_files
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
 
@@ -87,9 +88,8 @@ def places(
     told = seaweedfs.client.head_object(Bucket=seaweedfs.bucket, Key="sources/data.bin")
     local = obstore.store.LocalStore(folder).head("data.bin")["e_tag"]
     with FaultyServer().running() as web:
-        for file in folder.rglob("*"):
-            if file.is_file():
-                web.put("sources", file.relative_to(folder).as_posix(), file.read_bytes())
+        for name, data in read_files(folder).items():
+            web.put("sources", name, data)
         url = f"{web.url}/sources"
         yield {
             "file": in_folder(folder, bare(local)),

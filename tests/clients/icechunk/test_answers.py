@@ -16,6 +16,7 @@ from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.icechunk.repositories import commit, create, migrate, write_kinds
 from tests.clients.services import ask, connect
 from tests.storage.faulty import FaultyServer, etag
+from tests.support.files import read_files
 from tests.support.serving import serving
 
 LASTING: Final = "public, max-age=31536000, immutable"
@@ -38,10 +39,9 @@ class Counted:
 
     def publish(self) -> None:
         """Copy new and changed files of the repository to the server."""
-        for file in self.folder.rglob("*"):
-            key = f"em/{file.relative_to(self.folder)}"
-            if file.is_file() and self.store.objects.get(f"/bucket/{key}") != file.read_bytes():
-                self.store.put("bucket", key, file.read_bytes())
+        for name, data in read_files(self.folder).items():
+            if self.store.objects.get(f"/bucket/em/{name}") != data:
+                self.store.put("bucket", f"em/{name}", data)
 
     def change(self, name: str = "native") -> None:
         """Commit a change of the last chunk of an array only."""

@@ -32,17 +32,7 @@ from tests.clients.icechunk.model import (
     compare_tree,
     edit_by_library,
 )
-from tests.formats.icechunk.trees import (
-    FIRST,
-    MOVES,
-    STEPS,
-    Draft,
-    Edit,
-    Step,
-    Tree,
-    Write,
-    merge,
-)
+from tests.formats.icechunk.trees import FIRST, MOVES, STEPS, Draft, Edit, Step, Tree, Write, merge
 from tests.support.serving import serving
 
 INLINE_NBYTES: Final = 8
@@ -338,9 +328,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
 def test_service_and_library_agree_with_a_model(lab: Lab, examples: int, steps: int) -> None:
     """After random commits, sessions and moves, service and library read what a model has."""
     config = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck)
     )
     factory: Any = lambda: Repository(lab)  # noqa: E731 - it is typed as a class
     run_state_machine_as_test(factory, settings=config)

@@ -42,6 +42,7 @@ from tests.clients.precomputed.volumes import read_tensorstore
 from tests.clients.services import connect, from_each_store, from_folder, stored_in
 from tests.clients.test_reading import OPENERS, over_fsspec
 from tests.clients.writing import counted, quiet, same
+from tests.support.files import read_files
 from tests.support.serving import serving
 from tests.support.writable_repositories import in_seaweedfs
 
@@ -245,11 +246,11 @@ def test_file_named_repo_makes_no_repository(client: httpx.Client) -> None:
 @pytest.mark.parametrize("repo", ["dataset", "eventful/v1"])
 def test_files_of_a_repository_are_hidden(client: httpx.Client, bucket: Path, repo: str) -> None:
     """Files of a repository get 404, except in the raw view."""
-    files = [file for file in (bucket / repo).rglob("*") if file.is_file()]
-    for file in files:
-        path = quote(file.relative_to(bucket).as_posix())
+    files = read_files(bucket / repo)
+    for name, data in files.items():
+        path = quote(f"{repo}/{name}")
         assert client.get(f"/bucket/{path}").status_code == 404, path
-        assert client.get(f"/raw/{path}").content == file.read_bytes(), path
+        assert client.get(f"/raw/{path}").content == data, path
     assert len(files) > 9
 
 

@@ -26,11 +26,7 @@ from tests.clients.filling import KEYS
 from tests.clients.precomputed.cases import BY_NAME, FURTHER, pyramid
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import COLLECTIONS, IDS, LARGE_IDS, skeleton_bytes
-from tests.clients.precomputed.test_reading import (
-    SKELETONS,
-    opened,
-    read_annotations,
-)
+from tests.clients.precomputed.test_reading import SKELETONS, opened, read_annotations
 from tests.clients.precomputed.volumes import (
     IDENTITY,
     LOSSY,
@@ -86,8 +82,7 @@ def write_through(name: str, written: Written, taker: Taker, twin: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.soak if n in FURTHER else ()) for n in BY_NAME],
+    "name", [pytest.param(n, marks=pytest.mark.soak if n in FURTHER else ()) for n in BY_NAME]
 )
 def test_stored_volume_has_the_last_put_chunks(
     name: str, written: Written, taker: Taker, tmp_path: Path
@@ -329,10 +324,7 @@ def test_shards_equal_those_of_cloudvolume(taker: Taker, name: str, how: Any) ->
 
 def served(taker: Taker, source: Path, name: str, folder: Path) -> None:
     """Store the ``info`` at *source*, and write the served one to *folder*."""
-    for path, data in (
-        (taker.folder / name, (source / "info").read_bytes()),
-        (folder, None),
-    ):
+    for path, data in ((taker.folder / name, (source / "info").read_bytes()), (folder, None)):
         path.mkdir(parents=True, exist_ok=True)
         (path / "info").write_bytes(data or taker.client.get(f"/data/{name}/info").content)
 

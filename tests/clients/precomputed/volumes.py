@@ -187,11 +187,7 @@ def by_cloudvolume(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: 
         if sharded and scale.sharding:
             document["sharding"] = scale.sharding
     cloud = CloudVolume(
-        f"file://{path}",
-        info=info,
-        compress=False,
-        progress=False,
-        delete_black_uploads=True,
+        f"file://{path}", info=info, compress=False, progress=False, delete_black_uploads=True
     )
     cloud.commit_info()
     for mip, scale in enumerate(volume.scales):

@@ -29,6 +29,7 @@ from tests.formats.icechunk.trees import (
     difference,
     run,
 )
+from tests.formats.zarr.building import rectilinear, regular
 
 A, B, C, D = (b"%08d" % number for number in range(4))
 
@@ -190,15 +191,6 @@ def test_changed_number_of_dimensions_drops_all_chunks() -> None:
         assert [coords.tolist() for coords in dropped] == [[[0], [1]]]
 
 
-def _regular(*sizes: Any) -> dict[str, Any]:
-    return {"name": "regular", "configuration": {"chunk_shape": list(sizes)}}
-
-
-def _rectilinear(*sizes: Any) -> dict[str, Any]:
-    configuration = {"kind": "inline", "chunk_shapes": list(sizes)}
-    return {"name": "rectilinear", "configuration": configuration}
-
-
 def _document(shape: Any, grid: Any, **more: Any) -> bytes:
     fields = {"zarr_format": 3, "node_type": "array", "data_type": "int8", "codecs": ["bytes"]}
     return json.dumps({**fields, "shape": shape, "chunk_grid": grid, **more}).encode()
@@ -207,14 +199,14 @@ def _document(shape: Any, grid: Any, **more: Any) -> bytes:
 @pytest.mark.parametrize(
     ("shape", "grid", "counts"),
     [
-        ([], _regular(), ()),
-        ([4, 5, 0], _regular(2, 2, 2), (2, 3, 0)),
-        ([0], _regular(0), (0,)),
-        ([2**32 - 1], _regular(1), (2**32 - 1,)),
-        ([10, 9], _rectilinear([4, 4, 2], 2), (3, 5)),
-        ([10, 6], _rectilinear([[4, 2], 2], [[3, 2]]), (3, 2)),
-        ([5], _rectilinear([[4, 3]]), (3,)),
-        ([0], _rectilinear([]), (0,)),
+        ([], regular(), ()),
+        ([4, 5, 0], regular(2, 2, 2), (2, 3, 0)),
+        ([0], regular(0), (0,)),
+        ([2**32 - 1], regular(1), (2**32 - 1,)),
+        ([10, 9], rectilinear([4, 4, 2], 2), (3, 5)),
+        ([10, 6], rectilinear([[4, 2], 2], [[3, 2]]), (3, 2)),
+        ([5], rectilinear([[4, 3]]), (3,)),
+        ([0], rectilinear([]), (0,)),
     ],
 )
 def test_chunks_of_a_grid_are_counted_as_by_the_library(
@@ -236,13 +228,13 @@ def test_chunks_of_a_grid_are_counted_as_by_the_library(
         (b"[]", "not Zarr v3"),
         (b'{"zarr_format": 2, "node_type": "group"}', "not Zarr v3"),
         (b'{"zarr_format": 3, "node_type": "table"}', "neither array nor group"),
-        (_document([-1], _regular(1)), "shape"),
-        (_document([2**32], _regular(1)), "4294967296 chunks"),
-        (_document([2], _rectilinear([[1, 2**40]])), "chunks along a dimension"),
-        (_document([2], _regular(2), dimension_names=[]), "dimension_names"),
-        (_document([2], _regular(2), dimension_names="x"), "dimension_names"),
-        (_document([2], _regular(2), dimension_names=[1]), "not text"),
-        (_document([2], _regular(2), dimension_names=["\ud800"]), "not UTF-8"),
+        (_document([-1], regular(1)), "shape"),
+        (_document([2**32], regular(1)), "4294967296 chunks"),
+        (_document([2], rectilinear([[1, 2**40]])), "chunks along a dimension"),
+        (_document([2], regular(2), dimension_names=[]), "dimension_names"),
+        (_document([2], regular(2), dimension_names="x"), "dimension_names"),
+        (_document([2], regular(2), dimension_names=[1]), "not text"),
+        (_document([2], regular(2), dimension_names=["\ud800"]), "not UTF-8"),
     ],
 )
 def test_invalid_array_document_is_refused(document: bytes, message: str) -> None:
@@ -256,30 +248,30 @@ def test_invalid_array_document_is_refused(document: bytes, message: str) -> Non
 )
 def test_dimension_names_are_optional(names: Any, found: Any) -> None:
     """Dimension names may be absent; an empty one is None, as to the library."""
-    grid = read_grid(_document([2, 3], _regular(2, 2), dimension_names=names))
+    grid = read_grid(_document([2, 3], regular(2, 2), dimension_names=names))
     assert grid is not None
     assert grid.array.names == found
     assert grid.array.dimensions == (Dimension(2, 1), Dimension(3, 2))
 
 
-_LISTED = _document([10], _rectilinear([[4, 2], 2]))
-_LINE = _document([8], _regular(2))
+_LISTED = _document([10], rectilinear([[4, 2], 2]))
+_LINE = _document([8], regular(2))
 
 
 @pytest.mark.parametrize(
     ("before", "after", "coords", "kept"),
     [
-        (_document([8, 8], _regular(2, 4)), _document([3, 99], _regular(2, 4)),
+        (_document([8, 8], regular(2, 4)), _document([3, 99], regular(2, 4)),
          [[0, 0], [1, 1], [2, 0], [0, 2]], [True, True, False, False]),
-        (_LINE, _document([8], _regular(4)), [[0], [1]], [False, False]),
-        (_LINE, _document([8], _regular(2), codecs=["gzip"]), [[0]], [False]),
-        (_LINE, _document([8], _regular(2), data_type="int16"), [[0]], [False]),
-        (_LINE, _document([8, 1], _regular(2, 1)), [[0]], [False]),
-        (_LINE, _document([8], _regular(2), attributes={"a": 1}), [[3]], [True]),
-        (_LISTED, _document([13], _rectilinear([4, 4, 2, 3])), [[0], [1], [2]], [True] * 3),
-        (_LISTED, _document([13], _rectilinear([4, 5, 2, 2])), [[0], [1], [2]],
+        (_LINE, _document([8], regular(4)), [[0], [1]], [False, False]),
+        (_LINE, _document([8], regular(2), codecs=["gzip"]), [[0]], [False]),
+        (_LINE, _document([8], regular(2), data_type="int16"), [[0]], [False]),
+        (_LINE, _document([8, 1], regular(2, 1)), [[0]], [False]),
+        (_LINE, _document([8], regular(2), attributes={"a": 1}), [[3]], [True]),
+        (_LISTED, _document([13], rectilinear([4, 4, 2, 3])), [[0], [1], [2]], [True] * 3),
+        (_LISTED, _document([13], rectilinear([4, 5, 2, 2])), [[0], [1], [2]],
          [True, False, True]),
-        (_LISTED, _document([0], _rectilinear([])), [[0]], [False]),
+        (_LISTED, _document([0], rectilinear([])), [[0]], [False]),
     ],
 )  # fmt: skip
 def test_chunks_that_a_new_document_leaves_readable_are_kept(

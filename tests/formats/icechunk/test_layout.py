@@ -1,22 +1,17 @@
 """`shardgate.formats.icechunk.layout`: refs, nodes, chunks and listings by virtual key."""
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.icechunk.layout import Icechunk, key_blocks, sound_nodes
 from shardgate.formats.icechunk.snapshot import SnapshotDecoder
-from shardgate.formats.listing import Axis, Grid, Window
+from shardgate.formats.listing import Window
 from shardgate.formats.surveying import ChunkCollection
-from shardgate.formats.zarr.keys import ChunkKeys
-from shardgate.model import MISSING, ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
+from shardgate.model import ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
 from shardgate.read.listing import list_names
 from shardgate.read.perform import DirectFetch
 from tests.formats.case import filled
@@ -189,17 +184,6 @@ async def test_listing_of_a_group_has_its_members(prefix: str, expected: list[st
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["", "g", "g/a", "g/", "zarr.json/", "g/a/c/0/", "repo", "snapshots/x", "@tag.v1",
-     "@branch.x/g"],
-)  # fmt: skip
-async def test_other_key_is_absent(key: str) -> None:
-    """A key that is neither document nor chunk, such as a repository's file, is absent."""
-    case = _Case()
-    assert await (await case.open()).locate(VirtualKey(key), case.fetch) == MISSING
-
-
-@pytest.mark.parametrize(
     ("key", "reason"),
     [
         ("@v1/g/a/c/0", "write @tag.v1"),
@@ -241,76 +225,6 @@ async def test_arrays_of_main_are_described() -> None:
     (damage,) = [each for each in found if isinstance(each, DamagedError)]
     assert damage.ref == ROOT.join(f"snapshots/{case.id}")
     assert damage.reason.startswith("/bad: ")
-
-
-SEPARATORS = st.sampled_from("/.")
-PREFIXES = ["", "t/", "t/c", "t/c/", "t/c/1", "t/c/1/", "t/c/1/1", "t/c.1.", "u/", "t/zarr.json"]
-
-
-@st.composite
-def grids(draw: st.DrawFn) -> tuple[Grid, list[str]]:
-    """Draw a grid, and the keys of all its chunks."""
-    ndim = draw(st.integers(0, 3))
-    shape = tuple(draw(st.integers(1, 25 if ndim < 3 else 5)) for _ in range(ndim))
-    each = tuple(draw(st.integers(1, 4)) for _ in range(ndim))
-    cells = st.tuples(*(st.integers(0, (n - 1) // k) for n, k in zip(shape, each, strict=True)))
-    stored = sorted(draw(st.sets(cells, max_size=30)))
-    separator = draw(SEPARATORS)
-    keys = ChunkKeys(f"c{separator}", separator, ndim)
-    rows = np.array(stored, np.uint32).reshape(len(stored), ndim)
-    inside = [
-        coords
-        for cell in stored
-        for coords in product(
-            *(range(at * k, min(at * k + k, n)) for at, k, n in zip(cell, each, shape, strict=True))
-        )
-    ]
-    names = [f"t/{keys.format(coords)}" for coords in inside]
-    axes = tuple(map(Axis, shape, each))
-    return Grid.of(rows, axes, lambda coords: f"t/{keys.beginning(coords)}"), names
-
-
-@given(grids(), st.sampled_from(PREFIXES), st.data())
-def test_listed_chunk_keys_are_sorted_by_bytes(
-    grid_and_keys: tuple[Grid, list[str]], prefix: str, data: st.DataObject
-) -> None:
-    """Chunk keys in a window are listed once each, sorted by their bytes."""
-    grid, keys = grid_and_keys
-    after = data.draw(st.sampled_from(["", *keys, *PREFIXES, "t/c/007", "t/c/1z"]))
-    window = Window(prefix, after)
-    found = [key for key in map(grid.spell, grid.cells(window)) if window.admits(key)]
-
-    assert found == sorted(
-        (key for key in keys if key.startswith(prefix) and key > after), key=str.encode
-    )
-
-
-@given(grids(), st.sampled_from(PREFIXES), st.data())
-def test_listed_chunk_keys_are_folded_once(
-    grid_and_keys: tuple[Grid, list[str]], prefix: str, data: st.DataObject
-) -> None:
-    """Chunk keys with the delimiter behind the prefix are listed once, up to the delimiter."""
-    grid, keys = grid_and_keys
-    window = Window(prefix, data.draw(st.sampled_from(["", *keys])), "/")
-    found = [window.fold(key) or key for key in map(grid.spell, grid.cells(window))]
-    wanted = [key for key in keys if key.startswith(prefix) and key > window.after]
-    folded = {window.fold(key) or key for key in wanted}
-
-    assert found == sorted(set(found))
-    assert folded <= set(found)
-    assert {key for key in found if window.opens(key)} <= {window.fold(key) or key for key in keys}
-
-
-def test_key_is_folded_at_the_first_delimiter_behind_the_prefix() -> None:
-    """A key is folded at the first delimiter behind the prefix.
-
-    A listing that starts within folded keys has their prefix, one that starts behind not.
-    """
-    folded = {"a/b/c": "a/b/", "a/b": None, "a/": None, "b/c": None, "a/b/": "a/b/"}
-    wanted = {"": True, "a/": False, "a/b": True, "a0": False, "Z": True}
-
-    assert {key: Window("a/", "", "/").fold(key) for key in folded} == folded
-    assert {after: Window("", after, "/").opens("a/") for after in wanted} == wanted
 
 
 def test_orphaned_nodes_are_not_listed() -> None:

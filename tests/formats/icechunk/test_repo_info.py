@@ -236,10 +236,7 @@ def test_size_of_a_repo_includes_payload_and_refs() -> None:
 
 
 WRITTEN_LIMIT = 1 << 24
-CONTAINERS = {
-    VirtualContainer("lab", "s3://lab/"),
-    VirtualContainer(None, "file:///data/"),
-}
+CONTAINERS = {VirtualContainer("lab", "s3://lab/"), VirtualContainer(None, "file:///data/")}
 NAMES = [name for name in BUILDERS if "1" not in name]
 """Builders of repositories of version 2."""
 

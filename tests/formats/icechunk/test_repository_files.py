@@ -147,10 +147,14 @@ async def test_unknown_container_is_damage(config: bytes | None, reason: str) ->
 
 @pytest.mark.parametrize("location", ["vcc://secret/x/a.nc", "s3://secret/x/a.nc"])
 async def test_refusal_names_the_prefix_of_the_container(location: str) -> None:
-    """A reference into a container that is not allowed raises NotAllowedError with its prefix."""
-    case = _served(_virtual(0, location), config=_config(ERA, SECRET))
+    """A reference into a container that is not allowed raises NotAllowedError with its prefix.
+
+    Other chunks are read.
+    """
+    case = _served(_virtual(0, location), _virtual(1), config=_config(ERA, SECRET))
     with pytest.raises(NotAllowedError, match="below s3://secret/ are not allowed"):
         await case.read("a/c/0")
+    assert await case.read("a/c/1") == b"234"
 
 
 @pytest.mark.parametrize(

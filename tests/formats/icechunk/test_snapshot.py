@@ -32,14 +32,7 @@ from shardgate.formats.icechunk.snapshot import (
 )
 from shardgate.formats.reading import DecodeError
 from tests.formats.icechunk import building
-from tests.formats.icechunk.building import (
-    SNAPSHOT,
-    Number,
-    Struct,
-    Structs,
-    envelope,
-    payload,
-)
+from tests.formats.icechunk.building import SNAPSHOT, Number, Struct, Structs, envelope, payload
 from tests.formats.icechunk.case import PLAIN, SHARDED
 from tests.formats.icechunk.repositories import GROUP
 from tests.formats.zarr.building import LITTLE, array_metadata

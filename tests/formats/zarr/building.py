@@ -67,7 +67,7 @@ def array_metadata(
         "node_type": "array",
         "shape": shape,
         "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shard_shape}},
+        "chunk_grid": regular(*shard_shape),
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": 0,
         "codecs": codecs,
@@ -88,6 +88,24 @@ def sharding(chunk_shape: list[int], codecs: list[Any] | None = None, **members:
             **members,
         },
     }
+
+
+def consolidated(nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a group with those of *nodes*."""
+    inline = {"kind": "inline", "must_understand": False, "metadata": nodes}
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    return {**group, "consolidated_metadata": inline}
+
+
+def regular(*sizes: Any) -> dict[str, Any]:
+    """Return the grid of chunks of one shape."""
+    return {"name": "regular", "configuration": {"chunk_shape": list(sizes)}}
+
+
+def rectilinear(*sizes: Any) -> dict[str, Any]:
+    """Return the grid whose chunks have the edge lengths *sizes* along each dimension."""
+    configuration = {"kind": "inline", "chunk_shapes": list(sizes)}
+    return {"name": "rectilinear", "configuration": configuration}
 
 
 def build(

@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.zarr.codecs import (
-    ChunkForm,
-    chunk_form,
-    has_sharding,
-    shape_of,
-    unshard,
-)
+from shardgate.formats.zarr.codecs import ChunkForm, chunk_form, has_sharding, shape_of, unshard
 from tests.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
 
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}
@@ -76,9 +70,13 @@ def test_codecs_that_prevent_range_reads_are_refused(codecs: list[Any], reason: 
         unshard(codecs, (4,))
 
 
-def test_compressed_inner_shard_is_a_chunk() -> None:
-    """A compressed shard inside of a shard is a chunk."""
-    hidden = [sharding([1], [LITTLE]), _GZIP]
+_UNDECLARED = _configured(chunk_shape=[1])
+del _UNDECLARED["configuration"]["index_codecs"]
+
+
+@pytest.mark.parametrize("hidden", [[sharding([1], [LITTLE]), _GZIP], [_UNDECLARED]])
+def test_compressed_or_undeclared_inner_shard_is_a_chunk(hidden: list[Any]) -> None:
+    """A shard inside a shard is a chunk if it is compressed, or if its index has no codecs."""
     levels, codecs = unshard([sharding([2], hidden)], (4,))
 
     assert (len(levels), list(codecs)) == (1, hidden)
@@ -129,15 +127,6 @@ def test_omitted_codecs_have_defaults() -> None:
 
     assert codecs == (LITTLE,)
     assert (level.index.big_endian, level.index.has_checksum) == (False, None)
-
-
-def test_nested_shard_without_index_codecs_is_a_chunk() -> None:
-    """A shard inside a shard stays one chunk if it does not declare the codecs of its index."""
-    inner = _configured(chunk_shape=[1])
-    del inner["configuration"]["index_codecs"]
-    levels, codecs = unshard([sharding([2], [inner])], (4,))
-
-    assert (len(levels), list(codecs)) == (1, [inner])
 
 
 def test_sizes_spelled_as_floats_are_integers() -> None:

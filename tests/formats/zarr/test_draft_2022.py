@@ -21,14 +21,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.contract import Document
 from shardgate.formats.surveying import ChunkCollection
-from shardgate.model import (
-    MISSING,
-    ByteRange,
-    Inline,
-    SuffixRange,
-    VirtualKey,
-    Whole,
-)
+from shardgate.model import MISSING, ByteRange, Inline, SuffixRange, VirtualKey, Whole
 from shardgate.read.listing import list_names
 from shardgate.read.perform import DirectFetch
 from tests.formats.case import Container, filled, write_chunks

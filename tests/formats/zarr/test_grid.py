@@ -7,24 +7,16 @@ import pytest
 
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.grid import parse_grid, read_chunk_shape
-
-
-def _regular(*sizes: Any) -> dict[str, Any]:
-    return {"name": "regular", "configuration": {"chunk_shape": list(sizes)}}
-
-
-def _rectilinear(*sizes: Any) -> dict[str, Any]:
-    configuration = {"kind": "inline", "chunk_shapes": list(sizes)}
-    return {"name": "rectilinear", "configuration": configuration}
+from tests.formats.zarr.building import rectilinear, regular
 
 
 @pytest.mark.parametrize(
     ("grid", "lengths"),
     [
-        (_regular(4), [4, 4, 4]),
-        (_rectilinear(4), [4, 4, 4]),
-        (_rectilinear([5, [2, 3]]), [5, 2, 2, 2]),
-        (_rectilinear([]), []),
+        (regular(4), [4, 4, 4]),
+        (rectilinear(4), [4, 4, 4]),
+        (rectilinear([5, [2, 3]]), [5, 2, 2, 2]),
+        (rectilinear([]), []),
     ],
 )
 def test_chunks_have_the_lengths_of_their_grid(grid: dict[str, Any], lengths: list[int]) -> None:
@@ -37,23 +29,23 @@ def test_chunks_have_the_lengths_of_their_grid(grid: dict[str, Any], lengths: li
 
 def test_only_a_regular_grid_has_a_chunk_shape() -> None:
     """The chunk shape of a regular grid is read alone; other grids have none."""
-    assert read_chunk_shape(_regular(2, 0)) == (2, 0)
-    assert read_chunk_shape(_rectilinear(2)) is read_chunk_shape("hexagonal") is None
+    assert read_chunk_shape(regular(2, 0)) == (2, 0)
+    assert read_chunk_shape(rectilinear(2)) is read_chunk_shape("hexagonal") is None
 
 
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        (_regular(0), "chunk_shape is 0"),
-        (_regular(1, 1), "instead of 1"),
+        (regular(0), "chunk_shape is 0"),
+        (regular(1, 1), "instead of 1"),
         ({"name": "hexagonal"}, "hexagonal"),
         (None, "without a name"),
-        (_rectilinear(), "1 dimensions"),
-        (_rectilinear(0), "no list of sizes"),
-        (_rectilinear("2"), "no list of sizes"),
-        (_rectilinear(["2"]), "no list of sizes"),
-        (_rectilinear([[2]]), "instead of 2"),
-        (_rectilinear([-2]), "no list of sizes"),
+        (rectilinear(), "1 dimensions"),
+        (rectilinear(0), "no list of sizes"),
+        (rectilinear("2"), "no list of sizes"),
+        (rectilinear(["2"]), "no list of sizes"),
+        (rectilinear([[2]]), "instead of 2"),
+        (rectilinear([-2]), "no list of sizes"),
     ],
 )
 def test_invalid_grid_is_refused_with_the_reason(grid: Any, message: str) -> None:

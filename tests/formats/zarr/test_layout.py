@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardgate.errors import (
-    BadKeyError,
-    DamagedError,
-    VersionChangedError,
-)
+from shardgate.errors import BadKeyError, DamagedError, VersionChangedError
 from shardgate.formats.contract import Document
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.index import IndexCodec
@@ -33,6 +29,7 @@ from shardgate.model import (
     Whole,
 )
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.storage.memory import MemoryStore
 from tests.formats.case import Container, filled
 from tests.formats.zarr.building import (
     CRC,
@@ -228,51 +225,50 @@ async def test_chunks_of_an_inline_shard_are_inline() -> None:
 _whole_or_by_entry = pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
 
 
-@_whole_or_by_entry
-async def test_chunk_of_a_part_has_the_etag_of_its_index(whole_index_nbytes: int) -> None:
-    """A chunk in a part of an object has the ETag with which its index was read."""
-    store = WatchedStore()
-    etag = store.place(_ELSEWHERE, b"before" + _SHARD + b"after")
-    reader = _around(store, whole_index_nbytes)
-    part = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)))
-
-    assert await reader(part, 0) == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
-    assert await reader(part, 1) == MISSING
-    assert {call.if_match for call in store.calls} == {None}
+_OBJECT = b"before" + _SHARD + b"after"
+_PLACE = ByteRange(6, 6 + len(_SHARD))
+_ETAG = MemoryStore().place(_ELSEWHERE, _OBJECT)
+_SINCE = UnmodifiedSince(5)
 
 
 @_whole_or_by_entry
-@pytest.mark.parametrize("condition", [None, ETag('"x"')])
-async def test_chunk_of_a_fixed_shard_keeps_its_condition(
-    condition: Condition | None, whole_index_nbytes: int
-) -> None:
-    """The index of a fixed shard is read under its condition, which its chunks keep."""
-    store = WatchedStore()
-    etag = store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
-    condition = etag if isinstance(condition, str) else condition
-    version = Fixed(ETag('"name"'), condition)
-    place = Stored(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), version)
-    found = await _around(store, whole_index_nbytes)(place, 0)
-
-    assert found == Stored(_ELSEWHERE, ByteRange(6, 7), version)
-    assert [call.if_match for call in store.calls] == [condition]
-
-
-@_whole_or_by_entry
-async def test_chunk_of_a_shard_with_a_time_has_the_etag_of_its_index(
+@pytest.mark.parametrize(
+    ("shard", "condition", "version"),
+    [
+        (Part(_ELSEWHERE, _PLACE), None, _ETAG),
+        (Part(_ELSEWHERE, _PLACE, _SINCE), _SINCE, _ETAG),
+        *(
+            (Stored(_ELSEWHERE, _PLACE, fixed), fixed.condition, fixed)
+            for fixed in (_FIXED, _FIXED._replace(condition=_ETAG))
+        ),
+    ],
+)
+async def test_index_of_a_referenced_shard_is_read_under_its_condition(
+    shard: ShardPlace,
+    condition: Condition | None,
+    version: ETag | Fixed,
     whole_index_nbytes: int,
 ) -> None:
-    """A chunk of a shard with a time condition has its index's ETag; a newer object is damage."""
-    store = WatchedStore()
-    etag = store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=5)
-    place = Part(_ELSEWHERE, ByteRange(6, 6 + len(_SHARD)), UnmodifiedSince(5))
-    found = await _around(store, whole_index_nbytes)(place, 0)
+    """The index of a referenced shard is read under the reference's condition.
 
-    assert found == Stored(_ELSEWHERE, ByteRange(6, 7), etag)
-    assert [call.if_match for call in store.calls] == [UnmodifiedSince(5)]
-    store.place(_ELSEWHERE, b"before" + _SHARD, modified_s=6)
+    Chunks of a part have the ETag of the index; those of a fixed shard keep its version.
+    """
+    store = WatchedStore()
+    store.place(_ELSEWHERE, _OBJECT, modified_s=5)
+    reader = _around(store, whole_index_nbytes)
+
+    assert await reader(shard, 0) == Stored(_ELSEWHERE, ByteRange(6, 7), version)
+    assert [call.if_match for call in store.calls] == [condition]
+    assert await reader(shard, 1) == MISSING
+
+
+@_whole_or_by_entry
+async def test_shard_newer_than_its_reference_is_damage(whole_index_nbytes: int) -> None:
+    """A shard that was modified after the time of its reference raises DamagedError."""
+    store = WatchedStore()
+    store.place(_ELSEWHERE, _OBJECT, modified_s=6)
     with pytest.raises(DamagedError, match="not as it was"):
-        await _around(store, whole_index_nbytes)(place, 0)
+        await _around(store, whole_index_nbytes)(Part(_ELSEWHERE, _PLACE, _SINCE), 0)
 
 
 @_whole_or_by_entry
@@ -293,9 +289,7 @@ async def test_missing_or_short_referenced_shard_is_damage(
 
 
 @_whole_or_by_entry
-async def test_reference_past_its_object_or_too_short_is_damage(
-    whole_index_nbytes: int,
-) -> None:
+async def test_reference_past_its_object_or_too_short_is_damage(whole_index_nbytes: int) -> None:
     """A reference past the object's end, or too short for an index, raises DamagedError.
 
     The latter takes no read.

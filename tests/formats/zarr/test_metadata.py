@@ -19,7 +19,7 @@ from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
 from tests.formats.mutating import members, mutations
-from tests.formats.zarr.building import BIG, CRC, LITTLE, array_metadata, sharding
+from tests.formats.zarr.building import BIG, CRC, LITTLE, array_metadata, consolidated, sharding
 from tests.formats.zarr.nesting import Nesting, nestings
 from tests.support.resolving import ROOT
 
@@ -46,11 +46,6 @@ def _read(data: bytes) -> Node:
     node = MarkerDecoder((Zarr3(0, _LIMIT, 0),), _LIMIT)(data).spec
     assert isinstance(node, Node)
     return node
-
-
-def _consolidated(nodes: dict[str, Any]) -> dict[str, Any]:
-    inline = {"kind": "inline", "must_understand": False, "metadata": nodes}
-    return {**GROUP, "consolidated_metadata": inline}
 
 
 @given(nestings(), _extra, members)
@@ -98,7 +93,7 @@ _ODD: list[Any] = [None, [], 3, "x", {}, {"metadata": None}]
     [
         (PLAIN, ""),
         (GROUP, ""),
-        (_consolidated({"a": PLAIN, "b": GROUP}), ""),
+        (consolidated({"a": PLAIN, "b": GROUP}), ""),
         *(({**GROUP, "consolidated_metadata": other}, "") for other in _ODD),
         ({**SHARDED, "codecs": [sharding([2, 3]), GZIP]}, "gzip after sharding_indexed"),
         ({**SHARDED, "codecs": [sharding([2, 3]), {"name": "x" * 10_000}]}, "xxx"),
@@ -130,7 +125,7 @@ def test_consolidated_arrays_are_rewritten(other: Any) -> None:
     """Each array in consolidated metadata is served without shards, beside damaged ones."""
 
     def nodes(array: Any) -> dict[str, Any]:
-        return _consolidated({"a": array, "b": other, "g": GROUP, "g/c": array})
+        return consolidated({"a": array, "b": other, "g": GROUP, "g/c": array})
 
     assert json.loads(_decode(nodes(SHARDED)).served) == nodes(_SERVED)
 
@@ -206,7 +201,7 @@ _NESTED = array_metadata(
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(mutations(_NESTED, _consolidated({"a": _NESTED})))
+@given(mutations(_NESTED, consolidated({"a": _NESTED})))
 def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
     """Metadata with random wrong values decode to a node or raise DecodeError."""
     try:
@@ -386,9 +381,9 @@ _NO_SHARDS = "arrays are served without shards here"
         ({**served(_INDEX_FIRST_INSIDE), "codecs": [_INDEX_UNSAID, GZIP]}, _INDEX_FIRST_INSIDE, {},
          "^codecs cannot change"),
         ({**_OF_COMPLEX, "fill_value": ["NaN", 2]}, _COMPLEX, {}, "fill_value"),
-        (_consolidated({"g/a": {**served(SHARDED), "codecs": [LITTLE]}}), None, {"g/a": SHARDED},
+        (consolidated({"g/a": {**served(SHARDED), "codecs": [LITTLE]}}), None, {"g/a": SHARDED},
          "^g/a: codecs cannot change"),
-        (_consolidated({"a": SHARDED}), None, {}, f"^a: {_NO_SHARDS}"),
+        (consolidated({"a": SHARDED}), None, {}, f"^a: {_NO_SHARDS}"),
     ],
 )  # fmt: skip
 async def test_change_of_sharding_is_refused(
@@ -455,20 +450,20 @@ async def test_equivalent_codecs_are_accepted(
 async def test_consolidated_metadata_keeps_shards() -> None:
     """Consolidated metadata is stored with the shards of each stored array."""
     others = {"g": GROUP, "p": PLAIN}
-    given = _consolidated({"a": served(SHARDED), "g/b": served(SHARDED), **others})
+    given = consolidated({"a": served(SHARDED), "g/b": served(SHARDED), **others})
 
     made = await translated(given, None, **{"a": SHARDED, "g/b": SHARDED, **others})
 
-    assert made == _consolidated({"a": SHARDED, "g/b": SHARDED, **others})
+    assert made == consolidated({"a": SHARDED, "g/b": SHARDED, **others})
 
 
 async def test_consolidated_metadata_without_shards_is_stored_verbatim() -> None:
     """Consolidated metadata without stored shards, or malformed, is stored verbatim."""
     for sent in (
-        _consolidated({"a": PLAIN, "b": GROUP}),
+        consolidated({"a": PLAIN, "b": GROUP}),
         {**GROUP, "consolidated_metadata": None},
         {**GROUP, "consolidated_metadata": {"metadata": []}},
-        _consolidated({"odd": 7}),
+        consolidated({"odd": 7}),
     ):
         assert await translated(sent, None, a=PLAIN) == sent
 
@@ -477,7 +472,7 @@ async def test_consolidated_metadata_without_shards_is_stored_verbatim() -> None
 async def test_consolidated_metadata_with_an_invalid_path_is_refused(path: str) -> None:
     """Consolidated metadata with a path outside of the group raises BadBodyError."""
     with pytest.raises(BadBodyError, match="name no node"):
-        await translated(_consolidated({path: PLAIN}), None)
+        await translated(consolidated({path: PLAIN}), None)
 
 
 @pytest.mark.parametrize(

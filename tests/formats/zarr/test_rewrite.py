@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from shardgate.errors import ConflictError, DamagedError
 from shardgate.formats.contract import Slot
-from shardgate.formats.zarr.index import ShardIndex
 from shardgate.model import ByteRange, VirtualKey
 from tests.formats.case import Container, filled, render
 from tests.formats.zarr.building import (
@@ -68,17 +67,6 @@ async def test_equal_content_gives_equal_bytes(nesting: Nesting, data: st.DataOb
     expected = nesting.build(chunks, gap=b"")
 
     assert array.objects == {key: expected[key] for key in expected if key != "zarr.json"}
-
-
-async def test_deleting_the_last_chunk_deletes_the_shard() -> None:
-    """Deleting the last chunk deletes the shard, and empties the entry of an inner shard."""
-    nested = two_levels(4, 2)
-    await nested.write({(0,): b"a", (3,): b"b"})
-
-    await nested.write({(3,): None})
-    assert ShardIndex(nested.objects["c/0"][-36:-4], big_endian=False).lookup(1) is None
-    assert await nested.write({(0,): None}) == {"c/0": None}
-    assert nested.objects == {}
 
 
 @pytest.mark.parametrize("codecs", [[], [CRC], [CRC, CRC]])

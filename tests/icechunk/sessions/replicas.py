@@ -31,6 +31,7 @@ from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
 from tests.read.stores import CallOn, Tapped
+from tests.support.files import read_files
 from tests.support.sessions import GROUP, array_document
 
 ROOT: Final = ObjectRef("memory://repo", "")
@@ -46,11 +47,7 @@ def files_of_repository(folder: Path) -> Mapping[str, bytes]:
     group.create_array("a", shape=(6,), **options)[:] = [1, 2, 3, 4, 5, 6]
     group.create_array("g/b", shape=(4,), **options)[2:] = [7, 8]
     session.commit("first")
-    return {
-        file.relative_to(folder).as_posix(): file.read_bytes()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
+    return read_files(folder)
 
 
 def stored(files: Mapping[str, bytes], clock: Callable[[], float] = time.time) -> MemoryStore:

@@ -204,12 +204,15 @@ def _specs(count: int) -> Iterator[icechunk.VirtualChunkSpec]:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Peer:
-    """Let the library write virtual references."""
+    """Let the library write references of all kinds."""
     made = Peer(tmp_path)
     session = made.session()
+    array(session, "native", (600, 4), chunks=(300, 2))[:] = 3
+    array(session, "inline", (5, 2))[:] = 4
+    array(session, "scalar", ())[...] = 5
     array(session, "virtual", (2000,))
     assert session.store.set_virtual_refs("virtual", list(_specs(2000))) is None
-    session.commit("references")
+    session.commit("all kinds")
     return made
 
 
@@ -227,6 +230,33 @@ def _rewritten(
     found, written = rewrite_manifests(rewrite, manifests, new_id)
     peer.put(path, found.manifests, written)
     return found
+
+
+def test_library_reads_and_commits_onto_written_manifests(peer: Peer) -> None:
+    """The library reads written manifests, and its commits keep their references."""
+    (ref,) = peer.array("/native").manifests
+    first = peer.manifest(ref.object_id).lookup(peer.node("/native").node_id, (0, 0))
+    assert isinstance(first, Native)
+    part = Native(first.chunk_id, ByteRange(7, 17))
+    _rewritten(peer, "/native", {(0, 1): None, (1, 1): part})
+    _rewritten(peer, "/inline", {(at, 0): InlineChunk(b"x" * (at + 1)) for at in range(4)})
+    _rewritten(peer, "/scalar", {(): InlineChunk(b"y")})
+    chunks = {
+        "native/c/0/0": b"\3" * 600, "native/c/0/1": None, "native/c/1/0": b"\3" * 600,
+        "native/c/1/1": b"\3" * 10, "scalar/c": b"y",
+        **{f"inline/c/{at}/0": b"xxxx"[: at + 1] if at < 4 else b"\4" for at in range(5)},
+        **{f"inline/c/{at}/1": b"\4" for at in range(5)},
+    }  # fmt: skip
+
+    assert {key: peer.get(key) for key in chunks} == chunks
+    assert [each["extents"] for each in peer.inspect_manifests("/scalar")] == [[]]
+    theirs = {"native/c/0/1": b"theirs", "inline/c/0/1": b"theirs", "scalar/c": b"theirs"}
+    session = peer.session()
+    for key, data in theirs.items():
+        write(session, key, data)
+    session.commit("theirs")
+    peer.reopen()
+    assert {key: peer.get(key) for key in chunks} == chunks | theirs
 
 
 def test_library_reads_written_virtual_references(peer: Peer) -> None:

@@ -1,9 +1,11 @@
 """Lookups of chunks and the reads that they take; TensorStore agrees on the places."""
 
 import json
+import random
 from typing import Any
 
 import pytest
+import tensorstore as ts
 
 from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.model import Coded, Inline, Stored, VirtualKey, Whole
@@ -18,7 +20,13 @@ from tests.formats.neuroglancer_precomputed.case import (
     mesh_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, part
+from tests.formats.neuroglancer_precomputed.shards import (
+    RAW_SHARDING,
+    address,
+    build_shards,
+    decoded,
+    part,
+)
 from tests.support.resolving import ROOT
 
 FIRST, SECOND, THIRD, _, LAST = IDS
@@ -247,3 +255,38 @@ async def test_index_deleted_between_reads_has_changed() -> None:
     case.fetch.forget(ROOT.join("s0/0.data"))
     with pytest.raises(VersionChangedError):
         await layout.locate(rest, case.fetch)
+
+
+@pytest.mark.parametrize("hash_name", ["identity", "murmurhash3_x86_128"])
+@pytest.mark.parametrize(
+    ("preshift_bits", "minishard_bits", "shard_bits"),
+    [(0, 0, 0), (3, 2, 1), (0, 1, 4), (60, 2, 2), (1, 3, 5), (64, 2, 3), (0, 0, 64), (5, 6, 58)],
+)
+def test_tensorstore_agrees_on_shard_and_minishard_of_ids(
+    hash_name: str, preshift_bits: int, minishard_bits: int, shard_bits: int
+) -> None:
+    """TensorStore writes random ids to the shards and minishards that the builder computes."""
+    document = {
+        **RAW_SHARDING,
+        "hash": hash_name,
+        "preshift_bits": preshift_bits,
+        "minishard_bits": minishard_bits,
+        "shard_bits": shard_bits,
+    }
+    numbers = random.Random(minishard_bits)
+    ids = {0, 1, 2**64 - 1, *(numbers.getrandbits(numbers.randint(1, 64)) for _ in range(20))}
+    base = ts.KvStore.open("memory://", context=(context := ts.Context())).result()
+    spec = {"driver": "neuroglancer_uint64_sharded", "base": "memory://", "metadata": document}
+    sharded = ts.KvStore.open(spec, context=context).result()
+    with ts.Transaction() as transaction:
+        kvstore = sharded.with_transaction(transaction)
+        for chunk_id in ids:
+            kvstore[chunk_id.to_bytes(8, "big")] = b"%d" % chunk_id
+
+    found = {}
+    for key in base.list().result():
+        for minishard, chunks in enumerate(decoded(base[key], document)):
+            for chunk_id, (start, stop) in chunks.items():
+                assert base[key][start:stop] == b"%d" % chunk_id
+                found[chunk_id] = (key.decode().removesuffix(".shard"), minishard)
+    assert found == {chunk_id: address(chunk_id, document) for chunk_id in ids}

@@ -3,18 +3,26 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shardgate.errors import DamagedError
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.surveying import Description
+from shardgate.formats.surveying import Description, Fault, IndexEntry, Survey
 from shardgate.formats.zarr.metadata import Node, parse_array, parse_node
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe
-from shardgate.model import VirtualKey
+from shardgate.model import ByteRange, VirtualKey
 from shardgate.read.perform import DirectFetch
 from tests.formats.case import chunks_of, filled
-from tests.formats.zarr.building import CRC, LITTLE, array_metadata, sharding
+from tests.formats.zarr.building import (
+    CRC,
+    LITTLE,
+    array_metadata,
+    build,
+    sharding,
+)
 from tests.formats.zarr.nesting import Nesting, nestings
 from tests.support.resolving import ROOT
 
@@ -24,6 +32,15 @@ _GRID = ZarrShards(ROOT, parse_array(array_metadata([5, 7], [4, 4], [sharding([2
 def _shards(objects: dict[str, bytes]) -> tuple[ZarrShards, DirectFetch]:
     array = parse_array(json.loads(objects["zarr.json"]))
     return ZarrShards(ROOT, array), DirectFetch(filled(objects))
+
+
+async def _survey(objects: dict[str, bytes], key: str) -> Survey:
+    shards, fetch = _shards(objects)
+    shard = shards.named(key)
+    assert shard is not None
+    survey = await shard.survey(fetch)
+    assert survey is not None
+    return survey
 
 
 def test_key_off_the_grid_is_no_shard() -> None:
@@ -52,6 +69,42 @@ async def test_surveys_of_any_nesting_name_the_written_chunks(
             named[key] = shard_bytes[slice(*place.byte_range)]
 
     assert named == {"/".join(map(str, ("c", *at))): f"{at}".encode() for at in written}
+
+
+async def test_survey_lists_entries_by_place() -> None:
+    """A survey lists entries by their places in the shard, and the number of empty ones."""
+    survey = await _survey(build({"c/0/0": b"first", "c/1/1": b"fourth"}), "c/0/0")
+
+    table = survey.table()
+
+    assert list(table) == [IndexEntry(0, ByteRange(0, 5)), IndexEntry(3, ByteRange(8, 14))]
+    assert (table.empty, list(table.faults)) == (2, [])
+    assert np.transpose(survey.indexes).tolist() == [[17, 17 + 68]]
+    assert survey.index_location == "end"
+
+
+async def test_damaged_entry_or_index_is_a_fault() -> None:
+    """A damaged entry is a fault of its chunk, a damaged inner index of its first chunk.
+
+    Other entries are listed; a shard too short for its index raises DamagedError.
+    """
+    objects = build({"c/0/0": b"first", "c/1/1": b"last"}, crc=False)
+    data = objects["c/0/0"]
+    objects["c/0/0"] = data[:-16] + bytes(8) + (99).to_bytes(8, "little")
+    flipped = build({"c/0/3": b"chunk"})
+    flipped["c/0/1"] = flipped["c/0/1"][:-1] + b"?"
+
+    table = (await _survey(objects, "c/0/0")).table()
+    unread = (await _survey(flipped, "c/0/1")).table()
+
+    reason = "inner chunk 3 at [0, 99) ends past 79 bytes"
+    assert [entry.number for entry in table] == [0]
+    assert list(table.faults) == [Fault(VirtualKey("c/1/1"), reason)]
+    assert (list(unread), unread.empty) == ([], 0)
+    reason = "the checksum of the shard index does not match"
+    assert unread.faults == [Fault(VirtualKey("c/0/2"), reason)]
+    with pytest.raises(DamagedError, match="3 bytes are too few for a shard"):
+        await _survey(build({}) | {"c/0/0": b"abc"}, "c/0/0")
 
 
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}

@@ -128,7 +128,7 @@ class AsgiExchange:
 
     async def write(self, response: Response) -> None:
         """Write *response*, and drop an unread body before the end: the client may read late."""
-        status, headers, body = response
+        status, headers, body = response.status, response.headers, response.body
         if isinstance(headers, bytes):
             headers = _parse_lines(headers)
         unread = self._body if self._body is not None and self._body.is_unread else None

@@ -22,7 +22,7 @@ from shardgate.http.auth.access import ServedDataset, why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
 from shardgate.http.conditions import parse_demand
-from shardgate.http.paths import check_key, split_target
+from shardgate.http.paths import check_key
 from shardgate.http.problems import Headers
 from shardgate.http.request import Request, RequestHeaders
 from shardgate.http.responses import ALLOW, NO_STORE, Responder
@@ -165,9 +165,8 @@ class WritePlane:
 
     async def respond(self, request: Request, incoming: IncomingBody, responder: Responder) -> None:
         """Answer *request*, whose body is *incoming*."""
-        method, query = request.method, request.query
-        name, key = split_target(request.raw_path)
-        dataset = await self._authenticator.enter(request, name)
+        method, query, key = request.method, request.query, request.key
+        dataset = await self._authenticator.enter(request, request.name)
         names = dialect.parameter_names(query) if query else frozenset[bytes]()
         step = dialect.upload_step(method, names) if key else None
         is_served = method in {"PUT", "DELETE"} or (method == "POST" and (step or not key))

@@ -28,13 +28,14 @@ from shardgate.errors import ShardgateError
 from shardgate.http.asgi import BY_NAME, AsgiApp
 from shardgate.http.body import has_body
 from shardgate.http.limits import peer_of
-from shardgate.http.problems import Headers, encode_headers
 from shardgate.http.request import (
     DeferredResponse,
+    Headers,
     Request,
     RequestHeaders,
     Response,
     combine_headers,
+    encode_headers,
 )
 from shardgate.read.bodies import Pieces
 
@@ -111,7 +112,7 @@ def check_head(
 
 
 def _nbytes(url: bytes, headers: Headers) -> int:
-    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+    return len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 @cache

@@ -26,8 +26,14 @@ from shardgate.http.conditions import (
     whole_of,
 )
 from shardgate.http.paths import quote_segment
-from shardgate.http.problems import Headers, encode_headers
-from shardgate.http.request import Answer, Exchange, Request, Response
+from shardgate.http.request import (
+    Answer,
+    Exchange,
+    Headers,
+    Request,
+    Response,
+    encode_headers,
+)
 from shardgate.http.responses import (
     ALLOW,
     NO_STORE,

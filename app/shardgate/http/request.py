@@ -17,10 +17,10 @@ from shardgate.errors import BadKeyError
 from shardgate.http.auth.access import Caller
 from shardgate.http.body import IncomingBody
 from shardgate.http.paths import TOKEN_PREFIXES, split_target, split_token, token_in
-from shardgate.http.problems import Headers
 from shardgate.model import VirtualKey
 from shardgate.read.bodies import Body
 
+type Headers = list[tuple[bytes, bytes]]
 type RequestHeaders = Mapping[bytes, bytes]
 """Headers of a request by lower-case name; see `combine_headers`."""
 
@@ -130,6 +130,11 @@ class Exchange(Protocol):
 type DeferredResponse = Callable[[Exchange], Awaitable[None]]
 """Sends a response that needs I/O; it may raise after it has begun to be written."""
 type Answer = Response | DeferredResponse
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """Return *headers*, each on a line of its own (RFC 9112 §5)."""
+    return b"".join([part for name, value in headers for part in (name, b": ", value, b"\r\n")])
 
 
 def combine_headers(headers: Headers) -> dict[bytes, bytes]:

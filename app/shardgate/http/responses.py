@@ -10,8 +10,8 @@ from typing import Final
 from shardgate.errors import ShardgateError
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.conditions import Selection, content_range, etag_of_selected, last_modified
-from shardgate.http.problems import Headers, encode_headers, problem, status_of
-from shardgate.http.request import Exchange, Request, Response
+from shardgate.http.problems import problem, status_of
+from shardgate.http.request import Exchange, Headers, Request, Response, encode_headers
 from shardgate.http.s3.dialect import error_code, error_document, speaks_s3
 from shardgate.model import VirtualKey
 from shardgate.observability.logging import log_failure

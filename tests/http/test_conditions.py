@@ -25,8 +25,8 @@ from shardgate.http.conditions import (
 from shardgate.http.conditions import (
     choose as choose_form,
 )
-from shardgate.http.problems import STATUS, Headers, problem
-from shardgate.http.request import combine_headers
+from shardgate.http.problems import STATUS, problem
+from shardgate.http.request import Headers, combine_headers
 from shardgate.http.responses import Cors
 from shardgate.model import EVERYTHING, ByteRange, ETag, ObjectRef, Stored, SuffixRange
 from shardgate.read.bodies import Entity

@@ -256,3 +256,13 @@ def test_token_is_the_first_segment(raw_path: bytes, token: str, rest: bytes) ->
     assert split_token(raw_path) == (raw_path.removesuffix(rest), rest)
     assert split_token(b"/em" + raw_path) == (None, b"/em" + raw_path)
     assert split_token(rest) == (None, rest)
+
+
+@pytest.mark.parametrize("raw_path", [b"/em/a/../b", b"/em//a", b"/em/%ff", b"/em/%00"])
+def test_request_with_an_invalid_key_has_a_name_and_a_fault(raw_path: bytes) -> None:
+    """A request whose path has no valid key names its dataset, and says what is wrong."""
+    request = Request("GET", raw_path, [], {}, b"")
+
+    assert (request.name, request.key) == ("em", None)
+    assert isinstance(request.fault, BadKeyError)
+    assert Request("GET", b"/em/a", [], {}, b"").fault is None

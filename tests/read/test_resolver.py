@@ -53,6 +53,22 @@ async def test_known_metadata_is_not_read_again() -> None:
     assert len(case.store.calls) == 2
 
 
+async def test_headers_kept_with_an_entity_take_room_in_the_cache() -> None:
+    """Headers that are kept with a cached entity count in the size of the cache."""
+    case = _array()
+    await case.read("c/0/0")
+    resolver, memory, place = case.data.resolver, case.data.fetch.cache, VirtualKey("c/0/0")
+    found, before = resolver.get_cached(case.data.dataset, place), memory.currsize
+    assert found is not None
+
+    resolver.keep_head(case.data.dataset, place, found, "whole", b"etag: x\r\n")
+    kept = resolver.get_cached(case.data.dataset, place)
+    assert kept is not None
+    assert dict(kept.heads) == {"whole": b"etag: x\r\n"}
+    assert memory.currsize - before == len(b"etag: x\r\n")
+    assert not found.heads
+
+
 async def test_concurrent_callers_share_each_read() -> None:
     """Concurrent requests share one read each of metadata, index, chunk and object."""
     case = _array()

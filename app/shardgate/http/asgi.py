@@ -11,12 +11,12 @@ from starlette.routing import Router
 from shardgate.http.body import ClientGoneError, IncomingBody
 from shardgate.http.instrumentation import InstrumentedApp
 from shardgate.http.limits import peer_of
-from shardgate.http.problems import Headers
-from shardgate.http.request import Asgi, Request, Response, combine_headers
+from shardgate.http.request import Asgi, Headers, Request, Response, combine_headers
 from shardgate.observability.logging import log_loop_exception
 
 BY_NAME: Final = "shardgate.headers"
 """Member of a scope with the headers by name, where the server has them so."""
+_BODY: Final = "http.response.body"
 _CLOSE: Final = (b"connection", b"close")
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 """For every response; our own server adds it to refusals too."""
@@ -128,26 +128,24 @@ class AsgiExchange:
 
     async def write(self, response: Response) -> None:
         """Write *response*, and drop an unread body before the end: the client may read late."""
-        status, headers, body = response
+        status, headers, body = response.status, response.headers, response.body
         if isinstance(headers, bytes):
             headers = _parse_lines(headers)
         unread = self._body if self._body is not None and self._body.is_unread else None
         if unread is not None:
             headers = [*headers, _CLOSE]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        is_whole = isinstance(body, bytes) and unread is None
+        if isinstance(body, bytes) and unread is None:
+            await self.send({"type": _BODY, "body": body})
+            return
         if isinstance(body, bytes):
-            await self._write_piece(body, is_last=is_whole)
+            await self.send({"type": _BODY, "body": body, "more_body": True})
         else:
             async for piece in body:
-                await self._write_piece(piece, is_last=False)
+                await self.send({"type": _BODY, "body": piece, "more_body": True})
         if unread is not None:
             await unread.drain()
-        if not is_whole:
-            await self._write_piece(b"", is_last=True)
-
-    async def _write_piece(self, piece: bytes | memoryview, *, is_last: bool) -> None:
-        await self.send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+        await self.send({"type": _BODY, "body": b""})
 
 
 def _parse_lines(lines: bytes) -> Headers:

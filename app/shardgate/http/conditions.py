@@ -26,6 +26,7 @@ _NO_WEIGHT: Final = re.compile(r"\s*q=0(?:\.0*)?\s*")
 _YEAR_10000_S: Final = 253_402_300_800
 _HEADERS: Final = "range if-match if-none-match if-range if-modified-since if-unmodified-since"
 _FIELDS: Final = {name.encode(): name.replace("-", "_") for name in _HEADERS.split()}
+_NAMES: Final = frozenset(_FIELDS)
 
 
 class UnsatisfiableError(Exception):
@@ -149,7 +150,7 @@ class Conditions(NamedTuple):
     @staticmethod
     def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
         """Pick the headers that matter; Range has a meaning for GET only (§14.2)."""
-        if method == "GET" and _FIELDS.keys().isdisjoint(headers):
+        if method == "GET" and _NAMES.isdisjoint(headers):
             return _PLAIN_GET
         fields = {
             field: headers[name].decode("latin-1")

@@ -37,6 +37,7 @@ from shardgate.settings import RESERVED
 
 _NO_BODY: Final = (b"content-length", b"0")
 _OPEN: Final = ("/healthz", "/docs", "/openapi.json")
+_ROOTS: Final = (b"/", b"")
 _ALWAYS: Final = ("/healthz", "/readyz", "/metrics")
 """Paths that are answered however many requests run."""
 _NOT_BELOW_TOKENS: Final = ("/readyz", "/metrics", "/docs")
@@ -70,13 +71,15 @@ class Gateway:
         if request.name == SHARDS and request.raw_path.startswith(PREFIX):
             return self._shards.answer(request)
         answer: Answer
-        if request.name in RESERVED or request.path in {"/", ""}:
+        if request.name in RESERVED or request.raw_path in _ROOTS:
             if request.asgi is None:
                 return None
             answer = partial(self._answer_reserved, request, request.asgi)
+            if request.path in _ALWAYS:
+                return answer
         else:
             answer = self._data.answer(request)
-        if isinstance(answer, Response) or request.method == "OPTIONS" or request.path in _ALWAYS:
+        if isinstance(answer, Response) or request.method == "OPTIONS":
             return answer
         return partial(self._answer_within_limits, request, answer)
 

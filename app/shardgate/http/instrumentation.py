@@ -5,6 +5,7 @@ from asyncio import CancelledError
 from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
+from typing import Final
 
 from shardgate.http.gateway import Gateway
 from shardgate.http.limits import Networks, client_of
@@ -29,6 +30,8 @@ from shardgate.observability.requests import (
     outcome_of,
 )
 from shardgate.observability.tracing import Tracing
+
+_NOT_MODIFIED: Final = HTTPStatus.NOT_MODIFIED
 
 
 class InstrumentedApp:
@@ -65,9 +68,9 @@ class InstrumentedApp:
             return answer
         if not isinstance(answer, Response):
             return partial(self._follow, request, answer)
-        status, _, body = answer
+        status, body = answer.status, answer.body
         nbytes = len(body) if isinstance(body, bytes) else 0
-        outcome: Outcome = "not_modified" if status == HTTPStatus.NOT_MODIFIED else "hit"
+        outcome: Outcome = "not_modified" if status is _NOT_MODIFIED else "hit"
         self.metrics.count(request.name, "GET", outcome, nbytes)
         if self._tracing is not None or self._has_keys:
             context = self._context(request)

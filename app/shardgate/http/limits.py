@@ -7,7 +7,6 @@ from typing import Final, Self
 
 from shardgate.concurrency import Deadline, Deadlines, largest_share
 from shardgate.errors import BusyError, OverdueError, TooManyRequestsError
-from shardgate.http.paths import dataset_in
 from shardgate.http.request import Exchange, Request, RequestHeaders
 
 type _Group = tuple[str, str]
@@ -101,8 +100,8 @@ class ConcurrencyLimiter:
         client = None
         if self.most_per_client and request.peer:
             client = client_of(request.peer.decode(), request.headers, self._proxies)
-        dataset = dataset_in(request.path)
-        return Permit(self, exchange, client, dataset, is_read=request.method in _READS)
+        is_read = request.method in _READS
+        return Permit(self, exchange, client, request.dataset, is_read=is_read)
 
 
 class Permit(Deadline):

@@ -63,11 +63,6 @@ def _decode(segment: str) -> str:
     return escape_ref(text) if text.startswith(NAMED_REFS) else text
 
 
-def dataset_in(path: str) -> str:
-    """Return the dataset that the decoded *path* names, or its first segment; neither may exist."""
-    return path.removeprefix("/api/datasets")[1:].partition("/")[0]
-
-
 def split_token(raw_path: bytes) -> tuple[bytes | None, bytes]:
     """Split ``/~TOKEN/{dataset}/{virtual key}`` into ``/~TOKEN`` and the rest."""
     if not raw_path.startswith(TOKEN_PREFIXES):

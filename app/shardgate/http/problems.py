@@ -7,6 +7,7 @@ from typing import Final
 
 from shardgate import errors
 from shardgate.errors import ShardgateError
+from shardgate.http.request import Headers
 
 _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
     HTTPStatus.BAD_REQUEST: (
@@ -75,13 +76,6 @@ _RETRIED: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-
-type Headers = list[tuple[bytes, bytes]]
-
-
-def encode_headers(headers: Headers) -> bytes:
-    """Return *headers*, each on a line of its own (RFC 9112 §5)."""
-    return b"".join([part for name, value in headers for part in (name, b": ", value, b"\r\n")])
 
 
 def status_of(error: ShardgateError) -> HTTPStatus:

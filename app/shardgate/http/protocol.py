@@ -19,7 +19,7 @@ import sys
 from collections import OrderedDict
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, Self, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -28,13 +28,14 @@ from shardgate.errors import ShardgateError
 from shardgate.http.asgi import BY_NAME, AsgiApp
 from shardgate.http.body import has_body
 from shardgate.http.limits import peer_of
-from shardgate.http.problems import Headers, encode_headers
 from shardgate.http.request import (
     DeferredResponse,
+    Headers,
     Request,
     RequestHeaders,
     Response,
     combine_headers,
+    encode_headers,
 )
 from shardgate.read.bodies import Pieces
 
@@ -74,25 +75,20 @@ TOO_LARGE: Final = (
 )
 
 
-class RequestHead(NamedTuple):
-    """A head that every HTTP implementation understands alike."""
+def check_head(
+    parser: Any, url: bytes, headers: Headers, received_nbytes: int, *, is_1_1: bool
+) -> tuple[Any, Headers, RequestHeaders]:
+    """Check that every HTTP implementation understands a head within the last *received_nbytes*.
 
-    target: Any
-    """As `httptools.parse_url` returns it."""
-    headers: Headers
-    """In their order, with lower-case names; ``host`` is that of an absolute target."""
-    by_name: RequestHeaders
-    expects_continue: bool
-
-
-def check_head(parser: Any, url: bytes, headers: Headers, received_nbytes: int) -> RequestHead:
-    """Check a head within the last *received_nbytes*. Raises: `RefusedRequestError`."""
+    Return the target as `httptools.parse_url` does, and the *headers*, whose names are lower-case,
+    in their order and by name; ``host`` is that of an absolute target. Raises:
+    `RefusedRequestError`.
+    """
     if len(headers) > MAX_HEADERS:
         raise RefusedRequestError(*TOO_LARGE)
     if received_nbytes > HEAD_NBYTES and _nbytes(url, headers) > HEAD_NBYTES:
         raise RefusedRequestError(*TOO_LARGE)
     by_name = dict(headers)
-    is_1_1 = parser.get_http_version() == "1.1"
     if len(by_name) == len(headers):
         hosts = int(b"host" in by_name)
     else:
@@ -112,13 +108,11 @@ def check_head(parser: Any, url: bytes, headers: Headers, received_nbytes: int) 
         headers = [each for each in headers if each[0] != b"host"]
         headers.append((b"host", authority))
         by_name = combine_headers(headers)
-    expected = by_name.get(b"expect")
-    is_expecting = expected is not None and _CONTINUE in expected.lower().split(b", ")
-    return RequestHead(target, headers, by_name, is_expecting and is_1_1)
+    return target, headers, by_name
 
 
 def _nbytes(url: bytes, headers: Headers) -> int:
-    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+    return len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 @cache
@@ -213,7 +207,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Answer a plain GET, or make a request of ASGI."""
-        head = check_head(self.parser, self.url, self.headers, self._received_nbytes)
+        parser = self.parser
+        is_1_1 = parser.get_http_version() == "1.1"
+        target, headers, by_name = check_head(
+            parser, self.url, self.headers, self._received_nbytes, is_1_1=is_1_1
+        )
         if len(self.pipeline) >= MAX_PIPELINED:
             raise RefusedRequestError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once")
         self.is_in_head = False
@@ -222,14 +220,14 @@ class GatewayProtocol(HttpToolsProtocol):
         if (
             (self.cycle is None or self.cycle.response_complete)
             and not self.flow.write_paused
-            and not head.target.query
-            and head.target.host is None
-            and not head.expects_continue
-            and self.parser.get_method() == b"GET"
-            and self.parser.get_http_version() == "1.1"
-            and self.parser.should_keep_alive()
+            and is_1_1
+            and not target.query
+            and target.host is None
+            and b"expect" not in by_name
+            and parser.get_method() == b"GET"
+            and parser.should_keep_alive()
         ):
-            request = Request("GET", head.target.path, head.headers, head.by_name, self._peer)
+            request = Request("GET", target.path, headers, by_name, self._peer)
             answer = self.app.answer(request)
         self._is_plain = answer is not None
         if isinstance(answer, Response):
@@ -238,27 +236,28 @@ class GatewayProtocol(HttpToolsProtocol):
         elif answer is not None:
             self.cycle = self._answering = _ConnectionExchange(self, answer)
         else:
-            self._begin_asgi(head)
+            self._begin_asgi(headers, by_name, is_1_1=is_1_1)
 
-    def _begin_asgi(self, head: RequestHead) -> None:
+    def _begin_asgi(self, headers: Headers, by_name: RequestHeaders, *, is_1_1: bool) -> None:
         url = self.url
         super().on_message_begin()
         self.url = url
-        self.headers = self.scope["headers"] = head.headers
-        self.scope[BY_NAME] = head.by_name  # type: ignore[typeddict-unknown-key]  # ours
-        self.expect_100_continue = head.expects_continue
+        self.headers = self.scope["headers"] = headers
+        self.scope[BY_NAME] = by_name  # type: ignore[typeddict-unknown-key]  # ours
+        expected = by_name.get(b"expect", b"").lower().split(b", ")
+        self.expect_100_continue = is_1_1 and _CONTINUE in expected
         super().on_headers_complete()
 
     def write_response(self, response: Response, *more: tuple[bytes, bytes]) -> None:
         """Write *response*, with uvicorn's default headers and *more*; no pieces of a body."""
-        status, headers, body = response
+        headers, body = response.headers, response.body
         defaults, default_lines = self._defaults
         if defaults is not self.server_state.default_headers:
             defaults = self.server_state.default_headers
             default_lines = encode_headers(defaults)
             self._defaults = defaults, default_lines
         lines = headers if isinstance(headers, bytes) else encode_headers([*headers, *more])
-        head = b"".join((STATUS_LINE[status], default_lines, lines, b"\r\n"))
+        head = b"".join((STATUS_LINE[response.status], default_lines, lines, b"\r\n"))
         self.transport.writelines((head, body) if isinstance(body, bytes) else (head,))
 
     def on_body(self, body: bytes) -> None:
@@ -422,14 +421,14 @@ class _ConnectionExchange:
 
     async def write(self, response: Response) -> None:
         """Write a response, and return when the client has taken most of it."""
-        status, headers, body = response
-        self.status = status
+        body = response.body
+        self.status = response.status
         if self._protocol.flow.write_paused:
             await self._protocol.flow.drain()
         self.response_started = True
         self._protocol.write_response(response, *([] if self.keep_alive else [_CLOSE]))
         if not isinstance(body, bytes):
-            fields = dict(cast("Headers", headers))
+            fields = dict(cast("Headers", response.headers))
             await self._write_pieces(body, int(fields[b"content-length"]))
         if self._protocol.flow.write_paused:
             await self._protocol.flow.drain()

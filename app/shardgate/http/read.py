@@ -7,10 +7,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, cast
 
 from shardgate.concurrency import is_many, run_in_thread, yield_to_loop
-from shardgate.errors import BadKeyError, RequestError, ShardgateError
+from shardgate.errors import RequestError, ShardgateError
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
@@ -25,17 +25,21 @@ from shardgate.http.conditions import (
     etag_of_selected,
     whole_of,
 )
-from shardgate.http.paths import quote_segment, split_target
-from shardgate.http.problems import Headers, encode_headers
-from shardgate.http.request import Answer, Exchange, Request, Response
+from shardgate.http.paths import quote_segment
+from shardgate.http.request import (
+    Answer,
+    Exchange,
+    Headers,
+    Request,
+    Response,
+    encode_headers,
+)
 from shardgate.http.responses import (
     ALLOW,
     NO_STORE,
     Cors,
     Responder,
     cache_headers,
-    describe_entity,
-    entity_head,
     entity_headers,
     page_headers,
 )
@@ -45,12 +49,12 @@ from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import VirtualKey
 from shardgate.read.bodies import Entity, Opened
 from shardgate.read.listing import Page
-from shardgate.read.resolver import Resolver
+from shardgate.read.resolver import CachedEntity, Resolver
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
-_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_READS: Final = frozenset({"GET", "HEAD"})
 _NO_STORE: Final = b"no-store"
 _NO_NAMES: Final = frozenset[bytes]()
 _log = logging.getLogger(__name__)
@@ -86,8 +90,7 @@ class DataPlane:
         return response or partial(self._respond, request)
 
     def _answer_cached(self, request: Request) -> Response | None:
-        name, key = split_target(request.raw_path)
-        dataset = self._datasets.get(name)
+        key, dataset = request.key, self._datasets.get(request.name)
         if not key or key.endswith("/"):
             return None
         if dataset is None or not dataset.is_public:
@@ -103,16 +106,28 @@ class DataPlane:
             selection = whole_of(entity.length)
         else:
             selection = choose(conditions, partial(_negotiate, request), entity)
-        if selection is None:
+        body = None if selection is None else self._resolver.cached_body(entity, selection.reads)
+        if selection is None or body is None:
             return None
-        body = self._resolver.cached_body(entity, selection.reads)
-        if body is None or (parts := describe_entity(dataset, key, entity, selection)) is None:
+        head = found.heads.get(selection) or self._encode_head(dataset, key, found, selection)
+        if not head:
             return None
-        fields, more = parts
-        head = entity_head(fields) + encode_headers(more) if more else entity_head(fields)
         cors = self._cors.head(request.headers.get(b"origin"))
         lines = b"%b%bx-request-id: %b\r\n" % (head, cors, request.id)
         return Response(selection.status, lines, body)
+
+    def _encode_head(
+        self, dataset: ServedDataset, key: VirtualKey, found: CachedEntity, selection: Selection
+    ) -> bytes:
+        """Return the headers of a selection, and keep them unless it is a range.
+
+        They are empty if the response is a problem.
+        """
+        entity = cast("Entity", found.entity)
+        head = encode_headers(entity_headers(dataset, key, entity, selection) or [])
+        if head and selection.status is not HTTPStatus.PARTIAL_CONTENT:
+            self._resolver.keep_head(dataset, key, found, selection, head)
+        return head
 
     async def list_buckets(self, responder: Responder, caller: Caller) -> None:
         """Answer ListBuckets of an S3 client."""
@@ -123,7 +138,11 @@ class DataPlane:
         """Read or write; errors become a problem document, or end a response that has begun."""
         responder = Responder(request, exchange, self._cors)
         try:
-            if request.method in _READS:
+            if request.method == "OPTIONS":
+                await responder.preflight(self._allowed(request))
+            elif request.fault is not None:
+                await responder.fail(request.fault)
+            elif request.method in _READS:
                 await self._respond_read(request, responder)
             elif request.body is not None:
                 await self._writing.respond(request, request.body, responder)
@@ -144,11 +163,8 @@ class DataPlane:
     async def _respond_read(self, request: Request, responder: Responder) -> None:
         method, query = request.method, request.query
         names = dialect.parameter_names(query) if query else _NO_NAMES
-        if method == "OPTIONS":
-            await responder.preflight(self._allowed(request.raw_path, names))
-            return
-        name, key = split_target(request.raw_path)
-        dataset = await self._authenticator.enter(request, name)
+        key = request.key
+        dataset = await self._authenticator.enter(request, request.name)
         if names:
             dialect.demand_served(method, names, {}, of_key=bool(key))
         if key:
@@ -170,16 +186,15 @@ class DataPlane:
         else:
             await self._list(responder, dataset, key)
 
-    def _allowed(self, raw_path: bytes, names: frozenset[bytes]) -> bytes:
-        """Return the methods that are served of *raw_path*, which may name nothing."""
-        try:
-            name, key = split_target(raw_path)
-        except BadKeyError:
+    def _allowed(self, request: Request) -> bytes:
+        """Return the methods that are served of the path, which may name nothing."""
+        if request.fault is not None:
             return ALLOW
-        dataset = self._datasets.get(name)
+        dataset = self._datasets.get(request.name)
         if not self._datasets.is_all_public and (dataset is None or not dataset.is_public):
             return _EVERY_METHOD  # a private dataset is indistinguishable from a missing one
-        return allowed_methods(dataset, key, names)
+        names = dialect.parameter_names(request.query)
+        return allowed_methods(dataset, request.key, names)
 
     async def _read(
         self, dataset: ServedDataset, key: VirtualKey, conditions: Conditions, responder: Responder
@@ -277,7 +292,7 @@ async def _send_entity(
     responder: Responder, dataset: ServedDataset, key: VirtualKey, opened: Opened[Selection]
 ) -> None:
     status, entity = opened.choice.status, opened.entity
-    if (headers := entity_headers(dataset, key, opened)) is not None:
+    if (headers := entity_headers(dataset, key, entity, opened.choice)) is not None:
         await responder.send(status, headers, opened.body)
     elif status is HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         unsatisfied = (b"content-range", b"bytes */%d" % entity.length)

@@ -8,16 +8,19 @@ import itertools
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
+from shardgate.errors import BadKeyError
 from shardgate.http.auth.access import Caller
 from shardgate.http.body import IncomingBody
-from shardgate.http.paths import TOKEN_PREFIXES, split_token, token_in
-from shardgate.http.problems import Headers
+from shardgate.http.paths import TOKEN_PREFIXES, split_target, split_token, token_in
+from shardgate.model import VirtualKey
 from shardgate.read.bodies import Body
 
+type Headers = list[tuple[bytes, bytes]]
 type RequestHeaders = Mapping[bytes, bytes]
 """Headers of a request by lower-case name; see `combine_headers`."""
 
@@ -40,6 +43,12 @@ class Request:
     query = b""
     segment: bytes | None = None
     """The first segment of the path, ``/~TOKEN``, if it is a token."""
+    name: str
+    """Dataset, which may not exist, or a reserved name."""
+    key: VirtualKey | None = None
+    """What follows *name* and a slash, which may be empty; `None` without the slash."""
+    fault: BadKeyError | None = None
+    """Why the path has no valid *key*."""
     root_path = ""
     """Decoded path that another application has mounted this one below."""
     sent_path: bytes
@@ -61,16 +70,28 @@ class Request:
             self.segment, raw_path = split_token(raw_path)
         self.raw_path = raw_path
         """Percent-encoded path, without a token."""
-        path = raw_path.decode("utf-8", "replace")
-        self.path = unquote(path) if "%" in path else path
-        """Decoded path."""
-        self.name = self.path[1:].partition("/")[0]
-        """Dataset, which may not exist, or a reserved name."""
+        try:
+            self.name, self.key = split_target(raw_path)
+        except BadKeyError as error:
+            self.name = self.path[1:].partition("/")[0]
+            self.fault = error.with_traceback(None)
         self.fields = fields
         self.headers = headers
         self.peer = peer
         """Address of the connection."""
         self.id = request_id(headers.get(b"x-request-id"))
+
+    @property
+    def path(self) -> str:
+        """Decoded path."""
+        return unquote(self.raw_path.decode("utf-8", "replace"))
+
+    @property
+    def dataset(self) -> str:
+        """The dataset that the request is for, or a reserved name; neither may exist."""
+        if self.name != "api":
+            return self.name
+        return self.path.removeprefix("/api/datasets")[1:].partition("/")[0]
 
     @property
     def token(self) -> str | None:
@@ -83,7 +104,8 @@ class Request:
         return quote(self.root_path) + ("" if self.segment is None else f"/~{self.token}")
 
 
-class Response(NamedTuple):
+@dataclass(slots=True)
+class Response:
     """A response, with all its headers."""
 
     status: HTTPStatus
@@ -108,6 +130,11 @@ class Exchange(Protocol):
 type DeferredResponse = Callable[[Exchange], Awaitable[None]]
 """Sends a response that needs I/O; it may raise after it has begun to be written."""
 type Answer = Response | DeferredResponse
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """Return *headers*, each on a line of its own (RFC 9112 §5)."""
+    return b"".join([part for name, value in headers for part in (name, b": ", value, b"\r\n")])
 
 
 def combine_headers(headers: Headers) -> dict[bytes, bytes]:

@@ -3,7 +3,6 @@
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Final
@@ -11,13 +10,12 @@ from typing import Final
 from shardgate.errors import ShardgateError
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.conditions import Selection, content_range, etag_of_selected, last_modified
-from shardgate.http.problems import Headers, encode_headers, problem, status_of
-from shardgate.http.request import Exchange, Request, Response
+from shardgate.http.problems import problem, status_of
+from shardgate.http.request import Exchange, Headers, Request, Response, encode_headers
 from shardgate.http.s3.dialect import error_code, error_document, speaks_s3
-from shardgate.model import ETag, VirtualKey
+from shardgate.model import VirtualKey
 from shardgate.observability.logging import log_failure
-from shardgate.read.bodies import Body, Entity, Opened
-from shardgate.storage.contract import ObjectHeaders
+from shardgate.read.bodies import Body, Entity
 from shardgate.storage.http_headers import METADATA
 
 ALLOW: Final = b"GET, HEAD, OPTIONS"
@@ -169,11 +167,6 @@ _CONTENT_TYPES: Final = {
 }
 """By name or file extension; no type that a browser would run."""
 
-type EntityFields = tuple[
-    ETag, int | None, VirtualKey, bytes, bool, bytes, int | None, ObjectHeaders
-]
-"""Values that the headers of all responses with the same body depend on, as a cache key."""
-
 
 def content_type(key: str) -> bytes:
     """Return the media type of an object by its *key*."""
@@ -188,65 +181,36 @@ def cache_headers(dataset: ServedDataset) -> Headers:
 
 
 def entity_headers(
-    dataset: ServedDataset, key: VirtualKey, opened: Opened[Selection]
+    dataset: ServedDataset, key: VirtualKey, entity: Entity, selection: Selection
 ) -> Headers | None:
     """Return the headers of a selected entity; `None` if the response is a problem instead."""
-    found = describe_entity(dataset, key, opened.entity, opened.choice)
-    return found and [*_common_headers(found[0]), *found[1]]
-
-
-def describe_entity(
-    dataset: ServedDataset, key: VirtualKey, entity: Entity, selection: Selection
-) -> tuple[EntityFields, Headers] | None:
-    """Return the fields that the common headers depend on, and the other headers."""
     status, part, _, coding, is_s3 = selection
     if part is None and status is not HTTPStatus.NOT_MODIFIED:
         return None
-    more: Headers = []
-    if status is HTTPStatus.PARTIAL_CONTENT and part is not None:
-        more.append((b"content-range", content_range(part, entity.length)))
-    if coding and part is not None:
-        more.append((b"content-encoding", coding.encode("latin-1")))
-    vary = _VARY_OF_S3 if is_s3 else _VARY if entity.coding or entity.is_inflated else b""
+    cache_control = dataset.cache_control
     if entity.is_immutable:
         cache_control = _LASTING if dataset.is_public else _LASTING_PRIVATE
-    else:
-        cache_control = dataset.cache_control
-    fields = (
-        etag_of_selected(entity, selection),
-        None if part is None else part.stop - part.start,
-        key,
-        cache_control,
-        dataset.is_public,
-        vary,
-        entity.modified_s,
-        entity.headers,
-    )
-    return fields, more
-
-
-@lru_cache(maxsize=4096)
-def entity_head(fields: EntityFields) -> bytes:
-    """Return the headers as HTTP/1.1 writes them: those of hot chunks are written once."""
-    return encode_headers(_common_headers(fields))
-
-
-@lru_cache(maxsize=4096)
-def _common_headers(fields: EntityFields) -> Headers:
-    etag, length, key, cache_control, is_public, vary, modified_s, stored = fields
-    headers = [(b"etag", etag.encode("latin-1")), (b"cache-control", cache_control), _SANDBOX]
-    if length is not None:
+    etag = etag_of_selected(entity, selection).encode("latin-1")
+    headers = [(b"etag", etag), (b"cache-control", cache_control), _SANDBOX]
+    if part is not None:
+        stored = entity.headers
         headers += [
             (b"accept-ranges", b"bytes"),
-            (b"content-length", b"%d" % length),
+            (b"content-length", b"%d" % (part.stop - part.start)),
             (b"content-type", stored.content_type.encode() or content_type(key)),
             *[(METADATA + name.encode(), value.encode()) for name, value in stored.metadata],
         ]
-    if not is_public:
+        if status is HTTPStatus.PARTIAL_CONTENT:
+            headers.append((b"content-range", content_range(part, entity.length)))
+        if coding:
+            headers.append((b"content-encoding", coding.encode("latin-1")))
+    if not dataset.is_public:
         headers += _PRIVATE
-    if vary:
-        headers.append((b"vary", vary))
-    return headers + last_modified(modified_s)
+    if is_s3:
+        headers.append((b"vary", _VARY_OF_S3))
+    elif entity.coding or entity.is_inflated:
+        headers.append((b"vary", _VARY))
+    return headers + last_modified(entity.modified_s)
 
 
 def page_headers(*, style: str = "") -> Headers:

@@ -24,9 +24,8 @@ from shardgate.http.auth.access import ServedDataset, why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
 from shardgate.http.conditions import parse_demand
-from shardgate.http.paths import check_key, split_target
-from shardgate.http.problems import Headers
-from shardgate.http.request import Request, RequestHeaders
+from shardgate.http.paths import check_key
+from shardgate.http.request import Headers, Request, RequestHeaders
 from shardgate.http.responses import ALLOW, NO_STORE, Responder
 from shardgate.http.s3 import dialect
 from shardgate.icechunk.sessions.registry import Sessions
@@ -80,16 +79,16 @@ class WriteRequest(NamedTuple):
 
     def demand(self, prefix: bytes = b"") -> Demand | None:
         """Parse the preconditions, whose names begin with *prefix*. Raises: `BadHeaderError`."""
-        if_match, if_none_match = (
+        if_match, if_none_match = [
             None if value is None else value.decode("latin-1")
             for value in map(self.headers.get, (prefix + b"if-match", prefix + b"if-none-match"))
-        )
+        ]
         return parse_demand(if_match, if_none_match)
 
     def object_headers(self) -> ObjectHeaders:
         """Return the headers to store. Raises: `BadHeaderError`, `UnknownCodingError`."""
         stored = object_headers(self.headers)
-        named = sum(name.startswith(METADATA) for name in self.headers)
+        named = sum([name.startswith(METADATA) for name in self.headers])
         if len(stored.metadata) < named or stored.nbytes > _MAX_METADATA_NBYTES:
             raise BadHeaderError(
                 "user metadata is ASCII, of 1,800 bytes at most, and not named shardgate-…"
@@ -171,9 +170,8 @@ class WritePlane:
 
     async def respond(self, request: Request, incoming: IncomingBody, responder: Responder) -> None:
         """Answer *request*, whose body is *incoming*."""
-        method, query = request.method, request.query
-        name, key = split_target(request.raw_path)
-        dataset = await self._authenticator.enter(request, name)
+        method, query, key = request.method, request.query, request.key
+        dataset = await self._authenticator.enter(request, request.name)
         names = dialect.parameter_names(query) if query else frozenset[bytes]()
         step = dialect.upload_step(method, names) if key else None
         is_served = method in {"PUT", "DELETE"} or (method == "POST" and (step or not key))

@@ -1,7 +1,7 @@
 """Resolve a dataset and a virtual key to an entity and its bytes."""
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -43,6 +43,7 @@ from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectR
 from shardgate.storage.http_headers import object_headers
 
 _NAMES: Final = 1000
+_NO_HEADS: Final[Mapping[Hashable, bytes]] = {}
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
 
 
@@ -53,6 +54,8 @@ class CachedEntity(NamedTuple):
     generation: int
     expires_at: float
     oldest: tuple[float, ObjectRef] | None
+    heads: Mapping[Hashable, bytes] = _NO_HEADS
+    """Encoded headers of responses, by what was selected of the entity."""
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +63,7 @@ class CachedEntity(NamedTuple):
             return OVERHEAD_NBYTES
         source, headers = self.entity.source, self.entity.headers
         nbytes = len(source.data) if isinstance(source, Inline) else 0
+        nbytes += sum(map(len, self.heads.values()))
         return OVERHEAD_NBYTES + nbytes + (0 if headers is NO_HEADERS else headers.nbytes)
 
 
@@ -113,6 +117,18 @@ class Resolver:
         if found is None or found.generation != self._fetch.generation:
             return None
         return found if self._clock() < found.expires_at else None
+
+    def keep_head(
+        self,
+        dataset: Dataset,
+        key: VirtualKey,
+        found: CachedEntity,
+        selected: Hashable,
+        head: bytes,
+    ) -> None:
+        """Keep the *head* of responses with what was *selected* of the cached entity *found*."""
+        heads = {**found.heads, selected: head}
+        self._fetch.cache.put((dataset.name, key), found._replace(heads=heads))
 
     def open[C: Choice](
         self,

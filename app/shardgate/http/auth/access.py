@@ -4,7 +4,7 @@ A dataset that the caller may not read is indistinguishable from one that does n
 functions are entered for both, so that neither can be told by the time that an answer takes.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -75,6 +75,8 @@ class Datasets:
         self, datasets: Mapping[str, ServedDataset], watchers: Collection[str] | None = None
     ) -> None:
         self._datasets = datasets
+        self.get: Callable[[str], ServedDataset | None] = datasets.get
+        """Returns a dataset by its name, whoever the caller is."""
         is_all_public = all(
             dataset.is_public and (not dataset.is_writable or PUBLIC in dataset.writers)
             for dataset in datasets.values()
@@ -87,10 +89,6 @@ class Datasets:
     def __iter__(self) -> Iterator[ServedDataset]:
         """Iterate over all datasets, whoever the caller is."""
         return iter(self._datasets.values())
-
-    def get(self, name: str) -> ServedDataset | None:
-        """Return the dataset *name*, whoever the caller is."""
-        return self._datasets.get(name)
 
     def readable_by(self, caller: Caller) -> list[ServedDataset]:
         """Return the datasets that *caller* may read."""

@@ -23,7 +23,7 @@ from shardgate.http.auth.access import (
     may_read,
 )
 from shardgate.http.auth.sigv4 import Signatures
-from shardgate.http.paths import dataset_in, token_in
+from shardgate.http.paths import token_in
 from shardgate.http.request import Request
 from shardgate.observability.requests import note_caller
 from shardgate.settings import PUBLIC, RESERVED, CallerSettings
@@ -167,7 +167,7 @@ class Authenticator:
 
     def demand_host(self, request: Request) -> None:
         """Check the host, except of reads of public data. Raises: `MisdirectedError`."""
-        if request.method in _READS and not self._is_private(request.path):
+        if request.method in _READS and not self._is_private(request.dataset):
             return
         host = request.headers.get(b"host", b"")
         if not self._hosts.admits(host):
@@ -196,9 +196,8 @@ class Authenticator:
         if PUBLIC not in dataset.writers:
             demand_writing(await self.caller(request), dataset)
 
-    def _is_private(self, path: str) -> bool:
-        """Return whether *path* names a private dataset, or an unknown one beside private ones."""
-        name = dataset_in(path)
+    def _is_private(self, name: str) -> bool:
+        """Return whether *name* is a private dataset, or an unknown one beside private ones."""
         dataset = self._datasets.get(name)
         if dataset is not None:
             return not dataset.is_public

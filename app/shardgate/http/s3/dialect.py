@@ -17,7 +17,8 @@ from shardgate.errors import BadBodyError, BadHeaderError, ShardgateError, Unsup
 from shardgate.formats.listing import Window
 from shardgate.http.conditions import is_http_date
 from shardgate.http.paths import check_key
-from shardgate.http.problems import Headers, status_headers, status_of
+from shardgate.http.problems import status_headers, status_of
+from shardgate.http.request import Headers
 from shardgate.model import ETag
 from shardgate.read.listing import Page
 from shardgate.write.writer import Outcome

@@ -3,7 +3,6 @@
 import json
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Final
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,6 @@ from shardgate import errors
 from shardgate.errors import BadHeaderError
 from shardgate.http.conditions import (
     Conditions,
-    Negotiation,
     Selection,
     UnsatisfiableError,
     accepts,
@@ -22,14 +20,10 @@ from shardgate.http.conditions import (
     parse_range,
     resolve_range,
 )
-from shardgate.http.conditions import (
-    choose as choose_form,
-)
 from shardgate.http.problems import STATUS, Headers, problem
 from shardgate.http.request import combine_headers
 from shardgate.http.responses import Cors
-from shardgate.model import EVERYTHING, ByteRange, ETag, ObjectRef, Stored, SuffixRange
-from shardgate.read.bodies import Entity
+from shardgate.model import EVERYTHING, ByteRange, ETag, SuffixRange
 
 
 @pytest.mark.parametrize(
@@ -260,71 +254,6 @@ def test_accept_encoding_is_parsed(header: str | None, *, is_accepted: bool) -> 
 def test_all_codings_must_be_accepted(coding: str, header: str, *, is_accepted: bool) -> None:
     """An object with several codings is accepted by a client that accepts each of them."""
     assert accepts(coding, header.encode()) is is_accepted
-
-
-_WHOLE: Final = Selection(HTTPStatus.OK, ByteRange(0, 9), ByteRange(0, 9), "br")
-_STORED: Final[list[tuple[str, dict[bytes, bytes]]]] = [
-    ("GET", {}),
-    ("GET", {b"if-none-match": b'"v"', b"if-match": b"*"}),
-    ("GET", {b"if-range": b'"v1"'}),
-]
-_INFLATED: Final[list[tuple[str, dict[bytes, bytes]]]] = [
-    ("GET", {b"range": b"bytes=0-"}),
-    ("GET", {b"range": b"bytes=0-1,3-4"}),
-    ("GET", {b"range": b"lines=1-2"}),
-    ("HEAD", {}),
-    ("HEAD", {b"range": b"bytes=0-"}),
-]
-
-
-def _choose(
-    method: str, headers: dict[bytes, bytes], accepted: bytes, coding: str, *, is_s3: bool = False
-) -> Selection | None:
-    place = Stored(ObjectRef("s3://b", "k"), ByteRange(0, 9), ETag('"v1"'))
-    entity = Entity(ETag('"v1"'), 9, place, coding=coding)
-    conditions = Conditions.parse(method, headers)
-    return choose_form(conditions, lambda: Negotiation(accepted, is_s3), entity)
-
-
-@pytest.mark.parametrize(("method", "headers"), [*_STORED, *_INFLATED])
-def test_coding_is_sent_for_whole_bodies_only(method: str, headers: dict[bytes, bytes]) -> None:
-    """A HEAD, and a GET with a Range, even one that is ignored, are about the inflated form."""
-    is_whole = (method, headers) in _STORED
-
-    assert _choose(method, headers, b"br, gzip", "br") == (_WHOLE if is_whole else None)
-    assert _choose(method, headers, b"gzip", "br") is None
-
-
-@pytest.mark.parametrize(("method", "headers"), [*_STORED, *_INFLATED])
-@pytest.mark.parametrize(
-    ("coding", "accepted", "refused"),
-    [
-        ("compress", b"compress", b"gzip, br"),
-        ("gzip, br", b"br, gzip", b"br"),
-        ("br", b"br, identity;q=0", b"gzip, identity;q=0"),
-    ],
-)
-def test_form_that_cannot_be_inflated_is_sent_whole_or_refused(
-    method: str, headers: dict[bytes, bytes], coding: str, accepted: bytes, refused: bytes
-) -> None:
-    """A client that accepts an unknown coding gets the whole body, and another one 406."""
-    sent = None if method == "HEAD" else ByteRange(0, 9)
-
-    found = _choose(method, headers, accepted, coding)
-    assert found == _WHOLE._replace(coding=coding, reads=sent)
-    assert _choose(method, headers, refused, coding) == Selection(HTTPStatus.NOT_ACCEPTABLE)
-
-
-def test_s3_client_gets_the_stored_form() -> None:
-    """Ranges of an S3 client count stored bytes, whatever it accepts."""
-    part = {b"range": b"bytes=-4", b"if-match": b'"v1"'}
-
-    for coding in ("br", "compress"):
-        chosen = _choose("GET", part, b"identity", coding, is_s3=True)
-        assert chosen is not None
-        assert chosen[:4] == (206, ByteRange(5, 9), ByteRange(5, 9), coding)
-        head = _choose("HEAD", {}, b"identity", coding, is_s3=True)
-        assert head == _WHOLE._replace(reads=None, coding=coding, is_s3=True)
 
 
 MANY = 10_000

@@ -20,7 +20,6 @@ from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.case import CASES as ZARR
 from tests.http.taking import CHUNKS, MAX, NEW, get, taking, wire
 from tests.support.serving import client_of
-from tests.support.zipped import zipped
 
 
 @pytest.fixture(scope="module")
@@ -183,17 +182,6 @@ def test_connection_serves_successive_writes(client: httpx.Client) -> None:
         line.say("GET /any/p HTTP/1.1")
         assert [line.hear()[0] for _ in range(3)] == [200] * 3
         assert line.hear()[2] == b"2"
-
-
-def test_gzip_body_is_stored_and_inflated(client: httpx.Client) -> None:
-    """A gzip body is stored, and inflated for clients without gzip; invalid gzip is 400."""
-    headers = {"content-encoding": "gzip"}
-
-    assert client.put("/any/z", content=zipped(NEW), headers=headers).status_code == 200
-    assert get(client, "/any/z") == NEW
-    for body in (b"no gzip", zipped(NEW)[:-1]):
-        assert client.put("/any/z", content=body, headers=headers).status_code == 400
-    assert get(client, "/any/z") == NEW
 
 
 def framed(body: bytes, trailer: bytes) -> bytes:

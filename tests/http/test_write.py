@@ -259,7 +259,10 @@ def test_unserved_s3_operation_is_501(
 
 
 def test_cors_allows_writes(client: httpx.Client) -> None:
-    """A preflight names the allowed methods and headers; responses to writes have CORS headers."""
+    """A preflight names the allowed methods and headers, and POST for the steps of an upload.
+
+    Responses to writes have CORS headers.
+    """
     asked = {
         "origin": "https://a.example",
         "access-control-request-method": "PUT",
@@ -271,6 +274,13 @@ def test_cors_allows_writes(client: httpx.Client) -> None:
     assert told["access-control-allow-methods"] == "GET, HEAD, PUT, DELETE, OPTIONS"
     assert {"If-Match", "If-None-Match", "Content-Encoding", "x-amz-content-sha256"} < set(allowed)
     assert not any("bad" in name for name in allowed)
+    for path, methods in (
+        ("/any/a?uploads", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
+        ("/any/a?uploadId=u", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
+        ("/fixed/a?uploads", "GET, HEAD, OPTIONS"),
+    ):
+        told = client.options(path, headers=asked | {"access-control-request-method": "POST"})
+        assert told.headers["access-control-allow-methods"] == methods
     for method, path in (("PUT", "/any/a"), ("PUT", "/fixed/a"), ("DELETE", "/any/a")):
         headers = client.request(method, path, headers={"x-request-id": "mine"}).headers
         assert headers["x-request-id"] == "mine"

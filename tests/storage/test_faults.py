@@ -156,11 +156,12 @@ async def test_each_fault_has_its_error(
 async def test_failed_stat_is_an_error(
     faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
 ) -> None:
-    """A stat that fails raises StorageError, and does not return absence."""
+    """A stat that fails raises the error of its fault, and does not return absence."""
     faulty.fail(fault)
 
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError) as raised:
         await store.stat(ref)
+    assert type(raised.value) is dict(FAILURES)[fault]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from shardgate.errors import (
-    ConfigurationError,
     StorageDeniedError,
     StorageUnavailableError,
     StorageUnusableError,
@@ -106,20 +105,6 @@ async def test_missing_azure_account_is_an_error() -> None:
 
     with pytest.raises(StorageUnusableError, match="Account must be specified"):
         await store.get(ObjectRef("az://bucket", "key"))
-
-
-@pytest.mark.parametrize(
-    ("scheme", "settings"),
-    [
-        ("gs", {"access_key_id": "id", "secret_access_key": "secret"}),
-        ("gs", {"session_token": "token"}),
-        ("az", {"region": "here"}),
-    ],
-)
-def test_unsuitable_cloud_setting_is_refused(scheme: str, settings: dict[str, str]) -> None:
-    """A setting that the cloud's scheme does not take raises ConfigurationError."""
-    with pytest.raises(ConfigurationError, match=f"{scheme}://"):
-        CloudStore(scheme, StoreSettings.model_validate(settings))
 
 
 async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs) -> None:

@@ -524,9 +524,7 @@ def test_inspect_finds_a_damaged_repository(lab: tuple[str, Path]) -> None:
     assert re.search(r"damaged: file://\S+/repo: ", damaged.stdout)
 
 
-def test_inspect_locates_allowed_virtual_chunks(
-    lab: tuple[str, Path],
-) -> None:
+def test_inspect_locates_allowed_virtual_chunks(lab: tuple[str, Path]) -> None:
     """`inspect` of a virtual chunk prints its place if it is allowed, and otherwise "refused"."""
     folder, beside = lab
     allowed = ("--json", "--allow-virtual", beside.parent.as_uri())

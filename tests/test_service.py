@@ -14,12 +14,7 @@ from pydantic import ByteSize
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import (
-    EMPTY,
-    build,
-    chunk_bytes,
-    encode_index,
-)
+from tests.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 from tests.support.serving import client_of
 
@@ -40,12 +35,7 @@ class Container(NamedTuple):
 KEY = "c/0/1"
 CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", KEY, "c/1/1"])}
 ZARR = Container(
-    KEY,
-    "c/0/0",
-    build,
-    CHUNKS,
-    {"metadata": None, "index": "zarr.json", "chunk": "c/0/0"},
-    "c/1/0",
+    KEY, "c/0/0", build, CHUNKS, {"metadata": None, "index": "zarr.json", "chunk": "c/0/0"}, "c/1/0"
 )
 ID, NEIGHBOUR, OTHER_MINISHARD, ABSENT, _ = precomputed.IDS
 PRECOMPUTED = Container(

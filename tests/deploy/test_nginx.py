@@ -260,10 +260,7 @@ def test_request_without_a_working_replica_gets_503(site: Site) -> None:
 @pytest.mark.parametrize("given", ["of.the-client", "two words", None])
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_request_id_is_shared_by_response_replica_and_log(
-    site: Site,
-    *,
-    is_answered: bool,
-    given: str | None,
+    site: Site, *, is_answered: bool, given: str | None
 ) -> None:
     """A request's id, the client's if it is valid, is that of replica, log and nginx's own 503."""
     site.change(answers=is_answered)

@@ -144,8 +144,7 @@ def test_unknown_host_reads_public_datasets_only(
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["localhost", "LOCALHOST.:80", "127.0.0.1:", "10.0.0.7:8000", "[::1]:8000", "[FE80::1]"],
+    "host", ["localhost", "LOCALHOST.:80", "127.0.0.1:", "10.0.0.7:8000", "[::1]:8000", "[FE80::1]"]
 )
 def test_ip_addresses_and_localhost_are_accepted_hosts(client: httpx.Client, host: str) -> None:
     """IP addresses and localhost are accepted hosts. Public datasets are read by any host."""

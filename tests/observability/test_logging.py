@@ -282,12 +282,7 @@ def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> s
     ],
 )
 def test_errors_name_keys_of_public_data_only(
-    log_format: str,
-    level: str,
-    *,
-    is_private: bool,
-    of_request: bool | None,
-    names_key: bool,
+    log_format: str, level: str, *, is_private: bool, of_request: bool | None, names_key: bool
 ) -> None:
     """An error's text, with the key, is logged for public data or at DEBUG.
 

@@ -14,12 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import (
-    BadKeyError,
-    ConflictError,
-    StorageDeniedError,
-    StorageUnavailableError,
-)
+from shardgate.errors import BadKeyError, ConflictError, StorageDeniedError, StorageUnavailableError
 from shardgate.model import ByteRange, ETag, ObjectRef
 from shardgate.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict
 from shardgate.storage.local import LocalStore

@@ -9,19 +9,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shardgate.errors import (
-    StorageDeniedError,
-    StorageUnavailableError,
-    StorageUnusableError,
-)
+from shardgate.errors import StorageDeniedError, StorageUnavailableError, StorageUnusableError
 from shardgate.model import ByteRange, ObjectRef
 from shardgate.settings import LimitSettings, StoreSettings
 from shardgate.storage.obstore import CloudStore
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import az_settings, found
+from tests.storage.conftest import DATA, az_settings, found
 from tests.storage.faulty import LONGEST_S, FaultyServer
 from tests.storage.proxy import Lie, Proxy
-from tests.storage.test_faults import DATA, MIDDLE
+from tests.storage.test_faults import MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
 
 REF = ObjectRef("gs://bucket", "key")

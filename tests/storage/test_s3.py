@@ -84,8 +84,7 @@ async def test_an_expired_signature_is_renewed_once(
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"),
-    [(Fault.DENY, StorageDeniedError), (Fault.NO_BUCKET, StorageUnusableError)],
+    ("fault", "error"), [(Fault.DENY, StorageDeniedError), (Fault.NO_BUCKET, StorageUnusableError)]
 )
 async def test_refusal_is_not_repeated(
     faulty: FaultyServer, store: S3Store, fault: Fault, error: type[StorageError]

@@ -173,8 +173,7 @@ FORGERIES: dict[str, Callable[[Issuer], str]] = {
         key=make_key("strange"), header={"jwk": make_key("strange").as_dict(private=False)}
     ),
     "a key elsewhere, where anybody could publish one": lambda issuer: issuer.sign(
-        key=make_key("strange"),
-        header=dict.fromkeys(("jku", "x5u"), f"{issuer.url}/theirs/keys"),
+        key=make_key("strange"), header=dict.fromkeys(("jku", "x5u"), f"{issuer.url}/theirs/keys")
     ),
     "one of several, unnamed": lambda issuer: issuer.sign(header={"kid": None}),
     "a key of another kind": lambda issuer: issuer.sign(header={"kid": "p256"}),

@@ -7,12 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from shardgate.errors import (
-    BadBodyError,
-    BadKeyError,
-    ShardgateError,
-    UnsupportedError,
-)
+from shardgate.errors import BadBodyError, BadKeyError, ShardgateError, UnsupportedError
 from shardgate.http.problems import STATUS
 from shardgate.http.s3.dialect import (
     demand_served,

@@ -213,10 +213,7 @@ def test_damaged_chunk_is_refused(chunk: bytes) -> None:
         (b'ETag:\t "a b" \t\r\n', {b"etag": b'"a b"'}),
         (b"ETag:\r\nX-A: 1\r\n", {b"etag": b"", b"x-a": b"1"}),
         (b"ETag: a\r\nETag: b\r\n", {b"etag": b"b"}),
-        (
-            b"Content-Encoding: gzip\r\nContent-Encoding: br\r\n",
-            {b"content-encoding": b"gzip, br"},
-        ),
+        (b"Content-Encoding: gzip\r\nContent-Encoding: br\r\n", {b"content-encoding": b"gzip, br"}),
     ],
 )
 @pytest.mark.parametrize("trailer", [b"ETag: forged", b"Content-Range: bytes 0-0/1", b"X-New: 1"])

@@ -215,18 +215,11 @@ def test_frames_are_decoded(data: bytes, body: bytes, trailers: dict[bytes, byte
 @pytest.mark.parametrize(
     "data",
     [
-        b"abc",
-        b"3\nabc\n0\n\n",
-        b"-3\r\nabc\r\n0\r\n\r\n",
-        b"0x3\r\nabc\r\n0\r\n\r\n",
-        b"2\r\nabc\r\n0\r\n\r\n",
-        b"4\r\nabc\r\n0\r\n\r\n",
-        b"3\r\nabcX\r\n0\r\n\r\n",
+        *(b"abc", b"3\nabc\n0\n\n", b"-3\r\nabc\r\n0\r\n\r\n", b"0x3\r\nabc\r\n0\r\n\r\n"),
+        *(b"2\r\nabc\r\n0\r\n\r\n", b"4\r\nabc\r\n0\r\n\r\n", b"3\r\nabcX\r\n0\r\n\r\n"),
         b"3\r\nabc\r\n0\r\nno trailer\r\n\r\n",
         b"3" + b";" * 2000 + b"\r\nabc\r\n0\r\n\r\n",
-        b"2\r\nab\r\n0\r\n\r\n",
-        b"4\r\nabcd\r\n0\r\n\r\n",
-        b"ffffffffffff\r\nabc\r\n0\r\n\r\n",
+        *(b"2\r\nab\r\n0\r\n\r\n", b"4\r\nabcd\r\n0\r\n\r\n", b"ffffffffffff\r\nabc\r\n0\r\n\r\n"),
         *(TRAILED[:length] for length in range(len(TRAILED))),
     ],
 )

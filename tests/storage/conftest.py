@@ -181,7 +181,8 @@ async def writable(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     await made.store.aclose()
 
 
-DATA: Final = bytes(range(256)) * 1024
+DATA: Final = bytes(range(256)) * 8192
+"""More than is read along with a head."""
 SECRET: Final = "wJalrXUtnFEMI"
 
 

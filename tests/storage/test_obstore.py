@@ -14,13 +14,14 @@ from shardgate.model import ByteRange, ObjectRef
 from shardgate.settings import LimitSettings, StoreSettings
 from shardgate.storage.obstore import CloudStore
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import DATA, az_settings, found
+from tests.storage.conftest import az_settings, found
 from tests.storage.faulty import LONGEST_S, FaultyServer
 from tests.storage.proxy import Lie, Proxy
 from tests.storage.test_faults import MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
 
 REF = ObjectRef("gs://bucket", "key")
+DATA = bytes(range(256)) * 1024
 
 
 @pytest.fixture
@@ -117,10 +118,7 @@ async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs
             stores.open_prefix("gs://bucket/a", google): b"google",
         }
         assert [root.bucket for root in roots] == [
-            "az+blue://bucket",
-            "gs://bucket",
-            "guarded+az+blue://bucket",
-            "guarded+gs://bucket",
+            *("az+blue://bucket", "gs://bucket", "guarded+az+blue://bucket", "guarded+gs://bucket"),
         ]
         for root, data in roots.items():
             await stores.check_reachable(root)

@@ -38,13 +38,8 @@ def test_url_is_parsed_into_bucket_and_key(url: str, root: ObjectRef) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "https://me:hunter2@host/p",
-        "https://host/p?token=hunter2",
-        "https://host/p#hunter2",
-        "file://relative/hunter",
-        "s3:///key",
-        "ftp://host/p",
-        "nothing",
+        *("https://me:hunter2@host/p", "https://host/p?token=hunter2", "https://host/p#hunter2"),
+        *("file://relative/hunter", "s3:///key", "ftp://host/p", "nothing"),
     ],
 )
 def test_invalid_root_url_is_refused(url: str) -> None:

@@ -97,12 +97,8 @@ def test_operation_is_named(method: str, of_key: bool, query: bytes, unserved: s
             for header in (
                 b"x-amz-write-offset-bytes",
                 b"x-amz-server-side-encryption-customer-algorithm",
-                b"x-amz-object-lock-mode",
-                b"if-unmodified-since",
-                b"x-amz-if-match-size",
-                b"x-amz-tagging",
-                b"x-amz-acl",
-                b"x-amz-grant-read",
+                *(b"x-amz-object-lock-mode", b"if-unmodified-since", b"x-amz-if-match-size"),
+                *(b"x-amz-tagging", b"x-amz-acl", b"x-amz-grant-read"),
             )
         ),
         (b"x-amz-acl", b"private", False),

@@ -153,9 +153,7 @@ def test_gateway_gets_all_of_its_host_names(
     assert set(hosts) == {"lab.example", *named, *service, "demo-shardgate.lab.svc.cluster.local"}
 
 
-def test_images_have_the_tested_version_or_the_given_digest(
-    plain: Rendered, everything: Rendered
-) -> None:
+def test_images_have_tested_version_or_digest(plain: Rendered, everything: Rendered) -> None:
     """The image of nginx has the tested version; a digest replaces the tag of our own image."""
     (nginx,) = plain.pods()[BALANCER[1]]["containers"]
     assert nginx["image"] == f"nginx:{NGINX_VERSION}"
@@ -380,9 +378,7 @@ def test_network_policy_lets_the_balancer_reach_gateways_and_dns(everything: Ren
 
 
 @pytest.mark.parametrize("clients", [[], [{"ipBlock": {"cidr": "10.0.0.0/8"}}]])
-def test_network_policy_admits_the_clients_of_the_values(
-    chart: Chart, clients: list[object]
-) -> None:
+def test_network_policy_admits_clients_of_values(chart: Chart, clients: list[object]) -> None:
     """The NetworkPolicy admits the clients of the values to the balancer; by default, all."""
     policy = chart.render(**{"networkPolicy.clients": clients}).resources[
         "NetworkPolicy", "demo-shardgate-balancer"
@@ -460,7 +456,7 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanc
         yield Balanced(names, nginx, client)
 
 
-def test_removed_replica_moves_its_own_shards_only(balanced: Balanced) -> None:
+def test_removed_replica_moves_own_shards_only(balanced: Balanced) -> None:
     """After a replica leaves DNS, its shards move to others, and all other shards stay."""
     before = balanced.read()
     assert {len(replicas) for replicas in before.values()} == {1}

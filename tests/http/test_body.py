@@ -84,9 +84,7 @@ async def test_body_without_room_is_not_read_further() -> None:
         ([], ClientGoneError),
     ],
 )
-async def test_body_of_another_length_is_refused(
-    pieces: list[bytes], error: type[Exception]
-) -> None:
+async def test_body_of_other_length_is_refused(pieces: list[bytes], error: type[Exception]) -> None:
     """A body that is longer or shorter than announced is refused.
 
     A body of zero bytes is not read.

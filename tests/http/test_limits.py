@@ -267,9 +267,7 @@ PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
         ),
     ],
 )
-def test_client_is_the_last_untrusted_address(
-    peer: str, forwarded: str | None, client: str
-) -> None:
+def test_client_is_last_untrusted_address(peer: str, forwarded: str | None, client: str) -> None:
     """The client is the last address of X-Forwarded-For that is no trusted proxy.
 
     A value that is no address is ignored; IPv6 clients are counted by /64.

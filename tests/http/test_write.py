@@ -279,8 +279,8 @@ def test_cors_allows_writes(client: httpx.Client) -> None:
         ("/any/a?uploadId=u", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
         ("/fixed/a?uploads", "GET, HEAD, OPTIONS"),
     ):
-        told = client.options(path, headers=asked | {"access-control-request-method": "POST"})
-        assert told.headers["access-control-allow-methods"] == methods
+        step = client.options(path, headers=asked | {"access-control-request-method": "POST"})
+        assert step.headers["access-control-allow-methods"] == methods
     for method, path in (("PUT", "/any/a"), ("PUT", "/fixed/a"), ("DELETE", "/any/a")):
         headers = client.request(method, path, headers={"x-request-id": "mine"}).headers
         assert headers["x-request-id"] == "mine"

@@ -321,9 +321,7 @@ def test_message_with_line_breaks_is_one_record() -> None:
     assert "an answer broke off  forged request=id" in as_text.splitlines()[0]
 
 
-async def test_exceptions_in_the_event_loop_name_no_arguments(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_exceptions_in_event_loop_name_no_arguments(caplog: pytest.LogCaptureFixture) -> None:
     """An exception in a callback of the event loop is logged without the callback's arguments."""
 
     def fail(_: str) -> None:

@@ -259,9 +259,7 @@ async def test_untrusted_certificate_is_unusable() -> None:
         (507, "", StorageUnavailableError),
     ],
 )
-def test_refusal_is_unavailable_or_unusable(
-    status: int, code: str, error: type[StorageError]
-) -> None:
+def test_refusal_may_pass_or_last(status: int, code: str, error: type[StorageError]) -> None:
     """A refusal that may pass is StorageUnavailableError; a lasting one, StorageUnusableError."""
     assert type(Refusal("GET", status, code).failure(ObjectRef("s3://b", "k"))) is error
 

@@ -183,9 +183,7 @@ async def test_changed_open_file_is_detected(store: LocalStore, folder: Path, ch
     assert not any(name.startswith(str(folder)) for name in open_files())
 
 
-async def test_few_files_are_held_open_and_none_after_closing(
-    store: LocalStore, folder: Path
-) -> None:
+async def test_few_files_are_open_and_none_after_closing(store: LocalStore, folder: Path) -> None:
     """At most 128 files are kept open, and none after the store is closed."""
     for number in range(200):
         (folder / str(number)).write_bytes(b"0123456789")
@@ -234,9 +232,7 @@ async def test_coded_file_is_read_by_its_plain_name(
     assert (await found(stores, ref)).data == b"plain"
 
 
-async def test_coded_chunks_are_listed_by_their_plain_names(
-    store: LocalStore, folder: Path
-) -> None:
+async def test_coded_chunks_are_listed_by_plain_names(store: LocalStore, folder: Path) -> None:
     """Coded files are listed by their plain names, unless there is a plain file or another dot."""
     for name in ("1.gz", "1.br", "2", "2.gz", "3.zstd", "brain.nii.gz", ".gz", "4.xz"):
         (folder / name).touch()

@@ -33,9 +33,7 @@ async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
         yield opened
 
 
-async def test_key_that_obstore_would_change_is_refused(
-    faulty: FaultyServer, store: CloudStore
-) -> None:
+async def test_key_that_obstore_changes_is_refused(faulty: FaultyServer, store: CloudStore) -> None:
     """A key whose slashes or dots obstore would change is refused without a request."""
     for key in ("", "/key", "a//key", "a/", "a/../key", "./key"):
         with pytest.raises(StorageUnusableError):

@@ -128,9 +128,7 @@ async def test_absence_takes_one_get(faulty: FaultyServer, store: S3Store) -> No
     assert [seen.method for seen in faulty.seen] == ["GET", "HEAD", "GET"]
 
 
-async def test_response_without_an_etag_is_unavailable(
-    faulty: FaultyServer, store: S3Store
-) -> None:
+async def test_response_without_etag_is_unavailable(faulty: FaultyServer, store: S3Store) -> None:
     """A response without an ETag raises StorageUnavailableError, whatever its status."""
     faulty.fail(Fault.NO_ETAG)
 

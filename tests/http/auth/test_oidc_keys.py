@@ -51,9 +51,7 @@ async def kids(client: httpx.AsyncClient, settings: IssuerSettings) -> list[str 
     return [key.kid for key in await read_keys(client, settings, client.timeout.read or 0)]
 
 
-async def test_keys_are_read_from_the_configured_url(
-    issuer: Issuer, client: httpx.AsyncClient
-) -> None:
+async def test_keys_are_read_from_configured_url(issuer: Issuer, client: httpx.AsyncClient) -> None:
     """Keys are read from the `jwks_uri` of the discovery document (Discovery §4).
 
     With a configured `jwks_url` no discovery document is read.

@@ -219,9 +219,7 @@ def test_reader_may_not_write(people: People) -> None:
 
 
 @pytest.mark.parametrize(("who", "status"), [(None, 401), ("ana", 403), ("bob", 200)])
-def test_public_dataset_is_written_by_its_writers(
-    people: People, who: str | None, status: int
-) -> None:
+def test_public_dataset_is_written_by_writers(people: People, who: str | None, status: int) -> None:
     """A write to a public dataset is 401 without credentials and 403 for other callers."""
     assert people.ask("PUT", "/open/new", who, content=b"x").status_code == status
 
@@ -251,9 +249,7 @@ def test_public_dataset_is_written_by_its_writers(
         ("/api/datasets", {"authorization": "Bearer wrong"}),
     ],
 )
-def test_misplaced_or_wrong_token_is_refused(
-    people: People, path: str, given: dict[str, str]
-) -> None:
+def test_wrong_or_misplaced_token_is_401(people: People, path: str, given: dict[str, str]) -> None:
     """A wrong token, or one in a query, cookie or other header, is 401 and is not repeated.
 
     That holds for a list of the API too, which would otherwise be incomplete.
@@ -300,9 +296,7 @@ def test_token_path_redirects_to_the_start_page(people: People) -> None:
 @pytest.mark.parametrize(
     ("who", "seen"), [(None, ["open"]), ("eve", ["open"]), ("ana", ["open", "private"])]
 )
-def test_lists_have_readable_datasets_only(
-    people: People, who: str | None, seen: list[str]
-) -> None:
+def test_lists_have_readable_datasets(people: People, who: str | None, seen: list[str]) -> None:
     """Lists of datasets, S3's and `/readyz` too, contain those that the caller may read."""
     for path in "/", "/api/datasets":
         listed = people.ask("GET", path, who).json()["datasets"]

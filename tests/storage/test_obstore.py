@@ -126,10 +126,9 @@ async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs
                 await stores.get(guarded.join("../key"))
 
 
-@pytest.mark.parametrize(("url", "extra"), [("gs://b/c", "gcs"), ("az://b/c", "azure")])
-def test_a_missing_extra_is_named(url: str, extra: str) -> None:
+def test_a_missing_extra_is_named() -> None:
     """Opening a cloud root without obstore names the extra to install; s3:// still works."""
-    program = f"""
+    program = """
 import sys
 sys.modules["obstore"] = None
 from shardgate.errors import ConfigurationError
@@ -137,14 +136,17 @@ from shardgate.settings import LimitSettings
 from shardgate.storage.stores import Stores
 stores = Stores(LimitSettings())
 stores.open_root("s3://bucket/key")
-try:
-    stores.open_root("{url}")
-except ConfigurationError as error:
-    print(error)
+for url in "gs://b/c", "az://b/c":
+    try:
+        stores.open_root(url)
+    except ConfigurationError as error:
+        print(error)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    google, azure = told.stdout.decode().splitlines()
 
-    assert f"shardgate[{extra}]" in told.stdout.decode()
+    assert "shardgate[gcs]" in google
+    assert "shardgate[azure]" in azure
 
 
 ABSENCES: Final = (Lie.PAGE_404, Lie.EMPTY_404, Lie.QUOTED_404)

@@ -25,7 +25,7 @@ from uvicorn.supervisors import Multiprocess
 from shardgate.errors import TruncatedReadError
 from shardgate.http.gateway import Gateway
 from shardgate.http.protocol import GatewayProtocol
-from shardgate.http.request import Answer, Request
+from shardgate.http.request import Answer, Exchange, Request
 from shardgate.model import ByteRange, Condition, ETag, ObjectRef
 from shardgate.settings import (
     CacheSettings,
@@ -384,20 +384,31 @@ def test_cached_response_does_not_overtake_a_waiting_one() -> None:
 def test_internal_error_closes_its_connection_only(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An internal error closes its connection, and other connections are served."""
+    """An internal error closes its connection, and other connections are served.
+
+    That of a request under way is counted as failed.
+    """
     answer = Gateway.answer
+
+    async def fail(_: Exchange) -> None:
+        raise RuntimeError("later")
 
     def broken(self: Gateway, request: Request) -> Answer | None:
         if request.path == "/em/fault":
-            raise RuntimeError("as ordered")
-        return answer(self, request)
+            raise RuntimeError("at once")
+        return fail if request.path == "/em/later" else answer(self, request)
 
     monkeypatch.setattr(Gateway, "answer", broken)
-    with connect(url) as connection, connect(url) as other:
-        connection.sendall(_get("fault"))
-        assert connection.recv(1) == b""
+    with connect(url) as other:
+        for key in ("fault", "later"):
+            with connect(url) as connection:
+                connection.sendall(_get(key))
+                assert connection.recv(1) == b""
         other.sendall(_get("c/0/0"))
         assert _read_answer(other)[2] == CHUNK
+    metrics = _metrics(url)
+    assert b'{dataset="em",method="GET",outcome="failed"} 1.0' in metrics
+    assert b"shardgate_requests_in_flight 1.0" in metrics  # the scrape
 
 
 def test_response_is_finished_at_shutdown() -> None:

@@ -233,6 +233,13 @@ def test_s3_frames_are_removed(
         assert client.put("/any/framed", content=b"", headers=told).status_code == refused
 
 
+UNSERVED_HEADERS: Final = (
+    *("x-amz-write-offset-bytes", "x-amz-server-side-encryption-customer-algorithm"),
+    *("x-amz-object-lock-mode", "if-unmodified-since", "x-amz-if-match-size", "x-amz-tagging"),
+    *("x-amz-acl", "x-amz-grant-read"),
+)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "headers"),
     [
@@ -241,6 +248,7 @@ def test_s3_frames_are_removed(
         ("POST", "/em?uploads", {}),
         ("DELETE", "/em/c/0/0?versionId=v", {}),
         ("DELETE", "/em/c/0/0", {"if-unmodified-since": "Thu, 01 Jan 1970 00:00:00 GMT"}),
+        *(("PUT", "/em/c/0/0", {name: "x"}) for name in UNSERVED_HEADERS),
         *(
             (method, path, {"authorization": "AWS4-HMAC-SHA256 x"})
             for method, path in (("DELETE", "/em"), ("DELETE", "/em/"), ("POST", "/em"))
@@ -250,12 +258,65 @@ def test_s3_frames_are_removed(
 def test_unserved_s3_operation_is_501(
     client: httpx.Client, method: str, path: str, headers: dict[str, str]
 ) -> None:
-    """A request for an unserved S3 operation is 501, and does not write the key."""
+    """A request for an unserved S3 operation is 501 and writes nothing; a GET ignores headers."""
     before = get(client, "/em/c/0/0")
     answer = client.request(method, path, headers=headers, content=b"")
 
     assert answer.status_code == 501
     assert get(client, "/em/c/0/0") == before
+    assert client.get("/em/c/0/0", headers=headers).status_code in {200, 412}
+
+
+@pytest.mark.parametrize("value", ["private", "bucket-owner-full-control"])
+def test_usual_access_list_is_accepted(client: httpx.Client, value: str) -> None:
+    """The access lists that rclone 1.60 sends with each object are accepted."""
+    answer = client.put("/em/c/0/0", content=NEW, headers={"x-amz-acl": value})
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "of_key", "query", "unserved"),
+    [
+        ("PUT", True, "", None),
+        ("PUT", True, "acl", "acl"),
+        ("PUT", True, "%61cl", "acl"),
+        ("PUT", True, "partNumber=1", "partNumber"),
+        ("PUT", True, "partNumber=1&uploadId=u", None),
+        ("PUT", True, "partNumber=1&uploadId=u&acl", "acl"),
+        ("PUT", False, "partNumber=1&uploadId=u", "partNumber"),
+        ("PUT", True, "uploads", "uploads"),
+        ("POST", True, "uploads", None),
+        ("POST", False, "uploads", "uploads"),
+        ("POST", True, "uploadId=u", None),
+        ("DELETE", True, "uploadId=u", None),
+        ("GET", True, "uploadId=u", "uploadId"),
+        ("GET", True, "tagging", None),
+        ("GET", False, "tagging", "tagging"),
+        ("DELETE", True, "versionId=v", "versionId"),
+        ("GET", False, "location", None),
+        ("GET", False, "versioning", None),
+        ("PUT", False, "versioning", "versioning"),
+        ("GET", True, "versioning", "versioning"),
+        ("GET", False, "uploads", "uploads"),
+        ("POST", False, "delete", None),
+        ("GET", False, "list-type=2&prefix=acl", None),
+        ("GET", True, "response-content-type=text/html", "response-content-type"),
+        ("GET", True, "token=t&v=3&response=1", None),
+    ],
+)
+def test_parameter_of_another_operation_is_501(
+    client: httpx.Client, method: str, query: str, unserved: str | None, *, of_key: bool
+) -> None:
+    """A parameter that makes another S3 operation is named; unknown parameters are ignored."""
+    path = "/em/c/0/0" if of_key else "/em"
+    answer = client.request(method, f"{path}?{query}", content=NEW)
+
+    if unserved is None:
+        assert answer.status_code != 501
+    else:
+        assert answer.status_code == 501
+        assert answer.json()["detail"] == f"{method} with {unserved} is not served"
 
 
 def test_cors_allows_writes(client: httpx.Client) -> None:

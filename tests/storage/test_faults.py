@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
-import trustme
 
 from shardgate.errors import (
     StorageDeniedError,
@@ -235,10 +234,8 @@ async def test_refused_connection_is_unavailable() -> None:
     await expect_from_all(StorageUnavailableError, "http://127.0.0.1:1")
 
 
-async def test_untrusted_certificate_is_unusable() -> None:
+async def test_untrusted_certificate_is_unusable(tls: ssl.SSLContext) -> None:
     """An untrusted certificate raises StorageUnusableError."""
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
     async with ScriptedServer([[]]).running(tls) as server:
         await expect_from_all(StorageUnusableError, f"https://127.0.0.1:{server.port}")
 

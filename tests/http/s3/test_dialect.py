@@ -12,8 +12,6 @@ from shardgate.http.problems import STATUS
 from shardgate.http.s3.dialect import (
     error_code,
     error_document,
-    lists_objects,
-    parameter_names,
     parse_deletion,
     speaks_s3,
 )
@@ -37,22 +35,6 @@ from shardgate.http.s3.dialect import (
 def test_s3_request_is_recognised(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -> None:  # noqa: FBT001
     """A request is S3's if it is signed or has a header or parameter that only S3 clients send."""
     assert speaks_s3(headers, query) is is_s3
-
-
-@pytest.mark.parametrize(
-    ("method", "query", "is_s3", "is_listing"),
-    [
-        ("GET", b"", True, True),
-        ("GET", b"", False, False),
-        ("HEAD", b"", True, False),
-        ("GET", b"location", True, False),
-        ("GET", b"delimiter=%2F&prefix=", False, True),
-        ("GET", b"list-type=2", False, True),
-    ],
-)
-def test_listing_is_recognised(method: str, query: bytes, is_s3: bool, is_listing: bool) -> None:  # noqa: FBT001
-    """A GET of a bucket without another operation is a listing, unless it is unsigned and bare."""
-    assert lists_objects(method, parameter_names(query), is_s3=is_s3) is is_listing
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,7 @@ def test_write_of_another_origin_is_refused(client: httpx.Client, origin: str) -
     headers = {"origin": origin, "content-type": "text/plain"}
     client.put("/any/k", content=b"x")
     for method, path in (
-        ("PUT", "/any/k"),
-        ("DELETE", "/any/k"),
-        ("POST", "/any?delete"),
+        *(("PUT", "/any/k"), ("DELETE", "/any/k"), ("POST", "/any?delete")),
         ("POST", "/any/k?uploads"),
         ("POST", "/api/datasets"),
         ("DELETE", "/api/datasets/any/tags/t"),
@@ -115,13 +113,9 @@ def test_stored_pages_are_sandboxed(client: httpx.Client, name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("PUT", "/any/k"),
-        ("DELETE", "/any/k"),
-        ("POST", "/any?delete"),
+        *(("PUT", "/any/k"), ("DELETE", "/any/k"), ("POST", "/any?delete")),
         ("POST", "/api/datasets/any/sessions"),
-        ("GET", "/private/k"),
-        ("HEAD", "/private/k"),
-        ("GET", "/private/"),
+        *(("GET", "/private/k"), ("HEAD", "/private/k"), ("GET", "/private/")),
         ("GET", f"/~{TOKENS['ana']}/private/k"),
         ("GET", "/unknown/k"),
         ("GET", "/api/datasets/private"),

@@ -76,12 +76,8 @@ def test_write_with_an_unmet_condition_is_refused(client: httpx.Client, path: st
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("PUT", "/fixed/c/0/0"),
-        ("DELETE", "/fixed/c/0/0"),
-        ("POST", "/fixed?delete"),
-        ("DELETE", "/fixed?prefix=c/"),
-        ("POST", "/fixed/c/0/0?uploads"),
-        ("POST", "/em/c/0/0"),
+        *(("PUT", "/fixed/c/0/0"), ("DELETE", "/fixed/c/0/0"), ("POST", "/fixed?delete")),
+        *(("DELETE", "/fixed?prefix=c/"), ("POST", "/fixed/c/0/0?uploads"), ("POST", "/em/c/0/0")),
         ("PATCH", "/em/c/0/0"),
     ],
 )

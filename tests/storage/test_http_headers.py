@@ -74,17 +74,11 @@ def test_a_derived_version_changes_with_each_fact() -> None:
 @pytest.mark.parametrize(
     ("coding", "expected"),
     [
-        (b"gzip", "gzip"),
-        (b"x-gzip", "gzip"),
-        (b"GZIP", "gzip"),
+        *((b"gzip", "gzip"), (b"x-gzip", "gzip"), (b"GZIP", "gzip")),
         (b"aws-chunked, gzip", "gzip"),
         (b"gzip,aws-chunked", "gzip"),
         (b"gzip,  x-compress", "gzip, compress"),
-        (b"Br", "br"),
-        (b"aws-chunked", ""),
-        (b"identity", ""),
-        (b"UTF-8", ""),
-        (b"none", ""),
+        *((b"Br", "br"), (b"aws-chunked", ""), (b"identity", ""), (b"UTF-8", ""), (b"none", "")),
         (b"", ""),
     ],
 )

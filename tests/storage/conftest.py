@@ -92,16 +92,19 @@ def http(request: pytest.FixtureRequest) -> Backend:
     )
 
 
+def in_bucket(
+    store: ObjectStore, scheme: str, server: SeaweedFS | FakeGcs | Azurite, bucket: str = "bucket"
+) -> Backend:
+    """Return *store*, which reads a bucket of *server*."""
+    root = ObjectRef(f"{scheme}+lab://{bucket}", f"conformance/{uuid4().hex}")
+    missing = ObjectRef(f"{scheme}+lab://no-such-bucket", "key")
+    return Backend(store, root, server.put, server.delete, missing)
+
+
 def s3(request: pytest.FixtureRequest, server_name: str = "seaweedfs") -> Backend:
     """Return a store of the bucket of SeaweedFS, or of another S3 server."""
     server: SeaweedFS = request.getfixturevalue(server_name)
-    return Backend(
-        S3Store(server.settings, timeout_s=LONGEST_S),
-        ObjectRef(f"s3+lab://{server.bucket}", f"conformance/{uuid4().hex}"),
-        server.put,
-        server.delete,
-        ObjectRef("s3+lab://no-such-bucket", "key"),
-    )
+    return in_bucket(S3Store(server.settings, timeout_s=LONGEST_S), "s3", server, server.bucket)
 
 
 def mini(request: pytest.FixtureRequest) -> Backend:
@@ -117,25 +120,14 @@ def gs(request: pytest.FixtureRequest) -> Backend:
     """
     server: FakeGcs = request.getfixturevalue("fake_gcs")
     settings = StoreSettings(endpoint_url=server.url, anonymous=True)
-    return Backend(
-        RetryingStore(CloudStore("gs", settings, timeout_s=LONGEST_S), RetryPolicy(LONGEST_S)),
-        ObjectRef("gs+lab://bucket", f"conformance/{uuid4().hex}"),
-        server.put,
-        server.delete,
-        ObjectRef("gs+lab://no-such-bucket", "key"),
-    )
+    store = CloudStore("gs", settings, timeout_s=LONGEST_S)
+    return in_bucket(RetryingStore(store, RetryPolicy(LONGEST_S)), "gs", server)
 
 
 def az(request: pytest.FixtureRequest) -> Backend:
     """Return a store of the container of Azurite."""
     server: Azurite = request.getfixturevalue("azurite")
-    return Backend(
-        CloudStore("az", az_settings(server), timeout_s=LONGEST_S),
-        ObjectRef("az+lab://bucket", f"conformance/{uuid4().hex}"),
-        server.put,
-        server.delete,
-        ObjectRef("az+lab://no-such-bucket", "key"),
-    )
+    return in_bucket(CloudStore("az", az_settings(server), timeout_s=LONGEST_S), "az", server)
 
 
 def az_settings(server: Azurite) -> StoreSettings:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+import trustme
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -107,6 +108,28 @@ def azurite() -> Generator[Azurite]:
     """Run a server that emulates Azure's."""
     with running_azurite() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    """Make a certificate authority that is not trusted by default."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="session")
+def ca_file(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write the certificate of the authority."""
+    path: Path = tmp_path_factory.mktemp("tls") / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def tls(authority: trustme.CA) -> ssl.SSLContext:
+    """Return the context of a server at 127.0.0.1."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
 
 
 @pytest.fixture

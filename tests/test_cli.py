@@ -46,12 +46,13 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_help_names_the_commands() -> None:
-    """`shardgate` without arguments prints its commands."""
+def test_help_and_version_need_no_command() -> None:
+    """`shardgate` without arguments prints its commands, and `--version` the version."""
     shown = run()
 
     assert shown.returncode == 0
     assert all(name in shown.stdout for name in ("serve", "demo", "inspect", "verify"))
+    assert re.fullmatch(r"shardgate \d+\.\d+\.\d+\n", run("--version").stdout)
 
 
 @pytest.mark.parametrize(
@@ -121,20 +122,6 @@ def test_service_runs_until_a_signal(examples: Path, workers: int, number: int) 
     assert (code, said) == (0, "")
 
 
-@pytest.mark.parametrize(("option", "status"), [((), 405), (("--writable",), 200)])
-def test_root_is_writable_by_option(tmp_path: Path, option: tuple[str, ...], status: int) -> None:
-    """A root is writable with `--writable`, and read-only without it."""
-    with running("serve", "--port", "0", *option, str(tmp_path)) as (_, lines):
-        assert httpx.put(f"{lines[0].split()[0]}a/b", content=b"abc").status_code == status
-
-    assert (tmp_path / "a/b").exists() is (status == 200)
-
-
-def test_version_is_shown() -> None:
-    """`--version` prints the version, and needs no command."""
-    assert re.fullmatch(r"shardgate \d+\.\d+\.\d+\n", run("--version").stdout)
-
-
 @pytest.mark.parametrize("option", [(), ("--anonymous",)])
 def test_anonymous_roots_need_no_credentials(
     faulty: FaultyServer,
@@ -195,24 +182,20 @@ def test_port_in_use_is_an_error(examples: Path) -> None:
     assert failed.stderr.startswith(f"shardgate: error: cannot listen on 127.0.0.1:{found[1]}: ")
 
 
-def test_a_configuration_file_is_served(examples: Path, tmp_path: Path) -> None:
-    """A configuration file is served; options of the command line override it."""
-    config = tmp_path / "shardgate.toml"
-    config.write_text(f'[server]\nport = 1\n[datasets.em]\nurl = "{examples}/image.zarr"\n')
+def test_configuration_file_is_served_with_a_warning(examples: Path, tmp_path: Path) -> None:
+    """A configuration file is served; options of the command line override it.
 
-    with running("serve", str(config), "--port", "0") as (_, lines):
-        assert json.loads(get(lines[0].split()[0] + "zarr.json"))["node_type"] == "group"
-
-
-def test_start_warns_of_an_exposed_dataset(examples: Path, tmp_path: Path) -> None:
-    """The log has one warning of a private dataset that lies in a public one."""
+    The log has one warning of a private dataset that lies in a public one.
+    """
     config = tmp_path / "shardgate.toml"
     config.write_text(
-        f'[callers.ana]\ntoken_sha256 = ["{"0" * 64}"]\n'
+        f'[server]\nport = 1\n[callers.ana]\ntoken_sha256 = ["{"0" * 64}"]\n'
         f'[datasets.all]\nurl = "{examples}"\n'
         f'[datasets.em]\nurl = "{examples}/image.zarr"\nread = ["ana"]\n'
     )
-    with running("serve", str(config), "--port", "0", "--workers", "2", lines=2) as (process, _):
+    arguments = ("serve", str(config), "--port", "0", "--workers", "2")
+    with running(*arguments, lines=2) as (process, lines):
+        assert json.loads(get(f"{lines[0].split()[0]}image.zarr/zarr.json"))["node_type"] == "group"
         (line,) = process.end()[1].splitlines()
 
     assert "WARNING" in line
@@ -296,10 +279,7 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
     assert sorted(arrays) == [
         "cells.precomputed/2000_2000_4000",
         "cells.precomputed/4000_4000_8000",
-        "history.icechunk/s1",
-        "history.icechunk/s2",
-        "image.zarr/s0",
-        "image.zarr/s1",
+        *("history.icechunk/s1", "history.icechunk/s2", "image.zarr/s0", "image.zarr/s1"),
         "image.zarr/s2",
         "nested.zarr/a",
     ]
@@ -332,18 +312,25 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
 
 
 def test_inspect_lists_each_sharded_collection(tmp_path: Path) -> None:
-    """`inspect` prints a line for each sharded collection; damage of one hides no other."""
+    """`inspect` prints a line for each sharded collection; damage of one hides no other.
+
+    With damage, of a repository too, it ends with exit code 1.
+    """
     write_files(precomputed.build_annotations({}, sharding=RAW_SHARDING), tmp_path / "spots")
     write_files(precomputed.build_meshes({}, sharding=RAW_SHARDING), tmp_path / "meshes")
     write_files(transformer.build({}, path="/foo/bar"), tmp_path / "draft")
     write_files({"meta/root/bad.array.json": b"{"}, tmp_path / "draft")
 
-    found = run("inspect", str(tmp_path)).stdout
-    rows = [" ".join(line.split()) for line in found.splitlines()[3:] if line.strip()]
+    write_files({"lab/repo": "ICE🧊CHUNK".encode()}, tmp_path)
+
+    found = run("inspect", str(tmp_path))
+    rows = [" ".join(line.split()) for line in found.stdout.splitlines()[3:] if line.strip()]
 
     spread = "identity, preshift 1, minishard 1, shard 1 bits, index raw, data raw"
     bad = (tmp_path / "draft/meta/root/bad.array.json").as_uri()
+    assert found.returncode == 1
     assert rows[0].startswith(f"draft damaged: {bad}: no JSON: ")
+    assert re.match(r"lab damaged: file://\S+/repo: ", rows.pop(2))
     assert rows[1:] == [
         "draft/foo/bar zarr array 5 7 u1 2x2 4x4 2x2 end gzip/1.0",
         f"meshes precomputed meshes {spread}",
@@ -515,18 +502,7 @@ def test_inspect_shows_refs_beside_arrays(lab: tuple[str, Path]) -> None:
     assert "@tag.v 1" in run("inspect", lab[0]).stdout
 
 
-def test_inspect_finds_a_damaged_repository(lab: tuple[str, Path]) -> None:
-    """`inspect` of a damaged repository prints the file, and ends with exit code 1."""
-    (Path(lab[0]) / "repo").write_bytes("ICE🧊CHUNK".encode())
-    damaged = run("inspect", lab[0])
-
-    assert damaged.returncode == 1
-    assert re.search(r"damaged: file://\S+/repo: ", damaged.stdout)
-
-
-def test_inspect_locates_allowed_virtual_chunks(
-    lab: tuple[str, Path],
-) -> None:
+def test_inspect_locates_allowed_virtual_chunks(lab: tuple[str, Path]) -> None:
     """`inspect` of a virtual chunk prints its place if it is allowed, and otherwise "refused"."""
     folder, beside = lab
     allowed = ("--json", "--allow-virtual", beside.parent.as_uri())

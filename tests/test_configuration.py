@@ -199,18 +199,11 @@ def test_all_wrong_settings_are_reported_at_once(config: Path) -> None:
 
     told = dict(line.split(": ", 1) for line in caught.value.args)
     assert sorted(told) == [
-        "SHARDGATE_CACHE__TTL_S",
-        "SHARDGATE_PORT",
-        "datasets.em.redirect",
-        "datasets.em.store",
-        "datasets.x.urll",
-        "datasets.y.read",
-        "datasets.y.store",
+        *("SHARDGATE_CACHE__TTL_S", "SHARDGATE_PORT", "datasets.em.redirect", "datasets.em.store"),
+        *("datasets.x.urll", "datasets.y.read", "datasets.y.store"),
         "datasets.y.virtual_chunk_prefixes.0.redirects",
         "datasets.y.virtual_chunk_prefixes.1.url",
-        "server.prot",
-        "server.workers",
-        "stores.lab",
+        *("server.prot", "server.workers", "stores.lab"),
     ]
     assert told["datasets.em.redirect"] == "is no setting; did you mean redirects?"
     assert told["datasets.y.virtual_chunk_prefixes.0.redirects"] == "is no setting"

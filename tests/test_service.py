@@ -14,12 +14,7 @@ from pydantic import ByteSize
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import (
-    EMPTY,
-    build,
-    chunk_bytes,
-    encode_index,
-)
+from tests.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 from tests.support.serving import client_of
 
@@ -40,12 +35,7 @@ class Container(NamedTuple):
 KEY = "c/0/1"
 CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", KEY, "c/1/1"])}
 ZARR = Container(
-    KEY,
-    "c/0/0",
-    build,
-    CHUNKS,
-    {"metadata": None, "index": "zarr.json", "chunk": "c/0/0"},
-    "c/1/0",
+    KEY, "c/0/0", build, CHUNKS, {"metadata": None, "index": "zarr.json", "chunk": "c/0/0"}, "c/1/0"
 )
 ID, NEIGHBOUR, OTHER_MINISHARD, ABSENT, _ = precomputed.IDS
 PRECOMPUTED = Container(
@@ -200,9 +190,7 @@ DAMAGE: list[tuple[str, str, Damage]] = [
 
 
 @pytest.mark.parametrize(("service", "key", "damage"), DAMAGE, indirect=["service"])
-def test_damage_is_424_with_the_name_of_the_object(
-    service: Service, key: str, damage: Damage
-) -> None:
+def test_damage_is_424_with_name_of_object(service: Service, key: str, damage: Damage) -> None:
     """A damaged object is 424 with its name, and is read once it is repaired."""
     chunk = OTHER_MINISHARD if service.container is PRECOMPUTED else KEY
     whole = service.container.build(service.container.chunks)[key]
@@ -311,9 +299,7 @@ def test_replaced_shard_is_read_again(service: Service, step: str) -> None:
 
 
 @at_each_step
-def test_a_shard_that_is_replaced_before_every_read_is_an_error(
-    service: Service, step: str
-) -> None:
+def test_shard_replaced_before_every_read_is_an_error(service: Service, step: str) -> None:
     """A shard that is replaced before every read is 424 or 503, and is read afterwards."""
     service.reach(step)
     service.store.fail(Fault.REPLACE, path=f"/bucket/em/{service.container.shard}")

@@ -17,11 +17,7 @@ DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 ALERTS: Final = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD: Final = DEPLOY / "grafana" / "shardgate.json"
 
-SUFFIXES: Final = {
-    "counter": ["_total"],
-    "gauge": [""],
-    "histogram": ["_bucket", "_sum", "_count"],
-}
+SUFFIXES: Final = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
 FINE: Final = {
     'up{job="shardgate", instance="a"}': "1x90",
     'shardgate_requests_total{dataset="em", outcome="hit"}': "0+6000x90",

@@ -197,9 +197,7 @@ def test_shards_are_spread_over_all_replicas(balancer: Balancer) -> None:
     assert min(found.values()) > 64 / 10
 
 
-def test_removed_replica_moves_its_own_shards_only(
-    balancer: Balancer, replicas: list[Gateway]
-) -> None:
+def test_removed_replica_moves_own_shards_only(balancer: Balancer, replicas: list[Gateway]) -> None:
     """A removed replica's shards alone move to others, and move back when it returns."""
     urls = [replica.url for replica in replicas]
     before = routed(balancer, keys_of_many())

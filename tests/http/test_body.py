@@ -84,9 +84,7 @@ async def test_body_without_room_is_not_read_further() -> None:
         ([], ClientGoneError),
     ],
 )
-async def test_body_of_another_length_is_refused(
-    pieces: list[bytes], error: type[Exception]
-) -> None:
+async def test_body_of_other_length_is_refused(pieces: list[bytes], error: type[Exception]) -> None:
     """A body that is longer or shorter than announced is refused.
 
     A body of zero bytes is not read.
@@ -215,18 +213,11 @@ def test_frames_are_decoded(data: bytes, body: bytes, trailers: dict[bytes, byte
 @pytest.mark.parametrize(
     "data",
     [
-        b"abc",
-        b"3\nabc\n0\n\n",
-        b"-3\r\nabc\r\n0\r\n\r\n",
-        b"0x3\r\nabc\r\n0\r\n\r\n",
-        b"2\r\nabc\r\n0\r\n\r\n",
-        b"4\r\nabc\r\n0\r\n\r\n",
-        b"3\r\nabcX\r\n0\r\n\r\n",
+        *(b"abc", b"3\nabc\n0\n\n", b"-3\r\nabc\r\n0\r\n\r\n", b"0x3\r\nabc\r\n0\r\n\r\n"),
+        *(b"2\r\nabc\r\n0\r\n\r\n", b"4\r\nabc\r\n0\r\n\r\n", b"3\r\nabcX\r\n0\r\n\r\n"),
         b"3\r\nabc\r\n0\r\nno trailer\r\n\r\n",
         b"3" + b";" * 2000 + b"\r\nabc\r\n0\r\n\r\n",
-        b"2\r\nab\r\n0\r\n\r\n",
-        b"4\r\nabcd\r\n0\r\n\r\n",
-        b"ffffffffffff\r\nabc\r\n0\r\n\r\n",
+        *(b"2\r\nab\r\n0\r\n\r\n", b"4\r\nabcd\r\n0\r\n\r\n", b"ffffffffffff\r\nabc\r\n0\r\n\r\n"),
         *(TRAILED[:length] for length in range(len(TRAILED))),
     ],
 )

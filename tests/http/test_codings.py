@@ -65,6 +65,7 @@ def test_stored_bytes_are_sent_to_clients_that_accept_the_coding(
     assert shown(head) == (200, b"", None, inflated)
     assert shown(part) == (206, PLAIN[2:10], None, inflated)
     assert head.headers["content-length"] == str(len(PLAIN))
+    assert part.headers["content-range"] == f"bytes 2-9/{len(PLAIN)}"
     assert {each.headers["vary"] for each in (stored, other, head, part)} == {"Accept-Encoding"}
     assert ask(client, path, if_none_match=etag, **accepting).status == 304
     assert ask(client, path, if_none_match=inflated).status == 304
@@ -78,7 +79,11 @@ def test_s3_client_gets_the_stored_bytes(client: httpx.Client, coding: str) -> N
     etag = store(client, key, coding, data)
     got, head, part = (
         ask(client, f"/em/{key}", method, accept_encoding="identity", **S3, **more)
-        for method, more in (("GET", {}), ("HEAD", {}), ("GET", {"range": "bytes=1-4"}))
+        for method, more in (
+            ("GET", {}),
+            ("HEAD", {}),
+            ("GET", {"range": "bytes=1-4", "if_match": etag}),
+        )
     )
     listing = client.get("/em?list-type=2", params={"prefix": key}).text
 
@@ -105,17 +110,46 @@ def test_empty_object_has_no_content_coding(client: httpx.Client, coding: str) -
             assert got.headers["content-length"] == "0"
 
 
-@pytest.mark.parametrize("coding", ["compress", "gzip, br"])
-def test_unknown_coding_is_sent_or_refused(client: httpx.Client, coding: str) -> None:
-    """An unknown coding is 406 for a client that does not accept it, with its name."""
-    etag = store(client, "unknown", coding, b"any bytes")
-    accepted = ask(client, "/em/unknown", accept_encoding=coding, range="bytes=2-3")
-    refused = ask(client, "/em/unknown", accept_encoding="gzip")
+@pytest.mark.parametrize(
+    ("coding", "accepted", "other", "can_inflate"),
+    [
+        ("br", "br, gzip", "gzip", True),
+        ("compress", "compress", "gzip, br", False),
+        ("gzip, br", "br, gzip", "br", False),
+        ("br", "br, identity;q=0", "gzip, identity;q=0", False),
+    ],
+)
+def test_coding_is_sent_for_whole_bodies_or_if_it_cannot_be_removed(
+    client: httpx.Client, coding: str, accepted: str, other: str, *, can_inflate: bool
+) -> None:
+    """A HEAD, and a GET with a Range, even one that is ignored, are about the inflated form.
 
-    assert shown(accepted) == (200, b"any bytes", coding, etag)
-    assert (refused.status, refused.headers["vary"]) == (406, "Accept-Encoding")
-    assert f"Content-Encoding: {coding}" in json.loads(refused.body)["detail"]
-    assert ask(client, "/em/unknown", "HEAD").status == 406
+    If that cannot be made, or is not accepted, the coded form is sent whole, or 406 with its name.
+    """
+    data = encoded("br", PLAIN) if coding == "br" else b"any bytes"
+    etag = store(client, "forms", coding, data)
+    for method, headers, is_whole in (
+        ("GET", {}, True),
+        ("GET", {"if_none_match": '"v"', "if_match": "*"}, True),
+        ("GET", {"if_range": '"v1"'}, True),
+        *(("GET", {"range": asked}, False) for asked in ("bytes=0-", "bytes=0-1,3-4", "lines=1-2")),
+        ("HEAD", {}, False),
+        ("HEAD", {"range": "bytes=0-"}, False),
+    ):
+        got = ask(client, "/em/forms", method, accept_encoding=accepted, **headers)
+        another = ask(client, "/em/forms", method, accept_encoding=other, **headers)
+
+        if is_whole or not can_inflate:
+            assert shown(got) == (200, b"" if method == "HEAD" else data, coding, etag), headers
+        else:
+            assert shown(got) == shown(another)
+        if can_inflate:
+            assert another.status in {200, 206}
+            assert shown(another)[2:] == (None, f'{etag[:-1]}-identity"')
+        else:
+            assert (another.status, another.headers["vary"]) == (406, "Accept-Encoding")
+            detail = f"Content-Encoding: {coding}"
+            assert method == "HEAD" or detail in json.loads(another.body)["detail"]
 
 
 @pytest.mark.parametrize("coding", CODINGS)

@@ -1,9 +1,7 @@
 """`shardgate.http`: ranges, preconditions, headers and errors of responses."""
 
-import json
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Final
 
 import pytest
 from hypothesis import given
@@ -13,23 +11,16 @@ from shardgate import errors
 from shardgate.errors import BadHeaderError
 from shardgate.http.conditions import (
     Conditions,
-    Negotiation,
     Selection,
     UnsatisfiableError,
     accepts,
-    content_range,
     parse_demand,
     parse_range,
     resolve_range,
 )
-from shardgate.http.conditions import (
-    choose as choose_form,
-)
-from shardgate.http.problems import STATUS, problem
+from shardgate.http.problems import STATUS
 from shardgate.http.request import Headers, combine_headers
-from shardgate.http.responses import Cors
-from shardgate.model import EVERYTHING, ByteRange, ETag, ObjectRef, Stored, SuffixRange
-from shardgate.read.bodies import Entity
+from shardgate.model import EVERYTHING, ByteRange, ETag, SuffixRange
 
 
 @pytest.mark.parametrize(
@@ -62,23 +53,6 @@ def test_range_is_resolved(
     else:
         request = parse_range(header)
         assert (None if request is None else resolve_range(request, length)) == expected
-
-
-@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 40))
-def test_range_agrees_with_slicing(first: int, last: int, length: int) -> None:
-    """An inclusive range selects the bytes of the corresponding slice."""
-    body = bytes(range(length))
-    try:
-        part = resolve_range(parse_range(f"bytes={first}-{last}") or ByteRange(0, 0), length)
-    except (BadHeaderError, UnsatisfiableError):
-        assert not body[first : last + 1]
-    else:
-        assert body[part.start : part.stop] == body[first : last + 1]
-        assert content_range(part, length) == b"bytes %d-%d/%d" % (
-            first,
-            min(last, length - 1),
-            length,
-        )
 
 
 A, B = ETag('"a"'), ETag('"b"')
@@ -262,71 +236,6 @@ def test_all_codings_must_be_accepted(coding: str, header: str, *, is_accepted: 
     assert accepts(coding, header.encode()) is is_accepted
 
 
-_WHOLE: Final = Selection(HTTPStatus.OK, ByteRange(0, 9), ByteRange(0, 9), "br")
-_STORED: Final[list[tuple[str, dict[bytes, bytes]]]] = [
-    ("GET", {}),
-    ("GET", {b"if-none-match": b'"v"', b"if-match": b"*"}),
-    ("GET", {b"if-range": b'"v1"'}),
-]
-_INFLATED: Final[list[tuple[str, dict[bytes, bytes]]]] = [
-    ("GET", {b"range": b"bytes=0-"}),
-    ("GET", {b"range": b"bytes=0-1,3-4"}),
-    ("GET", {b"range": b"lines=1-2"}),
-    ("HEAD", {}),
-    ("HEAD", {b"range": b"bytes=0-"}),
-]
-
-
-def _choose(
-    method: str, headers: dict[bytes, bytes], accepted: bytes, coding: str, *, is_s3: bool = False
-) -> Selection | None:
-    place = Stored(ObjectRef("s3://b", "k"), ByteRange(0, 9), ETag('"v1"'))
-    entity = Entity(ETag('"v1"'), 9, place, coding=coding)
-    conditions = Conditions.parse(method, headers)
-    return choose_form(conditions, lambda: Negotiation(accepted, is_s3), entity)
-
-
-@pytest.mark.parametrize(("method", "headers"), [*_STORED, *_INFLATED])
-def test_coding_is_sent_for_whole_bodies_only(method: str, headers: dict[bytes, bytes]) -> None:
-    """A HEAD, and a GET with a Range, even one that is ignored, are about the inflated form."""
-    is_whole = (method, headers) in _STORED
-
-    assert _choose(method, headers, b"br, gzip", "br") == (_WHOLE if is_whole else None)
-    assert _choose(method, headers, b"gzip", "br") is None
-
-
-@pytest.mark.parametrize(("method", "headers"), [*_STORED, *_INFLATED])
-@pytest.mark.parametrize(
-    ("coding", "accepted", "refused"),
-    [
-        ("compress", b"compress", b"gzip, br"),
-        ("gzip, br", b"br, gzip", b"br"),
-        ("br", b"br, identity;q=0", b"gzip, identity;q=0"),
-    ],
-)
-def test_form_that_cannot_be_inflated_is_sent_whole_or_refused(
-    method: str, headers: dict[bytes, bytes], coding: str, accepted: bytes, refused: bytes
-) -> None:
-    """A client that accepts an unknown coding gets the whole body, and another one 406."""
-    sent = None if method == "HEAD" else ByteRange(0, 9)
-
-    found = _choose(method, headers, accepted, coding)
-    assert found == _WHOLE._replace(coding=coding, reads=sent)
-    assert _choose(method, headers, refused, coding) == Selection(HTTPStatus.NOT_ACCEPTABLE)
-
-
-def test_s3_client_gets_the_stored_form() -> None:
-    """Ranges of an S3 client count stored bytes, whatever it accepts."""
-    part = {b"range": b"bytes=-4", b"if-match": b'"v1"'}
-
-    for coding in ("br", "compress"):
-        chosen = _choose("GET", part, b"identity", coding, is_s3=True)
-        assert chosen is not None
-        assert chosen[:4] == (206, ByteRange(5, 9), ByteRange(5, 9), coding)
-        head = _choose("HEAD", {}, b"identity", coding, is_s3=True)
-        assert head == _WHOLE._replace(reads=None, coding=coding, is_s3=True)
-
-
 MANY = 10_000
 
 
@@ -358,20 +267,6 @@ def test_headers_are_combined_in_linear_time() -> None:
     assert Name.compared < 10 * MANY
 
 
-ORIGIN = b"access-control-allow-origin"
-
-
-def test_origins_are_allowed_by_name_or_all() -> None:
-    """Every origin gets the same response with `*`; otherwise responses vary by Origin."""
-    star, named = Cors(["*"]), Cors(["https://a.example"])
-    allowed = {ORIGIN: b"https://a.example", b"vary": b"Origin"}
-
-    assert star.headers(b"https://a.example") == star.headers(None)
-    assert dict(star.headers(None))[ORIGIN] == b"*"
-    assert dict(named.headers(b"https://a.example")).items() >= allowed.items()
-    assert dict(named.headers(b"https://b.example")) == {b"vary": b"Origin"}
-
-
 def test_every_error_class_has_a_status() -> None:
     """Each error class without subclasses has a status, and a place in the docstring's tree."""
     classes = [c for c in vars(errors).values() if isinstance(c, type)]
@@ -393,19 +288,3 @@ def test_storage_errors_are_not_404() -> None:
         errors.UnknownSessionError,
         errors.UnknownUploadError,
     }
-
-
-def test_problem_document_has_its_members() -> None:
-    """A problem has status, title and detail (RFC 9457); 429, 503 and 504 have Retry-After."""
-    headers, body = problem(HTTPStatus.FAILED_DEPENDENCY, "s3://b/k: damaged")
-
-    assert json.loads(body) == {
-        "type": "about:blank",
-        "title": "Failed Dependency",
-        "status": 424,
-        "detail": "s3://b/k: damaged",
-    }
-    assert dict(headers)[b"content-type"] == b"application/problem+json"
-    assert [
-        status.value for status in HTTPStatus if b"retry-after" in dict(problem(status, "x")[0])
-    ] == [429, 503, 504]

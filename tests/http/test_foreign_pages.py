@@ -42,9 +42,7 @@ def test_write_of_another_origin_is_refused(client: httpx.Client, origin: str) -
     headers = {"origin": origin, "content-type": "text/plain"}
     client.put("/any/k", content=b"x")
     for method, path in (
-        ("PUT", "/any/k"),
-        ("DELETE", "/any/k"),
-        ("POST", "/any?delete"),
+        *(("PUT", "/any/k"), ("DELETE", "/any/k"), ("POST", "/any?delete")),
         ("POST", "/any/k?uploads"),
         ("POST", "/api/datasets"),
         ("DELETE", "/api/datasets/any/tags/t"),
@@ -115,13 +113,9 @@ def test_stored_pages_are_sandboxed(client: httpx.Client, name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("PUT", "/any/k"),
-        ("DELETE", "/any/k"),
-        ("POST", "/any?delete"),
+        *(("PUT", "/any/k"), ("DELETE", "/any/k"), ("POST", "/any?delete")),
         ("POST", "/api/datasets/any/sessions"),
-        ("GET", "/private/k"),
-        ("HEAD", "/private/k"),
-        ("GET", "/private/"),
+        *(("GET", "/private/k"), ("HEAD", "/private/k"), ("GET", "/private/")),
         ("GET", f"/~{TOKENS['ana']}/private/k"),
         ("GET", "/unknown/k"),
         ("GET", "/api/datasets/private"),
@@ -144,8 +138,7 @@ def test_unknown_host_reads_public_datasets_only(
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["localhost", "LOCALHOST.:80", "127.0.0.1:", "10.0.0.7:8000", "[::1]:8000", "[FE80::1]"],
+    "host", ["localhost", "LOCALHOST.:80", "127.0.0.1:", "10.0.0.7:8000", "[::1]:8000", "[FE80::1]"]
 )
 def test_ip_addresses_and_localhost_are_accepted_hosts(client: httpx.Client, host: str) -> None:
     """IP addresses and localhost are accepted hosts. Public datasets are read by any host."""

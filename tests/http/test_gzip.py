@@ -1,4 +1,4 @@
-"""Chunks and objects stored as gzip: stored bytes for clients that accept it, else inflated."""
+"""Chunks stored as gzip: stored bytes for clients that accept it, else inflated."""
 
 import asyncio
 import gzip
@@ -23,7 +23,6 @@ from tests.formats.neuroglancer_precomputed.case import (
     volume_info,
 )
 from tests.storage.faulty import LONGEST_S, FaultyServer
-from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import client_of
 from tests.support.zipped import zipped
 
@@ -318,53 +317,3 @@ def test_mesh_fragments_are_not_gzip(service: Service) -> None:
     compressed = service.ask("mesh/7.index", accept_encoding="gzip")
     assert gzip.decompress(compressed.body) == manifest
     assert compressed.headers["content-encoding"] == "gzip"
-
-
-UPLOADED = b"chunk of a volume " * 500
-INFO = {"@type": "neuroglancer_multiscale_volume", "scales": []}
-
-
-@pytest.fixture(scope="module")
-def client(seaweedfs: SeaweedFS) -> Generator[httpx.Client]:
-    """Serve a volume of which cloud-volume uploaded ``info`` and the only chunk as gzip."""
-    objects = {"info": json.dumps(INFO).encode(), "8_8_8/0-64_0-64_0-64": UPLOADED}
-    for key, data in objects.items():
-        seaweedfs.client.put_object(
-            Bucket=seaweedfs.bucket,
-            Key=f"uploaded-gzip/{key}",
-            Body=zipped(data),
-            ContentEncoding="gzip",
-        )
-    dataset = DatasetSettings(url=f"s3://{seaweedfs.bucket}/uploaded-gzip", store="lab")
-    settings = Settings(stores={"lab": seaweedfs.settings}, datasets={"v": dataset})
-    with client_of(settings) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(
-    ("headers", "status", "body"),
-    [
-        (GZIP, 200, zipped(UPLOADED)),
-        *(({"accept_encoding": coding}, 200, UPLOADED) for coding in ("", "br", "gzip;q=0")),
-        (GZIP | {"range": "bytes=100-199"}, 206, UPLOADED[100:200]),
-    ],
-)
-def test_gzip_object_is_sent_by_accept_encoding(
-    client: httpx.Client, headers: dict[str, str], status: int, body: bytes
-) -> None:
-    """An object uploaded as gzip is sent as stored to clients that accept it, and else inflated.
-
-    Ranges count inflated bytes.
-    """
-    got = ask(client, "/v/8_8_8/0-64_0-64_0-64", **headers)
-    is_gzip = headers == GZIP
-
-    assert (got.status, got.body) == (status, body)
-    assert got.headers.get("content-encoding") == ("gzip" if is_gzip else None)
-    assert (got.headers["content-length"], got.headers["vary"]) == (
-        str(len(body)),
-        "Accept-Encoding",
-    )
-    if status == 206:
-        assert got.headers["content-range"] == f"bytes 100-199/{len(UPLOADED)}"
-    assert client.get("/v/info").json() == INFO

@@ -1,18 +1,13 @@
-"""`shardgate.http.instrumentation`: outcomes, faults and labels."""
+"""`shardgate.http.instrumentation`: outcomes and labels."""
 
 import random
-from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ByteSize
 
-from shardgate.http.asgi import AsgiExchange
-from shardgate.http.instrumentation import InstrumentedApp
-from shardgate.http.request import Answer, Exchange, Request
 from shardgate.main import create_app
-from shardgate.observability.metrics import Metrics
 from shardgate.observability.requests import OUTCOMES, outcome_of
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from shardgate.storage.wrappers import METHODS
@@ -31,32 +26,6 @@ from shardgate.storage.wrappers import METHODS
 def test_status_determines_the_outcome(outcome: str, statuses: set[int]) -> None:
     """The outcome of a complete response follows its status; 501 is refused, and not failed."""
     assert {outcome_of(status) for status in statuses} == {outcome}
-
-
-class _Failing:
-    """A gateway that fails."""
-
-    def answer(self, _: Request) -> Answer:
-        """Fail later."""
-
-        async def fail(_: Exchange) -> None:
-            raise ZeroDivisionError
-
-        return fail
-
-
-async def test_internal_error_is_counted_as_failed() -> None:
-    """A request that fails is counted as failed, and is not under way any more."""
-    metrics = Metrics(["em"])
-    gateway: Any = _Failing()
-    app = InstrumentedApp(gateway, {"em": True}, metrics.requests)
-    answer = app.answer(Request("GET", b"/em/c", [], {}, b""))
-    assert callable(answer)
-    with pytest.raises(ZeroDivisionError):
-        await answer(AsgiExchange(None, None, []))
-    failed = {"dataset": "em", "method": "GET", "outcome": "failed"}
-    assert metrics.registry.get_sample_value("shardgate_requests_total", failed) == 1
-    assert metrics.registry.get_sample_value("shardgate_requests_in_flight") == 0
 
 
 async def test_labels_are_bounded() -> None:

@@ -25,7 +25,7 @@ from uvicorn.supervisors import Multiprocess
 from shardgate.errors import TruncatedReadError
 from shardgate.http.gateway import Gateway
 from shardgate.http.protocol import GatewayProtocol
-from shardgate.http.request import Answer, Request
+from shardgate.http.request import Answer, Exchange, Request
 from shardgate.model import ByteRange, Condition, ETag, ObjectRef
 from shardgate.settings import (
     CacheSettings,
@@ -108,13 +108,8 @@ def _without_id(headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
 @pytest.mark.parametrize(
     "headers",
     [
-        b"",
-        b"Range: bytes=2-4\r\n",
-        b"Range: bytes=-3\r\n",
-        b"Range: bytes=99-\r\n",
-        b"Range: bytes=x\r\n",
-        b'If-Match: "other"\r\n',
-        b"If-None-Match: *\r\n",
+        *(b"", b"Range: bytes=2-4\r\n", b"Range: bytes=-3\r\n", b"Range: bytes=99-\r\n"),
+        *(b"Range: bytes=x\r\n", b'If-Match: "other"\r\n', b"If-None-Match: *\r\n"),
         b"Origin: https://a.example\r\n",
         b"Origin: https://b.example\r\n",
     ],
@@ -208,8 +203,9 @@ def test_slow_reader_gets_everything(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["at hand", pytest.param("to be read", marks=pytest.mark.soak)], indirect=True
 )
-def test_idle_connection_is_closed(url: str) -> None:
+def test_idle_connection_is_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle connection is closed `keep_alive_s` after its last response, and not before."""
+    monkeypatch.setattr("shardgate.http.protocol.HEAD_S", 3.0)  # or the first look takes longer
     with connect(url) as connection:
         for key in ["c/0/0", "c/9/9", "c/0/1", "c/0/0"]:
             time.sleep(KEPT_S / 3)
@@ -389,20 +385,31 @@ def test_cached_response_does_not_overtake_a_waiting_one() -> None:
 def test_internal_error_closes_its_connection_only(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An internal error closes its connection, and other connections are served."""
+    """An internal error closes its connection, and other connections are served.
+
+    That of a request under way is counted as failed.
+    """
     answer = Gateway.answer
+
+    async def fail(_: Exchange) -> None:
+        raise RuntimeError("later")
 
     def broken(self: Gateway, request: Request) -> Answer | None:
         if request.path == "/em/fault":
-            raise RuntimeError("as ordered")
-        return answer(self, request)
+            raise RuntimeError("at once")
+        return fail if request.path == "/em/later" else answer(self, request)
 
     monkeypatch.setattr(Gateway, "answer", broken)
-    with connect(url) as connection, connect(url) as other:
-        connection.sendall(_get("fault"))
-        assert connection.recv(1) == b""
+    with connect(url) as other:
+        for key in ("fault", "later"):
+            with connect(url) as connection:
+                connection.sendall(_get(key))
+                assert connection.recv(1) == b""
         other.sendall(_get("c/0/0"))
         assert _read_answer(other)[2] == CHUNK
+    metrics = _metrics(url)
+    assert b'{dataset="em",method="GET",outcome="failed"} 1.0' in metrics
+    assert b"shardgate_requests_in_flight 1.0" in metrics  # the scrape
 
 
 def test_response_is_finished_at_shutdown() -> None:

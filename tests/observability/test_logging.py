@@ -282,12 +282,7 @@ def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> s
     ],
 )
 def test_errors_name_keys_of_public_data_only(
-    log_format: str,
-    level: str,
-    *,
-    is_private: bool,
-    of_request: bool | None,
-    names_key: bool,
+    log_format: str, level: str, *, is_private: bool, of_request: bool | None, names_key: bool
 ) -> None:
     """An error's text, with the key, is logged for public data or at DEBUG.
 
@@ -326,9 +321,7 @@ def test_message_with_line_breaks_is_one_record() -> None:
     assert "an answer broke off  forged request=id" in as_text.splitlines()[0]
 
 
-async def test_exceptions_in_the_event_loop_name_no_arguments(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_exceptions_in_event_loop_name_no_arguments(caplog: pytest.LogCaptureFixture) -> None:
     """An exception in a callback of the event loop is logged without the callback's arguments."""
 
     def fail(_: str) -> None:

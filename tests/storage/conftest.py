@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from shardgate.errors import StorageDeniedError
 from shardgate.model import ByteRange, ByteRequest, Condition, ObjectRef
 from shardgate.settings import LimitSettings, StoreSettings
-from shardgate.storage.contract import Found, ObjectReader, ObjectStore
+from shardgate.storage.contract import Found, NotModified, ObjectReader, ObjectStore
 from shardgate.storage.http_store import HttpStore
 from shardgate.storage.local import LocalStore
 from shardgate.storage.memory import MemoryStore
@@ -20,7 +21,7 @@ from shardgate.storage.obstore import CloudStore
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import RetryingStore, RetryPolicy
-from tests.storage.faulty import LONGEST_S, FaultyServer
+from tests.storage.faulty import LONGEST_S, FaultyServer, timeout_of
 from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.lacking import lack
@@ -91,16 +92,19 @@ def http(request: pytest.FixtureRequest) -> Backend:
     )
 
 
+def in_bucket(
+    store: ObjectStore, scheme: str, server: SeaweedFS | FakeGcs | Azurite, bucket: str = "bucket"
+) -> Backend:
+    """Return *store*, which reads a bucket of *server*."""
+    root = ObjectRef(f"{scheme}+lab://{bucket}", f"conformance/{uuid4().hex}")
+    missing = ObjectRef(f"{scheme}+lab://no-such-bucket", "key")
+    return Backend(store, root, server.put, server.delete, missing)
+
+
 def s3(request: pytest.FixtureRequest, server_name: str = "seaweedfs") -> Backend:
     """Return a store of the bucket of SeaweedFS, or of another S3 server."""
     server: SeaweedFS = request.getfixturevalue(server_name)
-    return Backend(
-        S3Store(server.settings, timeout_s=LONGEST_S),
-        ObjectRef(f"s3+lab://{server.bucket}", f"conformance/{uuid4().hex}"),
-        server.put,
-        server.delete,
-        ObjectRef("s3+lab://no-such-bucket", "key"),
-    )
+    return in_bucket(S3Store(server.settings, timeout_s=LONGEST_S), "s3", server, server.bucket)
 
 
 def mini(request: pytest.FixtureRequest) -> Backend:
@@ -116,25 +120,14 @@ def gs(request: pytest.FixtureRequest) -> Backend:
     """
     server: FakeGcs = request.getfixturevalue("fake_gcs")
     settings = StoreSettings(endpoint_url=server.url, anonymous=True)
-    return Backend(
-        RetryingStore(CloudStore("gs", settings, timeout_s=LONGEST_S), RetryPolicy(LONGEST_S)),
-        ObjectRef("gs+lab://bucket", f"conformance/{uuid4().hex}"),
-        server.put,
-        server.delete,
-        ObjectRef("gs+lab://no-such-bucket", "key"),
-    )
+    store = CloudStore("gs", settings, timeout_s=LONGEST_S)
+    return in_bucket(RetryingStore(store, RetryPolicy(LONGEST_S)), "gs", server)
 
 
 def az(request: pytest.FixtureRequest) -> Backend:
     """Return a store of the container of Azurite."""
     server: Azurite = request.getfixturevalue("azurite")
-    return Backend(
-        CloudStore("az", az_settings(server), timeout_s=LONGEST_S),
-        ObjectRef("az+lab://bucket", f"conformance/{uuid4().hex}"),
-        server.put,
-        server.delete,
-        ObjectRef("az+lab://no-such-bucket", "key"),
-    )
+    return in_bucket(CloudStore("az", az_settings(server), timeout_s=LONGEST_S), "az", server)
 
 
 def az_settings(server: Azurite) -> StoreSettings:
@@ -178,6 +171,53 @@ async def writable(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     made: Backend = request.param(request)
     yield made
     await made.store.aclose()
+
+
+DATA: Final = bytes(range(256)) * 8192
+"""More than is read along with a head."""
+SECRET: Final = "wJalrXUtnFEMI"
+
+
+class Remote(NamedTuple):
+    """An object of a server with faults, and the store that reads it."""
+
+    server: FaultyServer
+    store: ObjectReader
+    ref: ObjectRef
+
+    @property
+    def absent(self) -> ObjectRef:
+        """Name of an object that does not exist."""
+        return self.ref._replace(key=f"{self.ref.key}-absent")
+
+    async def get(
+        self, request: ByteRequest | None = None, **pinned: Any
+    ) -> Found | NotModified | None:
+        """Read the object."""
+        return await self.store.get(self.ref, request, **pinned)
+
+    async def found(self, request: ByteRequest | None = None, **pinned: Condition) -> Found:
+        """Read the object, and assert that it exists."""
+        return await found(self.store, self.ref, request, **pinned)
+
+
+@pytest.fixture(params=["http", "s3"])
+async def remote(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGenerator[Remote]:
+    """Open a store of each kind, or of ``gs``, for the faulty server with an object of `DATA`."""
+    faulty.put("bucket", "key", DATA)
+    timeout_s, cloud = timeout_of(request), StoreSettings(endpoint_url=faulty.url, anonymous=True)
+    opened: tuple[ObjectReader, ObjectRef]
+    match request.param:
+        case "http":
+            opened = HttpStore(timeout_s=timeout_s), ObjectRef(faulty.url, "bucket/key")
+        case "gs":
+            opened = CloudStore("gs", cloud, timeout_s=timeout_s), ObjectRef("gs://bucket", "key")
+        case _:
+            settings = faulty.settings(secret_access_key=SECRET)
+            ref = ObjectRef("s3+lab://bucket", "key")
+            opened = S3Store(settings, timeout_s=timeout_s), ref
+    yield Remote(faulty, *opened)
+    await opened[0].aclose()
 
 
 @pytest.fixture

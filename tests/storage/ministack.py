@@ -64,8 +64,5 @@ def running(python: Path, folder: Path) -> Generator[MiniStack]:
     command = [str(python), "-m", "hypercorn", *address, "ministack.app:app"]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     environ |= {"SERVICES": "s3", "GATEWAY_PORT": str(port)}
-    with (
-        closing(server),
-        store_process(command, server.is_ready, folder, environ),
-    ):
+    with closing(server), store_process(command, server.is_ready, folder, environ):
         yield server

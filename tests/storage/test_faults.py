@@ -4,12 +4,10 @@ import asyncio
 import itertools
 import logging
 import ssl
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
-import trustme
 
 from shardgate.errors import (
     StorageDeniedError,
@@ -23,62 +21,33 @@ from shardgate.errors import (
 )
 from shardgate.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
 from shardgate.settings import LimitSettings, StoreSettings
-from shardgate.storage.contract import NOT_MODIFIED, Found, ObjectReader
+from shardgate.storage.contract import NOT_MODIFIED, Found
 from shardgate.storage.http_store import HttpStore
 from shardgate.storage.obstore import CloudStore
 from shardgate.storage.refusals import Refusal
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import found
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag, timeout_of
+from tests.storage.conftest import DATA, SECRET, Remote, found
+from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
 from tests.storage.http1.scripted import ScriptedServer
 from tests.storage.test_conformance import REQUESTS
 
-DATA = bytes(range(256)) * 1024
 MIDDLE = ByteRange(1000, 201_000)
-SECRET = "wJalrXUtnFEMI"
 SIXTH_OF_JULY = int(datetime(2026, 7, 6, 10, tzinfo=UTC).timestamp())
 """Modification time of the objects of the server."""
 
 
-@pytest.fixture(params=["http", "s3"])
-async def store(
-    request: pytest.FixtureRequest, faulty: FaultyServer
-) -> AsyncGenerator[ObjectReader]:
-    """Open a store of each kind for the faulty server."""
-    faulty.put("bucket", "key", DATA)
-    timeout_s = timeout_of(request)
-    opened: ObjectReader
-    if request.param == "http":
-        opened = HttpStore(timeout_s=timeout_s)
-    elif request.param == "gs":
-        settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
-        opened = CloudStore("gs", settings, timeout_s=timeout_s)
-    else:
-        opened = S3Store(faulty.settings(secret_access_key=SECRET), timeout_s=timeout_s)
-    yield opened
-    await opened.aclose()
-
-
-@pytest.fixture
-def ref(store: ObjectReader, faulty: FaultyServer) -> ObjectRef:
-    """Return the name of the object in the store."""
-    if isinstance(store, HttpStore):
-        return ObjectRef(faulty.url, "bucket/key")
-    return ObjectRef("s3+lab://bucket" if isinstance(store, S3Store) else "gs://bucket", "key")
-
-
-async def read(store: ObjectReader, ref: ObjectRef, **pinned: ETag) -> Found:
+async def read(remote: Remote, **pinned: ETag) -> Found:
     """Read the middle of the object, and assert that it exists."""
     async with asyncio.timeout(LONGEST_S):
-        return await found(store, ref, MIDDLE, **pinned)
+        return await remote.found(MIDDLE, **pinned)
 
 
-async def read_at_last(store: ObjectReader, ref: ObjectRef) -> Found:
+async def read_at_last(remote: Remote) -> Found:
     """Read the middle of the object, repeatedly if the machine is too slow for the timeout."""
     while True:
         with suppress(StorageTimeoutError):
-            return await read(store, ref)
+            return await read(remote)
 
 
 UNTAGGED = [("http", Fault.NO_ETAG), ("http", Fault.WEAK_ETAG), ("s3", Fault.WEAK_ETAG)]
@@ -105,66 +74,59 @@ OF_CLOUDS = [(fault, StorageUnusableError) for fault in (Fault.NO_BUCKET, Fault.
 
 
 @pytest.mark.parametrize(
-    ("store", "fault", "error"),
+    ("remote", "fault", "error"),
     [
         *((kind, *failure) for kind in ("http", "s3", "gs") for failure in FAILURES),
         *(("gs", *failure) for failure in OF_CLOUDS),
     ],
-    indirect=["store"],
+    indirect=["remote"],
 )
 async def test_each_fault_has_its_error(
-    faulty: FaultyServer,
-    store: ObjectReader,
-    ref: ObjectRef,
-    *,
-    fault: Fault,
-    error: type[StorageError],
-    caplog: pytest.LogCaptureFixture,
+    remote: Remote, *, fault: Fault, error: type[StorageError], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each fault raises its own error, in reads and streams, and the next read succeeds.
 
     No error or log contains a secret.
     """
-    faulty.fail(fault)
+    remote.server.fail(fault)
     caplog.set_level(logging.DEBUG)
     for library in ("botocore", "aiobotocore"):  # they log at this level what they sign
         caplog.set_level(logging.INFO, library)
 
     with pytest.raises(StorageError) as raised:
-        await read(store, ref)
+        await read(remote)
     with pytest.raises(StorageError) as in_stream:
         async with (
             asyncio.timeout(LONGEST_S),
-            store.stream(ref, MIDDLE, if_match=ETag(etag(DATA))) as pieces,
+            remote.store.stream(remote.ref, MIDDLE, if_match=ETag(etag(DATA))) as pieces,
         ):
             [piece async for piece in pieces]
     logging.getLogger("test").error("failed", exc_info=raised.value)
-    faulty.heal()
+    remote.server.heal()
 
     assert type(raised.value) is type(in_stream.value) is error
-    if isinstance(store, CloudStore):
-        assert faulty.url not in str(raised.value)
+    if isinstance(remote.store, CloudStore):
+        assert remote.server.url not in str(raised.value)
     logged = "".join(logging.Formatter().format(record) for record in caplog.records)
     assert "X-Amz-Signature" not in logged
-    assert SECRET not in logged + repr(store)
-    assert (await read_at_last(store, ref)).data == DATA[MIDDLE.start : MIDDLE.stop]
+    assert SECRET not in logged + repr(remote.store)
+    assert (await read_at_last(remote)).data == DATA[MIDDLE.start : MIDDLE.stop]
 
 
 @pytest.mark.parametrize(
     "fault", [Fault.DENY, Fault.ERROR, Fault.TOO_MANY, Fault.STALL, Fault.RESET, Fault.TEAPOT]
 )
-async def test_failed_stat_is_an_error(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
-) -> None:
-    """A stat that fails raises StorageError, and does not return absence."""
-    faulty.fail(fault)
+async def test_failed_stat_is_an_error(remote: Remote, fault: Fault) -> None:
+    """A stat that fails raises the error of its fault, and does not return absence."""
+    remote.server.fail(fault)
 
-    with pytest.raises(StorageError):
-        await store.stat(ref)
+    with pytest.raises(StorageError) as raised:
+        await remote.store.stat(remote.ref)
+    assert type(raised.value) is dict(FAILURES)[fault]
 
 
 @pytest.mark.parametrize(
-    ("store", "fault"),
+    ("remote", "fault"),
     [
         *UNTAGGED,
         *itertools.product(
@@ -177,13 +139,11 @@ async def test_failed_stat_is_an_error(
             ),
         ),
     ],
-    indirect=["store"],
+    indirect=["remote"],
 )
-async def test_deviating_server_is_read_correctly(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
-) -> None:
+async def test_deviating_server_is_read_correctly(remote: Remote, fault: Fault) -> None:
     """A server that ignores ranges or conditions, or sends weak ETags, is read correctly."""
-    faulty.fail(fault)
+    remote.server.fail(fault)
     asked: dict[ByteRequest | None, bytes] = {
         ByteRange(5, 9): DATA[5:9],
         SuffixRange(7): DATA[-7:],
@@ -191,75 +151,65 @@ async def test_deviating_server_is_read_correctly(
         None: DATA,
     }
     for request, data in asked.items():
-        answer = await found(store, ref, request)
+        answer = await remote.found(request)
         assert (answer.data, answer.size) == (data, len(DATA))
-        assert await store.get(ref, request, if_match=answer.etag) == answer
+        assert await remote.get(request, if_match=answer.etag) == answer
 
 
 @pytest.mark.parametrize(
-    ("store", "fault"),
+    ("remote", "fault"),
     [*UNTAGGED, ("http", Fault.IGNORE_CONDITIONS), ("s3", Fault.IGNORE_CONDITIONS)],
-    indirect=["store"],
+    indirect=["remote"],
 )
-async def test_version_is_compared_by_the_store(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
-) -> None:
+async def test_version_is_compared_by_the_store(remote: Remote, fault: Fault) -> None:
     """Conditions hold though the server ignores them or sends no strong ETag."""
-    faulty.fail(fault)
-    first = await read(store, ref)
-    assert await store.get(ref, MIDDLE, if_none_match=first.etag) is NOT_MODIFIED
-    faulty.put("bucket", "key", DATA[::-1])
+    remote.server.fail(fault)
+    first = await read(remote)
+    assert await remote.get(MIDDLE, if_none_match=first.etag) is NOT_MODIFIED
+    remote.server.put("bucket", "key", DATA[::-1])
 
     with pytest.raises(VersionChangedError):
-        await read(store, ref, if_match=first.etag)
+        await read(remote, if_match=first.etag)
 
 
-@pytest.mark.parametrize(("store", "fault"), UNTAGGED, indirect=["store"])
-async def test_a_derived_version_is_not_sent(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
-) -> None:
+@pytest.mark.parametrize(("remote", "fault"), UNTAGGED, indirect=["remote"])
+async def test_a_derived_version_is_not_sent(remote: Remote, fault: Fault) -> None:
     """An ETag derived by the store is not sent as ``If-Match``."""
-    faulty.fail(fault)
-    await read(store, ref, if_match=(await read(store, ref)).etag)
+    remote.server.fail(fault)
+    await read(remote, if_match=(await read(remote)).etag)
 
-    assert all("If-Match" not in seen.headers for seen in faulty.seen)
+    assert all("If-Match" not in seen.headers for seen in remote.server.seen)
 
 
-async def test_416_without_a_size_takes_a_stat(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
-) -> None:
+async def test_416_without_a_size_takes_a_stat(remote: Remote) -> None:
     """A long suffix that the server refuses with 416 without the size is read after a stat."""
-    faulty.fail(Fault.REFUSE_LONG_SUFFIX)
-    faulty.fail(Fault.NO_SIZE_IN_416)
+    remote.server.fail(Fault.REFUSE_LONG_SUFFIX)
+    remote.server.fail(Fault.NO_SIZE_IN_416)
 
-    assert (await found(store, ref, SuffixRange(10**7))).data == DATA
-    assert [seen.method for seen in faulty.seen] == ["GET", "HEAD", "GET"]
+    assert (await remote.found(SuffixRange(10**7))).data == DATA
+    assert [seen.method for seen in remote.server.seen] == ["GET", "HEAD", "GET"]
 
 
-async def test_an_object_of_unknown_length_is_read_whole(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
-) -> None:
+async def test_an_object_of_unknown_length_is_read_whole(remote: Remote) -> None:
     """A chunked response is read whole.
 
     Without ranges too, a part of it raises StorageUnusableError.
     """
-    faulty.fail(Fault.CHUNKED)
+    remote.server.fail(Fault.CHUNKED)
 
-    answer = await found(store, ref)
+    answer = await remote.found()
 
     assert (answer.data, answer.size) == (DATA, len(DATA))
-    faulty.fail(Fault.IGNORE_RANGE)
+    remote.server.fail(Fault.IGNORE_RANGE)
     with pytest.raises(StorageUnusableError, match="no Content-Length"):
-        await read(store, ref)
+        await read(remote)
 
 
-async def test_a_plain_read_is_one_request(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
-) -> None:
+async def test_a_plain_read_is_one_request(remote: Remote) -> None:
     """A read is one request for its range, with `If-Match` and without content coding."""
-    await read(store, ref, if_match=ETag(etag(DATA)))
+    await read(remote, if_match=ETag(etag(DATA)))
 
-    (seen,) = faulty.seen
+    (seen,) = remote.server.seen
     assert seen.headers["Range"] == "bytes=1000-200999"
     assert seen.headers["If-Match"] == etag(DATA)
     assert seen.headers["Accept-Encoding"] == "identity"
@@ -284,10 +234,8 @@ async def test_refused_connection_is_unavailable() -> None:
     await expect_from_all(StorageUnavailableError, "http://127.0.0.1:1")
 
 
-async def test_untrusted_certificate_is_unusable() -> None:
+async def test_untrusted_certificate_is_unusable(tls: ssl.SSLContext) -> None:
     """An untrusted certificate raises StorageUnusableError."""
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
     async with ScriptedServer([[]]).running(tls) as server:
         await expect_from_all(StorageUnusableError, f"https://127.0.0.1:{server.port}")
 
@@ -308,56 +256,48 @@ async def test_untrusted_certificate_is_unusable() -> None:
         (507, "", StorageUnavailableError),
     ],
 )
-def test_refusal_is_unavailable_or_unusable(
-    status: int, code: str, error: type[StorageError]
-) -> None:
+def test_refusal_may_pass_or_last(status: int, code: str, error: type[StorageError]) -> None:
     """A refusal that may pass is StorageUnavailableError; a lasting one, StorageUnusableError."""
     assert type(Refusal("GET", status, code).failure(ObjectRef("s3://b", "k"))) is error
 
 
-async def test_cancelled_read_closes_its_connection(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef
-) -> None:
+async def test_cancelled_read_closes_its_connection(remote: Remote) -> None:
     """A cancelled read ends, and the next one succeeds."""
-    faulty.fail(Fault.STALL_BODY, nth=[0])
-    task = asyncio.create_task(read(store, ref))
-    await asyncio.to_thread(faulty.wait_for, 1)
+    remote.server.fail(Fault.STALL_BODY, nth=[0])
+    task = asyncio.create_task(read(remote))
+    await asyncio.to_thread(remote.server.wait_for, 1)
     await asyncio.sleep(0.05)
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert (await read(store, ref)).data == DATA[MIDDLE.start : MIDDLE.stop]
+    assert (await read(remote)).data == DATA[MIDDLE.start : MIDDLE.stop]
 
 
-@pytest.mark.parametrize("store", ["http"], indirect=True)
+@pytest.mark.parametrize("remote", ["http"], indirect=True)
 @pytest.mark.parametrize("is_ignored", [False, True])
-async def test_a_modification_time_is_compared_in_whole_seconds(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, *, is_ignored: bool
-) -> None:
+async def test_times_are_compared_in_whole_seconds(remote: Remote, *, is_ignored: bool) -> None:
     """An object modified in the second of the condition is read, and one a second later is not."""
     if is_ignored:
-        faulty.fail(Fault.IGNORE_CONDITIONS)
+        remote.server.fail(Fault.IGNORE_CONDITIONS)
     for request in REQUESTS:
-        assert await store.get(ref, request, if_match=UnmodifiedSince(SIXTH_OF_JULY))
+        assert await remote.get(request, if_match=UnmodifiedSince(SIXTH_OF_JULY))
         with pytest.raises(VersionChangedError):
-            await store.get(ref, request, if_match=UnmodifiedSince(SIXTH_OF_JULY - 1))
+            await remote.get(request, if_match=UnmodifiedSince(SIXTH_OF_JULY - 1))
 
-    sent = faulty.seen[0].headers["If-Unmodified-Since"]
+    sent = remote.server.seen[0].headers["If-Unmodified-Since"]
     assert sent == "Mon, 06 Jul 2026 10:00:00 GMT"
 
 
-@pytest.mark.parametrize("store", ["http"], indirect=True)
+@pytest.mark.parametrize("remote", ["http"], indirect=True)
 @pytest.mark.parametrize("fault", [Fault.NO_DATE, Fault.BAD_DATE])
-async def test_an_unknown_modification_time_meets_no_condition(
-    faulty: FaultyServer, store: ObjectReader, ref: ObjectRef, fault: Fault
-) -> None:
+async def test_an_unknown_time_meets_no_condition(remote: Remote, fault: Fault) -> None:
     """An object without a valid ``Last-Modified`` fails a condition by time."""
-    faulty.fail(fault)
+    remote.server.fail(fault)
     for request in REQUESTS:
         with pytest.raises(VersionChangedError):
-            await store.get(ref, request, if_match=UnmodifiedSince(2**33))
+            await remote.get(request, if_match=UnmodifiedSince(2**33))
 
 
 HIDING = [

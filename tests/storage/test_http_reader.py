@@ -1,6 +1,6 @@
 """Servers that support less of HTTP than S3 does."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 
 import httpx
@@ -16,35 +16,12 @@ from shardgate.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
 from shardgate.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
 from shardgate.storage.contract import NOT_MODIFIED
 from shardgate.storage.http_store import HttpStore
-from shardgate.storage.s3 import S3Store
 from tests.formats.zarr.building import build, chunk_bytes
-from tests.storage.conftest import found
+from tests.storage.conftest import DATA, Remote, found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
 from tests.support.serving import serving
 
-DATA = bytes(range(256)) * 8192
-type Store = HttpStore | S3Store
 type Spoil = Callable[[FaultyServer], None]
-
-
-@pytest.fixture(params=["http", "s3"])
-async def store(request: pytest.FixtureRequest, faulty: FaultyServer) -> AsyncGenerator[Store]:
-    """Open a store of each kind for the faulty server."""
-    faulty.put("bucket", "key", DATA)
-    settings = faulty.settings()
-    async with aclosing(
-        HttpStore(timeout_s=LONGEST_S)
-        if request.param == "http"
-        else S3Store(settings, timeout_s=LONGEST_S)
-    ) as opened:
-        yield opened
-
-
-@pytest.fixture
-def ref(store: Store, faulty: FaultyServer) -> ObjectRef:
-    """Return the name of the object in the store."""
-    is_http = isinstance(store, HttpStore)
-    return ObjectRef(faulty.url, "bucket/key") if is_http else ObjectRef("s3://bucket", "key")
 
 
 def refusing(status: int) -> Spoil:
@@ -82,118 +59,101 @@ def no_suffixes(request: pytest.FixtureRequest, faulty: FaultyServer) -> None:
 
 
 @pytest.mark.usefixtures("no_suffixes")
-async def test_suffix_is_read_by_size_where_the_server_takes_none(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+async def test_suffix_is_read_by_size_where_the_server_takes_none(remote: Remote) -> None:
     """A suffix that a server refuses or ignores is read as an absolute range of one version."""
-    answer = await found(store, ref, SuffixRange(7))
+    answer = await remote.found(SuffixRange(7))
 
     assert (answer.data, answer.size) == (DATA[-7:], len(DATA))
-    assert [each.method for each in faulty.seen] == ["GET", "HEAD", "GET"]
-    assert faulty.seen[-1].headers["If-Match"] == etag(DATA)
-    assert await store.get(ref, SuffixRange(7), if_match=answer.etag) == answer
-    assert await store.get(ref, SuffixRange(7), if_none_match=answer.etag) is NOT_MODIFIED
+    assert [each.method for each in remote.server.seen] == ["GET", "HEAD", "GET"]
+    assert remote.server.seen[-1].headers["If-Match"] == etag(DATA)
+    assert await remote.get(SuffixRange(7), if_match=answer.etag) == answer
+    assert await remote.get(SuffixRange(7), if_none_match=answer.etag) is NOT_MODIFIED
 
 
 @pytest.mark.usefixtures("no_suffixes")
-async def test_refused_suffix_is_remembered_for_the_bucket(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+async def test_refused_suffix_is_remembered_for_the_bucket(remote: Remote) -> None:
     """After one refused suffix no other is sent to the same bucket."""
-    await found(store, ref, SuffixRange(7))
-    faulty.seen.clear()
+    await remote.found(SuffixRange(7))
+    remote.server.seen.clear()
 
-    assert (await found(store, ref, SuffixRange(9))).data == DATA[-9:]
-    assert [each.method for each in faulty.seen] == ["HEAD", "GET"]
+    assert (await remote.found(SuffixRange(9))).data == DATA[-9:]
+    assert [each.method for each in remote.server.seen] == ["HEAD", "GET"]
 
 
 @pytest.mark.parametrize("status", [400, 405, 416, 501])
-async def test_absent_object_is_absent_where_suffixes_are_refused(
-    faulty: FaultyServer, store: Store, ref: ObjectRef, status: int
-) -> None:
+async def test_object_is_absent_where_suffixes_are_refused(remote: Remote, status: int) -> None:
     """An object that a server does not have is absent, even if it refuses the suffix first."""
-    faulty.suffix_status = status
-    absent = ref._replace(key=f"{ref.key}-absent")
+    remote.server.suffix_status = status
+    absent = remote.absent
 
-    assert await store.get(absent, SuffixRange(7)) is None
+    assert await remote.store.get(absent, SuffixRange(7)) is None
     with pytest.raises(VersionChangedError):
-        await store.get(absent, SuffixRange(7), if_match=(await found(store, ref)).etag)
+        await remote.store.get(absent, SuffixRange(7), if_match=(await remote.found()).etag)
 
 
-async def test_suffix_of_unknown_total_may_be_a_prefix(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+async def test_suffix_of_unknown_total_may_be_a_prefix(remote: Remote) -> None:
     """A suffix response of unknown total, which may be a prefix, is read again by the size."""
-    with_fault(Fault.SUFFIX_AS_PREFIX, Fault.NO_TOTAL)(faulty)
+    with_fault(Fault.SUFFIX_AS_PREFIX, Fault.NO_TOTAL)(remote.server)
 
-    assert (await found(store, ref, SuffixRange(7))).data == DATA[-7:]
+    assert (await remote.found(SuffixRange(7))).data == DATA[-7:]
 
 
-@pytest.mark.parametrize("store", ["http"], indirect=True)
-async def test_suffix_is_read_by_size_where_the_server_closes_the_connection(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+@pytest.mark.parametrize("remote", ["http"], indirect=True)
+async def test_suffix_is_read_by_size_after_a_closed_connection(remote: Remote) -> None:
     """A suffix for which the server closes the connection is read by the object's size."""
-    faulty.fail(Fault.CLOSE_AT_SUFFIX)
+    remote.server.fail(Fault.CLOSE_AT_SUFFIX)
 
-    assert (await found(store, ref, SuffixRange(7))).data == DATA[-7:]
-    assert [each.method for each in faulty.seen][-2:] == ["HEAD", "GET"]
+    assert (await remote.found(SuffixRange(7))).data == DATA[-7:]
+    assert [each.method for each in remote.server.seen][-2:] == ["HEAD", "GET"]
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_HEAD, Fault.DENY_HEAD])
-async def test_size_is_learnt_from_a_get_where_the_server_takes_no_head(
-    faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault
-) -> None:
+async def test_size_is_learnt_from_a_get_without_head(remote: Remote, fault: Fault) -> None:
     """A server without HEAD is asked for the size of an object by GET."""
-    with_fault(fault, Fault.NO_TOTAL)(faulty)
+    with_fault(fault, Fault.NO_TOTAL)(remote.server)
 
-    stat = await store.stat(ref)
+    stat = await remote.store.stat(remote.ref)
     assert stat is not None
     assert stat.size == len(DATA)
-    assert (await found(store, ref, ByteRange(5, 9))).data == DATA[5:9]
-    assert await store.stat(ref._replace(key=f"{ref.key}-absent")) is None
+    assert (await remote.found(ByteRange(5, 9))).data == DATA[5:9]
+    assert await remote.store.stat(remote.absent) is None
 
 
-async def test_object_replaced_between_size_and_range_is_read_anew(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+async def test_object_replaced_between_size_and_range_is_read_anew(remote: Remote) -> None:
     """A suffix is of one version, though the object is replaced after its size was learnt."""
-    faulty.suffix_status = 400
-    faulty.fail(Fault.REPLACE, nth=[2])
+    remote.server.suffix_status = 400
+    remote.server.fail(Fault.REPLACE, nth=[2])
 
-    answer = await found(store, ref, SuffixRange(3))
+    answer = await remote.found(SuffixRange(3))
 
     assert (answer.data, answer.size) == (DATA[::-1][-2:] + b"!", len(DATA) + 1)
-    faulty.fail(Fault.REPLACE, nth=[1])
+    remote.server.fail(Fault.REPLACE, nth=[1])
     with pytest.raises(VersionChangedError):
-        await store.get(ref, SuffixRange(3), if_match=answer.etag)
+        await remote.get(SuffixRange(3), if_match=answer.etag)
 
 
-async def test_empty_object_has_no_suffix(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+async def test_empty_object_has_no_suffix(remote: Remote) -> None:
     """A suffix of an empty object is not satisfied, however the server refuses it."""
-    faulty.suffix_status = 400
-    faulty.put("bucket", "key", b"")
+    remote.server.suffix_status = 400
+    remote.server.put("bucket", "key", b"")
 
     with pytest.raises(RangeNotSatisfiedError):
-        await store.get(ref, SuffixRange(3))
+        await remote.get(SuffixRange(3))
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"),
-    [(Fault.TEAPOT, StorageUnusableError), (Fault.DENY, StorageDeniedError)],
+    ("fault", "error"), [(Fault.TEAPOT, StorageUnusableError), (Fault.DENY, StorageDeniedError)]
 )
 async def test_refusal_of_every_request_is_an_error(
-    faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault, error: type[Exception]
+    remote: Remote, fault: Fault, error: type[Exception]
 ) -> None:
     """A server that refuses suffix and object raises its error after four requests at most."""
-    faulty.suffix_status = 400
-    faulty.fail(fault, nth=range(1, 100))
+    remote.server.suffix_status = 400
+    remote.server.fail(fault, nth=range(1, 100))
 
     with pytest.raises(error, match=str(fault.value[0])):
-        await store.get(ref, SuffixRange(3))
-    assert len(faulty.seen) <= 4
+        await remote.get(SuffixRange(3))
+    assert len(remote.server.seen) <= 4
 
 
 REQUESTS: dict[ByteRequest, bytes] = {
@@ -206,82 +166,72 @@ REQUESTS: dict[ByteRequest, bytes] = {
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
-async def test_range_of_unknown_total_is_read(
-    faulty: FaultyServer, store: Store, ref: ObjectRef, request_: ByteRequest
-) -> None:
+async def test_range_of_unknown_total_is_read(remote: Remote, request_: ByteRequest) -> None:
     """The size that a range response lacks is requested once for each version."""
-    faulty.fail(Fault.NO_TOTAL)
+    remote.server.fail(Fault.NO_TOTAL)
 
     for _ in range(2):
-        answer = await found(store, ref, request_)
+        answer = await remote.found(request_)
         assert (answer.data, answer.size) == (REQUESTS[request_], len(DATA))
-        assert await store.get(ref, ByteRange(5, 9), if_match=answer.etag) is not None
-    assert [each.method for each in faulty.seen] == ["GET", "HEAD", "GET", "GET", "GET"]
+        assert await remote.get(ByteRange(5, 9), if_match=answer.etag) is not None
+    assert [each.method for each in remote.server.seen] == ["GET", "HEAD", "GET", "GET", "GET"]
 
 
-@pytest.mark.parametrize("store", ["http"], indirect=True)
+@pytest.mark.parametrize("remote", ["http"], indirect=True)
 @pytest.mark.parametrize("fault", [Fault.NO_ETAG, Fault.WEAK_ETAG])
-async def test_replaced_object_of_unknown_total_is_detected(
-    faulty: FaultyServer, store: Store, ref: ObjectRef, fault: Fault
-) -> None:
+async def test_replaced_object_of_unknown_total_is_detected(remote: Remote, fault: Fault) -> None:
     """A replaced object without a strong ETag is detected by its size, which is requested again."""
-    faulty.fail(Fault.NO_TOTAL)
-    faulty.fail(fault)
-    first = await found(store, ref, ByteRange(0, 9))
-    faulty.put("bucket", "key", DATA + b"!")
+    remote.server.fail(Fault.NO_TOTAL)
+    remote.server.fail(fault)
+    first = await remote.found(ByteRange(0, 9))
+    remote.server.put("bucket", "key", DATA + b"!")
 
     with pytest.raises(VersionChangedError):
-        await store.get(ref, ByteRange(0, 9), if_match=first.etag)
+        await remote.get(ByteRange(0, 9), if_match=first.etag)
 
 
-async def test_stream_of_unknown_total_is_read(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+async def test_stream_of_unknown_total_is_read(remote: Remote) -> None:
     """A stream requests the size of the object before its first piece."""
-    faulty.fail(Fault.NO_TOTAL)
+    remote.server.fail(Fault.NO_TOTAL)
 
-    async with store.stream(ref, ByteRange(5, len(DATA)), if_match=None) as pieces:
+    async with remote.store.stream(remote.ref, ByteRange(5, len(DATA)), if_match=None) as pieces:
         assert b"".join([piece async for piece in pieces]) == DATA[5:]
 
 
-@pytest.mark.parametrize("store", ["http"], indirect=True)
-async def test_alternating_etags_are_explained(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+@pytest.mark.parametrize("remote", ["http"], indirect=True)
+async def test_alternating_etags_are_explained(remote: Remote) -> None:
     """The error for an unmodified object whose ETag changes names the setting that helps."""
-    faulty.fail(Fault.MIRRORS)
+    remote.server.fail(Fault.MIRRORS)
     for _ in range(2):
-        tag = (await found(store, ref, ByteRange(0, 9))).etag
+        tag = (await remote.found(ByteRange(0, 9))).etag
 
     with pytest.raises(VersionChangedError, match=r'validator.*"last-modified"'):
-        await store.get(ref, ByteRange(0, 9), if_match=tag)
+        await remote.get(ByteRange(0, 9), if_match=tag)
 
 
-@pytest.mark.parametrize("store", ["http"], indirect=True)
+@pytest.mark.parametrize("remote", ["http"], indirect=True)
 @pytest.mark.parametrize("request_", [ByteRange(0, 9), SuffixRange(9)], ids=str)
-async def test_alternating_etags_are_explained_where_the_size_is_asked_for(
-    faulty: FaultyServer, store: Store, ref: ObjectRef, request_: ByteRequest
+async def test_alternating_etags_are_explained_of_unknown_size(
+    remote: Remote, request_: ByteRequest
 ) -> None:
     """The error of a read that needs the size names the setting too, without a condition."""
-    faulty.fail(Fault.MIRRORS)
-    faulty.fail(Fault.NO_TOTAL)
-    faulty.suffix_status = 400
+    remote.server.fail(Fault.MIRRORS)
+    remote.server.fail(Fault.NO_TOTAL)
+    remote.server.suffix_status = 400
 
     with pytest.raises(VersionChangedError, match=r'validator.*"last-modified"'):
-        await store.get(ref, request_)
+        await remote.get(request_)
 
 
-@pytest.mark.parametrize("store", ["http"], indirect=True)
-async def test_modified_object_is_no_alternation(
-    faulty: FaultyServer, store: Store, ref: ObjectRef
-) -> None:
+@pytest.mark.parametrize("remote", ["http"], indirect=True)
+async def test_modified_object_is_no_alternation(remote: Remote) -> None:
     """An object whose modification time changes with its ETag was replaced."""
-    first = await found(store, ref, ByteRange(0, 9))
-    faulty.put("bucket", "key", DATA[::-1])
-    await found(store, ref, ByteRange(0, 9))
+    first = await remote.found(ByteRange(0, 9))
+    remote.server.put("bucket", "key", DATA[::-1])
+    await remote.found(ByteRange(0, 9))
 
     with pytest.raises(VersionChangedError, match="replaced while it was being read"):
-        await store.get(ref, ByteRange(0, 9), if_match=first.etag)
+        await remote.get(ByteRange(0, 9), if_match=first.etag)
 
 
 async def test_mirrors_are_read_by_modification_time(faulty: FaultyServer) -> None:

@@ -66,27 +66,13 @@ def other() -> Generator[FaultyServer]:
 @pytest.mark.parametrize(
     "location",
     [
-        "OTHER/cdn/moved",
-        "//127.0.0.1:PORT/cdn/moved",
-        "//localhost:HEREPORT/data/moved",
+        *("OTHER/cdn/moved", "//127.0.0.1:PORT/cdn/moved", "//localhost:HEREPORT/data/moved"),
         "https://127.0.0.1:HEREPORT/data/moved",
         "http://2130706433/data/moved",
-        "http://[::1]/data/moved",
-        "HERE/data-evil/moved",
-        "HERE/data/../cdn/moved",
-        "/cdn/moved",
-        "/moved",
-        "../cdn/moved",
-        "/data/../cdn/moved",
-        "/data/%2e%2e/cdn/moved",
-        "/data/%2E./cdn/moved",
-        "/data%2fmoved",
-        "/data/..%2fmoved",
-        "/data/..%5Ccdn/moved",
-        "HERE/data/x/..;/../moved",
-        "//data/moved",
-        "/DATA/moved",
-        "/\\cdn/moved",
+        *("http://[::1]/data/moved", "HERE/data-evil/moved", "HERE/data/../cdn/moved"),
+        *("/cdn/moved", "/moved", "../cdn/moved", "/data/../cdn/moved", "/data/%2e%2e/cdn/moved"),
+        *("/data/%2E./cdn/moved", "/data%2fmoved", "/data/..%2fmoved", "/data/..%5Ccdn/moved"),
+        *("HERE/data/x/..;/../moved", "//data/moved", "/DATA/moved", "/\\cdn/moved"),
         "//169.254.169.254/moved",
         "http://me:hunter2@127.0.0.1:HEREPORT/data/moved",
     ],
@@ -259,6 +245,9 @@ async def test_refused_token_is_read_again(
         ("s3://bucket", {"bearer_token": TOKEN}, "s3:// takes no bearer_token"),
         ("https://a.example", {"requester_pays": True}, "https:// takes no requester_pays"),
         ("az://bucket", {"forbidden_is_absent": True}, "az:// takes no forbidden_is_absent"),
+        ("az://bucket", {"region": "here"}, "az://"),
+        ("gs://bucket", {"session_token": "token"}, "gs://"),
+        ("gs://bucket", {"access_key_id": "id", "secret_access_key": "secret"}, "gs://"),
     ],
 )
 def test_unsuitable_store_setting_is_refused(
@@ -391,36 +380,11 @@ async def test_client_connects_to_the_resolved_addresses(faulty: FaultyServer) -
     assert faulty.seen[0].headers["Host"] == f"no-such-host.invalid:{port}"
 
 
-async def test_key_with_dot_segments_is_denied(faulty: FaultyServer, stores: Stores) -> None:
-    """A key with dot segments below a web prefix is denied, and not sent."""
-    root = stores.open_prefix(f"{faulty.url}/data")
-    for key in ("../secret", "a/../../secret", ".", "a/./b", "..\\secret"):
-        await denied(stores, root.join(key))
-
-    assert not faulty.seen
-
-
-async def test_bucket_prefix_denies_keys_outside(faulty: FaultyServer, stores: Stores) -> None:
-    """A prefix in a bucket denies keys that lead out of it."""
-    faulty.put("bucket", "data/key", b"data")
-    settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
-    root = stores.open_prefix("s3://bucket/data/", settings, "lab")
-
-    assert root == ObjectRef("guarded+s3+lab://bucket", "data")
-    await found(stores, root.join("key"))
-    await denied(stores, root.join("../secret"))
-
-
 @pytest.mark.parametrize(
     "url",
     [
-        "https://host/a/../b",
-        "s3://bucket/../b",
-        "memory://bucket/a",
-        "https://a..b/c",
-        "https://me@host/a",
-        "ftp://host/a",
-        "file://relative/a",
+        *("https://host/a/../b", "s3://bucket/../b", "memory://bucket/a", "https://a..b/c"),
+        *("https://me@host/a", "ftp://host/a", "file://relative/a"),
     ],
 )
 def test_ambiguous_prefix_is_refused(url: str) -> None:

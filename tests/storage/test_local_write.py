@@ -14,12 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import (
-    BadKeyError,
-    ConflictError,
-    StorageDeniedError,
-    StorageUnavailableError,
-)
+from shardgate.errors import BadKeyError, ConflictError, StorageDeniedError, StorageUnavailableError
 from shardgate.model import ByteRange, ETag, ObjectRef
 from shardgate.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict
 from shardgate.storage.local import LocalStore
@@ -69,9 +64,7 @@ def test_processes_lose_no_update(folder: Path) -> None:
     assert os.listdir(folder) == ["key"]  # noqa: PTH208  the names are meant
 
 
-async def test_only_temporary_files_of_dead_writers_are_removed(
-    store: LocalStore, folder: Path
-) -> None:
+async def test_temporary_files_of_dead_writers_are_removed(store: LocalStore, folder: Path) -> None:
     """A write removes temporary files that no writer has locked, and keeps locked ones."""
     names = [f"{TEMPORARY}{n}" for n in ("dead", "alive")]
     for name in names:
@@ -253,9 +246,7 @@ async def test_emptied_folders_are_removed(store: LocalStore, folder: Path) -> N
     assert (folder / "made/by/others").is_dir()
 
 
-def test_a_folder_removed_under_a_writer_is_made_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_folder_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that other processes remove repeatedly during a write is made again."""
     removed: list[bytes] = []
 

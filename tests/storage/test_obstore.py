@@ -9,12 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shardgate.errors import (
-    ConfigurationError,
-    StorageDeniedError,
-    StorageUnavailableError,
-    StorageUnusableError,
-)
+from shardgate.errors import StorageDeniedError, StorageUnavailableError, StorageUnusableError
 from shardgate.model import ByteRange, ObjectRef
 from shardgate.settings import LimitSettings, StoreSettings
 from shardgate.storage.obstore import CloudStore
@@ -22,10 +17,11 @@ from shardgate.storage.stores import Stores
 from tests.storage.conftest import az_settings, found
 from tests.storage.faulty import LONGEST_S, FaultyServer
 from tests.storage.proxy import Lie, Proxy
-from tests.storage.test_faults import DATA, MIDDLE
+from tests.storage.test_faults import MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
 
 REF = ObjectRef("gs://bucket", "key")
+DATA = bytes(range(256)) * 1024
 
 
 @pytest.fixture
@@ -37,9 +33,7 @@ async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
         yield opened
 
 
-async def test_key_that_obstore_would_change_is_refused(
-    faulty: FaultyServer, store: CloudStore
-) -> None:
+async def test_key_that_obstore_changes_is_refused(faulty: FaultyServer, store: CloudStore) -> None:
     """A key whose slashes or dots obstore would change is refused without a request."""
     for key in ("", "/key", "a//key", "a/", "a/../key", "./key"):
         with pytest.raises(StorageUnusableError):
@@ -108,20 +102,6 @@ async def test_missing_azure_account_is_an_error() -> None:
         await store.get(ObjectRef("az://bucket", "key"))
 
 
-@pytest.mark.parametrize(
-    ("scheme", "settings"),
-    [
-        ("gs", {"access_key_id": "id", "secret_access_key": "secret"}),
-        ("gs", {"session_token": "token"}),
-        ("az", {"region": "here"}),
-    ],
-)
-def test_unsuitable_cloud_setting_is_refused(scheme: str, settings: dict[str, str]) -> None:
-    """A setting that the cloud's scheme does not take raises ConfigurationError."""
-    with pytest.raises(ConfigurationError, match=f"{scheme}://"):
-        CloudStore(scheme, StoreSettings.model_validate(settings))
-
-
 async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs) -> None:
     """Roots and prefixes of az:// and gs://, of a named store or not, are read side by side."""
     azurite.put("a/key", b"azure")
@@ -136,10 +116,7 @@ async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs
             stores.open_prefix("gs://bucket/a", google): b"google",
         }
         assert [root.bucket for root in roots] == [
-            "az+blue://bucket",
-            "gs://bucket",
-            "guarded+az+blue://bucket",
-            "guarded+gs://bucket",
+            *("az+blue://bucket", "gs://bucket", "guarded+az+blue://bucket", "guarded+gs://bucket"),
         ]
         for root, data in roots.items():
             await stores.check_reachable(root)
@@ -149,10 +126,9 @@ async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs
                 await stores.get(guarded.join("../key"))
 
 
-@pytest.mark.parametrize(("url", "extra"), [("gs://b/c", "gcs"), ("az://b/c", "azure")])
-def test_a_missing_extra_is_named(url: str, extra: str) -> None:
+def test_a_missing_extra_is_named() -> None:
     """Opening a cloud root without obstore names the extra to install; s3:// still works."""
-    program = f"""
+    program = """
 import sys
 sys.modules["obstore"] = None
 from shardgate.errors import ConfigurationError
@@ -160,14 +136,17 @@ from shardgate.settings import LimitSettings
 from shardgate.storage.stores import Stores
 stores = Stores(LimitSettings())
 stores.open_root("s3://bucket/key")
-try:
-    stores.open_root("{url}")
-except ConfigurationError as error:
-    print(error)
+for url in "gs://b/c", "az://b/c":
+    try:
+        stores.open_root(url)
+    except ConfigurationError as error:
+        print(error)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    google, azure = told.stdout.decode().splitlines()
 
-    assert f"shardgate[{extra}]" in told.stdout.decode()
+    assert "shardgate[gcs]" in google
+    assert "shardgate[azure]" in azure
 
 
 ABSENCES: Final = (Lie.PAGE_404, Lie.EMPTY_404, Lie.QUOTED_404)

@@ -90,9 +90,7 @@ async def test_put_succeeds_despite_lost_messages(
 
 
 @pytest.mark.parametrize("fault", [*Mishap, *(lie for lie in FAKED if lie is not Lie.EMPTY_204)])
-async def test_delete_succeeds_despite_lost_messages(
-    lossy: Written, proxy: Proxy, fault: Fault
-) -> None:
+async def test_delete_survives_lost_messages(lossy: Written, proxy: Proxy, fault: Fault) -> None:
     """A DELETE whose request or response is lost is done, and not a conflict."""
     for nth in range(2):
         etag = lossy.put(b"1")
@@ -103,7 +101,7 @@ async def test_delete_succeeds_despite_lost_messages(
             lossy.seen()
 
 
-async def test_copy_succeeds_despite_faked_responses(lossy: Written, proxy: Proxy) -> None:
+async def test_copy_survives_faked_responses(lossy: Written, proxy: Proxy) -> None:
     """A multipart copy some of whose responses are not S3's is done."""
     etag = lossy.put(OLD)
     proxy.spoil(range(2, 100, 5), Lie.XHTML_200)
@@ -138,9 +136,7 @@ async def test_response_of_a_proxy_is_an_error(lossy: Written, proxy: Proxy, lie
         ),
     ],
 )
-async def test_copy_succeeds_despite_lost_messages(
-    lossy: Written, proxy: Proxy, mishap: Mishap
-) -> None:
+async def test_copy_survives_lost_messages(lossy: Written, proxy: Proxy, mishap: Mishap) -> None:
     """A multipart copy one of whose requests or responses is lost is done, and leaves no upload."""
     assert await rewrite_spoilt(lossy, proxy, mishap, OLD, COPIED) >= 11
 
@@ -254,9 +250,7 @@ async def test_server_without_conditions_is_refused(
 @pytest.mark.parametrize(
     "mishap", [pytest.param(m, marks=() if m in USUAL else pytest.mark.soak) for m in Mishap]
 )
-async def test_probe_succeeds_despite_one_fault(
-    poor: Written, relay: Proxy, mishap: Mishap
-) -> None:
+async def test_probe_succeeds_despite_a_fault(poor: Written, relay: Proxy, mishap: Mishap) -> None:
     """A probe one of whose requests fails succeeds."""
     nth = 0
     while nth <= len(relay.seen):

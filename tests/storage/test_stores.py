@@ -10,7 +10,7 @@ from shardgate.settings import LimitSettings, StoreSettings
 from shardgate.storage.contract import ABSENT, ObjectStore
 from shardgate.storage.stores import Stores, parse_root
 from shardgate.storage.wrappers import TracedStore
-from tests.storage.conftest import found
+from tests.storage.conftest import denied, found
 from tests.storage.faulty import Fault, FaultyServer
 
 LIMITS = LimitSettings(timeout_s=60, deadline_s=60)
@@ -38,13 +38,8 @@ def test_url_is_parsed_into_bucket_and_key(url: str, root: ObjectRef) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "https://me:hunter2@host/p",
-        "https://host/p?token=hunter2",
-        "https://host/p#hunter2",
-        "file://relative/hunter",
-        "s3:///key",
-        "ftp://host/p",
-        "nothing",
+        *("https://me:hunter2@host/p", "https://host/p?token=hunter2", "https://host/p#hunter2"),
+        *("file://relative/hunter", "s3:///key", "ftp://host/p", "nothing"),
     ],
 )
 def test_invalid_root_url_is_refused(url: str) -> None:
@@ -103,6 +98,24 @@ async def test_the_wrapper_is_called_for_every_attempt(faulty: FaultyServer) -> 
         assert await stores.get(root.join("key")) is not None
 
     assert heard == ["get", "get"]
+
+
+async def test_key_outside_of_a_prefix_is_denied(faulty: FaultyServer, tmp_path: Path) -> None:
+    """A key with dot segments below a prefix of any kind is denied before it is requested."""
+    faulty.put("bucket", "data/key", b"data")
+    (tmp_path / "key").write_bytes(b"data")
+    settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
+    keys = ("..", ".", "../secret", "..\\secret", "a/../../secret", "a/./b/file", "a/b/..")
+    async with Stores(LIMITS) as stores:
+        bucket = stores.open_prefix("s3://bucket/data/", settings, "lab")
+        assert bucket == ObjectRef("guarded+s3+lab://bucket", "data")
+        web = stores.open_prefix(f"{faulty.url}/bucket/data")
+        for root in (bucket, web, stores.open_prefix(tmp_path.as_uri())):
+            await found(stores, root.join("key"))
+            before = len(faulty.seen)
+            for key in keys:
+                await denied(stores, root.join(key))
+            assert len(faulty.seen) == before
 
 
 async def test_read_only_store_is_unwritable(tmp_path: Path) -> None:

@@ -91,10 +91,7 @@ def serving(
 @contextmanager
 def client_of(settings: Settings, **options: Any) -> Generator[httpx.Client]:
     """Run the service with *settings*, and open a client of it."""
-    with (
-        serving(settings, **options) as url,
-        httpx.Client(base_url=url, timeout=60) as opened,
-    ):
+    with serving(settings, **options) as url, httpx.Client(base_url=url, timeout=60) as opened:
         yield opened
 
 

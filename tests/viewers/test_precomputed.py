@@ -22,21 +22,11 @@ from tests.clients.precomputed.segments import (
     write_annotations,
     write_segments,
 )
-from tests.clients.precomputed.volumes import (
-    MURMUR,
-    Scale,
-    Volume,
-    by_cloudvolume,
-    sharding,
-)
+from tests.clients.precomputed.volumes import MURMUR, Scale, Volume, by_cloudvolume, sharding
 from tests.clients.services import Taker, chunks_in, from_folder, taking_into_folder
 from tests.viewers.viewing import Neuroglancer, View, count, sections
 
-LINES: Final = (
-    ((2, 38, 36), (38, 38, 36)),
-    ((2, 2, 2), (2, 38, 2)),
-    ((22, 2, 30), (38, 2, 10)),
-)
+LINES: Final = (((2, 38, 36), (38, 38, 36)), ((2, 2, 2), (2, 38, 2)), ((22, 2, 30), (38, 2, 10)))
 """Lines with ids from 1, each related to the segment at its place in `IDS`."""
 
 

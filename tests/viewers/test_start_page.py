@@ -123,8 +123,7 @@ def states(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("image", marks=soak), "cells", "tagged", pytest.param("now", marks=soak)],
+    "name", [pytest.param("image", marks=soak), "cells", "tagged", pytest.param("now", marks=soak)]
 )
 def test_demo_link_shows_its_example(
     neuroglancer: Neuroglancer, states: dict[str, Any], name: str

@@ -1,6 +1,7 @@
 """`shardgate.http.api.api`: datasets, health and errors, over the running service."""
 
 from collections.abc import Generator
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
@@ -77,7 +78,7 @@ def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
 def test_errors_are_problem_documents(
     client: httpx.Client, method: str, path: str, status: int, said: str
 ) -> None:
-    """Errors are `application/problem+json` with their status and detail.
+    """Errors are `application/problem+json` with their members (RFC 9457).
 
     A dataset whose root is missing answers 503 with Retry-After, as 404 would mean fill values.
     """
@@ -85,8 +86,11 @@ def test_errors_are_problem_documents(
 
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
+    told = answer.json()
+    assert (told["type"], told["status"]) == ("about:blank", status)
+    assert told["title"] == HTTPStatus(status).phrase
     assert ("retry-after" in answer.headers) is (status == 503)
-    assert said in answer.json()["detail"]
+    assert said in told["detail"]
 
 
 def test_service_with_an_unreachable_root_is_not_ready(client: httpx.Client) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
 
-from shardgate.errors import IssuerUnavailableError, UnauthenticatedError
+from shardgate.errors import UnauthenticatedError
 from shardgate.http.auth.oidc import IDENTITY_S, LEEWAY_S, Issuers, grants
 from tests.http.auth.issuing import (
     JWKS,
@@ -25,7 +25,6 @@ from tests.http.auth.issuing import (
     spell,
     spell_bytes,
 )
-from tests.storage.faulty import Fault
 
 SECRET = "marmalade"
 """A claim of each wrong token, which no error may contain."""
@@ -173,8 +172,7 @@ FORGERIES: dict[str, Callable[[Issuer], str]] = {
         key=make_key("strange"), header={"jwk": make_key("strange").as_dict(private=False)}
     ),
     "a key elsewhere, where anybody could publish one": lambda issuer: issuer.sign(
-        key=make_key("strange"),
-        header=dict.fromkeys(("jku", "x5u"), f"{issuer.url}/theirs/keys"),
+        key=make_key("strange"), header=dict.fromkeys(("jku", "x5u"), f"{issuer.url}/theirs/keys")
     ),
     "one of several, unnamed": lambda issuer: issuer.sign(header={"kid": None}),
     "a key of another kind": lambda issuer: issuer.sign(header={"kid": "p256"}),
@@ -264,20 +262,6 @@ async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
             assert known is not None
             assert known.caller.grants == {"public", "other:em"}
             assert "does not have" in await refusal(issuers, forged)
-
-
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.STALL, Fault.REDIRECT])
-async def test_token_is_unavailable_without_keys(fault: Fault) -> None:
-    """If the keys cannot be read, a token fails with IssuerUnavailableError.
-
-    A token that names no valid algorithm is refused all the same.
-    """
-    with issuing() as issuer:
-        issuer.server.fail(fault, path=JWKS)
-        async with Issuers({"sso": issuer.settings}, timeout_s=0.2) as issuers:
-            with pytest.raises(IssuerUnavailableError):
-                await issuers.identify(issuer.sign())
-            await refusal(issuers, forge({"alg": "none"}, issuer.claims()))
 
 
 async def test_token_of_another_type_or_short_key_is_refused(

@@ -6,12 +6,10 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncGenerator, Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import trustme
 
 from shardgate.errors import IssuerUnavailableError
 from shardgate.http.auth.oidc import (
@@ -25,13 +23,7 @@ from shardgate.http.auth.oidc import (
     read_keys,
 )
 from shardgate.settings import IssuerSettings
-from tests.http.auth.issuing import (
-    AUDIENCE,
-    DISCOVERY,
-    JWKS,
-    Issuer,
-    make_key,
-)
+from tests.http.auth.issuing import AUDIENCE, DISCOVERY, JWKS, Issuer, make_key
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
 
 IMPATIENT_S = 0.3
@@ -57,9 +49,7 @@ async def kids(client: httpx.AsyncClient, settings: IssuerSettings) -> list[str 
     return [key.kid for key in await read_keys(client, settings, client.timeout.read or 0)]
 
 
-async def test_keys_are_read_from_the_configured_url(
-    issuer: Issuer, client: httpx.AsyncClient
-) -> None:
+async def test_keys_are_read_from_configured_url(issuer: Issuer, client: httpx.AsyncClient) -> None:
     """Keys are read from the `jwks_uri` of the discovery document (Discovery §4).
 
     With a configured `jwks_url` no discovery document is read.
@@ -353,26 +343,17 @@ async def test_a_key_is_chosen_by_its_name_and_algorithm() -> None:
         assert await IssuerKeys(read).find(kid, algorithm) == expected
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    """Make a certificate authority that is not trusted by default."""
-    return trustme.CA()
-
-
 @pytest.fixture
-def tls_issuer(authority: trustme.CA) -> Generator[Issuer]:
-    """Run an issuer with a certificate of the authority."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    with FaultyServer(tls=context).running() as server:
+def tls_issuer(tls: ssl.SSLContext) -> Generator[Issuer]:
+    """Run an issuer with a certificate of an authority that is not trusted by default."""
+    with FaultyServer(tls=tls).running() as server:
         yield Issuer(server)
 
 
 @pytest.fixture
-def trusting(authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def trusting(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust the authority by `SSL_CERT_FILE`."""
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", ca_file)
 
 
 async def kids_over_tls(issuer: Issuer) -> list[str | None]:

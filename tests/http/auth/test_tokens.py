@@ -266,12 +266,17 @@ def test_issued_token_reads_its_dataset_only(tmp_path: Path) -> None:
 
 
 def test_unavailable_issuer_is_503(tmp_path: Path) -> None:
-    """While the issuer is unavailable, requests with its tokens are 503 with Retry-After."""
+    """While the issuer is unavailable, requests with its tokens are 503 with Retry-After.
+
+    A token without a valid algorithm is 401 all the same.
+    """
     with issuing() as issuer, serving(serve_lab(tmp_path, issuer)) as url:
         issuer.server.fail(Fault.ERROR, path=JWKS)
         token = issuer.sign({"groups": ["lab"]})
         answers = [Lab(issuer, url).read(token), Lab(issuer, url).mint(token)]
+        forged = Lab(issuer, url).read(forge({"alg": "none"}, issuer.claims()))
 
+    assert forged.status_code == 401
     assert [answer.status_code for answer in answers] == [503, 503]
     assert all("Retry-After" in answer.headers for answer in answers)
     assert all(issuer.url not in answer.text for answer in answers)

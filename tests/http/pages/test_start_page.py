@@ -222,8 +222,7 @@ def _luminance(colour: str) -> float:
 
 SNIPPETS: Final = {
     **dict.fromkeys(
-        ("image", "history", "nested"),
-        frozenset({"curl", "zarr-python", "xarray", "TensorStore"}),
+        ("image", "history", "nested"), frozenset({"curl", "zarr-python", "xarray", "TensorStore"})
     ),
     "cells": frozenset({"curl", "TensorStore, precomputed"}),
 }

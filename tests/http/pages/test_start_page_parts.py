@@ -166,9 +166,7 @@ async def show(
     if hidden:
         datasets[hidden] = replace(datasets[hidden], readers=frozenset({"somebody"}))
     page = StartPage(
-        Datasets(datasets, watchers),
-        OverviewCache(opened.resolver),
-        has_viewer=has_viewer,
+        Datasets(datasets, watchers), OverviewCache(opened.resolver), has_viewer=has_viewer
     )
     text = bytes((await page(asked or request(host="lab.example"))).body).decode()
     return text, [link.attrib["href"] for link in parse(text).iter("a")]

@@ -7,35 +7,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from shardgate.errors import (
-    BadBodyError,
-    BadKeyError,
-    ShardgateError,
-    UnsupportedError,
-)
+from shardgate.errors import BadBodyError, BadKeyError, ShardgateError, UnsupportedError
 from shardgate.http.problems import STATUS
 from shardgate.http.s3.dialect import (
-    demand_served,
     error_code,
     error_document,
-    lists_objects,
-    parameter_names,
     parse_deletion,
     speaks_s3,
-    upload_step,
 )
-
-
-def unserved_operation(
-    method: str, names: frozenset[bytes], headers: dict[bytes, bytes], *, of_key: bool
-) -> str | None:
-    """Return the operation that is refused, if one is."""
-    step = upload_step(method, names) if of_key else None
-    try:
-        demand_served(method, names, headers, of_key=of_key, step=step)
-    except UnsupportedError as error:
-        return str(error).removesuffix(" is not served")
-    return None
 
 
 @pytest.mark.parametrize(
@@ -56,90 +35,6 @@ def unserved_operation(
 def test_s3_request_is_recognised(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -> None:  # noqa: FBT001
     """A request is S3's if it is signed or has a header or parameter that only S3 clients send."""
     assert speaks_s3(headers, query) is is_s3
-
-
-@pytest.mark.parametrize(
-    ("method", "of_key", "query", "unserved"),
-    [
-        ("PUT", True, b"", None),
-        ("PUT", True, b"acl", "acl"),
-        ("PUT", True, b"%61cl", "acl"),
-        ("PUT", True, b"partNumber=1", "partNumber"),
-        ("PUT", True, b"partNumber=1&uploadId=u", None),
-        ("PUT", True, b"partNumber=1&uploadId=u&acl", "acl"),
-        ("PUT", False, b"partNumber=1&uploadId=u", "partNumber"),
-        ("PUT", True, b"uploads", "uploads"),
-        ("POST", True, b"uploads", None),
-        ("POST", False, b"uploads", "uploads"),
-        ("POST", True, b"uploadId=u", None),
-        ("DELETE", True, b"uploadId=u", None),
-        ("GET", True, b"uploadId=u", "uploadId"),
-        ("GET", True, b"tagging", None),
-        ("GET", False, b"tagging", "tagging"),
-        ("DELETE", True, b"versionId=v", "versionId"),
-        ("GET", False, b"location", None),
-        ("GET", False, b"versioning", None),
-        ("PUT", False, b"versioning", "versioning"),
-        ("GET", True, b"versioning", "versioning"),
-        ("GET", False, b"uploads", "uploads"),
-        ("POST", False, b"delete", None),
-        ("GET", False, b"list-type=2&prefix=acl", None),
-        ("GET", True, b"response-content-type=text/html", "response-content-type"),
-        ("GET", True, b"token=t&v=3&response=1", None),
-    ],
-)
-def test_operation_is_named(method: str, of_key: bool, query: bytes, unserved: str | None) -> None:  # noqa: FBT001
-    """A parameter that makes another S3 operation is named; unknown parameters are ignored."""
-    operation = None if unserved is None else f"{method} with {unserved}"
-    assert unserved_operation(method, parameter_names(query), {}, of_key=of_key) == operation
-
-
-@pytest.mark.parametrize(
-    ("header", "value", "is_another"),
-    [
-        *(
-            (header, b"x", True)
-            for header in (
-                b"x-amz-write-offset-bytes",
-                b"x-amz-server-side-encryption-customer-algorithm",
-                b"x-amz-object-lock-mode",
-                b"if-unmodified-since",
-                b"x-amz-if-match-size",
-                b"x-amz-tagging",
-                b"x-amz-acl",
-                b"x-amz-grant-read",
-            )
-        ),
-        (b"x-amz-acl", b"private", False),
-        (b"x-amz-acl", b"bucket-owner-full-control", False),
-    ],
-)
-def test_header_that_makes_another_operation_is_unserved(
-    header: bytes, value: bytes, *, is_another: bool
-) -> None:
-    """A PUT with a header of an unserved S3 feature is unserved, and a GET is not.
-
-    The access lists that rclone 1.60 sends with each object are accepted.
-    """
-    found = unserved_operation("PUT", frozenset(), {header: value}, of_key=True)
-    assert (found is not None) is is_another
-    assert unserved_operation("GET", frozenset(), {header: value}, of_key=True) is None
-
-
-@pytest.mark.parametrize(
-    ("method", "query", "is_s3", "is_listing"),
-    [
-        ("GET", b"", True, True),
-        ("GET", b"", False, False),
-        ("HEAD", b"", True, False),
-        ("GET", b"location", True, False),
-        ("GET", b"delimiter=%2F&prefix=", False, True),
-        ("GET", b"list-type=2", False, True),
-    ],
-)
-def test_listing_is_recognised(method: str, query: bytes, is_s3: bool, is_listing: bool) -> None:  # noqa: FBT001
-    """A GET of a bucket without another operation is a listing, unless it is unsigned and bare."""
-    assert lists_objects(method, parameter_names(query), is_s3=is_s3) is is_listing
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 from shardgate.errors import BadBodyError, BadPartError, PartOrderError
 from shardgate.http.s3.multipart import parse_part_number, parse_parts
 from tests.http.taking import MAX, NEW, get, taking
-from tests.support.zipped import zipped
 
 NS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 S3 = {"authorization": "AWS4-HMAC-SHA256 any"}
@@ -114,16 +113,6 @@ def test_invalid_part_is_refused(
     assert done.status_code == (200 if status == 200 else 400)
 
 
-def test_upload_keeps_its_content_encoding(client: httpx.Client) -> None:
-    """The Content-Encoding with which an upload is created is that of the object."""
-    upload, data = create(client, "/any/zipped", {"content-encoding": "gzip"}), zipped(NEW)
-    pieces = enumerate((data[:7], data[7:]), 1)
-    parts = [(n, put(client, "/any/zipped", upload, n, p).headers["etag"]) for n, p in pieces]
-    complete(client, "/any/zipped", upload, *parts)
-
-    assert get(client, "/any/zipped") == NEW
-
-
 def test_upload_conditions_are_checked_at_completion(client: httpx.Client) -> None:
     """If-Match and If-None-Match of a completion fail with 412, and leave the object unchanged."""
     etag = client.put("/any/there", content=b"1").headers["etag"]
@@ -211,18 +200,6 @@ def test_upload_that_cannot_complete_is_refused(
 ) -> None:
     """Creating an upload fails for a key that cannot be written."""
     assert client.post(f"{path}?uploads", headers=headers).status_code == status
-
-
-def test_cors_preflight_allows_uploads(client: httpx.Client) -> None:
-    """A preflight allows POST for the steps of an upload to a writable dataset."""
-    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    for path, methods in (
-        ("/any/a?uploads", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
-        ("/any/a?uploadId=u", "GET, HEAD, PUT, DELETE, POST, OPTIONS"),
-        ("/fixed/a?uploads", "GET, HEAD, OPTIONS"),
-    ):
-        told = client.options(path, headers=asked).headers
-        assert told["access-control-allow-methods"] == methods
 
 
 A = "a" * 32

@@ -4,11 +4,9 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from pathlib import Path
 from typing import Protocol
 
 import pytest
-import trustme
 import uvloop
 
 from shardgate.storage.http1_client import HttpClient
@@ -44,28 +42,6 @@ async def serve() -> AsyncGenerator[Serve]:
 
         yield start
     alarm.cancel()
-
-
-@pytest.fixture(scope="session")
-def authority() -> trustme.CA:
-    """Make a certificate authority that is not trusted by default."""
-    return trustme.CA()
-
-
-@pytest.fixture(scope="session")
-def ca_file(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write the certificate of the authority."""
-    path: Path = tmp_path_factory.mktemp("tls") / "ca.pem"
-    authority.cert_pem.write_to_path(str(path))
-    return str(path)
-
-
-@pytest.fixture(scope="session")
-def tls(authority: trustme.CA) -> ssl.SSLContext:
-    """Return the context of a server at 127.0.0.1."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    return context
 
 
 @pytest.fixture(params=["plain", "tls"])

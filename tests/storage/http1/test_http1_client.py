@@ -63,9 +63,7 @@ async def test_a_request_on_a_kept_connection_that_closes_is_repeated(
     assert (server.paths, server.asked_on) == ([b"/a", b"/b", b"/b"], [0, 0, 1])
 
 
-async def test_request_is_repeated_for_each_kept_connection(
-    serve: Serve, client: HttpClient
-) -> None:
+async def test_request_is_repeated_for_kept_connections(serve: Serve, client: HttpClient) -> None:
     """A request is repeated for each kept connection that a restarted server has closed."""
     both = asyncio.Event()
     kept: list[Step] = [Do.READ, both, answer(), Do.READ, Do.CLOSE]
@@ -81,9 +79,7 @@ async def test_request_is_repeated_for_each_kept_connection(
     assert sorted(server.asked_on) == [0, 0, 1, 1, 2]
 
 
-async def test_request_is_not_repeated_after_a_new_connection(
-    serve: Serve, client: HttpClient
-) -> None:
+async def test_request_is_not_repeated_on_new_connections(serve: Serve, client: HttpClient) -> None:
     """A request that is repeated on a new connection which closes raises NoAnswerError."""
     server = await serve([*ANSWERED, Do.READ, Do.CLOSE], [Do.READ, Do.CLOSE])
     await fetch(client, server.target())
@@ -192,9 +188,7 @@ async def test_failure_releases_its_connection(
     assert await fetch(hasty, server.target()) == b"hello"
 
 
-async def test_connect_timeout_releases_its_connection(
-    hasty: HttpClient, deaf: RequestTarget
-) -> None:
+async def test_connect_timeout_releases_connection(hasty: HttpClient, deaf: RequestTarget) -> None:
     """A host that does not accept raises TimeoutError, for the next request too."""
     cancelled = asyncio.create_task(hasty.send("GET", deaf))
     await asyncio.sleep(0.02)
@@ -232,9 +226,7 @@ async def test_cancelled_request_releases_its_connection(
     assert await fetch(narrow, server.target()) == b"hello"
 
 
-async def test_a_request_cancelled_while_waiting_leaves_the_queue(
-    serve: Serve, narrow: HttpClient
-) -> None:
+async def test_cancelled_waiting_request_leaves_queue(serve: Serve, narrow: HttpClient) -> None:
     """A request that is cancelled while it waits is not sent; those before and after it are."""
     go_on = asyncio.Event()
     server = await serve([Do.READ, go_on, answer(), *ANSWERED])
@@ -276,9 +268,7 @@ async def test_closing_fails_connecting_requests(serve: Serve, narrow: HttpClien
     await until(lambda: not server.open)
 
 
-async def test_unread_response_does_not_block_eager_requests(
-    serve: Serve, narrow: HttpClient
-) -> None:
+async def test_unread_response_blocks_no_eager_request(serve: Serve, narrow: HttpClient) -> None:
     """An unread response delays other streamed responses, but no HEAD and no eager read."""
     server = await serve([Do.READ, HEAD], [*ANSWERED, Do.READ, HEAD, *ANSWERED])
     slow = await narrow.send("GET", server.target("/a"))
@@ -465,9 +455,7 @@ async def test_slow_steady_response_is_no_timeout(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
-async def test_stalled_body_is_a_timeout(
-    serve: Serve, hasty: HttpClient, *, is_eager: bool
-) -> None:
+async def test_stalled_body_is_timeout(serve: Serve, hasty: HttpClient, *, is_eager: bool) -> None:
     """A body that stalls raises TimeoutError after its first pieces."""
     server = await serve([Do.READ, HEAD, b"he"])
     response = await hasty.send("GET", server.target(), is_eager=is_eager)

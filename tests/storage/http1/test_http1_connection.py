@@ -213,10 +213,7 @@ def test_damaged_chunk_is_refused(chunk: bytes) -> None:
         (b'ETag:\t "a b" \t\r\n', {b"etag": b'"a b"'}),
         (b"ETag:\r\nX-A: 1\r\n", {b"etag": b"", b"x-a": b"1"}),
         (b"ETag: a\r\nETag: b\r\n", {b"etag": b"b"}),
-        (
-            b"Content-Encoding: gzip\r\nContent-Encoding: br\r\n",
-            {b"content-encoding": b"gzip, br"},
-        ),
+        (b"Content-Encoding: gzip\r\nContent-Encoding: br\r\n", {b"content-encoding": b"gzip, br"}),
     ],
 )
 @pytest.mark.parametrize("trailer", [b"ETag: forged", b"Content-Range: bytes 0-0/1", b"X-New: 1"])
@@ -238,9 +235,7 @@ def test_headers_are_parsed_from_the_head_only(
 @pytest.mark.parametrize(
     "data",
     [
-        b"garbage",
-        b"\0\1\2\3",
-        b"SSH-2.0-OpenSSH_9.6\r\n",
+        *(b"garbage", b"\0\1\2\3", b"SSH-2.0-OpenSSH_9.6\r\n"),
         b"GET / HTTP/1.1\r\nHost: h\r\n\r\n",
         b"HTTP/1.1 2000 OK\r\n\r\n",
         b"HTTP/1.1 20 OK\r\n\r\n",
@@ -249,10 +244,7 @@ def test_headers_are_parsed_from_the_head_only(
         *(
             OK + lines + b"\r\nhi"
             for lines in (
-                b"ETag : a\r\n",
-                b"no colon\r\n",
-                b"ETag: a\0b\r\n",
-                b"ETag: a\r\n folded\r\n",
+                *(b"ETag : a\r\n", b"no colon\r\n", b"ETag: a\0b\r\n", b"ETag: a\r\n folded\r\n"),
                 b"Content-Length: 2\r\nContent-Length: 3\r\n",
                 b"Content-Length: 2, 3\r\n",
                 b"Content-Length: -1\r\n",

@@ -14,6 +14,7 @@ from shardgate.http.conditions import (
     Selection,
     UnsatisfiableError,
     accepts,
+    content_range,
     parse_demand,
     parse_range,
     resolve_range,
@@ -53,6 +54,23 @@ def test_range_is_resolved(
     else:
         request = parse_range(header)
         assert (None if request is None else resolve_range(request, length)) == expected
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 40))
+def test_range_agrees_with_slicing(first: int, last: int, length: int) -> None:
+    """An inclusive range selects the bytes of the corresponding slice."""
+    body = bytes(range(length))
+    try:
+        part = resolve_range(parse_range(f"bytes={first}-{last}") or ByteRange(0, 0), length)
+    except (BadHeaderError, UnsatisfiableError):
+        assert not body[first : last + 1]
+    else:
+        assert body[part.start : part.stop] == body[first : last + 1]
+        assert content_range(part, length) == b"bytes %d-%d/%d" % (
+            first,
+            min(last, length - 1),
+            length,
+        )
 
 
 A, B = ETag('"a"'), ETag('"b"')

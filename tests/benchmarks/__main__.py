@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 from . import (
     blocks,
@@ -18,6 +19,7 @@ from . import (
     manifest,
     sizes,
     throughput,
+    tls,
     views,
     writing,
 )  # fmt: skip
@@ -25,6 +27,8 @@ from .data import write_arrays
 from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, nginx_files
+
+_PARTS: Final = "abcdefghijklmnopq"
 
 
 def main() -> int:
@@ -65,6 +69,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "m": lambda here: far.measure(here, root, store),
             "n": lambda here: sizes.measure(here, root, store, **load),
             "o": lambda _: calls.measure(root),
+            "q": lambda here: tls.measure(here, root, store, **load),
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }
         for names, measure in parts.items():
@@ -77,11 +82,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=_parts,
-        default="abcdefghijklmnop",
+        default=_PARTS,
         metavar="a,b,…",
         help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
-        "m: far store, n: sizes, o: calls, p: views in Chromium",
+        "m: far store, n: sizes, o: calls, p: views in Chromium, "
+        "q: store over TLS",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -94,8 +100,8 @@ def _parse() -> argparse.Namespace:
 
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
-    if not parts or set(parts) - set("abcdefghijklmnop"):
-        raise argparse.ArgumentTypeError("the parts are a to p")
+    if not parts or set(parts) - set(_PARTS):
+        raise argparse.ArgumentTypeError("the parts are a to q")
     return parts
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import trustme
+
 from tests.support.processes import environ as clean
 from tests.support.processes import free_ports, listening
 
@@ -37,7 +39,8 @@ http {{
     scgi_temp_path {home}/scgi;
     {upstream}
     server {{
-        listen 127.0.0.1:{port} backlog=1024;
+        listen 127.0.0.1:{port} backlog=1024{listen};
+        {tls}
         location = /stub_status {{ stub_status; }}
         location / {{ {location} }}
         location @absent {{
@@ -60,6 +63,20 @@ _PROXY: Final = """
             proxy_pass http://store;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
+"""
+
+_PROXY_TLS: Final = """
+            proxy_pass https://store;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_ssl_name localhost;
+            proxy_ssl_verify on;
+            proxy_ssl_trusted_certificate {authority};
+"""
+
+_TLS: Final = """
+        ssl_certificate {certificate};
+        ssl_certificate_key {certificate};
 """
 
 _CORS: Final = """
@@ -89,7 +106,7 @@ chunk_bytes = {chunk_bytes}
 ttl_s = 3600
 
 [stores.nginx]
-endpoint_url = "http://127.0.0.1:{store}"
+endpoint_url = "{store}"
 region = "us-east-1"
 access_key_id = "benchmark"
 secret_access_key = "benchmark"
@@ -106,17 +123,26 @@ class Server:
 
     pid: int
     port: int
+    authority: Path | None = None
+    """Certificate of the authority of a server that speaks TLS."""
+
+    @property
+    def url(self) -> str:
+        """Scheme, address and port."""
+        return f"{'https' if self.authority else 'http'}://127.0.0.1:{self.port}"
 
 
 @contextmanager
-def nginx_files(home: Path, root: Path, *, cors: bool = False) -> Generator[Server]:
+def nginx_files(
+    home: Path, root: Path, *, cors: bool = False, tls: bool = False
+) -> Generator[Server]:
     """Serve the files below *root*, with ranges: the static server, or the store.
 
     Missing files get S3's error document, without which the service takes nothing for absent. With
-    *cors* pages of other origins may read, as by a bucket's rules.
+    *cors* pages of other origins may read, as by a bucket's rules. With *tls* there is HTTPS only.
     """
     location = f"root {root}; error_page 404 @absent;"
-    with _nginx(home, location=_CORS + location if cors else location) as server:
+    with _nginx(home, location=_CORS + location if cors else location, tls=tls) as server:
         yield server
 
 
@@ -126,7 +152,9 @@ def nginx_proxy(home: Path, store: Server, *, roomy: bool = False) -> Generator[
 
     A body of 64 KiB exceeds nginx's default buffers; *roomy* ones hold it.
     """
-    location = _PROXY + _ROOMY if roomy else _PROXY
+    location = _PROXY if store.authority is None else _PROXY_TLS.format(authority=store.authority)
+    if roomy:
+        location += _ROOMY
     with _nginx(home, location=location, upstream=_UPSTREAM.format(port=store.port)) as server:
         yield server
 
@@ -162,7 +190,7 @@ def shardgate(
     config = home / "config.toml"
     text = _CONFIG.format(
         port=port,
-        store=store.port,
+        store=store.url,
         index_bytes=index_bytes,
         chunk_bytes=chunk_bytes,
         dataset=DATASET,
@@ -170,21 +198,42 @@ def shardgate(
     )
     config.write_text(text + more)
     arguments = [sys.executable, "-c", command, "serve", str(config)]
-    with listening(arguments, port, home / "log", clean(**environ)) as process:
+    trusted = {"AWS_CA_BUNDLE": str(store.authority)} if store.authority else {}
+    with listening(arguments, port, home / "log", clean(**trusted, **environ)) as process:
         yield Server(process.pid, port)
 
 
 @contextmanager
-def _nginx(home: Path, *, location: str, upstream: str = "") -> Generator[Server]:
+def _nginx(
+    home: Path, *, location: str, upstream: str = "", tls: bool = False
+) -> Generator[Server]:
     home.mkdir()
     (port,) = free_ports(1)
     user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
-    text = _NGINX.format(home=home, port=port, location=location, upstream=upstream, user=user)
+    authority = _issue(home) if tls else None
+    text = _NGINX.format(
+        home=home,
+        port=port,
+        location=location,
+        upstream=upstream,
+        user=user,
+        listen=" ssl" if tls else "",
+        tls=_TLS.format(certificate=home / "server.pem") if tls else "",
+    )
     config = home / "nginx.conf"
     config.write_text(text)
     command = ["nginx", "-c", str(config), "-e", str(home / "error.log")]
     with listening(command, port, home / "log") as process:
-        yield Server(process.pid, port)
+        yield Server(process.pid, port, authority)
+
+
+def _issue(home: Path) -> Path:
+    """Write a certificate for this machine, and return that of its authority."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(home / "server.pem"))
+    authority.cert_pem.write_to_path(str(home / "authority.pem"))
+    return home / "authority.pem"
 
 
 def requests_served(counter: Client) -> int:

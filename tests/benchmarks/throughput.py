@@ -76,7 +76,7 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
         [Request(f"/{DATASET}/{REPOSITORY}/{name}/{key}", {}, body) for key, body in bodies.items()]
         for name in ("plain", "morton")
     )
-    ranges = _range_requests(root / "morton", bodies)
+    ranges = range_requests(root / "morton", bodies)
     constant = [Request("/", {}, bytes(INNER_BYTES))]
     endpoint = f"http://127.0.0.1:{store.port}"
     with ExitStack() as running:
@@ -119,7 +119,7 @@ def read_bodies(plain: Path) -> dict[str, bytes]:
     return {key: (plain / key).read_bytes() for key in keys}
 
 
-def _range_requests(array: Path, bodies: Mapping[str, bytes]) -> list[Request]:
+def range_requests(array: Path, bodies: Mapping[str, bytes]) -> list[Request]:
     """Return requests for the same chunks as ranges of the shards."""
     offsets = {chunk_key(coords): where for coords, where in read_offsets(array).items()}
     requests = []

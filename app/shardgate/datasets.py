@@ -32,7 +32,7 @@ from shardgate.storage.stores import Stores, parse_root
 _ANONYMOUS: Final = "anonymous"
 """Store of public buckets on the command line."""
 _FILES_AT_ONCE: Final = 2
-"""What is decoded at once may take so many times the largest file, and one decoding more."""
+"""Concurrent decodes may take so many times the largest file, and one of them more."""
 _CLOUDS: Final = ("s3://", "gs://", "az://")
 
 
@@ -60,7 +60,7 @@ def _open(stores: Stores, name: str, settings: Settings) -> ServedDataset:
 
 
 def open_decoding(limits: LimitSettings) -> ByteBudget:
-    """Return the budget for what is decoded or rewritten; its holders wait for stores only."""
+    """Return the budget for decoding and rewriting; its holders wait for stores only."""
     return ByteBudget(_FILES_AT_ONCE * limits.repository_file_bytes, wait_s=limits.deadline_s)
 
 

@@ -208,7 +208,7 @@ class ChunkReader:
         self._recent = SizedLRUCache[tuple[_ObjectVersion, int], _RecentRead](
             max_bytes // _RECENT_PARTS, lambda _, read: len(read.data) + OVERHEAD_NBYTES
         )
-        """What was read around chunks, by number of the block; no bytes if it was only a chunk."""
+        """Bytes read around chunks, by number of the block; none if only a chunk was read."""
         self._max_around_bytes = min(max_gap_bytes, self._recent.maxsize // 4)
 
     def cached(self, chunk: Stored) -> bytes | None:

@@ -55,7 +55,7 @@ class CachedEntity(NamedTuple):
     expires_at: float
     oldest: tuple[float, ObjectRef] | None
     heads: Mapping[Hashable, bytes] = _NO_HEADS
-    """Encoded headers of responses, by what was selected of the entity."""
+    """Encoded headers of responses, by the selection from the entity."""
 
     @property
     def nbytes(self) -> int:
@@ -126,7 +126,7 @@ class Resolver:
         selected: Hashable,
         head: bytes,
     ) -> None:
-        """Keep the *head* of responses with what was *selected* of the cached entity *found*."""
+        """Keep the *head* of responses with *selected* of the cached entity *found*."""
         heads = {**found.heads, selected: head}
         self._fetch.cache.put((dataset.name, key), found._replace(heads=heads))
 

@@ -57,6 +57,7 @@ from shardgate.icechunk.sessions.document import (
 )
 from shardgate.model import ByteRange
 from shardgate.storage.http_headers import parse_content_range, parse_unsatisfied
+from shardgate.storage.refusals import parse_document
 from tests.attacks.mutating import Change, at_random, changes
 from tests.formats.zarr.building import array_metadata, sharding
 from tests.support import repositories
@@ -146,6 +147,7 @@ DECODERS: Final = {
         Decoder(parse_parts, [PARTS], REFUSED),
         Decoder(parse_content_range, [b"bytes 0-9/10", b"bytes 0-9/*"]),
         Decoder(parse_unsatisfied, [b"bytes */10"]),
+        Decoder(parse_document, [b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"]),
     )
 }
 WITHIN: Final = {"chunk_tables.read_columns", "dialect.parse_xml", "sigv4.parse_claim"}

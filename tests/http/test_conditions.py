@@ -11,7 +11,6 @@ from shardgate import errors
 from shardgate.errors import BadHeaderError
 from shardgate.http.conditions import (
     Conditions,
-    Selection,
     UnsatisfiableError,
     accepts,
     content_range,
@@ -22,6 +21,7 @@ from shardgate.http.conditions import (
 from shardgate.http.problems import STATUS
 from shardgate.http.request import Headers, combine_headers
 from shardgate.model import EVERYTHING, ByteRange, ETag, SuffixRange
+from shardgate.read.bodies import Selection
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from shardgate.model import (
     ObjectRef,
     VirtualKey,
 )
-from shardgate.read.bodies import Entity
+from shardgate.read.bodies import Entity, Selection
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Container, Containers
 from shardgate.storage.contract import OBJECT, Found, Listed, NotModified, Stat
 from shardgate.storage.memory import MemoryStore
-from tests.support.resolving import ROOT, All, everything, gather, reading
+from tests.support.resolving import NOTHING, ROOT, everything, gather, reading
 
 REF = ObjectRef("memory://bucket", "data/object")
 
@@ -206,8 +206,8 @@ class Watching:
     ) -> bytes | None:
         """Read *part* of *key*, or all of it as it is stored; see `Resolver.open` for *asked*."""
 
-        def choose(entity: Entity) -> All:
-            return All(ByteRange(*part)) if part else everything(entity)
+        def choose(entity: Entity) -> Selection:
+            return NOTHING._replace(reads=ByteRange(*part)) if part else everything(entity)
 
         data = self.data
         async with data.resolver.open(data.dataset, VirtualKey(key), choose, asked) as opened:
@@ -215,8 +215,8 @@ class Watching:
 
     async def stat(self, key: str) -> Entity | None:
         """Look *key* up without reading it, as HEAD does."""
-        data, nothing = self.data, All(None)
-        async with data.resolver.open(data.dataset, VirtualKey(key), lambda _: nothing) as opened:
+        data = self.data
+        async with data.resolver.open(data.dataset, VirtualKey(key), lambda _: NOTHING) as opened:
             assert opened is None or opened.body == b""
             return None if opened is None else opened.entity
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from shardgate.errors import BusyError, DamagedError, StorageDeniedError
 from shardgate.model import ByteRange, VirtualKey
-from shardgate.read.bodies import Entity
+from shardgate.read.bodies import Entity, Selection
 from shardgate.read.budget import BucketBudgets, ByteBudget, ByteReservation
 from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
 from tests.read.stores import Watching, holding, settle
-from tests.support.resolving import ROOT, All
+from tests.support.resolving import NOTHING, ROOT
 from tests.support.zipped import zipped
 
 _KEY, _NEIGHBOUR, *_ = IDS
@@ -106,9 +106,9 @@ async def test_stored_and_inflated_forms_are_reserved_together() -> None:
     data = _case(_OBJECTS).data
     seen: list[Entity] = []
 
-    def inflated(entity: Entity) -> All | None:
+    def inflated(entity: Entity) -> Selection | None:
         seen.append(entity)
-        return None if entity.coding else All(ByteRange(3, 9))
+        return None if entity.coding else NOTHING._replace(reads=ByteRange(3, 9))
 
     async with data.resolver.open(data.dataset, VirtualKey(_KEY), inflated) as opened:
         assert opened is not None

@@ -27,7 +27,7 @@ from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
 from tests.formats.zarr import case as zarr_case
 from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard, sharding
 from tests.read.stores import Unlisted, WatchedStore
-from tests.support.resolving import ROOT, All, Reading, reading
+from tests.support.resolving import NOTHING, ROOT, Reading, reading
 
 _SHARDS = 10
 _INNER = 4
@@ -506,7 +506,7 @@ async def test_listed_metadata_equal_those_of_the_entity(tree: Tree) -> None:
     served = reading(_store(objects), root=BUCKET)
     for page in await _pages(served, Window(""), 1000):
         for key, nbytes, etag, modified_s in page:
-            opening = served.resolver.open(served.dataset, VirtualKey(key), lambda _: All(None))
+            opening = served.resolver.open(served.dataset, VirtualKey(key), lambda _: NOTHING)
             async with opening as opened:
                 assert opened is not None, key
                 entity = opened.entity

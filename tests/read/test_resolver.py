@@ -16,7 +16,7 @@ from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr.building import build, build_nested, chunk_bytes, encode_index
 from tests.read.stores import WatchedStore, Watching, holding, settle
-from tests.support.resolving import ROOT, everything, reading
+from tests.support.resolving import NOTHING, ROOT, everything, reading
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
 _SHARD = ROOT.join("c/0/0")
@@ -61,10 +61,10 @@ async def test_headers_kept_with_an_entity_take_room_in_the_cache() -> None:
     found, before = resolver.get_cached(case.data.dataset, place), memory.currsize
     assert found is not None
 
-    resolver.keep_head(case.data.dataset, place, found, "whole", b"etag: x\r\n")
+    resolver.keep_head(case.data.dataset, place, found, NOTHING, b"etag: x\r\n")
     kept = resolver.get_cached(case.data.dataset, place)
     assert kept is not None
-    assert dict(kept.heads) == {"whole": b"etag: x\r\n"}
+    assert dict(kept.heads) == {NOTHING: b"etag: x\r\n"}
     assert memory.currsize - before == len(b"etag: x\r\n")
     assert not found.heads
 

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from shardgate.datasets import formats as configured_formats
 from shardgate.formats.contract import Format
 from shardgate.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
-from shardgate.read.bodies import Body, Entity
+from shardgate.read.bodies import Body, Entity, Selection
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader
 from shardgate.read.containers import Containers, Dataset
@@ -17,18 +18,13 @@ from shardgate.settings import DatasetSettings, LimitSettings
 from shardgate.storage.contract import ObjectReader
 
 ROOT = ObjectRef("memory://bucket", "data")
+NOTHING = Selection(HTTPStatus.OK)
+"""The selection of a client that reads no bytes."""
 
 
-@dataclass(frozen=True)
-class All:
-    """The selection of a client that reads everything."""
-
-    reads: ByteRange | None
-
-
-def everything(entity: Entity) -> All:
+def everything(entity: Entity) -> Selection:
     """Select the whole entity, as it is stored."""
-    return All(ByteRange(0, entity.length))
+    return NOTHING._replace(reads=ByteRange(0, entity.length))
 
 
 @dataclass
@@ -44,7 +40,7 @@ class Reading:
     async def read(self, key: str, asked: ByteRequest | None = None) -> bytes | None:
         """Read all bytes of *key*, without a coding; see `Resolver.open` for *asked*."""
 
-        def choose(entity: Entity) -> All | None:
+        def choose(entity: Entity) -> Selection | None:
             return None if entity.coding else everything(entity)
 
         async with self.resolver.open(self.dataset, VirtualKey(key), choose, asked) as opened:

@@ -20,7 +20,7 @@ from tests.formats.zarr.building import consolidated
 from tests.read.stores import SearchedContainers
 from tests.support.files import read_files
 from tests.support.repositories import create
-from tests.support.resolving import ROOT, All
+from tests.support.resolving import NOTHING, ROOT
 from tests.support.zipped import encoded
 from tests.write.writers import (
     Between,
@@ -85,7 +85,7 @@ async def test_document_conditions_use_the_served_etag(memory: MemoryStore) -> N
     document = json.loads(await one.read("a/zarr.json") or b"")
     etag = await one.put("a/zarr.json", json.dumps({**document, "attributes": {}}).encode())
     async with one.reading.resolver.open(
-        one.reading.dataset, VirtualKey("a/zarr.json"), lambda _: All(None)
+        one.reading.dataset, VirtualKey("a/zarr.json"), lambda _: NOTHING
     ) as opened:
         assert opened is not None
         assert opened.entity.etag == etag

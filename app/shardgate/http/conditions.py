@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from shardgate.errors import BadHeaderError
 from shardgate.formats.compression import CODINGS
 from shardgate.model import EVERYTHING, ByteRange, ByteRequest, ETag, SuffixRange
-from shardgate.read.bodies import Demand, Entity
+from shardgate.read.bodies import Demand, Entity, Selection
 from shardgate.storage.http_headers import CODING_ALIASES, parse_date
 
 _RANGE: Final = re.compile(r"([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
@@ -117,20 +117,6 @@ def _parse_tags(name: str, value: str) -> Callable[[Sequence[ETag]], bool]:
     if name == "If-None-Match":
         tags = {tag.removeprefix("W/") for tag in tags}
     return lambda current: not tags.isdisjoint(current)
-
-
-class Selection(NamedTuple):
-    """Status of a response, and the part of the entity that is its body."""
-
-    status: HTTPStatus
-    part: ByteRange | None = None
-    """Part that the headers describe; `None` for responses without a representation."""
-    reads: ByteRange | None = None
-    """Part that is sent: *part*, or nothing for HEAD."""
-    coding: str = ""
-    """Content coding of the representation."""
-    is_s3: bool = False
-    """Whether it has the coding whatever the client accepts."""
 
 
 class Conditions(NamedTuple):

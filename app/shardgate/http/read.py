@@ -20,7 +20,6 @@ from shardgate.http.body import ClientGoneError
 from shardgate.http.conditions import (
     Conditions,
     Negotiation,
-    Selection,
     choose,
     etag_of_selected,
     whole_of,
@@ -47,7 +46,7 @@ from shardgate.http.s3 import dialect
 from shardgate.http.write import WritePlane, allowed_methods
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import VirtualKey
-from shardgate.read.bodies import Entity, Opened
+from shardgate.read.bodies import Entity, Opened, Selection
 from shardgate.read.listing import Page
 from shardgate.read.resolver import CachedEntity, Resolver
 
@@ -289,10 +288,10 @@ async def _send_missing(responder: Responder, dataset: ServedDataset, detail: st
 
 
 async def _send_entity(
-    responder: Responder, dataset: ServedDataset, key: VirtualKey, opened: Opened[Selection]
+    responder: Responder, dataset: ServedDataset, key: VirtualKey, opened: Opened
 ) -> None:
-    status, entity = opened.choice.status, opened.entity
-    if (headers := entity_headers(dataset, key, entity, opened.choice)) is not None:
+    status, entity = opened.selection.status, opened.entity
+    if (headers := entity_headers(dataset, key, entity, opened.selection)) is not None:
         await responder.send(status, headers, opened.body)
     elif status is HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         unsatisfied = (b"content-range", b"bytes */%d" % entity.length)
@@ -303,7 +302,7 @@ async def _send_entity(
         detail = f"Content-Encoding: {entity.coding} of {key} is not accepted, {other}"
         await responder.problem(status, detail, (b"vary", b"Accept-Encoding"))
     else:
-        etag = etag_of_selected(entity, opened.choice)
+        etag = etag_of_selected(entity, opened.selection)
         detail = f"the current version of {key} is {etag}"
         await responder.problem(status, detail, (b"etag", etag.encode("latin-1")))
 

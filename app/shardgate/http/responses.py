@@ -9,13 +9,13 @@ from typing import Final
 
 from shardgate.errors import ShardgateError
 from shardgate.http.auth.access import ServedDataset
-from shardgate.http.conditions import Selection, content_range, etag_of_selected, last_modified
+from shardgate.http.conditions import content_range, etag_of_selected, last_modified
 from shardgate.http.problems import problem, status_of
 from shardgate.http.request import Exchange, Headers, Request, Response, encode_headers
 from shardgate.http.s3.dialect import error_code, error_document, speaks_s3
 from shardgate.model import VirtualKey
 from shardgate.observability.logging import log_failure
-from shardgate.read.bodies import Body, Entity
+from shardgate.read.bodies import Body, Entity, Selection
 from shardgate.storage.http_headers import METADATA
 
 ALLOW: Final = b"GET, HEAD, OPTIONS"

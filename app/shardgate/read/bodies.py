@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol, cast
+from http import HTTPStatus
+from typing import Final, NamedTuple, cast
 
 from shardgate.errors import (
     DamagedError,
@@ -80,19 +81,25 @@ def forms_of(etag: ETag) -> tuple[ETag, ETag]:
     return etag, ETag(f'{etag[:-1]}-identity"')
 
 
-class Choice(Protocol):
-    """Selection that the caller made of an entity."""
+class Selection(NamedTuple):
+    """Status of a response, and the part of the entity that is its body."""
 
-    @property
-    def reads(self) -> ByteRange | None:
-        """The part of the entity to read, `None` for nothing."""
+    status: HTTPStatus
+    part: ByteRange | None = None
+    """Part that the headers describe; `None` for responses without a representation."""
+    reads: ByteRange | None = None
+    """Part that is sent: *part*, or nothing for HEAD."""
+    coding: str = ""
+    """Content coding of the representation."""
+    is_s3: bool = False
+    """Whether it has the coding whatever the client accepts."""
 
 
-class Opened[C: Choice](NamedTuple):
-    """An entity, the caller's choice, and the chosen bytes."""
+class Opened(NamedTuple):
+    """An entity, the selection from it, and the selected bytes."""
 
     entity: Entity
-    choice: C
+    selection: Selection
     body: Body
 
 

@@ -1,11 +1,11 @@
 """Resolve a dataset and a virtual key to an entity and its bytes."""
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from shardgate.concurrency import SingleFlight, run_in_thread
 from shardgate.errors import (
@@ -32,7 +32,7 @@ from shardgate.model import (
     VirtualKey,
     Whole,
 )
-from shardgate.read.bodies import BodyReader, Choice, Entity, Opened
+from shardgate.read.bodies import BodyReader, Entity, Opened, Selection
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.read.chunks import ChunkReader
 from shardgate.read.consistency import FreshnessTracker, consistent
@@ -43,7 +43,7 @@ from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectR
 from shardgate.storage.http_headers import object_headers
 
 _NAMES: Final = 1000
-_NO_HEADS: Final[Mapping[Hashable, bytes]] = {}
+_NO_HEADS: Final[Mapping[Selection, bytes]] = {}
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
 
 
@@ -54,7 +54,7 @@ class CachedEntity(NamedTuple):
     generation: int
     expires_at: float
     oldest: tuple[float, ObjectRef] | None
-    heads: Mapping[Hashable, bytes] = _NO_HEADS
+    heads: Mapping[Selection, bytes] = _NO_HEADS
     """Encoded headers of responses, by the selection from the entity."""
 
     @property
@@ -67,18 +67,18 @@ class CachedEntity(NamedTuple):
         return OVERHEAD_NBYTES + nbytes + (0 if headers is NO_HEADERS else headers.nbytes)
 
 
-class _Opening[C: Choice](NamedTuple):
+class _Opening(NamedTuple):
     """Opens a key, and holds the bytes that were read until its block ends."""
 
-    attempt: Callable[["_Opening[C]", FreshnessTracker], Awaitable[Opened[C] | None]]
+    attempt: Callable[["_Opening", FreshnessTracker], Awaitable[Opened | None]]
     fetch: ReadCache
     dataset: Dataset
     key: VirtualKey
-    choose: Callable[[Entity], C | None]
+    choose: Callable[[Entity], Selection | None]
     reading: ByteRequest | None
     held: ByteReservation
 
-    async def __aenter__(self) -> Opened[C] | None:
+    async def __aenter__(self) -> Opened | None:
         return await consistent(self.fetch, partial(self.attempt, self))
 
     async def __aexit__(self, *_: object) -> None:
@@ -123,21 +123,21 @@ class Resolver:
         dataset: Dataset,
         key: VirtualKey,
         found: CachedEntity,
-        selected: Hashable,
+        selected: Selection,
         head: bytes,
     ) -> None:
         """Keep the *head* of responses with *selected* of the cached entity *found*."""
         heads = {**found.heads, selected: head}
         self._fetch.cache.put((dataset.name, key), found._replace(heads=heads))
 
-    def open[C: Choice](
+    def open(
         self,
         dataset: Dataset,
         key: VirtualKey,
-        choose: Callable[[Entity], C | None],
+        choose: Callable[[Entity], Selection | None],
         reading: ByteRequest | None = None,
         held: ByteReservation | None = None,
-    ) -> AbstractAsyncContextManager[Opened[C] | None]:
+    ) -> AbstractAsyncContextManager[Opened | None]:
         """Resolve *key*, let *choose* select a part of the entity, and hold its bytes.
 
         `None` proves that there are no such bytes. *reading* is the part that will be read in any
@@ -149,22 +149,20 @@ class Resolver:
             held = ByteReservation(self._budgets[dataset.root.bucket])
         return _Opening(self._open, self._fetch, dataset, key, choose, reading, held)
 
-    async def _open[C: Choice](
-        self, opening: _Opening[C], tracker: FreshnessTracker
-    ) -> Opened[C] | None:
+    async def _open(self, opening: _Opening, tracker: FreshnessTracker) -> Opened | None:
         choose, held = opening.choose, opening.held
         try:
             if (entity := await self._find(opening, tracker)) is None:
                 return None
-            if (choice := choose(entity)) is None:
+            if (selection := choose(entity)) is None:
                 entity = await self._bodies.inflate(held, entity)
-                choice = cast("C", choose(entity))
-            return Opened(entity, choice, await self._bodies.read(held, entity, choice.reads))
+                selection = cast("Selection", choose(entity))
+            return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
         except BaseException:
             await held.release()
             raise
 
-    async def _find(self, opening: _Opening[Any], tracker: FreshnessTracker) -> Entity | None:
+    async def _find(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
         """Resolve the key; `None` proves its absence.
 
         A newly read index is believed only together with metadata that are as new.
@@ -181,7 +179,7 @@ class Resolver:
             self._fetch.cache.put((opening.dataset.name, opening.key), found)
         return entity
 
-    async def _look_up(self, opening: _Opening[Any], tracker: FreshnessTracker) -> Entity | None:
+    async def _look_up(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
         dataset, key = opening.dataset, opening.key
         layout, rest, _ = await self._routes.find(dataset, key, tracker)
         match await layout.locate(rest, tracker):
@@ -267,7 +265,7 @@ class Resolver:
         await self._store.check_reachable(dataset.root)
 
     async def _whole(
-        self, ref: ObjectRef, opening: _Opening[Any], tracker: FreshnessTracker
+        self, ref: ObjectRef, opening: _Opening, tracker: FreshnessTracker
     ) -> Entity | None:
         request = _clip(opening.reading, self._stream_bytes)
         stat, first = await self._stat(ref, request, opening, tracker)
@@ -278,7 +276,7 @@ class Resolver:
         entity = Entity(stat.etag, stat.size, place, first, coding)
         return entity._replace(modified_s=stat.modified_s, headers=stat.headers)
 
-    async def _part(self, part: Part, opening: _Opening[Any], tracker: FreshnessTracker) -> Entity:
+    async def _part(self, part: Part, opening: _Opening, tracker: FreshnessTracker) -> Entity:
         """Resolve *part* in the current version; raise `DamagedError` if that does not fit."""
         ref, place, condition = part
         request = _clip(_inside(opening.reading, place), self._stream_bytes)
@@ -300,7 +298,7 @@ class Resolver:
         self,
         ref: ObjectRef,
         request: ByteRequest | None,
-        opening: _Opening[Any],
+        opening: _Opening,
         tracker: FreshnessTracker,
         condition: UnmodifiedSince | None = None,
     ) -> tuple[Stat | None, Found | None]:

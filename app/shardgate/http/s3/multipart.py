@@ -21,7 +21,6 @@ from shardgate.errors import (
 )
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.body import Payload, check_digests, read_payload
-from shardgate.http.conditions import Selection
 from shardgate.http.paths import check_key, quote_segment
 from shardgate.http.request import RequestHeaders
 from shardgate.http.responses import NO_STORE
@@ -29,7 +28,7 @@ from shardgate.http.s3 import dialect
 from shardgate.http.write import COPY_SOURCE, Copy, Handler, Put, WriteRequest
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import EVERYTHING, ByteRange, ETag, VirtualKey
-from shardgate.read.bodies import Entity, Opened
+from shardgate.read.bodies import Entity, Opened, Selection
 from shardgate.read.budget import ByteReservation
 from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import ObjectHeaders
@@ -224,9 +223,9 @@ def _parse_source_range(headers: RequestHeaders) -> ByteRange | None:
     return ByteRange(int(found[1]), int(found[2]) + 1)
 
 
-async def _read(opened: Opened[Selection], held: ByteReservation) -> bytes:
+async def _read(opened: Opened, held: ByteReservation) -> bytes:
     if isinstance(opened.body, bytes):
         return opened.body
-    if opened.choice.reads is not None:
-        await held.grow(opened.choice.reads.length)
+    if opened.selection.reads is not None:
+        await held.grow(opened.selection.reads.length)
     return b"".join([piece async for piece in opened.body])

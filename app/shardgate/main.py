@@ -74,7 +74,7 @@ def create_app(
     tracing: Tracing | None = None,
 ) -> AsgiApp:
     """Build the service; *wrap* is applied to every store, for tests that observe or break it."""
-    shared = _share(settings, wrap, tracing)
+    shared = _build_shared(settings, wrap, tracing)
     resolver = shared.resolver
     on_rewrite = shared.metrics.stores.on_rewrite
     rewrites = Rewrites(shared.stores, shared.fetch, shared.rewriting, on_rewrite)
@@ -133,7 +133,7 @@ def _build_limiter(settings: Settings) -> ConcurrencyLimiter:
     )
 
 
-def _share(
+def _build_shared(
     settings: Settings, wrap: Callable[[ObjectStore], ObjectStore], tracing: Tracing | None
 ) -> Shared:
     limits = settings.limits

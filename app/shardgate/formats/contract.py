@@ -1,9 +1,9 @@
-"""Interface between a format and the resolver: layouts for reading, rewriters for writing.
+"""Interface between a format and `read` and `write`: layouts for reading, rewriters for writing.
 
-A format describes its reads and how to decode them; the resolver performs, caches, shares and
-times them. `Format.open` decides whether a directory is a container of the format; its `Layout`
-then turns virtual keys into locations. Keys are listed by the rules of `listing`; ``inspect``
-and ``verify`` use the `ChunkCollection` of `surveying`.
+A format describes its reads and how to decode them; `read.metadata_cache.ReadCache` performs,
+caches and shares them. `Format.open` decides whether a directory is a container of the format; its
+`Layout` then turns virtual keys into locations. Keys are listed by the rules of `listing`;
+``inspect`` and ``verify`` use the `ChunkCollection` of `surveying`.
 
 A format also plans writes: from the indexes of a shard, and the changes that wait for it, it
 makes the pieces of the shard that replaces it. It reads no chunk and writes nothing.
@@ -147,10 +147,12 @@ class Layout(Protocol):
         """Find where *key* is written. Raises: `BadKeyError`, `ReadOnlyError`, `DamagedError`."""
 
     def encloses(self, key: VirtualKey) -> bool:
-        """Return whether *key*, or a prefix, can lie in no container further down."""
+        """Return whether *key*, or a prefix, cannot lie in a container below this one."""
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        """Return a name of the shard of *key* from metadata alone; `None` if it is in no shard."""
+        """Return a name of the shard of *key* for `ShardAffinity`, from metadata alone; `None` if
+        *key* is in no shard.
+        """
         shard = await self.holding(key, fetch)
         return None if shard is None else str(shard.ref)
 
@@ -187,7 +189,10 @@ class Layout(Protocol):
         return False
 
     def names_below(self) -> Sequence[str] | None:
-        """Return the containers below that the metadata name; `None` if they name none."""
+        """Return the paths of containers below, for stores that cannot list; empty by default.
+
+        `None` where the metadata do not name them: only a listing would find them.
+        """
         return ()
 
 
@@ -199,13 +204,15 @@ class Format(Protocol):
         """The name in settings and answers: ``zarr``."""
 
     def claim(self, key: VirtualKey) -> int | None:
-        """Return where a part of *key* begins that only this format has: ``@branch.main``."""
+        """Return where the first segment of *key* begins that only this format spells, such as
+        ``@branch.main``; all before it is the directory of the container.
+        """
 
     def translator(self, directory: ObjectRef, name: str) -> Translator | None:
         """Return the translator of the document *name* in *directory*, if it needs one."""
 
     def markers(self, directory: ObjectRef) -> Sequence[Read[Any]]:
-        """Return the reads that opening *directory* may begin with."""
+        """Return the reads that opening *directory* may begin with; see `Read.kind`."""
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory*; `None` without a marker. Raises: `DamagedError` for an invalid one."""

@@ -1,4 +1,4 @@
-"""Reads as values: formats describe them, the resolver performs them."""
+"""Reads as values: formats describe them, `read.metadata_cache.ReadCache` performs them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,11 @@ class Read[T: Weighable](NamedTuple):
     """
 
     kind: str
-    """Label of metrics, from a closed set: ``shard-index``."""
+    """Label of metrics, from a closed set: ``shard-index``.
+
+    ``metadata`` and ``repo`` are kinds of markers: one that was seen and is gone counts as missing
+    for a time, not as absent. The kind ``config`` is decoded in a thread.
+    """
     ref: ObjectRef
     request: ByteRequest | None
     """The part of the object; `None` for all of it."""

@@ -26,7 +26,10 @@ _GRACE_S: Final = 0.05
 
 
 class AsgiApp:
-    """The service as an ASGI application, which others may mount below a path of theirs."""
+    """The service as an ASGI application, which another one may mount below a path.
+
+    `GatewayProtocol` calls `answer` and `refuse`, those of `InstrumentedApp`, without ASGI.
+    """
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ _NO_BODY: Final = (b"content-length", b"0")
 _OPEN: Final = ("/healthz", "/docs", "/openapi.json")
 _ROOTS: Final = (b"/", b"")
 _ALWAYS: Final = ("/healthz", "/readyz", "/metrics")
-"""Paths that are answered however many requests run."""
+"""Paths without a limit on concurrent requests."""
 _NOT_BELOW_TOKENS: Final = ("/readyz", "/metrics", "/docs")
 """Paths that proxies may keep private, and the API's page, which loads scripts of other sites."""
 _READS: Final = ("GET", "HEAD")
@@ -94,7 +94,7 @@ class Gateway:
             await Responder(request, exchange, self._cors).fail(error)
 
     def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> Response:
-        """Return the problem that malformed HTTP is; *headers* are those that have arrived."""
+        """Return the problem response to malformed HTTP; *headers* are those that have arrived."""
         response, body = problem(status, detail)
         response += [*self._cors.headers(headers.get(b"origin")), NO_STORE]
         response.append((b"x-request-id", request_id(headers.get(b"x-request-id"))))

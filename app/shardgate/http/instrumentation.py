@@ -60,8 +60,8 @@ class InstrumentedApp:
     def answer(self, request: Request) -> Answer | None:
         """Answer a request.
 
-        Those to ``/_shard``, which balancers send before each other one, are neither counted nor
-        logged.
+        Requests to ``/_shard``, which balancers send before those that they forward, are neither
+        counted nor logged.
         """
         answer = self.app.answer(request)
         if answer is None or request.name == SHARDS:

@@ -134,7 +134,7 @@ class DataPlane:
         await responder.send_document(dialect.MEDIA_TYPE, dialect.bucket_list(names))
 
     async def _respond(self, request: Request, exchange: Exchange) -> None:
-        """Read or write; errors become a problem document, or end a response that has begun."""
+        """Read or write; an error becomes a problem document, or ends a response that has begun."""
         responder = Responder(request, exchange, self._cors)
         try:
             if request.method == "OPTIONS":
@@ -186,7 +186,7 @@ class DataPlane:
             await self._list(responder, dataset, key)
 
     def _allowed(self, request: Request) -> bytes:
-        """Return the methods that are served of the path, which may name nothing."""
+        """Return the methods that are allowed on the path, whether or not it names an object."""
         if request.fault is not None:
             return ALLOW
         dataset = self._datasets.get(request.name)
@@ -258,7 +258,7 @@ class DataPlane:
                 if len(listed) > MOST_LINKS:
                     break
         if not listed:
-            detail = f"{dataset.name} has nothing below {prefix}"
+            detail = f"there are no keys below {dataset.name}/{prefix}"
             await _send_missing(responder, dataset, detail)
             return
         path = f"/{dataset.name}/{prefix}"

@@ -1,4 +1,4 @@
-"""A request and its response: made once at the edge, and passed through all layers.
+"""A request and its response: made once by `GatewayProtocol` or `AsgiApp`, and passed on.
 
 A layer has one entry, ``answer(request)``. It returns the response if that is in memory, or else a
 function that sends one to an `Exchange`.
@@ -124,7 +124,7 @@ class Exchange(Protocol):
     response_complete: bool
 
     async def write(self, response: Response) -> None:
-        """Write the response, which may have no other one before it."""
+        """Write the response; to be called once."""
 
 
 type DeferredResponse = Callable[[Exchange], Awaitable[None]]

@@ -106,7 +106,7 @@ class Responder:
         return origin.partition(b"://")[2] != self.headers.get(b"host")
 
     async def fail(self, error: ShardgateError) -> None:
-        """Send the problem that *error* is."""
+        """Send *error* as a problem document, or as an error of S3."""
         status = status_of(error)
         log_failure(status, error)
         if status is HTTPStatus.UNAUTHORIZED and self.is_s3:
@@ -143,7 +143,7 @@ class Responder:
 
 
 _LASTING: Final = b"public, max-age=31536000, immutable"
-"""For keys that name the same for ever (RFC 8246)."""
+"""For keys that always name the same bytes (RFC 8246)."""
 _LASTING_PRIVATE: Final = b"private, max-age=31536000, immutable"
 _PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
 """For responses that depend on the caller; a token may be in the path."""

@@ -133,6 +133,8 @@ class Committer:
     ) -> CommitResult | BranchTip:
         """Return the commit that *request* has made before, or else the tip of its branch.
 
+        It reads the current ``repo`` by a plan without a change.
+
         Raises: `UnknownRefError`, `LockedError`, `ConflictError` for an idempotency key that was
         used for another request, and the errors of `RepoSwaps`.
         """

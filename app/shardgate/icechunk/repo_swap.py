@@ -1,8 +1,8 @@
-"""Creation of repositories, and changes of their refs: ``repo``, the only mutable file, replaced.
+"""Creation of repositories, and changes of their refs by compare-and-swap of ``repo``.
 
-A plan maps the file as it is to a change. The old file is kept in ``overwritten/`` first. After a
-lost race the plan is made again. A repository is created in an empty place, as the specification
-says under "Initialize New Repository".
+``repo`` is the only mutable file. A plan maps its current content to a change. The old file is kept
+in ``overwritten/`` first. After a lost race the plan is made again. A repository is created in an
+empty place, as the specification says under "Initialize New Repository".
 """
 
 import asyncio
@@ -105,6 +105,8 @@ class RepoSwaps:
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
     ) -> T:
         """Make the change that *plan* decides on for the current file, and return its answer.
+
+        A plan without a change only reads the current file.
 
         *plan* runs in a worker thread, again for each file that another writer has put there in
         between. Its exceptions are passed on.

@@ -124,7 +124,7 @@ class RequestMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
-        text = "Requests that are answered, or whose client has gone; no dataset is all else"
+        text = "Requests answered, or ended by their client; no dataset stands for other paths"
         yield _counter("requests", text, ["dataset", "method", "outcome"], self._requests.items())
         sent = [((dataset,), nbytes) for dataset, nbytes in self._sent_nbytes.items()]
         yield _counter("sent_bytes", "Bytes of bodies sent to clients", ["dataset"], sent)
@@ -206,15 +206,15 @@ class CacheMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
-        text = "Look-ups: at hand, on the way for others (joined), or asked of a store (miss)"
+        text = "Look-ups: in the cache (hit), joined to a read under way, or read from a store"
         yield _counter("cache_lookups", text, ["cache", "result"], self._lookups())
         text = "Chunks that came with a read that was begun for a neighbour"
         counters = list(chain(*self._counters.values()))
         merged = sum(each.merged for each in counters)
         yield _counter("coalesced_chunks", text, [], [((), merged)])
         text = "Bytes of stores that were read between and around chunks, for no request"
-        unread = sum(each.overfetched_nbytes for each in counters)
-        yield _counter("coalesced_gap_bytes", text, [], [((), unread)])
+        overfetched_nbytes = sum(each.overfetched_nbytes for each in counters)
+        yield _counter("coalesced_gap_bytes", text, [], [((), overfetched_nbytes)])
         yield _gauge("cache_entries", "Entries held", ["cache"], self._sums(len))
         held = self._sums(lambda each: each.currsize)
         yield _gauge("cache_bytes", "Weight of the entries held", ["cache"], held)

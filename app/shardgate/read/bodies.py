@@ -38,6 +38,7 @@ class Entity(NamedTuple):
     length: int
     source: Stored | Inline
     first: Found | None = None
+    """Bytes that were read along with size and version, for this request only."""
     coding: str = ""
     """Content coding of the source; a client may accept it so."""
     is_inflated: bool = False
@@ -60,9 +61,9 @@ class Entity(NamedTuple):
         tag = f'{etag_of(version)[:-1]}-{start:x}-{stop - start:x}"'
         return Entity(ETag(tag), stop - start, place, modified_s=modified_s)
 
-    def referenced(self, by: str, *, is_immutable: bool) -> "Entity":
-        """Return the entity with *by*, which identifies the reference, in its ETag."""
-        etag = ETag(f'{self.etag[:-1]}-{by}"') if by else self.etag
+    def referenced(self, reference_id: str, *, is_immutable: bool) -> "Entity":
+        """Return the entity with *reference_id* in its ETag; see `Referenced`."""
+        etag = ETag(f'{self.etag[:-1]}-{reference_id}"') if reference_id else self.etag
         return self._replace(etag=etag, is_immutable=is_immutable)
 
     @property

@@ -26,7 +26,8 @@ from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CacheCounters, SizedL
 from shardgate.storage.contract import Found, ObjectReader
 
 _TURNS: Final = 4
-"""Fewer of them cost an eighth of the rate of chunks read from a near store."""
+"""Turns of the event loop for which a window collects requests. With fewer, chunks from a near
+store are read at seven eighths of the rate."""
 _WINDOW_S: Final = 0.001
 """As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
 _ALWAYS_NBYTES: Final = 4 * 1024
@@ -36,15 +37,15 @@ _FIRST_RATE: Final = 50e6
 _LARGE_NBYTES: Final = 256 * 1024
 """Longer reads show the rate of a store, shorter ones its latency."""
 _WEIGHT: Final = 1 / 8
-"""Of a new read in the rate."""
+"""Weight of a new read in the average rate."""
 _RISE: Final = 1 / 64
-"""Of a slower read in the latency."""
+"""Weight of a slower read in the latency."""
 _BLOCK_NBYTES: Final = 1024**2
 """Chunks in the same block of an object are near one another."""
 _LEAST_AROUND_NBYTES: Final = 16 * 1024
 """Stores less than about a millisecond away are not read around."""
 _RECENT_PARTS: Final = 16
-"""The bytes around chunks take such a part of the size of the cache, in addition to it."""
+"""Bytes around chunks may take a 16th of the size of the cache, in addition to it."""
 
 type _ObjectVersion = tuple[ObjectRef, Version]
 
@@ -62,9 +63,9 @@ class StoreCost:
         self.latency_s = inf
         self.rate = _FIRST_RATE
         self.gap_nbytes = _ALWAYS_NBYTES
-        """Bytes that are read in the time in which a request waits for its first one."""
+        """Bandwidth-delay product, at least `_ALWAYS_NBYTES`: gaps up to it are cheap to read."""
         self.overfetched_nbytes = 0
-        """Of reads under way, those that no request asked for."""
+        """Bytes of the reads under way that no request asked for."""
 
     def note(self, nbytes: int, seconds: float) -> None:
         """Take a read into account."""
@@ -85,7 +86,7 @@ class _PendingChunk:
     def __init__(self, chunk: Stored, near: "_RecentRead | None") -> None:
         self.chunk = chunk
         self.near = near
-        """A read of the same block before."""
+        """Earlier read of the same block, if there was one."""
         self.waiters: list[asyncio.Future[bytes]] = []
         self.read: _SpanRead | None = None
         """The upstream read, `None` until the window closes."""
@@ -219,7 +220,10 @@ class ChunkReader:
         return data
 
     async def read(self, chunk: Stored, *, keep: bool = False) -> bytes:
-        """Read exactly the bytes of *chunk*, and cache them if *keep*; raise if it was replaced."""
+        """Read exactly the bytes of *chunk*, and cache them if *keep*.
+
+        Raises: `VersionChangedError` if the object was replaced, and any other `StorageError`.
+        """
         start, stop = chunk.byte_range
         if start == stop:
             return b""

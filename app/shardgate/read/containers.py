@@ -258,7 +258,7 @@ class Dataset:
     root: ObjectRef
     containers: Containers
     format: str
-    """The configured format: ``zarr``, or ``auto``."""
+    """The configured format, such as ``zarr``, or ``auto``."""
 
 
 type _Name = tuple[str, bool, str]
@@ -277,7 +277,7 @@ class _Route(NamedTuple):
 
 
 class Routes:
-    """Containers by dataset and directory, in the cache of *fetch*.
+    """Finds containers of keys; remembers them by dataset and directory in the cache of *fetch*.
 
     A route is good until one of the reads that led to it expires, or turns out to be outdated. It
     leads only to a container that encloses the key.

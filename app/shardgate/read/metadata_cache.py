@@ -107,7 +107,10 @@ class MetadataCache(SizedLRUCache[Hashable, Any]):
 
 
 class CachedRead(NamedTuple):
-    """State of an object at *requested_at*: a decoded part, its stat, or `None` for absence."""
+    """State of an object at *requested_at*: a decoded part, its stat, or `None` for absence.
+
+    Times are those of `ReadCache.clock`; `expires_at` is infinite for pinned reads.
+    """
 
     known: Versioned[Any] | Stat | None
     requested_at: float
@@ -213,8 +216,9 @@ class ReadCache:
     def put(
         self, read: Read[Any], known: Versioned[Any], requested_at: float | None = None
     ) -> None:
-        """Cache *known*, read at *requested_at*, as the result of *read*; by default it was just
-        written, and is newer than a `forget` of now.
+        """Cache *known* as the result of *read*, performed at *requested_at*.
+
+        Without *requested_at* it was just written: a `forget` before this call does not outdate it.
         """
         now = nextafter(self.clock(), inf)
         self._put(read, known, now if requested_at is None else requested_at)

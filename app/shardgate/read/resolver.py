@@ -52,8 +52,10 @@ class CachedEntity(NamedTuple):
 
     entity: Entity | None
     generation: int
+    """`ReadCache.generation` of the look-up; a later one makes the entry stale."""
     expires_at: float
     oldest: tuple[float, ObjectRef] | None
+    """See `FreshnessTracker.oldest`."""
     heads: Mapping[Selection, bytes] = _NO_HEADS
     """Encoded headers of responses, by the selection from the entity."""
 
@@ -68,7 +70,7 @@ class CachedEntity(NamedTuple):
 
 
 class _Opening(NamedTuple):
-    """Opens a key, and holds the bytes that were read until its block ends."""
+    """Context manager that opens a key, and holds the bytes that were read."""
 
     attempt: Callable[["_Opening", FreshnessTracker], Awaitable[Opened | None]]
     fetch: ReadCache
@@ -152,7 +154,7 @@ class Resolver:
     async def _open(self, opening: _Opening, tracker: FreshnessTracker) -> Opened | None:
         choose, held = opening.choose, opening.held
         try:
-            if (entity := await self._find(opening, tracker)) is None:
+            if (entity := await self._resolve(opening, tracker)) is None:
                 return None
             if (selection := choose(entity)) is None:
                 entity = await self._bodies.inflate(held, entity)
@@ -162,7 +164,7 @@ class Resolver:
             await held.release()
             raise
 
-    async def _find(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
+    async def _resolve(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
         """Resolve the key; `None` proves its absence.
 
         A newly read index is believed only together with metadata that are as new.
@@ -174,8 +176,8 @@ class Resolver:
         if outdated := tracker.outdated:
             await tracker.confirm(outdated)
         if not opening.dataset.root.bucket.startswith(VOLATILE):
-            lasting = entity and entity._replace(first=None)
-            found = CachedEntity(lasting, tracker.generation, tracker.expires_at, tracker.oldest)
+            cacheable = entity and entity._replace(first=None)
+            found = CachedEntity(cacheable, tracker.generation, tracker.expires_at, tracker.oldest)
             self._fetch.cache.put((opening.dataset.name, opening.key), found)
         return entity
 

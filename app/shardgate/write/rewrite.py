@@ -94,7 +94,7 @@ class SortedChanges(NamedTuple):
     refused: dict[ChunkChange, str]
     """With the reasons."""
     relies_on_old: bool
-    """Whether the old indexes are the reason to refuse a change, or to do nothing for one."""
+    """Whether a change is refused, or has no effect, because of the old indexes."""
 
 
 def sort_changes(

@@ -55,6 +55,7 @@ _IN_THREAD_NBYTES: Final = 32 * 1024
 _PRESENT_S: Final = 5.0
 """Metadata cached for longer are read again before a write."""
 _ABSENT_S: Final = 1.0
+"""Cached absence of metadata is read again before a write if it is older."""
 _ERASED_AT_ONCE: Final = 50_000
 """Keys deleted together, with one rewrite of each shard."""
 _PAGE: Final = 1000
@@ -85,7 +86,7 @@ class KeyWrite(NamedTuple):
 
 
 class PassthroughWriter:
-    """Writes objects that are in no shard, and outdates what is cached of them."""
+    """Writes objects outside of shards, and invalidates their cached state."""
 
     def __init__(
         self, store: ObjectStore, fetch: ReadCache, *, document_bytes: int, decoded_bytes: int

@@ -342,7 +342,7 @@ def deleted(keys: Sequence[str], outcomes: Sequence[Outcome], *, is_quiet: bool)
 
 
 def format_time(epoch_s: float) -> str:
-    """Format a time in whole seconds, like Last-Modified; what is no HTTP date as 1970."""
+    """Format a time in whole seconds, like Last-Modified; as 1970 if it is not an HTTP date."""
     known_s = int(epoch_s) if is_http_date(epoch_s) else 0
     text = datetime.fromtimestamp(known_s, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")

@@ -1,8 +1,9 @@
 """Objects stored for sessions: one document per session, one journal entry per changed chunk.
 
-They lie in the folder ``sessions/`` of the repository, which the library ignores: the document is
-``{session id}.session``, an entry is ``{session id}/{node id}/{folder}/{coords}``. Both are
-replaced in place, so the store orders concurrent writes of one chunk.
+They lie in the folder ``sessions/`` of the repository, which Icechunk's own library
+ignores: the document is ``{session id}.session``, an entry is
+``{session id}/{node id}/{folder}/{coords}``. Both are replaced in place, so the store orders
+concurrent writes of one chunk.
 """
 
 import asyncio
@@ -89,6 +90,7 @@ class SessionDocumentStore:
         self._ref = ref
         self._limit_nbytes = limit_nbytes
         self.known: SessionDocument | None = None
+        """The document as last read or written; `None` if it does not exist."""
         self.nbytes = 0
         """Estimated bytes of memory of the known document."""
         self._etag: ETag | None = None

@@ -68,14 +68,14 @@ def _store_nbytes(_: str, store: SessionStore) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SessionContainers(Containers):
-    """Containers of the session in *store*, which knows its chunks without reading metadata."""
+    """Containers of the session in *store*, which recognizes chunks without a search."""
 
     store: SessionStore = field(kw_only=True)
 
     async def search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
     ) -> Container:
-        """Return the container of *key*; a chunk that cannot be a shard is an object outside."""
+        """Return the container of *key*; a chunk that is no shard is served as a plain object."""
         if await self.store.is_whole_chunk(key):
             return Container(self.passthrough(root), key)
         return await Containers.search(self, root, key, fetch, prefetch)
@@ -103,7 +103,7 @@ class Sessions:
         self._stores = stores
         """Includes evicted stores that requests still use."""
         self._named = WeakValueDictionary[str, SessionStore]()
-        """The same stores by the names of the datasets that they are."""
+        """The same stores, by the names of their datasets: ``em/@session.ID``."""
         self._recent = SizedLRUCache[str, SessionStore](_MAX_STORES_NBYTES, _store_nbytes)
         self._formats = formats
         self._on_event = on_event
@@ -170,8 +170,8 @@ class Sessions:
         return cast("SessionStore | None", self._stores.get(root.bucket))
 
     def keep(self, store: SessionStore) -> None:
-        """Keep *store* until others have been used since; a new one finds all as large as they are
-        by then.
+        """Make *store* the most recently used one; a new one has all others weighed again, since
+        sessions grow.
         """
         is_new = store.root.bucket not in self._stores
         self._stores[store.root.bucket] = store
@@ -179,8 +179,9 @@ class Sessions:
             self._recent.put(each.root.bucket, each)
 
     async def route[D: Dataset](self, dataset: D, key: VirtualKey) -> tuple[D, VirtualKey]:
-        """Return the session that *key* names, as a dataset, and the key in it; a key that names
-        none with its own *dataset*.
+        """Return the session that *key* names as a dataset, and the key within it.
+
+        For a key that names no session, return *dataset* and *key*.
         """
         if (prefix := session_prefix(key)) is None:
             return dataset, key

@@ -81,6 +81,7 @@ MAX_AGE_S: Final = 7 * 24 * 3600.0
 Garbage collection must leave younger chunk files alone: no commit refers to them yet.
 """
 _RENEWALS: Final = 24
+"""Most renewals of a session in `LIFETIME_S`; each is a write of its document."""
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
 """Longest wait of a write for the commit of its session."""

@@ -1,4 +1,8 @@
-"""Session as a store of plain Zarr: keys ``a/zarr.json``, ``a/c/0/0``, one bucket per session."""
+"""Session as an object store of plain Zarr with a bucket of its own.
+
+Keys are ``a/zarr.json`` and ``a/c/0/0``. Documents are in the session document or the parent
+snapshot, chunks in the journal or the manifests of that snapshot; see `Session.find_chunk`.
+"""
 
 import asyncio
 import secrets

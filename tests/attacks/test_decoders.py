@@ -167,9 +167,9 @@ def test_changed_input_is_decoded_or_raises_a_documented_error(name: str, exampl
     def check(data: bytes, made: list[Change]) -> None:
         for change in made:
             data = change(data)
-        began_at = time.process_time()
+        began_at = time.thread_time()
         decoder.decode(bytes(data))
-        assert time.process_time() - began_at < MOST_S
+        assert time.thread_time() - began_at < MOST_S
 
     check()
 
@@ -251,10 +251,10 @@ def test_changed_icechunk_file_is_decoded_or_raises_decode_error(kind: str, exam
             data = data[:HEADER_NBYTES] + zstandard.compress(other)
         for change in made:
             data = change(data)
-        began_at = time.process_time()
+        began_at = time.thread_time()
         with suppress(DecodeError):
             FILES[kind](name, data)
-        assert time.process_time() - began_at < MOST_S
+        assert time.thread_time() - began_at < MOST_S
 
     check()
 
@@ -263,9 +263,9 @@ def test_changed_icechunk_file_is_decoded_or_raises_decode_error(kind: str, exam
 @pytest.mark.parametrize("name", DECODERS)
 def test_deep_or_long_input_is_refused_within_bounded_time(name: str, data: bytes) -> None:
     """Input that is deeply nested or long raises no undocumented error, within 2 s of CPU time."""
-    began_at = time.process_time()
+    began_at = time.thread_time()
     DECODERS[name].decode(data)
-    assert time.process_time() - began_at < MOST_S
+    assert time.thread_time() - began_at < MOST_S
 
 
 def test_table_lists_every_decoder_of_the_package() -> None:

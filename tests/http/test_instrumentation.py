@@ -1,6 +1,7 @@
 """`shardgate.http.instrumentation`: outcomes and labels."""
 
 import random
+from typing import get_args
 
 import httpx
 import pytest
@@ -8,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ByteSize
 
 from shardgate.main import create_app
-from shardgate.observability.requests import OUTCOMES, outcome_of
+from shardgate.observability.requests import Outcome, outcome_of
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
-from shardgate.storage.wrappers import METHODS
+from shardgate.storage.wrappers import Method
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,18 @@ async def test_labels_are_bounded() -> None:
             for label, value in sample.labels.items():
                 values.setdefault(label, set()).add(value)
     assert values["dataset"] == {"", "em"}
-    assert values["outcome"] <= {*OUTCOMES, "made", "conflict"}
+    assert values["outcome"] <= {*get_args(Outcome.__value__), "made", "conflict"}
     assert values["kind"] <= {"metadata", "object", "repo", "ref"}
     assert values["store"] == {"memory"}
-    assert values["method"] <= {"GET", "HEAD", "PUT", "DELETE", "POST", "other", *METHODS}
+    assert values["method"] <= {
+        "GET",
+        "HEAD",
+        "PUT",
+        "DELETE",
+        "POST",
+        "other",
+        *get_args(Method.__value__),
+    }
     assert "error" not in values
 
 

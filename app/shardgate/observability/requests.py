@@ -4,14 +4,13 @@ import re
 import time
 from contextvars import ContextVar
 from http import HTTPStatus
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 type Outcome = Literal["hit", "answered", "not_modified", "absent", "refused", "failed", "gone"]
 """``hit`` is a response from memory, ``answered`` other success, ``absent`` 404, ``refused`` any
 other 4xx and 501, ``failed`` 424, any other 5xx or a response that broke off, ``gone`` a client
 that left before the end."""
 
-OUTCOMES: Final[tuple[str, ...]] = get_args(Outcome.__value__)
 OTHER_METHOD: Final = "other"
 NO_DATASET: Final = ""
 """Label of the control plane, and of names that are no configured dataset."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, Unpack, get_args
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, Unpack
 
 from shardgate.concurrency import Backoff, Deadline, Deadlines
 from shardgate.errors import (
@@ -224,8 +224,6 @@ class RetryingStore(StoreWrapper):
 
 
 type Method = Literal["get", "stream", "stat", "list", "reach", "safety", "put", "delete"]
-
-METHODS: Final[tuple[str, ...]] = get_args(Method.__value__)
 
 
 class Call(NamedTuple):

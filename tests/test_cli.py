@@ -427,7 +427,27 @@ def test_folder_without_a_container_is_exit_code_1(tmp_path: Path, command: str)
     where = f"no container found: looked there and in all folders below for {markers}"
     assert (shown.returncode, told.returncode) == (1, 1)
     assert shown.stderr == f"shardgate: error: {tmp_path.as_uri()}/: {where}\n"
+    assert not shown.stdout
     assert json.loads(told.stdout)["arrays"] in ([], 0)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize(
+    ("marker", "document"),
+    [
+        ("zarr.json", b'{"zarr_format":3,"node_type":"group"}'),
+        ("info", b'{"@type":"neuroglancer_segment_properties"}'),
+    ],
+)
+def test_container_without_collections_is_reported(
+    tmp_path: Path, command: str, marker: str, document: bytes
+) -> None:
+    """A container that has no collections is reported as such, not as free of damage."""
+    write_files({marker: document}, tmp_path)
+    shown = run(command, str(tmp_path))
+
+    said = "no arrays or other collections in the containers found\n"
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

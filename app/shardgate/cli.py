@@ -48,6 +48,7 @@ app = typer.Typer(
 )
 
 _PIPED_COLUMNS: Final = 500
+_NO_COLLECTIONS: Final = "no arrays or other collections in the containers found"
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
@@ -172,7 +173,9 @@ def inspect(
             nothing = f"{key}: {document['reason']}"
     if as_json:
         typer.echo(json.dumps(document, indent=2))
-    elif document.get("arrays") != []:
+    elif key is None and not any(document.values()):
+        typer.echo("" if nothing else _NO_COLLECTIONS, nl=not nothing)
+    else:
         # Piped output is not wrapped: a program or a pager reads it.
         Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(drawn)
     _finish(nothing, is_damaged=is_damaged)
@@ -211,7 +214,10 @@ def verify(
 
         options = RootOptions(allow_virtual or (), anonymous=anonymous)
         report, nothing = asyncio.run(with_root(url, check, options))
-    typer.echo(json.dumps(asdict(report), indent=2) if as_json else _draw_report(report))
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2))
+    elif not nothing:
+        typer.echo(_draw_report(report))
     _finish(nothing, is_damaged=bool(report.damages))
 
 
@@ -346,6 +352,8 @@ def _draw_facts(document: Mapping[str, Any]) -> Table:
 
 def _draw_report(report: Report) -> str:
     """Format the totals, a line for each damage, and the extent of the check."""
+    if not (report.arrays or report.counts or report.not_checked or report.damages):
+        return _NO_COLLECTIONS
     lines = [f"not checked: {path or '.'}: {why}" for path, why in report.not_checked.items()]
     lines.append(
         f"{_count(report.arrays, 'collections')}, {_count(report.shards, 'shards')}, "

@@ -17,6 +17,7 @@ from tests.formats.icechunk.building_repo import Repo, ref
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import array_metadata, consolidated, sharding
+from tests.support.processor import processor_time_below
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, array_document
 
@@ -139,12 +140,11 @@ def test_invalid_metadata_fails_with_424_and_names_the_object(
     client: httpx.Client, key: str
 ) -> None:
     """Invalid metadata, and chunks below it, fail within 5 s with a 424 that names it."""
-    began_at = time.process_time()
-    answer = client.get(f"/any/{key}")
+    with processor_time_below(MOST_S, time.process_time):
+        answer = client.get(f"/any/{key}")
 
     assert answer.status_code == 424
     assert key.partition("/")[0] in answer.json()["detail"]
-    assert time.process_time() - began_at < MOST_S
 
 
 @pytest.mark.parametrize("name", NOT_UNDERSTOOD)
@@ -167,12 +167,11 @@ def test_info_with_a_malformed_member_is_served_as_stored(client: httpx.Client, 
 @pytest.mark.parametrize("name", SERVED)
 def test_unusual_valid_metadata_is_served(client: httpx.Client, name: str) -> None:
     """Unusual but valid metadata is served with 200 within 5 s."""
-    began_at = time.process_time()
-    answer = client.get(f"/any/{name}/zarr.json")
+    with processor_time_below(MOST_S, time.process_time):
+        answer = client.get(f"/any/{name}/zarr.json")
 
     assert answer.status_code == 200
     assert answer.json()["zarr_format"] == 3
-    assert time.process_time() - began_at < MOST_S
 
 
 @pytest.mark.parametrize("number", range(len(CLIMBING + UNSPEAKABLE)))

@@ -121,15 +121,24 @@ class Balancer:
 
 
 @contextmanager
-def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
-    """Run nginx before the replicas at *urls*."""
-    need("nginx")
-    (port,) = free_ports(1)
+def balancing(folder: Path, urls: Sequence[str], *, cached: bool = False) -> Generator[Balancer]:
+    """Run nginx before the replicas at *urls*, *cached* with its cache of public answers."""
+    with started(folder, configured(folder, urls, cached=cached)) as balancer:
+        yield balancer
+
+
+def configured(folder: Path, urls: Sequence[str], *, cached: bool = False) -> int:
+    """Write the configuration of nginx before the replicas at *urls*; return its port."""
+    port, inner_port = free_ports(2)
     shutil.copy(_CONFIGURATION / "nginx.conf", folder)
     site = (_CONFIGURATION / "site.conf").read_text()
     ipv6 = f"listen [::1]:{port}" if has_ipv6() else "#"
-    site = site.replace("listen [::]:443", ipv6)
-    (folder / "site.conf").write_text(site.replace("listen 443", f"listen 127.0.0.1:{port}"))
+    site = site.replace("listen [::]:443", ipv6).replace("listen 443", f"listen 127.0.0.1:{port}")
+    (folder / ("clients.conf" if cached else "site.conf")).write_text(site)
+    if cached:
+        for source, name in ("cache.conf", "cache.conf"), ("behind-cache.conf", "site.conf"):
+            text = (_CONFIGURATION / source).read_text()
+            (folder / name).write_text(text.replace("127.0.0.1:8001", f"127.0.0.1:{inner_port}"))
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -137,7 +146,13 @@ def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
     for pem in certificate.cert_chain_pems:
         pem.write_to_path(folder / "tls.crt", append=True)
     write_replicas(folder, urls)
-    with listening(command("nginx", folder), port, folder / "output") as process:
+    return port
+
+
+@contextmanager
+def started(folder: Path, port: int) -> Generator[Balancer]:
+    """Run nginx with the configuration in *folder*, which listens on *port*."""
+    with listening(command(need("nginx"), folder), port, folder / "output") as process:
         balancer = Balancer(folder, port, process)
         balancer.wait()
         yield balancer

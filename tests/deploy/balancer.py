@@ -150,9 +150,10 @@ def configured(folder: Path, urls: Sequence[str], *, cached: bool = False) -> in
 
 
 @contextmanager
-def started(folder: Path, port: int) -> Generator[Balancer]:
-    """Run nginx with the configuration in *folder*, which listens on *port*."""
-    with listening(command(need("nginx"), folder), port, folder / "output") as process:
+def started(folder: Path, port: int, program: str | None = None) -> Generator[Balancer]:
+    """Run nginx, or *program*, with the configuration in *folder*, which listens on *port*."""
+    run = command(program or need("nginx"), folder)
+    with listening(run, port, folder / "output") as process:
         balancer = Balancer(folder, port, process)
         balancer.wait()
         yield balancer
@@ -202,7 +203,7 @@ class Received:
 class Recorder:
     """A replica that records requests, and its responses."""
 
-    url: str
+    url: str = ""
     received: list[Received] = field(default_factory=list)
     asked: list[Received] = field(default_factory=list)
     """Requests for names of shards."""
@@ -232,12 +233,13 @@ class _Recording(Handler[Recorder]):
             self.close_connection = True
         else:
             self.wfile.write(answer)
+            self.close_connection = b"\r\nConnection: close\r\n" in answer
 
 
 @contextmanager
-def recording() -> Generator[Recorder]:
-    """Run a recorder."""
-    listener = Listener(_Recording, recorder := Recorder(""))
+def recording[R: Recorder](recorder: R) -> Generator[R]:
+    """Run *recorder*."""
+    listener = Listener(_Recording, recorder)
     recorder.url = listener.url
     with listener.running():
         yield recorder

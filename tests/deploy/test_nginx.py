@@ -82,7 +82,7 @@ class Site(NamedTuple):
 def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Site]:
     """Start nginx before two recorders."""
     with ExitStack() as stack:
-        replicas = [stack.enter_context(recording()) for _ in range(2)]
+        replicas = [stack.enter_context(recording(Recorder())) for _ in range(2)]
         urls = [each.url for each in replicas]
         folder = tmp_path_factory.mktemp("nginx")
         yield Site(stack.enter_context(balancing(folder, urls)), replicas)
@@ -326,7 +326,7 @@ WITH_ONE_PLACE: Final = "limit_conn requests 1;"
 
 def test_concurrent_requests_are_limited(tmp_path: Path) -> None:
     """A request beyond the limit of concurrent ones gets 503, and 200 once another has ended."""
-    with recording() as recorder, balancing(tmp_path, [recorder.url]) as balancer:
+    with recording(Recorder()) as recorder, balancing(tmp_path, [recorder.url]) as balancer:
         path = tmp_path / "nginx.conf"
         path.write_text(path.read_text().replace("limit_conn requests 1024;", WITH_ONE_PLACE))
         balancer.send_to([recorder.url])

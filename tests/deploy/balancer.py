@@ -239,7 +239,7 @@ class _Recording(Handler[Recorder]):
 @contextmanager
 def recording[R: Recorder](recorder: R) -> Generator[R]:
     """Run *recorder*."""
-    listener = Listener(_Recording, recorder)
+    listener = Listener[Recorder](_Recording, recorder)
     recorder.url = listener.url
     with listener.running():
         yield recorder

@@ -27,6 +27,9 @@ from tests.support.processes import free_ports, listening, listens
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
 TOKEN: Final = "c2VjcmV0LXRva2Vu"
 """Bearer token of the caller that may read the private dataset."""
+BRIEF: Final = "public, max-age=1"
+EXPIRED_S: Final = 2.1
+"""Time after which nginx, which counts whole seconds, takes `BRIEF` for over."""
 _LONGEST_S: Final = 20.0
 
 
@@ -164,6 +167,18 @@ def command(nginx: str, folder: Path) -> list[str]:
     user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
     options = ["-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
     return [nginx, *options, "-g", f"daemon off; {user}"]
+
+
+def cached(answer: httpx.Response) -> str | None:
+    """Return the word of nginx's cache in *answer*: hit, miss, revalidated."""
+    status: str | None = answer.headers.get("x-cache")
+    return status
+
+
+def files_with(folder: Path, text: bytes) -> int:
+    """Return the number of files in the cache below *folder* that contain *text*."""
+    files = [each for each in (folder / "cache").rglob("*") if each.is_file()]
+    return sum(text in each.read_bytes() for each in files)
 
 
 def has_ipv6() -> bool:

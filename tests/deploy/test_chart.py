@@ -320,7 +320,7 @@ def test_cache_of_nginx_is_off_by_default(plain: Rendered) -> None:
 def test_cache_of_nginx_has_its_size_and_volume(
     chart: Chart, volume: dict[str, object], mounted: dict[str, object]
 ) -> None:
-    """With the cache nginx has the size of the values, and their volume where it keeps answers."""
+    """The cache of nginx has the size of the values, and their volume where it keeps answers."""
     cache = {"enabled": True, "size": "7g", "volume": volume}
     rendered = chart.render(**{"balancer.cache": cache})
     pod = rendered.pods()[BALANCER[1]]

@@ -20,7 +20,7 @@ RUN python -m pip --python /venv/bin/python install '.[demo]' trustme
 COPY deploy/put_examples.py .
 ENV PATH=/venv/bin:$PATH
 # A new volume becomes theirs who write to it.
-RUN install -d -o 65532 -g 65532 /certificates
+RUN install -d -o 65532 -g 65532 /certificates /cache
 USER 65532:65532
 CMD ["python", "put_examples.py"]
 

@@ -1,7 +1,8 @@
-"""The servers: nginx in three roles, uvicorn, and Shardgate itself."""
+"""The servers: nginx in four roles, uvicorn, and Shardgate itself."""
 
 import getpass
 import os
+import re
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from .client import Client
 
 BUCKET: Final = "bucket"
 DATASET: Final = "em"
+_DEPLOYED: Final = Path(__file__).parents[2] / "deploy/nginx"
 
 _NGINX: Final = """
 daemon off;
@@ -167,6 +169,37 @@ def uvicorn(home: Path, app: str, **environ: str) -> Generator[Server]:
     options = ["--loop", "uvloop", "--http", "httptools", "--no-access-log"]
     command = ["-m", "uvicorn", *options, "--log-level", "warning", "--port", str(port), app]
     with listening([sys.executable, *command], port, home / "log", clean(**environ)) as process:
+        yield Server(process.pid, port)
+
+
+@contextmanager
+def nginx_deployed(home: Path, gateway: Server, *, cached: bool = False) -> Generator[Server]:
+    """Run nginx before *gateway* as `deploy/nginx` has it, *cached* with its cache of answers.
+
+    As its yardsticks it has one worker, no log, and speaks plain HTTP.
+    """
+    home.mkdir()
+    port, inner_port = free_ports(2)
+    changes = {
+        "worker_processes 2": "worker_processes 1",
+        "access_log [^;]*": "access_log off",
+        "127.0.0.1:8001": f"127.0.0.1:{inner_port}",
+    }
+    copied = {"nginx.conf": "nginx.conf"}
+    if cached:
+        copied |= {"cache.conf": "cache.conf", "behind-cache.conf": "site.conf"}
+    for source, name in copied.items():
+        text = (_DEPLOYED / source).read_text()
+        for pattern, changed in changes.items():
+            text = re.sub(pattern, changed, text)
+        (home / name).write_text(text)
+    site = f"listen 127.0.0.1:{port} backlog=2048;\n"
+    (home / ("clients.conf" if cached else "site.conf")).write_text(site)
+    for name in "replicas.conf", "writers.conf":
+        (home / name).write_text(f"server 127.0.0.1:{gateway.port} max_fails=0;\n")
+    user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
+    command = ["nginx", "-p", str(home), "-e", "stderr", "-c", str(home / "nginx.conf")]
+    with listening([*command, "-g", f"daemon off; {user}"], port, home / "log") as process:
         yield Server(process.pid, port)
 
 

@@ -27,6 +27,9 @@ from tests.support.processes import free_ports, listening, listens
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
 TOKEN: Final = "c2VjcmV0LXRva2Vu"
 """Bearer token of the caller that may read the private dataset."""
+BRIEF: Final = "public, max-age=1"
+EXPIRED_S: Final = 2.1
+"""Time after which nginx, which counts whole seconds, takes `BRIEF` for over."""
 _LONGEST_S: Final = 20.0
 
 
@@ -121,15 +124,24 @@ class Balancer:
 
 
 @contextmanager
-def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
-    """Run nginx before the replicas at *urls*."""
-    need("nginx")
-    (port,) = free_ports(1)
+def balancing(folder: Path, urls: Sequence[str], *, cached: bool = False) -> Generator[Balancer]:
+    """Run nginx before the replicas at *urls*, *cached* with its cache of public answers."""
+    with started(folder, configured(folder, urls, cached=cached)) as balancer:
+        yield balancer
+
+
+def configured(folder: Path, urls: Sequence[str], *, cached: bool = False) -> int:
+    """Write the configuration of nginx before the replicas at *urls*; return its port."""
+    port, inner_port = free_ports(2)
     shutil.copy(_CONFIGURATION / "nginx.conf", folder)
     site = (_CONFIGURATION / "site.conf").read_text()
     ipv6 = f"listen [::1]:{port}" if has_ipv6() else "#"
-    site = site.replace("listen [::]:443", ipv6)
-    (folder / "site.conf").write_text(site.replace("listen 443", f"listen 127.0.0.1:{port}"))
+    site = site.replace("listen [::]:443", ipv6).replace("listen 443", f"listen 127.0.0.1:{port}")
+    (folder / ("clients.conf" if cached else "site.conf")).write_text(site)
+    if cached:
+        for source, name in ("cache.conf", "cache.conf"), ("behind-cache.conf", "site.conf"):
+            text = (_CONFIGURATION / source).read_text()
+            (folder / name).write_text(text.replace("127.0.0.1:8001", f"127.0.0.1:{inner_port}"))
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -137,7 +149,14 @@ def balancing(folder: Path, urls: Sequence[str]) -> Generator[Balancer]:
     for pem in certificate.cert_chain_pems:
         pem.write_to_path(folder / "tls.crt", append=True)
     write_replicas(folder, urls)
-    with listening(command("nginx", folder), port, folder / "output") as process:
+    return port
+
+
+@contextmanager
+def started(folder: Path, port: int, program: str | None = None) -> Generator[Balancer]:
+    """Run nginx, or *program*, with the configuration in *folder*, which listens on *port*."""
+    run = command(program or need("nginx"), folder)
+    with listening(run, port, folder / "output") as process:
         balancer = Balancer(folder, port, process)
         balancer.wait()
         yield balancer
@@ -148,6 +167,18 @@ def command(nginx: str, folder: Path) -> list[str]:
     user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
     options = ["-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
     return [nginx, *options, "-g", f"daemon off; {user}"]
+
+
+def cached(answer: httpx.Response) -> str | None:
+    """Return the word of nginx's cache in *answer*: hit, miss, revalidated."""
+    status: str | None = answer.headers.get("x-cache")
+    return status
+
+
+def files_with(folder: Path, text: bytes) -> int:
+    """Return the number of files in the cache below *folder* that contain *text*."""
+    files = [each for each in (folder / "cache").rglob("*") if each.is_file()]
+    return sum(text in each.read_bytes() for each in files)
 
 
 def has_ipv6() -> bool:
@@ -187,7 +218,7 @@ class Received:
 class Recorder:
     """A replica that records requests, and its responses."""
 
-    url: str
+    url: str = ""
     received: list[Received] = field(default_factory=list)
     asked: list[Received] = field(default_factory=list)
     """Requests for names of shards."""
@@ -217,12 +248,13 @@ class _Recording(Handler[Recorder]):
             self.close_connection = True
         else:
             self.wfile.write(answer)
+            self.close_connection = b"\r\nConnection: close\r\n" in answer
 
 
 @contextmanager
-def recording() -> Generator[Recorder]:
-    """Run a recorder."""
-    listener = Listener(_Recording, recorder := Recorder(""))
+def recording[R: Recorder](recorder: R) -> Generator[R]:
+    """Run *recorder*."""
+    listener = Listener[Recorder](_Recording, recorder)
     recorder.url = listener.url
     with listener.running():
         yield recorder

@@ -266,7 +266,7 @@ def test_changed_configuration_changes_the_pod_template(
             for wrong in (
                 *({"replica": 3}, {"replicas": "three"}, {"balancer": {"tls": {"secret": "x"}}}),
                 *({"autoscaling.requestsInFlight": 0}, {"ingress.hosts": [{"host": "a"}]}),
-                {"image.digest": "0123"},
+                *({"image.digest": "0123"}, {"balancer.cache.size": "10Gi"}),
             )
         ),
         ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "minReplicas is larger"),
@@ -299,6 +299,38 @@ def test_nginx_accepts_the_rendered_configuration(
         check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert "[warn]" not in done.stderr
+
+
+def test_cache_of_nginx_is_off_by_default(plain: Rendered) -> None:
+    """By default nginx has no cache of answers, neither its configuration nor a volume."""
+    pod = plain.pods()[BALANCER[1]]
+
+    files = plain.resources["ConfigMap", BALANCER[1]]["data"]
+    assert files.keys() == {"nginx.conf", "site.conf", "replicas.conf", "writers.conf"}
+    assert [each["name"] for each in pod["volumes"]] == ["config", "tmp"]
+
+
+@pytest.mark.parametrize(
+    ("volume", "mounted"),
+    [
+        ({}, {"emptyDir": {}}),
+        ({"hostPath": {"path": "/data"}}, {"hostPath": {"path": "/data"}}),
+    ],
+)  # fmt: skip
+def test_cache_of_nginx_has_its_size_and_volume(
+    chart: Chart, volume: dict[str, object], mounted: dict[str, object]
+) -> None:
+    """The cache of nginx has the size of the values, and their volume where it keeps answers."""
+    cache = {"enabled": True, "size": "7g", "volume": volume}
+    rendered = chart.render(**{"balancer.cache": cache})
+    pod = rendered.pods()[BALANCER[1]]
+    (nginx,) = pod["containers"]
+
+    files = rendered.resources["ConfigMap", BALANCER[1]]["data"]
+    assert " max_size=7g " in files["cache.conf"]
+    assert "listen 8080" in files["clients.conf"]
+    assert {"name": "cache", "mountPath": "/tmp/cache"} in nginx["volumeMounts"]
+    assert {"name": "cache", **mounted} in pod["volumes"]
 
 
 @pytest.mark.parametrize(

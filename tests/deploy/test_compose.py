@@ -56,6 +56,7 @@ class Composed(NamedTuple):
             "8000": str(ports[service]),
             "8333": str(ports["store"]),
             "8443": str(ports["balancer"]),
+            "8001": str(ports["behind cache"]),
             "0.0.0.0": "127.0.0.1",
             "127.0.0.11": self.resolver,
             "store": "127.0.0.1",
@@ -71,7 +72,8 @@ def composing(root: Path, nginx: str) -> Generator[Composed]:
     """Run all services below *root*, each after those that it depends on."""
     described = services()
     store_port, listening = own_ports(root)
-    ports = dict(zip(described, free_ports(len(described)), strict=True)) | {"store": store_port}
+    named = [*described, "behind cache"]
+    ports = dict(zip(named, free_ports(len(named)), strict=True)) | {"store": store_port}
     names = Names("", ports)
     for name in _FOLDERS:
         (root / name).mkdir(parents=True)
@@ -205,12 +207,31 @@ def test_examples_are_served(composed: Composed, path: str) -> None:
     assert curl(composed, path, "-f").stdout.startswith(b"{")
 
 
+def test_second_answer_comes_from_the_cache_on_the_volume(composed: Composed) -> None:
+    """The second GET of a chunk is a hit of nginx's cache, which lies on the volume."""
+    first, second = (curl(composed, "/image/s0/c/1/2/3", "-D", "/dev/stderr") for _ in range(2))
+
+    assert b"x-cache: miss" in first.stderr
+    assert b"x-cache: hit" in second.stderr
+    assert second.stdout == first.stdout
+    kept = [each for each in (composed.root / "tmp/cache").rglob("*") if each.is_file()]
+    assert sum(first.stdout in each.read_bytes() for each in kept) == 1
+
+
 def test_nginx_follows_changed_addresses_of_gateways(composed: Composed) -> None:
     """Changed addresses of gateways are resolved by nginx without a reload."""
     for address, status in (("127.0.0.2", b"503"), ("127.0.0.1", b"200")):
         composed.names.address = address
         deadline = time.monotonic() + LONGEST_S
-        asked = ("/cells/info", "-o", "/dev/null", "-w", "%{http_code}")
+        asked = (
+            "/cells/info",
+            "-H",
+            "cache-control: no-cache",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+        )
         while (told := curl(composed, *asked).stdout) != status:
             assert time.monotonic() < deadline, told
 

@@ -82,7 +82,7 @@ class Site(NamedTuple):
 def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Site]:
     """Start nginx before two recorders."""
     with ExitStack() as stack:
-        replicas = [stack.enter_context(recording()) for _ in range(2)]
+        replicas = [stack.enter_context(recording(Recorder())) for _ in range(2)]
         urls = [each.url for each in replicas]
         folder = tmp_path_factory.mktemp("nginx")
         yield Site(stack.enter_context(balancing(folder, urls)), replicas)
@@ -321,12 +321,13 @@ def test_request_body_is_streamed_without_a_file(site: Site, *, http2: bool) -> 
 
 
 CONFIGURATION: Final = ROOT / "deploy/nginx/nginx.conf"
+CACHE: Final = CONFIGURATION.with_name("cache.conf")
 WITH_ONE_PLACE: Final = "limit_conn requests 1;"
 
 
 def test_concurrent_requests_are_limited(tmp_path: Path) -> None:
     """A request beyond the limit of concurrent ones gets 503, and 200 once another has ended."""
-    with recording() as recorder, balancing(tmp_path, [recorder.url]) as balancer:
+    with recording(Recorder()) as recorder, balancing(tmp_path, [recorder.url]) as balancer:
         path = tmp_path / "nginx.conf"
         path.write_text(path.read_text().replace("limit_conn requests 1024;", WITH_ONE_PLACE))
         balancer.send_to([recorder.url])
@@ -358,24 +359,48 @@ def until(client: httpx.Client, status: int) -> httpx.Response:
 
 
 def test_memory_limit_of_the_chart_covers_the_worst_case() -> None:
-    """The chart's memory limit for nginx exceeds the buffers of all requests and connections."""
-    text = CONFIGURATION.read_text("utf-8")
+    """The chart's memory limit for nginx exceeds the buffers of all requests and connections.
 
-    def found(name: str) -> list[int]:
-        [values] = re.findall(rf"^ *(?:.*[{{] )?{name} ([^;]*);", text, re.MULTILINE)
-        return [int(n) * (1024 if k else 1) for n, k in re.findall(r"\b(\d+)(k?)\b", values)]
+    So does the limit that it names for nginx with its cache.
+    """
+    needed_mib = memory_mib(text := CONFIGURATION.read_text("utf-8"))
+    with_cache_mib = needed_mib + memory_of_cache_mib(text)
+    values = (CHART / "values.yaml").read_text()
+    limit = yaml.safe_load(values)["balancer"]["resources"]["limits"]["memory"].removesuffix("Mi")
+    [limit_with_cache] = re.findall(r"set resources.limits.memory below to (\d+)Mi", values)
 
+    assert f"At worst {needed_mib:.0f} MiB, of {limit}" in text
+    assert needed_mib < 0.95 * int(limit)
+    assert f"At worst {with_cache_mib:.0f} MiB, of {limit_with_cache}" in CACHE.read_text("utf-8")
+    assert with_cache_mib < 0.95 * int(limit_with_cache)
+
+
+def memory_mib(text: str) -> float:
+    """Return the memory of requests, connections and names of shards."""
     buffers = ("large_client_header_buffers", "proxy_buffers")
-    request_nbytes = sum(prod(found(name)) for name in buffers) + 2 * found("proxy_buffer_size")[0]
-    [requests], [workers] = found("limit_conn"), found("worker_processes")
-    connections = workers * found("worker_connections")[0]
+    request_nbytes = sum(prod(numbers(text, name)) for name in buffers)
+    request_nbytes += 2 * numbers(text, "proxy_buffer_size")[0]
+    [requests], [workers] = numbers(text, "limit_conn"), numbers(text, "worker_processes")
+    connections = workers * numbers(text, "worker_connections")[0]
     [(zone, most)] = re.findall(r"proxy_cache_path .*:(\d+)m max_size=(\d+)m", text)
-    needed_mib = (requests * request_nbytes + connections * 32 * 1024) / 2**20
-    needed_mib += int(zone) + int(most)
+    return (requests * request_nbytes + connections * 32 * 1024) / 2**20 + int(zone) + int(most)
 
-    limits = yaml.safe_load((CHART / "values.yaml").read_text())["balancer"]["resources"]["limits"]
-    assert f"At worst {needed_mib:.0f} MiB, of {limits['memory'].removesuffix('Mi')}" in text
-    assert needed_mib < 0.95 * int(limits["memory"].removesuffix("Mi"))
+
+def memory_of_cache_mib(text: str) -> float:
+    """Return the memory of as many requests in the cache, each of which has four connections."""
+    cache = CACHE.read_text("utf-8")
+    connections = numbers(text, "worker_processes")[0] * numbers(text, "worker_connections")[0]
+    request_nbytes = prod(numbers(text, "large_client_header_buffers"))
+    request_nbytes += prod(numbers(cache, "proxy_buffers"))
+    request_nbytes += 2 * numbers(text, "proxy_buffer_size")[0]
+    [zone] = re.findall(r"keys_zone=answers:(\d+)m", cache)
+    return connections / 4 * request_nbytes / 2**20 + int(zone)
+
+
+def numbers(text: str, name: str) -> list[int]:
+    """Return the numbers of the directive *name*, in bytes where they have a unit."""
+    [values] = re.findall(rf"^ *(?:.*[{{] )?{name} ([^;]*);", text, re.MULTILINE)
+    return [int(n) * (1024 if k else 1) for n, k in re.findall(r"\b(\d+)(k?)\b", values)]
 
 
 SHAPES = list(UNCLEAR.values())

@@ -14,9 +14,8 @@ from pydantic import ByteSize
 
 from shardgate.errors import BadKeyError
 from shardgate.formats.listing import Name
-from shardgate.http.paths import quote_segment, split_target, split_token
 from shardgate.http.read import MOST_LINKS, listing_page
-from shardgate.http.request import Request
+from shardgate.http.request import Request, quote_segment, split_target, split_token
 from shardgate.http.responses import content_type
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes

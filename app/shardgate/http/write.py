@@ -24,8 +24,7 @@ from shardgate.http.auth.access import ServedDataset, why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
 from shardgate.http.conditions import parse_demand
-from shardgate.http.paths import check_key
-from shardgate.http.request import Headers, Request, RequestHeaders
+from shardgate.http.request import Headers, Request, RequestHeaders, check_key
 from shardgate.http.responses import ALLOW, NO_STORE, Responder
 from shardgate.http.s3 import dialect
 from shardgate.icechunk.sessions.registry import Sessions

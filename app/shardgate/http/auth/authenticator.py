@@ -23,8 +23,7 @@ from shardgate.http.auth.access import (
     may_read,
 )
 from shardgate.http.auth.sigv4 import Signatures
-from shardgate.http.paths import token_in
-from shardgate.http.request import Request
+from shardgate.http.request import Request, token_in
 from shardgate.observability.requests import note_caller
 from shardgate.settings import PUBLIC, RESERVED, CallerSettings
 

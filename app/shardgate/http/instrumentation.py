@@ -8,14 +8,15 @@ from http import HTTPStatus
 from typing import Final
 
 from shardgate.http.gateway import Gateway
-from shardgate.http.limits import Networks, client_of
 from shardgate.http.request import (
     Answer,
     DeferredResponse,
     Exchange,
+    Networks,
     Request,
     RequestHeaders,
     Response,
+    client_of,
 )
 from shardgate.http.shard_affinity import NAME as SHARDS
 from shardgate.observability.logging import AccessLog, AccessRecord

@@ -9,10 +9,11 @@ function that sends one to an `Exchange`.
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
@@ -26,6 +27,7 @@ from shardgate.storage.contract import TEMPORARY
 type Headers = list[tuple[bytes, bytes]]
 type RequestHeaders = Mapping[bytes, bytes]
 """Headers of a request by lower-case name; see `combine_headers`."""
+type Networks = Sequence[IPv4Network | IPv6Network]
 
 MAX_KEY_BYTES: Final = 1024
 """As in S3."""
@@ -34,6 +36,8 @@ TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
 _TILDE: Final = ord("~")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_SITE_BITS: Final = 64
+"""Prefix length of the IPv6 network that one client usually holds."""
 _process: Final = secrets.token_hex(4).encode()
 _numbers: Final = itertools.count(1)
 
@@ -224,3 +228,54 @@ def token_in(segment: bytes) -> str:
     """Return the token of ``/~TOKEN``, percent-encoded as it was sent."""
     start = len(b"/~") if segment[1] == _TILDE else len(b"/%7E")
     return segment[start:].decode("latin-1")
+
+
+def peer_of(client: tuple[str, int] | None) -> bytes:
+    """Return the address of an ASGI *client* for logs; empty if the connection has none."""
+    return b"" if client is None else client[0].encode(errors="backslashreplace")
+
+
+def client_of(peer: str, headers: RequestHeaders, proxies: Networks) -> str:
+    """Return the client of a request that comes through a connection of *peer*.
+
+    It is the last address in X-Forwarded-For that is not one of *proxies*, each of which appends
+    the peer of its own connection. An IPv6 client is named by its network.
+    """
+    forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
+    client = peer
+    while forwarded and is_within(client, proxies):
+        address = forwarded.pop().strip()
+        if address and not _is_loggable(address):
+            break
+        client = address or client
+    return _network_of(client)
+
+
+def _is_loggable(text: str) -> bool:
+    """Return whether *text* is an address without a zone, which could hold any characters."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
+def is_within(client: str, networks: Networks) -> bool:
+    """Return whether the address *client* lies in one of *networks*."""
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    return any(address in network for network in networks)
+
+
+def _network_of(client: str) -> str:
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return client
+    if not isinstance(address, IPv6Address):
+        return client
+    return str(address.ipv4_mapped or IPv6Network((address, _SITE_BITS), strict=False))

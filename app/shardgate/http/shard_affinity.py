@@ -16,13 +16,14 @@ from typing import Final
 from shardgate.errors import BadKeyError, ShardgateError
 from shardgate.formats.icechunk.keys import session_prefix
 from shardgate.http.auth.access import Datasets
-from shardgate.http.limits import Networks, is_within
 from shardgate.http.request import (
     Answer,
     Exchange,
     Headers,
+    Networks,
     Request,
     Response,
+    is_within,
     split_target,
     split_token,
 )

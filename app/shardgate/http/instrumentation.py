@@ -20,12 +20,12 @@ from shardgate.http.request import (
 )
 from shardgate.http.shard_affinity import NAME as SHARDS
 from shardgate.observability.logging import AccessLog, AccessRecord
-from shardgate.observability.metrics import RequestMetrics
-from shardgate.observability.requests import (
+from shardgate.observability.metrics import (
     NO_DATASET,
     OTHER_METHOD,
     Outcome,
     RequestContext,
+    RequestMetrics,
     current_request,
     method_label,
     outcome_of,

@@ -24,7 +24,7 @@ from shardgate.http.auth.access import (
 )
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.request import Request, token_in
-from shardgate.observability.requests import note_caller
+from shardgate.observability.metrics import note_caller
 from shardgate.settings import PUBLIC, RESERVED, CallerSettings
 
 _READS: Final = ("GET", "HEAD")

@@ -58,6 +58,8 @@ class Request:
     """The first segment of the path, ``/~TOKEN``, if it is a token."""
     name: str
     """Dataset, which may not exist, or a reserved name."""
+    dataset: str
+    """*name*, or in the API the dataset that the request is for, which may not exist."""
     key: VirtualKey | None = None
     """What follows *name* and a slash, which may be empty; `None` without the slash."""
     fault: BadKeyError | None = None
@@ -88,6 +90,9 @@ class Request:
         except BadKeyError as error:
             self.name = self.path[1:].partition("/")[0]
             self.fault = error.with_traceback(None)
+        self.dataset = self.name
+        if self.name == "api":
+            self.dataset = self.path.removeprefix("/api/datasets")[1:].partition("/")[0]
         self.fields = fields
         self.headers = headers
         self.peer = peer
@@ -98,13 +103,6 @@ class Request:
     def path(self) -> str:
         """Decoded path."""
         return unquote(self.raw_path.decode("utf-8", "replace"))
-
-    @property
-    def dataset(self) -> str:
-        """The dataset that the request is for, or a reserved name; neither may exist."""
-        if self.name != "api":
-            return self.name
-        return self.path.removeprefix("/api/datasets")[1:].partition("/")[0]
 
     @property
     def token(self) -> str | None:

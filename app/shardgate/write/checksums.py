@@ -40,6 +40,9 @@ async def write_checksums(
     Raises: `DamagedError` if the old checksum of bytes that are kept does not match,
     `VersionChangedError`, `StorageError`.
     """
+    plain = [each for each in pieces if not isinstance(each, Checksummed)]
+    if len(plain) == len(pieces):
+        return plain
     covered = [each for each in pieces if isinstance(each, Checksummed)]
     places = [each.replaces for each in covered if each.replaces and any(_kept(each.pieces))]
     spans = plan_spans(part for place in places for part in _split(place))

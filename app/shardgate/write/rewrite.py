@@ -21,7 +21,7 @@ from shardgate.errors import ConflictError, PreconditionFailedError, VersionChan
 from shardgate.formats.contract import Entry, NewShard, OpenShard, ShardRewriter
 from shardgate.formats.reading import Versioned
 from shardgate.model import ETag, ObjectRef, Stored, VirtualKey
-from shardgate.read.bodies import Demand, Entity
+from shardgate.read.bodies import Demand, forms_of
 from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.metadata_cache import ReadCache
@@ -124,7 +124,7 @@ def sort_changes(
 def _names(shard: ShardRewriter[Any], old: OpenShard | None, entry: Entry) -> tuple[ETag, ...]:
     if old is None or (place := old.lookup(entry)) is None:
         return ()
-    return Entity.at(Stored(shard.ref, place, old.etag)).names
+    return forms_of(Stored(shard.ref, place, old.etag).etag)
 
 
 def resolve_change(
@@ -140,7 +140,7 @@ def resolve_change(
     elif change.data is None:
         resolve(change.done, None)
     elif sorted_changes.made.get(change.entry) is change.data and change.entry in places:
-        resolve(change.done, Entity.at(places[change.entry]).etag)
+        resolve(change.done, places[change.entry].etag)
     else:  # overwritten by a later change of the same rewrite
         resolve(change.done, _unseen_etag())
 

@@ -50,11 +50,12 @@ type Outcome = Literal["hit", "answered", "not_modified", "absent", "refused", "
 other 4xx and 501, ``failed`` 424, any other 5xx or a response that broke off, ``gone`` a client
 that left before the end."""
 
+METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
 OTHER_METHOD: Final = "other"
+"""Label of all other methods: clients may invent any number."""
 NO_DATASET: Final = ""
 """Label of the control plane, and of names that are no configured dataset."""
 
-_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
 _TOKEN: Final = re.compile(r"(?:~|%(?:25)*7[Ee])[^/\s]*")
 """A possible token in a path, wherever it stands, percent-encoded any number of times."""
 
@@ -109,11 +110,6 @@ def is_failure(status: int) -> bool:
     if status == HTTPStatus.FAILED_DEPENDENCY:
         return True
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
-
-
-def method_label(method: str) -> str:
-    """Return *method* if it is served, else ``other``: clients may invent any number."""
-    return method if method in _METHODS else OTHER_METHOD
 
 
 def mask_tokens(text: str) -> str:

@@ -113,7 +113,7 @@ class IndexCodec:
         """Return inner chunk *entry* of *shard*, if it is stored. Raises: `DamagedError`."""
         ref, place, version = shard
         try:
-            found = self.find(index, entry, place.length)
+            found = self.find(index, entry, place.stop - place.start)
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
         return None if found is None else Stored(ref, place.narrow(found), version)

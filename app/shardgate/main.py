@@ -20,9 +20,8 @@ from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.auth.tokens import TokenSigner, build_tokens
 from shardgate.http.body import RequestBodyReader
-from shardgate.http.gateway import Gateway
+from shardgate.http.gateway import ConcurrencyLimiter, Gateway
 from shardgate.http.instrumentation import InstrumentedApp
-from shardgate.http.limits import ConcurrencyLimiter
 from shardgate.http.pages.links import viewer_folder
 from shardgate.http.pages.start_page import OverviewCache, StartPage
 from shardgate.http.read import DataPlane

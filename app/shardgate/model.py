@@ -175,6 +175,12 @@ class Stored(NamedTuple):
     byte_range: ByteRange
     version: Version
 
+    @property
+    def etag(self) -> ETag:
+        """ETag of these bytes: that of the object with the range."""
+        _, (start, stop), version = self
+        return ETag(f'{etag_of(version)[:-1]}-{start:x}-{stop - start:x}"')
+
 
 class Part(NamedTuple):
     """Range of the current version of an object, which must exist and be long enough."""

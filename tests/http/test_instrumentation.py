@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ByteSize
 
 from shardgate.main import create_app
-from shardgate.observability.requests import Outcome, outcome_of
+from shardgate.observability.metrics import Outcome, outcome_of
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from shardgate.storage.wrappers import Method
 

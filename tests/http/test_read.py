@@ -1,10 +1,10 @@
-"""`shardgate.http.read` and `paths`: datasets, keys and tokens, pages of links, and damage."""
+"""`shardgate.http.read`: pages of links, types, and damage."""
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, unquote, urljoin
+from urllib.parse import unquote, urljoin
 
 import httpx
 import pytest
@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ByteSize
 
-from shardgate.errors import BadKeyError
 from shardgate.formats.listing import Name
-from shardgate.http.paths import quote_segment, split_target, split_token
 from shardgate.http.read import MOST_LINKS, listing_page
-from shardgate.http.request import Request
+from shardgate.http.request import split_target
 from shardgate.http.responses import content_type
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
@@ -148,110 +146,3 @@ def test_missing_metadata_is_unavailable(tmp_path: Path, shard: Path) -> None:
         assert client.get("/em/c/0/0").content == CHUNKS["c/0/0"]
     assert shard.read_bytes() == before
     assert [each.name for each in shard.parent.iterdir()] == ["0"]
-
-
-@pytest.mark.parametrize(
-    ("path", "key"),
-    [
-        (b"s0/c/0/1", "s0/c/0/1"),
-        (b"", ""),
-        (b"s0/", "s0/"),
-        (b"a%20b+c", "a b+c"),
-        (b"%C3%A9", "é"),
-        (b"7:0:0-64", "7:0:0-64"),
-        (b".zattrs", ".zattrs"),
-        (b"..a/b..", "..a/b.."),
-        (b"%zz", "%zz"),
-        (b"@branch.a/b", "@branch.a/b"),
-        (b"@branch.a%2fb/c%2fd", "@branch.a%2Fb/c/d"),
-        (b"%40branch%2ea%2Fb/c", "@branch.a%2Fb/c"),
-        (b"@tag.100%25/c%25", "@tag.100%25/c%"),
-        (b"@tag.%252F/c", "@tag.%252F/c"),
-        (b"@tag.a%00%0D%0A%7f", "@tag.a%00%0D%0A%7F"),
-        (b"@branch.%2e%2e/c", "@branch.../c"),
-        (b"@branch.%2F..%2F..%2Fetc/c", "@branch.%2F..%2F..%2Fetc/c"),
-        (b"lab/@branch.a%2Fb/c", "lab/@branch.a%2Fb/c"),
-        (b"@Branch.a%2Fb", "@Branch.a/b"),
-    ],
-)
-def test_path_is_split_into_dataset_and_key(path: bytes, key: str) -> None:
-    """The first segment names the dataset; the rest, decoded once, is the key."""
-    assert split_target(b"/em/" + path) == ("em", key)
-    assert split_target(b"/em") == ("em", None)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *(b"../etc", b"a/..", b"./a", b"%2e%2e/a", b"%2e%2e%2fa", b"a//b", b"/a"),
-        *(b"a%00b", b"a%0d%0ab", b"%ff", b"\xff", b"@branch.%ff", b"@branch.a/b%00"),
-        *(b"@branch.a/../b", b"@branch.a/%2e%2e/b", b"@branch.a//b"),
-        *(b".shardgate-uploads/0", b"a/c/0%2eshardgate-1"),
-        *(b"@branch." + b"%2F" * 400, b"%C3%A9" * 513, b"a" * 1025, b"a" * 100_000),
-    ],
-)
-def test_invalid_path_is_refused(path: bytes) -> None:
-    """A path that leaves the root, is too long or has two spellings raises BadKeyError."""
-    with pytest.raises(BadKeyError):
-        split_target(b"/em/" + path)
-
-
-@pytest.mark.parametrize("spell", [quote, quote_segment])
-@given(st.lists(NAMES, min_size=1, max_size=5))
-def test_quoted_key_is_unquoted(spell: Callable[[str], str], segments: list[str]) -> None:
-    """A quoted key is unquoted again, or is refused for its segments, length or reserved name."""
-    key = "/".join(segments)
-    try:
-        found = split_target(f"/em/{spell(key)}".encode())
-    except BadKeyError:
-        assert {".", ".."} & set(segments) or len(key.encode()) > 1024 or ".shardgate-" in key
-    else:
-        assert found == ("em", key)
-
-
-@given(st.sampled_from(["@branch.", "@tag."]), st.text(st.characters(exclude_categories=["Cs"])))
-def test_ref_name_stays_in_its_segment(start: str, name: str) -> None:
-    """Slashes and control characters in the name of a ref do not split its segment."""
-    text = start + name
-    try:
-        dataset, key = split_target(f"/em/{quote(text, safe='')}/a".encode())
-    except BadKeyError:
-        assert len(quote(text)) > 1000
-        return
-    segment, _, rest = (key or "").partition("/")
-    assert (dataset, unquote(segment), rest) == ("em", text, "a")
-    assert split_target(f"/em/{quote_segment(segment)}/a".encode()) == (dataset, key)
-
-
-@pytest.mark.parametrize(
-    ("raw_path", "token", "rest"),
-    [
-        (b"/~abc/em/c/0", "abc", b"/em/c/0"),
-        (b"/~abc/", "abc", b"/"),
-        (b"/~abc", "abc", b""),
-        (b"/~/em", "", b"/em"),
-        (b"/~a%2Fb%3D/em/c%2F0", "a%2Fb%3D", b"/em/c%2F0"),
-        (b"/%7Eabc/em", "abc", b"/em"),
-        (b"/~abc//em", "abc", b"//em"),
-        (b"/~a/em/\xc3\xa9%20", "a", b"/em/\xc3\xa9%20"),
-    ],
-)
-def test_token_is_the_first_segment(raw_path: bytes, token: str, rest: bytes) -> None:
-    """A first segment that begins with a tilde is a token, and the rest remains as sent."""
-    request = Request("GET", raw_path, [], {}, b"")
-
-    assert (request.token, request.raw_path) == (token, rest)
-    assert request.path == unquote(rest)
-    assert split_token(raw_path) == (raw_path.removesuffix(rest), rest)
-    assert split_token(b"/em" + raw_path) == (None, b"/em" + raw_path)
-    assert split_token(rest) == (None, rest)
-
-
-@pytest.mark.parametrize("raw_path", [b"/em/a/../b", b"/em//a", b"/em/%ff", b"/em/%00"])
-def test_request_with_an_invalid_key_has_a_name_and_a_fault(raw_path: bytes) -> None:
-    """A request whose path has no valid key names its dataset, and says what is wrong."""
-    request = Request("GET", raw_path, [], {}, b"")
-
-    assert (request.name, request.key) == ("em", None)
-    assert isinstance(request.fault, BadKeyError)
-    assert Request("GET", b"/em/a", [], {}, b"").fault is None

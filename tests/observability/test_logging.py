@@ -33,7 +33,7 @@ from shardgate.observability.logging import (
     open_access_log,
     timestamp,
 )
-from shardgate.observability.requests import RequestContext, current_request
+from shardgate.observability.metrics import RequestContext, current_request
 from shardgate.settings import ServerSettings
 
 LONGEST_S = 20

@@ -1,4 +1,4 @@
-"""Checksums over old and new bytes."""
+"""`shardgate.write.rewrite`: checksums over old and new bytes."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.formats.contract import Checksummed
 from shardgate.model import ByteRange, ETag, Piece
 from shardgate.storage.memory import MemoryStore
-from shardgate.write.checksums import length_of, write_checksums
+from shardgate.write.rewrite import length_of, write_checksums
 from tests.read.stores import WatchedStore
 from tests.support.resolving import ROOT
 from tests.write.writers import Between

@@ -9,9 +9,7 @@ import pytest
 
 from shardgate import errors
 from shardgate.errors import PreconditionFailedError, ReadOnlyError, ShardgateError
-from shardgate.formats.contract import Translator
 from shardgate.model import ETag, ObjectRef, VirtualKey
-from shardgate.read.containers import Containers
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
 from tests.formats.neuroglancer_precomputed.case import build_meshes
@@ -266,25 +264,24 @@ async def test_many_keys_yield_to_the_event_loop(memory: MemoryStore, name: str)
     grid = {"name": "regular", "configuration": {"chunk_shape": [4 * count]}}
     memory.place(ROOT.join("a/zarr.json"), zarr_json(shape=[4 * count], chunk_grid=grid))
     one = replica(memory)
-    since = longest = 0
+    keys = [VirtualKey(name.format(number)) for number in range(count)]
+    since, longest = set[str](), 0
 
-    class Counted(Containers):
-        def translator(self, ref: ObjectRef) -> Translator | None:
-            nonlocal since, longest
-            since += 1
-            longest = max(longest, since)
-            return Containers.translator(self, ref)
+    class Counted(ObjectRef):
+        def join(self, relative: str) -> ObjectRef:
+            nonlocal longest
+            since.add(relative)
+            longest = max(longest, len(since))
+            return ObjectRef.join(self, relative)
 
     async def take_turns() -> None:
-        nonlocal since
         while True:
-            since = 0
+            since.clear()
             await asyncio.sleep(0)
 
-    dataset = one.reading.dataset
-    dataset = replace(dataset, containers=Counted(dataset.containers.formats))
+    dataset = replace(one.reading.dataset, root=Counted(*ROOT))
     other = asyncio.create_task(take_turns())
-    given = [KeyWrite(VirtualKey(name.format(number)), b"0000") for number in range(count)]
+    given = [KeyWrite(key, b"0000") for key in keys]
     outcomes = await one.writer.put_each(dataset, given)
     other.cancel()
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from shardgate.model import ByteRequest, ETag, Fixed, ObjectRef, UnmodifiedSince, Version
+from shardgate.model import ByteRequest, ETag, ObjectRef, UnmodifiedSince, Version
 
 
 class DecodeError(ValueError):
@@ -51,11 +51,6 @@ class Read[T: Weighable](NamedTuple):
     """Returns the memory that decoding takes: of the data, or at most for *request* if `None`;
     raises `DecodeError`. Where it is set, the data are decoded off the event loop.
     """
-
-    @property
-    def is_pinned(self) -> bool:
-        """True if only a single version can be read."""
-        return isinstance(self.version, str | Fixed)
 
 
 class Versioned[T](NamedTuple):

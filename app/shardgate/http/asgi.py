@@ -10,8 +10,7 @@ from starlette.routing import Router
 
 from shardgate.http.body import ClientGoneError, IncomingBody
 from shardgate.http.instrumentation import InstrumentedApp
-from shardgate.http.limits import peer_of
-from shardgate.http.request import Asgi, Headers, Request, Response, combine_headers
+from shardgate.http.request import Asgi, Headers, Request, Response, combine_headers, peer_of
 from shardgate.observability.logging import log_loop_exception
 
 BY_NAME: Final = "shardgate.headers"

@@ -8,25 +8,26 @@ from http import HTTPStatus
 from typing import Final
 
 from shardgate.http.gateway import Gateway
-from shardgate.http.limits import Networks, client_of
 from shardgate.http.request import (
     Answer,
     DeferredResponse,
     Exchange,
+    Networks,
     Request,
     RequestHeaders,
     Response,
+    client_of,
 )
 from shardgate.http.shard_affinity import NAME as SHARDS
 from shardgate.observability.logging import AccessLog, AccessRecord
-from shardgate.observability.metrics import RequestMetrics
-from shardgate.observability.requests import (
+from shardgate.observability.metrics import (
+    METHODS,
     NO_DATASET,
     OTHER_METHOD,
     Outcome,
     RequestContext,
+    RequestMetrics,
     current_request,
-    method_label,
     outcome_of,
 )
 from shardgate.observability.tracing import Tracing
@@ -101,7 +102,7 @@ class InstrumentedApp:
         else:
             key = key.partition("/")[2]
         client = self._client(request) if self._proxies else request.peer
-        method = method_label(request.method)
+        method = request.method if request.method in METHODS else OTHER_METHOD
         context = RequestContext(method, dataset, key, client, is_private=not is_public)
         context.request_id = request.id
         context.caller = "" if request.caller is None else request.caller.name

@@ -27,7 +27,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from shardgate.errors import ShardgateError
 from shardgate.http.asgi import BY_NAME, AsgiApp
 from shardgate.http.body import has_body
-from shardgate.http.limits import peer_of
 from shardgate.http.request import (
     DeferredResponse,
     Headers,
@@ -36,6 +35,7 @@ from shardgate.http.request import (
     Response,
     combine_headers,
     encode_headers,
+    peer_of,
 )
 from shardgate.read.bodies import Pieces
 

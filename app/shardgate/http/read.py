@@ -24,7 +24,6 @@ from shardgate.http.conditions import (
     etag_of_selected,
     whole_of,
 )
-from shardgate.http.paths import quote_segment
 from shardgate.http.request import (
     Answer,
     Exchange,
@@ -32,6 +31,7 @@ from shardgate.http.request import (
     Request,
     Response,
     encode_headers,
+    quote_segment,
 )
 from shardgate.http.responses import (
     ALLOW,

@@ -1,5 +1,7 @@
 """A request and its response: made once by `GatewayProtocol` or `AsgiApp`, and passed on.
 
+The path is ``/{dataset}/{virtual key}``, or ``/~TOKEN/{dataset}/{virtual key}``.
+
 A layer has one entry, ``answer(request)``. It returns the response if that is in memory, or else a
 function that sends one to an `Exchange`.
 """
@@ -7,24 +9,35 @@ function that sends one to an `Exchange`.
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 from shardgate.errors import BadKeyError
 from shardgate.http.auth.access import Caller
 from shardgate.http.body import IncomingBody
-from shardgate.http.paths import TOKEN_PREFIXES, split_target, split_token, token_in
-from shardgate.model import VirtualKey
+from shardgate.model import NAMED_REFS, VirtualKey, escape_ref
 from shardgate.read.bodies import Body
+from shardgate.storage.contract import TEMPORARY
 
 type Headers = list[tuple[bytes, bytes]]
 type RequestHeaders = Mapping[bytes, bytes]
 """Headers of a request by lower-case name; see `combine_headers`."""
+type Networks = Sequence[IPv4Network | IPv6Network]
 
+MAX_KEY_BYTES: Final = 1024
+"""As in S3."""
+_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
+TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
+"""Beginnings of paths with a token."""
+_TILDE: Final = ord("~")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_SITE_BITS: Final = 64
+"""Prefix length of the IPv6 network that one client usually holds."""
 _process: Final = secrets.token_hex(4).encode()
 _numbers: Final = itertools.count(1)
 
@@ -45,6 +58,8 @@ class Request:
     """The first segment of the path, ``/~TOKEN``, if it is a token."""
     name: str
     """Dataset, which may not exist, or a reserved name."""
+    dataset: str
+    """*name*, or in the API the dataset that the request is for, which may not exist."""
     key: VirtualKey | None = None
     """What follows *name* and a slash, which may be empty; `None` without the slash."""
     fault: BadKeyError | None = None
@@ -75,6 +90,9 @@ class Request:
         except BadKeyError as error:
             self.name = self.path[1:].partition("/")[0]
             self.fault = error.with_traceback(None)
+        self.dataset = self.name
+        if self.name == "api":
+            self.dataset = self.path.removeprefix("/api/datasets")[1:].partition("/")[0]
         self.fields = fields
         self.headers = headers
         self.peer = peer
@@ -85,13 +103,6 @@ class Request:
     def path(self) -> str:
         """Decoded path."""
         return unquote(self.raw_path.decode("utf-8", "replace"))
-
-    @property
-    def dataset(self) -> str:
-        """The dataset that the request is for, or a reserved name; neither may exist."""
-        if self.name != "api":
-            return self.name
-        return self.path.removeprefix("/api/datasets")[1:].partition("/")[0]
 
     @property
     def token(self) -> str | None:
@@ -153,3 +164,116 @@ def request_id(sent: bytes | None) -> bytes:
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent
     return b"%b-%x" % (_process, next(_numbers))
+
+
+@lru_cache(maxsize=4096)
+def split_target(raw_path: bytes) -> tuple[str, VirtualKey | None]:
+    """Split ``/{dataset}/{virtual key}``; the key is `None` if no slash follows the dataset.
+
+    A key may end in a slash, as a prefix.
+
+    Raises: `BadKeyError` for a key that is not UTF-8 once decoded, has control characters, ``.``,
+    ``..`` or empty segments, is too long, or is reserved for temporary objects.
+    """
+    try:
+        path = raw_path.decode("ascii")
+        if "%" in path:
+            path = "/".join(map(_decode, path.split("/")))
+    except UnicodeDecodeError:
+        raise BadKeyError("the path is not percent-encoded UTF-8") from None
+    dataset, slash, key = path[1:].partition("/")
+    return dataset, check_key(key) if slash else None
+
+
+def check_key(key: str) -> VirtualKey:
+    """Return the decoded *key*; raise `BadKeyError` as `split_target` does."""
+    if len(key) > MAX_KEY_BYTES or (not key.isascii() and len(key.encode()) > MAX_KEY_BYTES):
+        raise BadKeyError(f"the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes")
+    if TEMPORARY in key:
+        raise BadKeyError(f"{key!r} is no key: {TEMPORARY} is reserved for unfinished objects")
+    if _FORBIDDEN.search(key):
+        raise BadKeyError(f"{key!r} has a control character or an empty, '.' or '..' segment")
+    return VirtualKey(key)
+
+
+def quote_segment(name: str) -> str:
+    """Percent-encode one segment of a key, which may end in a slash, for a URL."""
+    return quote(name, safe="/%@" if name.startswith(NAMED_REFS) else "/")
+
+
+def quote_key(key: str) -> str:
+    """Percent-encode a key, or the beginning of one, for a URL."""
+    return "/".join(map(quote_segment, key.split("/")))
+
+
+def _decode(segment: str) -> str:
+    """Decode a segment; in names of refs stays escaped what a segment cannot hold."""
+    text = unquote(segment, errors="strict")
+    return escape_ref(text) if text.startswith(NAMED_REFS) else text
+
+
+def split_token(raw_path: bytes) -> tuple[bytes | None, bytes]:
+    """Split ``/~TOKEN/{dataset}/{virtual key}`` into ``/~TOKEN`` and the rest."""
+    if not raw_path.startswith(TOKEN_PREFIXES):
+        return None, raw_path
+    end = raw_path.find(b"/", 1)
+    if end < 0:
+        return raw_path, b""
+    return raw_path[:end], raw_path[end:]
+
+
+def token_in(segment: bytes) -> str:
+    """Return the token of ``/~TOKEN``, percent-encoded as it was sent."""
+    start = len(b"/~") if segment[1] == _TILDE else len(b"/%7E")
+    return segment[start:].decode("latin-1")
+
+
+def peer_of(client: tuple[str, int] | None) -> bytes:
+    """Return the address of an ASGI *client* for logs; empty if the connection has none."""
+    return b"" if client is None else client[0].encode(errors="backslashreplace")
+
+
+def client_of(peer: str, headers: RequestHeaders, proxies: Networks) -> str:
+    """Return the client of a request that comes through a connection of *peer*.
+
+    It is the last address in X-Forwarded-For that is not one of *proxies*, each of which appends
+    the peer of its own connection. An IPv6 client is named by its network.
+    """
+    forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
+    client = peer
+    while forwarded and is_within(client, proxies):
+        address = forwarded.pop().strip()
+        if address and not _is_loggable(address):
+            break
+        client = address or client
+    return _network_of(client)
+
+
+def _is_loggable(text: str) -> bool:
+    """Return whether *text* is an address without a zone, which could hold any characters."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
+def is_within(client: str, networks: Networks) -> bool:
+    """Return whether the address *client* lies in one of *networks*."""
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    return any(address in network for network in networks)
+
+
+def _network_of(client: str) -> str:
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return client
+    if not isinstance(address, IPv6Address):
+        return client
+    return str(address.ipv4_mapped or IPv6Network((address, _SITE_BITS), strict=False))

@@ -16,9 +16,17 @@ from typing import Final
 from shardgate.errors import BadKeyError, ShardgateError
 from shardgate.formats.icechunk.keys import session_prefix
 from shardgate.http.auth.access import Datasets
-from shardgate.http.limits import Networks, is_within
-from shardgate.http.paths import split_target, split_token
-from shardgate.http.request import Answer, Exchange, Headers, Request, Response
+from shardgate.http.request import (
+    Answer,
+    Exchange,
+    Headers,
+    Networks,
+    Request,
+    Response,
+    is_within,
+    split_target,
+    split_token,
+)
 from shardgate.read.metadata_cache import SizedLRUCache
 from shardgate.read.resolver import Resolver
 

@@ -19,13 +19,12 @@ from shardgate.errors import (
     ShardgateError,
     UnsupportedError,
 )
-from shardgate.formats.icechunk.keys import session_prefix
+from shardgate.formats.icechunk.keys import SESSION, session_prefix
 from shardgate.http.auth.access import ServedDataset, why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
 from shardgate.http.conditions import parse_demand
-from shardgate.http.paths import check_key
-from shardgate.http.request import Headers, Request, RequestHeaders
+from shardgate.http.request import Headers, Request, RequestHeaders, check_key
 from shardgate.http.responses import ALLOW, NO_STORE, Responder
 from shardgate.http.s3 import dialect
 from shardgate.icechunk.sessions.registry import Sessions
@@ -79,11 +78,10 @@ class WriteRequest(NamedTuple):
 
     def demand(self, prefix: bytes = b"") -> Demand | None:
         """Parse the preconditions, whose names begin with *prefix*. Raises: `BadHeaderError`."""
-        if_match, if_none_match = [
-            None if value is None else value.decode("latin-1")
-            for value in map(self.headers.get, (prefix + b"if-match", prefix + b"if-none-match"))
-        ]
-        return parse_demand(if_match, if_none_match)
+        sent = [self.headers.get(prefix + name) for name in (b"if-match", b"if-none-match")]
+        if sent == [None, None]:
+            return None
+        return parse_demand(*[None if each is None else each.decode("latin-1") for each in sent])
 
     def object_headers(self) -> ObjectHeaders:
         """Return the headers to store. Raises: `BadHeaderError`, `UnknownCodingError`."""
@@ -173,7 +171,7 @@ class WritePlane:
         method, query, key = request.method, request.query, request.key
         dataset = await self._authenticator.enter(request, request.name)
         names = dialect.parameter_names(query) if query else frozenset[bytes]()
-        step = dialect.upload_step(method, names) if key else None
+        step = dialect.upload_step(method, names) if key and names else None
         is_served = method in {"PUT", "DELETE"} or (method == "POST" and (step or not key))
         if not dataset.is_writable or not is_served:
             reason = "" if dataset.is_writable else f": {why_read_only(dataset.name)}"
@@ -202,13 +200,19 @@ class WritePlane:
         finally:
             await held.release()
 
+    async def _route(
+        self, dataset: ServedDataset, key: VirtualKey
+    ) -> tuple[ServedDataset, VirtualKey]:
+        """Return the session of *key* as a dataset, and the key in it, or else both unchanged."""
+        return await self._sessions.route(dataset, key) if SESSION in key else (dataset, key)
+
     async def _put(self, request: WriteRequest) -> None:
         request.refuse_prefix()
         demand, headers = request.demand(), request.object_headers()
 
         async def put(payload: Payload, source: ObjectHeaders | None = None) -> ETag | None:
             stored = source or headers._replace(coding=headers.coding or payload.coding)
-            dataset, key = await self._sessions.route(request.dataset, request.key)
+            dataset, key = await self._route(request.dataset, request.key)
             return await self._writer.put(dataset, KeyWrite(key, payload.body, stored, demand))
 
         if COPY_SOURCE in request.headers:
@@ -231,7 +235,7 @@ class WritePlane:
         demand = request.demand()
         if not request.key.endswith("/"):
             with suppress(BadKeyError):  # where no such chunk can be, none is
-                dataset, key = await self._sessions.route(request.dataset, request.key)
+                dataset, key = await self._route(request.dataset, request.key)
                 await self._writer.put(dataset, KeyWrite(key, None, demand=demand))
         await request.responder.send(HTTPStatus.NO_CONTENT, [NO_STORE])
 
@@ -269,7 +273,7 @@ class WritePlane:
     ) -> Sequence[Outcome]:
         """Write keys that begin with *lead* if that names a session."""
         try:
-            routed, _ = await self._sessions.route(dataset, lead)
+            routed, _ = await self._route(dataset, lead)
         except ShardgateError as error:
             return [error] * len(writes)
         if routed is not dataset:
@@ -282,7 +286,7 @@ class WritePlane:
         prefix = request.parameter("prefix")
         if not prefix.endswith("/"):
             raise BadParameterError(f"prefix must end in a slash, found {prefix!r}")
-        dataset, below = await self._sessions.route(request.dataset, check_key(prefix))
+        dataset, below = await self._route(request.dataset, check_key(prefix))
         nodes = await self._sessions.erase(dataset, below)
         count = nodes or await self._eraser.erase(dataset, below)
         body = json.dumps({"deleted": count}).encode()

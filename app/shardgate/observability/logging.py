@@ -18,7 +18,7 @@ import orjson
 from cachetools import TTLCache
 
 from shardgate.errors import ShardgateError
-from shardgate.observability.requests import (
+from shardgate.observability.metrics import (
     Outcome,
     RequestContext,
     current_request,

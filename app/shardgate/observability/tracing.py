@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shardgate.errors import ConfigurationError
-from shardgate.observability.metrics import error_label, store_of
-from shardgate.observability.requests import RequestContext
+from shardgate.observability.metrics import RequestContext, error_label, store_of
 from shardgate.storage.wrappers import Call
 
 _NAME: Final = "shardgate"

@@ -14,7 +14,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.reading import DecodeError
-from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of, etag_of
+from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of
 from shardgate.read.budget import ByteReservation
 from shardgate.read.chunks import ChunkReader
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader
@@ -51,15 +51,14 @@ class Entity(NamedTuple):
 
     @staticmethod
     def at(place: Stored | Coded | Inline, modified_s: int | None = None) -> "Entity":
-        """Make the entity of a part of an object; its ETag is the object's with the range."""
+        """Make the entity of a part of an object; see `Stored.etag`."""
         if isinstance(place, Inline):
             return Entity(place.etag, len(place.data), place, modified_s=modified_s)
         if isinstance(place, Coded):
             entity = Entity.at(place.place, modified_s)
             return entity._replace(etag=place.etag or entity.etag, coding=place.coding)
-        _, (start, stop), version = place
-        tag = f'{etag_of(version)[:-1]}-{start:x}-{stop - start:x}"'
-        return Entity(ETag(tag), stop - start, place, modified_s=modified_s)
+        start, stop = place.byte_range
+        return Entity(place.etag, stop - start, place, modified_s=modified_s)
 
     def referenced(self, reference_id: str, *, is_immutable: bool) -> "Entity":
         """Return the entity with *reference_id* in its ETag; see `Referenced`."""

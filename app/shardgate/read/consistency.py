@@ -89,7 +89,7 @@ class FreshnessTracker:
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
         cached = await self._fetch.get_or_fetch(read, allow_stale=allow_stale)
-        if not read.is_pinned and cached.expires_at < inf:
+        if cached.expires_at < inf:
             self.uses[read] = cached
         return cast("Versioned[T] | None", self.track(read.ref, cached))
 

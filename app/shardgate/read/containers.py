@@ -302,16 +302,15 @@ class Routes:
 
     async def target(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Target:
         """Return where *key* is written; see `Layout.target`."""
-        ref = dataset.root.join(key)
-        translator = dataset.containers.translator(ref)
+        containers, ref = dataset.containers, dataset.root.join(key)
         try:
             layout, rest, _ = await self.find(dataset, key, tracker)
             target = await layout.target(rest, tracker)
         except (MetadataMissingError, DamagedError) as error:
-            if translator is None or error.ref != ref:
+            if error.ref != ref or containers.translator(ref) is None:
                 raise
             target = Whole(ref)
-        if translator is not None and isinstance(target, Whole):
+        if isinstance(target, Whole) and (translator := containers.translator(ref)) is not None:
             return Document(target.ref, translator)
         return target
 

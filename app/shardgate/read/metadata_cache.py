@@ -14,7 +14,7 @@ from cachetools import LRUCache, TTLCache
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.reading import Read, Versioned, Weighable
-from shardgate.model import VOLATILE, ETag, ObjectRef
+from shardgate.model import VOLATILE, ETag, Fixed, ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.perform import perform
 from shardgate.storage.contract import NotModified, ObjectReader, Stat
@@ -335,7 +335,8 @@ class ReadCache:
             return self._put(read, known, requested_at)
         if found is not None:
             self._report(read.ref, found)
-        return self._put(read, found, requested_at, is_pinned=read.is_pinned and found is not None)
+        is_pinned = found is not None and isinstance(read.version, str | Fixed)
+        return self._put(read, found, requested_at, is_pinned=is_pinned)
 
 
 def _is_page(found: Versioned[Any] | NotModified) -> bool:

@@ -140,13 +140,16 @@ class WarmFiles:
         self._files: TTLCache[tuple[ObjectRef, ETag], _OpenFile] = TTLCache(_WARM_FILES, _WARM_S)
         self._lock = threading.Lock()
 
-    def keep(self, ref: ObjectRef, etag: ETag, fd: int) -> None:
-        """Keep a duplicate of *fd* if it can be read without waiting; called in any thread."""
+    def keep(self, ref: ObjectRef, etag: ETag, fd: int, status: os.stat_result) -> None:
+        """Keep a duplicate of *fd* if it can be read without waiting; called in any thread.
+
+        *etag* is a version of the file in the state *status*.
+        """
         if (ref, etag) in self._files:
             return
         with suppress(OSError):
             os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
-            file = _OpenFile(os.dup(fd))
+            file = _OpenFile(os.dup(fd), status)
             with self._lock:
                 self._files[ref, etag] = file
 
@@ -165,15 +168,14 @@ class WarmFiles:
             status = os.fstat(file.fd)
         except (OSError, OverflowError):  # no file reaches past 2^63
             return None
-        version = file_version(status)
-        if not status.st_nlink or (etag != version and etag != object_store_version(status)):
+        if not status.st_nlink or (status.st_size, status.st_mtime_ns) != file.state:
             with self._lock:
                 self._files.pop((ref, etag), None)
             return None
         if nbytes < len(data):
             return None
         modified_s = status.st_mtime_ns // 10**9
-        return Found(bytes(data), byte_range, status.st_size, version, modified_s=modified_s)
+        return Found(bytes(data), byte_range, status.st_size, file.etag, modified_s=modified_s)
 
     def forget(self, ref: ObjectRef) -> None:
         with self._lock:
@@ -188,8 +190,10 @@ class WarmFiles:
 class _OpenFile:
     """Closes a descriptor when neither the cache nor a reader needs it."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, status: os.stat_result) -> None:
         self.fd = fd
+        self.etag = file_version(status)
+        self.state = status.st_size, status.st_mtime_ns
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -348,7 +352,7 @@ class LocalStore:
                 data = _read_range(fd, byte_range)
                 if len(data) == byte_range.length and file_version(os.fstat(fd)) == etag:
                     if isinstance(if_match, str) and not coding:
-                        self._warm.keep(ref, if_match, fd)
+                        self._warm.keep(ref, if_match, fd, status)
                     return Found(data, byte_range, status.st_size, etag, coding, modified_s)
             if if_match is not None:
                 break

@@ -1,37 +1,65 @@
-"""Rewrite shards: all changes that wait for one shard go into one rewrite."""
+"""Rewrite shards: all changes that wait for one shard go into one rewrite.
+
+Checksums around bytes of the old shard are computed without a copy of it: the CRC-32C of joined
+bytes follows from those of their parts. So the old shard is read once, in any order and with few
+bytes in memory, for the CRCs of its segments between all edges of ranges.
+"""
 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
 
 from shardgate.concurrency import (
     Backoff,
     SingleFlight,
+    bounded_gather,
     is_many,
     resolve,
     run_in_thread,
     yield_to_loop,
 )
-from shardgate.errors import ConflictError, PreconditionFailedError, VersionChangedError
-from shardgate.formats.contract import Entry, NewShard, OpenShard, ShardRewriter
+from shardgate.errors import (
+    ConflictError,
+    DamagedError,
+    PreconditionFailedError,
+    VersionChangedError,
+)
+from shardgate.formats.contract import Checksummed, Entry, NewShard, OpenShard, ShardRewriter
 from shardgate.formats.reading import Versioned
-from shardgate.model import ETag, ObjectRef, Stored, VirtualKey
-from shardgate.read.bodies import Demand, Entity
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece, Stored, VirtualKey
+from shardgate.read.bodies import Demand, forms_of
 from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.metadata_cache import ReadCache
-from shardgate.storage.contract import ABSENT, Conflict, ObjectStore
-from shardgate.write.checksums import length_of, write_checksums
+from shardgate.storage.contract import (
+    ABSENT,
+    SPAN_NBYTES,
+    Conflict,
+    Found,
+    ObjectReader,
+    ObjectStore,
+    nbytes_of,
+    plan_spans,
+)
 
 _BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)
 _LONGEST_WAIT_S: Final = 0.25
 _AT_ONCE: Final = 16
 _HELD_NBYTES: Final = 64 * 1024**2
+_CHECKSUM_NBYTES: Final = 4
+_RESIDUE: Final = crc32c(bytes(_CHECKSUM_NBYTES))
+"""The CRC-32C of any bytes followed by their own CRC-32C."""
+_READS_AT_ONCE: Final = 4
+_ZEROS: Final = memoryview(bytes(1024**2))
 
 type OnRewrite = Callable[[int, int], None]
 """Called after each rewrite with the number of changes, and of lost races with other replicas."""
@@ -124,7 +152,7 @@ def sort_changes(
 def _names(shard: ShardRewriter[Any], old: OpenShard | None, entry: Entry) -> tuple[ETag, ...]:
     if old is None or (place := old.lookup(entry)) is None:
         return ()
-    return Entity.at(Stored(shard.ref, place, old.etag)).names
+    return forms_of(Stored(shard.ref, place, old.etag).etag)
 
 
 def resolve_change(
@@ -140,7 +168,7 @@ def resolve_change(
     elif change.data is None:
         resolve(change.done, None)
     elif sorted_changes.made.get(change.entry) is change.data and change.entry in places:
-        resolve(change.done, Entity.at(places[change.entry]).etag)
+        resolve(change.done, places[change.entry].etag)
     else:  # overwritten by a later change of the same rewrite
         resolve(change.done, _unseen_etag())
 
@@ -280,3 +308,133 @@ class Rewrites:
 
 def _changes_of(requests: Iterable[ChangeRequest]) -> Iterable[ChunkChange]:
     return (change for request in requests for change in request)
+
+
+type Segments = Mapping[int, tuple[int, int]]
+"""End and CRC of each segment of the old shard, by its start."""
+
+
+async def write_checksums(
+    store: ObjectReader,
+    ref: ObjectRef,
+    version: ETag | None,
+    pieces: Sequence[Piece | Checksummed],
+) -> list[Piece]:
+    """Return *pieces*, whose ranges are of *version*, with checksums behind `Checksummed` ones.
+
+    Raises: `DamagedError` if the old checksum of bytes that are kept does not match,
+    `VersionChangedError`, `StorageError`.
+    """
+    plain = [each for each in pieces if not isinstance(each, Checksummed)]
+    if len(plain) == len(pieces):
+        return plain
+    covered = [each for each in pieces if isinstance(each, Checksummed)]
+    places = [each.replaces for each in covered if each.replaces and any(_kept(each.pieces))]
+    spans = plan_spans(part for place in places for part in _split(place))
+    edges = sorted({*_edges(covered), *(edge for span in spans for edge in span)})
+
+    async def read(span: ByteRange) -> Segments:
+        found = await store.get(ref, span, if_match=version)
+        if not isinstance(found, Found) or found.byte_range != span:
+            raise VersionChangedError(ref)
+        return await asyncio.to_thread(_segments, found.data, span, edges)
+
+    known = await bounded_gather(read, spans, limit=_READS_AT_ONCE)
+    segments = {start: segment for each in known for start, segment in each.items()}
+    return await asyncio.to_thread(_ChecksumWriter(ref, segments).join, pieces)
+
+
+def length_of(pieces: Sequence[Piece | Checksummed]) -> int:
+    """Return the length of *pieces* in bytes, checksums included."""
+    return sum(
+        length_of(each.pieces) + _CHECKSUM_NBYTES
+        if isinstance(each, Checksummed)
+        else nbytes_of(each)
+        for each in pieces
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ChecksumWriter:
+    ref: ObjectRef
+    segments: Segments
+
+    def join(self, pieces: Sequence[Piece | Checksummed]) -> list[Piece]:
+        joined: list[Piece] = []
+        for piece in pieces:
+            joined += self._seal(piece)[0] if isinstance(piece, Checksummed) else (piece,)
+        return joined
+
+    def _seal(self, sealed: Checksummed) -> tuple[list[Piece], int]:
+        """Return pieces and checksum, and the CRC of them all; verify the old one first."""
+        replaces = sealed.replaces
+        if replaces and any(_kept(sealed.pieces)) and self._crc_of(replaces) != _RESIDUE:
+            raise DamagedError(self.ref, f"the checksum at the end of {replaces} does not match")
+        joined: list[Piece] = []
+        crc = 0
+        for piece in sealed.pieces:
+            match piece:
+                case Checksummed():
+                    inner, inner_crc = self._seal(piece)
+                    joined += inner
+                    crc = _append(crc, inner_crc, sum(map(nbytes_of, inner)))
+                case ByteRange():
+                    joined.append(piece)
+                    crc = _append(crc, self._crc_of(piece), piece.length)
+                case _:
+                    joined.append(piece)
+                    crc = crc32c(piece, crc)
+        checksum = crc.to_bytes(_CHECKSUM_NBYTES, "little")
+        return [*joined, checksum], crc32c(checksum, crc)
+
+    def _crc_of(self, place: ByteRange) -> int:
+        crc, at = 0, place.start
+        while at < place.stop:
+            stop, segment_crc = self.segments[at]
+            crc = _append(crc, segment_crc, stop - at)
+            at = stop
+        return crc
+
+
+def _append(before: int, crc: int, nbytes: int) -> int:
+    """Return the CRC of bytes with that of *before*, and then *nbytes* bytes with that of *crc*.
+
+    The CRC is linear: the bytes after change that of zeros in their place by their own.
+    """
+    nothing = 0
+    for at in range(0, nbytes, len(_ZEROS)):
+        zeros = _ZEROS[: nbytes - at]
+        before, nothing = crc32c(zeros, before), crc32c(zeros, nothing)
+    return before ^ nothing ^ crc
+
+
+def _kept(pieces: Sequence[Piece | Checksummed]) -> Iterator[ByteRange]:
+    for piece in pieces:
+        if isinstance(piece, Checksummed):
+            yield from _kept(piece.pieces)
+        elif isinstance(piece, ByteRange):
+            yield piece
+
+
+def _edges(pieces: Sequence[Piece | Checksummed]) -> Iterator[int]:
+    for piece in pieces:
+        if isinstance(piece, Checksummed):
+            yield from piece.replaces or ()
+            yield from _edges(piece.pieces)
+        elif isinstance(piece, ByteRange):
+            yield from piece
+
+
+def _split(place: ByteRange) -> Iterator[ByteRange]:
+    for start in range(place.start, place.stop, SPAN_NBYTES):
+        yield ByteRange(start, min(start + SPAN_NBYTES, place.stop))
+
+
+def _segments(data: bytes, span: ByteRange, edges: Sequence[int]) -> Segments:
+    """Return the segments of *data*, the bytes of *span*, between the sorted *edges*."""
+    view = memoryview(data)
+    inside = edges[bisect_left(edges, span.start) : bisect_right(edges, span.stop)]
+    return {
+        start: (stop, crc32c(view[start - span.start : stop - span.start]))
+        for start, stop in pairwise(inside)
+    }

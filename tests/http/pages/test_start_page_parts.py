@@ -25,7 +25,7 @@ from shardgate.http.pages.start_page import (
     make_snippets,
     visible,
 )
-from shardgate.http.paths import quote_key
+from shardgate.http.request import quote_key
 from shardgate.model import ObjectRef
 from shardgate.settings import PUBLIC
 from shardgate.storage.memory import MemoryStore

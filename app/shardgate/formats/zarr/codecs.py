@@ -16,7 +16,7 @@ import crc32c
 from shardgate.formats.compression import MEASURES
 from shardgate.formats.documents import Json, as_integer
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec
+from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, ShardingLevel
 
 _MAX_NDIM: Final = 64
 _MAX_SIZE: Final = 2**63 - 1
@@ -73,23 +73,6 @@ def has_sharding(codecs: Json) -> bool:
     if not isinstance(codecs, list):
         return False
     return "sharding_indexed" in [c.get("name") if isinstance(c, dict) else c for c in codecs]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardingLevel:
-    """One sharding codec; all members have one element per axis of the array."""
-
-    inner_chunk_shape: tuple[int, ...]
-    """Of the chunks inside the shards of this codec, in array elements."""
-    chunks_per_shard: tuple[int, ...]
-    strides: tuple[int, ...]
-    """Distance of neighbours along each axis, in index entries."""
-    index: IndexCodec
-
-    def entry(self, origin: tuple[int, ...]) -> int:
-        """Return the index entry of the inner chunk that holds the array element *origin*."""
-        axes = zip(origin, self.inner_chunk_shape, self.chunks_per_shard, self.strides, strict=True)
-        return sum([at // chunk % count * stride for at, chunk, count, stride in axes])
 
 
 type Flat = tuple[tuple[ShardingLevel, ...], tuple[Json, ...]]

@@ -21,11 +21,10 @@ from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
 from shardgate.formats.surveying import ChunkCollection, Description, Listing, Shards
 from shardgate.formats.zarr.codecs import (
     ChunkForm,
-    ShardingLevel,
     item_nbytes,
     shape_of,
 )
-from shardgate.formats.zarr.index import IndexCodec
+from shardgate.formats.zarr.index import IndexCodec, ShardingLevel
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
 from shardgate.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored

@@ -1,4 +1,4 @@
-"""The shard index: offset and nbytes of every inner chunk ("Binary shard format")."""
+"""The shard index: offset and nbytes of every inner chunk ("Binary shard format"), by entry."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -113,7 +113,7 @@ class IndexCodec:
         """Return inner chunk *entry* of *shard*, if it is stored. Raises: `DamagedError`."""
         ref, place, version = shard
         try:
-            found = self.find(index, entry, place.length)
+            found = self.find(index, entry, place.stop - place.start)
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
         return None if found is None else Stored(ref, place.narrow(found), version)
@@ -174,6 +174,23 @@ class IndexCodec:
         bare = replace(self, has_checksum=False)
         is_first = self.location == "start"
         return bare(data[: bare.nbytes] if is_first else data[-bare.nbytes - self.trailer_nbytes :])
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingLevel:
+    """One sharding codec; all members have one element per axis of the array."""
+
+    inner_chunk_shape: tuple[int, ...]
+    """Of the chunks inside the shards of this codec, in array elements."""
+    chunks_per_shard: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Distance of neighbours along each axis, in index entries."""
+    index: IndexCodec
+
+    def entry(self, origin: tuple[int, ...]) -> int:
+        """Return the index entry of the inner chunk that holds the array element *origin*."""
+        axes = zip(origin, self.inner_chunk_shape, self.chunks_per_shard, self.strides, strict=True)
+        return sum([at // chunk % count * stride for at, chunk, count, stride in axes])
 
 
 def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stored | None:

@@ -17,7 +17,6 @@ from shardgate.formats.listing import Axis, RunInThread
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.zarr.codecs import (
     ChunkForm,
-    ShardingLevel,
     chunk_form,
     codec_name,
     configuration,
@@ -27,7 +26,7 @@ from shardgate.formats.zarr.codecs import (
     unshard,
 )
 from shardgate.formats.zarr.grid import read_chunk_shape
-from shardgate.formats.zarr.index import IndexCodec
+from shardgate.formats.zarr.index import IndexCodec, ShardingLevel
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange, ObjectRef
 

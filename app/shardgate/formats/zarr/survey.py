@@ -23,9 +23,9 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import Description, EntryTable, Fault, IndexEntry, Ranges, Survey
-from shardgate.formats.zarr.codecs import ShardingLevel, codec_name, shape_of
+from shardgate.formats.zarr.codecs import codec_name, shape_of
 from shardgate.formats.zarr.grid import read_chunk_shape
-from shardgate.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, shard_of
+from shardgate.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, ShardingLevel, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
 

@@ -15,7 +15,7 @@ from shardgate.http.api.openapi import RequestDocument, new_router, reads
 from shardgate.http.auth.access import Datasets
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.conditions import parse_demand
-from shardgate.http.paths import check_key
+from shardgate.http.request import check_key
 from shardgate.icechunk.repo_swap import RefUpdates, RepoSwaps, create_repository
 from shardgate.icechunk.repository import (
     Ancestor,

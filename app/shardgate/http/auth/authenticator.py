@@ -23,9 +23,8 @@ from shardgate.http.auth.access import (
     may_read,
 )
 from shardgate.http.auth.sigv4 import Signatures
-from shardgate.http.paths import token_in
-from shardgate.http.request import Request
-from shardgate.observability.requests import note_caller
+from shardgate.http.request import Request, token_in
+from shardgate.observability.metrics import note_caller
 from shardgate.settings import PUBLIC, RESERVED, CallerSettings
 
 _READS: Final = ("GET", "HEAD")
@@ -166,9 +165,18 @@ class Authenticator:
         return caller if self._hosts.admits(request.headers.get(b"host", b"")) else None
 
     def demand_host(self, request: Request) -> None:
-        """Check the host, except of reads of public data. Raises: `MisdirectedError`."""
-        if request.method in _READS and not self._is_private(request.dataset):
-            return
+        """Check the host, except of reads of public data. Raises: `MisdirectedError`.
+
+        Beside private datasets, an unknown one counts as private.
+        """
+        if request.method in _READS:
+            dataset = self._datasets.get(request.dataset)
+            if dataset is None:
+                is_public = request.dataset in _RESERVED or self._datasets.is_all_public
+            else:
+                is_public = dataset.is_public
+            if is_public:
+                return
         host = request.headers.get(b"host", b"")
         if not self._hosts.admits(host):
             raise MisdirectedError(f"server.hosts does not name {host.decode('latin-1')[:255]!r}")
@@ -195,13 +203,6 @@ class Authenticator:
         """Check that the caller may write. Raises: `ForbiddenError`, see `caller`."""
         if PUBLIC not in dataset.writers:
             demand_writing(await self.caller(request), dataset)
-
-    def _is_private(self, name: str) -> bool:
-        """Return whether *name* is a private dataset, or an unknown one beside private ones."""
-        dataset = self._datasets.get(name)
-        if dataset is not None:
-            return not dataset.is_public
-        return name not in _RESERVED and not self._datasets.is_all_public
 
     async def _identify(self, request: Request) -> Caller:
         if (token := request.token) is not None:

@@ -25,7 +25,7 @@ from shardgate.http.pages.links import (
     precomputed_source,
     zarr_source,
 )
-from shardgate.http.paths import quote_key
+from shardgate.http.request import quote_key
 from shardgate.http.responses import page_headers
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver

@@ -16,9 +16,8 @@ from shardgate import errors
 from shardgate.errors import BadBodyError, BadHeaderError, ShardgateError, UnsupportedError
 from shardgate.formats.listing import Window
 from shardgate.http.conditions import is_http_date
-from shardgate.http.paths import check_key
 from shardgate.http.problems import status_headers, status_of
-from shardgate.http.request import Headers
+from shardgate.http.request import Headers, check_key
 from shardgate.model import ETag
 from shardgate.read.listing import Page
 from shardgate.write.writer import Outcome

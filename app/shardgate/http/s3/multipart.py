@@ -21,8 +21,7 @@ from shardgate.errors import (
 )
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.body import Payload, check_digests, read_payload
-from shardgate.http.paths import check_key, quote_segment
-from shardgate.http.request import RequestHeaders
+from shardgate.http.request import RequestHeaders, check_key, quote_segment
 from shardgate.http.responses import NO_STORE
 from shardgate.http.s3 import dialect
 from shardgate.http.write import COPY_SOURCE, Copy, Handler, Put, WriteRequest

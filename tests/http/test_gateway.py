@@ -1,11 +1,10 @@
-"""`shardgate.http.limits`: limits of concurrent requests, of waiting, and disconnected clients."""
+"""`shardgate.http.gateway`: limits of concurrent requests, of waiting, and disconnected clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_network
 from itertools import product
 from threading import Event, Semaphore
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from shardgate.errors import BusyError
 from shardgate.http.asgi import AsgiExchange, UntilDisconnect
-from shardgate.http.limits import ConcurrencyLimiter, Permit, client_of, peer_of
+from shardgate.http.gateway import ConcurrencyLimiter, Permit
 from shardgate.http.request import Request
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
@@ -241,45 +240,6 @@ def test_request_above_answer_s_is_504(monkeypatch: pytest.MonkeyPatch) -> None:
             assert answer.headers["access-control-allow-origin"] == ORIGIN["origin"]
         served.store.gate.set()
         assert served.client.get("/any/slow").content == b"slow"
-
-
-PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
-
-
-@pytest.mark.parametrize(
-    ("peer", "forwarded", "client"),
-    [
-        ("192.0.2.1", None, "192.0.2.1"),
-        ("192.0.2.1", "9.9.9.9", "192.0.2.1"),
-        ("10.0.0.1", None, "10.0.0.1"),
-        ("10.0.0.1", "192.0.2.1", "192.0.2.1"),
-        ("10.0.0.1", "9.9.9.9, 192.0.2.1", "192.0.2.1"),
-        ("10.0.0.1", "9.9.9.9,192.0.2.1 , 10.0.0.2,", "192.0.2.1"),
-        ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),
-        ("::ffff:10.0.0.1", "192.0.2.1", "192.0.2.1"),
-        ("fd00::1", "2001:db8::1", "2001:db8::/64"),
-        ("2001:db8::ffff:1", None, "2001:db8::/64"),
-        ("::ffff:192.0.2.1", None, "192.0.2.1"),
-        *(
-            ("10.0.0.1", told, "10.0.0.1")
-            for told in ("", "unknown", 'a","caller":"ana', 'fe80::1%"', "1.2.3", "9.9.9.9, nobody")
-        ),
-    ],
-)
-def test_client_is_last_untrusted_address(peer: str, forwarded: str | None, client: str) -> None:
-    """The client is the last address of X-Forwarded-For that is no trusted proxy.
-
-    A value that is no address is ignored; IPv6 clients are counted by /64.
-    """
-    given = {} if forwarded is None else {b"x-forwarded-for": forwarded.encode()}
-
-    assert client_of(peer, given, PROXIES) == client
-
-
-def test_unix_socket_has_no_peer_address() -> None:
-    """A TCP connection has its peer's address, and a Unix socket an empty one."""
-    assert peer_of(("2001:db8::1", 7)) == b"2001:db8::1"
-    assert peer_of(None) == b""
 
 
 async def _never() -> dict[str, Any]:

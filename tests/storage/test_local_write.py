@@ -4,6 +4,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -363,11 +364,14 @@ async def test_failed_sync_of_the_folder_fails_the_write(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write whose folder cannot be synced raises StorageUnavailableError."""
+    fsync = os.fsync
 
-    def fail(_: Folder) -> None:
-        raise OSError(errno.EIO, "lost")
+    def fail(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, "lost")
+        fsync(fd)
 
-    monkeypatch.setattr(Folder, "sync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(StorageUnavailableError, match="lost"):
         await put(store, ref_of(folder), b"1")
 

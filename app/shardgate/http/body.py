@@ -155,9 +155,10 @@ class ContentCoding(NamedTuple):
     @classmethod
     def parse(cls, headers: Mapping[bytes, bytes]) -> "ContentCoding":
         """Parse Content-Encoding and x-amz-content-sha256. Raises: `UnknownCodingError`."""
-        listed = headers.get(b"content-encoding", b"").lower().split(b",")
         is_framed = headers.get(_CONTENT_SHA256, b"").startswith(b"STREAMING-")
-        is_framed |= b"aws-chunked" in map(bytes.strip, listed)
+        if (listed := headers.get(b"content-encoding")) is None:
+            return cls("", is_framed)
+        is_framed |= b"aws-chunked" in map(bytes.strip, listed.lower().split(b","))
         name = content_coding(headers)
         if not _CODINGS.fullmatch(name):
             raise UnknownCodingError(f"Content-Encoding: {name[:80]!r} is no list of codings")
@@ -188,11 +189,13 @@ async def read_payload(
         del framed
     else:
         body = await incoming.read(incoming.length(most_nbytes), held)
-        is_long = len(body) > _IN_THREAD_NBYTES
-        await run_in_thread(check_digests, body, body, headers, is_long=is_long)
-    # What a coded body says to hold is reserved as well: it is inflated before it is stored.
-    inflated = min(announced_nbytes(coding.name, body), most_nbytes) if coding.name else 0
-    await held.reserve(len(body) + inflated)
+        if not _DIGEST_NAMES.isdisjoint(headers):
+            is_long = len(body) > _IN_THREAD_NBYTES
+            await run_in_thread(check_digests, body, body, headers, is_long=is_long)
+    if coding.is_framed or coding.name:
+        # What a coded body says to hold is reserved as well: it is inflated before it is stored.
+        inflated = min(announced_nbytes(coding.name, body), most_nbytes) if coding.name else 0
+        await held.reserve(len(body) + inflated)
     return Payload(body, coding.name)
 
 
@@ -290,6 +293,7 @@ _DIGESTS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
     b"x-amz-checksum-sha512": lambda data: hashlib.sha512(data).digest(),
 }
 """Algorithms of the libraries in use; other checksums are not checked."""
+_DIGEST_NAMES: Final = frozenset({*_DIGESTS, _CONTENT_SHA256})
 
 
 def check_digests(framed: bytes, body: bytes, headers: Mapping[bytes, bytes]) -> None:

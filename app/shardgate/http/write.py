@@ -104,11 +104,6 @@ class WriteRequest(NamedTuple):
             raise BadParameterError(f"{name} must be given once")
         return values[0]
 
-    def refuse_prefix(self) -> None:
-        """Raise `BadParameterError` for ``?prefix=``, which is for a whole dataset, on a key."""
-        if b"prefix" in self.names:
-            raise BadParameterError("prefix goes with a dataset, not with a key")
-
     async def send_written(self, etag: ETag | None) -> None:
         """Send S3's response to an object that was written."""
         headers: Headers = [(b"content-length", b"0"), NO_STORE]
@@ -184,6 +179,8 @@ class WritePlane:
             raise ForeignPageError(FOREIGN)
         dialect.demand_served(method, names, request.headers, of_key=bool(key), step=step)
         if key:
+            if b"prefix" in names:
+                raise BadParameterError("prefix goes with a dataset, not with a key")
             handle = self._of_keys[step or method]
         else:
             parameter, handler = self._of_datasets.get(method, (b"", None))
@@ -207,7 +204,6 @@ class WritePlane:
         return await self._sessions.route(dataset, key) if SESSION in key else (dataset, key)
 
     async def _put(self, request: WriteRequest) -> None:
-        request.refuse_prefix()
         demand, headers = request.demand(), request.object_headers()
 
         async def put(payload: Payload, source: ObjectHeaders | None = None) -> ETag | None:
@@ -231,7 +227,6 @@ class WritePlane:
 
     async def _delete(self, request: WriteRequest) -> None:
         """Delete a key; S3 clients also delete folders, which do not exist as objects."""
-        request.refuse_prefix()
         demand = request.demand()
         if not request.key.endswith("/"):
             with suppress(BadKeyError):  # where no such chunk can be, none is

@@ -26,7 +26,9 @@ async def put_chunk(store: ObjectStore, opened: OpenedRepository, body: bytes) -
     if not body:
         raise BadBodyError("a chunk must have at least one byte: the library refuses empty ones")
     await opened.writable_info()
-    return await put_chunk_file(store, opened.repository, body)
+    chunk_id = new_object_id()
+    await put_new(store, opened.repository.file("chunks", chunk_id), body)
+    return chunk_id
 
 
 async def chunk_lengths(
@@ -76,13 +78,6 @@ async def _list(
         if len(page) < _PAGE:
             return found
     return {**found, **await _stat(store, repository, sorted(left))}
-
-
-async def put_chunk_file(store: ObjectStore, repository: Repository, data: bytes) -> bytes:
-    """Write a chunk file under a new random id, and return the id."""
-    chunk_id = new_object_id()
-    await put_new(store, repository.file("chunks", chunk_id), data)
-    return chunk_id
 
 
 async def put_new(store: ObjectStore, name: ObjectRef, data: bytes) -> None:

@@ -125,15 +125,17 @@ class FreshnessTracker:
         uses = self.uses.items()
         return min([(use.requested_at, r.ref) for r, use in uses if use.known], default=None)
 
-    def known_before(
+    async def confirm_older(
         self, began_at: float, present_s: float = 0, absent_s: float = 0
-    ) -> list[Read[Any]]:
-        """Return the reads older than *present_s*, or *absent_s* for absence, at *began_at*."""
-        return [
+    ) -> None:
+        """Confirm the reads older than *present_s*, or *absent_s* for absence, at *began_at*."""
+        older = [
             read
             for read, use in self.uses.items()
             if use.requested_at < began_at - (absent_s if use.known is None else present_s)
         ]
+        if older:
+            await self.confirm(older)
 
     async def confirm(self, reads: Sequence[Read[Any]]) -> None:
         """Perform *reads* again. Raises: `VersionChangedError` if one finds another version."""

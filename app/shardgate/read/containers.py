@@ -9,7 +9,15 @@ from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.contract import Document, Format, Layout, Stray, Target, Translator
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import Fetch, Opaque, Read
-from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
+from shardgate.model import (
+    MISSING,
+    VOLATILE,
+    ByteRange,
+    Location,
+    ObjectRef,
+    VirtualKey,
+    Whole,
+)
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, ReadCache
 
@@ -207,8 +215,10 @@ class Containers:
         """Return the translator of the document *ref*, if it needs one."""
         path, _, name = ref.key.rpartition("/")
         directory = ObjectRef(ref.bucket, path)
-        found = (fmt.translator(directory, name) for fmt in self.formats)
-        return next(filter(None, found), None)
+        for fmt in self.formats:
+            if (translator := fmt.translator(directory, name)) is not None:
+                return translator
+        return None
 
     async def _is_stray(
         self, root: ObjectRef, key: VirtualKey, found: Layout, fetch: Fetch
@@ -328,7 +338,12 @@ class Routes:
 
 
 def _names(dataset: Dataset, key: VirtualKey) -> Iterator[_Name]:
-    """Yield the names of routes that may lead to *key*, outer directories first."""
+    """Yield the names of routes that may lead to *key*, outer directories first.
+
+    There are none to a volatile bucket, whose state expires at once.
+    """
+    if dataset.root.bucket.startswith(VOLATILE):
+        return
     claim = dataset.containers.claim(key) if "@" in key else None
     if claim is not None:
         yield dataset.name, True, key[:claim]

@@ -225,7 +225,7 @@ class ReadCache:
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""
-        if self._forgotten_at(ref) < known_at and not ref.bucket.startswith(VOLATILE):
+        if not ref.bucket.startswith(VOLATILE) and self._forgotten_at(ref) < known_at:
             if self._forgotten.currsize >= _MAX_FORGOTTEN:  # else the oldest would be fresh again
                 self._forgotten.clear()
                 self._all_forgotten_at = self.clock()

@@ -32,7 +32,7 @@ class ObjectHeaders(NamedTuple):
     @property
     def nbytes(self) -> int:
         own = len(self.coding) + len(self.content_type)
-        return own + sum(len(name) + len(value) for name, value in self.metadata)
+        return own + sum([len(name) + len(value) for name, value in self.metadata])
 
 
 NO_HEADERS: Final = ObjectHeaders()
@@ -287,7 +287,7 @@ def check_write(ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> 
     name = f"/{ref.key}".replace(f"/{UPLOADS}", "/", 1)
     if name.endswith("/") or TEMPORARY in name:
         raise BadKeyError(f"{ref.key!r} cannot be the key of an object")
-    if not isinstance(expected, str) and any(isinstance(piece, ByteRange) for piece in pieces):
+    if not isinstance(expected, str) and ByteRange in map(type, pieces):
         raise ValueError(f"{ref}: byte ranges need the version that they are taken from")
 
 
@@ -347,4 +347,4 @@ def nbytes_of(piece: Piece) -> int:
 
 def new_nbytes(pieces: Sequence[Piece]) -> int:
     """Return the total length of those *pieces* that are not ranges of the old object."""
-    return sum(len(piece) for piece in pieces if isinstance(piece, bytes))
+    return sum([len(piece) for piece in pieces if isinstance(piece, bytes)])

@@ -179,10 +179,10 @@ def object_headers(headers: Mapping[bytes, bytes]) -> ObjectHeaders:
     content_type = headers.get(b"content-type", b"")
     if content_type in _DEFAULT_TYPES or not _VALUE.fullmatch(content_type):
         content_type = b""
-    metadata = tuple(
+    metadata = [
         (name.removeprefix(METADATA).decode(), value.decode())
         for name, value in headers.items()
         if _USER_METADATA.fullmatch(name) and _VALUE.fullmatch(value)
-    )
-    kept = ObjectHeaders(content_coding(headers), content_type.decode(), metadata)
+    ]
+    kept = ObjectHeaders(content_coding(headers), content_type.decode(), tuple(metadata))
     return kept if kept.nbytes <= _MAX_NBYTES else ObjectHeaders(kept.coding)

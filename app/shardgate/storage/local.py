@@ -39,7 +39,6 @@ from shardgate.storage.local_files import (
     LEADS_OUT,
     NOT_FOUND,
     check_folder,
-    check_links,
     coded_ending,
     file_version,
     folder_of,
@@ -214,7 +213,6 @@ class LocalStore:
         self._writers = ThreadPoolExecutor(_WRITE_THREADS, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()
-        self._verified: set[ObjectRef] = set()
 
     async def get(
         self,
@@ -295,9 +293,7 @@ class LocalStore:
         await self._run(check_folder, root)
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
-        if root not in self._verified:
-            await self._write(verify_locks, root)
-            self._verified.add(root)
+        await self._write(verify_locks, root)
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
         return False
@@ -423,7 +419,8 @@ def _entries(prefix: ObjectRef) -> list[Listed]:
         try:
             if (name := name_of(path)) is not None:
                 where = folder_of(prefix.bucket) + b"/" + name
-                check_links(prefix.bucket, os.path.realpath(where))
+                if not may_lead(prefix.bucket, os.path.realpath(where)):
+                    raise PermissionError(errno.EACCES, LEADS_OUT)
                 with os.scandir(where) as entries:
                     begun = (entry for entry in entries if entry.name.startswith(begins))
                     listed += filter(None, (_listed(folder, entry) for entry in begun))

@@ -25,7 +25,8 @@ NOT_FOUND: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLON
 
 _DENIED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
 _IN_THE_WAY: Final = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST}
-
+_NO_NAMES: Final = frozenset({"", ".", ".."})
+"""Segments of keys that name no file."""
 
 FOLLOWING: Final = "links+"
 """Prefix of the buckets of folders whose links may lead out of them."""
@@ -88,15 +89,9 @@ def may_lead(bucket: str, path: bytes) -> bool:
     return is_within(os.path.realpath(folder_of(bucket)), path)
 
 
-def check_links(bucket: str, path: bytes) -> None:
-    """Raise `PermissionError` unless `may_lead`."""
-    if not may_lead(bucket, path):
-        raise PermissionError(errno.EACCES, LEADS_OUT)
-
-
 def name_of(key: str) -> bytes | None:
     """Return the path of *key* in its folder, `None` if it can name no file there."""
-    if "\0" in key or (key and any(part in ("", ".", "..") for part in key.split("/"))):
+    if "\0" in key or (key and not _NO_NAMES.isdisjoint(key.split("/"))):
         return None
     try:
         return key.encode()
@@ -106,9 +101,11 @@ def name_of(key: str) -> bytes | None:
 
 def coded_ending(path: bytes) -> str:
     """Return the ending of the coded file in place of the missing file *path*, empty if none."""
-    if path.endswith(tuple(map(str.encode, CODED))):
-        return ""
-    return next((each for each in CODED if os.path.exists(path + each.encode())), "")  # noqa: PTH110
+    if not path.endswith(tuple(map(str.encode, CODED))):
+        for ending in CODED:
+            if os.path.exists(path + ending.encode()):  # noqa: PTH110  paths are bytes
+                return ending
+    return ""
 
 
 def file_version(status: os.stat_result) -> ETag:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, Self
 
 from cachetools import TTLCache
@@ -31,14 +32,14 @@ from shardgate.storage.contract import (
     Absent,
     Conflict,
     Expected,
-    is_as_expected,
 )
 from shardgate.storage.local_files import (
+    LEADS_OUT,
     check_folder,
-    check_links,
     coded_ending,
     file_version,
     folder_of,
+    may_lead,
     name_of,
     path_of,
     translated,
@@ -85,10 +86,12 @@ class LocalWriter:
                             raise
 
     def _put(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> ETag | Conflict:
-        with _place(ref, is_new=not isinstance(expected, str)) as (folder, name):
+        path = _path(ref)
+        with _place(ref.bucket, path, is_new=not isinstance(expected, str)) as (folder, name):
             self._sweep(folder)
             old = folder.status(name)
-            _check_plain(ref, old)
+            if old is None:
+                _check_plain(ref, path)
             if not _is_as_expected(old, expected):
                 return CONFLICT
             with NewFile.made(folder) as new:
@@ -101,20 +104,21 @@ class LocalWriter:
                 return new.swap(name, expected)
 
     def remove(self, ref: ObjectRef, expected: ETag | None) -> bool | Conflict:
-        root = folder_of(ref.bucket)
-        *folders, _ = _path(ref).removeprefix(root + b"/").split(b"/")
+        root, path = folder_of(ref.bucket), _path(ref)
+        *folders, _ = path.removeprefix(root + b"/").split(b"/")
         is_removed = False
         with translated(ref, is_write=True):
             try:
-                with _place(ref, is_new=False) as (folder, name):
+                with _place(ref.bucket, path, is_new=False) as (folder, name):
                     with folder.locked():
                         old = folder.status(name)
-                        _check_plain(ref, old)
+                        if old is None:
+                            _check_plain(ref, path)
                         if not _is_as_expected(old, expected):
                             return CONFLICT
                         if is_removed := old is not None:
                             os.unlink(name, dir_fd=folder.fd)
-                    folder.sync()
+                    os.fsync(folder.fd)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 check_folder(ref)  # an unmounted disk is not absence
                 if expected is not None:
@@ -136,7 +140,7 @@ def verify_locks(root: ObjectRef) -> None:
     path = os.path.realpath(folder_of(root.bucket) + b"/" + (name_of(root.key.rstrip("/")) or b""))
     while not os.path.isdir(path):  # noqa: PTH112  paths are bytes
         path = os.path.dirname(path)  # noqa: PTH120
-    with translated(root, is_write=True), Folder.within(root.bucket, path) as folder:
+    with translated(root, is_write=True), Folder.opened(path, root.bucket) as folder:
         try:
             with folder.locked(), Folder.opened(path) as other:
                 is_exclusive = not _try_lock(other.fd)
@@ -151,33 +155,28 @@ def verify_locks(root: ObjectRef) -> None:
             pass
 
 
+@dataclass(frozen=True, slots=True)
 class Folder:
     """An open folder."""
 
-    def __init__(self, path: bytes, fd: int) -> None:
-        self.path = path
-        self.fd = fd
+    path: bytes
+    fd: int
 
     @classmethod
     @contextmanager
-    def opened(cls, path: bytes) -> Iterator[Self]:
-        """Open the folder *path*, following links; an empty path is the root."""
+    def opened(cls, path: bytes, bucket: str | None = None) -> Iterator[Self]:
+        """Open the folder *path*, following links; an empty path is the root.
+
+        Raise `PermissionError` if links in *bucket* may not lead there. Links that change
+        afterwards do not matter to work in the open folder.
+        """
         fd = os.open(path or b"/", _FOLDER)
         try:
+            if bucket is not None and not may_lead(bucket, path_of(fd)):
+                raise PermissionError(errno.EACCES, LEADS_OUT)
             yield cls(path, fd)
         finally:
             os.close(fd)
-
-    @classmethod
-    @contextmanager
-    def within(cls, bucket: str, path: bytes) -> Iterator[Self]:
-        """Open the folder *path*; raise `PermissionError` if links in *bucket* may not lead there.
-
-        Links that change afterwards do not matter to work in the open folder.
-        """
-        with cls.opened(path) as folder:
-            check_links(bucket, path_of(folder.fd))
-            yield folder
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -210,9 +209,6 @@ class Folder:
         finally:
             os.close(fd)
 
-    def sync(self) -> None:
-        os.fsync(self.fd)
-
     def sweep(self) -> None:
         """Remove the temporary files of writers that have died."""
         with os.scandir(self.fd) as entries:
@@ -224,13 +220,13 @@ class Folder:
                         os.unlink(name, dir_fd=self.fd)
 
 
+@dataclass(frozen=True, slots=True)
 class NewFile:
     """A file with a temporary name, open for writing; it is locked while its writer lives."""
 
-    def __init__(self, folder: Folder, name: bytes, fd: int) -> None:
-        self.folder = folder
-        self.name = name
-        self.fd = fd
+    folder: Folder
+    name: bytes
+    fd: int
 
     @classmethod
     @contextmanager
@@ -324,7 +320,7 @@ class NewFile:
                 self.rename(name)
             elif not self.link(name):
                 return CONFLICT
-        self.folder.sync()
+        os.fsync(self.folder.fd)
         return file_version(os.fstat(self.fd))
 
 
@@ -335,26 +331,28 @@ def _path(ref: ObjectRef) -> bytes:
 
 
 @contextmanager
-def _place(ref: ObjectRef, *, is_new: bool) -> Iterator[tuple[Folder, bytes]]:
-    """Open the folder of the file of *ref*, and return its name; create the folder if *is_new*."""
-    path = wanted = _path(ref)
+def _place(bucket: str, wanted: bytes, *, is_new: bool) -> Iterator[tuple[Folder, bytes]]:
+    """Open the folder of the file *wanted*, and return its name; create the folder if *is_new*."""
+    path = wanted
     if os.path.islink(wanted):  # noqa: PTH114  paths are bytes
         path = os.path.realpath(wanted)
     above, _, name = path.rpartition(b"/")
     if is_new and not os.path.isdir(above):  # noqa: PTH112
-        _make_folders(ref.bucket, wanted)
-    with Folder.within(ref.bucket, above) as folder:
+        _make_folders(bucket, wanted)
+    with Folder.opened(above, bucket) as folder:
         yield folder, name
 
 
-def _check_plain(ref: ObjectRef, old: os.stat_result | None) -> None:
-    """Raise `ConflictError` if the object is a coded file, which a plain one would hide."""
-    if old is None and (ending := coded_ending(_path(ref))):
+def _check_plain(ref: ObjectRef, path: bytes) -> None:
+    """Raise `ConflictError` if a coded file is in place of *path*, which a plain one would hide."""
+    if ending := coded_ending(path):
         raise ConflictError(f"{ref}: is stored as {ref.key}{ending}; write or delete that key")
 
 
 def _is_as_expected(old: os.stat_result | None, expected: Expected) -> bool:
-    return is_as_expected(None if old is None else file_version(old), expected)
+    if not isinstance(expected, str):
+        return expected is None or old is None
+    return old is not None and file_version(old) == expected
 
 
 def _read(ref: ObjectRef, source: int, piece: ByteRange) -> Iterator[bytes]:
@@ -372,10 +370,10 @@ def _make_folders(bucket: str, path: bytes) -> None:
     for name in path.removeprefix(folder + b"/").split(b"/")[:-1]:
         above, folder = folder, folder + b"/" + name
         if not os.path.isdir(folder):  # noqa: PTH112  paths are bytes
-            with Folder.within(bucket, above) as opened:
+            with Folder.opened(above, bucket) as opened:
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=opened.fd)
-                opened.sync()
+                os.fsync(opened.fd)
 
 
 def _settle(folder: bytes, names: Sequence[bytes], *, removes: bool) -> None:
@@ -389,7 +387,7 @@ def _settle(folder: bytes, names: Sequence[bytes], *, removes: bool) -> None:
         try:
             if not (removes and names):
                 with Folder.opened(path) as opened:
-                    return opened.sync()
+                    return os.fsync(opened.fd)
             os.rmdir(path)  # noqa: PTH106
         except (FileNotFoundError, NotADirectoryError):  # removed by another process
             if not names:

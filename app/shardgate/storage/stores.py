@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from shardgate.errors import ConfigurationError, StorageUnusableError
-from shardgate.model import GUARDED, ObjectRef
+from shardgate.model import GUARDED, VOLATILE, ObjectRef
 from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
 from shardgate.storage.contract import ObjectStore, OnWrite
 from shardgate.storage.http1_client import BadUrlError, RequestTarget
@@ -64,6 +64,7 @@ class Stores(StoreWrapper):
         self._on_write = on_write
         self._by_kind: dict[str, ObjectStore] = {}
         self._by_bucket: dict[str, ObjectStore] = {}
+        self._verified: set[ObjectRef] = set()
         self.volatile = WeakValueDictionary[str, ObjectStore]()
         """Stores of volatile buckets, which their owners keep alive."""
         self._redirects = defaultdict[str, list[RequestTarget]](list)
@@ -154,6 +155,13 @@ class Stores(StoreWrapper):
         if store is None:
             raise StorageUnusableError(ref, "no store was opened")
         return store
+
+    async def verify_conditional_writes(self, root: ObjectRef) -> None:
+        """Have each store verified once for *root*; sessions pass this on to their repository."""
+        if root not in self._verified:
+            await self.store_of(root).verify_conditional_writes(root)
+            if not root.bucket.startswith(VOLATILE):
+                self._verified.add(root)
 
     def _kept(self, kind: str, open_store: Callable[[], ObjectStore]) -> ObjectStore:
         if kind not in self._by_kind:

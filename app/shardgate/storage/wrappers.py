@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, Unpack
 
@@ -244,25 +245,21 @@ type OnCall = Callable[[Call], None]
 """Called after each call, on the event loop and in the context of the caller."""
 
 
+@dataclass(slots=True)
 class _Timer:
-    __slots__ = ("_began", "_method", "_on_call", "_ref", "_request", "nbytes")
-
-    def __init__(
-        self, on_call: OnCall, method: Method, ref: ObjectRef, request: ByteRequest | None = None
-    ) -> None:
-        self._on_call = on_call
-        self._method: Method = method
-        self._ref = ref
-        self._request = request
-        self.nbytes = 0
+    on_call: OnCall
+    method: Method
+    ref: ObjectRef
+    request: ByteRequest | None = None
+    nbytes: int = 0
+    began_at: float = field(default_factory=time.perf_counter)
 
     def __enter__(self) -> Self:
-        self._began = time.perf_counter()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        seconds = time.perf_counter() - self._began
-        self._on_call(Call(self._method, self._ref, self._request, seconds, self.nbytes, error))
+        seconds = time.perf_counter() - self.began_at
+        self.on_call(Call(self.method, self.ref, self.request, seconds, self.nbytes, error))
 
 
 class TracedStore(StoreWrapper):

@@ -239,7 +239,7 @@ class Rewrites:
             try:
                 await self._attempt(shard, changes, tracker)
             except ConflictError:
-                await tracker.confirm(tracker.known_before(tracker.began_at))
+                await tracker.confirm_older(tracker.began_at)
                 raise
 
         try:
@@ -261,7 +261,7 @@ class Rewrites:
         is_long = is_many(len(changes))
         sorted_changes = await run_in_thread(sort_changes, shard, old, changes, is_long=is_long)
         if sorted_changes.relies_on_old:
-            await tracker.confirm(tracker.known_before(tracker.began_at))
+            await tracker.confirm_older(tracker.began_at)
         places: Mapping[Entry, Stored] = {}
         if sorted_changes.made:
             plan = await asyncio.to_thread(shard.plan, old, sorted_changes.made)

@@ -100,7 +100,7 @@ class PassthroughWriter:
         self, ref: ObjectRef, body: bytes, headers: ObjectHeaders, *, demand: Demand | None
     ) -> ETag:
         """Store *body* with *headers*, or the inflated body where the store keeps no headers."""
-        is_kept = self._store.keeps_headers(ref)
+        is_kept = headers == NO_HEADERS or self._store.keeps_headers(ref)
         if body and headers.coding in CODINGS:
             inflated = await self._inflate(headers.coding, body)  # else no reader could
             body = body if is_kept else inflated
@@ -159,13 +159,10 @@ class PassthroughWriter:
             raise TooLargeError(f"{ref}: {reason}")
 
     async def _repeat[T](self, ref: ObjectRef, attempt: Callable[[], Awaitable[T | Conflict]]) -> T:
-        async def forgetting() -> T | Conflict:
-            try:
-                return await attempt()
-            finally:  # a failed write may have taken effect
-                self._fetch.forget(ref)
-
-        return await retry_conflicts(forgetting, Conflict, ref)
+        try:
+            return await retry_conflicts(attempt, Conflict, ref)
+        finally:  # a failed write may have taken effect
+            self._fetch.forget(ref)
 
     async def _expected(
         self, ref: ObjectRef, demand: Demand | None, *, is_document: bool = False
@@ -303,7 +300,7 @@ class Writer:
             if isinstance(target, Whole | Stray):
                 is_doubtful = tracker.ends_in_absence and LIKE_A_CHUNK.search(key)
                 absent_s = 0 if is_doubtful else _ABSENT_S
-            await tracker.confirm(tracker.known_before(began_at, _PRESENT_S, absent_s))
+            await tracker.confirm_older(began_at, _PRESENT_S, absent_s)
             return target
 
         target = await consistent(self._fetch, attempt)
@@ -315,12 +312,15 @@ class Writer:
         return Whole(target.ref)
 
     def _check_headers(self, target: Slot | Document | Whole, write: KeyWrite) -> None:
+        coding, _, metadata = write.headers
+        if not coding and not metadata:
+            return
         if isinstance(target, Whole) and self._store.keeps_headers(target.ref):
             return
-        if (coding := write.headers.coding) and coding not in CODINGS:
+        if coding and coding not in CODINGS:
             reason = "can be neither kept nor removed"
             raise UnknownCodingError(f"{write.key}: Content-Encoding: {coding} {reason}")
-        for name, _ in write.headers.metadata:
+        for name, _ in metadata:
             if name not in _SET_BY_TOOLS:
                 reason = "cannot be kept, only objects in S3 have metadata"
                 raise UnsupportedError(f"{write.key}: x-amz-meta-{name} {reason}")

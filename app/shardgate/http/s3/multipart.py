@@ -64,7 +64,6 @@ class MultipartUploads:
 
     async def _create(self, request: WriteRequest) -> None:
         """Begin an upload; the object gets the headers of this request."""
-        request.refuse_prefix()
         dataset, key = request.dataset, request.key
         if key.endswith("/"):
             raise BadKeyError("a key that ends in a slash is a folder: it has no bytes")
@@ -74,7 +73,6 @@ class MultipartUploads:
 
     async def _put_part(self, request: WriteRequest) -> None:
         """Store a part; its Content-Encoding does not become that of the object."""
-        request.refuse_prefix()
         upload = _upload(request)
         number = parse_part_number(request.parameter("partNumber"))
         if number is None:
@@ -92,7 +90,6 @@ class MultipartUploads:
 
     async def _complete(self, request: WriteRequest) -> None:
         """Join the parts; checksums in the headers are of the object, not of the list of parts."""
-        request.refuse_prefix()
         upload = _upload(request)
         of_list = {k: v for k, v in request.headers.items() if not k.startswith(_CHECKSUM)}
         most_nbytes = dialect.MAX_DOCUMENT_NBYTES
@@ -113,7 +110,6 @@ class MultipartUploads:
         await request.send_xml(dialect.to_xml("CompleteMultipartUploadResult", members))
 
     async def _abort(self, request: WriteRequest) -> None:
-        request.refuse_prefix()
         await self._uploads.abort(_upload(request))
         await request.responder.send(HTTPStatus.NO_CONTENT, [NO_STORE])
 

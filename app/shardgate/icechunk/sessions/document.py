@@ -153,11 +153,6 @@ class ViewedNode:
     """For an array, with the manifests of the chunks that the parent has."""
 
     @property
-    def folder(self) -> str:
-        """Prefix of the keys below the node."""
-        return f"{self.path}/" if self.path else ""
-
-    @property
     def etag(self) -> ETag:
         return version_of(self.document)
 
@@ -183,6 +178,8 @@ class SessionView:
     ref: ObjectRef
     """The object of the session document, named in errors."""
     _known: dict[str, ViewedNode] = field(default_factory=dict, repr=False, compare=False)
+    _last: dict[str, ChunkAddress] = field(default_factory=dict, repr=False, compare=False)
+    """The chunk that was looked up last: a request finds its container by it, and then uses it."""
 
     def node(self, path: str) -> ViewedNode | None:
         """Return the node at *path*. Raises: `DamagedError`."""
@@ -213,11 +210,17 @@ class SessionView:
 
     def address(self, key: str) -> ChunkAddress | None:
         """Return the chunk that *key* may name; `None` without such an array or outside of it."""
+        if (known := self._last.get(key)) is not None:
+            return known
         node, rest = self.around(key)
         if node is None or node.chunks is None:
             return None
         coords = node.chunks.keys.parse(rest)
-        return None if coords is None or not node.chunks.has(coords) else ChunkAddress(node, coords)
+        if coords is None or not node.chunks.has(coords):
+            return None
+        self._last.clear()
+        found = self._last[key] = ChunkAddress(node, coords)
+        return found
 
     def around(self, key: str) -> tuple[ViewedNode | None, str]:
         """Return the nearest node above *key*, and the rest of *key*."""
@@ -226,7 +229,7 @@ class SessionView:
             if node is None and (path in self.session.nodes or f"/{path}" in self.parent.nodes):
                 node = self.node(path)
             if node is not None:
-                return node, key.removeprefix(node.folder)
+                return node, key.removeprefix(path).removeprefix("/")
         return None, key
 
     def _find(self, path: str) -> ViewedNode | None:

@@ -24,6 +24,7 @@ from shardgate.concurrency import (
 from shardgate.errors import DamagedError
 from shardgate.formats.compression import zstd_capacity
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
+from shardgate.formats.icechunk.manifest import InlineChunk
 from shardgate.formats.reading import DecodeError
 from shardgate.icechunk.sessions.document import (
     GONE_NBYTES,
@@ -64,8 +65,8 @@ class SessionLocation(NamedTuple):
     def document(self) -> ObjectRef:
         return self.directory.join(f"{_SESSIONS}{self.session_id}.session")
 
-    def entries(self, node_id: bytes | None = None) -> ObjectRef:
-        below = "" if node_id is None else f"{encode_id(node_id)}/"
+    def entries(self, node_id: bytes | None = None, name: str = "") -> ObjectRef:
+        below = "" if node_id is None else f"{encode_id(node_id)}/{name}"
         return self.directory.join(f"{_SESSIONS}{self.session_id}/{below}")
 
 
@@ -100,6 +101,8 @@ class SessionDocumentStore:
 
     async def read(self) -> SessionDocument | None:
         """Read the current document; return `None` if it does not exist."""
+        if not self._lock.locked():
+            return await self._read_locked()
         return await self._flights.run(self._reads, self._read_locked)
 
     async def edit(self, edit: DocumentEdit) -> SessionDocument | None:
@@ -181,7 +184,7 @@ class SessionJournal:
     def ref(self, address: ChunkAddress) -> ObjectRef:
         name = spell_coords(address.coords)
         folder = crc32(name.encode()) % _FOLDERS
-        return self._location.entries(address.node.node_id).join(f"{folder:x}/{name}")
+        return self._location.entries(address.node.node_id, f"{folder:x}/{name}")
 
     async def get(self, address: ChunkAddress, etag: ETag | None = None) -> StoredEntry | None:
         """Read an entry; *etag* is its current version if that was just listed."""
@@ -245,5 +248,5 @@ class SessionJournal:
 
 def entry_nbytes(ref: ObjectRef, stored: StoredEntry) -> int:
     """Estimate the bytes of memory of a cached entry."""
-    inline = 0 if stored.entry is None else len(encode_entry(stored.entry))
+    inline = len(stored.entry.data) if isinstance(stored.entry, InlineChunk) else 0
     return _ENTRY_OVERHEAD_NBYTES + len(ref.key) + inline

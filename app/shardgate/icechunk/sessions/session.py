@@ -40,7 +40,7 @@ from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.formats.icechunk.repository_files import Repository, named_by
 from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
 from shardgate.formats.reading import Fetch
-from shardgate.icechunk.chunk_files import put_chunk_file
+from shardgate.icechunk.chunk_files import new_object_id, put_new
 from shardgate.icechunk.commit import CommitResult
 from shardgate.icechunk.repository import read_snapshot
 from shardgate.icechunk.sessions.document import (
@@ -220,26 +220,24 @@ class Session:
         self, view: SessionView, address: ChunkAddress, data: bytes, expected: Expected
     ) -> ETag | Conflict:
         """Write a chunk and return its version; once this returns, the chunk is in the commit."""
-        require_open(view.session)
         if not data:
             raise BadBodyError("a chunk must have at least one byte")
         replaced = await self._replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
-        entry: InlineChunk | Native
-        if len(data) <= view.session.inline_nbytes:
-            entry = InlineChunk(data)
-        else:
-            chunk_id = await put_chunk_file(self.store, self.repository, data)
-            entry = Native(chunk_id, ByteRange(0, len(data)))
+        entry: InlineChunk | Native = InlineChunk(data)
+        if len(data) > view.session.inline_nbytes:
+            entry = Native(new_object_id(), ByteRange(0, len(data)))
+        entity = self.entity_of(entry)
+        if isinstance(entity.source, Stored):
+            await put_new(self.store, entity.source.ref, data)
         lost = await self._put_entry(address, entry, replaced)
-        return self.entity_of(entry).etag if lost is None else lost
+        return entity.etag if lost is None else lost
 
     async def delete_chunk(
         self, view: SessionView, address: ChunkAddress, expected: ETag | None
     ) -> Conflict | None:
         """Delete a chunk; see `write_chunk`."""
-        require_open(view.session)
         replaced = await self._replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced

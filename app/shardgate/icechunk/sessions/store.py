@@ -224,9 +224,9 @@ class SessionStore:
         return found.data
 
     async def _joined(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> bytes:
-        spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
-        if not spans:
-            return b"".join(piece for piece in pieces if isinstance(piece, bytes))
+        if not (ranges := [piece for piece in pieces if isinstance(piece, ByteRange)]):
+            return b"".join([piece for piece in pieces if isinstance(piece, bytes)])
+        spans = plan_spans(ranges)
         check_write(ref, pieces, expected)
         entity = await self._find(ref.key)
         if entity is None or entity.etag != expected:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -267,23 +267,22 @@ class ChunkReader:
         window = self._windows.get(version)
         if window is None:
             window = self._windows[version] = []
-            asyncio.get_running_loop().call_soon(self._turn, version, 1)
+            call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
+            turns = [call_soon] * (_TURNS - 1)  # each of them passes on what follows it
+            call_soon(*turns, self._close_window, version)
         window.append(pending)
 
-    def _turn(self, version: _ObjectVersion, turn: int) -> None:
-        loop = asyncio.get_running_loop()
-        if turn < _TURNS:
-            loop.call_soon(self._turn, version, turn + 1)
-        elif self._has_neighbours(version):
-            loop.call_later(_WINDOW_S, self._start_reads, version)
-        else:
-            for pending in self._windows.pop(version):
-                self._start(version, pending.chunk.byte_range, 0, [pending])
+    def _close_window(self, version: _ObjectVersion) -> None:
+        """Start the reads of a window, or leave it open for more neighbours if it has some."""
+        is_alone = len(self._windows[version]) == 1 and version not in self._reads
+        if not is_alone and self._has_neighbours(version):
+            asyncio.get_running_loop().call_later(_WINDOW_S, self._start_reads, version)
+            return
+        for pending in self._windows.pop(version):
+            self._start(version, pending.chunk.byte_range, 0, [pending])
 
     def _has_neighbours(self, version: _ObjectVersion) -> bool:
         wanted = {each.chunk.byte_range for each in self._windows[version]}
-        if len(wanted) == 1 and version not in self._reads:
-            return False
         reads = (each.source.byte_range for each in self._reads.get(version, ()))
         around = sorted([*wanted, *reads])
         max_gap_bytes = self._gap_bytes(version)

@@ -10,6 +10,7 @@ import ssl
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Self, cast
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -48,13 +49,9 @@ class CutOffError(ExchangeError):
 
 
 class HttpResponse:
-    """Status, headers and body of one response.
+    """Status, headers and body of one response, whose parser calls the ``on_…`` methods."""
 
-    Parsed with httptools, except for most of a body of known length. The ``on_…`` methods are
-    called by the parser.
-    """
-
-    def __init__(self, connection: "Connection", *, is_bodiless: bool, is_eager: bool) -> None:
+    def __init__(self, connection: "Connection", *, is_bodiless: bool) -> None:
         """Start to parse; with *is_bodiless* (HEAD) no body follows, whatever the headers say."""
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
@@ -70,29 +67,39 @@ class HttpResponse:
         self._pieces: list[bytes] = []
         self._nbytes = 0
         """Bytes of the body that have arrived and have not been read."""
-        self._head_nbytes = 0
+        self._received_nbytes = 0
         self._is_bodiless = is_bodiless
         self._is_interim = False
         self._is_until_close = False
-        self._left: int | None = None
-        self._wanted = _BUFFERED_NBYTES if is_eager else 0
+        self._wanted = 0
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def has_begun(self) -> bool:
-        return self._head_nbytes > 0
+        return self._received_nbytes > 0
 
-    async def begin(self) -> None:
-        """Wait for the head; a later failure is raised where the body is read."""
-        await self._arrival(self._wanted)
-        if not self.has_head and self._failure is not None:
+    async def arrival(self, wanted: int) -> None:
+        """Wait for the head and *wanted* bytes of the body, or until no more will come.
+
+        A failure before the head is raised here, a later one where the body is read.
+        """
+        self._wanted = wanted
+        self._waiter = waiter = self._connection.loop.create_future()
+        try:
+            self._wake()
+            if self._connection.is_paused and not waiter.done():
+                self._connection.resume()
+            await waiter
+        finally:
+            self._waiter = None
+        if self._failure is not None and not self.has_head:
             raise self._failure
 
     async def read(self) -> bytes:
         """Read the rest of the body. Raises: `CutOffError`, `BadAnswerError`, `TimeoutError`."""
         if not self.is_complete:
-            await self._arrival(sys.maxsize)
+            await self.arrival(sys.maxsize)
             if self._failure is not None:
                 raise self._failure
         return self._take()
@@ -100,7 +107,7 @@ class HttpResponse:
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives. Raises: `CutOffError`, `BadAnswerError`, `TimeoutError`."""
         while True:
-            await self._arrival(1)
+            await self.arrival(1)
             if self._nbytes:
                 yield self._take()
             elif self._failure is not None:
@@ -117,16 +124,22 @@ class HttpResponse:
         """Drop the parser, which refers back: no garbage is left to the collector."""
         del self._parser
 
-    def feed(self, data: bytes) -> None:
-        if self._left is not None:
-            self.on_body(data)
-        else:
-            self._parse(data)
-        if self._waiter is None:
-            if self._nbytes > _BUFFERED_NBYTES and not self.is_complete:
-                self._connection.pause()
-        else:
+    def feed(self, data: bytes | memoryview) -> None:
+        """Parse *data*. Raises: `BadAnswerError`."""
+        self._received_nbytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self.is_reusable = False
+            if not self.is_complete:
+                reason = error.__context__ or error  # raised by one of our callbacks
+                raise BadAnswerError(f"malformed HTTP/1.1: {reason}") from error
+        if self._received_nbytes > _HEAD_NBYTES and not self.has_head:
+            raise BadAnswerError(f"the head is longer than {_HEAD_NBYTES} bytes")
+        if self._waiter is not None:
             self._wake()
+        elif self._nbytes > _BUFFERED_NBYTES and not self.is_complete:
+            self._connection.pause()
 
     def close(self, error: Exception | None) -> None:
         """End the response with the connection, which closed because of *error* or regularly."""
@@ -176,17 +189,10 @@ class HttpResponse:
         if self._is_bodiless:
             self.is_complete = True
         else:
-            self._left = self.length
             self._is_until_close = coding is None and length is None
 
     def on_body(self, data: bytes) -> None:
-        if self._left is not None:
-            surplus = len(data) - self._left
-            if surplus > 0:
-                data, self.is_reusable = data[: self._left], False
-            self._left -= len(data)
-            self.is_complete = not self._left
-        elif self.is_complete or not self.has_head:
+        if self.is_complete or not self.has_head:
             raise BadAnswerError("unexpected body")
         self._pieces.append(data)
         self._nbytes += len(data)
@@ -194,42 +200,15 @@ class HttpResponse:
     def on_message_complete(self) -> None:
         self.is_complete = not self._is_interim
 
-    def _parse(self, data: bytes) -> None:
-        self._head_nbytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
-            self.is_reusable = False
-            if not self.is_complete:
-                reason = error.__context__ or error  # raised by one of our callbacks
-                raise BadAnswerError(f"malformed HTTP/1.1: {reason}") from error
-        if not self.has_head and self._head_nbytes > _HEAD_NBYTES:
-            raise BadAnswerError(f"the head is longer than {_HEAD_NBYTES} bytes")
-
     def _take(self) -> bytes:
         pieces, self._pieces, self._nbytes = self._pieces, [], 0
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    async def _arrival(self, wanted: int) -> None:
-        """Wait until *wanted* bytes of the body have arrived, or no more will come."""
-        self._wanted = wanted
-        if not self._has_wanted():
-            self._waiter = self._connection.loop.create_future()
-            self._connection.resume()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-
-    def _has_wanted(self) -> bool:
-        return (
-            self.is_complete
-            or self._failure is not None
-            or (self.has_head and self._nbytes >= self._wanted)
-        )
+        return b"".join(pieces)
 
     def _wake(self) -> None:
-        if self._waiter is not None and self._has_wanted() and not self._waiter.done():
+        """Wake the reader if what it waits for has arrived, or never will."""
+        has_wanted = self.has_head and self._nbytes >= self._wanted
+        is_over = self.is_complete or self._failure is not None
+        if (has_wanted or is_over) and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
@@ -250,24 +229,18 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._response: HttpResponse | None = None
         self._on_end: Callable[[Connection], None] | None = None
-        self._heard_at = 0.0
-        self._is_paused = False
+        self.heard_at = 0.0
+        """Time of the loop when bytes were sent or received last."""
+        self.is_open = False
+        self.is_paused = False
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
-
-    @property
-    def idle_s(self) -> float:
-        return self.loop.time() - self._heard_at
 
     def send(
         self, message: bytes, response: HttpResponse, on_end: Callable[["Connection"], None]
     ) -> None:
         """Send a request, feed *response*, and call *on_end* when the exchange has ended."""
         self._response, self._on_end = response, on_end
-        self._heard_at = self.loop.time()
+        self.heard_at = self.loop.time()
         if self._transport is None or self._transport.is_closing():
             self._fail(NoAnswerError("the connection closed at once"))
             return
@@ -276,6 +249,7 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = self.loop.call_later(self._silence_s, self._check_silence)
 
     def close(self) -> None:
+        self.is_open = False
         if self._transport is not None:
             self._transport.abort()
         if (response := self._response) is not None:
@@ -283,14 +257,14 @@ class Connection(asyncio.BufferedProtocol):
             self.end(response)
 
     def pause(self) -> None:
-        if self._transport is not None and not self._is_paused:
-            self._is_paused = True
+        if self._transport is not None and not self.is_paused:
+            self.is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None and self._is_paused:
-            self._is_paused = False
-            self._heard_at = self.loop.time()
+        if self._transport is not None and self.is_paused:
+            self.is_paused = False
+            self.heard_at = self.loop.time()
             self._transport.resume_reading()
 
     def end(self, response: HttpResponse) -> None:
@@ -306,18 +280,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.is_open = True
 
     def get_buffer(self, _: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Feed the response; bytes that no request asked for close the connection."""
-        self._heard_at = self.loop.time()
+        self.heard_at = self.loop.time()
         if (response := self._response) is None:
             self.close()
             return
         try:
-            response.feed(bytes(self._buffer[:nbytes]))
+            response.feed(self._buffer[:nbytes])
         except BadAnswerError as error:
             self._fail(error)
         if response.is_complete:
@@ -325,6 +300,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self.is_open = False
         if self._timer is not None:
             self._timer.cancel()
         if not self.closed.done():
@@ -337,7 +313,9 @@ class Connection(asyncio.BufferedProtocol):
         self._timer = None
         if self._response is None:
             return
-        left = self._silence_s if self._is_paused else self._silence_s - self.idle_s
+        left = self._silence_s
+        if not self.is_paused:
+            left -= self.loop.time() - self.heard_at
         if left > 0:
             self._timer = self.loop.call_later(left, self._check_silence)
         else:
@@ -424,12 +402,14 @@ class _Pool:
         """Return the most recently used connection, and close those that are too old."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open and connection.idle_s < _KEPT_S:
+            if connection.is_open and connection.loop.time() - connection.heard_at < _KEPT_S:
                 return connection
             connection.close()
         return None
 
-    def keep(self, connection: Connection) -> None:
+    def end(self, slots: asyncio.Semaphore, connection: Connection) -> None:
+        """Take back *connection* after an exchange that had one of *slots*."""
+        slots.release()
         if connection.is_open:
             self._idle.append(connection)
 
@@ -475,11 +455,7 @@ class HttpClient:
         is_bodiless = method == "HEAD"
         pool = self._pools[target.origin]
         slots = pool.slots if is_eager or is_bodiless else pool.slow_slots
-
-        def end(connection: Connection) -> None:
-            slots.release()
-            pool.keep(connection)
-
+        end = partial(pool.end, slots)
         while True:
             await slots.acquire()
             connection = pool.take()
@@ -492,10 +468,10 @@ class HttpClient:
                     raise
                 if self._is_closed:  # while connecting
                     connection.close()
-            response = HttpResponse(connection, is_bodiless=is_bodiless, is_eager=is_eager)
+            response = HttpResponse(connection, is_bodiless=is_bodiless)
             connection.send(message, response, end)
             try:
-                await response.begin()
+                await response.arrival(_BUFFERED_NBYTES if is_eager else 0)
             except (NoAnswerError, ConnectionError):
                 if not is_kept or response.has_begun:
                     raise

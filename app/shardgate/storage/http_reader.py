@@ -124,7 +124,7 @@ class HttpReader(ABC):
         if_none_match: ETag | None = None,
         kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
-        if isinstance(request, ByteRange) and not request.length:
+        if isinstance(request, ByteRange) and request.start == request.stop:
             return await self._get_nothing(ref, request, if_match, if_none_match)
         try:
             body = await self._open(ref, request, if_match, if_none_match, is_eager=True)
@@ -367,9 +367,11 @@ class HttpReader(ABC):
         if if_match is None:
             self._versions.note(ref, headers, size, etag)
         check_condition(ref, if_match, etag, modified_s)
-        wanted = clamp(ref, request, size, if_match)
-        if sent != wanted and sent.length != size:
-            raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
+        wanted = sent
+        if sent != request or sent.stop > size:
+            wanted = clamp(ref, request, size, if_match)
+            if sent != wanted and sent.length != size:
+                raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
         if length is not None and length != sent.length:
             raise TruncatedReadError(ref, f"Content-Length is {length} of {sent.length} bytes")
         return _Body(ref, response, wanted, wanted.start - sent.start, size, etag, modified_s, data)

@@ -30,7 +30,7 @@ HELLO = b"2\r\nhe\r\n3;name=value\r\nllo\r\n0\r\n"
 
 def parse(*pieces: bytes, is_bodiless: bool = False) -> HttpResponse:
     """Parse *pieces*."""
-    parser = HttpResponse(cast("Connection", None), is_bodiless=is_bodiless, is_eager=False)
+    parser = HttpResponse(cast("Connection", None), is_bodiless=is_bodiless)
     for piece in pieces:
         parser.feed(piece)
     return parser

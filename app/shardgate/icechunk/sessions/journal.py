@@ -101,7 +101,7 @@ class SessionDocumentStore:
 
     async def read(self) -> SessionDocument | None:
         """Read the current document; return `None` if it does not exist."""
-        if not self._lock.locked():
+        if not self._lock.locked():  # no other caller waits for the same read
             return await self._read_locked()
         return await self._flights.run(self._reads, self._read_locked)
 

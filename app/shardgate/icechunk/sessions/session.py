@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -103,6 +103,18 @@ type ViewEdit = Callable[[SessionView], SessionDocument]
 
 type Commit = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
 """Commit a change set, or find the commit made before with the same write id."""
+
+
+class ReplacedChunk(NamedTuple):
+    """A chunk that a write replaces."""
+
+    entity: Entity | None = None
+    """`None` for a chunk that is absent, or may be in any version."""
+    entry: Expected = None
+    """The expected version of its entry in the journal."""
+
+
+_ANY_CHUNK: Final = ReplacedChunk()
 
 
 @dataclass(eq=False)
@@ -217,46 +229,43 @@ class Session:
                 return Entity.at(Stored(file, byte_range, named_by(chunk_id)))
 
     async def write_chunk(
-        self, view: SessionView, address: ChunkAddress, data: bytes, expected: Expected
+        self, view: SessionView, address: ChunkAddress, data: bytes, replaced: ReplacedChunk
     ) -> ETag | Conflict:
         """Write a chunk and return its version; once this returns, the chunk is in the commit."""
         if not data:
             raise BadBodyError("a chunk must have at least one byte")
-        replaced = await self._replaced(view, address, expected)
-        if isinstance(replaced, Conflict):
-            return replaced
         entry: InlineChunk | Native = InlineChunk(data)
         if len(data) > view.session.inline_nbytes:
             entry = Native(new_object_id(), ByteRange(0, len(data)))
         entity = self.entity_of(entry)
         if isinstance(entity.source, Stored):
             await put_new(self.store, entity.source.ref, data)
-        lost = await self._put_entry(address, entry, replaced)
+        lost = await self._put_entry(address, entry, replaced.entry)
         return entity.etag if lost is None else lost
 
     async def delete_chunk(
         self, view: SessionView, address: ChunkAddress, expected: ETag | None
     ) -> Conflict | None:
         """Delete a chunk; see `write_chunk`."""
-        replaced = await self._replaced(view, address, expected)
+        replaced = await self.find_replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
         if expected is not None or await self.lookup(address) is not None:
-            return await self._put_entry(address, None, replaced)
+            return await self._put_entry(address, None, replaced.entry)
         await self.journal.remove(address)
         await self._confirm(address, None)
         return None
 
-    async def _replaced(
+    async def find_replaced(
         self, view: SessionView, address: ChunkAddress, expected: Expected
-    ) -> Expected | Conflict:
-        """Return the version of the journal entry that a write of a chunk *expected* replaces."""
+    ) -> ReplacedChunk | Conflict:
+        """Find the chunk in the version *expected*, which a write replaces."""
         if expected is None:
-            return None
+            return _ANY_CHUNK
         entity, entry_etag = await self.find_chunk(view, address)
         if not is_as_expected(None if entity is None else entity.etag, expected):
             return CONFLICT
-        return entry_etag or ABSENT
+        return ReplacedChunk(entity, entry_etag or ABSENT)
 
     async def lookup(self, address: ChunkAddress) -> tuple[Manifest, Reference] | None:
         """Look up a chunk of the parent, and return its manifest and its reference."""

@@ -154,17 +154,26 @@ class SessionStore:
             raise ValueError(f"{ref}: a chunk reference has no headers")
         view = await self.session.view()
         require_open(view.session)
-        path = node_path(ref.key)
-        address = None if path is not None else _require_chunk(view, ref.key)
         try:
-            data = await self._joined(ref, pieces, expected)
+            if (path := node_path(ref.key)) is None:
+                return await self._put_chunk(view, ref, pieces, expected)
+            data = await self._joined(ref, pieces, expected, _document(view, path))
         except VersionChangedError:
             return CONFLICT
-        if address is not None:
-            return await self.session.write_chunk(view, address, data, expected)
         new_id = secrets.token_bytes(NODE_ID_NBYTES)
-        put = partial(put_node, path=path or "", document=data, new_id=new_id)
-        return version_of(data) if await self._edit(path or "", expected, put) else CONFLICT
+        put = partial(put_node, path=path, document=data, new_id=new_id)
+        return version_of(data) if await self._edit(path, expected, put) else CONFLICT
+
+    async def _put_chunk(
+        self, view: SessionView, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected
+    ) -> ETag | Conflict:
+        if (address := view.address(ref.key)) is None:
+            raise _no_chunk(view, ref.key)
+        replaced = await self.session.find_replaced(view, address, expected)
+        if isinstance(replaced, Conflict):
+            return replaced
+        data = await self._joined(ref, pieces, expected, replaced.entity)
+        return await self.session.write_chunk(view, address, data, replaced)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
         """Delete a chunk, or a node with all nodes below it."""
@@ -206,8 +215,7 @@ class SessionStore:
     async def _find(self, key: str) -> Entity | None:
         view = await self.session.view()
         if (path := node_path(key)) is not None:
-            node = view.node(path)
-            return None if node is None else Entity.at(Inline(node.document, node.etag))
+            return _document(view, path)
         if (address := view.address(key)) is None:
             return None
         return (await self.session.find_chunk(view, address))[0]
@@ -223,30 +231,36 @@ class SessionStore:
             raise DamagedError(source.ref, "is missing or too short, and a chunk refers to it")
         return found.data
 
-    async def _joined(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> bytes:
+    async def _joined(
+        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected, entity: Entity | None
+    ) -> bytes:
+        """Join *pieces*, whose ranges are of *entity*, if that is as *expected*."""
         if not (ranges := [piece for piece in pieces if isinstance(piece, ByteRange)]):
             return b"".join([piece for piece in pieces if isinstance(piece, bytes)])
         spans = plan_spans(ranges)
         check_write(ref, pieces, expected)
-        entity = await self._find(ref.key)
         if entity is None or entity.etag != expected:
             raise VersionChangedError(ref)
         read = await bounded_gather(partial(self._read, entity), spans, limit=_READS_AT_ONCE)
         return assemble(pieces, spans, read)
 
 
-def _require_chunk(view: SessionView, key: str) -> ChunkAddress:
-    if (address := view.address(key)) is not None:
-        return address
+def _document(view: SessionView, path: str) -> Entity | None:
+    node = view.node(path)
+    return None if node is None else Entity.at(Inline(node.document, node.etag))
+
+
+def _no_chunk(view: SessionView, key: str) -> BadKeyError | ConflictError:
+    """Return the reason why *key* cannot be written."""
     node, rest = view.around(key)
     if node is None or node.chunks is None:
-        raise ConflictError(f"{key} is not a zarr.json, and no array of the session contains it")
+        return ConflictError(f"{key} is not a zarr.json, and no array of the session contains it")
     if node.chunks.keys.parse(rest) is not None:
         shape = list(node.chunks.grid)
-        raise BadKeyError(
+        return BadKeyError(
             f"{key}: outside of the chunk grid of /{node.path}, whose shape is {shape}"
         )
-    raise BadKeyError(f"{key} is neither a zarr.json nor a chunk; repositories hold nothing else")
+    return BadKeyError(f"{key} is neither a zarr.json nor a chunk; repositories hold nothing else")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ moved is rebased onto the new tip, unless the two conflict.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple, NoReturn, Self
 from weakref import WeakValueDictionary
 
-from shardgate.concurrency import bounded_gather, retry_conflicts
+from shardgate.concurrency import bounded_gather, is_large, retry_conflicts
 from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
@@ -35,6 +36,7 @@ from shardgate.formats.icechunk.changes import (
 from shardgate.formats.icechunk.config import Config, parse_splitting
 from shardgate.formats.icechunk.conflicts import CommitConflict, Policy, rebase
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
+from shardgate.formats.icechunk.manifest import ManifestDecoder
 from shardgate.formats.icechunk.manifest_writer import (
     ArrayRewrite,
     Rewritten,
@@ -51,15 +53,22 @@ from shardgate.formats.icechunk.repo_writer import (
     marked,
     moment_after,
 )
-from shardgate.formats.icechunk.snapshot import ManifestFile, StoredSnapshot, write_snapshot
+from shardgate.formats.icechunk.snapshot import (
+    ManifestFile,
+    StoredSnapshot,
+    StoredSnapshotDecoder,
+    weigh_stored,
+    write_snapshot,
+)
 from shardgate.formats.icechunk.transaction_log import (
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
     write_transaction_log,
 )
+from shardgate.formats.reading import Versioned, Weighable
 from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
-from shardgate.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
+from shardgate.icechunk.repo_swap import Planned, RepoFile, RepoSwaps, demand_readable
 from shardgate.icechunk.repository import (
     OpenedRepository,
     read_snapshot,
@@ -109,6 +118,8 @@ class BranchTip(NamedTuple):
 
     info: RepoInfo
     snapshot: SnapshotInfo
+    file: RepoFile | None = None
+    """The file of *info*, if it was read for this look-up."""
 
     @property
     def snapshot_id(self) -> str:
@@ -133,16 +144,14 @@ class Committer:
     ) -> CommitResult | BranchTip:
         """Return the commit that *request* has made before, or else the tip of its branch.
 
-        It reads the current ``repo`` by a plan without a change.
-
         Raises: `UnknownRefError`, `LockedError`, `ConflictError` for an idempotency key that was
-        used for another request, and the errors of `RepoSwaps`.
+        used for another request, and the errors of `RepoSwaps.read`.
         """
-
-        def plan(info: RepoInfo) -> Planned[CommitResult | BranchTip]:
-            return Planned(_find(request, info, opened))
-
-        return await self.swaps.update(opened, plan)
+        file = await self.swaps.read(opened)
+        found = await opened.decode_in_thread(
+            opened.repo, lambda: _find(request, file.info, opened), is_long=file.info.is_long
+        )
+        return found if isinstance(found, CommitResult) else found._replace(file=file)
 
     async def commit(
         self,
@@ -183,7 +192,7 @@ class Committer:
         info = found.info
         parent_id = request.parent_id or found.snapshot_id
         is_listed = await opened.decode_in_thread(
-            opened.repo, lambda: info.snapshot(parent_id) is not None
+            opened.repo, lambda: info.snapshot(parent_id) is not None, is_long=info.is_long
         )
         parent = is_listed and await read_snapshot(opened.repository, parent_id, opened.fetch)
         if not parent:
@@ -234,12 +243,22 @@ class Committer:
             return Planned(CommitResult.of(change.snapshot), change)
 
         try:
-            return await self.swaps.update(opened, plan)
+            return await self.swaps.update(opened, plan, tip.file)
         except StorageError:
             with suppress(StorageError, DamagedError):
                 if isinstance(found := await self.find(opened, request), CommitResult):
                     return found
             raise
+
+
+class _File(NamedTuple):
+    """A new file of a repository; what it decodes to stays in the cache for the next commit."""
+
+    kind: str
+    object_id: bytes
+    data: bytes
+    decode: Callable[[bytes], Weighable] | None = None
+    value: Weighable | None = None
 
 
 @dataclass(slots=True)
@@ -255,6 +274,8 @@ class CommitBuilder:
     swaps: RepoSwaps
     budget: ByteBudget
     _rewritten: dict[bytes, tuple[ArrayRewrite, Rewritten]] = field(default_factory=dict)
+    _files: list[_File] = field(default_factory=list)
+    """Small manifests, to be written together with the snapshot."""
     _rebases: int = 0
 
     async def build(self, changes: ChangeSet, tip: BranchTip) -> NewSnapshot:
@@ -285,13 +306,25 @@ class CommitBuilder:
         if request.amend:
             amended = await self._read_log(tip.snapshot.object_id)
             log = await asyncio.to_thread(merge_logs, amended, log)
-        object_id = snapshot.object_id
+        object_id, limit = snapshot.object_id, opened.repository.limit_nbytes
         data, log_data = await asyncio.to_thread(
             lambda: (write_snapshot(snapshot), write_transaction_log(object_id, log))
         )
-        files = [("snapshots", object_id, data), ("transactions", object_id, log_data)]
-        await bounded_gather(self._put, files)
+        decode = StoredSnapshotDecoder(object_id, limit)
+        self._files += [
+            _File("snapshots", object_id, data, decode, snapshot),
+            _File("transactions", object_id, log_data),
+        ]
+        await bounded_gather(lambda write: write(), self._writes(tip))
+        self._files.clear()
         return self._change(tip, snapshot)
+
+    def _writes(self, tip: BranchTip) -> list[Callable[[], Awaitable[None]]]:
+        """List the writes that nothing waits for but the swap."""
+        writes = [partial(self._put, file) for file in self._files]
+        if (file := tip.file) is not None:
+            writes.append(partial(self.swaps.keep, self.opened, file))
+        return writes
 
     async def _write_manifests(self, applied: Applied, level: int) -> dict[bytes, Rewritten]:
         async def rewrite(array: ArrayRewrite) -> tuple[bytes, Rewritten]:
@@ -319,16 +352,23 @@ class CommitBuilder:
             rewritten, contents = await opened.decode_in_thread(
                 name, lambda: rewrite_manifests(array, manifests, new_object_id, level)
             )
-            files = [("manifests", object_id, data) for object_id, data in contents.items()]
-            await bounded_gather(self._put, files)
+            if is_large(sum(map(len, contents.values()))):
+                files = [_File("manifests", each, data) for each, data in contents.items()]
+                await bounded_gather(self._put, files)
+            else:
+                decode = partial(_decoded_manifests, contents, opened.repository.limit_nbytes)
+                self._files += await opened.decode_in_thread(name, decode)
         return rewritten
 
-    async def _put(self, file: tuple[str, bytes, bytes]) -> None:
-        """Write a file of a folder, id and content; raise `ConflictError` if it is too large."""
-        repository, (kind, object_id, data) = self.opened.repository, file
-        name = repository.file(kind, object_id)
+    async def _put(self, file: _File) -> None:
+        """Write *file*; raise `ConflictError` if it is too large."""
+        repository, kind, data = self.opened.repository, file.kind, file.data
+        name = repository.file(kind, file.object_id)
         demand_readable(name, data, repository.limit_nbytes)
-        await put_new(self.swaps.store, name, data)
+        etag = await put_new(self.swaps.store, name, data)
+        if file.decode is not None and file.value is not None:
+            read = repository.read_of(kind, file.object_id, file.decode)
+            self.swaps.fetch.put(read, Versioned(file.value, etag, len(data)))
 
     async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
         return await read_snapshot(self.opened.repository, snapshot_id, self.opened.fetch)
@@ -397,12 +437,13 @@ class CommitBuilder:
             raise BadBodyError(f"metadata: {error}") from None
         return StoredSnapshot(
             new_object_id(),
-            applied.nodes,
+            dict(sorted(applied.nodes.items(), key=lambda item: item[0].encode())),
             applied.manifest_files,
             flushed_at_us,
             request.message,
             metadata,
             base.extra,
+            weigh_stored(applied.nodes, applied.manifest_files),
         )
 
     def _change(self, tip: BranchTip, snapshot: StoredSnapshot) -> NewSnapshot:
@@ -415,6 +456,14 @@ class CommitBuilder:
             tip.snapshot.pruned_ancestor_tx_logs if self.request.amend else (),
         )
         return NewSnapshot(self.request.branch, new, self.request.amend)
+
+
+def _decoded_manifests(contents: Mapping[bytes, bytes], limit_nbytes: int) -> list[_File]:
+    files = []
+    for object_id, data in contents.items():
+        decode = ManifestDecoder(object_id, limit_nbytes)
+        files.append(_File("manifests", object_id, data, decode, decode(data)))
+    return files
 
 
 def _find(

@@ -221,7 +221,8 @@ class ReadCache:
         Without *requested_at* it was just written: a `forget` before this call does not outdate it.
         """
         now = nextafter(self.clock(), inf)
-        self._put(read, known, now if requested_at is None else requested_at)
+        at = now if requested_at is None else requested_at
+        self._put(read, known, at, is_pinned=read.is_pinned)
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""

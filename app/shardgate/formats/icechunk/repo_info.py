@@ -61,6 +61,7 @@ _SPEC_VERSIONS: Final = (1, 2)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _REF_NBYTES: Final = 256
+_SHORT_NBYTES: Final = 32 * 1024
 _ITEM_NBYTES: Final = 1024
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _STATUS: Final = TableType(UINT8, UINT64, TEXT)
@@ -376,7 +377,7 @@ class _SnapshotList:
 
     def __init__(self, reader: FlatBufferReader, at: int) -> None:
         self._reader = reader
-        self._positions = reader.targets(at)
+        self._start, self._count = reader.vector(at, U32.size)
 
     def id_at(self, index: int) -> bytes:
         (object_id,) = self._row(_SNAPSHOT_ID, index)
@@ -384,7 +385,7 @@ class _SnapshotList:
         return found
 
     def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
-        for _ in self._positions:
+        for _ in range(self._count):
             row = self._row(_SNAPSHOT, index)
             index = row[1]
             parent = None if index == _NO_PARENT else self.id_at(index)
@@ -395,14 +396,14 @@ class _SnapshotList:
 
     def find(self, object_id: bytes) -> int | None:
         """Find a snapshot in the list, which is sorted by id."""
-        count = len(self._positions)
-        index = bisect_left(range(count), object_id, key=self.id_at)
-        return index if index < count and self.id_at(index) == object_id else None
+        index = bisect_left(range(self._count), object_id, key=self.id_at)
+        return index if index < self._count and self.id_at(index) == object_id else None
 
     def _row(self, kind: TableType, index: int) -> list[Any]:
-        if not 0 <= index < len(self._positions):
-            raise DecodeError(f"there is no snapshot {index}, only {len(self._positions)}")
-        return self._reader.table(kind, self._positions[index])
+        if not 0 <= index < self._count:
+            raise DecodeError(f"there is no snapshot {index}, only {self._count}")
+        slot = self._start + U32.size * index
+        return self._reader.table(kind, slot + U32.unpack_from(self._reader.data, slot)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +427,11 @@ class RepoInfo:
         config_nbytes = 0 if isinstance(self.config, DecodeError) else self.config.nbytes
         refs = len(self.branches) + len(self.tags)
         return len(self.payload) + _REF_NBYTES * refs + config_nbytes
+
+    @property
+    def is_long(self) -> bool:
+        """Whether looking something up may hold up the event loop."""
+        return len(self.payload) > _SHORT_NBYTES
 
     def deleted_tags(self) -> list[str]:
         """Return the names of deleted tags, which cannot be used again."""

@@ -43,7 +43,8 @@ from shardgate.formats.icechunk.manifest_writer import (
     needed_manifests,
     rewrite_manifests,
 )
-from shardgate.formats.icechunk.repo_info import RepoInfo, SnapshotInfo, encode_metadata
+from shardgate.formats.icechunk.metadata_items import encode_metadata
+from shardgate.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 from shardgate.formats.icechunk.repo_writer import (
     FutureError,
     NewSnapshot,
@@ -321,6 +322,7 @@ class CommitBuilder:
 
     def _writes(self, tip: BranchTip) -> list[Callable[[], Awaitable[None]]]:
         """List the writes that nothing waits for but the swap."""
+        writes: list[Callable[[], Awaitable[None]]]
         writes = [partial(self._put, file) for file in self._files]
         if (file := tip.file) is not None:
             writes.append(partial(self.swaps.keep, self.opened, file))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from math import inf
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -32,7 +33,8 @@ from shardgate.formats.icechunk.flatbuffers import decoded_nbytes, fits, memory_
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN
 from shardgate.formats.icechunk.layout import Icechunk
-from shardgate.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, encode_metadata
+from shardgate.formats.icechunk.metadata_items import encode_metadata
+from shardgate.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
 from shardgate.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
@@ -85,7 +87,9 @@ class Planned[T](NamedTuple):
 
 class _Prepared[T](NamedTuple):
     answer: T
-    data: bytes | None
+    data: bytes = b""
+    info: RepoInfo | None = None
+    """What *data*, the new file, decodes to; `None` without a change."""
 
 
 @dataclass(slots=True)
@@ -198,14 +202,20 @@ class RepoSwaps:
         async with self.fetch.cache.decoding.room(weight):
             prepare = partial(self._prepare, ref, limit, file, plan)
             prepared = await run_in_thread(prepare, is_long=file.info.is_long)
-        if prepared.data is None:
+        if prepared.info is None:
             return prepared
         await self.keep(opened, file)
         try:
             swapped = await self.store.put(ref, [prepared.data], expected=file.found.etag)
         finally:
             self.fetch.forget(ref)
-        return CONFLICT if swapped is CONFLICT else prepared
+        if isinstance(swapped, Conflict):
+            return CONFLICT
+        # Readers ask the store for the time of the new file; the next change decodes nothing.
+        read = RepoRefs(opened.directory, limit).read
+        version = Versioned(Marked(prepared.info), swapped, len(prepared.data))
+        self.fetch.put(read, version, requested_at=-inf)
+        return prepared
 
     def _prepare[T](
         self, ref: ObjectRef, limit: int, file: RepoFile, plan: Callable[[RepoInfo], Planned[T]]
@@ -213,15 +223,15 @@ class RepoSwaps:
         try:
             answer, change = plan(file.info)
             if change is None:
-                return _Prepared(answer, None)
+                return _Prepared(answer)
             require_unlocked(file.info, ref)
             data = rewrite_repo(file.info, change, self.now_us(), file.backup)
+            demand_readable(ref, data, limit)
+            return _Prepared(answer, data, RepoInfoDecoder(limit)(data))
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
-        demand_readable(ref, data, limit)
-        return _Prepared(answer, data)
 
     async def keep(self, opened: OpenedRepository, file: RepoFile) -> None:
         """Write the copy of *file* in ``overwritten/``, unless that is done, and compare clocks.

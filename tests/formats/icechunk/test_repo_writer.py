@@ -10,13 +10,8 @@ import pytest
 
 from shardgate.errors import BadBodyError
 from shardgate.formats.icechunk.ids import decode_id
-from shardgate.formats.icechunk.repo_info import (
-    REPO,
-    RepoInfo,
-    RepoInfoDecoder,
-    SnapshotInfo,
-    encode_metadata,
-)
+from shardgate.formats.icechunk.metadata_items import encode_metadata
+from shardgate.formats.icechunk.repo_info import REPO, RepoInfo, RepoInfoDecoder, SnapshotInfo
 from shardgate.formats.icechunk.repo_writer import (
     NewSnapshot,
     RefUpdate,

@@ -169,10 +169,10 @@ class Vectors:
             place = self._places[data] = self._append(U32.pack(len(data)) + data + padding)
         return place
 
-    def copy(self, data: bytes, starts: Places) -> Places:
+    def copy(self, data: bytes, starts: Places, item_nbytes: int = 1) -> Places:
         """Write the vectors at *starts* of *data*, each once, and return their positions."""
         distinct, inverse = np.unique(starts, return_inverse=True)
-        counts = gather_numbers(data, distinct, "<u4").astype(np.int64)
+        counts = gather_numbers(data, distinct, "<u4").astype(np.int64) * item_nbytes
         if (distinct % _WORD).any() or (distinct + counts + _WORD > len(data)).any():
             raise DecodeError("damaged FlatBuffer: a vector reaches out of it, or is not aligned")
         lengths = counts // _WORD + 2

@@ -43,12 +43,12 @@ _LEAST_MEMORY_NBYTES: Final = 256 * 1024
 _LEAST_LIMIT_NBYTES: Final = 1024**2
 """Smaller limits bound the size of files, but not the memory to decode them."""
 _DEFAULT_LIMIT_NBYTES: Final = 2**29
-_TABLE_NBYTES: Final = 256
+TABLE_NBYTES: Final = 256
 _LAYOUT_NBYTES: Final = 1024
-_ITEM_NBYTES: Final = 128
+ITEM_NBYTES: Final = 128
 _TARGET_NBYTES: Final = 64
 """Memory of the Python objects for a table, a vtable, a string or struct, and a position."""
-_STRING_PER_BYTE: Final = 4
+STRING_PER_BYTE: Final = 4
 _TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
 _IDENTIFIER: Final = b"Ichk"
 _WIDEST: Final = 8
@@ -73,6 +73,8 @@ class Field(NamedTuple):
     """Value of a field that a table lacks."""
     name: str = ""
     """Name of a field that no table lacks."""
+    copy: "Callable[[Any, Any], Any] | None" = None
+    """Copies the targets of many offsets; see `TableCopier`."""
 
     def required(self, name: str) -> "Field":
         """Return the type of a field that every table has; *name* is for errors."""
@@ -104,7 +106,7 @@ class TableType:
         return TableType(*(POSITION.required(each.name) if each.read else each for each in fields))
 
 
-class _TableLayout(NamedTuple):
+class TableLayout(NamedTuple):
     """Positions of the fields of tables that share a vtable."""
 
     struct: Struct
@@ -113,6 +115,8 @@ class _TableLayout(NamedTuple):
     links: Sequence[tuple[int, int, Callable[..., Any]]]
     """Of offsets: slot, position in the table, `Field.read` or `Field.write`."""
     vtable: int = 0
+    places: Sequence[int] = ()
+    """Reading: for each slot the position in the table, 0 for an absent field."""
 
 
 class FlatBufferReader:
@@ -136,7 +140,7 @@ class FlatBufferReader:
         self.version = version
         self.is_strict = is_strict
         self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
-        self._layouts: dict[tuple[TableType, int], _TableLayout] = {}
+        self._layouts: dict[tuple[TableType, int], TableLayout] = {}
 
     def spend(self, nbytes: int) -> None:
         """Count *nbytes* of memory, up to the limit of `decoded_nbytes`."""
@@ -154,13 +158,13 @@ class FlatBufferReader:
 
     def table(self, kind: TableType, at: int) -> list[Any]:
         """Decode the table at *at*."""
-        self.spend(_TABLE_NBYTES)
+        self.spend(TABLE_NBYTES)
         return self._row(kind, at)
 
     def tables(self, kind: TableType, at: int) -> list[list[Any]]:
         """Decode the vector of tables at *at*."""
         targets = self.targets(at)
-        self.spend(len(targets) * _TABLE_NBYTES)
+        self.spend(len(targets) * TABLE_NBYTES)
         return [self._row(kind, target) for target in targets]
 
     def targets(self, at: int) -> list[int]:
@@ -181,13 +185,13 @@ class FlatBufferReader:
     def structs(self, at: int, kind: Struct) -> list[tuple[Any, ...]]:
         """Read the vector of structs at *at*."""
         start, count = self.vector(at, kind.size)
-        self.spend(count * _ITEM_NBYTES)
+        self.spend(count * ITEM_NBYTES)
         return list(kind.iter_unpack(self.data[start : start + kind.size * count]))
 
     def text(self, at: int) -> str:
         """Read the string at *at*."""
         start, count = self.vector(at, 1)
-        self.spend(_ITEM_NBYTES + count * (_STRING_PER_BYTE - 1))
+        self.spend(ITEM_NBYTES + count * (STRING_PER_BYTE - 1))
         try:
             return self.data[start : start + count].decode()
         except UnicodeDecodeError:
@@ -207,7 +211,7 @@ class FlatBufferReader:
         data = self.data
         try:
             vtable = at - I32.unpack_from(data, at)[0]
-            layout = self._layouts.get((kind, vtable)) or self._lay_out(kind, vtable)
+            layout = self._layouts.get((kind, vtable)) or self.lay_out(kind, vtable)
             values = (*layout.struct.unpack_from(data, at), *kind.absent)
         except struct.error:
             raise DecodeError("damaged FlatBuffer: a table reaches out of it") from None
@@ -216,7 +220,8 @@ class FlatBufferReader:
             row[slot] = read(self, at + place + row[slot])
         return row
 
-    def _lay_out(self, kind: TableType, vtable: int) -> _TableLayout:
+    def lay_out(self, kind: TableType, vtable: int) -> TableLayout:
+        """Check the vtable at *vtable*, and return where it places the fields of *kind*."""
         size = len(kind.fields)
         self.spend(_LAYOUT_NBYTES)
         stop = vtable + self._number(U16, vtable)
@@ -238,7 +243,8 @@ class FlatBufferReader:
         for field, index in zip(kind.fields, order, strict=True):
             if field.name and index < 0:
                 raise DecodeError(f"it has no {field.name}")
-        layout = self._layouts[kind, vtable] = _TableLayout(Struct(code), order, links)
+        layout = TableLayout(Struct(code), order, links, vtable, [*places, *[0] * (size - count)])
+        self._layouts[kind, vtable] = layout
         return layout
 
 
@@ -247,7 +253,7 @@ class FlatBufferWriter:
 
     def __init__(self) -> None:
         self.data = bytearray(U32.size) + _IDENTIFIER
-        self._layouts: dict[tuple[TableType, tuple[bool, ...]], _TableLayout] = {}
+        self._layouts: dict[tuple[TableType, tuple[bool, ...]], TableLayout] = {}
 
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
@@ -296,7 +302,7 @@ class FlatBufferWriter:
         self.data += bytes(-(len(self.data) + before) % align)
         return len(self.data)
 
-    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> _TableLayout:
+    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> TableLayout:
         """Write the vtable of tables that have the fields *present*: the widest lie first."""
         slots = [slot for slot in kind.widest_first if present[slot]]
         code, end, places, links = "<i", I32.size, [0] * len(present), []
@@ -309,14 +315,17 @@ class FlatBufferWriter:
         vtable = self._pad(U16.size)
         self.data += pack(f"<{2 + len(places)}H", 4 + 2 * len(places), end, *places)
         inline = [slot for slot in slots if kind.fields[slot].write is None]
-        layout = self._layouts[kind, present] = _TableLayout(Struct(code), inline, links, vtable)
+        layout = self._layouts[kind, present] = TableLayout(Struct(code), inline, links, vtable)
         return layout
 
 
 def tables_of(kind: TableType) -> Field:
     """Make the type of a field that is a vector of tables."""
     return Field(
-        "I", lambda reader, at: reader.tables(kind, at), lambda to, rows: to.tables(kind, rows)
+        "I",
+        lambda reader, at: reader.tables(kind, at),
+        lambda to, rows: to.tables(kind, rows),
+        copy=lambda copier, at: copier.table_vectors(kind, at),
     )
 
 
@@ -337,6 +346,7 @@ def values_of(code: str, align: int = U32.size) -> Field:
         "I",
         lambda reader, at: [value for (value,) in reader.structs(at, kind)],
         lambda to, items: to.vector(len(items), b"".join(map(kind.pack, items)), align),
+        copy=lambda copier, at: copier.vectors(at, kind.size),
     )
 
 
@@ -358,13 +368,20 @@ INT32: Final = Field("i", absent=0)
 OBJECT_ID: Final = Field(f"{OBJECT_ID_NBYTES}s")
 FILE_ID: Final = OBJECT_ID.required("id")
 NODE_ID: Final = Field(f"{NODE_ID_NBYTES}s")
-TEXT: Final = Field("I", FlatBufferReader.text, _write_text)
+TEXT: Final = Field(
+    "I", FlatBufferReader.text, _write_text, copy=lambda copier, at: copier.texts(at)
+)
 TEXTS: Final = Field(
     "I",
     lambda reader, at: list(map(reader.text, reader.targets(at))),
     lambda to, texts: to.each(texts, partial(_write_text, to)),
 )
-DATA: Final = Field("I", _read_data, lambda to, data: to.vector(len(data), data))
+DATA: Final = Field(
+    "I",
+    _read_data,
+    lambda to, data: to.vector(len(data), data),
+    copy=lambda copier, at: copier.vectors(at),
+)
 OBJECT_IDS: Final = values_of(OBJECT_ID.code)
 UINT16S: Final = values_of("H")
 POSITION: Final = Field("I", lambda _, at: at, FlatBufferWriter.block)

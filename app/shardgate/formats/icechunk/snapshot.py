@@ -34,13 +34,8 @@ from shardgate.formats.icechunk.flatbuffers import (
     structs_of,
     tables_of,
 )
-from shardgate.formats.icechunk.repo_info import (
-    METADATA,
-    Metadata,
-    SnapshotInfo,
-    checked_us,
-    read_metadata,
-)
+from shardgate.formats.icechunk.metadata_items import METADATA, Metadata, read_metadata
+from shardgate.formats.icechunk.repo_info import SnapshotInfo, checked_us
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.keys import ChunkKeys

@@ -14,7 +14,7 @@ from itertools import batched
 from typing import Final, NamedTuple, NoReturn, Self
 from weakref import WeakValueDictionary
 
-from shardgate.concurrency import bounded_gather, is_large, retry_conflicts
+from shardgate.concurrency import bounded_gather, is_large, retry_conflicts, run_in_thread
 from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
@@ -32,6 +32,7 @@ from shardgate.formats.icechunk.changes import (
     check_natives,
     check_references,
     edit,
+    nbytes_of,
 )
 from shardgate.formats.icechunk.config import Config, parse_splitting
 from shardgate.formats.icechunk.conflicts import CommitConflict, Policy, rebase
@@ -84,6 +85,9 @@ _MAX_LOGS: Final = 10_000
 _MAX_LOG_NBYTES: Final = 256 * 1024**2
 _MEMORY_PER_BYTE: Final = 16
 _MEMORY_PER_CHANGE: Final = 256
+_SHORT_NBYTES: Final = 32 * 1024
+_FEW: Final = 1024
+"""References of manifests, or bytes of nodes and changes, that are processed in a few ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +202,9 @@ class Committer:
         parent = is_listed and await read_snapshot(opened.repository, parent_id, opened.fetch)
         if not parent:
             raise UnknownRefError(f"there is no snapshot {parent_id} in {opened.directory}")
-        changes = await asyncio.to_thread(
-            edit, parent, edits, lambda: secrets.token_bytes(NODE_ID_NBYTES)
-        )
+        new_id = partial(secrets.token_bytes, NODE_ID_NBYTES)
+        is_long = parent.nbytes > _SHORT_NBYTES or nbytes_of(edits) > _SHORT_NBYTES
+        changes = await run_in_thread(edit, parent, edits, new_id, is_long=is_long)
         await _check_references(self.swaps.store, opened, info, changes)
         return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
 
@@ -278,6 +282,8 @@ class CommitBuilder:
     _files: list[_File] = field(default_factory=list)
     """Small manifests, to be written together with the snapshot."""
     _rebases: int = 0
+    _is_long: bool = True
+    """Whether the steps of building may hold up the event loop."""
 
     async def build(self, changes: ChangeSet, tip: BranchTip) -> NewSnapshot:
         """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
@@ -292,23 +298,26 @@ class CommitBuilder:
             self._rebases += 1
             may_be_empty |= not changes.is_empty  # all of it may give way to their changes
             changes = await self._rebase(changes, tip, base)
+        self._is_long = base.nbytes > _SHORT_NBYTES or changes.nbytes > _SHORT_NBYTES
         config = _config(opened, tip.info)
+        is_long = config.splitting is not None
         splitting = await opened.decode_in_thread(
-            opened.repo, lambda: parse_splitting(config.splitting)
+            opened.repo, lambda: parse_splitting(config.splitting), is_long=is_long
         )
-        applied = await asyncio.to_thread(apply_changes, changes, base, splitting)
+        applied = await self._run(apply_changes, changes, base, splitting)
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         rewritten = await self._write_manifests(applied, config.compression_level)
         name = opened.repository.file("snapshots", base.object_id)
-        applied = await opened.decode_in_thread(name, lambda: applied.finish(rewritten))
-        snapshot = await asyncio.to_thread(self._snapshot, tip, base, applied)
+        finish = partial(applied.finish, rewritten)
+        applied = await opened.decode_in_thread(name, finish, is_long=self._is_long)
+        snapshot = await self._run(self._snapshot, tip, base, applied)
         log = applied.log
         if request.amend:
             amended = await self._read_log(tip.snapshot.object_id)
             log = await asyncio.to_thread(merge_logs, amended, log)
         object_id, limit = snapshot.object_id, opened.repository.limit_nbytes
-        data, log_data = await asyncio.to_thread(
+        data, log_data = await self._run(
             lambda: (write_snapshot(snapshot), write_transaction_log(object_id, log))
         )
         decode = StoredSnapshotDecoder(object_id, limit)
@@ -319,6 +328,9 @@ class CommitBuilder:
         await bounded_gather(lambda write: write(), self._writes(tip))
         self._files.clear()
         return self._change(tip, snapshot)
+
+    async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await run_in_thread(call, *args, is_long=self._is_long)
 
     def _writes(self, tip: BranchTip) -> list[Callable[[], Awaitable[None]]]:
         """List the writes that nothing waits for but the swap."""
@@ -342,9 +354,11 @@ class CommitBuilder:
         self, array: ArrayRewrite, level: int, known: Mapping[bytes, ManifestFile]
     ) -> Rewritten:
         opened = self.opened
-        needed = sorted(await asyncio.to_thread(needed_manifests, array))
+        needed = sorted(await self._run(needed_manifests, array))
         nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
+        count = sum(known[each].num_chunk_refs for each in needed if each in known)
+        is_long = self._is_long or nbytes > _MEMORY_PER_BYTE * _SHORT_NBYTES or count > _FEW
         async with self.budget.room(nbytes):
             read = await bounded_gather(
                 lambda each: opened.repository.manifest(each, opened.fetch), needed
@@ -352,14 +366,16 @@ class CommitBuilder:
             manifests = dict(zip(needed, read, strict=True))
             name = opened.directory.join(f"manifests ({array.path})")
             rewritten, contents = await opened.decode_in_thread(
-                name, lambda: rewrite_manifests(array, manifests, new_object_id, level)
+                name,
+                lambda: rewrite_manifests(array, manifests, new_object_id, level),
+                is_long=is_long,
             )
             if is_large(sum(map(len, contents.values()))):
                 files = [_File("manifests", each, data) for each, data in contents.items()]
                 await bounded_gather(self._put, files)
             else:
                 decode = partial(_decoded_manifests, contents, opened.repository.limit_nbytes)
-                self._files += await opened.decode_in_thread(name, decode)
+                self._files += await opened.decode_in_thread(name, decode, is_long=is_long)
         return rewritten
 
     async def _put(self, file: _File) -> None:
@@ -488,9 +504,10 @@ async def _check_references(
     store: ObjectStore, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
 ) -> None:
     config, allowed = _config(opened, info), opened.repository.allowed
-    wanted = await asyncio.to_thread(check_references, changes, config, allowed)
+    is_long = changes.nbytes > _SHORT_NBYTES
+    wanted = await run_in_thread(check_references, changes, config, allowed, is_long=is_long)
     lengths = await chunk_lengths(store, opened.repository, list(wanted))
-    if await asyncio.to_thread(_are_short, lengths, wanted):
+    if await run_in_thread(_are_short, lengths, wanted, is_long=is_long):
         await asyncio.to_thread(check_natives, changes, lengths)
 
 

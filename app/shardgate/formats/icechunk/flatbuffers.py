@@ -9,7 +9,7 @@ import struct
 from collections.abc import Buffer, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import starmap
 from operator import add
 from struct import Struct, pack, pack_into
@@ -52,6 +52,7 @@ STRING_PER_BYTE: Final = 4
 _TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
 _IDENTIFIER: Final = b"Ichk"
 _WIDEST: Final = 8
+_KEPT_LAYOUTS: Final = 1024
 
 
 def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
@@ -114,9 +115,8 @@ class TableLayout(NamedTuple):
     """Reading: for each slot the index of its value. Writing: the slots of values, by position."""
     links: Sequence[tuple[int, int, Callable[..., Any]]]
     """Of offsets: slot, position in the table, `Field.read` or `Field.write`."""
-    vtable: int = 0
-    places: Sequence[int] = ()
-    """Reading: for each slot the position in the table, 0 for an absent field."""
+    places: Sequence[int]
+    """For each slot the position in the table, 0 for an absent field."""
 
 
 class FlatBufferReader:
@@ -222,30 +222,38 @@ class FlatBufferReader:
 
     def lay_out(self, kind: TableType, vtable: int) -> TableLayout:
         """Check the vtable at *vtable*, and return where it places the fields of *kind*."""
-        size = len(kind.fields)
         self.spend(_LAYOUT_NBYTES)
         stop = vtable + self._number(U16, vtable)
-        count = max(0, min(size, (stop - vtable - 4) // 2))
-        places = struct.unpack_from(f"<{count}H", self.data, vtable + 4)
-        if self.is_strict and self.data[vtable + 4 + 2 * size : stop].strip(b"\0"):
+        size = 2 * len(kind.fields)
+        slots = self.data[vtable + 4 : max(vtable + 4, min(vtable + 4 + size, stop))]
+        if vtable + 4 + len(slots) > len(self.data) or stop > len(self.data):
+            raise DecodeError("damaged FlatBuffer: a table reaches out of it")
+        if self.is_strict and self.data[vtable + 4 + size : stop].strip(b"\0"):
             raise DecodeError("it has fields that only a newer specification knows")
-        order = list(range(-size, 0))
-        code, end, links = "<4x", I32.size, []
-        present = sorted([(place, slot) for slot, place in enumerate(places) if place])
-        for index, (place, slot) in enumerate(present):
-            field = kind.fields[slot]
-            if place < end:
-                raise DecodeError("damaged FlatBuffer: two fields overlap")
-            code += f"{place - end}x{field.code}"
-            end, order[slot] = place + kind.nbytes[slot], index
-            if field.read is not None:
-                links.append((slot, place, field.read))
-        for field, index in zip(kind.fields, order, strict=True):
-            if field.name and index < 0:
-                raise DecodeError(f"it has no {field.name}")
-        layout = TableLayout(Struct(code), order, links, vtable, [*places, *[0] * (size - count)])
-        self._layouts[kind, vtable] = layout
+        layout = self._layouts[kind, vtable] = _lay_out(kind, slots)
         return layout
+
+
+@lru_cache(_KEPT_LAYOUTS)
+def _lay_out(kind: TableType, vtable: bytes) -> TableLayout:
+    """Lay out tables of *kind* for reading; *vtable* has the positions of the first fields."""
+    size, count = len(kind.fields), len(vtable) // 2
+    places = [*struct.unpack_from(f"<{count}H", vtable), *[0] * (size - count)]
+    order = list(range(-size, 0))
+    code, end, links = "<4x", I32.size, []
+    present = sorted([(place, slot) for slot, place in enumerate(places) if place])
+    for index, (place, slot) in enumerate(present):
+        field = kind.fields[slot]
+        if place < end:
+            raise DecodeError("damaged FlatBuffer: two fields overlap")
+        code += f"{place - end}x{field.code}"
+        end, order[slot] = place + kind.nbytes[slot], index
+        if field.read is not None:
+            links.append((slot, place, field.read))
+    for field, index in zip(kind.fields, order, strict=True):
+        if field.name and index < 0:
+            raise DecodeError(f"it has no {field.name}")
+    return TableLayout(Struct(code), order, links, places)
 
 
 class FlatBufferWriter:
@@ -253,7 +261,7 @@ class FlatBufferWriter:
 
     def __init__(self) -> None:
         self.data = bytearray(U32.size) + _IDENTIFIER
-        self._layouts: dict[tuple[TableType, tuple[bool, ...]], TableLayout] = {}
+        self._layouts: dict[tuple[TableType, tuple[bool, ...]], tuple[TableLayout, int]] = {}
 
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
@@ -264,9 +272,9 @@ class FlatBufferWriter:
     def table(self, kind: TableType, row: Sequence[Any]) -> int:
         """Write a table, whose fields that are `None` are absent, and return its position."""
         present = tuple([value is not None for value in row])
-        layout = self._layouts.get((kind, present)) or self._lay_out(kind, present)
+        layout, vtable = self._layouts.get((kind, present)) or self._lay_out(kind, present)
         at = self._pad(_WIDEST, I32.size)
-        self.data += layout.struct.pack(at - layout.vtable, *[row[slot] for slot in layout.order])
+        self.data += layout.struct.pack(at - vtable, *[row[slot] for slot in layout.order])
         for slot, place, write in layout.links:
             target = write(self, row[slot])
             U32.pack_into(self.data, at + place, target - at - place)
@@ -302,21 +310,28 @@ class FlatBufferWriter:
         self.data += bytes(-(len(self.data) + before) % align)
         return len(self.data)
 
-    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> TableLayout:
-        """Write the vtable of tables that have the fields *present*: the widest lie first."""
-        slots = [slot for slot in kind.widest_first if present[slot]]
-        code, end, places, links = "<i", I32.size, [0] * len(present), []
-        for slot in slots:
-            field = kind.fields[slot]
-            code += "4x" if field.write else field.code
-            if field.write is not None:
-                links.append((slot, end, field.write))
-            places[slot], end = end, end + kind.nbytes[slot]
-        vtable = self._pad(U16.size)
-        self.data += pack(f"<{2 + len(places)}H", 4 + 2 * len(places), end, *places)
-        inline = [slot for slot in slots if kind.fields[slot].write is None]
-        layout = self._layouts[kind, present] = TableLayout(Struct(code), inline, links, vtable)
-        return layout
+    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> tuple[TableLayout, int]:
+        """Write the vtable of tables that have the fields *present*; return its position too."""
+        layout, vtable = _plan(kind, present), self._pad(U16.size)
+        head = 4 + 2 * len(present), layout.struct.size
+        self.data += pack(f"<{2 + len(present)}H", *head, *layout.places)
+        self._layouts[kind, present] = layout, vtable
+        return layout, vtable
+
+
+@lru_cache(_KEPT_LAYOUTS)
+def _plan(kind: TableType, present: tuple[bool, ...]) -> TableLayout:
+    """Lay out tables of *kind* that have the fields *present* for writing: the widest lie first."""
+    slots = [slot for slot in kind.widest_first if present[slot]]
+    code, end, places, links = "<i", I32.size, [0] * len(present), []
+    for slot in slots:
+        field = kind.fields[slot]
+        code += "4x" if field.write else field.code
+        if field.write is not None:
+            links.append((slot, end, field.write))
+        places[slot], end = end, end + kind.nbytes[slot]
+    inline = [slot for slot in slots if kind.fields[slot].write is None]
+    return TableLayout(Struct(code), inline, links, places)
 
 
 def tables_of(kind: TableType) -> Field:

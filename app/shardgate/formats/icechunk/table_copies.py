@@ -3,12 +3,13 @@
 from collections.abc import Buffer as Bytes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.formats.icechunk.chunk_tables import Vectors, gather_numbers
+from shardgate.formats.icechunk.chunk_tables import Vectors, distinct_of, gather_numbers
 from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.flatbuffers import (
     ITEM_NBYTES,
@@ -64,7 +65,7 @@ def read_rows(reader: FlatBufferReader, kind: TableType, tables: Places) -> Rows
     data = reader.data
     reader.spend(len(tables) * TABLE_NBYTES)
     vtables = tables - gather_numbers(data, tables, "<i4")
-    distinct, inverse = np.unique(vtables, return_inverse=True)
+    distinct, inverse = distinct_of(vtables)
     layouts = [reader.lay_out(kind, vtable) for vtable in distinct.tolist()]
     sizes = np.array([layout.struct.size for layout in layouts], np.int64)
     if (tables + sizes[inverse] > len(data)).any():
@@ -96,10 +97,9 @@ class TableCopier:
         changed, kind = changed or {}, rows.kind
         present = rows.fields > 0
         present[:, list(changed)] = True
-        bits = present @ (1 << np.arange(len(kind.fields)))
-        forms, inverse = np.unique(bits, return_inverse=True)
-        row = _row_type(kind)
-        vtables = _vtables(row, forms, len(kind.fields))
+        forms, inverse = distinct_of(present @ (1 << np.arange(len(kind.fields))))
+        row, offsets = _row_type(kind)
+        vtables = _vtables(row.itemsize, offsets, forms)
         vtables_at = self._append(vtables.tobytes())
         copies = np.zeros(len(rows), row)
         at = self._append(copies)
@@ -113,8 +113,9 @@ class TableCopier:
                 copies[name] = rows.column(slot)
             else:
                 chosen, targets = rows.targets(slot)
-                became = field.copy(self, targets) - positions[chosen]
-                copies[name][chosen] = became - _offset(row, name)
+                if len(chosen):
+                    became = field.copy(self, targets) - positions[chosen]
+                    copies[name][chosen] = became - offsets[slot]
         return positions
 
     def tables(self, kind: TableType, tables: Places) -> Places:
@@ -207,34 +208,37 @@ def write_mixed(kind: TableType) -> Callable[[FlatBufferWriter, MixedTables], in
     return write
 
 
+@cache
 def _dtype(code: str) -> "np.dtype[Any]":
     return np.dtype(f"V{code[:-1]}" if code.endswith("s") else f"<{code}")
 
 
-def _row_type(kind: TableType) -> "np.dtype[Any]":
+@cache
+def _row_type(kind: TableType) -> "tuple[np.dtype[Any], Sequence[int]]":
     """Lay out a table with all fields of *kind*, which are called by their slots."""
-    names, formats, offsets, end = ["vtable"], [np.dtype("<i4")], [0], _WORD
+    offsets, end, widest = [0] * len(kind.fields), _WORD, _WORD
     for slot in kind.widest_first:
         field = kind.fields[slot]
+        widest = max(widest, field.align)
         end += -end % field.align
-        names.append(str(slot))
-        formats.append(_dtype(field.code))
-        offsets.append(end)
+        offsets[slot] = end
         end += kind.nbytes[slot]
-    end += -end % max(_WORD, *(field.align for field in kind.fields), _WORD)
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": end})
+    order = kind.widest_first
+    row = np.dtype(
+        {
+            "names": ["vtable", *map(str, order)],
+            "formats": [np.dtype("<i4"), *(_dtype(kind.fields[slot].code) for slot in order)],
+            "offsets": [0, *(offsets[slot] for slot in order)],
+            "itemsize": end + -end % widest,
+        }
+    )
+    return row, offsets
 
 
-def _offset(row: "np.dtype[Any]", name: str) -> int:
-    fields: Any = row.fields
-    offset: int = fields[name][1]
-    return offset
-
-
-def _vtables(row: "np.dtype[Any]", forms: Places, size: int) -> NDArray[np.uint16]:
+def _vtables(nbytes: int, offsets: Sequence[int], forms: Places) -> NDArray[np.uint16]:
     """Write a vtable for each of *forms*: the slots that are present, as bits."""
-    offsets = [_offset(row, str(slot)) for slot in range(size)]
+    size = len(offsets)
     vtables = np.zeros((len(forms), _HALF + size), "<u2")
-    vtables[:, 0], vtables[:, 1] = vtables.strides[0], row.itemsize
+    vtables[:, 0], vtables[:, 1] = vtables.strides[0], nbytes
     vtables[:, _HALF:] = np.where(forms[:, None] >> np.arange(size) & 1, offsets, 0)
     return vtables

@@ -283,7 +283,7 @@ class CommitBuilder:
     """Small manifests, to be written together with the snapshot."""
     _rebases: int = 0
     _is_long: bool = True
-    """Whether the steps of building may hold up the event loop."""
+    """True if the steps of building may hold up the event loop."""
 
     async def build(self, changes: ChangeSet, tip: BranchTip) -> NewSnapshot:
         """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""

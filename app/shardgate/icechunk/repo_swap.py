@@ -101,7 +101,7 @@ class RepoFile:
     backup: str
     """Name of its copy in ``overwritten/``."""
     is_kept: bool = False
-    """Whether that copy is written."""
+    """True once that copy is written."""
 
 
 class _Agreement(NamedTuple):

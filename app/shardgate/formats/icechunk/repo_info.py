@@ -382,7 +382,7 @@ class RepoInfo:
 
     @property
     def is_long(self) -> bool:
-        """Whether looking something up may hold up the event loop."""
+        """True if a look-up may hold up the event loop."""
         return len(self.payload) > _SHORT_NBYTES
 
     def deleted_tags(self) -> list[str]:

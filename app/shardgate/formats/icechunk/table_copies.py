@@ -79,12 +79,14 @@ def read_targets(reader: FlatBufferReader, at: int) -> Places:
     """Return the positions that the offsets in the vector at *at* lead to."""
     start, count = reader.vector(at, _WORD)
     slots = start + _WORD * np.arange(count)
-    return slots + gather_numbers(reader.data, slots, "<u4")
+    targets: Places = slots + gather_numbers(reader.data, slots, "<u4")
+    return targets
 
 
 class TableCopier:
-    """Copies tables and all that they lead to into one block of another FlatBuffer, which begins at
-    a multiple of 8. What is copied is checked, and counted, as if *reader* had read it.
+    """Copies tables and their targets into one block of another FlatBuffer, at a multiple of 8.
+
+    They are checked, and their memory is counted, as if *reader* had read them.
     """
 
     def __init__(self, reader: FlatBufferReader) -> None:

@@ -92,9 +92,9 @@ class _Prepared[T](NamedTuple):
     """What *data*, the new file, decodes to; `None` without a change."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class RepoFile:
-    """One version of the file ``repo``."""
+    """One version of the file ``repo``, the same for all callers that have read it."""
 
     found: Found
     info: RepoInfo
@@ -124,6 +124,10 @@ class RepoSwaps:
     _turns: WeakValueDictionary[ObjectRef, asyncio.Lock] = field(
         default_factory=WeakValueDictionary, init=False
     )
+    _files: WeakValueDictionary[ObjectRef, RepoFile] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
+    """Last versions read, while a caller has them."""
     _agreements: dict[str, _Agreement] = field(default_factory=dict, init=False)
     """By bucket."""
 
@@ -154,7 +158,10 @@ class RepoSwaps:
                 info = await opened.decode_in_thread(ref, decode)
             version = Versioned(Marked(info), found.etag, found.size, found.modified_s)
             self.fetch.put(read, version, requested_at)
-        return RepoFile(found, info, self._name_backup())
+        file = self._files.get(ref)
+        if file is None or file.found.etag != found.etag:
+            file = self._files[ref] = RepoFile(found, info, self._name_backup())
+        return file
 
     def _name_backup(self) -> str:
         number = max(0, _YEAR_3000_MS - self.now_us() // 1000)  # sorts before earlier ones
@@ -190,8 +197,7 @@ class RepoSwaps:
     def _is_newest(self, opened: OpenedRepository, file: RepoFile) -> bool:
         """Return whether no other version is known in this process."""
         read = RepoRefs(opened.directory, opened.repository.limit_nbytes).read
-        known = self.fetch.decoded(read, file.found.etag)
-        return known is not None and known.spec is file.info
+        return self.fetch.decoded(read, file.found.etag) is not None
 
     async def _swap[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]], file: RepoFile

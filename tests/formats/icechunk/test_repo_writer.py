@@ -176,6 +176,8 @@ def test_rewrite_that_would_lose_fields_is_refused() -> None:
         (Repo(status={0: U8(0), 1: U64(NOON), 3: b"new"}), ""),
         (Repo(snapshots=(snapshot(FIRST, parent=3),)), ""),
         (Repo(version=1), ""),
+        (Repo(snapshots=(), branches=()), "not listed"),
+        (Repo(updates=()), "no operation"),
         (Repo(snapshots=shared), "for its size"),
     ):
         info = decode(repo.file())

@@ -196,7 +196,7 @@ def _find_ids(ids: NDArray[np.bytes_], wanted: Sequence[bytes]) -> Places:
     """Return the places of *wanted* in sorted *ids*. Raises: `DecodeError` for an absent one."""
     sought = np.array(wanted, _IDS)
     found: Places = np.searchsorted(ids, sought)
-    if (ids.take(found, mode="clip") != sought).any():
+    if len(sought) and (not len(ids) or (ids.take(found, mode="clip") != sought).any()):
         raise DecodeError("a snapshot is not listed")
     return found
 

@@ -68,7 +68,7 @@ from shardgate.formats.icechunk.transaction_log import (
     merge_logs,
     write_transaction_log,
 )
-from shardgate.formats.reading import Versioned, Weighable
+from shardgate.formats.reading import DecodeError, Versioned, Weighable
 from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
 from shardgate.icechunk.repo_swap import Planned, RepoFile, RepoSwaps, demand_readable
 from shardgate.icechunk.repository import (
@@ -479,8 +479,10 @@ class CommitBuilder:
 def _decoded_manifests(contents: Mapping[bytes, bytes], limit_nbytes: int) -> list[_File]:
     files = []
     for object_id, data in contents.items():
-        decode = ManifestDecoder(object_id, limit_nbytes)
-        files.append(_File("manifests", object_id, data, decode, decode(data)))
+        decode, value = ManifestDecoder(object_id, limit_nbytes), None
+        with suppress(DecodeError):  # `demand_readable` has the reason
+            value = decode(data)
+        files.append(_File("manifests", object_id, data, decode, value))
     return files
 
 

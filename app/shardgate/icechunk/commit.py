@@ -370,7 +370,8 @@ class CommitBuilder:
                 lambda: rewrite_manifests(array, manifests, new_object_id, level),
                 is_long=is_long,
             )
-            if is_large(sum(map(len, contents.values()))):
+            waiting = sum(len(file.data) for file in self._files)
+            if is_large(waiting + sum(map(len, contents.values()))):
                 files = [_File("manifests", each, data) for each, data in contents.items()]
                 await bounded_gather(self._put, files)
             else:

@@ -29,7 +29,8 @@ from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
 from shardgate.formats.icechunk.ids import decode_id
 from shardgate.formats.icechunk.manifest import InlineChunk, ManifestDecoder, Native
 from shardgate.formats.icechunk.manifest_writer import copy_payloads
-from shardgate.formats.icechunk.repo_info import RepoInfoDecoder, decode_messagepack
+from shardgate.formats.icechunk.metadata_items import decode_messagepack
+from shardgate.formats.icechunk.repo_info import RepoInfoDecoder
 from shardgate.formats.icechunk.repo_writer import RefUpdate, rewrite_repo
 from shardgate.formats.icechunk.repository_files import read_ref_file
 from shardgate.formats.icechunk.snapshot import (

@@ -7,18 +7,24 @@ from pathlib import Path
 from typing import Final
 
 import icechunk
+import numpy as np
 import pytest
+import zarr
 
 from shardgate.concurrency import yield_to_loop
 from shardgate.errors import CommitConflictError
-from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
+from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument, SetChunks
 from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.manifest import Native
+from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.icechunk.chunk_files import chunk_lengths
+from shardgate.icechunk.chunk_files import chunk_lengths, put_chunk
 from shardgate.icechunk.commit import CommitRequest, CommitResult
-from shardgate.model import ObjectRef
+from shardgate.icechunk.repository import read_snapshot
+from shardgate.model import ByteRange, ObjectRef
 from shardgate.storage.contract import Listed
 from shardgate.storage.local import LocalStore
+from shardgate.storage.wrappers import Call, TracedStore
 from tests.icechunk.sessions.replicas import Late, Replica
 from tests.support.writable_repositories import Place, new_place
 
@@ -90,6 +96,59 @@ async def test_commit_over_a_missing_log_is_refused(committing: Committing) -> N
 
     assert [each["kind"] for each in raised.value.conflicts] == ["missing_transaction_log"]
     assert raised.value.actual_parent == theirs
+
+
+async def test_commit_of_one_chunk_takes_two_reads_and_five_writes(tmp_path: Path) -> None:
+    """A commit of one chunk reads `repo`, and asks for the chunk's length; what the commit before
+    has written is known. It writes manifest, snapshot, log and backup, then `repo`.
+    """
+    place, calls = new_place(tmp_path), list[Call]()
+    session = place.create().writable_session("main")
+    zarr.create_group(session.store).create_array("a", shape=(6,), chunks=(2,), dtype="u1")
+    session.commit("first")
+    store = TracedStore(LocalStore(), calls.append)
+    replica = await Replica.of(store, directory=ObjectRef(place.folder.as_uri(), ""))
+
+    for number in range(3):
+        chunk_id = await put_chunk(store, replica.opened, b"12")
+        request = CommitRequest("main", "", f"{number}", WriteId(f"id-{number}"))
+        payload = Payloads.of([Native(chunk_id, ByteRange(0, 2))])
+        edit = SetChunks("/a", np.array([[number]], np.uint32), payload)
+        calls.clear()
+        await replica.committer.commit_edits(replica.opened, [edit], request)
+
+    made = [(each.method, each.ref.key.partition("/")[0]) for each in calls]
+    assert made[:2] == [("get", "repo"), ("stat", "chunks")]
+    assert set(made[2:-1]) == {
+        ("put", folder) for folder in ("manifests", "snapshots", "transactions", "overwritten")
+    }
+    assert made[-1] == ("put", "repo")
+    assert len(made) == 7
+
+
+async def test_written_files_are_known_as_they_are_read(tmp_path: Path) -> None:
+    """A snapshot that was just written is cached as its file is decoded."""
+    place = new_place(tmp_path)
+    session = place.create().writable_session("main")
+    root = zarr.create_group(session.store, attributes={"x": 1})
+    root.create_array("z/b", shape=(6,), chunks=(2,), dtype="u1", dimension_names=["t"])[:] = 1
+    root.create_array("é", shape=(), dtype="u1")
+    session.commit("first")
+    directory = ObjectRef(place.folder.as_uri(), "")
+    writer, reader = [await Replica.of(LocalStore(), directory=directory) for _ in range(2)]
+    changes = ChangeSet(new={b"new node": NodeDocument("/a", GROUP)})
+    request = CommitRequest("main", place.open().lookup_branch("main"), "a", WriteId("id"))
+
+    made = await writer.committer.commit(writer.opened, changes, request)
+
+    known, read = [
+        await read_snapshot(each.opened.repository, made.snapshot_id, each.opened.fetch)
+        for each in (writer, reader)
+    ]
+    assert known is not None
+    assert read is not None
+    assert known == read
+    assert list(known.nodes) == list(read.nodes)
 
 
 OTHERS = [encode_id(secrets.token_bytes(12))[1:] for _ in range(100)]

@@ -1,5 +1,6 @@
 """Swaps of `repo` while others write, clocks differ and stores fail."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,7 @@ from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_info import RepoInfo
 from shardgate.formats.icechunk.repo_writer import RefUpdate
 from shardgate.formats.icechunk.repository_files import FileRefs, RepoRefs, Repository
-from shardgate.icechunk.repo_swap import Planned, RefUpdates, RepoSwaps
+from shardgate.icechunk.repo_swap import Planned, RefUpdates, RepoFile, RepoSwaps
 from shardgate.icechunk.repository import OpenedRepository
 from shardgate.model import ObjectRef
 from shardgate.read.listing import list_names
@@ -34,10 +35,11 @@ class Swapping:
     clock: Clock = field(default_factory=lambda: Clock(LATER_S))
     before: list[Callable[[], object]] = field(default_factory=list)
     """Calls before the next swaps, one each: another writer's put, or a failure."""
+    steady: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.store: Any = Between(MemoryStore(self.clock), self._overtake)
-        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
+        self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60, clock=self.steady)
         self.swaps = RepoSwaps(self.store, self.fetch, clock=self.clock, backoff=Backoff(0, 0))
         repository = Repository(ROOT, RepoRefs(ROOT, 2**20), 2**20, ())
         self.opened = OpenedRepository(
@@ -168,6 +170,59 @@ async def test_wrong_clock_writes_nothing(swapping: Swapping) -> None:
         await swapping.changes.create("tag", name, encode_id(FIRST))
     times = [each.updated_at.timestamp() for each in (await swapping.info()).updates()]
     assert [round(each * 1e6) for each in times] == [NOON + 2, NOON + 1, NOON]
+
+
+async def test_clocks_are_compared_at_times() -> None:
+    """The time of a written object is asked for by the first change, ten minutes after the last
+    comparison, and once the clock here was set.
+    """
+    steady = Clock()
+    swapping = Swapping(steady=steady)
+    swapping.place(Repo())
+
+    async def is_compared(name: str, passed_s: float, set_s: float = 0) -> bool:
+        steady.now += passed_s
+        swapping.clock.now += passed_s + set_s
+        swapping.store.calls.clear()
+        await swapping.changes.create("tag", name, encode_id(FIRST))
+        return any(call == "stat" for call, _ in swapping.store.calls)
+
+    assert await is_compared("a", 0)
+    assert not await is_compared("b", 1)
+    assert not await is_compared("c", 598)
+    assert await is_compared("d", 1)
+    assert await is_compared("e", 1, set_s=2)
+    assert not await is_compared("f", 1)
+    assert await is_compared("g", 1, set_s=-1.5)
+
+
+async def test_file_that_was_read_a_moment_ago_is_swapped(swapping: Swapping) -> None:
+    """A change that starts from a file read before reads nothing, unless another version is known,
+    or is found by the swap.
+    """
+
+    def reads() -> int:
+        return sum(name == "get" for name, _ in swapping.store.calls)
+
+    async def add(name: str, file: RepoFile) -> None:
+        change = Planned(None, RefUpdate("tag_created", name, FIRST))
+        await swapping.swaps.update(swapping.opened, lambda _: change, file)
+
+    file = await swapping.swaps.read(swapping.opened)
+    await add("a", file)
+    assert reads() == 1
+
+    other = await swapping.swaps.read(swapping.opened)
+    assert other is not file
+    assert await swapping.swaps.read(swapping.opened) is other
+    await add("b", file)
+    assert reads() == 4
+
+    file = await swapping.swaps.read(swapping.opened)
+    swapping.before = [lambda: swapping.place(tagged("theirs"))]
+    await add("c", file)
+    assert reads() == 6
+    assert set((await swapping.info()).tags) == {"theirs", "c"}
 
 
 async def test_invalid_repo_file_is_not_replaced(swapping: Swapping) -> None:

@@ -11,7 +11,7 @@ from shardgate.errors import BadBodyError, BusyError
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.icechunk.repository import OpenedRepository
-from shardgate.model import ObjectRef
+from shardgate.model import ETag, ObjectRef
 from shardgate.storage.contract import ABSENT, Conflict, ObjectStore
 
 _MAX_STATS: Final = 256
@@ -80,10 +80,11 @@ async def _list(
     return {**found, **await _stat(store, repository, sorted(left))}
 
 
-async def put_new(store: ObjectStore, name: ObjectRef, data: bytes) -> None:
-    """Write an object whose name has a random id."""
-    if isinstance(await store.put(name, [data], expected=ABSENT), Conflict):
+async def put_new(store: ObjectStore, name: ObjectRef, data: bytes) -> ETag:
+    """Write an object whose name has a random id, and return its version."""
+    if isinstance(etag := await store.put(name, [data], expected=ABSENT), Conflict):
         raise BusyError(f"{name}: an object of this random id exists already")
+    return etag
 
 
 def new_object_id() -> bytes:

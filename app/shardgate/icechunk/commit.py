@@ -6,14 +6,15 @@ moved is rebased onto the new tip, unless the two conflict.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple, NoReturn, Self
 from weakref import WeakValueDictionary
 
-from shardgate.concurrency import bounded_gather, retry_conflicts
+from shardgate.concurrency import bounded_gather, is_large, retry_conflicts, run_in_thread
 from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
@@ -31,17 +32,20 @@ from shardgate.formats.icechunk.changes import (
     check_natives,
     check_references,
     edit,
+    nbytes_of,
 )
 from shardgate.formats.icechunk.config import Config, parse_splitting
 from shardgate.formats.icechunk.conflicts import CommitConflict, Policy, rebase
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
+from shardgate.formats.icechunk.manifest import ManifestDecoder
 from shardgate.formats.icechunk.manifest_writer import (
     ArrayRewrite,
     Rewritten,
     needed_manifests,
     rewrite_manifests,
 )
-from shardgate.formats.icechunk.repo_info import RepoInfo, SnapshotInfo, encode_metadata
+from shardgate.formats.icechunk.metadata_items import encode_metadata
+from shardgate.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 from shardgate.formats.icechunk.repo_writer import (
     FutureError,
     NewSnapshot,
@@ -51,15 +55,22 @@ from shardgate.formats.icechunk.repo_writer import (
     marked,
     moment_after,
 )
-from shardgate.formats.icechunk.snapshot import ManifestFile, StoredSnapshot, write_snapshot
+from shardgate.formats.icechunk.snapshot import (
+    ManifestFile,
+    StoredSnapshot,
+    StoredSnapshotDecoder,
+    weigh_stored,
+    write_snapshot,
+)
 from shardgate.formats.icechunk.transaction_log import (
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
     write_transaction_log,
 )
+from shardgate.formats.reading import DecodeError, Versioned, Weighable
 from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
-from shardgate.icechunk.repo_swap import Planned, RepoSwaps, demand_readable
+from shardgate.icechunk.repo_swap import Planned, RepoFile, RepoSwaps, demand_readable
 from shardgate.icechunk.repository import (
     OpenedRepository,
     read_snapshot,
@@ -74,6 +85,9 @@ _MAX_LOGS: Final = 10_000
 _MAX_LOG_NBYTES: Final = 256 * 1024**2
 _MEMORY_PER_BYTE: Final = 16
 _MEMORY_PER_CHANGE: Final = 256
+_SHORT_NBYTES: Final = 32 * 1024
+_FEW: Final = 1024
+"""References of manifests, or bytes of nodes and changes, that are processed in a few ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +123,8 @@ class BranchTip(NamedTuple):
 
     info: RepoInfo
     snapshot: SnapshotInfo
+    file: RepoFile | None = None
+    """The file of *info*, if it was read for this look-up."""
 
     @property
     def snapshot_id(self) -> str:
@@ -133,16 +149,14 @@ class Committer:
     ) -> CommitResult | BranchTip:
         """Return the commit that *request* has made before, or else the tip of its branch.
 
-        It reads the current ``repo`` by a plan without a change.
-
         Raises: `UnknownRefError`, `LockedError`, `ConflictError` for an idempotency key that was
-        used for another request, and the errors of `RepoSwaps`.
+        used for another request, and the errors of `RepoSwaps.read`.
         """
-
-        def plan(info: RepoInfo) -> Planned[CommitResult | BranchTip]:
-            return Planned(_find(request, info, opened))
-
-        return await self.swaps.update(opened, plan)
+        file = await self.swaps.read(opened)
+        found = await opened.decode_in_thread(
+            opened.repo, lambda: _find(request, file.info, opened), is_long=file.info.is_long
+        )
+        return found if isinstance(found, CommitResult) else found._replace(file=file)
 
     async def commit(
         self,
@@ -183,14 +197,14 @@ class Committer:
         info = found.info
         parent_id = request.parent_id or found.snapshot_id
         is_listed = await opened.decode_in_thread(
-            opened.repo, lambda: info.snapshot(parent_id) is not None
+            opened.repo, lambda: info.snapshot(parent_id) is not None, is_long=info.is_long
         )
         parent = is_listed and await read_snapshot(opened.repository, parent_id, opened.fetch)
         if not parent:
             raise UnknownRefError(f"there is no snapshot {parent_id} in {opened.directory}")
-        changes = await asyncio.to_thread(
-            edit, parent, edits, lambda: secrets.token_bytes(NODE_ID_NBYTES)
-        )
+        new_id = partial(secrets.token_bytes, NODE_ID_NBYTES)
+        is_long = parent.nbytes > _SHORT_NBYTES or nbytes_of(edits) > _SHORT_NBYTES
+        changes = await run_in_thread(edit, parent, edits, new_id, is_long=is_long)
         await _check_references(self.swaps.store, opened, info, changes)
         return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
 
@@ -234,12 +248,22 @@ class Committer:
             return Planned(CommitResult.of(change.snapshot), change)
 
         try:
-            return await self.swaps.update(opened, plan)
+            return await self.swaps.update(opened, plan, tip.file)
         except StorageError:
             with suppress(StorageError, DamagedError):
                 if isinstance(found := await self.find(opened, request), CommitResult):
                     return found
             raise
+
+
+class _File(NamedTuple):
+    """A new file of a repository; what it decodes to stays in the cache for the next commit."""
+
+    kind: str
+    object_id: bytes
+    data: bytes
+    decode: Callable[[bytes], Weighable] | None = None
+    value: Weighable | None = None
 
 
 @dataclass(slots=True)
@@ -255,7 +279,11 @@ class CommitBuilder:
     swaps: RepoSwaps
     budget: ByteBudget
     _rewritten: dict[bytes, tuple[ArrayRewrite, Rewritten]] = field(default_factory=dict)
+    _files: list[_File] = field(default_factory=list)
+    """Small manifests, to be written together with the snapshot."""
     _rebases: int = 0
+    _is_long: bool = True
+    """True if the steps of building may hold up the event loop."""
 
     async def build(self, changes: ChangeSet, tip: BranchTip) -> NewSnapshot:
         """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
@@ -270,28 +298,47 @@ class CommitBuilder:
             self._rebases += 1
             may_be_empty |= not changes.is_empty  # all of it may give way to their changes
             changes = await self._rebase(changes, tip, base)
+        self._is_long = base.nbytes > _SHORT_NBYTES or changes.nbytes > _SHORT_NBYTES
         config = _config(opened, tip.info)
+        is_long = config.splitting is not None
         splitting = await opened.decode_in_thread(
-            opened.repo, lambda: parse_splitting(config.splitting)
+            opened.repo, lambda: parse_splitting(config.splitting), is_long=is_long
         )
-        applied = await asyncio.to_thread(apply_changes, changes, base, splitting)
+        applied = await self._run(apply_changes, changes, base, splitting)
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         rewritten = await self._write_manifests(applied, config.compression_level)
         name = opened.repository.file("snapshots", base.object_id)
-        applied = await opened.decode_in_thread(name, lambda: applied.finish(rewritten))
-        snapshot = await asyncio.to_thread(self._snapshot, tip, base, applied)
+        finish = partial(applied.finish, rewritten)
+        applied = await opened.decode_in_thread(name, finish, is_long=self._is_long)
+        snapshot = await self._run(self._snapshot, tip, base, applied)
         log = applied.log
         if request.amend:
             amended = await self._read_log(tip.snapshot.object_id)
             log = await asyncio.to_thread(merge_logs, amended, log)
-        object_id = snapshot.object_id
-        data, log_data = await asyncio.to_thread(
+        object_id, limit = snapshot.object_id, opened.repository.limit_nbytes
+        data, log_data = await self._run(
             lambda: (write_snapshot(snapshot), write_transaction_log(object_id, log))
         )
-        files = [("snapshots", object_id, data), ("transactions", object_id, log_data)]
-        await bounded_gather(self._put, files)
+        decode = StoredSnapshotDecoder(object_id, limit)
+        self._files += [
+            _File("snapshots", object_id, data, decode, snapshot),
+            _File("transactions", object_id, log_data),
+        ]
+        await bounded_gather(lambda write: write(), self._writes(tip))
+        self._files.clear()
         return self._change(tip, snapshot)
+
+    async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await run_in_thread(call, *args, is_long=self._is_long)
+
+    def _writes(self, tip: BranchTip) -> list[Callable[[], Awaitable[None]]]:
+        """List the writes that nothing waits for but the swap."""
+        writes: list[Callable[[], Awaitable[None]]]
+        writes = [partial(self._put, file) for file in self._files]
+        if (file := tip.file) is not None:
+            writes.append(partial(self.swaps.keep, self.opened, file))
+        return writes
 
     async def _write_manifests(self, applied: Applied, level: int) -> dict[bytes, Rewritten]:
         async def rewrite(array: ArrayRewrite) -> tuple[bytes, Rewritten]:
@@ -307,9 +354,11 @@ class CommitBuilder:
         self, array: ArrayRewrite, level: int, known: Mapping[bytes, ManifestFile]
     ) -> Rewritten:
         opened = self.opened
-        needed = sorted(await asyncio.to_thread(needed_manifests, array))
+        needed = sorted(await self._run(needed_manifests, array))
         nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
+        count = sum(known[each].num_chunk_refs for each in needed if each in known)
+        is_long = self._is_long or nbytes > _MEMORY_PER_BYTE * _SHORT_NBYTES or count > _FEW
         async with self.budget.room(nbytes):
             read = await bounded_gather(
                 lambda each: opened.repository.manifest(each, opened.fetch), needed
@@ -317,18 +366,28 @@ class CommitBuilder:
             manifests = dict(zip(needed, read, strict=True))
             name = opened.directory.join(f"manifests ({array.path})")
             rewritten, contents = await opened.decode_in_thread(
-                name, lambda: rewrite_manifests(array, manifests, new_object_id, level)
+                name,
+                lambda: rewrite_manifests(array, manifests, new_object_id, level),
+                is_long=is_long,
             )
-            files = [("manifests", object_id, data) for object_id, data in contents.items()]
-            await bounded_gather(self._put, files)
+            waiting = sum(len(file.data) for file in self._files)
+            if is_large(waiting + sum(map(len, contents.values()))):
+                files = [_File("manifests", each, data) for each, data in contents.items()]
+                await bounded_gather(self._put, files)
+            else:
+                decode = partial(_decoded_manifests, contents, opened.repository.limit_nbytes)
+                self._files += await opened.decode_in_thread(name, decode, is_long=is_long)
         return rewritten
 
-    async def _put(self, file: tuple[str, bytes, bytes]) -> None:
-        """Write a file of a folder, id and content; raise `ConflictError` if it is too large."""
-        repository, (kind, object_id, data) = self.opened.repository, file
-        name = repository.file(kind, object_id)
+    async def _put(self, file: _File) -> None:
+        """Write *file*; raise `ConflictError` if it is too large."""
+        repository, kind, data = self.opened.repository, file.kind, file.data
+        name = repository.file(kind, file.object_id)
         demand_readable(name, data, repository.limit_nbytes)
-        await put_new(self.swaps.store, name, data)
+        etag = await put_new(self.swaps.store, name, data)
+        if file.decode is not None and file.value is not None:
+            read = repository.read_of(kind, file.object_id, file.decode)
+            self.swaps.fetch.put(read, Versioned(file.value, etag, len(data)))
 
     async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
         return await read_snapshot(self.opened.repository, snapshot_id, self.opened.fetch)
@@ -397,12 +456,13 @@ class CommitBuilder:
             raise BadBodyError(f"metadata: {error}") from None
         return StoredSnapshot(
             new_object_id(),
-            applied.nodes,
+            dict(sorted(applied.nodes.items(), key=lambda item: item[0].encode())),
             applied.manifest_files,
             flushed_at_us,
             request.message,
             metadata,
             base.extra,
+            weigh_stored(applied.nodes, applied.manifest_files),
         )
 
     def _change(self, tip: BranchTip, snapshot: StoredSnapshot) -> NewSnapshot:
@@ -415,6 +475,16 @@ class CommitBuilder:
             tip.snapshot.pruned_ancestor_tx_logs if self.request.amend else (),
         )
         return NewSnapshot(self.request.branch, new, self.request.amend)
+
+
+def _decoded_manifests(contents: Mapping[bytes, bytes], limit_nbytes: int) -> list[_File]:
+    files = []
+    for object_id, data in contents.items():
+        decode, value = ManifestDecoder(object_id, limit_nbytes), None
+        with suppress(DecodeError):  # `demand_readable` has the reason
+            value = decode(data)
+        files.append(_File("manifests", object_id, data, decode, value))
+    return files
 
 
 def _find(
@@ -437,9 +507,10 @@ async def _check_references(
     store: ObjectStore, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
 ) -> None:
     config, allowed = _config(opened, info), opened.repository.allowed
-    wanted = await asyncio.to_thread(check_references, changes, config, allowed)
+    is_long = changes.nbytes > _SHORT_NBYTES
+    wanted = await run_in_thread(check_references, changes, config, allowed, is_long=is_long)
     lengths = await chunk_lengths(store, opened.repository, list(wanted))
-    if await asyncio.to_thread(_are_short, lengths, wanted):
+    if await run_in_thread(_are_short, lengths, wanted, is_long=is_long):
         await asyncio.to_thread(check_natives, changes, lengths)
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from math import inf
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from shardgate.concurrency import Backoff, retry_conflicts
+from shardgate.concurrency import Backoff, retry_conflicts, run_in_thread
 from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
@@ -28,11 +29,12 @@ from shardgate.errors import (
     UnknownRepositoryError,
 )
 from shardgate.formats.documents import Marked
-from shardgate.formats.icechunk.flatbuffers import fits, memory_nbytes
+from shardgate.formats.icechunk.flatbuffers import decoded_nbytes, fits, memory_nbytes
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN
 from shardgate.formats.icechunk.layout import Icechunk
-from shardgate.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder, encode_metadata
+from shardgate.formats.icechunk.metadata_items import encode_metadata
+from shardgate.formats.icechunk.repo_info import RepoInfo, RepoInfoDecoder
 from shardgate.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
@@ -63,6 +65,9 @@ _BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
 _YEAR_3000_MS: Final = 32_503_680_000_000
 SKEW_S: Final = 600
 """Largest difference of clocks; the library has the same limit."""
+_AGREED_S: Final = 600
+_SET_S: Final = 1.0
+"""A clock that moves further than this against the steady one was set."""
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
 _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
 _NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
@@ -82,8 +87,30 @@ class Planned[T](NamedTuple):
 
 class _Prepared[T](NamedTuple):
     answer: T
-    data: bytes | None
+    data: bytes = b""
+    info: RepoInfo | None = None
+    """What *data*, the new file, decodes to; `None` without a change."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class RepoFile:
+    """One version of the file ``repo``, the same for all callers that have read it."""
+
+    found: Found
+    info: RepoInfo
     backup: str
+    """Name of its copy in ``overwritten/``."""
+    is_kept: bool = False
+    """True once that copy is written."""
+
+
+class _Agreement(NamedTuple):
+    """Comparison of the clock here with that of a store."""
+
+    until_s: float
+    """When it is repeated, by the steady clock."""
+    offset_s: float
+    """Difference of the clock here and the steady clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,89 +124,141 @@ class RepoSwaps:
     _turns: WeakValueDictionary[ObjectRef, asyncio.Lock] = field(
         default_factory=WeakValueDictionary, init=False
     )
+    _files: WeakValueDictionary[ObjectRef, RepoFile] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
+    """Last versions read, while a caller has them."""
+    _agreements: dict[str, _Agreement] = field(default_factory=dict, init=False)
+    """By bucket."""
 
     def now_us(self) -> int:
         return int(self.clock() * 1_000_000)
 
-    async def update[T](
-        self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
-    ) -> T:
-        """Make the change that *plan* decides on for the current file, and return its answer.
+    async def read(self, opened: OpenedRepository) -> RepoFile:
+        """Read the current file.
 
-        A plan without a change only reads the current file.
-
-        *plan* runs in a worker thread, again for each file that another writer has put there in
-        between. Its exceptions are passed on.
-
-        Raises: `LockedError`, `ClockSkewError`, `ReadOnlyError` for version 1 of the format,
-        `ConflictError` if the file would get too large, `UnknownRepositoryError`,
-        `DamagedError`, `BusyError`, `UnwritableError`, `StorageError`; after the last the change
-        may have been made.
+        Raises: `ReadOnlyError` for version 1 of the format, `UnknownRepositoryError`,
+        `DamagedError`, `BusyError`, `StorageError`.
         """
         if not isinstance(opened.repository.refs, RepoRefs):
             raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
-        turn = self._turns.setdefault(opened.repo, asyncio.Lock())
-        async with turn:
-            prepared = await retry_conflicts(
-                partial(self._attempt, opened, plan),
-                Conflict,
-                opened.repo,
-                backoff=self.backoff,
-            )
-        return prepared.answer
-
-    async def _attempt[T](
-        self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
-    ) -> _Prepared[T] | Conflict:
-        ref, limit, began_s = opened.repo, opened.repository.limit_nbytes, self.clock()
+        ref, limit = opened.repo, opened.repository.limit_nbytes
         read, requested_at = RepoRefs(opened.directory, limit).read, self.fetch.clock()
         found = await self.store.get(ref, read.request)
         if not isinstance(found, Found):
             self.fetch.forget(ref)
             raise UnknownRepositoryError(f"there is no repository any more at {opened.directory}")
-        try:
-            weight = _COPIES * await asyncio.to_thread(memory_nbytes, found.data, limit)
-        except DecodeError as error:
-            raise DamagedError(ref, str(error)) from error
-        async with self.fetch.cache.decoding.room(weight):
-            known = self.fetch.decoded(read, found.etag)
-            if known is None or (info := known.spec) is None:
-                self.fetch.forget(ref)
+        known = self.fetch.decoded(read, found.etag)
+        if known is None or (info := known.spec) is None:
+            self.fetch.forget(ref)
+            weigh = partial(memory_nbytes, found.data, limit)
+            nbytes = await opened.decode_in_thread(ref, weigh)
+            async with self.fetch.cache.decoding.room(nbytes):
                 decode = partial(RepoInfoDecoder(limit), found.data)
                 info = await opened.decode_in_thread(ref, decode)
-                version = Versioned(Marked(info), found.etag, found.size, found.modified_s)
-                self.fetch.put(read, version, requested_at)
-            prepared = await asyncio.to_thread(self._prepare, ref, limit, info, plan)
-        if prepared.data is None:
+            version = Versioned(Marked(info), found.etag, found.size, found.modified_s)
+            self.fetch.put(read, version, requested_at)
+        file = self._files.get(ref)
+        if file is None or file.found.etag != found.etag:
+            file = self._files[ref] = RepoFile(found, info, self._name_backup())
+        return file
+
+    def _name_backup(self) -> str:
+        number = max(0, _YEAR_3000_MS - self.now_us() // 1000)  # sorts before earlier ones
+        return f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
+
+    async def update[T](
+        self,
+        opened: OpenedRepository,
+        plan: Callable[[RepoInfo], Planned[T]],
+        file: RepoFile | None = None,
+    ) -> T:
+        """Make the change that *plan* decides on for the current file, and return its answer.
+
+        *plan* runs in a worker thread, again for each file that another writer has put there in
+        between; first for *file*, if that was read a moment ago. Its exceptions are passed on.
+
+        Raises: the errors of `read`, `LockedError`, `ClockSkewError`, `ConflictError` if the file
+        would get too large, `UnwritableError`; after a `StorageError` the change may have been
+        made.
+        """
+
+        async def attempt() -> _Prepared[T] | Conflict:
+            nonlocal file
+            current, file = file, None
+            if current is None or not self._is_newest(opened, current):
+                current = await self.read(opened)
+            return await self._swap(opened, plan, current)
+
+        async with self._turns.setdefault(opened.repo, asyncio.Lock()):
+            prepared = await retry_conflicts(attempt, Conflict, opened.repo, backoff=self.backoff)
+        return prepared.answer
+
+    def _is_newest(self, opened: OpenedRepository, file: RepoFile) -> bool:
+        """Return whether no other version is known in this process."""
+        read = RepoRefs(opened.directory, opened.repository.limit_nbytes).read
+        return self.fetch.decoded(read, file.found.etag) is not None
+
+    async def _swap[T](
+        self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]], file: RepoFile
+    ) -> _Prepared[T] | Conflict:
+        ref, limit = opened.repo, opened.repository.limit_nbytes
+        payload_nbytes = len(file.info.payload)
+        weight = _COPIES * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
+        async with self.fetch.cache.decoding.room(weight):
+            prepare = partial(self._prepare, ref, limit, file, plan)
+            prepared = await run_in_thread(prepare, is_long=file.info.is_long)
+        if prepared.info is None:
             return prepared
-        backup = opened.directory.join(f"overwritten/{prepared.backup}")
-        if await self.store.put(backup, [found.data], expected=ABSENT) is CONFLICT:
-            return CONFLICT
-        await demand_clock(self.store, backup, began_s)
+        await self.keep(opened, file)
         try:
-            swapped = await self.store.put(ref, [prepared.data], expected=found.etag)
+            swapped = await self.store.put(ref, [prepared.data], expected=file.found.etag)
         finally:
             self.fetch.forget(ref)
-        return CONFLICT if swapped is CONFLICT else prepared
+        if isinstance(swapped, Conflict):
+            return CONFLICT
+        # Readers ask the store for the time of the new file; the next change decodes nothing.
+        read = RepoRefs(opened.directory, limit).read
+        version = Versioned(Marked(prepared.info), swapped, len(prepared.data))
+        self.fetch.put(read, version, requested_at=-inf)
+        return prepared
 
     def _prepare[T](
-        self, ref: ObjectRef, limit: int, info: RepoInfo, plan: Callable[[RepoInfo], Planned[T]]
+        self, ref: ObjectRef, limit: int, file: RepoFile, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T]:
-        now_us = self.now_us()
-        number = max(0, _YEAR_3000_MS - now_us // 1000)  # sorts before those of earlier backups
-        backup = f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
         try:
-            answer, change = plan(info)
+            answer, change = plan(file.info)
             if change is None:
-                return _Prepared(answer, None, backup)
-            require_unlocked(info, ref)
-            data = rewrite_repo(info, change, now_us, backup)
+                return _Prepared(answer)
+            require_unlocked(file.info, ref)
+            data = rewrite_repo(file.info, change, self.now_us(), file.backup)
+            demand_readable(ref, data, limit)
+            return _Prepared(answer, data, RepoInfoDecoder(limit)(data))
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
-        demand_readable(ref, data, limit)
-        return _Prepared(answer, data, backup)
+
+    async def keep(self, opened: OpenedRepository, file: RepoFile) -> None:
+        """Write the copy of *file* in ``overwritten/``, unless that is done, and compare clocks.
+
+        Raises: `ClockSkewError`, `UnwritableError`, `StorageError`.
+        """
+        if file.is_kept:
+            return
+        backup, began_s = opened.directory.join(f"overwritten/{file.backup}"), self.clock()
+        # A conflict is the same copy, written by another caller with this file.
+        await self.store.put(backup, [file.found.data], expected=ABSENT)
+        await self._compare_clocks(backup, began_s)
+        file.is_kept = True
+
+    async def _compare_clocks(self, written: ObjectRef, began_s: float) -> None:
+        """Call `demand_clock`, unless the clocks agreed some minutes ago and none was set here."""
+        steady_s = self.fetch.clock()
+        offset_s, agreed = self.clock() - steady_s, self._agreements.get(written.bucket)
+        if agreed is None or steady_s >= agreed.until_s or abs(offset_s - agreed.offset_s) > _SET_S:
+            await demand_clock(self.store, written, began_s)
+            self._agreements[written.bucket] = _Agreement(steady_s + _AGREED_S, offset_s)
 
 
 def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:

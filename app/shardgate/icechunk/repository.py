@@ -1,6 +1,5 @@
 """Opened Icechunk repositories: repo info, refs, snapshots, history and operations."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from shardgate.concurrency import run_in_thread
 from shardgate.errors import (
     BadParameterError,
     DamagedError,
@@ -84,10 +84,14 @@ class OpenedRepository:
         require_unlocked(info, self.repo)
         return info
 
-    async def decode_in_thread[T](self, ref: ObjectRef, call: Callable[[], T]) -> T:
-        """Run *call* in a worker thread; raise `DamagedError` of *ref* for a `DecodeError`."""
+    async def decode_in_thread[T](
+        self, ref: ObjectRef, call: Callable[[], T], *, is_long: bool = True
+    ) -> T:
+        """Run *call*, in a worker thread if it *is_long*; raise `DamagedError` of *ref* for a
+        `DecodeError`.
+        """
         try:
-            return await asyncio.to_thread(call)
+            return await run_in_thread(call, is_long=is_long)
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
 

@@ -287,14 +287,13 @@ class ReadCache:
         key: Read[Any] | ObjectRef,
         known: Versioned[Any] | Stat | None,
         requested_at: float,
-        *,
-        is_pinned: bool = False,
     ) -> CachedRead:
-        ref = key.ref if isinstance(key, Read) else key
+        ref, version = (key.ref, key.version) if isinstance(key, Read) else (key, None)
         is_volatile = ref.bucket.startswith(VOLATILE)
         before = self.cache.get(key)
         if before is not None and not is_volatile and _version(before.known) != _version(known):
             self.generation += 1
+        is_pinned = known is not None and isinstance(version, str | Fixed)
         expires_at = inf if is_pinned else requested_at + (0 if is_volatile else self._ttl_s)
         entry = CachedRead(known, requested_at, expires_at)
         self.cache.put(key, entry)
@@ -335,8 +334,7 @@ class ReadCache:
             return self._put(read, known, requested_at)
         if found is not None:
             self._report(read.ref, found)
-        is_pinned = found is not None and isinstance(read.version, str | Fixed)
-        return self._put(read, found, requested_at, is_pinned=is_pinned)
+        return self._put(read, found, requested_at)
 
 
 def _is_page(found: Versioned[Any] | NotModified) -> bool:

@@ -19,8 +19,8 @@ from shardgate.formats.icechunk.changes import (
 )
 from shardgate.formats.icechunk.ids import decode_id, decode_ids, encode_id
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, PayloadKind, Reference, Virtual
+from shardgate.formats.icechunk.metadata_items import Metadata
 from shardgate.formats.icechunk.payloads import Payloads
-from shardgate.formats.icechunk.repo_info import Metadata
 from shardgate.formats.icechunk.snapshot import Dimension, StoredArray, StoredNode, StoredSnapshot
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
 

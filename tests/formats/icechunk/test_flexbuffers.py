@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.flatbuffers import POSITION, FlatBufferReader, TableType
 from shardgate.formats.icechunk.flexbuffers import MAX_DEPTH, decode_flexbuffer, encode_flexbuffer
-from shardgate.formats.icechunk.repo_info import (
+from shardgate.formats.icechunk.metadata_items import (
     Metadata,
     decode_messagepack,
     encode_metadata,

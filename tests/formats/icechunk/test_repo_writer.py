@@ -1,23 +1,24 @@
 """``repo`` as written here and read by the library; ids of writes."""
 
+import sys
 import time
+from functools import reduce
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import icechunk
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError
+from shardgate.formats.icechunk.flexbuffers import encode_flexbuffer
 from shardgate.formats.icechunk.ids import decode_id
-from shardgate.formats.icechunk.repo_info import (
-    REPO,
-    RepoInfo,
-    RepoInfoDecoder,
-    SnapshotInfo,
-    encode_metadata,
-)
+from shardgate.formats.icechunk.metadata_items import encode_metadata
+from shardgate.formats.icechunk.repo_info import REPO, RepoInfo, RepoInfoDecoder, SnapshotInfo
 from shardgate.formats.icechunk.repo_writer import (
+    FutureError,
     NewSnapshot,
     RefUpdate,
     RepoUpdate,
@@ -27,11 +28,13 @@ from shardgate.formats.icechunk.repo_writer import (
     rewrite_repo,
 )
 from shardgate.formats.reading import DecodeError
-from tests.formats.icechunk.building import Numbers, Structs
+from tests.attacks.mutating import Change, at_random, changes
+from tests.formats.icechunk.building import REPO_INFO, Numbers, Struct, Structs, envelope
 from tests.formats.icechunk.building_repo import (
     FIRST,
     NOON,
     U8,
+    U16,
     U64,
     Repo,
     U16s,
@@ -173,6 +176,8 @@ def test_rewrite_that_would_lose_fields_is_refused() -> None:
         (Repo(status={0: U8(0), 1: U64(NOON), 3: b"new"}), ""),
         (Repo(snapshots=(snapshot(FIRST, parent=3),)), ""),
         (Repo(version=1), ""),
+        (Repo(snapshots=(), branches=()), "not listed"),
+        (Repo(updates=()), "no operation"),
         (Repo(snapshots=shared), "for its size"),
     ):
         info = decode(repo.file())
@@ -215,6 +220,95 @@ def test_new_snapshot_is_inserted_among_many() -> None:
     assert added is not None
     assert added == new
     assert [each for each in found if each != added] == list(info.snapshots())
+
+
+EVERY_KIND = (
+    update(2, {0: U8(1), 1: U8(2)}),
+    update(6, {0: "t", 1: Struct(FIRST)}),
+    update(10, {0: "main", 1: Struct(FIRST)}, "repo.1.B"),
+    update(15, {0: U16(3), 1: U8(1), 2: U8(1)}, "repo.1.C"),
+    update(16, {0: {0: U8(2), 1: U64(NOON), 2: "moved"}}, "repo.1.D"),
+    update(16, {}, "repo.1.E"),
+    update(10, {0: "é", 1: Struct(FIRST)}, "repo.1.F"),
+    update(1, {}),
+)
+
+
+def test_operations_of_each_kind_are_kept() -> None:
+    """A rewrite keeps operations of every kind, and gives the newest one the name of its backup."""
+    info = decode(Repo(updates=EVERY_KIND).file())
+
+    after = decode(rewrite_repo(info, NEW_BRANCH, NOON + 1, "repo.1.A"))
+
+    newest, before, *others = after.updates()
+    assert (newest.kind, newest.backup_path) == ("branch_created", None)
+    assert [before._replace(backup_path=None), *others] == info.updates()
+    assert before.backup_path == "repo.1.A"
+
+
+@pytest.mark.parametrize(
+    ("most", "kept", "backup"),
+    [(0, 1, "repo.1.A"), (1, 1, "repo.1.A"), (2, 3, "repo.1.B"), (4, 4, "repo.1.C"), (8, 9, None)],
+)
+def test_operations_beyond_the_configured_number_are_in_a_backup(
+    most: int, kept: int, backup: str | None
+) -> None:
+    """Operations beyond the configured number are left out from the first that has a backup on."""
+    config = encode_flexbuffer({"num_updates_per_repo_info_file": most})
+    info = decode(Repo(updates=EVERY_KIND, more={9: config}).file())
+
+    after = decode(rewrite_repo(info, NEW_BRANCH, NOON + 1, "repo.1.A"))
+
+    assert len(after.updates()) == kept
+    assert after.repo_before_updates == backup
+
+
+def test_rewrite_calls_no_function_for_each_snapshot() -> None:
+    """A rewrite of 5,000 snapshots calls as many functions as one of 50."""
+
+    def count_calls(count: int) -> int:
+        ids = [number.to_bytes(12) for number in range(count)]
+        items = {4: [item("n", b"v"), item("é", b"w" * 9)]}
+        snapshots = [snapshot(each, row - 1, f"{row}", items) for row, each in enumerate(ids)]
+        updates = [update(10, {0: "main", 1: Struct(each)}) for each in ids[:40]]
+        info = decode(Repo(snapshots=snapshots, updates=updates).file())
+        calls = 0
+
+        def note(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        new = SnapshotInfo(b"new snapshot", ids[-1], NOON, "new", encode_metadata(METADATA))
+        sys.setprofile(note)
+        try:
+            rewrite_repo(info, NewSnapshot("main", new), NOON + 1, "repo.1.A")
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    count_calls(50)
+    assert count_calls(5000) < 1.1 * count_calls(50)
+
+
+@at_random(200)
+@given(st.lists(changes(), min_size=1, max_size=2))
+def test_rewrite_of_a_changed_file_copies_what_is_read(made: list[Change]) -> None:
+    """A rewrite of a randomly changed file raises DecodeError, or has the snapshots and operations
+    that are read from that file.
+    """
+    items = {4: [item("n", b"value"), item("é", b"")], 5: Structs([b"a" * 12])}
+    snapshots = [snapshot(FIRST), snapshot(b"second snaps", 0, "é", items)]
+    data = Repo(snapshots=snapshots, updates=EVERY_KIND).payload()
+    try:
+        info = decode(envelope(reduce(lambda data, change: change(data), made, data), REPO_INFO))
+        after = decode(rewrite_repo(info, NEW_BRANCH, 2**57, "repo.1.A"))
+    except (DecodeError, FutureError):
+        return
+
+    found, read = after.snapshots(), info.snapshots()
+    assert sorted(map(repr, found)) == sorted(map(repr, read))
+    updates = [each._replace(backup_path=None) for each in after.updates()[1:]]
+    assert updates == [each._replace(backup_path=None) for each in info.updates()[: len(updates)]]
 
 
 def test_metadata_of_a_snapshot_has_the_id_of_its_write() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.ids import decode_id
-from shardgate.formats.icechunk.repo_info import Metadata
+from shardgate.formats.icechunk.metadata_items import Metadata
 from shardgate.formats.icechunk.snapshot import (
     Chunks,
     Dimension,

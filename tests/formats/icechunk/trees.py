@@ -15,8 +15,8 @@ from shardgate.formats.icechunk.apply import Applied, apply_changes
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, ManifestDecoder
 from shardgate.formats.icechunk.manifest_writer import ArrayRewrite, Rewritten
+from shardgate.formats.icechunk.metadata_items import Metadata
 from shardgate.formats.icechunk.payloads import Payloads
-from shardgate.formats.icechunk.repo_info import Metadata
 from shardgate.formats.icechunk.snapshot import (
     ManifestFile,
     ManifestRef,

@@ -19,6 +19,7 @@ from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import Allowed, resolve
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
+_CHANGE_NBYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +57,14 @@ class ChangeSet:
         """`True` if there is nothing to commit."""
         return not (self.new or self.updated or self.deleted or self.chunks)
 
+    @property
+    def nbytes(self) -> int:
+        """Estimate the bytes of memory held."""
+        documents = [each.document for each in self.new.values()] + list(self.updated.values())
+        count = len(documents) + len(self.deleted) + len(self.chunks)
+        chunks = sum(each.coords.nbytes + each.payloads.nbytes for each in self.chunks.values())
+        return _CHANGE_NBYTES * count + sum(map(len, documents)) + chunks
+
 
 class PutNode(NamedTuple):
     """Edit that creates a node or replaces its metadata."""
@@ -90,6 +99,14 @@ def edit(parent: StoredSnapshot, edits: Sequence[Edit], new_id: NewId) -> Change
     for each in edits:
         editing.apply(each)
     return editing.finish()
+
+
+def nbytes_of(edits: Sequence[Edit]) -> int:
+    """Estimate the bytes of memory that *edits* hold."""
+    documents = sum(len(each.document) for each in edits if isinstance(each, PutNode))
+    sets = [each for each in edits if isinstance(each, SetChunks)]
+    chunks = sum(each.coords.nbytes + each.payloads.nbytes for each in sets)
+    return _CHANGE_NBYTES * len(edits) + documents + chunks
 
 
 class _Editing:

@@ -152,6 +152,18 @@ def gather_numbers(data: bytes, places: Places, dtype: str) -> NDArray[Any]:
     return np.ndarray((len(data) - nbytes + 1,), dtype, data, strides=(1,))[places]
 
 
+def distinct_of(values: Places) -> tuple[Places, Places]:
+    """Return the sorted distinct *values*, and the place of each value among them; the two usual
+    cases, equal values and rising ones, are not sorted.
+    """
+    if len(values) and (values == values[0]).all():
+        return values[:1], np.zeros(len(values), np.int64)
+    if (values[1:] > values[:-1]).all():
+        return values, np.arange(len(values))
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return distinct, inverse
+
+
 class Vectors:
     """Texts and inline chunks, to be written as vectors behind the tables that lead to them. At
     least one 0 follows each of them, which ends a text.
@@ -169,10 +181,10 @@ class Vectors:
             place = self._places[data] = self._append(U32.pack(len(data)) + data + padding)
         return place
 
-    def copy(self, data: bytes, starts: Places) -> Places:
+    def copy(self, data: bytes, starts: Places, item_nbytes: int = 1) -> Places:
         """Write the vectors at *starts* of *data*, each once, and return their positions."""
-        distinct, inverse = np.unique(starts, return_inverse=True)
-        counts = gather_numbers(data, distinct, "<u4").astype(np.int64)
+        distinct, inverse = distinct_of(starts)
+        counts = gather_numbers(data, distinct, "<u4").astype(np.int64) * item_nbytes
         if (distinct % _WORD).any() or (distinct + counts + _WORD > len(data)).any():
             raise DecodeError("damaged FlatBuffer: a vector reaches out of it, or is not aligned")
         lengths = counts // _WORD + 2

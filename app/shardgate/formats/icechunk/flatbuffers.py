@@ -9,7 +9,7 @@ import struct
 from collections.abc import Buffer, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import starmap
 from operator import add
 from struct import Struct, pack, pack_into
@@ -43,15 +43,16 @@ _LEAST_MEMORY_NBYTES: Final = 256 * 1024
 _LEAST_LIMIT_NBYTES: Final = 1024**2
 """Smaller limits bound the size of files, but not the memory to decode them."""
 _DEFAULT_LIMIT_NBYTES: Final = 2**29
-_TABLE_NBYTES: Final = 256
+TABLE_NBYTES: Final = 256
 _LAYOUT_NBYTES: Final = 1024
-_ITEM_NBYTES: Final = 128
+ITEM_NBYTES: Final = 128
 _TARGET_NBYTES: Final = 64
 """Memory of the Python objects for a table, a vtable, a string or struct, and a position."""
-_STRING_PER_BYTE: Final = 4
+STRING_PER_BYTE: Final = 4
 _TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
 _IDENTIFIER: Final = b"Ichk"
 _WIDEST: Final = 8
+_KEPT_LAYOUTS: Final = 1024
 
 
 def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
@@ -73,6 +74,8 @@ class Field(NamedTuple):
     """Value of a field that a table lacks."""
     name: str = ""
     """Name of a field that no table lacks."""
+    copy: "Callable[[Any, Any], Any] | None" = None
+    """Copies the targets of many offsets; see `TableCopier`."""
 
     def required(self, name: str) -> "Field":
         """Return the type of a field that every table has; *name* is for errors."""
@@ -104,7 +107,7 @@ class TableType:
         return TableType(*(POSITION.required(each.name) if each.read else each for each in fields))
 
 
-class _TableLayout(NamedTuple):
+class TableLayout(NamedTuple):
     """Positions of the fields of tables that share a vtable."""
 
     struct: Struct
@@ -112,7 +115,8 @@ class _TableLayout(NamedTuple):
     """Reading: for each slot the index of its value. Writing: the slots of values, by position."""
     links: Sequence[tuple[int, int, Callable[..., Any]]]
     """Of offsets: slot, position in the table, `Field.read` or `Field.write`."""
-    vtable: int = 0
+    places: Sequence[int]
+    """For each slot the position in the table, 0 for an absent field."""
 
 
 class FlatBufferReader:
@@ -136,7 +140,7 @@ class FlatBufferReader:
         self.version = version
         self.is_strict = is_strict
         self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
-        self._layouts: dict[tuple[TableType, int], _TableLayout] = {}
+        self._layouts: dict[tuple[TableType, int], TableLayout] = {}
 
     def spend(self, nbytes: int) -> None:
         """Count *nbytes* of memory, up to the limit of `decoded_nbytes`."""
@@ -154,13 +158,13 @@ class FlatBufferReader:
 
     def table(self, kind: TableType, at: int) -> list[Any]:
         """Decode the table at *at*."""
-        self.spend(_TABLE_NBYTES)
+        self.spend(TABLE_NBYTES)
         return self._row(kind, at)
 
     def tables(self, kind: TableType, at: int) -> list[list[Any]]:
         """Decode the vector of tables at *at*."""
         targets = self.targets(at)
-        self.spend(len(targets) * _TABLE_NBYTES)
+        self.spend(len(targets) * TABLE_NBYTES)
         return [self._row(kind, target) for target in targets]
 
     def targets(self, at: int) -> list[int]:
@@ -181,13 +185,13 @@ class FlatBufferReader:
     def structs(self, at: int, kind: Struct) -> list[tuple[Any, ...]]:
         """Read the vector of structs at *at*."""
         start, count = self.vector(at, kind.size)
-        self.spend(count * _ITEM_NBYTES)
+        self.spend(count * ITEM_NBYTES)
         return list(kind.iter_unpack(self.data[start : start + kind.size * count]))
 
     def text(self, at: int) -> str:
         """Read the string at *at*."""
         start, count = self.vector(at, 1)
-        self.spend(_ITEM_NBYTES + count * (_STRING_PER_BYTE - 1))
+        self.spend(ITEM_NBYTES + count * (STRING_PER_BYTE - 1))
         try:
             return self.data[start : start + count].decode()
         except UnicodeDecodeError:
@@ -207,7 +211,7 @@ class FlatBufferReader:
         data = self.data
         try:
             vtable = at - I32.unpack_from(data, at)[0]
-            layout = self._layouts.get((kind, vtable)) or self._lay_out(kind, vtable)
+            layout = self._layouts.get((kind, vtable)) or self.lay_out(kind, vtable)
             values = (*layout.struct.unpack_from(data, at), *kind.absent)
         except struct.error:
             raise DecodeError("damaged FlatBuffer: a table reaches out of it") from None
@@ -216,30 +220,40 @@ class FlatBufferReader:
             row[slot] = read(self, at + place + row[slot])
         return row
 
-    def _lay_out(self, kind: TableType, vtable: int) -> _TableLayout:
-        size = len(kind.fields)
+    def lay_out(self, kind: TableType, vtable: int) -> TableLayout:
+        """Check the vtable at *vtable*, and return where it places the fields of *kind*."""
         self.spend(_LAYOUT_NBYTES)
         stop = vtable + self._number(U16, vtable)
-        count = max(0, min(size, (stop - vtable - 4) // 2))
-        places = struct.unpack_from(f"<{count}H", self.data, vtable + 4)
-        if self.is_strict and self.data[vtable + 4 + 2 * size : stop].strip(b"\0"):
+        size = 2 * len(kind.fields)
+        slots = self.data[vtable + 4 : max(vtable + 4, min(vtable + 4 + size, stop))]
+        if vtable + 4 + len(slots) > len(self.data) or stop > len(self.data):
+            raise DecodeError("damaged FlatBuffer: a table reaches out of it")
+        if self.is_strict and self.data[vtable + 4 + size : stop].strip(b"\0"):
             raise DecodeError("it has fields that only a newer specification knows")
-        order = list(range(-size, 0))
-        code, end, links = "<4x", I32.size, []
-        present = sorted([(place, slot) for slot, place in enumerate(places) if place])
-        for index, (place, slot) in enumerate(present):
-            field = kind.fields[slot]
-            if place < end:
-                raise DecodeError("damaged FlatBuffer: two fields overlap")
-            code += f"{place - end}x{field.code}"
-            end, order[slot] = place + kind.nbytes[slot], index
-            if field.read is not None:
-                links.append((slot, place, field.read))
-        for field, index in zip(kind.fields, order, strict=True):
-            if field.name and index < 0:
-                raise DecodeError(f"it has no {field.name}")
-        layout = self._layouts[kind, vtable] = _TableLayout(Struct(code), order, links)
+        layout = self._layouts[kind, vtable] = _lay_out(kind, slots)
         return layout
+
+
+@lru_cache(_KEPT_LAYOUTS)
+def _lay_out(kind: TableType, vtable: bytes) -> TableLayout:
+    """Lay out tables of *kind* for reading; *vtable* has the positions of the first fields."""
+    size, count = len(kind.fields), len(vtable) // 2
+    places = [*struct.unpack_from(f"<{count}H", vtable), *[0] * (size - count)]
+    order = list(range(-size, 0))
+    code, end, links = "<4x", I32.size, []
+    present = sorted([(place, slot) for slot, place in enumerate(places) if place])
+    for index, (place, slot) in enumerate(present):
+        field = kind.fields[slot]
+        if place < end:
+            raise DecodeError("damaged FlatBuffer: two fields overlap")
+        code += f"{place - end}x{field.code}"
+        end, order[slot] = place + kind.nbytes[slot], index
+        if field.read is not None:
+            links.append((slot, place, field.read))
+    for field, index in zip(kind.fields, order, strict=True):
+        if field.name and index < 0:
+            raise DecodeError(f"it has no {field.name}")
+    return TableLayout(Struct(code), order, links, places)
 
 
 class FlatBufferWriter:
@@ -247,7 +261,7 @@ class FlatBufferWriter:
 
     def __init__(self) -> None:
         self.data = bytearray(U32.size) + _IDENTIFIER
-        self._layouts: dict[tuple[TableType, tuple[bool, ...]], _TableLayout] = {}
+        self._layouts: dict[tuple[TableType, tuple[bool, ...]], tuple[TableLayout, int]] = {}
 
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
@@ -258,9 +272,9 @@ class FlatBufferWriter:
     def table(self, kind: TableType, row: Sequence[Any]) -> int:
         """Write a table, whose fields that are `None` are absent, and return its position."""
         present = tuple([value is not None for value in row])
-        layout = self._layouts.get((kind, present)) or self._lay_out(kind, present)
+        layout, vtable = self._layouts.get((kind, present)) or self._lay_out(kind, present)
         at = self._pad(_WIDEST, I32.size)
-        self.data += layout.struct.pack(at - layout.vtable, *[row[slot] for slot in layout.order])
+        self.data += layout.struct.pack(at - vtable, *[row[slot] for slot in layout.order])
         for slot, place, write in layout.links:
             target = write(self, row[slot])
             U32.pack_into(self.data, at + place, target - at - place)
@@ -296,27 +310,37 @@ class FlatBufferWriter:
         self.data += bytes(-(len(self.data) + before) % align)
         return len(self.data)
 
-    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> _TableLayout:
-        """Write the vtable of tables that have the fields *present*: the widest lie first."""
-        slots = [slot for slot in kind.widest_first if present[slot]]
-        code, end, places, links = "<i", I32.size, [0] * len(present), []
-        for slot in slots:
-            field = kind.fields[slot]
-            code += "4x" if field.write else field.code
-            if field.write is not None:
-                links.append((slot, end, field.write))
-            places[slot], end = end, end + kind.nbytes[slot]
-        vtable = self._pad(U16.size)
-        self.data += pack(f"<{2 + len(places)}H", 4 + 2 * len(places), end, *places)
-        inline = [slot for slot in slots if kind.fields[slot].write is None]
-        layout = self._layouts[kind, present] = _TableLayout(Struct(code), inline, links, vtable)
-        return layout
+    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> tuple[TableLayout, int]:
+        """Write the vtable of tables that have the fields *present*; return its position too."""
+        layout, vtable = _plan(kind, present), self._pad(U16.size)
+        head = 4 + 2 * len(present), layout.struct.size
+        self.data += pack(f"<{2 + len(present)}H", *head, *layout.places)
+        self._layouts[kind, present] = layout, vtable
+        return layout, vtable
+
+
+@lru_cache(_KEPT_LAYOUTS)
+def _plan(kind: TableType, present: tuple[bool, ...]) -> TableLayout:
+    """Lay out tables of *kind* that have the fields *present* for writing: the widest lie first."""
+    slots = [slot for slot in kind.widest_first if present[slot]]
+    code, end, places, links = "<i", I32.size, [0] * len(present), []
+    for slot in slots:
+        field = kind.fields[slot]
+        code += "4x" if field.write else field.code
+        if field.write is not None:
+            links.append((slot, end, field.write))
+        places[slot], end = end, end + kind.nbytes[slot]
+    inline = [slot for slot in slots if kind.fields[slot].write is None]
+    return TableLayout(Struct(code), inline, links, places)
 
 
 def tables_of(kind: TableType) -> Field:
     """Make the type of a field that is a vector of tables."""
     return Field(
-        "I", lambda reader, at: reader.tables(kind, at), lambda to, rows: to.tables(kind, rows)
+        "I",
+        lambda reader, at: reader.tables(kind, at),
+        lambda to, rows: to.tables(kind, rows),
+        copy=lambda copier, at: copier.table_vectors(kind, at),
     )
 
 
@@ -337,6 +361,7 @@ def values_of(code: str, align: int = U32.size) -> Field:
         "I",
         lambda reader, at: [value for (value,) in reader.structs(at, kind)],
         lambda to, items: to.vector(len(items), b"".join(map(kind.pack, items)), align),
+        copy=lambda copier, at: copier.vectors(at, kind.size),
     )
 
 
@@ -358,13 +383,20 @@ INT32: Final = Field("i", absent=0)
 OBJECT_ID: Final = Field(f"{OBJECT_ID_NBYTES}s")
 FILE_ID: Final = OBJECT_ID.required("id")
 NODE_ID: Final = Field(f"{NODE_ID_NBYTES}s")
-TEXT: Final = Field("I", FlatBufferReader.text, _write_text)
+TEXT: Final = Field(
+    "I", FlatBufferReader.text, _write_text, copy=lambda copier, at: copier.texts(at)
+)
 TEXTS: Final = Field(
     "I",
     lambda reader, at: list(map(reader.text, reader.targets(at))),
     lambda to, texts: to.each(texts, partial(_write_text, to)),
 )
-DATA: Final = Field("I", _read_data, lambda to, data: to.vector(len(data), data))
+DATA: Final = Field(
+    "I",
+    _read_data,
+    lambda to, data: to.vector(len(data), data),
+    copy=lambda copier, at: copier.vectors(at),
+)
 OBJECT_IDS: Final = values_of(OBJECT_ID.code)
 UINT16S: Final = values_of("H")
 POSITION: Final = Field("I", lambda _, at: at, FlatBufferWriter.block)

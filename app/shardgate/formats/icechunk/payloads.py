@@ -89,6 +89,10 @@ class Payloads:
             rows[column] += starts * (rows[column] > 0)
         return cls(rows, b"".join(part.data for part in parts))
 
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + len(self.data)
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -4,18 +4,16 @@ Its tables are described here for reading and for writing; see `repo_writer`.
 """
 
 import re
-from base64 import b64encode
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, Never
+from typing import Any, Final, NamedTuple
 
-import msgpack
-
-from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.chunk_tables import vector_at
 from shardgate.formats.icechunk.config import Config, read_config
+from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.flatbuffers import (
     DATA,
     FILE_ID,
@@ -39,115 +37,26 @@ from shardgate.formats.icechunk.flatbuffers import (
     open_envelope,
     tables_of,
 )
-from shardgate.formats.icechunk.flexbuffers import (
-    MAX_DEPTH,
-    MEMORY_PER_BYTE,
-    decode_flexbuffer,
-    encode_flexbuffer,
-    plain_float,
-)
 from shardgate.formats.icechunk.ids import decode_id, encode_id
+from shardgate.formats.icechunk.metadata_items import METADATA, Metadata
+from shardgate.formats.icechunk.table_copies import TableCopier, read_rows, write_mixed
 from shardgate.formats.reading import DecodeError
 
-VERSION: Final = 2
-"""Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""
-_ITEM: Final = TableType(
-    TEXT.required("name of a metadata item"), DATA.required("value of a metadata item")
-)
-_MAX_VALUE_NBYTES: Final = 8 * 1024**2
-"""MessagePack can take 180 times its length in memory."""
-_NO_PARENT: Final = -1
+NO_PARENT: Final = -1
 _SPEC_VERSIONS: Final = (1, 2)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _REF_NBYTES: Final = 256
+_SHORT_NBYTES: Final = 32 * 1024
 _ITEM_NBYTES: Final = 1024
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _STATUS: Final = TableType(UINT8, UINT64, TEXT)
 _REF: Final = TableType(TEXT.required("name of a ref"), UINT32)
 _SNAPSHOT_ID: Final = TableType(FILE_ID)
 _FLAG: Final = "feature_flag_changed"
+_REQUIRED: Final = {"name", "branch", "new_snap_id", "previous_snap_id"}
+"""Fields of updates that none lacks; numbers have a default."""
 _UNKNOWN: Final[tuple[str, Mapping[str, Field]]] = ("unknown", {})
-
-
-class Metadata(NamedTuple):
-    """Items as they are stored; a value is decoded when it is asked for."""
-
-    version: int
-    items: tuple[tuple[str, bytes], ...]
-
-    def decode(self) -> dict[str, Json]:
-        """Decode all values; of items with one name the first counts. Raises: `DecodeError`."""
-        decode = decode_flexbuffer if self.version >= VERSION else decode_messagepack
-        found: dict[str, Json] = {}
-        for name, value in self.items:
-            if name not in found:
-                found[name] = decode(value)
-        return found
-
-
-def encode_metadata(values: Mapping[str, Json]) -> Metadata:
-    """Encode *values*, sorted by name. Raises: `ValueError` for values that cannot be encoded."""
-    names = sorted(values, key=str.encode)
-    items = tuple((name, encode_flexbuffer(values[name])) for name in names)
-    for name, value in items:
-        if len(value) > _MAX_VALUE_NBYTES:
-            raise ValueError(f"{name} takes {len(value)} bytes, over {_MAX_VALUE_NBYTES}")
-    return Metadata(VERSION, items)
-
-
-def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:
-    """Copy the vector of items at *at*; an absent one is empty. Raises: `DecodeError`."""
-    return Metadata(reader.version, ()) if at is None else _read_items(reader, at)
-
-
-def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
-    items: list[tuple[str, bytes]] = []
-    for name, value in reader.tables(_ITEM, at):
-        items.append((name, value))
-        if len(value) > _MAX_VALUE_NBYTES:
-            raise DecodeError(f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes")
-        reader.spend(len(value) * (MEMORY_PER_BYTE - 1))
-    return Metadata(reader.version, tuple(items))
-
-
-METADATA: Final = Field(
-    "I", _read_items, lambda writer, metadata: writer.tables(_ITEM, metadata.items)
-)
-
-
-def decode_messagepack(data: bytes) -> Json:
-    """Decode the value that *data* spells: binary as base64, numbers that JSON lacks as null."""
-    try:
-        unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1)
-        unpacker.feed(data)
-        unpacker.skip()  # before memory is reserved for what a list only claims to hold
-        return _plain(msgpack.unpackb(data, max_ext_len=0, ext_hook=_refuse), 0)
-    except DecodeError:
-        raise
-    except (ValueError, msgpack.UnpackException) as error:
-        raise DecodeError(f"damaged MessagePack: {error or type(error).__name__}") from None
-
-
-def _refuse(code: int, _: bytes) -> Never:
-    raise DecodeError(f"damaged MessagePack: extension type {code}")
-
-
-def _plain(value: Json, depth: int) -> Json:
-    match value:
-        case dict() | list() if depth == MAX_DEPTH:
-            raise DecodeError(f"damaged MessagePack: it nests deeper than {MAX_DEPTH}")
-        case dict():
-            if not all(isinstance(key, str) for key in value):
-                raise DecodeError("damaged MessagePack: a key is no text")
-            return {key: _plain(item, depth + 1) for key, item in value.items()}
-        case list():
-            return [_plain(item, depth + 1) for item in value]
-        case bytes():
-            return b64encode(value).decode()
-        case float():
-            return plain_float(value)
-    return value
 
 
 type Value = str | bytes | int | bool | Status | None
@@ -233,13 +142,34 @@ def checked_us(count: int) -> int:
 
 
 def _read_backup(reader: FlatBufferReader, at: int) -> str:
-    if not is_backup(name := reader.text(at)):
+    return _checked_backup(reader.text(at))
+
+
+def _checked_backup(name: str) -> str:
+    if not is_backup(name):
         raise DecodeError(f"{name!r} is no name of a backup")
     return name
 
 
+def _copy_backups(copier: TableCopier, at: Places) -> Places:
+    copied, data = copier.texts(at), copier.reader.data
+    for each in at.tolist():
+        _checked_backup(vector_at(data, each).decode())
+    return copied
+
+
+def _copy_statuses(copier: TableCopier, at: Places) -> Places:
+    rows = read_rows(copier.reader, _STATUS, at)
+    for number, set_at_us in zip(*(rows.column(slot).tolist() for slot in range(2)), strict=True):
+        _make_status(number, set_at_us, None)
+    return copier.rows(rows)
+
+
 def _read_status(reader: FlatBufferReader, at: int) -> Status:
-    number, set_at_us, reason = reader.table(_STATUS, at)
+    return _make_status(*reader.table(_STATUS, at))
+
+
+def _make_status(number: int, set_at_us: int, reason: str | None) -> Status:
     if number not in Availability:
         raise DecodeError(f"the repository is of unknown availability {number}")
     return Status(Availability(number), moment(checked_us(set_at_us)), reason)
@@ -251,13 +181,19 @@ def _write_status(writer: FlatBufferWriter, status: Status) -> int:
 
 
 def _read_snapshots(reader: FlatBufferReader, at: int) -> list[SnapshotInfo]:
-    rows = reader.tables(_SNAPSHOT, at)
+    rows = reader.tables(SNAPSHOT, at)
     ids: list[bytes | None] = [row[0] for row in rows]
     parents = [row[1] for row in rows]
-    if rows and not _NO_PARENT <= min(parents) <= max(parents) < len(rows):
-        raise DecodeError("the parent of a snapshot is not listed")
-    ids.append(None)  # at _NO_PARENT
+    if rows:
+        check_parents(min(parents), max(parents), len(rows))
+    ids.append(None)  # at NO_PARENT
     return [_snapshot(row, ids[row[1]], reader.version) for row in rows]
+
+
+def check_parents(least: int, most: int, count: int) -> None:
+    """Check the indexes of parents in a list of *count* snapshots. Raises: `DecodeError`."""
+    if not NO_PARENT <= least <= most < count:
+        raise DecodeError("the parent of a snapshot is not listed")
 
 
 def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInfo:
@@ -272,27 +208,26 @@ def _snapshot(row: list[Any], parent: bytes | None, version: int) -> SnapshotInf
     )
 
 
-def _write_snapshots(writer: FlatBufferWriter, snapshots: Sequence[SnapshotInfo]) -> int:
-    indexes: dict[bytes | None, int] = {each.object_id: i for i, each in enumerate(snapshots)}
-    indexes[None] = _NO_PARENT
-    rows = [
-        (id_, indexes[parent], at_us, message, metadata if metadata.items else None, pruned or None)
-        for id_, parent, at_us, message, metadata, pruned in snapshots
-    ]
-    return writer.tables(_SNAPSHOT, rows)
+def snapshot_row(each: SnapshotInfo, parent: int) -> tuple[Any, ...]:
+    """Return the fields of a snapshot with the index of its parent."""
+    object_id, _, at_us, message, metadata, pruned = each
+    return object_id, parent, at_us, message, metadata if metadata.items else None, pruned or None
 
 
-def _update(
+def newer_update(number: int) -> str:
+    """Return the error of an update that cannot be copied."""
+    return f"update {number} is one that only a newer specification knows"
+
+
+def make_update(
     reader: FlatBufferReader, number: int, body: int, updated_at_us: int, backup: str | None
 ) -> Update:
+    """Make an update of the fields of its table."""
     kind, types = _UPDATE_KINDS.get(number, _UNKNOWN)
     if reader.is_strict and number not in _UPDATE_KINDS:
-        raise DecodeError(f"update {number} is one that only a newer specification knows")
+        raise DecodeError(newer_update(number))
     values = reader.table(_BODIES[kind], body)
     fields = dict(zip(types, values, strict=True))
-    for name, value in fields.items():
-        if value is None and name != "status":
-            raise DecodeError(f"the update {kind} has no {name}")
     if kind == _FLAG:
         fields["new_value"] = bool(fields["new_value"]) if fields.pop("is_set") else None
     elif number not in _UPDATE_KINDS:
@@ -300,7 +235,8 @@ def _update(
     return Update(kind, checked_us(updated_at_us), backup, fields)
 
 
-def _update_row(update: Update) -> tuple[Any, ...]:
+def update_row(update: Update) -> tuple[Any, ...]:
+    """Return the fields of the table of *update*."""
     kind, updated_at_us, backup, fields = update
     if kind == _FLAG:
         value = fields["new_value"]
@@ -310,10 +246,10 @@ def _update_row(update: Update) -> tuple[Any, ...]:
     return _NUMBERS[kind], body, updated_at_us, backup
 
 
-_BACKUP: Final = Field("I", _read_backup, TEXT.write)
-_STATUS_FIELD: Final = Field("I", _read_status, _write_status)
-_SNAPSHOT: Final = TableType(FILE_ID, INT32, UINT64, TEXT.required("message"), METADATA, OBJECT_IDS)
-_UPDATE: Final = TableType(UINT8, TABLE.required("update_type"), UINT64, _BACKUP)
+_BACKUP: Final = Field("I", _read_backup, TEXT.write, copy=_copy_backups)
+_STATUS_FIELD: Final = Field("I", _read_status, _write_status, copy=_copy_statuses)
+SNAPSHOT: Final = TableType(FILE_ID, INT32, UINT64, TEXT.required("message"), METADATA, OBJECT_IDS)
+UPDATE: Final = TableType(UINT8, TABLE.required("update_type"), UINT64, _BACKUP)
 _UPDATE_KINDS: Final[Mapping[int, tuple[str, Mapping[str, Field]]]] = {
     1: ("repo_initialized", {}),
     2: ("repo_migrated", {"from_version": UINT8, "to_version": UINT8}),
@@ -337,22 +273,34 @@ _UPDATE_KINDS: Final[Mapping[int, tuple[str, Mapping[str, Field]]]] = {
 }
 """Updates by their numbers in the union: names, and types of their fields by slots."""
 _BODIES: Final = {
-    kind: TableType(*types.values()) for kind, types in (*_UPDATE_KINDS.values(), _UNKNOWN)
+    kind: TableType(
+        *(field.required(name) if name in _REQUIRED else field for name, field in types.items())
+    )
+    for kind, types in (*_UPDATE_KINDS.values(), _UNKNOWN)
 }
 _NUMBERS: Final = {kind: number for number, (kind, _) in _UPDATE_KINDS.items()}
+
+
+def _update_of(body: TableType) -> TableType:
+    copied = TABLE._replace(copy=lambda copier, at: copier.tables(body, at))
+    return TableType(UINT8, copied.required("update_type"), UINT64, _BACKUP)
+
+
+UPDATES: Final = {number: _update_of(_BODIES[kind]) for number, (kind, _) in _UPDATE_KINDS.items()}
+"""Updates with one type of body."""
 
 REPO: Final = TableType(
     UINT8,
     tables_of(_REF).required("tags"),
     tables_of(_REF).required("branches"),
     TEXTS.required("deleted_tags"),
-    Field("I", _read_snapshots, _write_snapshots).required("snapshots"),
+    Field("I", _read_snapshots, write_mixed(SNAPSHOT)).required("snapshots"),
     _STATUS_FIELD.required("status"),
     METADATA,
     Field(
         "I",
-        lambda reader, at: [_update(reader, *row) for row in reader.tables(_UPDATE, at)],
-        lambda writer, updates: writer.tables(_UPDATE, list(map(_update_row, updates))),
+        lambda reader, at: [make_update(reader, *row) for row in reader.tables(UPDATE, at)],
+        write_mixed(UPDATE),
     ).required("latest_updates"),
     _BACKUP,
     DATA,
@@ -369,6 +317,11 @@ RepoField = IntEnum(
     start=0,
 )
 """Fields of the file, by slots."""
+_LISTS: Final = (RepoField.SNAPSHOTS, RepoField.LATEST_UPDATES)
+REPO_WITHOUT_LISTS: Final = TableType(
+    *((REPO.lazy if slot in _LISTS else REPO).fields[slot] for slot in RepoField)
+)
+"""The same, with the positions of its long lists."""
 
 
 class _SnapshotList:
@@ -376,7 +329,7 @@ class _SnapshotList:
 
     def __init__(self, reader: FlatBufferReader, at: int) -> None:
         self._reader = reader
-        self._positions = reader.targets(at)
+        self._start, self._count = reader.vector(at, U32.size)
 
     def id_at(self, index: int) -> bytes:
         (object_id,) = self._row(_SNAPSHOT_ID, index)
@@ -384,10 +337,10 @@ class _SnapshotList:
         return found
 
     def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
-        for _ in self._positions:
-            row = self._row(_SNAPSHOT, index)
+        for _ in range(self._count):
+            row = self._row(SNAPSHOT, index)
             index = row[1]
-            parent = None if index == _NO_PARENT else self.id_at(index)
+            parent = None if index == NO_PARENT else self.id_at(index)
             yield _snapshot(row, parent, self._reader.version)
             if parent is None:
                 return
@@ -395,14 +348,14 @@ class _SnapshotList:
 
     def find(self, object_id: bytes) -> int | None:
         """Find a snapshot in the list, which is sorted by id."""
-        count = len(self._positions)
-        index = bisect_left(range(count), object_id, key=self.id_at)
-        return index if index < count and self.id_at(index) == object_id else None
+        index = bisect_left(range(self._count), object_id, key=self.id_at)
+        return index if index < self._count and self.id_at(index) == object_id else None
 
     def _row(self, kind: TableType, index: int) -> list[Any]:
-        if not 0 <= index < len(self._positions):
-            raise DecodeError(f"there is no snapshot {index}, only {len(self._positions)}")
-        return self._reader.table(kind, self._positions[index])
+        if not 0 <= index < self._count:
+            raise DecodeError(f"there is no snapshot {index}, only {self._count}")
+        slot = self._start + U32.size * index
+        return self._reader.table(kind, slot + U32.unpack_from(self._reader.data, slot)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +379,11 @@ class RepoInfo:
         config_nbytes = 0 if isinstance(self.config, DecodeError) else self.config.nbytes
         refs = len(self.branches) + len(self.tags)
         return len(self.payload) + _REF_NBYTES * refs + config_nbytes
+
+    @property
+    def is_long(self) -> bool:
+        """True if a look-up may hold up the event loop."""
+        return len(self.payload) > _SHORT_NBYTES
 
     def deleted_tags(self) -> list[str]:
         """Return the names of deleted tags, which cannot be used again."""

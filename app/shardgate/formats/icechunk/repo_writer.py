@@ -3,24 +3,35 @@
 Request ids in the metadata of snapshots make a request that is repeated commit once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.config import Config
+from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.flatbuffers import (
     FileType,
+    FlatBufferReader,
     FlatBufferWriter,
     required,
     seal_envelope,
 )
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
-from shardgate.formats.icechunk.ids import decode_id, encode_id
+from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN
+from shardgate.formats.icechunk.metadata_items import encode_metadata
 from shardgate.formats.icechunk.repo_info import (
+    NO_PARENT,
     REPO,
+    REPO_WITHOUT_LISTS,
+    SNAPSHOT,
+    UPDATE,
+    UPDATES,
     Availability,
     RepoField,
     RepoInfo,
@@ -28,8 +39,20 @@ from shardgate.formats.icechunk.repo_info import (
     Status,
     Update,
     Value,
-    encode_metadata,
+    check_parents,
+    checked_us,
+    make_update,
     moment,
+    newer_update,
+    snapshot_row,
+    update_row,
+)
+from shardgate.formats.icechunk.table_copies import (
+    MixedTables,
+    Rows,
+    TableCopier,
+    read_rows,
+    read_targets,
 )
 from shardgate.formats.reading import DecodeError
 
@@ -44,6 +67,7 @@ _OURS: Final = "__shardgate"
 _OF_LIBRARY: Final = "__icechunk"
 _WRITE_ID: Final = "write_id"
 _FINGERPRINT: Final = "request"
+_IDS: Final = f"S{OBJECT_ID_NBYTES}"
 
 
 class NewSnapshot(NamedTuple):
@@ -88,7 +112,7 @@ def moment_after(newest_us: int, now_us: int, newest: str) -> int:
 
 @dataclass(slots=True)
 class _Draft:
-    """Refs and snapshots that an operation changes."""
+    """Refs that an operation changes, and new snapshots."""
 
     branches: dict[str, bytes]
     tags: dict[str, bytes]
@@ -121,24 +145,108 @@ def rewrite_repo(info: RepoInfo, change: RepoUpdate, now_us: int, backup: str) -
     """
     if info.version != _VERSION:
         raise DecodeError(f"the file follows version {info.version}, not {_VERSION}")
-    row = info.reader(is_strict=True).root(REPO)
-    draft = _Draft(
-        _raw(info.branches),
-        _raw(info.tags),
-        set(row[RepoField.DELETED_TAGS]),
-        row[RepoField.SNAPSHOTS],
-    )
+    reader = info.reader(is_strict=True)
+    row = reader.root(REPO_WITHOUT_LISTS)
+    draft = _Draft(_raw(info.branches), _raw(info.tags), set(row[RepoField.DELETED_TAGS]), [])
     config = info.config if isinstance(info.config, Config) else Config()
-    before, *older = row[RepoField.LATEST_UPDATES] or [None]
-    if before is None:
+    older = _UpdateList(reader, row[RepoField.LATEST_UPDATES])
+    if not len(older):
         raise DecodeError("it lists no operation")
+    before = older[0]
     update = draft.apply(change, moment_after(before.updated_at_us, now_us, _named(before)))
-    updates = [update, before._replace(backup_path=backup), *older]
-    stop = _overflow(updates, config.num_updates_per_repo_info_file)
-    if stop < len(updates):
-        row[RepoField.REPO_BEFORE_UPDATES] = updates[stop].backup_path
-    row[RepoField.LATEST_UPDATES] = updates[:stop]
-    return seal_envelope(FileType.REPO_INFO, _write(draft, row), config.compression_level)
+    newer = [update, before._replace(backup_path=backup)]
+    stop = _overflow(newer, older, config.num_updates_per_repo_info_file)
+    if stop < len(newer):
+        row[RepoField.REPO_BEFORE_UPDATES] = newer[stop].backup_path
+    elif stop < len(newer) + len(older) - 1:
+        row[RepoField.REPO_BEFORE_UPDATES] = older[stop - len(newer) + 1].backup_path
+    row[RepoField.LATEST_UPDATES] = older.mix(newer[:stop], 1, max(1, stop - len(newer) + 1))
+    copier, rows = TableCopier(reader), _read_snapshots(reader, row[RepoField.SNAPSHOTS])
+    row[RepoField.SNAPSHOTS], ids = _mix_snapshots(copier, rows, draft.snapshots)
+    return seal_envelope(FileType.REPO_INFO, _write(draft, row, ids), config.compression_level)
+
+
+def _read_snapshots(reader: FlatBufferReader, at: int) -> Rows:
+    """Check the snapshots in the vector at *at*, but for what `TableCopier` checks."""
+    rows = read_rows(reader, SNAPSHOT, read_targets(reader, at))
+    if len(rows):
+        check_parents(rows.column(1).min(), rows.column(1).max(), len(rows))
+        checked_us(int(rows.column(2).max()))
+    return rows
+
+
+def _mix_snapshots(
+    copier: TableCopier, rows: Rows, new: Sequence[SnapshotInfo]
+) -> tuple[MixedTables, NDArray[np.bytes_]]:
+    """List old and *new* snapshots, sorted by id; return the ids too."""
+    added = np.array([each.object_id for each in new], _IDS)
+    ids = np.concatenate((rows.column(0).view(_IDS), added))
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    indexes = np.append(np.argsort(order), NO_PARENT)  # the last one at NO_PARENT
+    copies = copier.rows(rows, {1: indexes[rows.column(1)]})
+    listed = [
+        snapshot_row(each, NO_PARENT if each.parent is None else _find_ids(ids, [each.parent])[0])
+        for each in new
+    ]
+    return MixedTables(copier.pieces, copies, listed, order), ids
+
+
+def _find_ids(ids: NDArray[np.bytes_], wanted: Sequence[bytes]) -> Places:
+    """Return the places of *wanted* in sorted *ids*. Raises: `DecodeError` for an absent one."""
+    sought = np.array(wanted, _IDS)
+    found: Places = np.searchsorted(ids, sought)
+    if len(sought) and (not len(ids) or (ids.take(found, mode="clip") != sought).any()):
+        raise DecodeError("a snapshot is not listed")
+    return found
+
+
+class _UpdateList:
+    """Operations in the payload, newest first, each decoded when it is asked for."""
+
+    def __init__(self, reader: FlatBufferReader, at: int) -> None:
+        self._reader = reader
+        self._rows = read_rows(reader, UPDATE.lazy, read_targets(reader, at))
+        self._has_backup = self._rows.fields[:, 3] > 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Update:
+        position = int(self._rows.tables[index])
+        return make_update(self._reader, *self._reader.table(UPDATE, position))
+
+    def next_backup(self, start: int) -> int:
+        """Return the index of the first operation from *start* on that has a backup, or their
+        number.
+        """
+        found = np.flatnonzero(self._has_backup[start:])
+        return start + int(found[0]) if len(found) else len(self)
+
+    def mix(self, new: Sequence[Update], start: int, stop: int) -> MixedTables:
+        """List *new* operations, then those from *start* up to *stop*."""
+        copier, rows = TableCopier(self._reader), self._rows.take(slice(start, stop))
+        numbers = rows.column(0)
+        if len(rows):
+            checked_us(int(rows.column(2).max()))
+        copies = np.zeros(len(rows), np.int64)
+        for number in np.unique(numbers).tolist():
+            if (kind := UPDATES.get(number)) is None:
+                raise DecodeError(newer_update(number))
+            chosen = np.flatnonzero(numbers == number)
+            copies[chosen] = copier.tables(kind, rows.tables[chosen])
+        order = np.roll(np.arange(len(copies) + len(new)), len(new))
+        return MixedTables(copier.pieces, copies, list(map(update_row, new)), order)
+
+
+def _overflow(newer: Sequence[Update], older: _UpdateList, most: int) -> int:
+    """Return how many updates to keep, of *newer* and all *older* but the first: the backup has the
+    others, if there is one.
+    """
+    for at in range(max(1, most), len(newer)):
+        if newer[at].backup_path is not None:
+            return at
+    return len(newer) + older.next_backup(max(1, 1 + most - len(newer))) - 1
 
 
 def _named(update: Update) -> str:
@@ -149,12 +257,6 @@ def _named(update: Update) -> str:
     return f"the last change ({update.kind})"
 
 
-def _overflow(updates: list[Update], most: int) -> int:
-    """Return the number of updates to keep: the backup has the others, if there is one."""
-    stops = range(max(1, most), len(updates))
-    return next((at for at in stops if updates[at].backup_path is not None), len(updates))
-
-
 def create_repo(flushed_at_us: int, at_us: int) -> bytes:
     """Write the file of a new repository; times are microseconds since 1970, UTC."""
     metadata = encode_metadata(ROOT_METADATA)
@@ -162,18 +264,20 @@ def create_repo(flushed_at_us: int, at_us: int) -> bytes:
     row: list[object] = [None] * len(RepoField)
     row[RepoField.SPEC_VERSION] = _VERSION
     row[RepoField.STATUS] = Status(Availability.ONLINE, moment(at_us), None)
-    row[RepoField.LATEST_UPDATES] = [Update("repo_initialized", at_us, None, {})]
-    draft = _Draft({MAIN.name: ROOT_ID}, {}, set(), [first])
-    return seal_envelope(FileType.REPO_INFO, _write(draft, row))
+    update = update_row(Update("repo_initialized", at_us, None, {}))
+    row[RepoField.LATEST_UPDATES] = MixedTables.of([update])
+    row[RepoField.SNAPSHOTS] = MixedTables.of([snapshot_row(first, NO_PARENT)])
+    draft = _Draft({MAIN.name: ROOT_ID}, {}, set(), [])
+    return seal_envelope(FileType.REPO_INFO, _write(draft, row, np.array([ROOT_ID])))
 
 
-def _write(draft: _Draft, row: list[object]) -> bytearray:
-    snapshots = sorted(draft.snapshots, key=lambda each: each.object_id)
-    indexes = {each.object_id: index for index, each in enumerate(snapshots)}
+def _write(draft: _Draft, row: list[object], ids: NDArray[np.bytes_]) -> bytearray:
+    """Write the file with the refs of *draft*; *ids* are those of all snapshots."""
     for slot, refs in (RepoField.TAGS, draft.tags), (RepoField.BRANCHES, draft.branches):
-        row[slot] = [(name, indexes[refs[name]]) for name in sorted(refs, key=str.encode)]
+        names = sorted(refs, key=str.encode)
+        indexes = _find_ids(ids, [refs[name] for name in names]).tolist()
+        row[slot] = list(zip(names, indexes, strict=True))
     row[RepoField.DELETED_TAGS] = sorted(draft.deleted_tags, key=str.encode)
-    row[RepoField.SNAPSHOTS] = snapshots
     return FlatBufferWriter().finish(REPO, row)
 
 

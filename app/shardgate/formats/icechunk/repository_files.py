@@ -285,12 +285,16 @@ class Repository:
         self, kind: str, object_id: bytes, decode: Callable[[bytes], T], fetch: Fetch
     ) -> T | None:
         """Read a file in the folder *kind*, which is never replaced."""
-        name = self.file(kind, object_id)
-        version = named_by(object_id)
-        request = ByteRange(0, self.limit_nbytes + 1)
-        read = Read(kind.removesuffix("s"), name, request, decode, version, memory_nbytes)
-        found = await fetch(read)
+        found = await fetch(self.read_of(kind, object_id, decode))
         return None if found is None else found.value
+
+    def read_of[T: Weighable](
+        self, kind: str, object_id: bytes, decode: Callable[[bytes], T]
+    ) -> Read[T]:
+        """Return the read of a file in the folder *kind*."""
+        name, version = self.file(kind, object_id), named_by(object_id)
+        request = ByteRange(0, self.limit_nbytes + 1)
+        return Read(kind.removesuffix("s"), name, request, decode, version, memory_nbytes)
 
     async def find(
         self, node_id: bytes, chunks: Chunks, coords: tuple[int, ...], fetch: Fetch

@@ -7,7 +7,7 @@ written.
 """
 
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import floordiv, lt
@@ -34,13 +34,8 @@ from shardgate.formats.icechunk.flatbuffers import (
     structs_of,
     tables_of,
 )
-from shardgate.formats.icechunk.repo_info import (
-    METADATA,
-    Metadata,
-    SnapshotInfo,
-    checked_us,
-    read_metadata,
-)
+from shardgate.formats.icechunk.metadata_items import METADATA, Metadata, read_metadata
+from shardgate.formats.icechunk.repo_info import SnapshotInfo, checked_us
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.keys import ChunkKeys
@@ -166,12 +161,9 @@ class StoredSnapshotDecoder(FileDecoder):
     def __call__(self, data: bytes) -> StoredSnapshot:
         reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
         nodes: dict[str, StoredNode] = {}
-        nbytes = 0
         for node in _read_nodes(reader, root):
             nodes.setdefault(node.path, node)
-            weight = _weigh_stored(node)
-            reader.spend(weight)
-            nbytes += weight
+            reader.spend(_weigh_node(node))
         manifest_files = {file.object_id: file for file in _read_manifest_files(reader, root)}
         return StoredSnapshot(
             self.object_id,
@@ -181,7 +173,7 @@ class StoredSnapshotDecoder(FileDecoder):
             message=required(reader.read(TEXT, root[_MESSAGE]), "message"),
             metadata=read_metadata(reader, root[_METADATA]),
             extra=reader.read(DATA, root[_EXTRA]),
-            nbytes=nbytes + _ITEM_NBYTES * len(manifest_files),
+            nbytes=weigh_stored(nodes, manifest_files),
         )
 
 
@@ -216,7 +208,12 @@ def _read_manifest_files(reader: FlatBufferReader, root: list[Any]) -> Iterator[
             yield ManifestFile(*values)
 
 
-def _weigh_stored(node: StoredNode) -> int:
+def weigh_stored(nodes: Mapping[str, StoredNode], manifest_files: Sized) -> int:
+    """Return `StoredSnapshot.nbytes` for these nodes and manifests."""
+    return sum(map(_weigh_node, nodes.values())) + _ITEM_NBYTES * len(manifest_files)
+
+
+def _weigh_node(node: StoredNode) -> int:
     items = 0 if node.array is None else len(node.array.dimensions) + len(node.array.manifests)
     known = len(node.document) + 4 * len(node.path) + len(node.extra or b"")
     return known + _NODE_NBYTES + _ITEM_NBYTES * items

@@ -1,15 +1,16 @@
 """`/api` routes of commits to Icechunk repositories, with and without a session."""
 
-import asyncio
 import re
 import secrets
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel
 
+from shardgate.concurrency import is_large, run_in_thread
 from shardgate.errors import BadHeaderError
 from shardgate.formats.icechunk.changes import ChangeSet
 from shardgate.formats.icechunk.conflicts import Policy
@@ -38,6 +39,8 @@ from shardgate.read.resolver import Resolver
 _MAX_COMMIT_NBYTES: Final = 64 * 1024**2
 _MEMORY_PER_BYTE: Final = 16
 """Bytes of memory per byte of a body while it is decoded."""
+_SHORT_NBYTES: Final = 16 * 1024
+"""A body that is parsed in about a millisecond."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _LINES_SCHEMA: Final = {"type": "string", "description": "Options, then a change in each line."}
 _OF_COMMIT: Final = "Makes a retry safe: of requests with one key only the first commits."
@@ -228,10 +231,12 @@ def _add_commit(
         ):
             is_in_lines = request.headers.get("content-type", "").lower().startswith(JSON_LINES)
             parse = parse_commit_lines if is_in_lines else parse_commit
-            options, edits = await asyncio.to_thread(parse, body)
+            is_long = len(body) > _SHORT_NBYTES
+            options, edits = await run_in_thread(parse, body, is_long=is_long)
             write_id = WriteId(f"once-{secrets.token_hex(16)}")
             if key is not None:
-                digest = await asyncio.to_thread(blake2b, body, digest_size=16)
+                hash_body = partial(blake2b, body, digest_size=16)
+                digest = await run_in_thread(hash_body, is_long=is_large(len(body)))
                 write_id = WriteId(key, digest.hexdigest())
             parent_id = options.parent_id or ""
             wanted = _commit_request(options, options.branch, parent_id, write_id)

@@ -1,0 +1,120 @@
+"""Metadata of snapshots and repositories: named values, as FlexBuffers or MessagePack."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Never
+
+import msgpack
+
+from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.coords import Places
+from shardgate.formats.icechunk.flatbuffers import DATA, TEXT, Field, FlatBufferReader, TableType
+from shardgate.formats.icechunk.flexbuffers import (
+    MAX_DEPTH,
+    MEMORY_PER_BYTE,
+    decode_flexbuffer,
+    encode_flexbuffer,
+    plain_float,
+)
+from shardgate.formats.icechunk.table_copies import TableCopier
+from shardgate.formats.reading import DecodeError
+
+VERSION: Final = 2
+"""Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""
+_MAX_VALUE_NBYTES: Final = 8 * 1024**2
+"""MessagePack can take 180 times its length in memory."""
+_LONG_VALUE: Final = f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes"
+
+
+class Metadata(NamedTuple):
+    """Items as they are stored; a value is decoded when it is asked for."""
+
+    version: int
+    items: tuple[tuple[str, bytes], ...]
+
+    def decode(self) -> dict[str, Json]:
+        """Decode all values; of items with one name the first counts. Raises: `DecodeError`."""
+        decode = decode_flexbuffer if self.version >= VERSION else decode_messagepack
+        found: dict[str, Json] = {}
+        for name, value in self.items:
+            if name not in found:
+                found[name] = decode(value)
+        return found
+
+
+def encode_metadata(values: Mapping[str, Json]) -> Metadata:
+    """Encode *values*, sorted by name. Raises: `ValueError` for values that cannot be encoded."""
+    names = sorted(values, key=str.encode)
+    items = tuple((name, encode_flexbuffer(values[name])) for name in names)
+    for name, value in items:
+        if len(value) > _MAX_VALUE_NBYTES:
+            raise ValueError(f"{name} takes {len(value)} bytes, over {_MAX_VALUE_NBYTES}")
+    return Metadata(VERSION, items)
+
+
+def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:
+    """Copy the vector of items at *at*; an absent one is empty. Raises: `DecodeError`."""
+    return Metadata(reader.version, ()) if at is None else _read_items(reader, at)
+
+
+def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
+    items: list[tuple[str, bytes]] = []
+    for name, value in reader.tables(_ITEM, at):
+        items.append((name, value))
+        if len(value) > _MAX_VALUE_NBYTES:
+            raise DecodeError(_LONG_VALUE)
+        reader.spend(len(value) * (MEMORY_PER_BYTE - 1))
+    return Metadata(reader.version, tuple(items))
+
+
+def _copy_values(copier: TableCopier, at: Places) -> Places:
+    nbytes = copier.counts(at, MEMORY_PER_BYTE - 1)
+    if (nbytes > _MAX_VALUE_NBYTES).any():
+        raise DecodeError(_LONG_VALUE)
+    return copier.vectors(at)
+
+
+_ITEM: Final = TableType(
+    TEXT.required("name of a metadata item"),
+    DATA.required("value of a metadata item")._replace(copy=_copy_values),
+)
+METADATA: Final = Field(
+    "I",
+    _read_items,
+    lambda writer, metadata: writer.tables(_ITEM, metadata.items),
+    copy=lambda copier, at: copier.table_vectors(_ITEM, at),
+)
+
+
+def decode_messagepack(data: bytes) -> Json:
+    """Decode the value that *data* spells: binary as base64, numbers that JSON lacks as null."""
+    try:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1)
+        unpacker.feed(data)
+        unpacker.skip()  # before memory is reserved for what a list only claims to hold
+        return _plain(msgpack.unpackb(data, max_ext_len=0, ext_hook=_refuse), 0)
+    except DecodeError:
+        raise
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DecodeError(f"damaged MessagePack: {error or type(error).__name__}") from None
+
+
+def _refuse(code: int, _: bytes) -> Never:
+    raise DecodeError(f"damaged MessagePack: extension type {code}")
+
+
+def _plain(value: Json, depth: int) -> Json:
+    match value:
+        case dict() | list() if depth == MAX_DEPTH:
+            raise DecodeError(f"damaged MessagePack: it nests deeper than {MAX_DEPTH}")
+        case dict():
+            if not all(isinstance(key, str) for key in value):
+                raise DecodeError("damaged MessagePack: a key is no text")
+            return {key: _plain(item, depth + 1) for key, item in value.items()}
+        case list():
+            return [_plain(item, depth + 1) for item in value]
+        case bytes():
+            return b64encode(value).decode()
+        case float():
+            return plain_float(value)
+    return value

@@ -174,7 +174,7 @@ async def test_invalid_repo_file_is_not_replaced(swapping: Swapping) -> None:
     """Changes of a version 1 repository, a damaged one and a missing one have their own errors."""
     opened = swapping.opened
     old = Repository(ROOT, FileRefs(ROOT), 2**20, ())
-    change = Planned(None, RefUpdate("tag_created", "t", FIRST))
+    change = Planned(None, [RefUpdate("tag_created", "t", FIRST)])
     for repository, data, error in (
         (old, Repo().file(), errors.ReadOnlyError),
         (opened.repository, b"no repository", errors.DamagedError),

@@ -231,7 +231,7 @@ class Committer:
             found = _find(request, info, opened)
             if isinstance(found, CommitResult) or found.snapshot != tip.snapshot:
                 return Planned(found)
-            return Planned(CommitResult.of(change.snapshot), change)
+            return Planned(CommitResult.of(change.snapshot), [change])
 
         try:
             return await self.swaps.update(opened, plan)

@@ -9,7 +9,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -76,8 +76,8 @@ class Planned[T](NamedTuple):
     """Decision of a plan."""
 
     answer: T
-    """Result of `RepoSwaps.update`, once the change is made."""
-    change: RepoUpdate | None = None
+    """Result of `RepoSwaps.update`, once the changes are made."""
+    changes: Sequence[RepoUpdate] = ()
 
 
 class _Prepared[T](NamedTuple):
@@ -101,12 +101,23 @@ class RepoSwaps:
     def now_us(self) -> int:
         return int(self.clock() * 1_000_000)
 
+    async def look_up[T](self, opened: OpenedRepository, look: Callable[[RepoInfo], T]) -> T:
+        """Return the result of *look* for the current file, also while a change is under way.
+
+        *look* runs in a worker thread. Raises: its errors, and those of `update`.
+        """
+
+        def plan(info: RepoInfo) -> Planned[T]:
+            return Planned(look(info))
+
+        _demand_version(opened)
+        attempt = partial(self._attempt, opened, plan)  # writes nothing: there is no conflict
+        return (await retry_conflicts(attempt, Conflict, opened.repo)).answer
+
     async def update[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
     ) -> T:
-        """Make the change that *plan* decides on for the current file, and return its answer.
-
-        A plan without a change only reads the current file.
+        """Make the changes that *plan* decides on for the current file, and return its answer.
 
         *plan* runs in a worker thread, again for each file that another writer has put there in
         between. Its exceptions are passed on.
@@ -116,8 +127,7 @@ class RepoSwaps:
         `DamagedError`, `BusyError`, `UnwritableError`, `StorageError`; after the last the change
         may have been made.
         """
-        if not isinstance(opened.repository.refs, RepoRefs):
-            raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
+        _demand_version(opened)
         turn = self._turns.setdefault(opened.repo, asyncio.Lock())
         async with turn:
             prepared = await retry_conflicts(
@@ -169,17 +179,22 @@ class RepoSwaps:
         number = max(0, _YEAR_3000_MS - now_us // 1000)  # sorts before those of earlier backups
         backup = f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
         try:
-            answer, change = plan(info)
-            if change is None:
+            answer, changes = plan(info)
+            if not changes:
                 return _Prepared(answer, None, backup)
             require_unlocked(info, ref)
-            data = rewrite_repo(info, change, now_us, backup)
+            data = rewrite_repo(info, changes, now_us, backup)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
         demand_readable(ref, data, limit)
         return _Prepared(answer, data, backup)
+
+
+def _demand_version(opened: OpenedRepository) -> None:
+    if not isinstance(opened.repository.refs, RepoRefs):
+        raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
 
 
 def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:
@@ -300,7 +315,7 @@ class RefUpdates:
 
         def plan(info: RepoInfo) -> Planned[None]:
             _check_tip(name, demand, info)
-            return Planned(None, RefUpdate("branch_deleted", name))
+            return Planned(None, [RefUpdate("branch_deleted", name)])
 
         if name == MAIN.name:
             raise ConflictError(f"the branch {name} can be reset, but not be deleted")
@@ -313,7 +328,7 @@ class RefUpdates:
             _check_feature(info, Feature.DELETE_TAG)
             if info.tags.get(name) is None:
                 raise UnknownRefError(f"there is no tag {name!r}")
-            return Planned(None, RefUpdate("tag_deleted", name))
+            return Planned(None, [RefUpdate("tag_deleted", name)])
 
         await self.swaps.update(self.opened, plan)
 
@@ -331,7 +346,7 @@ class RefUpdates:
             check(info)
             if info.snapshot(snapshot_id) is None:
                 raise UnknownRefError(f"there is no snapshot {snapshot_id}")
-            return Planned(NamedRef(name, snapshot_id), RefUpdate(kind, name, object_id))
+            return Planned(NamedRef(name, snapshot_id), [RefUpdate(kind, name, object_id)])
 
         return await self.swaps.update(self.opened, plan)
 

@@ -1,9 +1,9 @@
-"""The file ``repo`` written with one more operation ("Updates to the repo info file").
+"""The file ``repo`` written with more operations ("Updates to the repo info file").
 
 Request ids in the metadata of snapshots make a request that is repeated commit once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -115,8 +115,12 @@ class _Draft:
                 return Update(kind, at_us, None, fields)
 
 
-def rewrite_repo(info: RepoInfo, change: RepoUpdate, now_us: int, backup: str) -> bytes:
+def rewrite_repo(info: RepoInfo, changes: Sequence[RepoUpdate], now_us: int, backup: str) -> bytes:
     """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
+
+    Of several *changes*, made in order, only the last is ever the newest in a file: those before it
+    have no backup, and readers find them in the file of the next that has one.
+
     Raises: `DecodeError` if something of a newer specification would be lost, `FutureError`.
     """
     if info.version != _VERSION:
@@ -132,8 +136,10 @@ def rewrite_repo(info: RepoInfo, change: RepoUpdate, now_us: int, backup: str) -
     before, *older = row[RepoField.LATEST_UPDATES] or [None]
     if before is None:
         raise DecodeError("it lists no operation")
-    update = draft.apply(change, moment_after(before.updated_at_us, now_us, _named(before)))
-    updates = [update, before._replace(backup_path=backup), *older]
+    updates = [before._replace(backup_path=backup), *older]
+    for change in changes:
+        at_us = moment_after(updates[0].updated_at_us, now_us, _named(updates[0]))
+        updates.insert(0, draft.apply(change, at_us))
     stop = _overflow(updates, config.num_updates_per_repo_info_file)
     if stop < len(updates):
         row[RepoField.REPO_BEFORE_UPDATES] = updates[stop].backup_path

@@ -79,8 +79,9 @@ async def test_library_goes_on_with_a_train(yard: Yard) -> None:
     messages = [each.message for each in repo.ancestry(branch="main")]
     assert messages == ["rebased", "Repository initialized"]
     assert next(each.message for each in repo.ancestry(tag="amid")) == wishes[2].key
-    for ref, stop, last in (({"branch": "main"}, 6, 2), ({"tag": "amid"}, 3, 0)):
-        values: Any = zarr.open_array(repo.readonly_session(**ref).store, path="b", mode="r")[...]
+    main, tag = repo.readonly_session(branch="main"), repo.readonly_session(tag="amid")
+    for session, stop, last in ((main, 6, 2), (tag, 3, 0)):
+        values: Any = zarr.open_array(session.store, path="b", mode="r")[...]
         expected = [wish.value if at % 2 else 0 for at, wish in enumerate(wishes[:stop])]
         assert values.tolist() == [*expected, *[0] * (7 - stop), last]
     kinds = [type(each.kind).__name__ for each in repo.ops_log()]

@@ -81,12 +81,13 @@ async def _list(
 async def put_chunk_file(store: ObjectStore, repository: Repository, data: bytes) -> bytes:
     """Write a chunk file under a new random id, and return the id."""
     chunk_id = new_object_id()
-    await put_new(store, repository.file("chunks", chunk_id), data)
+    await put_new(store, (repository.file("chunks", chunk_id), data))
     return chunk_id
 
 
-async def put_new(store: ObjectStore, name: ObjectRef, data: bytes) -> None:
+async def put_new(store: ObjectStore, file: tuple[ObjectRef, bytes]) -> None:
     """Write an object whose name has a random id."""
+    name, data = file
     if isinstance(await store.put(name, [data], expected=ABSENT), Conflict):
         raise BusyError(f"{name}: an object of this random id exists already")
 

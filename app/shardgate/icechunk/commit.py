@@ -6,6 +6,7 @@ A commit on a branch that has moved is rebased onto the new tip, unless the two 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple, NoReturn, Self
 
@@ -23,6 +24,7 @@ from shardgate.formats.icechunk.apply import Applied, apply_changes
 from shardgate.formats.icechunk.changes import ChangeSet
 from shardgate.formats.icechunk.config import Config, parse_splitting
 from shardgate.formats.icechunk.conflicts import CommitConflict, Policy, rebase
+from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
 from shardgate.formats.icechunk.manifest_writer import (
     ArrayRewrite,
@@ -47,6 +49,7 @@ from shardgate.formats.icechunk.transaction_log import (
     merge_logs,
     write_transaction_log,
 )
+from shardgate.formats.reading import DecodeError
 from shardgate.icechunk.chunk_files import new_object_id, put_new
 from shardgate.icechunk.repo_swap import RepoSwaps, demand_readable
 from shardgate.icechunk.repository import (
@@ -175,31 +178,26 @@ class NewFiles:
     """Files of a train, which are written together; large ones are written at once."""
 
     _store: ObjectStore
-    _held: dict[ObjectRef, bytes] = field(default_factory=dict)
+    held: dict[ObjectRef, bytes] = field(default_factory=dict)
+    """Contents of the files that are not written yet."""
     _nbytes: int = 0
-
-    def get(self, name: ObjectRef) -> bytes | None:
-        """Return the content of a file that is not written yet."""
-        return self._held.get(name)
 
     async def add(self, files: Mapping[ObjectRef, bytes]) -> None:
         """Keep *files* for `write`, or write them if they are large."""
         nbytes = sum(map(len, files.values()))
         if self._nbytes + nbytes <= _MAX_HELD_NBYTES:
-            self._held |= files
+            self.held |= files
             self._nbytes += nbytes
         else:
             await self._put(files)
 
     async def write(self) -> None:
         """Write all files that are kept."""
-        await self._put(self._held)
-        self._held, self._nbytes = {}, 0
+        await self._put(self.held)
+        self.held, self._nbytes = {}, 0
 
     async def _put(self, files: Mapping[ObjectRef, bytes]) -> None:
-        async def put(file: tuple[ObjectRef, bytes]) -> None:
-            await put_new(self._store, *file)
-
+        put = partial(put_new, self._store)
         await bounded_gather(put, list(files.items()), limit=_PUTS_AT_ONCE)
 
 
@@ -224,37 +222,45 @@ class CommitBuilder:
         """Make the files of a commit on top of *tip*, whose own may be in *files* as well."""
         opened, request, changes = self.opened, self.request, self.changes
         check_metadata(request.metadata)
-        may_be_empty = request.allow_empty
-        base = await self._read_base(tip)
-        if tip.snapshot_id != request.parent_id:
+        may_be_empty, tip_id = request.allow_empty, tip.snapshot_id
+        base = await self._read_base(tip, tip_id)
+        if tip_id != request.parent_id:
             if request.amend:
-                self._refuse(tip.snapshot_id, "branch_moved")
+                self._refuse(tip_id, "branch_moved")
             self._rebases += 1
             may_be_empty |= not changes.is_empty  # all of it may give way to their changes
             changes = await self._rebase(changes, tip, base)
         config = config_of(opened, tip.info)
-        splitting = await opened.decode_in_thread(
-            opened.repo, lambda: parse_splitting(config.splitting)
-        )
-        applied = await asyncio.to_thread(apply_changes, changes, base, splitting)
+        try:
+            applied = await asyncio.to_thread(_apply, changes, base, config)
+        except DecodeError as error:
+            raise DamagedError(opened.repo, str(error)) from error
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         rewritten = await self._rewrite_all(applied, config.compression_level, files)
-        name = opened.repository.file("snapshots", base.object_id)
-        applied = await opened.decode_in_thread(name, lambda: applied.finish(rewritten))
-        snapshot = await asyncio.to_thread(self._snapshot, tip, base, applied)
-        log = applied.log
-        if request.amend:
-            amended = await self._read_log(tip.snapshot.object_id)
-            log = await asyncio.to_thread(merge_logs, amended, log)
-        await files.add(await asyncio.to_thread(self._encode, snapshot, log))
-        return PreparedCommit(request.write_id, self._change(tip, snapshot), snapshot, log)
+        amended = await self._read_log(tip.snapshot.object_id) if request.amend else None
+        try:
+            applied = await asyncio.to_thread(applied.finish, rewritten)
+        except DecodeError as error:
+            name = opened.repository.file("snapshots", base.object_id)
+            raise DamagedError(name, str(error)) from error
+        prepared, new = await asyncio.to_thread(self._finish, tip, base, applied, amended)
+        await files.add(new)
+        return prepared
 
-    def _encode(self, snapshot: StoredSnapshot, log: TransactionLog) -> dict[ObjectRef, bytes]:
+    def _finish(
+        self, tip: BranchTip, base: StoredSnapshot, applied: Applied, amended: TransactionLog | None
+    ) -> tuple[PreparedCommit, dict[ObjectRef, bytes]]:
+        """Make the snapshot and its log, and the files of both."""
+        snapshot = self._snapshot(base, applied)
+        log = applied.log if amended is None else merge_logs(amended, applied.log)
         object_id = snapshot.object_id
-        return self._named("snapshots", {object_id: write_snapshot(snapshot)}) | self._named(
-            "transactions", {object_id: write_transaction_log(object_id, log)}
+        files = self._named(
+            ("snapshots", object_id, write_snapshot(snapshot)),
+            ("transactions", object_id, write_transaction_log(object_id, log)),
         )
+        change = self._change(tip, snapshot)
+        return PreparedCommit(self.request.write_id, change, snapshot, log), files
 
     async def _rewrite_all(
         self, applied: Applied, level: int, files: NewFiles
@@ -280,42 +286,45 @@ class CommitBuilder:
         nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
         async with self.budget.room(nbytes):
-            read = await bounded_gather(lambda each: self._manifest(each, files), needed)
+            read = await bounded_gather(lambda each: self._read_manifest(each, files), needed)
             manifests = dict(zip(needed, read, strict=True))
-            name = opened.directory.join(f"manifests ({array.path})")
-            rewritten, contents = await opened.decode_in_thread(
-                name, lambda: rewrite_manifests(array, manifests, new_object_id, level)
-            )
-            await files.add(self._named("manifests", contents))
+            try:
+                rewritten, contents = await asyncio.to_thread(
+                    rewrite_manifests, array, manifests, new_object_id, level
+                )
+            except DecodeError as error:
+                name = opened.directory.join(f"manifests ({array.path})")
+                raise DamagedError(name, str(error)) from error
+            new = [("manifests", object_id, data) for object_id, data in contents.items()]
+            await files.add(self._named(*new))
         return rewritten
 
-    async def _manifest(self, object_id: bytes, files: NewFiles) -> Manifest:
+    async def _read_manifest(self, object_id: bytes, files: NewFiles) -> Manifest:
         repository = self.opened.repository
-        name = repository.file("manifests", object_id)
-        if (data := files.get(name)) is None:
+        name = repository.file("manifests", object_id) if files.held else None
+        if name is None or (data := files.held.get(name)) is None:
             return await repository.manifest(object_id, self.opened.fetch)
         decode = ManifestDecoder(object_id, repository.limit_nbytes)
         return await self.opened.decode_in_thread(name, lambda: decode(data))
 
-    def _named(self, kind: str, contents: Mapping[bytes, bytes]) -> dict[ObjectRef, bytes]:
-        """Name new files, given by id; raise `ConflictError` if one is too large."""
+    def _named(self, *files: tuple[str, bytes, bytes]) -> dict[ObjectRef, bytes]:
+        """Name new files of a folder, id and content; raise `ConflictError` if one is too large."""
         repository, named = self.opened.repository, dict[ObjectRef, bytes]()
-        for object_id, data in contents.items():
+        for kind, object_id, data in files:
             name = repository.file(kind, object_id)
             demand_readable(name, data, repository.limit_nbytes)
             named[name] = data
         return named
 
-    async def _read_base(self, tip: BranchTip) -> StoredSnapshot:
+    async def _read_base(self, tip: BranchTip, tip_id: str) -> StoredSnapshot:
         if tip.ahead:
             return tip.ahead[-1].snapshot
-        if (base := await self._read_snapshot(tip.snapshot_id)) is None:
-            name = self.opened.repository.file("snapshots", tip.snapshot.object_id)
+        opened = self.opened
+        base = await read_snapshot(opened.repository, tip_id, opened.fetch)
+        if base is None:
+            name = opened.repository.file("snapshots", tip.snapshot.object_id)
             raise DamagedError(name, "does not exist, and the repository lists it")
         return base
-
-    async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
-        return await read_snapshot(self.opened.repository, snapshot_id, self.opened.fetch)
 
     async def _rebase(self, changes: ChangeSet, tip: BranchTip, base: StoredSnapshot) -> ChangeSet:
         """Turn *changes* of the parent into changes of *base*; raise `CommitConflictError`."""
@@ -326,7 +335,8 @@ class CommitBuilder:
         if chain is None:
             self._refuse(tip_id, "parent_not_in_history")
         logs = await self._read_logs(chain, tip)
-        if (parent := await self._read_snapshot(request.parent_id)) is None:
+        parent = await read_snapshot(opened.repository, request.parent_id, opened.fetch)
+        if parent is None:
             self._refuse(tip_id, "parent_not_in_history")
         rebased = await opened.decode_in_thread(
             opened.repo, lambda: rebase(changes, parent, logs, base, request.policy)
@@ -373,11 +383,11 @@ class CommitBuilder:
         whole = asdict(CommitConflict(kind, "/"))
         raise CommitConflictError(self.request.parent_id, tip_id, [whole])
 
-    def _snapshot(self, tip: BranchTip, base: StoredSnapshot, applied: Applied) -> StoredSnapshot:
+    def _snapshot(self, base: StoredSnapshot, applied: Applied) -> StoredSnapshot:
         request = self.request
         try:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
-            newest, now_us = f"snapshot {tip.snapshot_id}", self.swaps.now_us()
+            newest, now_us = f"snapshot {encode_id(base.object_id)}", self.swaps.now_us()
             flushed_at_us = moment_after(base.flushed_at_us, now_us, newest)
         except FutureError as error:
             raise ClockSkewError(f"{self.opened.directory}: {error}") from None
@@ -403,6 +413,10 @@ class CommitBuilder:
             tip.snapshot.pruned_ancestor_tx_logs if self.request.amend else (),
         )
         return NewSnapshot(self.request.branch, new, self.request.amend)
+
+
+def _apply(changes: ChangeSet, base: StoredSnapshot, config: Config) -> Applied:
+    return apply_changes(changes, base, parse_splitting(config.splitting))
 
 
 def config_of(opened: OpenedRepository, info: RepoInfo) -> Config:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 from shardgate.concurrency import Backoff, retry_conflicts
@@ -101,18 +101,15 @@ class RepoSwaps:
     def now_us(self) -> int:
         return int(self.clock() * 1_000_000)
 
-    async def look_up[T](self, opened: OpenedRepository, look: Callable[[RepoInfo], T]) -> T:
-        """Return the result of *look* for the current file, also while a change is under way.
-
-        *look* runs in a worker thread. Raises: its errors, and those of `update`.
+    async def look_up[T](
+        self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]
+    ) -> T:
+        """Return the answer of *plan*, which makes no changes, also while another is made; see
+        `update`.
         """
-
-        def plan(info: RepoInfo) -> Planned[T]:
-            return Planned(look(info))
-
         _demand_version(opened)
-        attempt = partial(self._attempt, opened, plan)  # writes nothing: there is no conflict
-        return (await retry_conflicts(attempt, Conflict, opened.repo)).answer
+        prepared = await self._attempt(opened, plan)
+        return cast("_Prepared[T]", prepared).answer  # nothing is written: there is no conflict
 
     async def update[T](
         self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]]

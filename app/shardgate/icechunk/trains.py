@@ -12,8 +12,9 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from shardgate.concurrency import BatchQueue, SingleFlight, resolve, retry_conflicts
@@ -52,7 +53,7 @@ _MAX_COMMITS: Final = 32
 _LONGEST_WAIT_S: Final = 0.25
 
 type _Branch = tuple[ObjectRef, str]
-"""The file ``repo`` of a repository, and the name of a branch."""
+"""A repository, and the name of a branch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +63,7 @@ class PendingCommit:
     builder: CommitBuilder
     tip: BranchTip | None
     """Tip of the branch, read after the request had arrived."""
-    done: "asyncio.Future[CommitResult]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    done: "asyncio.Future[CommitResult]"
 
 
 type _Outcomes = dict[PendingCommit, CommitResult | Exception]
@@ -82,39 +81,37 @@ class Train:
     """Commits of one branch that become visible together."""
 
     swaps: RepoSwaps
+    opened: OpenedRepository
+    branch: str
     commits: Sequence[PendingCommit]
     tip: BranchTip | None
     """Tip to begin with; `None` to read it."""
 
     async def run(self) -> None:
         """Make the commits, and pass to each its outcome."""
+        opened = self.opened
         try:
-            await self._run()
+            if self.tip is None:
+                self._settle(await self.swaps.look_up(opened, self._look()))
+            if self.tip is not None:
+                await self.swaps.store.verify_conditional_writes(opened.directory)
+                await retry_conflicts(self._attempt, Conflict, self)
         except Exception as error:  # noqa: BLE001  passed to the callers
             for commit in self.commits:
                 resolve(commit.done, error)
 
-    async def _run(self) -> None:
-        opened, branch = self._opened, self.commits[0].builder.request.branch
-        if self.tip is None:
-            self._settle(await self.swaps.look_up(opened, self._look()))
-        if self.tip is not None:
-            await self.swaps.store.verify_conditional_writes(opened.directory)
-            await retry_conflicts(self._attempt, Conflict, f"{opened.directory}: branch {branch}")
-
-    @property
-    def _opened(self) -> OpenedRepository:
-        return self.commits[0].builder.opened
+    def __str__(self) -> str:
+        return f"{self.opened.directory}: branch {self.branch}"
 
     def _waiting(self) -> list[PendingCommit]:
         """Return the commits without an outcome; the callers of others may have left."""
         return [commit for commit in self.commits if not commit.done.done()]
 
-    def _look(self) -> Callable[[RepoInfo], _LookUp]:
-        """Return a function that looks up the waiting commits in a file ``repo``."""
+    def _look(self) -> Callable[[RepoInfo], Planned[_LookUp]]:
+        """Return a plan that looks up the waiting commits in a file ``repo``."""
         waiting, read_at = self._waiting(), asyncio.get_running_loop().time()
 
-        def look(info: RepoInfo) -> _LookUp:
+        def look(info: RepoInfo) -> Planned[_LookUp]:
             found = _LookUp(None, {})
             for commit in waiting:
                 builder = commit.builder
@@ -127,7 +124,7 @@ class Train:
                     found.outcomes[commit] = known
                 else:
                     found = found._replace(tip=known)
-            return found
+            return Planned(found)
 
         return look
 
@@ -148,13 +145,13 @@ class Train:
         changes, look = [each.change for each in last.ahead], self._look()
 
         def plan(info: RepoInfo) -> Planned[_LookUp | None]:
-            found = look(info)
+            found = look(info).answer
             if found.outcomes or found.tip is None or found.tip.snapshot != tip.snapshot:
                 return Planned(found)
             return Planned(None, changes)
 
         try:
-            moved = await self.swaps.update(self._opened, plan)
+            moved = await self.swaps.update(self.opened, plan)
         except StorageError:
             await self._reconcile(outcomes)
             raise
@@ -173,7 +170,7 @@ class Train:
         for commit in self._waiting():
             request = commit.builder.request
             try:
-                if (twin := tip.find_ahead(request.write_id)) is not None:
+                if tip.ahead and (twin := tip.find_ahead(request.write_id)) is not None:
                     outcomes[commit] = CommitResult.of(twin)
                     continue
                 prepared = await commit.builder.build(tip, files)
@@ -190,7 +187,7 @@ class Train:
     async def _reconcile(self, outcomes: _Outcomes) -> None:
         """Pass on the *outcomes* if the swap was made, though its response was lost."""
         with suppress(ShardgateError):
-            found = await self.swaps.look_up(self._opened, self._look())
+            found = await self.swaps.look_up(self.opened, self._look())
             made = {
                 commit: result
                 for commit, result in found.outcomes.items()
@@ -220,7 +217,7 @@ class Trains:
 
     async def join(self, commit: PendingCommit) -> CommitResult:
         """Make *commit* with all others that wait for its branch."""
-        branch = commit.builder.opened.repo, commit.builder.request.branch
+        branch = commit.builder.opened.directory, commit.builder.request.branch
         if (queue := self._queues.get(branch)) is None:
             queue = self._queues[branch] = BatchQueue()
             self._running.start(branch, partial(self._run, branch, queue))
@@ -243,7 +240,8 @@ class Trains:
             while True:
                 departed_at = clock()
                 if commits := queue.take(_MAX_COMMITS):
-                    await Train(self._swaps, commits, _newest_tip(commits, arrived_at)).run()
+                    opened, tip = commits[0].builder.opened, _newest_tip(commits, arrived_at)
+                    await Train(self._swaps, opened, branch[1], commits, tip).run()
                 arrived_at = clock()
                 if len(commits) + len(queue.requests) > 1:
                     await queue.fill(min(_LONGEST_WAIT_S, arrived_at - departed_at))
@@ -258,7 +256,7 @@ class Trains:
 def _newest_tip(commits: Sequence[PendingCommit], arrived_at: float) -> BranchTip | None:
     """Return a tip read after all *commits* had been requested, and after the last train."""
     tips = [commit.tip for commit in commits if commit.tip is not None]
-    newest = max(tips, key=lambda tip: tip.read_at, default=None)
+    newest = max(tips, key=attrgetter("read_at"), default=None)
     if newest is None or len(tips) < len(commits) or newest.read_at < arrived_at:
         return None
     return newest
@@ -298,8 +296,9 @@ class Committer:
         finds or makes the commit.
         """
         builder = CommitBuilder(opened, changes, request, self.swaps, self._budget)
+        pending = PendingCommit(builder, tip, asyncio.get_running_loop().create_future())
         try:
-            committed = await self._trains.join(PendingCommit(builder, tip))
+            committed = await self._trains.join(pending)
         except Exception as error:
             is_conflict = isinstance(error, CommitConflictError)
             self._on_commit("conflict" if is_conflict else "failed")
@@ -319,13 +318,12 @@ class Committer:
         """
         read_at = asyncio.get_running_loop().time()
         found = await self.swaps.look_up(
-            opened, lambda info: find_commit(request, info, opened, read_at)
+            opened, lambda info: Planned(find_commit(request, info, opened, read_at))
         )
         if isinstance(found, CommitResult):
             return found
-        info = found.info
-        parent_id = request.parent_id or found.snapshot_id
-        is_listed = await opened.decode_in_thread(
+        info, parent_id = found.info, request.parent_id or found.snapshot_id
+        is_listed = parent_id == found.snapshot_id or await opened.decode_in_thread(
             opened.repo, lambda: info.snapshot(parent_id) is not None
         )
         parent = is_listed and await read_snapshot(opened.repository, parent_id, opened.fetch)

@@ -130,7 +130,7 @@ class Sessions:
         )
         session_id = encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))
         name = SessionLocation(opened.directory, session_id).document
-        await put_new(self._store, name, encode_session(document))
+        await put_new(self._store, (name, encode_session(document)))
         try:
             await demand_clock(self._store, name, now_s)
         except ClockSkewError:

@@ -20,6 +20,7 @@ from . import (
     sizes,
     throughput,
     tls,
+    trains,
     views,
     writing,
 )  # fmt: skip
@@ -28,7 +29,7 @@ from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, nginx_files
 
-_PARTS: Final = "abcdefghijklmnopq"
+_PARTS: Final = "abcdefghijklmnopqr"
 
 
 def main() -> int:
@@ -70,6 +71,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "n": lambda here: sizes.measure(here, root, store, **load),
             "o": lambda _: calls.measure(root),
             "q": lambda here: tls.measure(here, root, store, **load),
+            "r": trains.measure,
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }
         for names, measure in parts.items():
@@ -87,7 +89,7 @@ def _parse() -> argparse.Namespace:
         help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
         "m: far store, n: sizes, o: calls, p: views in Chromium, "
-        "q: store over TLS",
+        "q: store over TLS, r: commits of several clients",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -101,7 +103,7 @@ def _parse() -> argparse.Namespace:
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
     if not parts or set(parts) - set(_PARTS):
-        raise argparse.ArgumentTypeError("the parts are a to q")
+        raise argparse.ArgumentTypeError("the parts are a to r")
     return parts
 
 

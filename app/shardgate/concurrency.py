@@ -1,8 +1,10 @@
-"""Bounded fan-out, single flight, retries, worker threads, yields to the event loop."""
+"""Bounded fan-out, single flight, batches, retries, worker threads, yields to the event loop."""
 
 import asyncio
 import random
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Self, cast
 
 from shardgate.errors import BusyError
@@ -183,6 +185,40 @@ def resolve[T](done: "asyncio.Future[T]", outcome: T | BaseException) -> None:
         done.cancel()
     else:
         done.set_result(outcome)
+
+
+class BatchQueue[T]:
+    """Requests that wait while a batch of earlier ones is under way; together they are the next."""
+
+    def __init__(self) -> None:
+        self.requests: list[T] = []
+        self._expected = 1
+        self._is_full = asyncio.Event()
+
+    def add(self, request: T) -> None:
+        """Put *request* behind all others."""
+        self.requests.append(request)
+        if len(self.requests) >= self._expected:
+            self._is_full.set()
+
+    def take(self, most: int = sys.maxsize) -> list[T]:
+        """Remove and return up to *most* requests; as many are expected again once answered."""
+        taken, self.requests = self.requests[:most], self.requests[most:]
+        self._expected = len(taken)
+        return taken
+
+    async def fill(self, longest_s: float) -> None:
+        """Wait until all answered clients may have sent their next request, at most *longest_s*.
+
+        Many clients send one request after another. Without a pause, a batch would get only the
+        requests that arrived during the last one: half of them, twice as often.
+        """
+        self._is_full.clear()
+        self._expected += len(self.requests)
+        if len(self.requests) < self._expected:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(longest_s):
+                    await self._is_full.wait()
 
 
 class _Flight[T]:

@@ -29,9 +29,9 @@ from shardgate.http.responses import Cors
 from shardgate.http.s3 import multipart
 from shardgate.http.shard_affinity import ShardAffinity
 from shardgate.http.write import WritePlane
-from shardgate.icechunk.commit import Committer
 from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.sessions.registry import Sessions
+from shardgate.icechunk.trains import Committer
 from shardgate.observability.logging import open_access_log
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.tracing import Tracing
@@ -77,6 +77,8 @@ def create_app(
     resolver = shared.resolver
     on_rewrite = shared.metrics.stores.on_rewrite
     rewrites = Rewrites(shared.stores, shared.fetch, shared.rewriting, on_rewrite)
+    budget = shared.decoding.share(shared.decoding.max_bytes // 4)
+    committer = Committer(RepoSwaps(shared.stores, shared.fetch), budget, shared.metrics.on_commit)
     issuers = Issuers(settings.issuers)
     signer = TokenSigner(settings.tokens)
 
@@ -93,6 +95,7 @@ def create_app(
             await stack.enter_async_context(shared.stores)
             await stack.enter_async_context(issuers)
             await stack.enter_async_context(aclosing(rewrites))
+            await stack.enter_async_context(aclosing(committer))
             yield
 
     cors = Cors(settings.server.cors_origins)
@@ -100,7 +103,7 @@ def create_app(
     tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
     hosts = Hosts(settings.server.host, settings.server.hosts)
     authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
-    routes = _build_routes(shared, resolver, datasets, signer)
+    routes = _build_routes(shared, committer, datasets, signer)
     has_viewer = viewer_folder() is not None
     start_page = StartPage(datasets, OverviewCache(resolver), has_viewer=has_viewer)
     api = build_api(datasets, resolver, shared.metrics, routes, start_page=start_page)
@@ -197,11 +200,9 @@ def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
 
 
 def _build_routes(
-    shared: Shared, resolver: Resolver, datasets: Datasets, signer: TokenSigner
+    shared: Shared, committer: Committer, datasets: Datasets, signer: TokenSigner
 ) -> list[APIRouter]:
-    swaps = RepoSwaps(shared.stores, shared.fetch)
-    quarter = shared.decoding.max_bytes // 4
-    committer = Committer(swaps, shared.decoding.share(quarter), shared.metrics.on_commit)
+    resolver = shared.resolver
     bodies = RequestBodyReader(shared.bodies)
     commits = build_commits(
         datasets,
@@ -209,10 +210,10 @@ def _build_routes(
         bodies,
         committer,
         max_chunk_nbytes=shared.settings.limits.max_chunk_bytes,
-        decoded=shared.decoding.share(quarter),
+        decoded=shared.decoding.share(shared.decoding.max_bytes // 4),
     )
     return [
-        build_repository_changes(datasets, resolver, swaps, bodies),
+        build_repository_changes(datasets, resolver, committer.swaps, bodies),
         commits,
         build_sessions(datasets, resolver, shared.sessions, committer, bodies),
         build_tokens(datasets, signer, bodies),

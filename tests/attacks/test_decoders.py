@@ -184,7 +184,7 @@ def read_repo(_: str, data: bytes) -> None:
     for read in (info.updates, info.deleted_tags, info.disabled_feature_flags):
         with suppress(DecodeError):
             list(read())
-    rewrite_repo(info, RefUpdate("tag_deleted", "t"), 2**58, "repo.1.A")
+    rewrite_repo(info, [RefUpdate("tag_deleted", "t")], 2**58, "repo.1.A")
 
 
 def read_snapshot(name: str, data: bytes) -> None:

@@ -21,6 +21,7 @@ from . import (
     sizes,
     throughput,
     tls,
+    trains,
     views,
     writing,
 )  # fmt: skip
@@ -72,6 +73,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "o": lambda _: calls.measure(root),
             "q": lambda here: tls.measure(here, root, store, **load),
             "r": lambda here: kept.measure(here, root, store, **load),
+            "s": trains.measure,
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }
         for names, measure in parts.items():
@@ -89,7 +91,7 @@ def _parse() -> argparse.Namespace:
         help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
         "m: far store, n: sizes, o: calls, p: views in Chromium, "
-        "q: store over TLS, r: cache of nginx",
+        "q: store over TLS, r: cache of nginx, s: commits of several clients",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(

@@ -205,7 +205,7 @@ async def test_file_that_was_read_a_moment_ago_is_swapped(swapping: Swapping) ->
         return sum(name == "get" for name, _ in swapping.store.calls)
 
     async def add(name: str, file: RepoFile) -> None:
-        change = Planned(None, RefUpdate("tag_created", name, FIRST))
+        change = Planned(None, [RefUpdate("tag_created", name, FIRST)])
         await swapping.swaps.update(swapping.opened, lambda _: change, file)
 
     file = await swapping.swaps.read(swapping.opened)
@@ -229,7 +229,7 @@ async def test_invalid_repo_file_is_not_replaced(swapping: Swapping) -> None:
     """Changes of a version 1 repository, a damaged one and a missing one have their own errors."""
     opened = swapping.opened
     old = Repository(ROOT, FileRefs(ROOT), 2**20, ())
-    change = Planned(None, RefUpdate("tag_created", "t", FIRST))
+    change = Planned(None, [RefUpdate("tag_created", "t", FIRST)])
     for repository, data, error in (
         (old, Repo().file(), errors.ReadOnlyError),
         (opened.repository, b"no repository", errors.DamagedError),

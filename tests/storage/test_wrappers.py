@@ -197,15 +197,11 @@ async def test_failed_listing_is_resumed(delimiter: str) -> None:
 
 
 async def test_each_call_is_traced() -> None:
-    """Each call is traced with method, object, range, bytes and error.
-
-    The trial of preconditions is traced until it has succeeded.
-    """
+    """Each call is traced with method, object, range, bytes and error."""
     calls: list[TracedCall] = []
     inner, bucket, before = MemoryStore(), ObjectRef(REF.bucket, ""), time.perf_counter()
     store = TracedStore(inner, calls.append)
 
-    await store.verify_conditional_writes(REF)
     await store.verify_conditional_writes(REF)
     etag = await store.put(REF, [b"data", b"more"], expected=ABSENT)
     assert isinstance(etag, str)

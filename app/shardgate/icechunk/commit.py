@@ -1,43 +1,31 @@
-"""Commits: write manifests, snapshot and transaction log, then move the branch once.
+"""One commit of a train: its files, made on top of the tip of a branch or of the commit before it.
 
-Nothing of a commit is visible before the swap of the file ``repo``. A commit on a branch that has
-moved is rebased onto the new tip, unless the two conflict.
+A commit on a branch that has moved is rebased onto the new tip, unless the two conflict.
 """
 
-import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple, NoReturn, Self
-from weakref import WeakValueDictionary
 
-from shardgate.concurrency import bounded_gather, is_large, retry_conflicts, run_in_thread
+from shardgate.concurrency import bounded_gather, is_large, run_in_thread
 from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
     CommitConflictError,
     ConflictError,
     DamagedError,
-    StorageError,
     UnknownRefError,
 )
 from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.apply import Applied, apply_changes
-from shardgate.formats.icechunk.changes import (
-    ChangeSet,
-    Edit,
-    check_natives,
-    check_references,
-    edit,
-    nbytes_of,
-)
+from shardgate.formats.icechunk.changes import ChangeSet
 from shardgate.formats.icechunk.config import Config, parse_splitting
 from shardgate.formats.icechunk.conflicts import CommitConflict, Policy, rebase
-from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
-from shardgate.formats.icechunk.manifest import ManifestDecoder
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.manifest import Manifest, ManifestDecoder
 from shardgate.formats.icechunk.manifest_writer import (
     ArrayRewrite,
     Rewritten,
@@ -55,6 +43,7 @@ from shardgate.formats.icechunk.repo_writer import (
     marked,
     moment_after,
 )
+from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.formats.icechunk.snapshot import (
     ManifestFile,
     StoredSnapshot,
@@ -69,25 +58,26 @@ from shardgate.formats.icechunk.transaction_log import (
     write_transaction_log,
 )
 from shardgate.formats.reading import DecodeError, Versioned, Weighable
-from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
-from shardgate.icechunk.repo_swap import Planned, RepoFile, RepoSwaps, demand_readable
+from shardgate.icechunk.chunk_files import new_object_id, put_new
+from shardgate.icechunk.repo_swap import RepoFile, RepoSwaps, demand_readable
 from shardgate.icechunk.repository import (
     OpenedRepository,
     read_snapshot,
     require_unlocked,
 )
-from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
-from shardgate.storage.contract import CONFLICT, Conflict, ObjectStore
 
 _LOGS_AT_ONCE: Final = 8
 _MAX_LOGS: Final = 10_000
 _MAX_LOG_NBYTES: Final = 256 * 1024**2
 _MEMORY_PER_BYTE: Final = 16
 _MEMORY_PER_CHANGE: Final = 256
-_SHORT_NBYTES: Final = 32 * 1024
+_MAX_HELD_NBYTES: Final = 16 * 1024**2
+_PUTS_AT_ONCE: Final = 64
+SHORT_NBYTES: Final = 32 * 1024
+"""Size of files and changes up to which they are processed on the event loop."""
 _FEW: Final = 1024
-"""References of manifests, or bytes of nodes and changes, that are processed in a few ms."""
+"""References of manifests up to which these are processed on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,145 +108,79 @@ class CommitResult:
         return cls(snapshot.snapshot_id, snapshot.parent_id)
 
 
+class PreparedCommit(NamedTuple):
+    """A commit that is ready to become visible, and what those on top of it need to know of it."""
+
+    write_id: WriteId
+    change: NewSnapshot
+    snapshot: StoredSnapshot
+    log: TransactionLog
+
+
 class BranchTip(NamedTuple):
-    """Tip of a branch according to *info*."""
+    """Tip of a branch according to *info*, or a commit of a train on top of that."""
 
     info: RepoInfo
     snapshot: SnapshotInfo
+    read_at: float
+    """Time of the event loop when the read of *info* began."""
     file: RepoFile | None = None
-    """The file of *info*, if it was read for this look-up."""
+    """The file of *info*, if it is known to have been the current one."""
+    ahead: tuple[PreparedCommit, ...] = ()
+    """Commits that are not in *info*, oldest first."""
 
     @property
     def snapshot_id(self) -> str:
         return self.snapshot.snapshot_id
 
+    def with_commit(self, prepared: PreparedCommit) -> "BranchTip":
+        """Return the tip after one more commit."""
+        ahead = (*self.ahead, prepared)
+        return self._replace(snapshot=prepared.change.snapshot, ahead=ahead)
 
-@dataclass(frozen=True, slots=True)
-class Committer:
-    """Commits to branches; *on_commit* is called with ``made``, ``conflict`` or ``failed``."""
+    def find_ahead(self, write_id: WriteId) -> SnapshotInfo | None:
+        """Find the commit for *write_id* in `ahead`; raise `ConflictError` for another request."""
+        for prepared in self.ahead:
+            if prepared.write_id.text == write_id.text:
+                if prepared.write_id != write_id:
+                    raise ConflictError("another commit was made with the same Idempotency-Key")
+                return prepared.change.snapshot
+        return None
 
-    swaps: RepoSwaps
-    _budget: ByteBudget
-    """For manifests that are rewritten."""
-    _on_commit: Callable[[str], object] = lambda _: None
-    _locks: WeakValueDictionary[tuple[ObjectRef, str], asyncio.Lock] = field(
-        default_factory=WeakValueDictionary, init=False
-    )
-    """Order the commits of this process that lost a race for a branch."""
-
-    async def find(
-        self, opened: OpenedRepository, request: CommitRequest
-    ) -> CommitResult | BranchTip:
-        """Return the commit that *request* has made before, or else the tip of its branch.
-
-        Raises: `UnknownRefError`, `LockedError`, `ConflictError` for an idempotency key that was
-        used for another request, and the errors of `RepoSwaps.read`.
-        """
-        file = await self.swaps.read(opened)
-        found = await opened.decode_in_thread(
-            opened.repo, lambda: _find(request, file.info, opened), is_long=file.info.is_long
-        )
-        return found if isinstance(found, CommitResult) else found._replace(file=file)
-
-    async def commit(
-        self,
-        opened: OpenedRepository,
-        changes: ChangeSet,
-        request: CommitRequest,
-        tip: BranchTip | None = None,
-    ) -> CommitResult:
-        """Commit *changes*; start from *tip* if that was found a moment ago.
-
-        Raises: `CommitConflictError`, `BadBodyError`, `ConflictError`, `LockedError`,
-        `UnknownRefError`, `ClockSkewError`, `DamagedError`, `BusyError`, `UnwritableError`,
-        `StorageError`. After `StorageError` the outcome is unknown; repeating the same request
-        finds or makes the commit.
-        """
-        try:
-            committed = await self._commit(opened, changes, request, tip)
-        except Exception as error:
-            is_conflict = isinstance(error, CommitConflictError)
-            self._on_commit("conflict" if is_conflict else "failed")
-            raise
-        self._on_commit("made")
-        return committed
-
-    async def commit_edits(
-        self, opened: OpenedRepository, edits: Sequence[Edit], request: CommitRequest
-    ) -> CommitResult:
-        """Commit *edits* of the parent without a session; an empty parent id stands for the tip.
-
-        Every reference is checked before anything is written.
-
-        Raises: `BadBodyError` and `NotAllowedError` for references that cannot be followed,
-        `UnknownRefError`, and the errors of `commit`.
-        """
-        found = await self.find(opened, request)
-        if isinstance(found, CommitResult):
-            return found
-        info = found.info
-        parent_id = request.parent_id or found.snapshot_id
-        is_listed = await opened.decode_in_thread(
-            opened.repo, lambda: info.snapshot(parent_id) is not None, is_long=info.is_long
-        )
-        parent = is_listed and await read_snapshot(opened.repository, parent_id, opened.fetch)
-        if not parent:
-            raise UnknownRefError(f"there is no snapshot {parent_id} in {opened.directory}")
-        new_id = partial(secrets.token_bytes, NODE_ID_NBYTES)
-        is_long = parent.nbytes > _SHORT_NBYTES or nbytes_of(edits) > _SHORT_NBYTES
-        changes = await run_in_thread(edit, parent, edits, new_id, is_long=is_long)
-        await _check_references(self.swaps.store, opened, info, changes)
-        return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
-
-    async def _commit(
-        self,
-        opened: OpenedRepository,
-        changes: ChangeSet,
-        request: CommitRequest,
-        tip: BranchTip | None,
-    ) -> CommitResult:
-        found = tip or await self.find(opened, request)  # before all that fails for certain
-        if isinstance(found, CommitResult):
-            return found
-        check_metadata(request.metadata)
-        await self.swaps.store.verify_conditional_writes(opened.directory)
-        builder = CommitBuilder(opened, request, self.swaps, self._budget)
-
-        async def attempt() -> CommitResult | Conflict:
-            nonlocal found
-            if isinstance(found, BranchTip):
-                found = await self._attempt(builder, changes, found)
-            return found if isinstance(found, CommitResult) else CONFLICT
-
-        if not isinstance(first := await attempt(), Conflict):
-            return first
-        async with self._locks.setdefault((opened.repo, request.branch), asyncio.Lock()):
-            what = f"{opened.directory}: branch {request.branch}"
-            return await retry_conflicts(attempt, Conflict, what)
-
-    async def _attempt(
-        self, builder: "CommitBuilder", changes: ChangeSet, tip: BranchTip
-    ) -> CommitResult | BranchTip:
-        """Move the branch from *tip* to a new commit; return the new tip if it has moved."""
-        opened, request = builder.opened, builder.request
-        change = await builder.build(changes, tip)
-
-        def plan(info: RepoInfo) -> Planned[CommitResult | BranchTip]:
-            found = _find(request, info, opened)
-            if isinstance(found, CommitResult) or found.snapshot != tip.snapshot:
-                return Planned(found)
-            return Planned(CommitResult.of(change.snapshot), change)
-
-        try:
-            return await self.swaps.update(opened, plan, tip.file)
-        except StorageError:
-            with suppress(StorageError, DamagedError):
-                if isinstance(found := await self.find(opened, request), CommitResult):
-                    return found
-            raise
+    def commits_since(self, snapshot_id: str) -> list[SnapshotInfo] | None:
+        """List the commits after *snapshot_id*, earliest first; `None` if it is no ancestor."""
+        chain = [prepared.change.snapshot for prepared in reversed(self.ahead)]
+        below = chain[-1].parent_id if chain else self.snapshot_id
+        if below == snapshot_id:
+            return chain[::-1]
+        for each in self.info.ancestry(below or "") or ():
+            if each.snapshot_id == snapshot_id:
+                return chain[::-1]
+            chain.append(each)
+        return None
 
 
-class _File(NamedTuple):
+def find_commit(
+    request: CommitRequest, info: RepoInfo, opened: OpenedRepository, read_at: float
+) -> CommitResult | BranchTip:
+    """Look up the commit that *request* has made before, or else the tip of its branch.
+
+    Raises: `UnknownRefError`, `LockedError`, `ConflictError` for an idempotency key that was used
+    for another request, `DamagedError`.
+    """
+    if (made := find_write(info, request.write_id)) is not None:
+        return CommitResult.of(made)
+    require_unlocked(info, opened.repo)
+    if (tip_id := info.branches.get(request.branch)) is None:
+        raise UnknownRefError(f"there is no branch {request.branch} in {opened.directory}")
+    if (snapshot := info.snapshot(tip_id)) is None:
+        raise DamagedError(opened.repo, f"does not list {tip_id}, the tip of a branch")
+    if request.amend and snapshot.parent_id is None:
+        raise ConflictError(f"{tip_id} is the first commit, which cannot be amended")
+    return BranchTip(info, snapshot, read_at)
+
+
+class NewFile(NamedTuple):
     """A new file of a repository; what it decodes to stays in the cache for the next commit."""
 
     kind: str
@@ -267,141 +191,194 @@ class _File(NamedTuple):
 
 
 @dataclass(slots=True)
+class NewFiles:
+    """Files of a train, which are written together; large ones are written at once."""
+
+    _swaps: RepoSwaps
+    _repository: Repository
+    _held: dict[tuple[str, bytes], NewFile] = field(default_factory=dict)
+    """Files that are not written yet, by kind and id."""
+    _nbytes: int = 0
+
+    def held(self, kind: str, object_id: bytes) -> NewFile | None:
+        """Return a file that is not written yet."""
+        return self._held.get((kind, object_id))
+
+    async def add(self, files: Sequence[NewFile]) -> None:
+        """Keep *files* for `write`, or write them if they are large.
+
+        Raises: `ConflictError` if one could not be read again.
+        """
+        nbytes = 0
+        for file in files:
+            name = self._repository.file(file.kind, file.object_id)
+            demand_readable(name, file.data, self._repository.limit_nbytes)
+            nbytes += len(file.data)
+        if self._nbytes + nbytes <= _MAX_HELD_NBYTES:
+            self._held |= {(file.kind, file.object_id): file for file in files}
+            self._nbytes += nbytes
+        else:
+            await bounded_gather(self._put, files, limit=_PUTS_AT_ONCE)
+
+    async def write(self, *others: Callable[[], Awaitable[None]]) -> None:
+        """Write all files that are kept, and await *others* at the same time."""
+        writes: list[Callable[[], Awaitable[None]]]
+        writes = [*others, *(partial(self._put, file) for file in self._held.values())]
+        await bounded_gather(lambda write: write(), writes, limit=_PUTS_AT_ONCE)
+        self._held, self._nbytes = {}, 0
+
+    async def _put(self, file: NewFile) -> None:
+        repository, kind, object_id = self._repository, file.kind, file.object_id
+        etag = await put_new(self._swaps.store, repository.file(kind, object_id), file.data)
+        if file.decode is not None and file.value is not None:
+            read = repository.read_of(kind, object_id, file.decode)
+            self._swaps.fetch.put(read, Versioned(file.value, etag, len(file.data)))
+
+
+@dataclass(slots=True)
 class CommitBuilder:
-    """Writes the files of one commit, again for each tip that it is rebased onto.
+    """Makes the files of one commit, again for each tip that it is rebased onto.
 
     Manifests that a rebase does not affect are reused. Nothing refers to the files until the branch
     moves; those of failed commits are garbage.
     """
 
     opened: OpenedRepository
+    changes: ChangeSet
+    """Made against the parent."""
     request: CommitRequest
     swaps: RepoSwaps
     budget: ByteBudget
     _rewritten: dict[bytes, tuple[ArrayRewrite, Rewritten]] = field(default_factory=dict)
-    _files: list[_File] = field(default_factory=list)
-    """Small manifests, to be written together with the snapshot."""
     _rebases: int = 0
     _is_long: bool = True
     """True if the steps of building may hold up the event loop."""
 
-    async def build(self, changes: ChangeSet, tip: BranchTip) -> NewSnapshot:
-        """Write the files of a commit of *changes*, made against the parent, on top of *tip*."""
-        opened, request = self.opened, self.request
-        may_be_empty = request.allow_empty
-        if (base := await self._read_snapshot(tip.snapshot_id)) is None:
-            name = opened.repository.file("snapshots", tip.snapshot.object_id)
-            raise DamagedError(name, "does not exist, and the repository lists it")
-        if tip.snapshot_id != request.parent_id:
+    async def build(self, tip: BranchTip, files: NewFiles) -> PreparedCommit:
+        """Make the files of a commit on top of *tip*, whose own may be in *files* as well."""
+        opened, request, changes = self.opened, self.request, self.changes
+        check_metadata(request.metadata)
+        may_be_empty, tip_id = request.allow_empty, tip.snapshot_id
+        base = await self._read_base(tip, tip_id)
+        if tip_id != request.parent_id:
             if request.amend:
-                self._refuse(tip.snapshot_id, "branch_moved")
+                self._refuse(tip_id, "branch_moved")
             self._rebases += 1
             may_be_empty |= not changes.is_empty  # all of it may give way to their changes
             changes = await self._rebase(changes, tip, base)
-        self._is_long = base.nbytes > _SHORT_NBYTES or changes.nbytes > _SHORT_NBYTES
-        config = _config(opened, tip.info)
-        is_long = config.splitting is not None
-        splitting = await opened.decode_in_thread(
-            opened.repo, lambda: parse_splitting(config.splitting), is_long=is_long
-        )
-        applied = await self._run(apply_changes, changes, base, splitting)
+        config = config_of(opened, tip.info)
+        self._is_long = max(base.nbytes, changes.nbytes) > SHORT_NBYTES
+        is_long = self._is_long or config.splitting is not None
+        try:
+            applied = await run_in_thread(_apply, changes, base, config, is_long=is_long)
+        except DecodeError as error:
+            raise DamagedError(opened.repo, str(error)) from error
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
-        rewritten = await self._write_manifests(applied, config.compression_level)
-        name = opened.repository.file("snapshots", base.object_id)
-        finish = partial(applied.finish, rewritten)
-        applied = await opened.decode_in_thread(name, finish, is_long=self._is_long)
-        snapshot = await self._run(self._snapshot, tip, base, applied)
-        log = applied.log
-        if request.amend:
-            amended = await self._read_log(tip.snapshot.object_id)
-            log = await asyncio.to_thread(merge_logs, amended, log)
-        object_id, limit = snapshot.object_id, opened.repository.limit_nbytes
-        data, log_data = await self._run(
-            lambda: (write_snapshot(snapshot), write_transaction_log(object_id, log))
-        )
-        decode = StoredSnapshotDecoder(object_id, limit)
-        self._files += [
-            _File("snapshots", object_id, data, decode, snapshot),
-            _File("transactions", object_id, log_data),
+        rewritten = await self._rewrite_all(applied, config.compression_level, files)
+        amended = await self._read_log(tip.snapshot.object_id) if request.amend else None
+        try:
+            finish = partial(applied.finish, rewritten)
+            is_long = self._is_long or amended is not None
+            prepared, new = await run_in_thread(
+                self._finish, tip, base, finish, amended, is_long=is_long
+            )
+        except DecodeError as error:
+            name = opened.repository.file("snapshots", base.object_id)
+            raise DamagedError(name, str(error)) from error
+        await files.add(new)
+        return prepared
+
+    def _finish(
+        self,
+        tip: BranchTip,
+        base: StoredSnapshot,
+        finish: Callable[[], Applied],
+        amended: TransactionLog | None,
+    ) -> tuple[PreparedCommit, list[NewFile]]:
+        """Make the snapshot and its log, and the files of both."""
+        applied = finish()
+        snapshot = self._snapshot(base, applied)
+        log = applied.log if amended is None else merge_logs(amended, applied.log)
+        object_id = snapshot.object_id
+        decode = StoredSnapshotDecoder(object_id, self.opened.repository.limit_nbytes)
+        files = [
+            NewFile("snapshots", object_id, write_snapshot(snapshot), decode, snapshot),
+            NewFile("transactions", object_id, write_transaction_log(object_id, log)),
         ]
-        await bounded_gather(lambda write: write(), self._writes(tip))
-        self._files.clear()
-        return self._change(tip, snapshot)
+        change = self._change(tip, snapshot)
+        return PreparedCommit(self.request.write_id, change, snapshot, log), files
 
-    async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        return await run_in_thread(call, *args, is_long=self._is_long)
-
-    def _writes(self, tip: BranchTip) -> list[Callable[[], Awaitable[None]]]:
-        """List the writes that nothing waits for but the swap."""
-        writes: list[Callable[[], Awaitable[None]]]
-        writes = [partial(self._put, file) for file in self._files]
-        if (file := tip.file) is not None:
-            writes.append(partial(self.swaps.keep, self.opened, file))
-        return writes
-
-    async def _write_manifests(self, applied: Applied, level: int) -> dict[bytes, Rewritten]:
+    async def _rewrite_all(
+        self, applied: Applied, level: int, files: NewFiles
+    ) -> dict[bytes, Rewritten]:
         async def rewrite(array: ArrayRewrite) -> tuple[bytes, Rewritten]:
             before, rewritten = self._rewritten.get(array.node_id, (None, None))
             if rewritten is None or before != array:
-                rewritten = await self._rewrite(array, level, applied.manifest_files)
+                rewritten = await self._rewrite(array, level, applied.manifest_files, files)
                 self._rewritten[array.node_id] = array, rewritten
             return array.node_id, rewritten
 
         return dict(await bounded_gather(rewrite, applied.rewrites))
 
     async def _rewrite(
-        self, array: ArrayRewrite, level: int, known: Mapping[bytes, ManifestFile]
+        self,
+        array: ArrayRewrite,
+        level: int,
+        known: Mapping[bytes, ManifestFile],
+        files: NewFiles,
     ) -> Rewritten:
         opened = self.opened
-        needed = sorted(await self._run(needed_manifests, array))
+        needed = sorted(await run_in_thread(needed_manifests, array, is_long=self._is_long))
         nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
         count = sum(known[each].num_chunk_refs for each in needed if each in known)
-        is_long = self._is_long or nbytes > _MEMORY_PER_BYTE * _SHORT_NBYTES or count > _FEW
+        is_long = self._is_long or nbytes > _MEMORY_PER_BYTE * SHORT_NBYTES or count > _FEW
         async with self.budget.room(nbytes):
-            read = await bounded_gather(
-                lambda each: opened.repository.manifest(each, opened.fetch), needed
-            )
+            read = await bounded_gather(lambda each: self._read_manifest(each, files), needed)
             manifests = dict(zip(needed, read, strict=True))
-            name = opened.directory.join(f"manifests ({array.path})")
-            rewritten, contents = await opened.decode_in_thread(
-                name,
-                lambda: rewrite_manifests(array, manifests, new_object_id, level),
-                is_long=is_long,
-            )
-            waiting = sum(len(file.data) for file in self._files)
-            if is_large(waiting + sum(map(len, contents.values()))):
-                files = [_File("manifests", each, data) for each, data in contents.items()]
-                await bounded_gather(self._put, files)
-            else:
-                decode = partial(_decoded_manifests, contents, opened.repository.limit_nbytes)
-                self._files += await opened.decode_in_thread(name, decode, is_long=is_long)
+            try:
+                rewritten, contents = await run_in_thread(
+                    rewrite_manifests, array, manifests, new_object_id, level, is_long=is_long
+                )
+            except DecodeError as error:
+                name = opened.directory.join(f"manifests ({array.path})")
+                raise DamagedError(name, str(error)) from error
+            limit = opened.repository.limit_nbytes
+            new = await run_in_thread(_manifest_files, contents, limit, is_long=is_long)
+            await files.add(new)
         return rewritten
 
-    async def _put(self, file: _File) -> None:
-        """Write *file*; raise `ConflictError` if it is too large."""
-        repository, kind, data = self.opened.repository, file.kind, file.data
-        name = repository.file(kind, file.object_id)
-        demand_readable(name, data, repository.limit_nbytes)
-        etag = await put_new(self.swaps.store, name, data)
-        if file.decode is not None and file.value is not None:
-            read = repository.read_of(kind, file.object_id, file.decode)
-            self.swaps.fetch.put(read, Versioned(file.value, etag, len(data)))
+    async def _read_manifest(self, object_id: bytes, files: NewFiles) -> Manifest:
+        repository, fetch = self.opened.repository, self.opened.fetch
+        if (file := files.held("manifests", object_id)) is None:
+            return await repository.manifest(object_id, fetch)
+        if isinstance(file.value, Manifest):
+            return file.value
+        decode = partial(ManifestDecoder(object_id, repository.limit_nbytes), file.data)
+        return await self.opened.decode_in_thread(repository.file("manifests", object_id), decode)
 
-    async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
-        return await read_snapshot(self.opened.repository, snapshot_id, self.opened.fetch)
+    async def _read_base(self, tip: BranchTip, tip_id: str) -> StoredSnapshot:
+        if tip.ahead:
+            return tip.ahead[-1].snapshot
+        opened = self.opened
+        base = await read_snapshot(opened.repository, tip_id, opened.fetch)
+        if base is None:
+            name = opened.repository.file("snapshots", tip.snapshot.object_id)
+            raise DamagedError(name, "does not exist, and the repository lists it")
+        return base
 
     async def _rebase(self, changes: ChangeSet, tip: BranchTip, base: StoredSnapshot) -> ChangeSet:
         """Turn *changes* of the parent into changes of *base*; raise `CommitConflictError`."""
         opened, request, tip_id = self.opened, self.request, tip.snapshot_id
         chain = await opened.decode_in_thread(
-            opened.repo, lambda: _snapshots_between(tip.info, request.parent_id, tip_id)
+            opened.repo, lambda: tip.commits_since(request.parent_id)
         )
         if chain is None:
             self._refuse(tip_id, "parent_not_in_history")
-        logs = await self._read_logs(chain, tip_id)
-        if (parent := await self._read_snapshot(request.parent_id)) is None:
+        logs = await self._read_logs(chain, tip)
+        parent = await read_snapshot(opened.repository, request.parent_id, opened.fetch)
+        if parent is None:
             self._refuse(tip_id, "parent_not_in_history")
         rebased = await opened.decode_in_thread(
             opened.repo, lambda: rebase(changes, parent, logs, base, request.policy)
@@ -410,26 +387,30 @@ class CommitBuilder:
             return rebased
         raise CommitConflictError(request.parent_id, tip_id, list(map(asdict, rebased)))
 
-    async def _read_logs(self, chain: Sequence[SnapshotInfo], tip_id: str) -> list[TransactionLog]:
+    async def _read_logs(
+        self, chain: Sequence[SnapshotInfo], tip: BranchTip
+    ) -> list[TransactionLog]:
         """Read the logs of *chain*; those of expired snapshots may be deleted."""
-        found, nbytes = list[TransactionLog](), 0
+        ahead = {each.snapshot.object_id: each.log for each in tip.ahead}
         wanted = [
             object_id
             for info in chain
             for object_id in (*info.pruned_ancestor_tx_logs, info.object_id)
+            if object_id not in ahead
         ]
+        found, nbytes = list[TransactionLog](), 0
         if len(wanted) > _MAX_LOGS:
-            self._refuse(tip_id, "too_many_commits")
+            self._refuse(tip.snapshot_id, "too_many_commits")
         for batch in batched(wanted, _LOGS_AT_ONCE):
             try:
                 logs = await bounded_gather(self._read_log, batch)
             except DamagedError:
-                self._refuse(tip_id, "missing_transaction_log")
+                self._refuse(tip.snapshot_id, "missing_transaction_log")
             found += logs
             nbytes += sum(log.nbytes for log in logs)
             if nbytes > _MAX_LOG_NBYTES:
-                self._refuse(tip_id, "too_many_changes")
-        return found
+                self._refuse(tip.snapshot_id, "too_many_changes")
+        return [*found, *ahead.values()]
 
     async def _read_log(self, object_id: bytes) -> TransactionLog:
         repository = self.opened.repository
@@ -444,11 +425,11 @@ class CommitBuilder:
         whole = asdict(CommitConflict(kind, "/"))
         raise CommitConflictError(self.request.parent_id, tip_id, [whole])
 
-    def _snapshot(self, tip: BranchTip, base: StoredSnapshot, applied: Applied) -> StoredSnapshot:
+    def _snapshot(self, base: StoredSnapshot, applied: Applied) -> StoredSnapshot:
         request = self.request
         try:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
-            newest, now_us = f"snapshot {tip.snapshot_id}", self.swaps.now_us()
+            newest, now_us = f"snapshot {encode_id(base.object_id)}", self.swaps.now_us()
             flushed_at_us = moment_after(base.flushed_at_us, now_us, newest)
         except FutureError as error:
             raise ClockSkewError(f"{self.opened.directory}: {error}") from None
@@ -477,58 +458,23 @@ class CommitBuilder:
         return NewSnapshot(self.request.branch, new, self.request.amend)
 
 
-def _decoded_manifests(contents: Mapping[bytes, bytes], limit_nbytes: int) -> list[_File]:
-    files = []
+def _manifest_files(contents: Mapping[bytes, bytes], limit_nbytes: int) -> list[NewFile]:
+    is_kept, files = not is_large(sum(map(len, contents.values()))), list[NewFile]()
     for object_id, data in contents.items():
         decode, value = ManifestDecoder(object_id, limit_nbytes), None
-        with suppress(DecodeError):  # `demand_readable` has the reason
-            value = decode(data)
-        files.append(_File("manifests", object_id, data, decode, value))
+        if is_kept:
+            with suppress(DecodeError):  # `demand_readable` has the reason
+                value = decode(data)
+        files.append(NewFile("manifests", object_id, data, decode, value))
     return files
 
 
-def _find(
-    request: CommitRequest, info: RepoInfo, opened: OpenedRepository
-) -> CommitResult | BranchTip:
-    """Look up the commit that *request* has made before, or else the tip of its branch."""
-    if (made := find_write(info, request.write_id)) is not None:
-        return CommitResult.of(made)
-    require_unlocked(info, opened.repo)
-    if (tip_id := info.branches.get(request.branch)) is None:
-        raise UnknownRefError(f"there is no branch {request.branch} in {opened.directory}")
-    if (snapshot := info.snapshot(tip_id)) is None:
-        raise DamagedError(opened.repo, f"does not list {tip_id}, the tip of a branch")
-    if request.amend and snapshot.parent_id is None:
-        raise ConflictError(f"{tip_id} is the first commit, which cannot be amended")
-    return BranchTip(info, snapshot)
+def _apply(changes: ChangeSet, base: StoredSnapshot, config: Config) -> Applied:
+    return apply_changes(changes, base, parse_splitting(config.splitting))
 
 
-async def _check_references(
-    store: ObjectStore, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
-) -> None:
-    config, allowed = _config(opened, info), opened.repository.allowed
-    is_long = changes.nbytes > _SHORT_NBYTES
-    wanted = await run_in_thread(check_references, changes, config, allowed, is_long=is_long)
-    lengths = await chunk_lengths(store, opened.repository, list(wanted))
-    if await run_in_thread(_are_short, lengths, wanted, is_long=is_long):
-        await asyncio.to_thread(check_natives, changes, lengths)
-
-
-def _are_short(lengths: Mapping[bytes, int], wanted: Mapping[bytes, int]) -> bool:
-    return any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items())
-
-
-def _config(opened: OpenedRepository, info: RepoInfo) -> Config:
+def config_of(opened: OpenedRepository, info: RepoInfo) -> Config:
+    """Return the configuration in *info*. Raises: `DamagedError`."""
     if isinstance(info.config, Config):
         return info.config
     raise DamagedError(opened.repo, str(info.config))
-
-
-def _snapshots_between(info: RepoInfo, start: str, stop: str) -> list[SnapshotInfo] | None:
-    """List the snapshots after *start* up to *stop*, earliest first; `None` if unrelated."""
-    chain: list[SnapshotInfo] = []
-    for each in info.ancestry(stop) or ():
-        if each.snapshot_id == start:
-            return chain[::-1]
-        chain.append(each)
-    return None

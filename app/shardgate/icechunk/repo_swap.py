@@ -9,7 +9,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -81,8 +81,8 @@ class Planned[T](NamedTuple):
     """Decision of a plan."""
 
     answer: T
-    """Result of `RepoSwaps.update`, once the change is made."""
-    change: RepoUpdate | None = None
+    """Result of `RepoSwaps.update`, once the changes are made."""
+    changes: Sequence[RepoUpdate] = ()
 
 
 class _Prepared[T](NamedTuple):
@@ -134,6 +134,15 @@ class RepoSwaps:
     def now_us(self) -> int:
         return int(self.clock() * 1_000_000)
 
+    async def look_up[T](self, opened: OpenedRepository, look: Callable[[RepoFile], T]) -> T:
+        """Return what *look* finds in the current file, also while a change is made.
+
+        Raises: its errors, and those of `read`.
+        """
+        file = await self.read(opened)
+        look_up = partial(look, file)
+        return await opened.decode_in_thread(opened.repo, look_up, is_long=file.info.is_long)
+
     async def read(self, opened: OpenedRepository) -> RepoFile:
         """Read the current file.
 
@@ -173,7 +182,7 @@ class RepoSwaps:
         plan: Callable[[RepoInfo], Planned[T]],
         file: RepoFile | None = None,
     ) -> T:
-        """Make the change that *plan* decides on for the current file, and return its answer.
+        """Make the changes that *plan* decides on for the current file, and return its answer.
 
         *plan* runs in a worker thread, again for each file that another writer has put there in
         between; first for *file*, if that was read a moment ago. Its exceptions are passed on.
@@ -227,11 +236,11 @@ class RepoSwaps:
         self, ref: ObjectRef, limit: int, file: RepoFile, plan: Callable[[RepoInfo], Planned[T]]
     ) -> _Prepared[T]:
         try:
-            answer, change = plan(file.info)
-            if change is None:
+            answer, changes = plan(file.info)
+            if not changes:
                 return _Prepared(answer)
             require_unlocked(file.info, ref)
-            data = rewrite_repo(file.info, change, self.now_us(), file.backup)
+            data = rewrite_repo(file.info, changes, self.now_us(), file.backup)
             demand_readable(ref, data, limit)
             return _Prepared(answer, data, RepoInfoDecoder(limit)(data))
         except FutureError as error:
@@ -379,7 +388,7 @@ class RefUpdates:
 
         def plan(info: RepoInfo) -> Planned[None]:
             _check_tip(name, demand, info)
-            return Planned(None, RefUpdate("branch_deleted", name))
+            return Planned(None, [RefUpdate("branch_deleted", name)])
 
         if name == MAIN.name:
             raise ConflictError(f"the branch {name} can be reset, but not be deleted")
@@ -392,7 +401,7 @@ class RefUpdates:
             _check_feature(info, Feature.DELETE_TAG)
             if info.tags.get(name) is None:
                 raise UnknownRefError(f"there is no tag {name!r}")
-            return Planned(None, RefUpdate("tag_deleted", name))
+            return Planned(None, [RefUpdate("tag_deleted", name)])
 
         await self.swaps.update(self.opened, plan)
 
@@ -410,7 +419,7 @@ class RefUpdates:
             check(info)
             if info.snapshot(snapshot_id) is None:
                 raise UnknownRefError(f"there is no snapshot {snapshot_id}")
-            return Planned(NamedRef(name, snapshot_id), RefUpdate(kind, name, object_id))
+            return Planned(NamedRef(name, snapshot_id), [RefUpdate(kind, name, object_id)])
 
         return await self.swaps.update(self.opened, plan)
 

@@ -284,8 +284,8 @@ class Operation:
     """Name in the specification: `new_commit`, `tag_created`, `branch_reset`."""
     updated_at: datetime
     backup: str | None
-    """File in `overwritten/` with the state after it; none for the last operation, and for those
-    before a migration."""
+    """File in `overwritten/` with the state after it; none for the last operation, for those before
+    a migration, and for commits that became visible together with a later one."""
     fields: dict[str, Any]
     """Fields of this kind of operation, by their names in the specification."""
 
@@ -334,7 +334,7 @@ async def read_operations(
 def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:
     """Return up to *limit* operations of a file; raise `DecodeError` unless older than *newer*."""
     operations: list[Operation] = []
-    for update in info.updates():
+    for number, update in enumerate(info.updates()):
         if newer is not None and update.updated_at >= newer:
             raise DecodeError(f"the operation of {newer} came after that of {update.updated_at}")
         newer = update.updated_at
@@ -343,7 +343,7 @@ def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int
         if len(operations) == limit:
             return _FilePage(operations, is_all=False, oldest=newer)
         fields = {key: _field(value) for key, value in update.fields.items()}
-        backup = update.backup_path or place.name
+        backup = update.backup_path if number else place.name
         operations.append(Operation(update.kind, update.updated_at, backup, fields))
     return _FilePage(operations, is_all=True, oldest=newer)
 

@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from shardgate.concurrency import (
     Backoff,
+    BatchQueue,
     SingleFlight,
     bounded_gather,
     is_many,
@@ -81,37 +82,6 @@ class ChunkChange:
 
 type ChangeRequest = tuple[ChunkChange, ...]
 """Changes of one shard that are made together or not at all."""
-
-
-class _Queue:
-    def __init__(self) -> None:
-        self.requests: list[ChangeRequest] = []
-        self._expected = 1
-        self._is_full = asyncio.Event()
-
-    def add(self, request: ChangeRequest) -> None:
-        self.requests.append(request)
-        if len(self.requests) >= self._expected:
-            self._is_full.set()
-
-    def take(self) -> list[ChangeRequest]:
-        """Remove and return all requests; as many are expected again once they are answered."""
-        taken, self.requests = self.requests, []
-        self._expected = len(taken)
-        return taken
-
-    async def fill(self, longest_s: float) -> None:
-        """Wait until all answered clients may have sent their next change, at most *longest_s*.
-
-        Clients that fill a shard send one change after another. Without a pause, a rewrite would
-        get only the changes that arrived during the last one: half of them, twice as often.
-        """
-        self._is_full.clear()
-        self._expected += len(self.requests)
-        if len(self.requests) < self._expected:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(longest_s):
-                    await self._is_full.wait()
 
 
 class SortedChanges(NamedTuple):
@@ -191,7 +161,7 @@ class Rewrites:
         self._fetch = fetch
         self._budget = budget
         self._on_rewrite = on_rewrite
-        self._queues: dict[ShardRewriter[Any], _Queue] = {}
+        self._queues: dict[ShardRewriter[Any], BatchQueue[ChangeRequest]] = {}
         self._running = SingleFlight[Any]()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -199,7 +169,7 @@ class Rewrites:
         """Return when `done` of each change of *request* has its outcome; changes are durable."""
         queue = self._queues.get(shard)
         if queue is None:
-            queue = self._queues[shard] = _Queue()
+            queue = self._queues[shard] = BatchQueue()
             self._running.start(shard, partial(self._run, shard, queue))
         queue.add(request)
         try:
@@ -214,7 +184,7 @@ class Rewrites:
     async def aclose(self) -> None:
         await self._running.aclose()
 
-    async def _run(self, shard: ShardRewriter[Any], queue: _Queue) -> None:
+    async def _run(self, shard: ShardRewriter[Any], queue: BatchQueue[ChangeRequest]) -> None:
         requests: Sequence[ChangeRequest] = ()
         try:
             while True:

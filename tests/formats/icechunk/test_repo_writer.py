@@ -66,13 +66,13 @@ def root_of(info: RepoInfo) -> list[Any]:
     return info.reader().root(REPO)
 
 
-def do(folder: Path, change: RepoUpdate) -> icechunk.Repository:
+def do(folder: Path, *changes: RepoUpdate) -> icechunk.Repository:
     """Rewrite ``repo`` in *folder* as the service does, and open the repository."""
     file, backup = folder / "repo", f"repo.{next(_numbers):014d}.AAAAAAAAAAAAAAAAAAAA"
     before = file.read_bytes()
     (folder / "overwritten").mkdir(exist_ok=True)
     (folder / "overwritten" / backup).write_bytes(before)
-    file.write_bytes(rewrite_repo(decode(before), change, time.time_ns() // 1000, backup))
+    file.write_bytes(rewrite_repo(decode(before), changes, time.time_ns() // 1000, backup))
     return icechunk.Repository.open(icechunk.local_filesystem_storage(str(folder)))
 
 
@@ -155,7 +155,7 @@ def test_unknown_content_is_kept() -> None:
     bare = decode(Repo().file())
 
     for info in (full, bare):
-        after = decode(rewrite_repo(info, NEW_BRANCH, NOON + 1, "repo.1.A"))
+        after = decode(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A"))
 
         for slot in (9, 12):
             assert root_of(after)[slot] == root_of(info)[slot]
@@ -183,7 +183,7 @@ def test_rewrite_that_would_lose_fields_is_refused() -> None:
         info = decode(repo.file())
         at = FIRST if repo.snapshots is not shared else b"\1".rjust(12, b"\0")
         with pytest.raises(DecodeError, match=reason or None):
-            rewrite_repo(info, RefUpdate("branch_created", "b", at), NOON + 1, "repo.1.A")
+            rewrite_repo(info, [RefUpdate("branch_created", "b", at)], NOON + 1, "repo.1.A")
 
 
 def test_operations_before_a_migration_are_kept(tmp_path: Path) -> None:
@@ -194,6 +194,24 @@ def test_operations_before_a_migration_are_kept(tmp_path: Path) -> None:
     for number in range(5):
         repo = do(tmp_path, RefUpdate("tag_created", f"ours {number}", root_id()))
         assert len(list(repo.ops_log())) == length + 1 + number
+
+
+def test_log_is_complete_after_several_changes_at_once(tmp_path: Path) -> None:
+    """Several changes in one rewrite stay in the log, each once, while the library writes on."""
+    config = icechunk.RepositoryConfig(num_updates_per_repo_info_file=3)
+    storage = icechunk.local_filesystem_storage(str(tmp_path))
+    icechunk.Repository.create(storage, config=config).create_tag("before", ROOT_ID)
+    names = [f"ours {number}" for number in range(5)]
+
+    repo = do(tmp_path, *(RefUpdate("tag_created", name, root_id()) for name in names))
+
+    for number in range(8):
+        log = list(repo.ops_log())
+        assert [getattr(each.kind, "name", None) for each in log[:-1]] == [*names[::-1], "before"]
+        moments = [each.updated_at for each in log]
+        assert sorted(set(moments), reverse=True) == moments
+        names.append(f"theirs {number}")
+        repo.create_tag(names[-1], ROOT_ID)
 
 
 def test_new_snapshot_is_inserted_among_many() -> None:
@@ -212,7 +230,7 @@ def test_new_snapshot_is_inserted_among_many() -> None:
     metadata, pruned = encode_metadata(METADATA), (ids[7], ids[9])
     new = SnapshotInfo(b"\0\7" + b"new " * 2 + b"!!", ids[500], NOON, "née", metadata, pruned)
 
-    after = decode(rewrite_repo(info, NewSnapshot("main", new), NOON + 1, "repo.1.A"))
+    after = decode(rewrite_repo(info, [NewSnapshot("main", new)], NOON + 1, "repo.1.A"))
 
     found = list(after.snapshots())
     assert sorted(found, key=lambda each: each.snapshot_id) == found
@@ -238,7 +256,7 @@ def test_operations_of_each_kind_are_kept() -> None:
     """A rewrite keeps operations of every kind, and gives the newest one the name of its backup."""
     info = decode(Repo(updates=EVERY_KIND).file())
 
-    after = decode(rewrite_repo(info, NEW_BRANCH, NOON + 1, "repo.1.A"))
+    after = decode(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A"))
 
     newest, before, *others = after.updates()
     assert (newest.kind, newest.backup_path) == ("branch_created", None)
@@ -257,7 +275,7 @@ def test_operations_beyond_the_configured_number_are_in_a_backup(
     config = encode_flexbuffer({"num_updates_per_repo_info_file": most})
     info = decode(Repo(updates=EVERY_KIND, more={9: config}).file())
 
-    after = decode(rewrite_repo(info, NEW_BRANCH, NOON + 1, "repo.1.A"))
+    after = decode(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A"))
 
     assert len(after.updates()) == kept
     assert after.repo_before_updates == backup
@@ -281,7 +299,7 @@ def test_rewrite_calls_no_function_for_each_snapshot() -> None:
         new = SnapshotInfo(b"new snapshot", ids[-1], NOON, "new", encode_metadata(METADATA))
         sys.setprofile(note)
         try:
-            rewrite_repo(info, NewSnapshot("main", new), NOON + 1, "repo.1.A")
+            rewrite_repo(info, [NewSnapshot("main", new)], NOON + 1, "repo.1.A")
         finally:
             sys.setprofile(None)
         return calls
@@ -301,7 +319,7 @@ def test_rewrite_of_a_changed_file_copies_what_is_read(made: list[Change]) -> No
     data = Repo(snapshots=snapshots, updates=EVERY_KIND).payload()
     try:
         info = decode(envelope(reduce(lambda data, change: change(data), made, data), REPO_INFO))
-        after = decode(rewrite_repo(info, NEW_BRANCH, 2**57, "repo.1.A"))
+        after = decode(rewrite_repo(info, [NEW_BRANCH], 2**57, "repo.1.A"))
     except (DecodeError, FutureError):
         return
 

@@ -17,13 +17,14 @@ from shardgate.errors import StorageUnavailableError
 from shardgate.formats.icechunk.conflicts import Policy
 from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.icechunk.commit import CommitRequest, CommitResult, Committer
+from shardgate.icechunk.commit import CommitRequest, CommitResult
 from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.repository import OpenedRepository, open_repository
 from shardgate.icechunk.sessions.document import SessionDocument
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.icechunk.sessions.store import SessionStore
+from shardgate.icechunk.trains import Committer
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Containers

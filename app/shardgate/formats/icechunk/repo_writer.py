@@ -1,4 +1,4 @@
-"""The file ``repo`` written with one more operation ("Updates to the repo info file").
+"""The file ``repo`` written with more operations ("Updates to the repo info file").
 
 Request ids in the metadata of snapshots make a request that is repeated commit once.
 """
@@ -139,8 +139,12 @@ class _Draft:
                 return Update(kind, at_us, None, fields)
 
 
-def rewrite_repo(info: RepoInfo, change: RepoUpdate, now_us: int, backup: str) -> bytes:
+def rewrite_repo(info: RepoInfo, changes: Sequence[RepoUpdate], now_us: int, backup: str) -> bytes:
     """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
+
+    Of several *changes*, made in order, only the last is ever the newest in a file: those before it
+    have no backup, and readers find them in the file of the next that has one.
+
     Raises: `DecodeError` if something of a newer specification would be lost, `FutureError`.
     """
     if info.version != _VERSION:
@@ -152,9 +156,10 @@ def rewrite_repo(info: RepoInfo, change: RepoUpdate, now_us: int, backup: str) -
     older = _UpdateList(reader, row[RepoField.LATEST_UPDATES])
     if not len(older):
         raise DecodeError("it lists no operation")
-    before = older[0]
-    update = draft.apply(change, moment_after(before.updated_at_us, now_us, _named(before)))
-    newer = [update, before._replace(backup_path=backup)]
+    newer = [older[0]._replace(backup_path=backup)]
+    for change in changes:
+        at_us = moment_after(newer[0].updated_at_us, now_us, _named(newer[0]))
+        newer.insert(0, draft.apply(change, at_us))
     stop = _overflow(newer, older, config.num_updates_per_repo_info_file)
     if stop < len(newer):
         row[RepoField.REPO_BEFORE_UPDATES] = newer[stop].backup_path

@@ -28,11 +28,12 @@ from shardgate.http.api.repositories import opens
 from shardgate.http.auth.access import Datasets
 from shardgate.http.body import RequestBodyReader
 from shardgate.icechunk.chunk_files import put_chunk
-from shardgate.icechunk.commit import CommitRequest, CommitResult, Committer
+from shardgate.icechunk.commit import CommitRequest, CommitResult
 from shardgate.icechunk.repository import OpenedRepository
 from shardgate.icechunk.sessions.document import Committed, SessionDocument
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.icechunk.sessions.session import Session, SessionCommit
+from shardgate.icechunk.trains import Committer
 from shardgate.read.budget import ByteBudget
 from shardgate.read.resolver import Resolver
 

@@ -1,0 +1,372 @@
+"""Trains of commits: those that wait for one branch are made together, by one swap of ``repo``.
+
+1. All commits that arrive during a train are the next one. A train of one is the ordinary case.
+2. Each is prepared on top of the one before it; one that fails does not hold up the others.
+3. Their files are written together; nothing of them is visible yet.
+4. One swap of ``repo`` adds all snapshots and moves the branch. If another writer has moved the
+   branch, the commits are prepared again on its new tip.
+"""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from shardgate.concurrency import (
+    BatchQueue,
+    SingleFlight,
+    resolve,
+    retry_conflicts,
+    run_in_thread,
+)
+from shardgate.errors import (
+    CommitConflictError,
+    ShardgateError,
+    StorageError,
+    UnknownRefError,
+)
+from shardgate.formats.icechunk.changes import (
+    ChangeSet,
+    Edit,
+    check_natives,
+    check_references,
+    edit,
+    nbytes_of,
+)
+from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
+from shardgate.formats.icechunk.repo_info import RepoInfo
+from shardgate.icechunk.chunk_files import chunk_lengths
+from shardgate.icechunk.commit import (
+    SHORT_NBYTES,
+    BranchTip,
+    CommitBuilder,
+    CommitRequest,
+    CommitResult,
+    NewFiles,
+    config_of,
+    find_commit,
+)
+from shardgate.icechunk.repo_swap import Planned, RepoFile, RepoSwaps
+from shardgate.icechunk.repository import OpenedRepository, read_snapshot
+from shardgate.model import ObjectRef
+from shardgate.read.budget import ByteBudget
+from shardgate.storage.contract import CONFLICT, Conflict, ObjectStore
+
+_MAX_COMMITS: Final = 32
+_LONGEST_WAIT_S: Final = 0.25
+
+type _Branch = tuple[ObjectRef, str]
+"""A repository, and the name of a branch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingCommit:
+    """A commit that waits for its train, or is part of one."""
+
+    builder: CommitBuilder
+    tip: BranchTip | None
+    """Tip of the branch, read after the request had arrived."""
+    done: "asyncio.Future[CommitResult]"
+
+
+type _Outcomes = dict[PendingCommit, CommitResult | Exception]
+
+
+class _LookUp(NamedTuple):
+    tip: BranchTip | None
+    """`None` if all commits have outcomes."""
+    outcomes: _Outcomes
+    """Of the commits that were made before, or cannot be made."""
+
+
+@dataclass(slots=True)
+class Train:
+    """Commits of one branch that become visible together."""
+
+    swaps: RepoSwaps
+    opened: OpenedRepository
+    branch: str
+    commits: Sequence[PendingCommit]
+    tip: BranchTip | None
+    """Tip to begin with; `None` to read it."""
+
+    async def run(self) -> None:
+        """Make the commits, and pass to each its outcome."""
+        opened = self.opened
+        try:
+            if self.tip is None:
+                self._settle(await self.swaps.look_up(opened, self._look_in_file()))
+            if self.tip is not None:
+                await self.swaps.store.verify_conditional_writes(opened.directory)
+                await retry_conflicts(self._attempt, Conflict, self)
+        except Exception as error:  # noqa: BLE001  passed to the callers
+            for commit in self.commits:
+                resolve(commit.done, error)
+
+    def __str__(self) -> str:
+        return f"{self.opened.directory}: branch {self.branch}"
+
+    def _waiting(self) -> list[PendingCommit]:
+        """Return the commits without an outcome; the callers of others may have left."""
+        return [commit for commit in self.commits if not commit.done.done()]
+
+    def _look_in_file(self) -> Callable[[RepoFile], _LookUp]:
+        look = self._look()
+
+        def look_in_file(file: RepoFile) -> _LookUp:
+            found = look(file.info)
+            return found._replace(tip=found.tip and found.tip._replace(file=file))
+
+        return look_in_file
+
+    def _look(self) -> Callable[[RepoInfo], _LookUp]:
+        """Return a function that looks up the waiting commits in the contents of ``repo``."""
+        waiting, read_at = self._waiting(), asyncio.get_running_loop().time()
+
+        def look(info: RepoInfo) -> _LookUp:
+            found = _LookUp(None, {})
+            for commit in waiting:
+                builder = commit.builder
+                try:
+                    known = find_commit(builder.request, info, builder.opened, read_at)
+                except ShardgateError as error:
+                    found.outcomes[commit] = error
+                    continue
+                if isinstance(known, CommitResult):
+                    found.outcomes[commit] = known
+                else:
+                    found = found._replace(tip=known)
+            return found
+
+        return look
+
+    def _settle(self, found: _LookUp) -> None:
+        self.tip = found.tip
+        _pass_on(found.outcomes)
+
+    async def _attempt(self) -> Conflict | None:
+        """Move the branch from the tip by one swap, or learn the tip to which it has moved."""
+        if (tip := self.tip) is None:
+            return None
+        files = NewFiles(self.swaps, self.opened.repository)
+        outcomes: _Outcomes = {}
+        last = await self._prepare(tip, files, outcomes)
+        if not last.ahead:
+            return None
+        file = tip.file
+        await files.write(*([] if file is None else [partial(self.swaps.keep, self.opened, file)]))
+        changes, look = [each.change for each in last.ahead], self._look()
+
+        def plan(info: RepoInfo) -> Planned[_LookUp | None]:
+            found = look(info)
+            if found.outcomes or found.tip is None or found.tip.snapshot != tip.snapshot:
+                return Planned(found)
+            return Planned(None, changes)
+
+        try:
+            moved = await self.swaps.update(self.opened, plan, file)
+        except StorageError:
+            await self._reconcile(outcomes)
+            raise
+        if moved is not None:
+            self._settle(moved)
+            return CONFLICT
+        _pass_on(outcomes)
+        return None
+
+    async def _prepare(self, tip: BranchTip, files: NewFiles, outcomes: _Outcomes) -> BranchTip:
+        """Prepare the waiting commits one on top of the other, and return the last one.
+
+        *outcomes* are added that are true once the commits are made. A commit may have failed
+        because of one that is not made yet, and never will be if the swap fails.
+        """
+        for commit in self._waiting():
+            request = commit.builder.request
+            try:
+                if tip.ahead and (twin := tip.find_ahead(request.write_id)) is not None:
+                    outcomes[commit] = CommitResult.of(twin)
+                    continue
+                prepared = await commit.builder.build(tip, files)
+            except Exception as error:  # noqa: BLE001  passed to the caller
+                if tip.ahead:
+                    outcomes[commit] = error
+                else:
+                    resolve(commit.done, error)
+            else:
+                tip = tip.with_commit(prepared)
+                outcomes[commit] = CommitResult.of(prepared.change.snapshot)
+        return tip
+
+    async def _reconcile(self, outcomes: _Outcomes) -> None:
+        """Pass on the *outcomes* if the swap was made, though its response was lost."""
+        with suppress(ShardgateError):
+            found = await self.swaps.look_up(self.opened, self._look_in_file())
+            made = {
+                commit: result
+                for commit, result in found.outcomes.items()
+                if isinstance(result, CommitResult)
+            }
+            if any(outcomes.get(commit) == result for commit, result in made.items()):
+                _pass_on(outcomes)
+            _pass_on(made)
+
+
+def _pass_on(outcomes: Mapping[PendingCommit, CommitResult | Exception]) -> None:
+    for commit, outcome in outcomes.items():
+        resolve(commit.done, outcome)
+
+
+class Trains:
+    """Trains of all branches, one after the other for each.
+
+    A commit whose caller leaves before the departure is left out; once departed, a train arrives
+    even if all callers leave.
+    """
+
+    def __init__(self, swaps: RepoSwaps) -> None:
+        self._swaps = swaps
+        self._queues: dict[_Branch, BatchQueue[PendingCommit]] = {}
+        self._running = SingleFlight[_Branch]()
+
+    async def join(self, commit: PendingCommit) -> CommitResult:
+        """Make *commit* with all others that wait for its branch."""
+        branch = commit.builder.opened.directory, commit.builder.request.branch
+        if (queue := self._queues.get(branch)) is None:
+            queue = self._queues[branch] = BatchQueue()
+            self._running.start(branch, partial(self._run, branch, queue))
+        queue.add(commit)
+        try:
+            return await commit.done
+        except asyncio.CancelledError:
+            with suppress(ValueError):  # the train has departed
+                queue.requests.remove(commit)
+            raise
+
+    async def aclose(self) -> None:
+        """Cancel all trains, and wait until they have ended."""
+        await self._running.aclose()
+
+    async def _run(self, branch: _Branch, queue: BatchQueue[PendingCommit]) -> None:
+        clock, arrived_at = asyncio.get_running_loop().time, -math.inf
+        commits: list[PendingCommit] = []
+        try:
+            while True:
+                departed_at = clock()
+                if commits := queue.take(_MAX_COMMITS):
+                    opened, tip = commits[0].builder.opened, _newest_tip(commits, arrived_at)
+                    await Train(self._swaps, opened, branch[1], commits, tip).run()
+                arrived_at = clock()
+                if len(commits) + len(queue.requests) > 1:
+                    await queue.fill(min(_LONGEST_WAIT_S, arrived_at - departed_at))
+                if not queue.requests:
+                    return
+        finally:
+            del self._queues[branch]
+            for commit in [*commits, *queue.requests]:
+                commit.done.cancel()
+
+
+def _newest_tip(commits: Sequence[PendingCommit], arrived_at: float) -> BranchTip | None:
+    """Return a tip read after all *commits* had been requested, and after the last train."""
+    tips = [commit.tip for commit in commits if commit.tip is not None]
+    newest = max(tips, key=attrgetter("read_at"), default=None)
+    if newest is None or len(tips) < len(commits) or newest.read_at < arrived_at:
+        return None
+    return newest
+
+
+class Committer:
+    """Commits to branches; *on_commit* is called with ``made``, ``conflict`` or ``failed``."""
+
+    def __init__(
+        self,
+        swaps: RepoSwaps,
+        budget: ByteBudget,
+        on_commit: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Make a committer; *budget* is for manifests that are rewritten."""
+        self.swaps = swaps
+        self._budget = budget
+        self._on_commit = on_commit
+        self._trains = Trains(swaps)
+
+    async def aclose(self) -> None:
+        """Cancel all commits, and wait until they have ended."""
+        await self._trains.aclose()
+
+    async def commit(
+        self,
+        opened: OpenedRepository,
+        changes: ChangeSet,
+        request: CommitRequest,
+        tip: BranchTip | None = None,
+    ) -> CommitResult:
+        """Commit *changes*; start from *tip* if that was found a moment ago.
+
+        Raises: `CommitConflictError`, `BadBodyError`, `ConflictError`, `LockedError`,
+        `UnknownRefError`, `ClockSkewError`, `DamagedError`, `BusyError`, `UnwritableError`,
+        `StorageError`. After `StorageError` the outcome is unknown; repeating the same request
+        finds or makes the commit.
+        """
+        builder = CommitBuilder(opened, changes, request, self.swaps, self._budget)
+        pending = PendingCommit(builder, tip, asyncio.get_running_loop().create_future())
+        try:
+            committed = await self._trains.join(pending)
+        except Exception as error:
+            is_conflict = isinstance(error, CommitConflictError)
+            self._on_commit("conflict" if is_conflict else "failed")
+            raise
+        self._on_commit("made")
+        return committed
+
+    async def commit_edits(
+        self, opened: OpenedRepository, edits: Sequence[Edit], request: CommitRequest
+    ) -> CommitResult:
+        """Commit *edits* of the parent without a session; an empty parent id stands for the tip.
+
+        Every reference is checked before anything is written.
+
+        Raises: `BadBodyError` and `NotAllowedError` for references that cannot be followed,
+        `UnknownRefError`, and the errors of `commit`.
+        """
+        read_at = asyncio.get_running_loop().time()
+
+        def look(file: RepoFile) -> CommitResult | BranchTip:
+            found = find_commit(request, file.info, opened, read_at)
+            return found if isinstance(found, CommitResult) else found._replace(file=file)
+
+        found = await self.swaps.look_up(opened, look)
+        if isinstance(found, CommitResult):
+            return found
+        info, parent_id = found.info, request.parent_id or found.snapshot_id
+        is_listed = parent_id == found.snapshot_id or await opened.decode_in_thread(
+            opened.repo, lambda: info.snapshot(parent_id) is not None, is_long=info.is_long
+        )
+        parent = is_listed and await read_snapshot(opened.repository, parent_id, opened.fetch)
+        if not parent:
+            raise UnknownRefError(f"there is no snapshot {parent_id} in {opened.directory}")
+        new_id = partial(secrets.token_bytes, NODE_ID_NBYTES)
+        is_long = parent.nbytes > SHORT_NBYTES or nbytes_of(edits) > SHORT_NBYTES
+        changes = await run_in_thread(edit, parent, edits, new_id, is_long=is_long)
+        await _check_references(self.swaps.store, opened, info, changes)
+        return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
+
+
+async def _check_references(
+    store: ObjectStore, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
+) -> None:
+    config, allowed = config_of(opened, info), opened.repository.allowed
+    is_long = changes.nbytes > SHORT_NBYTES
+    wanted = await run_in_thread(check_references, changes, config, allowed, is_long=is_long)
+    lengths = await chunk_lengths(store, opened.repository, list(wanted))
+    if await run_in_thread(_are_short, lengths, wanted, is_long=is_long):
+        await asyncio.to_thread(check_natives, changes, lengths)
+
+
+def _are_short(lengths: Mapping[bytes, int], wanted: Mapping[bytes, int]) -> bool:
+    return any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items())

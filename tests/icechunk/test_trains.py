@@ -1,0 +1,270 @@
+"""`shardgate.icechunk.trains`: commits that wait for one branch share a swap."""
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import numpy as np
+import pytest
+import zarr
+
+from shardgate.errors import CommitConflictError, ConflictError, StorageUnavailableError
+from tests.icechunk.sessions.replicas import ROOT, Dying, Late
+from tests.icechunk.yard import CHUNKS, Outcome, Wish, Yard, attempt, commit, is_conflict, made_of
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Yard:
+    """Make a repository."""
+    return Yard(tmp_path)
+
+
+async def test_waiting_commits_share_files_and_one_swap(yard: Yard) -> None:
+    """Commits that wait for a branch become visible by one swap, each with its own snapshot.
+
+    The manifest that all of them change is read once.
+    """
+    wishes = [Wish(0, (chunk,)) for chunk in range(CHUNKS)]
+    replica, calls = await yard.replica(), yard.counting.calls
+    calls.clear()
+    made = await attempt(replica, await yard.tip(), *wishes)
+
+    await yard.demand(*wishes)
+    assert len(set(made_of(made))) == CHUNKS
+    assert calls["put", "repo"] == calls["put", "overwritten"] == calls["get", "manifests"] == 1
+    assert calls["put", "snapshots"] == calls["put", "manifests"] == CHUNKS
+    assert calls["get", "repo"] == 2
+
+
+async def test_lone_commit_takes_as_many_requests_as_its_files(yard: Yard) -> None:
+    """A commit without neighbours reads ``repo`` twice, and writes each of its files once."""
+    replica, parent_id = await yard.replica(), await yard.tip()
+    await commit(replica, parent_id, Wish())
+    yard.counting.calls.clear()
+    await commit(replica, parent_id, Wish(1))
+
+    assert dict(yard.counting.calls) == {
+        ("get", "repo"): 2,
+        ("get", "snapshots"): 1,
+        ("get", "transactions"): 1,
+        ("get", "manifests"): 1,
+        ("put", "manifests"): 1,
+        ("put", "snapshots"): 1,
+        ("put", "transactions"): 1,
+        ("put", "overwritten"): 1,
+        ("stat", "overwritten"): 1,
+        ("put", "repo"): 1,
+    }
+
+
+async def test_library_goes_on_with_a_train(yard: Yard) -> None:
+    """The library commits, rebases, expires and collects garbage on top of a train."""
+    wishes = [Wish(number % 2, (number,)) for number in range(6)]
+    made = made_of(await attempt(await yard.replica(), await yard.tip(), *wishes))
+    repo = await yard.demand(*wishes)
+
+    late = repo.writable_session("main")
+    _write(late, "a", 7, 1)
+    _write(session := repo.writable_session("main"), "b", 7, 2)
+    session.commit("theirs")
+    late.commit("rebased", rebase_with=icechunk.ConflictDetector())
+    repo.create_tag("amid", made[2])
+    later = datetime.now(UTC) + timedelta(days=1)
+    repo.expire_snapshots(later)
+    repo.garbage_collect(later)
+
+    messages = [each.message for each in repo.ancestry(branch="main")]
+    assert messages == ["rebased", "Repository initialized"]
+    assert next(each.message for each in repo.ancestry(tag="amid")) == wishes[2].key
+    main, tag = repo.readonly_session(branch="main"), repo.readonly_session(tag="amid")
+    for session, stop, last in ((main, 6, 2), (tag, 3, 0)):
+        values: Any = zarr.open_array(session.store, path="b", mode="r")[...]
+        expected = [wish.value if at % 2 else 0 for at, wish in enumerate(wishes[:stop])]
+        assert values.tolist() == [*expected, *[0] * (7 - stop), last]
+    kinds = [type(each.kind).__name__ for each in repo.ops_log()]
+    assert (len(kinds), kinds.count("NewCommit")) == (2 + 6 + 2 + 3, 9)
+
+
+def _write(session: icechunk.Session, path: str, chunk: int, value: int) -> None:
+    zarr.open_array(session.store, path=path)[chunk] = np.uint8(value)
+
+
+async def test_conflict_fails_one_commit_of_a_train(yard: Yard) -> None:
+    """A commit that conflicts with an earlier one of its train fails alone, and names that one."""
+    first, second, third = Wish(0, (1, 2)), Wish(0, (2, 3)), Wish(0, (3, 4))
+    parent_id = await yard.tip()
+    made = await attempt(await yard.replica(), parent_id, first, second, third)
+
+    await yard.demand(first, third)
+    ours, refused, _ = made
+    assert isinstance(refused, CommitConflictError)
+    assert refused.actual_parent == getattr(ours, "snapshot_id", None)
+    assert refused.expected_parent == parent_id
+    assert [each["chunks"] for each in refused.conflicts] == [[[2]]]
+
+
+async def test_repeated_request_joins_the_commit_of_its_train(yard: Yard) -> None:
+    """Requests with one id in one train, or in a later one, get one commit; with other content,
+    `ConflictError`.
+    """
+    wish, replica, parent_id = Wish(), await yard.replica(), await yard.tip()
+    other = Wish(0, (5,), key=wish.key)
+
+    first, second, third = await attempt(replica, parent_id, wish, wish, other)
+    fourth, fifth = await attempt(replica, parent_id, wish, neighbour := Wish(1))
+
+    await yard.demand(wish, neighbour)
+    assert first == second == fourth != fifth
+    assert isinstance(third, ConflictError)
+
+
+async def test_only_the_first_commit_of_a_train_can_amend(yard: Yard) -> None:
+    """An amend is the first commit of its train, or fails; neighbours then have lost their parent.
+
+    A neighbour that started from the parent of the amended commit is rebased.
+    """
+    replica, root = await yard.replica(), await yard.tip()
+    tip = (await commit(replica, root, gone := Wish(0, (0,)))).snapshot_id
+    amends = [Wish(0, (number,), amend=True) for number in (1, 2)]
+
+    made = await asyncio.gather(
+        commit(replica, tip, amends[0]),
+        commit(replica, tip, amends[1]),
+        commit(replica, tip, Wish(0, (3,))),
+        commit(replica, root, above := Wish(0, (4,))),
+        return_exceptions=True,
+    )
+
+    kinds = [
+        each.conflicts[0]["kind"] if isinstance(each, CommitConflictError) else type(each).__name__
+        for each in made
+    ]
+    moved, lost = "branch_moved", "parent_not_in_history"
+    assert kinds == ["CommitResult", moved, lost, "CommitResult"]
+    repo = await yard.library()
+    messages = [each.message for each in repo.ancestry(branch="main")][:2]
+    assert messages == [above.key, amends[0].key]
+    diff = repo.diff(from_snapshot_id=root, to_branch="main")
+    assert diff.updated_chunks == {"/a": [[0], [1], [4]]}
+    assert gone.key not in messages
+    assert [type(each.kind).__name__ for each in repo.ops_log()][:2] == [
+        "NewCommit",
+        "CommitAmended",
+    ]
+
+
+async def test_overtaken_train_is_rebased(yard: Yard, tmp_path: Path) -> None:
+    """A train that another replica overtakes at any call is rebased; each commit is made once."""
+    nth, is_reached = 0, True
+    while is_reached:
+        own = Yard(tmp_path / f"at {nth}")
+        store, parent_id = Late(own.memory), await own.tip()
+        late, other = await own.replica(store), await own.replica()
+        theirs, wishes = Wish(0, (6,)), [Wish(0, (chunk,)) for chunk in range(3)]
+        overtaking: list[Outcome] = []
+
+        async def overtake(other: Any = other, made: Any = overtaking, wish: Any = theirs) -> None:
+            made.append(await commit(other, await _tip(other), wish))
+
+        store.before_call(nth, overtake)
+        made_of(await attempt(late, parent_id, *wishes))
+        if is_reached := bool(overtaking):
+            history = [each.message for each in (await own.library()).ancestry(branch="main")]
+            place = history.index(theirs.key)
+            assert place in (0, 3)
+            await own.demand(*([*wishes, theirs] if place == 0 else [theirs, *wishes]))
+        nth += 1
+    assert nth > 12
+
+
+async def _tip(replica: Any) -> str:
+    info = await replica.opened.info()
+    return str(info.branches["main"])
+
+
+async def test_conflict_with_a_commit_that_is_not_made_is_forgotten(yard: Yard) -> None:
+    """A commit that conflicts with one of its train is made if that one fails after a lost race."""
+    store, parent_id = Late(yard.memory), await yard.tip()
+    late, other = await yard.replica(store), await yard.replica()
+    theirs, first, second = Wish(0, (0,)), Wish(0, (0, 1)), Wish(0, (1,))
+    store.before("put", "overwritten/", lambda: commit(other, parent_id, theirs))
+
+    made = await attempt(late, parent_id, first, second)
+
+    assert [is_conflict(outcome) for outcome in made] == [True, False]
+    await yard.demand(theirs, second)
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_train_of_a_failing_replica_is_atomic(tmp_path: Path, *, is_done: bool) -> None:
+    """Of a train whose replica fails at any call all or nothing is visible.
+
+    Each request that another replica repeats is made once.
+    """
+    nth, is_dead = 0, True
+    while is_dead:
+        yard = Yard(tmp_path / f"{nth}")
+        parent_id, dying = await yard.tip(), Dying(yard.memory, is_done=is_done)
+        doomed, healthy = await yard.replica(dying), await yard.replica()
+        wishes = [Wish(0, (0,)), Wish(0, (0,)), Wish(0, (1,)), Wish(1, (0,))]
+        dying.left = nth
+        outcomes = await attempt(doomed, parent_id, *wishes)
+
+        history = [each.message for each in (await yard.library()).ancestry(branch="main")]
+        assert history[:-2] in ([], [wish.key for wish in (wishes[3], wishes[2], wishes[0])])
+        for outcome in outcomes:
+            assert not is_conflict(outcome) or len(history) > 2
+        again = await attempt(healthy, parent_id, *wishes)
+        assert [is_conflict(outcome) for outcome in again] == [False, True, False, False]
+        for outcome, repeated in zip(outcomes, again, strict=True):
+            if not isinstance(outcome, Exception):
+                assert outcome == repeated
+        await yard.demand(wishes[0], wishes[2], wishes[3])
+        is_dead, nth = dying.left < 0, nth + 1
+    assert nth > 12
+
+
+async def test_lost_answer_of_a_swap_is_found(yard: Yard) -> None:
+    """All commits of a train are acknowledged though the answer to its swap was lost."""
+    store, parent_id = Late(yard.memory), await yard.tip()
+
+    async def fail() -> None:
+        raise StorageUnavailableError(ROOT, "the connection broke")
+
+    async def arm() -> None:
+        store.after("put", "repo", fail)
+
+    store.after("put", "overwritten/", arm)
+    wishes = [Wish(0, (0,)), Wish(0, (0,)), Wish(0, (1,))]
+    made = await attempt(await yard.replica(store), parent_id, *wishes)
+
+    assert [is_conflict(outcome) for outcome in made] == [False, True, False]
+    await yard.demand(wishes[0], wishes[2])
+
+
+async def test_caller_that_leaves_does_not_hurt_its_train(yard: Yard) -> None:
+    """A commit whose caller leaves before the departure is left out; later ones may be made."""
+    store, parent_id = Late(yard.memory), await yard.tip()
+    replica = await yard.replica(store)
+    early, left, stays, behind = (Wish(0, (chunk,)) for chunk in range(4))
+    tasks = [asyncio.create_task(commit(replica, parent_id, wish)) for wish in (early, stays)]
+    is_reached = asyncio.Event()
+
+    async def leave() -> None:
+        tasks[0].cancel()
+        late = asyncio.create_task(commit(replica, parent_id, left))
+        tasks.append(asyncio.create_task(commit(replica, parent_id, behind)))
+        await asyncio.sleep(0.01)
+        late.cancel()
+        with suppress(asyncio.CancelledError):
+            await late
+        is_reached.set()
+
+    store.before("put", "overwritten/", leave)
+    await is_reached.wait()
+    await asyncio.gather(*tasks[1:])
+
+    await yard.demand(early, stays, behind)

@@ -301,10 +301,13 @@ class CommitBuilder:
         snapshot = self._snapshot(base, applied)
         log = applied.log if amended is None else merge_logs(amended, applied.log)
         object_id = snapshot.object_id
-        decode = StoredSnapshotDecoder(object_id, self.opened.repository.limit_nbytes)
+        limit = self.opened.repository.limit_nbytes
+        data, decode = write_snapshot(snapshot), StoredSnapshotDecoder(object_id, limit)
+        log_data = write_transaction_log(object_id, log)
+        decode_log = TransactionLogDecoder(object_id, limit)
         files = [
-            NewFile("snapshots", object_id, write_snapshot(snapshot), decode, snapshot),
-            NewFile("transactions", object_id, write_transaction_log(object_id, log)),
+            NewFile("snapshots", object_id, data, decode, snapshot),
+            NewFile("transactions", object_id, log_data, decode_log, log),
         ]
         change = self._change(tip, snapshot)
         return PreparedCommit(self.request.write_id, change, snapshot, log), files

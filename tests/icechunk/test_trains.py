@@ -40,9 +40,7 @@ async def test_waiting_commits_share_files_and_one_swap(yard: Yard) -> None:
 
 
 async def test_lone_commit_takes_as_many_requests_as_its_files(yard: Yard) -> None:
-    """A commit without neighbours reads ``repo`` and the manifest that it changes, and writes each of
-    its files once.
-    """
+    """A lone commit reads ``repo`` and the manifest that it changes; it writes each file once."""
     replica, parent_id = await yard.replica(), await yard.tip()
     await commit(replica, parent_id, Wish())
     yard.counting.calls.clear()

@@ -197,7 +197,7 @@ async def test_conflict_with_a_commit_that_is_not_made_is_forgotten(yard: Yard) 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 async def test_train_of_a_failing_replica_is_atomic(tmp_path: Path, *, is_done: bool) -> None:
-    """Of a train whose replica fails at any call all or nothing is visible.
+    """A train whose replica fails at any call is visible as a whole or not at all.
 
     Each request that another replica repeats is made once.
     """

@@ -180,7 +180,7 @@ def find_commit(
     return BranchTip(info, snapshot, read_at)
 
 
-class NewFile(NamedTuple):
+class PreparedFile(NamedTuple):
     """A new file of a repository; what it decodes to stays in the cache for the next commit."""
 
     kind: str
@@ -191,20 +191,20 @@ class NewFile(NamedTuple):
 
 
 @dataclass(slots=True)
-class NewFiles:
+class PreparedFiles:
     """Files of a train, which are written together; large ones are written at once."""
 
     _swaps: RepoSwaps
     _repository: Repository
-    _held: dict[tuple[str, bytes], NewFile] = field(default_factory=dict)
+    _held: dict[tuple[str, bytes], PreparedFile] = field(default_factory=dict)
     """Files that are not written yet, by kind and id."""
     _nbytes: int = 0
 
-    def held(self, kind: str, object_id: bytes) -> NewFile | None:
+    def held(self, kind: str, object_id: bytes) -> PreparedFile | None:
         """Return a file that is not written yet."""
         return self._held.get((kind, object_id))
 
-    async def add(self, files: Sequence[NewFile]) -> None:
+    async def add(self, files: Sequence[PreparedFile]) -> None:
         """Keep *files* for `write`, or write them if they are large.
 
         Raises: `ConflictError` if one could not be read again.
@@ -227,7 +227,7 @@ class NewFiles:
         await bounded_gather(lambda write: write(), writes, limit=_PUTS_AT_ONCE)
         self._held, self._nbytes = {}, 0
 
-    async def _put(self, file: NewFile) -> None:
+    async def _put(self, file: PreparedFile) -> None:
         repository, kind, object_id = self._repository, file.kind, file.object_id
         etag = await put_new(self._swaps.store, repository.file(kind, object_id), file.data)
         if file.decode is not None and file.value is not None:
@@ -254,7 +254,7 @@ class CommitBuilder:
     _is_long: bool = True
     """True if the steps of building may hold up the event loop."""
 
-    async def build(self, tip: BranchTip, files: NewFiles) -> PreparedCommit:
+    async def build(self, tip: BranchTip, files: PreparedFiles) -> PreparedCommit:
         """Make the files of a commit on top of *tip*, whose own may be in *files* as well."""
         opened, request, changes = self.opened, self.request, self.changes
         check_metadata(request.metadata)
@@ -295,7 +295,7 @@ class CommitBuilder:
         base: StoredSnapshot,
         finish: Callable[[], Applied],
         amended: TransactionLog | None,
-    ) -> tuple[PreparedCommit, list[NewFile]]:
+    ) -> tuple[PreparedCommit, list[PreparedFile]]:
         """Make the snapshot and its log, and the files of both."""
         applied = finish()
         snapshot = self._snapshot(base, applied)
@@ -306,14 +306,14 @@ class CommitBuilder:
         log_data = write_transaction_log(object_id, log)
         decode_log = TransactionLogDecoder(object_id, limit)
         files = [
-            NewFile("snapshots", object_id, data, decode, snapshot),
-            NewFile("transactions", object_id, log_data, decode_log, log),
+            PreparedFile("snapshots", object_id, data, decode, snapshot),
+            PreparedFile("transactions", object_id, log_data, decode_log, log),
         ]
         change = self._change(tip, snapshot)
         return PreparedCommit(self.request.write_id, change, snapshot, log), files
 
     async def _rewrite_all(
-        self, applied: Applied, level: int, files: NewFiles
+        self, applied: Applied, level: int, files: PreparedFiles
     ) -> dict[bytes, Rewritten]:
         async def rewrite(array: ArrayRewrite) -> tuple[bytes, Rewritten]:
             before, rewritten = self._rewritten.get(array.node_id, (None, None))
@@ -329,7 +329,7 @@ class CommitBuilder:
         array: ArrayRewrite,
         level: int,
         known: Mapping[bytes, ManifestFile],
-        files: NewFiles,
+        files: PreparedFiles,
     ) -> Rewritten:
         opened = self.opened
         needed = sorted(await run_in_thread(needed_manifests, array, is_long=self._is_long))
@@ -352,7 +352,7 @@ class CommitBuilder:
             await files.add(new)
         return rewritten
 
-    async def _read_manifest(self, object_id: bytes, files: NewFiles) -> Manifest:
+    async def _read_manifest(self, object_id: bytes, files: PreparedFiles) -> Manifest:
         repository, fetch = self.opened.repository, self.opened.fetch
         if (file := files.held("manifests", object_id)) is None:
             return await repository.manifest(object_id, fetch)
@@ -461,14 +461,14 @@ class CommitBuilder:
         return NewSnapshot(self.request.branch, new, self.request.amend)
 
 
-def _manifest_files(contents: Mapping[bytes, bytes], limit_nbytes: int) -> list[NewFile]:
-    is_kept, files = not is_large(sum(map(len, contents.values()))), list[NewFile]()
+def _manifest_files(contents: Mapping[bytes, bytes], limit_nbytes: int) -> list[PreparedFile]:
+    is_kept, files = not is_large(sum(map(len, contents.values()))), list[PreparedFile]()
     for object_id, data in contents.items():
         decode, value = ManifestDecoder(object_id, limit_nbytes), None
         if is_kept:
             with suppress(DecodeError):  # `demand_readable` has the reason
                 value = decode(data)
-        files.append(NewFile("manifests", object_id, data, decode, value))
+        files.append(PreparedFile("manifests", object_id, data, decode, value))
     return files
 
 

@@ -47,7 +47,7 @@ from shardgate.icechunk.commit import (
     CommitBuilder,
     CommitRequest,
     CommitResult,
-    NewFiles,
+    PreparedFiles,
     config_of,
     find_commit,
 )
@@ -153,7 +153,7 @@ class Train:
         """Move the branch from the tip by one swap, or learn the tip to which it has moved."""
         if (tip := self.tip) is None:
             return None
-        files = NewFiles(self.swaps, self.opened.repository)
+        files = PreparedFiles(self.swaps, self.opened.repository)
         outcomes: _Outcomes = {}
         last = await self._prepare(tip, files, outcomes)
         if not last.ahead:
@@ -169,17 +169,19 @@ class Train:
             return Planned(None, changes)
 
         try:
-            moved = await self.swaps.update(self.opened, plan, file)
+            newer = await self.swaps.update(self.opened, plan, file)
         except StorageError:
             await self._reconcile(outcomes)
             raise
-        if moved is not None:
-            self._settle(moved)
+        if newer is not None:
+            self._settle(newer)
             return CONFLICT
         _pass_on(outcomes)
         return None
 
-    async def _prepare(self, tip: BranchTip, files: NewFiles, outcomes: _Outcomes) -> BranchTip:
+    async def _prepare(
+        self, tip: BranchTip, files: PreparedFiles, outcomes: _Outcomes
+    ) -> BranchTip:
         """Prepare the waiting commits one on top of the other, and return the last one.
 
         *outcomes* are added that are true once the commits are made. A commit may have failed

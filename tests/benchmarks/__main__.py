@@ -30,7 +30,7 @@ from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, nginx_files
 
-_PARTS: Final = "abcdefghijklmnopqr"
+_PARTS: Final = "abcdefghijklmnopqrs"
 
 
 def main() -> int:
@@ -105,7 +105,7 @@ def _parse() -> argparse.Namespace:
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
     if not parts or set(parts) - set(_PARTS):
-        raise argparse.ArgumentTypeError("the parts are a to r")
+        raise argparse.ArgumentTypeError("the parts are a to s")
     return parts
 
 

@@ -68,14 +68,14 @@ def measure(home: Path) -> Iterator[Figure]:
                         elif not who and delay_s:
                             goal = _GAIN if clients == max(_CLIENTS) else None
                             gain = [cost.rate / alone]
-                            yield Figure.over("r", "  ours to one client", "x", gain, goal)
+                            yield Figure.over("s", "  ours to one client", "x", gain, goal)
 
 
 def _figures(who: str, cost: _Cost) -> Iterator[Figure]:
-    yield Figure.over("r", f"{who}: commits", "1/s", [cost.rate])
-    yield Figure.over("r", "  swaps per commit", "", [cost.swaps])
-    yield Figure.over("r", "  rebases per commit", "", [cost.rebases])
-    yield Figure.over("r", "  written per commit", "kB", [cost.nbytes / 1000])
+    yield Figure.over("s", f"{who}: commits", "1/s", [cost.rate])
+    yield Figure.over("s", "  swaps per commit", "", [cost.swaps])
+    yield Figure.over("s", "  rebases per commit", "", [cost.rebases])
+    yield Figure.over("s", "  written per commit", "kB", [cost.nbytes / 1000])
 
 
 def _measure_one(

@@ -16,8 +16,8 @@ from . import (
     comparing,
     costs,
     far,
-    kept,
     manifest,
+    nginx_cache,
     sizes,
     throughput,
     tls,
@@ -72,7 +72,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "n": lambda here: sizes.measure(here, root, store, **load),
             "o": lambda _: calls.measure(root),
             "q": lambda here: tls.measure(here, root, store, **load),
-            "r": lambda here: kept.measure(here, root, store, **load),
+            "r": lambda here: nginx_cache.measure(here, root, store, **load),
             "s": trains.measure,
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }

@@ -106,7 +106,7 @@ async def test_file_is_decoded_once_for_each_version(swapping: Swapping) -> None
     """
 
     async def planned() -> RepoInfo:
-        return await swapping.swaps.update(swapping.opened, Planned)
+        return await swapping.swaps.update(swapping.opened, lambda file: Planned(file.info))
 
     info = await swapping.info()
     assert await planned() is info

@@ -13,40 +13,49 @@ import zarr
 
 from shardgate.errors import CommitConflictError, ConflictError, StorageUnavailableError
 from tests.icechunk.sessions.replicas import ROOT, Dying, Late
-from tests.icechunk.yard import CHUNKS, Outcome, Wish, Yard, attempt, commit, is_conflict, made_of
+from tests.icechunk.train_repository import (
+    CHUNKS,
+    Outcome,
+    TrainRepository,
+    Update,
+    commit,
+    commit_all,
+    is_conflict,
+    snapshot_ids,
+)
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Yard:
+def repository(tmp_path: Path) -> TrainRepository:
     """Make a repository."""
-    return Yard(tmp_path)
+    return TrainRepository(tmp_path)
 
 
-async def test_waiting_commits_share_files_and_one_swap(yard: Yard) -> None:
+async def test_waiting_commits_share_files_and_one_swap(repository: TrainRepository) -> None:
     """Commits that wait for a branch become visible by one swap, each with its own snapshot.
 
     The manifest that all of them change is read once.
     """
-    wishes = [Wish(0, (chunk,)) for chunk in range(CHUNKS)]
-    replica, calls = await yard.replica(), yard.counting.calls
+    updates = [Update(0, (chunk,)) for chunk in range(CHUNKS)]
+    replica, calls = await repository.replica(), repository.counting.calls
     calls.clear()
-    made = await attempt(replica, await yard.tip(), *wishes)
+    made = await commit_all(replica, await repository.tip(), *updates)
 
-    await yard.demand(*wishes)
-    assert len(set(made_of(made))) == CHUNKS
+    await repository.expect(*updates)
+    assert len(set(snapshot_ids(made))) == CHUNKS
     assert calls["put", "repo"] == calls["put", "overwritten"] == calls["get", "manifests"] == 1
     assert calls["put", "snapshots"] == calls["put", "manifests"] == CHUNKS
     assert calls["get", "repo"] == 1
 
 
-async def test_lone_commit_takes_as_many_requests_as_its_files(yard: Yard) -> None:
+async def test_lone_commit_takes_as_many_requests_as_its_files(repository: TrainRepository) -> None:
     """A lone commit reads ``repo`` and the manifest that it changes; it writes each file once."""
-    replica, parent_id = await yard.replica(), await yard.tip()
-    await commit(replica, parent_id, Wish())
-    yard.counting.calls.clear()
-    await commit(replica, parent_id, Wish(1))
+    replica, parent_id = await repository.replica(), await repository.tip()
+    await commit(replica, parent_id, Update())
+    repository.counting.calls.clear()
+    await commit(replica, parent_id, Update(1))
 
-    assert dict(yard.counting.calls) == {
+    assert dict(repository.counting.calls) == {
         ("get", "repo"): 1,
         ("get", "manifests"): 1,
         ("put", "manifests"): 1,
@@ -57,11 +66,13 @@ async def test_lone_commit_takes_as_many_requests_as_its_files(yard: Yard) -> No
     }
 
 
-async def test_library_goes_on_with_a_train(yard: Yard) -> None:
+async def test_library_goes_on_with_a_train(repository: TrainRepository) -> None:
     """The library commits, rebases, expires and collects garbage on top of a train."""
-    wishes = [Wish(number % 2, (number,)) for number in range(6)]
-    made = made_of(await attempt(await yard.replica(), await yard.tip(), *wishes))
-    repo = await yard.demand(*wishes)
+    updates = [Update(number % 2, (number,)) for number in range(6)]
+    made = snapshot_ids(
+        await commit_all(await repository.replica(), await repository.tip(), *updates)
+    )
+    repo = await repository.expect(*updates)
 
     late = repo.writable_session("main")
     _write(late, "a", 7, 1)
@@ -75,11 +86,11 @@ async def test_library_goes_on_with_a_train(yard: Yard) -> None:
 
     messages = [each.message for each in repo.ancestry(branch="main")]
     assert messages == ["rebased", "Repository initialized"]
-    assert next(each.message for each in repo.ancestry(tag="amid")) == wishes[2].key
+    assert next(each.message for each in repo.ancestry(tag="amid")) == updates[2].key
     main, tag = repo.readonly_session(branch="main"), repo.readonly_session(tag="amid")
     for session, stop, last in ((main, 6, 2), (tag, 3, 0)):
         values: Any = zarr.open_array(session.store, path="b", mode="r")[...]
-        expected = [wish.value if at % 2 else 0 for at, wish in enumerate(wishes[:stop])]
+        expected = [update.value if at % 2 else 0 for at, update in enumerate(updates[:stop])]
         assert values.tolist() == [*expected, *[0] * (7 - stop), last]
     kinds = [type(each.kind).__name__ for each in repo.ops_log()]
     assert (len(kinds), kinds.count("NewCommit")) == (2 + 6 + 2 + 3, 9)
@@ -89,13 +100,13 @@ def _write(session: icechunk.Session, path: str, chunk: int, value: int) -> None
     zarr.open_array(session.store, path=path)[chunk] = np.uint8(value)
 
 
-async def test_conflict_fails_one_commit_of_a_train(yard: Yard) -> None:
+async def test_conflict_fails_one_commit_of_a_train(repository: TrainRepository) -> None:
     """A commit that conflicts with an earlier one of its train fails alone, and names that one."""
-    first, second, third = Wish(0, (1, 2)), Wish(0, (2, 3)), Wish(0, (3, 4))
-    parent_id = await yard.tip()
-    made = await attempt(await yard.replica(), parent_id, first, second, third)
+    first, second, third = Update(0, (1, 2)), Update(0, (2, 3)), Update(0, (3, 4))
+    parent_id = await repository.tip()
+    made = await commit_all(await repository.replica(), parent_id, first, second, third)
 
-    await yard.demand(first, third)
+    await repository.expect(first, third)
     ours, refused, _ = made
     assert isinstance(refused, CommitConflictError)
     assert refused.actual_parent == getattr(ours, "snapshot_id", None)
@@ -103,35 +114,35 @@ async def test_conflict_fails_one_commit_of_a_train(yard: Yard) -> None:
     assert [each["chunks"] for each in refused.conflicts] == [[[2]]]
 
 
-async def test_repeated_request_joins_the_commit_of_its_train(yard: Yard) -> None:
+async def test_repeated_request_joins_the_commit_of_its_train(repository: TrainRepository) -> None:
     """Requests with one id in one train, or in a later one, get one commit; with other content,
     `ConflictError`.
     """
-    wish, replica, parent_id = Wish(), await yard.replica(), await yard.tip()
-    other = Wish(0, (5,), key=wish.key)
+    update, replica, parent_id = Update(), await repository.replica(), await repository.tip()
+    other = Update(0, (5,), key=update.key)
 
-    first, second, third = await attempt(replica, parent_id, wish, wish, other)
-    fourth, fifth = await attempt(replica, parent_id, wish, neighbour := Wish(1))
+    first, second, third = await commit_all(replica, parent_id, update, update, other)
+    fourth, fifth = await commit_all(replica, parent_id, update, neighbour := Update(1))
 
-    await yard.demand(wish, neighbour)
+    await repository.expect(update, neighbour)
     assert first == second == fourth != fifth
     assert isinstance(third, ConflictError)
 
 
-async def test_only_the_first_commit_of_a_train_can_amend(yard: Yard) -> None:
+async def test_only_the_first_commit_of_a_train_can_amend(repository: TrainRepository) -> None:
     """An amend is the first commit of its train, or fails; neighbours then have lost their parent.
 
     A neighbour that started from the parent of the amended commit is rebased.
     """
-    replica, root = await yard.replica(), await yard.tip()
-    tip = (await commit(replica, root, gone := Wish(0, (0,)))).snapshot_id
-    amends = [Wish(0, (number,), amend=True) for number in (1, 2)]
+    replica, root = await repository.replica(), await repository.tip()
+    tip = (await commit(replica, root, gone := Update(0, (0,)))).snapshot_id
+    amends = [Update(0, (number,), amend=True) for number in (1, 2)]
 
     made = await asyncio.gather(
         commit(replica, tip, amends[0]),
         commit(replica, tip, amends[1]),
-        commit(replica, tip, Wish(0, (3,))),
-        commit(replica, root, above := Wish(0, (4,))),
+        commit(replica, tip, Update(0, (3,))),
+        commit(replica, root, above := Update(0, (4,))),
         return_exceptions=True,
     )
 
@@ -141,7 +152,7 @@ async def test_only_the_first_commit_of_a_train_can_amend(yard: Yard) -> None:
     ]
     moved, lost = "branch_moved", "parent_not_in_history"
     assert kinds == ["CommitResult", moved, lost, "CommitResult"]
-    repo = await yard.library()
+    repo = await repository.library()
     messages = [each.message for each in repo.ancestry(branch="main")][:2]
     assert messages == [above.key, amends[0].key]
     diff = repo.diff(from_snapshot_id=root, to_branch="main")
@@ -153,26 +164,28 @@ async def test_only_the_first_commit_of_a_train_can_amend(yard: Yard) -> None:
     ]
 
 
-async def test_overtaken_train_is_rebased(yard: Yard, tmp_path: Path) -> None:
+async def test_overtaken_train_is_rebased(repository: TrainRepository, tmp_path: Path) -> None:
     """A train that another replica overtakes at any call is rebased; each commit is made once."""
     nth, is_reached = 0, True
     while is_reached:
-        own = Yard(tmp_path / f"at {nth}")
+        own = TrainRepository(tmp_path / f"at {nth}")
         store, parent_id = Late(own.memory), await own.tip()
         late, other = await own.replica(store), await own.replica()
-        theirs, wishes = Wish(0, (6,)), [Wish(0, (chunk,)) for chunk in range(3)]
+        theirs, updates = Update(0, (6,)), [Update(0, (chunk,)) for chunk in range(3)]
         overtaking: list[Outcome] = []
 
-        async def overtake(other: Any = other, made: Any = overtaking, wish: Any = theirs) -> None:
-            made.append(await commit(other, await _tip(other), wish))
+        async def overtake(
+            other: Any = other, made: Any = overtaking, update: Any = theirs
+        ) -> None:
+            made.append(await commit(other, await _tip(other), update))
 
         store.before_call(nth, overtake)
-        made_of(await attempt(late, parent_id, *wishes))
+        snapshot_ids(await commit_all(late, parent_id, *updates))
         if is_reached := bool(overtaking):
             history = [each.message for each in (await own.library()).ancestry(branch="main")]
             place = history.index(theirs.key)
             assert place in (0, 3)
-            await own.demand(*([*wishes, theirs] if place == 0 else [theirs, *wishes]))
+            await own.expect(*([*updates, theirs] if place == 0 else [theirs, *updates]))
         nth += 1
     assert nth > 12
 
@@ -182,17 +195,19 @@ async def _tip(replica: Any) -> str:
     return str(info.branches["main"])
 
 
-async def test_conflict_with_a_commit_that_is_not_made_is_forgotten(yard: Yard) -> None:
+async def test_conflict_with_a_commit_that_is_not_made_is_forgotten(
+    repository: TrainRepository,
+) -> None:
     """A commit that conflicts with one of its train is made if that one fails after a lost race."""
-    store, parent_id = Late(yard.memory), await yard.tip()
-    late, other = await yard.replica(store), await yard.replica()
-    theirs, first, second = Wish(0, (0,)), Wish(0, (0, 1)), Wish(0, (1,))
+    store, parent_id = Late(repository.memory), await repository.tip()
+    late, other = await repository.replica(store), await repository.replica()
+    theirs, first, second = Update(0, (0,)), Update(0, (0, 1)), Update(0, (1,))
     store.before("put", "overwritten/", lambda: commit(other, parent_id, theirs))
 
-    made = await attempt(late, parent_id, first, second)
+    made = await commit_all(late, parent_id, first, second)
 
     assert [is_conflict(outcome) for outcome in made] == [True, False]
-    await yard.demand(theirs, second)
+    await repository.expect(theirs, second)
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
@@ -203,30 +218,30 @@ async def test_train_of_a_failing_replica_is_atomic(tmp_path: Path, *, is_done: 
     """
     nth, is_dead = 0, True
     while is_dead:
-        yard = Yard(tmp_path / f"{nth}")
-        parent_id, dying = await yard.tip(), Dying(yard.memory, is_done=is_done)
-        doomed, healthy = await yard.replica(dying), await yard.replica()
-        wishes = [Wish(0, (0,)), Wish(0, (0,)), Wish(0, (1,)), Wish(1, (0,))]
+        repository = TrainRepository(tmp_path / f"{nth}")
+        parent_id, dying = await repository.tip(), Dying(repository.memory, is_done=is_done)
+        doomed, healthy = await repository.replica(dying), await repository.replica()
+        updates = [Update(0, (0,)), Update(0, (0,)), Update(0, (1,)), Update(1, (0,))]
         dying.left = nth
-        outcomes = await attempt(doomed, parent_id, *wishes)
+        outcomes = await commit_all(doomed, parent_id, *updates)
 
-        history = [each.message for each in (await yard.library()).ancestry(branch="main")]
-        assert history[:-2] in ([], [wish.key for wish in (wishes[3], wishes[2], wishes[0])])
+        history = [each.message for each in (await repository.library()).ancestry(branch="main")]
+        assert history[:-2] in ([], [update.key for update in (updates[3], updates[2], updates[0])])
         for outcome in outcomes:
             assert not is_conflict(outcome) or len(history) > 2
-        again = await attempt(healthy, parent_id, *wishes)
+        again = await commit_all(healthy, parent_id, *updates)
         assert [is_conflict(outcome) for outcome in again] == [False, True, False, False]
         for outcome, repeated in zip(outcomes, again, strict=True):
             if not isinstance(outcome, Exception):
                 assert outcome == repeated
-        await yard.demand(wishes[0], wishes[2], wishes[3])
+        await repository.expect(updates[0], updates[2], updates[3])
         is_dead, nth = dying.left < 0, nth + 1
     assert nth > 12
 
 
-async def test_lost_answer_of_a_swap_is_found(yard: Yard) -> None:
+async def test_lost_answer_of_a_swap_is_found(repository: TrainRepository) -> None:
     """All commits of a train are acknowledged though the answer to its swap was lost."""
-    store, parent_id = Late(yard.memory), await yard.tip()
+    store, parent_id = Late(repository.memory), await repository.tip()
 
     async def fail() -> None:
         raise StorageUnavailableError(ROOT, "the connection broke")
@@ -235,19 +250,19 @@ async def test_lost_answer_of_a_swap_is_found(yard: Yard) -> None:
         store.after("put", "repo", fail)
 
     store.after("put", "overwritten/", arm)
-    wishes = [Wish(0, (0,)), Wish(0, (0,)), Wish(0, (1,))]
-    made = await attempt(await yard.replica(store), parent_id, *wishes)
+    updates = [Update(0, (0,)), Update(0, (0,)), Update(0, (1,))]
+    made = await commit_all(await repository.replica(store), parent_id, *updates)
 
     assert [is_conflict(outcome) for outcome in made] == [False, True, False]
-    await yard.demand(wishes[0], wishes[2])
+    await repository.expect(updates[0], updates[2])
 
 
-async def test_caller_that_leaves_does_not_hurt_its_train(yard: Yard) -> None:
+async def test_caller_that_leaves_does_not_hurt_its_train(repository: TrainRepository) -> None:
     """A commit whose caller leaves before the departure is left out; later ones may be made."""
-    store, parent_id = Late(yard.memory), await yard.tip()
-    replica = await yard.replica(store)
-    early, left, stays, behind = (Wish(0, (chunk,)) for chunk in range(4))
-    tasks = [asyncio.create_task(commit(replica, parent_id, wish)) for wish in (early, stays)]
+    store, parent_id = Late(repository.memory), await repository.tip()
+    replica = await repository.replica(store)
+    early, left, stays, behind = (Update(0, (chunk,)) for chunk in range(4))
+    tasks = [asyncio.create_task(commit(replica, parent_id, update)) for update in (early, stays)]
     is_reached = asyncio.Event()
 
     async def leave() -> None:
@@ -264,4 +279,4 @@ async def test_caller_that_leaves_does_not_hurt_its_train(yard: Yard) -> None:
     await is_reached.wait()
     await asyncio.gather(*tasks[1:])
 
-    await yard.demand(early, stays, behind)
+    await repository.expect(early, stays, behind)

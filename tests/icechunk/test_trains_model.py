@@ -17,7 +17,15 @@ from shardgate.errors import ShardgateError
 from shardgate.icechunk.commit import CommitResult
 from shardgate.icechunk.repo_swap import RefUpdates
 from tests.icechunk.sessions.replicas import Dying, Replica
-from tests.icechunk.yard import ARRAYS, CHUNKS, Outcome, Wish, Yard, commit, is_conflict
+from tests.icechunk.train_repository import (
+    ARRAYS,
+    CHUNKS,
+    Outcome,
+    TrainRepository,
+    Update,
+    commit,
+    is_conflict,
+)
 
 REPLICAS: Final = 2
 CHUNK_SETS: Final = st.sets(st.integers(0, CHUNKS - 1), min_size=1, max_size=3)
@@ -80,23 +88,23 @@ class Made(NamedTuple):
 class Model:
     """A repository, and what every snapshot must have."""
 
-    def __init__(self, yard: Yard, tip: str) -> None:
-        self.yard = yard
+    def __init__(self, repository: TrainRepository, tip: str) -> None:
+        self.repository = repository
         self.line = [tip]
         """Snapshots of ``main``, oldest first."""
         self.lines = {tip: [tip]}
         """For each snapshot its ancestors, oldest first, and itself."""
         self.made: dict[str, Made] = {}
         self.tags: dict[str, str] = {}
-        self.asked: list[tuple[str, Wish]] = []
+        self.asked: list[tuple[str, Update]] = []
         """Parents and contents of all requests."""
 
     async def run(self, number: int, doing: Round) -> None:
         """Send the requests of a round, repeat them all, and compare."""
-        dying = Dying(self.yard.memory, is_done=doing.is_done)
+        dying = Dying(self.repository.memory, is_done=doing.is_done)
         dying.left = 10**9
-        replicas = [await self.yard.replica(dying)]
-        replicas += [await self.yard.replica() for _ in range(REPLICAS - 1)]
+        replicas = [await self.repository.replica(dying)]
+        replicas += [await self.repository.replica() for _ in range(REPLICAS - 1)]
         if doing.dies_at is not None:
             dying.left = doing.dies_at
         sent = [self._send(each) for each in doing.asked]
@@ -107,7 +115,7 @@ class Model:
         if doing.has_tag:
             await self._tag(replicas[-1], f"t{number}")
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        healthy = await self.yard.replica()
+        healthy = await self.repository.replica()
         await self._compare(sent, outcomes)
         again = [await _settled(healthy, *request) for request in sent]
         for before, after in zip(outcomes, again, strict=True):
@@ -116,12 +124,12 @@ class Model:
         if doing.by_library is not None:
             await self._write_by_library(doing.by_library, f"library {number}")
 
-    def _send(self, asked: Asked) -> tuple[str, Wish]:
+    def _send(self, asked: Asked) -> tuple[str, Update]:
         if asked.is_repeated and self.asked:
             return self.asked[-1]
         parent_id = self.line[max(0, len(self.line) - 1 - asked.back)]
-        wish = Wish(asked.array, tuple(sorted(asked.chunks)), amend=asked.is_amend)
-        self.asked.append((parent_id, wish))
+        update = Update(asked.array, tuple(sorted(asked.chunks)), amend=asked.is_amend)
+        self.asked.append((parent_id, update))
         return self.asked[-1]
 
     async def _tag(self, replica: Replica, name: str) -> None:
@@ -133,41 +141,41 @@ class Model:
         )
         self.tags[name] = made.snapshot_id
 
-    async def _compare(self, sent: list[tuple[str, Wish]], outcomes: list[Outcome]) -> None:
+    async def _compare(self, sent: list[tuple[str, Update]], outcomes: list[Outcome]) -> None:
         """Take in the new commits as the library lists them, and compare everything."""
-        repo = await self.yard.library()
+        repo = await self.repository.library()
         history = {each.id: each for each in repo.ancestry(branch="main")}
         line = list(history)[::-1][1:]
-        wishes = {wish.key: (parent_id, wish) for parent_id, wish in self.asked}
+        updates = {update.key: (parent_id, update) for parent_id, update in self.asked}
         if line[: len(self.line)] != self.line:  # the tip was amended
             assert line[: len(self.line) - 1] == self.line[:-1]
-            assert wishes[history[line[len(self.line) - 1]].message][1].amend
+            assert updates[history[line[len(self.line) - 1]].message][1].amend
         for at, snapshot_id in enumerate(line):
             if snapshot_id not in self.lines:
-                parent_id, wish = wishes[history[snapshot_id].message]
-                self._take(snapshot_id, line[:at], parent_id, wish)
+                parent_id, update = updates[history[snapshot_id].message]
+                self._take(snapshot_id, line[:at], parent_id, update)
         self.line = line
-        for (_, wish), outcome in zip(sent, outcomes, strict=True):
+        for (_, update), outcome in zip(sent, outcomes, strict=True):
             if isinstance(outcome, CommitResult):
                 assert outcome.snapshot_id in self.lines
             elif is_conflict(outcome):
-                assert getattr(outcome, "actual_parent", None) in self.lines, wish
+                assert getattr(outcome, "actual_parent", None) in self.lines, update
         keys = [history[snapshot_id].message for snapshot_id in line]
         assert len(set(keys)) == len(keys)
         self._compare_content(repo)
 
-    def _take(self, snapshot_id: str, below: list[str], parent_id: str, wish: Wish) -> None:
+    def _take(self, snapshot_id: str, below: list[str], parent_id: str, update: Update) -> None:
         """Add a commit, which must not conflict with those between its parent and itself."""
-        touched = frozenset((wish.array, chunk) for chunk in wish.chunks)
+        touched = frozenset((update.array, chunk) for chunk in update.chunks)
         amended = None
-        if wish.amend:
+        if update.amend:
             assert self.lines[parent_id][:-1] == below
             amended = parent_id
         else:
             assert parent_id in below
             for other in below[below.index(parent_id) + 1 :]:
                 assert not touched & self._touched(other)
-        self.made[snapshot_id] = Made(parent_id, touched, wish.value, amended)
+        self.made[snapshot_id] = Made(parent_id, touched, update.value, amended)
         self.lines[snapshot_id] = [*below, snapshot_id]
 
     def _touched(self, snapshot_id: str) -> frozenset[tuple[int, int]]:
@@ -207,18 +215,18 @@ class Model:
 
     async def _write_by_library(self, chunk: int, message: str) -> None:
         """Write a chunk by the library, and take its files back into the store."""
-        repo = await self.yard.library()
-        session, wish = repo.writable_session("main"), Wish(0, (chunk,), key=message)
-        zarr.open_array(session.store, path=ARRAYS[0])[chunk] = np.uint8(wish.value)
+        repo = await self.repository.library()
+        session, update = repo.writable_session("main"), Update(0, (chunk,), key=message)
+        zarr.open_array(session.store, path=ARRAYS[0])[chunk] = np.uint8(update.value)
         made = session.commit(message)
-        self.yard.take_back()
-        self._take(made, self.line, self.line[-1], wish)
+        self.repository.take_back()
+        self._take(made, self.line, self.line[-1], update)
         self.line = self.lines[made]
 
 
-async def _settled(replica: Replica, parent_id: str, wish: Wish) -> Outcome:
+async def _settled(replica: Replica, parent_id: str, update: Update) -> Outcome:
     try:
-        return await commit(replica, parent_id, wish)
+        return await commit(replica, parent_id, update)
     except ShardgateError as error:
         return error
 
@@ -231,8 +239,8 @@ def test_random_trains_agree_with_a_model(tmp_path: Path, examples: int) -> None
     @given(st.lists(ROUND, min_size=1, max_size=5))
     def check(rounds: list[Round]) -> None:
         async def run() -> None:
-            yard = Yard(Path(folder))
-            model = Model(yard, await yard.tip())
+            repository = TrainRepository(Path(folder))
+            model = Model(repository, await repository.tip())
             for number, doing in enumerate(rounds):
                 await model.run(number, doing)
 

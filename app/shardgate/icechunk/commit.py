@@ -118,16 +118,18 @@ class PreparedCommit(NamedTuple):
 
 
 class BranchTip(NamedTuple):
-    """Tip of a branch according to *info*, or a commit of a train on top of that."""
+    """Tip of a branch according to *file*, or a commit of a train on top of that."""
 
-    info: RepoInfo
+    file: RepoFile
     snapshot: SnapshotInfo
     read_at: float
-    """Time of the event loop when the read of *info* began."""
-    file: RepoFile | None = None
-    """The file of *info*, if it is known to have been the current one."""
+    """Time of the event loop when the look-up began."""
     ahead: tuple[PreparedCommit, ...] = ()
-    """Commits that are not in *info*, oldest first."""
+    """Commits that are not in *file*, oldest first."""
+
+    @property
+    def info(self) -> RepoInfo:
+        return self.file.info
 
     @property
     def snapshot_id(self) -> str:
@@ -161,13 +163,14 @@ class BranchTip(NamedTuple):
 
 
 def find_commit(
-    request: CommitRequest, info: RepoInfo, opened: OpenedRepository, read_at: float
+    request: CommitRequest, file: RepoFile, opened: OpenedRepository, read_at: float
 ) -> CommitResult | BranchTip:
     """Look up the commit that *request* has made before, or else the tip of its branch.
 
     Raises: `UnknownRefError`, `LockedError`, `ConflictError` for an idempotency key that was used
     for another request, `DamagedError`.
     """
+    info = file.info
     if (made := find_write(info, request.write_id)) is not None:
         return CommitResult.of(made)
     require_unlocked(info, opened.repo)
@@ -177,7 +180,7 @@ def find_commit(
         raise DamagedError(opened.repo, f"does not list {tip_id}, the tip of a branch")
     if request.amend and snapshot.parent_id is None:
         raise ConflictError(f"{tip_id} is the first commit, which cannot be amended")
-    return BranchTip(info, snapshot, read_at)
+    return BranchTip(file, snapshot, read_at)
 
 
 class PreparedFile(NamedTuple):
@@ -198,7 +201,8 @@ class PreparedFiles:
     _repository: Repository
     _held: dict[tuple[str, bytes], PreparedFile] = field(default_factory=dict)
     """Files that are not written yet, by kind and id."""
-    _nbytes: int = 0
+    nbytes: int = 0
+    """Size of these files."""
 
     def held(self, kind: str, object_id: bytes) -> PreparedFile | None:
         """Return a file that is not written yet."""
@@ -214,9 +218,9 @@ class PreparedFiles:
             name = self._repository.file(file.kind, file.object_id)
             demand_readable(name, file.data, self._repository.limit_nbytes)
             nbytes += len(file.data)
-        if self._nbytes + nbytes <= _MAX_HELD_NBYTES:
+        if self.nbytes + nbytes <= _MAX_HELD_NBYTES:
             self._held |= {(file.kind, file.object_id): file for file in files}
-            self._nbytes += nbytes
+            self.nbytes += nbytes
         else:
             await bounded_gather(self._put, files, limit=_PUTS_AT_ONCE)
 
@@ -225,7 +229,7 @@ class PreparedFiles:
         writes: list[Callable[[], Awaitable[None]]]
         writes = [*others, *(partial(self._put, file) for file in self._held.values())]
         await bounded_gather(lambda write: write(), writes, limit=_PUTS_AT_ONCE)
-        self._held, self._nbytes = {}, 0
+        self._held, self.nbytes = {}, 0
 
     async def _put(self, file: PreparedFile) -> None:
         repository, kind, object_id = self._repository, file.kind, file.object_id
@@ -348,7 +352,9 @@ class CommitBuilder:
                 name = opened.directory.join(f"manifests ({array.path})")
                 raise DamagedError(name, str(error)) from error
             limit = opened.repository.limit_nbytes
-            new = await run_in_thread(_manifest_files, contents, limit, is_long=is_long)
+            is_decoded = not is_large(files.nbytes + sum(map(len, contents.values())))
+            prepare = partial(_manifest_files, contents, limit, is_decoded=is_decoded)
+            new = await run_in_thread(prepare, is_long=is_long)
             await files.add(new)
         return rewritten
 
@@ -461,11 +467,13 @@ class CommitBuilder:
         return NewSnapshot(self.request.branch, new, self.request.amend)
 
 
-def _manifest_files(contents: Mapping[bytes, bytes], limit_nbytes: int) -> list[PreparedFile]:
-    is_kept, files = not is_large(sum(map(len, contents.values()))), list[PreparedFile]()
+def _manifest_files(
+    contents: Mapping[bytes, bytes], limit_nbytes: int, *, is_decoded: bool
+) -> list[PreparedFile]:
+    files: list[PreparedFile] = []
     for object_id, data in contents.items():
         decode, value = ManifestDecoder(object_id, limit_nbytes), None
-        if is_kept:
+        if is_decoded:
             with suppress(DecodeError):  # `demand_readable` has the reason
                 value = decode(data)
         files.append(PreparedFile("manifests", object_id, data, decode, value))

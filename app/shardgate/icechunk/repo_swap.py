@@ -65,7 +65,8 @@ _BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
 _YEAR_3000_MS: Final = 32_503_680_000_000
 SKEW_S: Final = 600
 """Largest difference of clocks; the library has the same limit."""
-_AGREED_S: Final = 600
+_CHECKED_S: Final = 600
+"""Interval of the comparisons of clocks."""
 _SET_S: Final = 1.0
 """A clock that moves further than this against the steady one was set."""
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
@@ -100,11 +101,11 @@ class RepoFile:
     info: RepoInfo
     backup: str
     """Name of its copy in ``overwritten/``."""
-    is_kept: bool = False
+    has_backup: bool = False
     """True once that copy is written."""
 
 
-class _Agreement(NamedTuple):
+class _ClockCheck(NamedTuple):
     """Comparison of the clock here with that of a store."""
 
     until_s: float
@@ -128,7 +129,7 @@ class RepoSwaps:
         default_factory=WeakValueDictionary, init=False
     )
     """Last versions read, while a caller has them."""
-    _agreements: dict[str, _Agreement] = field(default_factory=dict, init=False)
+    _clock_checks: dict[str, _ClockCheck] = field(default_factory=dict, init=False)
     """By bucket."""
 
     def now_us(self) -> int:
@@ -179,7 +180,7 @@ class RepoSwaps:
     async def update[T](
         self,
         opened: OpenedRepository,
-        plan: Callable[[RepoInfo], Planned[T]],
+        plan: Callable[[RepoFile], Planned[T]],
         file: RepoFile | None = None,
     ) -> T:
         """Make the changes that *plan* decides on for the current file, and return its answer.
@@ -209,7 +210,7 @@ class RepoSwaps:
         return self.fetch.decoded(read, file.found.etag) is not None
 
     async def _swap[T](
-        self, opened: OpenedRepository, plan: Callable[[RepoInfo], Planned[T]], file: RepoFile
+        self, opened: OpenedRepository, plan: Callable[[RepoFile], Planned[T]], file: RepoFile
     ) -> _Prepared[T] | Conflict:
         ref, limit = opened.repo, opened.repository.limit_nbytes
         payload_nbytes = len(file.info.payload)
@@ -219,7 +220,7 @@ class RepoSwaps:
             prepared = await run_in_thread(prepare, is_long=file.info.is_long)
         if prepared.info is None:
             return prepared
-        await self.keep(opened, file)
+        await self.write_backup(opened, file)
         try:
             swapped = await self.store.put(ref, [prepared.data], expected=file.found.etag)
         finally:
@@ -233,10 +234,10 @@ class RepoSwaps:
         return prepared
 
     def _prepare[T](
-        self, ref: ObjectRef, limit: int, file: RepoFile, plan: Callable[[RepoInfo], Planned[T]]
+        self, ref: ObjectRef, limit: int, file: RepoFile, plan: Callable[[RepoFile], Planned[T]]
     ) -> _Prepared[T]:
         try:
-            answer, changes = plan(file.info)
+            answer, changes = plan(file)
             if not changes:
                 return _Prepared(answer)
             require_unlocked(file.info, ref)
@@ -248,26 +249,26 @@ class RepoSwaps:
         except DecodeError as error:
             raise DamagedError(ref, str(error)) from error
 
-    async def keep(self, opened: OpenedRepository, file: RepoFile) -> None:
+    async def write_backup(self, opened: OpenedRepository, file: RepoFile) -> None:
         """Write the copy of *file* in ``overwritten/``, unless that is done, and compare clocks.
 
         Raises: `ClockSkewError`, `UnwritableError`, `StorageError`.
         """
-        if file.is_kept:
+        if file.has_backup:
             return
         backup, began_s = opened.directory.join(f"overwritten/{file.backup}"), self.clock()
         # A conflict is the same copy, written by another caller with this file.
         await self.store.put(backup, [file.found.data], expected=ABSENT)
         await self._compare_clocks(backup, began_s)
-        file.is_kept = True
+        file.has_backup = True
 
     async def _compare_clocks(self, written: ObjectRef, began_s: float) -> None:
         """Call `demand_clock`, unless the clocks agreed some minutes ago and none was set here."""
         steady_s = self.fetch.clock()
-        offset_s, agreed = self.clock() - steady_s, self._agreements.get(written.bucket)
-        if agreed is None or steady_s >= agreed.until_s or abs(offset_s - agreed.offset_s) > _SET_S:
+        offset_s, last = self.clock() - steady_s, self._clock_checks.get(written.bucket)
+        if last is None or steady_s >= last.until_s or abs(offset_s - last.offset_s) > _SET_S:
             await demand_clock(self.store, written, began_s)
-            self._agreements[written.bucket] = _Agreement(steady_s + _AGREED_S, offset_s)
+            self._clock_checks[written.bucket] = _ClockCheck(steady_s + _CHECKED_S, offset_s)
 
 
 def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:
@@ -386,8 +387,8 @@ class RefUpdates:
     async def delete_branch(self, name: str, demand: Demand | None) -> None:
         """Delete a branch other than ``main``; its snapshots stay."""
 
-        def plan(info: RepoInfo) -> Planned[None]:
-            _check_tip(name, demand, info)
+        def plan(file: RepoFile) -> Planned[None]:
+            _check_tip(name, demand, file.info)
             return Planned(None, [RefUpdate("branch_deleted", name)])
 
         if name == MAIN.name:
@@ -397,9 +398,9 @@ class RefUpdates:
     async def delete_tag(self, name: str) -> None:
         """Delete a tag, whose name cannot be used again; raise `ConflictError` if forbidden."""
 
-        def plan(info: RepoInfo) -> Planned[None]:
-            _check_feature(info, Feature.DELETE_TAG)
-            if info.tags.get(name) is None:
+        def plan(file: RepoFile) -> Planned[None]:
+            _check_feature(file.info, Feature.DELETE_TAG)
+            if file.info.tags.get(name) is None:
                 raise UnknownRefError(f"there is no tag {name!r}")
             return Planned(None, [RefUpdate("tag_deleted", name)])
 
@@ -415,9 +416,9 @@ class RefUpdates:
         if (object_id := decode_id(snapshot_id)) is None:
             raise BadBodyError(f"{snapshot_id[:40]!r} is no id of a snapshot")
 
-        def plan(info: RepoInfo) -> Planned[NamedRef]:
-            check(info)
-            if info.snapshot(snapshot_id) is None:
+        def plan(file: RepoFile) -> Planned[NamedRef]:
+            check(file.info)
+            if file.info.snapshot(snapshot_id) is None:
                 raise UnknownRefError(f"there is no snapshot {snapshot_id}")
             return Planned(NamedRef(name, snapshot_id), [RefUpdate(kind, name, object_id)])
 

@@ -100,7 +100,7 @@ class Train:
         opened = self.opened
         try:
             if self.tip is None:
-                self._settle(await self.swaps.look_up(opened, self._look_in_file()))
+                self._settle(await self.swaps.look_up(opened, self._look()))
             if self.tip is not None:
                 await self.swaps.store.verify_conditional_writes(opened.directory)
                 await retry_conflicts(self._attempt, Conflict, self)
@@ -115,25 +115,16 @@ class Train:
         """Return the commits without an outcome; the callers of others may have left."""
         return [commit for commit in self.commits if not commit.done.done()]
 
-    def _look_in_file(self) -> Callable[[RepoFile], _LookUp]:
-        look = self._look()
-
-        def look_in_file(file: RepoFile) -> _LookUp:
-            found = look(file.info)
-            return found._replace(tip=found.tip and found.tip._replace(file=file))
-
-        return look_in_file
-
-    def _look(self) -> Callable[[RepoInfo], _LookUp]:
-        """Return a function that looks up the waiting commits in the contents of ``repo``."""
+    def _look(self) -> Callable[[RepoFile], _LookUp]:
+        """Return a function that looks up the waiting commits in a version of ``repo``."""
         waiting, read_at = self._waiting(), asyncio.get_running_loop().time()
 
-        def look(info: RepoInfo) -> _LookUp:
+        def look(file: RepoFile) -> _LookUp:
             found = _LookUp(None, {})
             for commit in waiting:
                 builder = commit.builder
                 try:
-                    known = find_commit(builder.request, info, builder.opened, read_at)
+                    known = find_commit(builder.request, file, builder.opened, read_at)
                 except ShardgateError as error:
                     found.outcomes[commit] = error
                     continue
@@ -158,18 +149,17 @@ class Train:
         last = await self._prepare(tip, files, outcomes)
         if not last.ahead:
             return None
-        file = tip.file
-        await files.write(*([] if file is None else [partial(self.swaps.keep, self.opened, file)]))
+        await files.write(partial(self.swaps.write_backup, self.opened, tip.file))
         changes, look = [each.change for each in last.ahead], self._look()
 
-        def plan(info: RepoInfo) -> Planned[_LookUp | None]:
-            found = look(info)
+        def plan(file: RepoFile) -> Planned[_LookUp | None]:
+            found = look(file)
             if found.outcomes or found.tip is None or found.tip.snapshot != tip.snapshot:
                 return Planned(found)
             return Planned(None, changes)
 
         try:
-            newer = await self.swaps.update(self.opened, plan, file)
+            newer = await self.swaps.update(self.opened, plan, tip.file)
         except StorageError:
             await self._reconcile(outcomes)
             raise
@@ -184,7 +174,7 @@ class Train:
     ) -> BranchTip:
         """Prepare the waiting commits one on top of the other, and return the last one.
 
-        *outcomes* are added that are true once the commits are made. A commit may have failed
+        Add to *outcomes* those that hold once the commits are made. A commit may have failed
         because of one that is not made yet, and never will be if the swap fails.
         """
         for commit in self._waiting():
@@ -207,7 +197,7 @@ class Train:
     async def _reconcile(self, outcomes: _Outcomes) -> None:
         """Pass on the *outcomes* if the swap was made, though its response was lost."""
         with suppress(ShardgateError):
-            found = await self.swaps.look_up(self.opened, self._look_in_file())
+            found = await self.swaps.look_up(self.opened, self._look())
             made = {
                 commit: result
                 for commit, result in found.outcomes.items()
@@ -226,8 +216,8 @@ def _pass_on(outcomes: Mapping[PendingCommit, CommitResult | Exception]) -> None
 class Trains:
     """Trains of all branches, one after the other for each.
 
-    A commit whose caller leaves before the departure is left out; once departed, a train arrives
-    even if all callers leave.
+    A commit whose caller leaves before it is prepared is left out; prepared commits are made even
+    if all callers leave.
     """
 
     def __init__(self, swaps: RepoSwaps) -> None:
@@ -337,12 +327,9 @@ class Committer:
         `UnknownRefError`, and the errors of `commit`.
         """
         read_at = asyncio.get_running_loop().time()
-
-        def look(file: RepoFile) -> CommitResult | BranchTip:
-            found = find_commit(request, file.info, opened, read_at)
-            return found if isinstance(found, CommitResult) else found._replace(file=file)
-
-        found = await self.swaps.look_up(opened, look)
+        found = await self.swaps.look_up(
+            opened, lambda file: find_commit(request, file, opened, read_at)
+        )
         if isinstance(found, CommitResult):
             return found
         info, parent_id = found.info, request.parent_id or found.snapshot_id

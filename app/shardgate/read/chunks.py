@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -267,16 +267,18 @@ class ChunkReader:
         window = self._windows.get(version)
         if window is None:
             window = self._windows[version] = []
-            call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
-            turns = [call_soon] * (_TURNS - 1)  # each of them passes on what follows it
-            call_soon(*turns, self._close_window, version)
+            asyncio.get_running_loop().call_soon(self._turn, version, 1)
         window.append(pending)
 
-    def _close_window(self, version: _ObjectVersion) -> None:
-        """Start the reads of a window, or leave it open for more neighbours if it has some."""
+    def _turn(self, version: _ObjectVersion, turn: int) -> None:
+        """Start the reads of a window after the last turn, or leave it open for more neighbours."""
+        loop = asyncio.get_running_loop()
+        if turn < _TURNS:
+            loop.call_soon(self._turn, version, turn + 1)
+            return
         is_alone = len(self._windows[version]) == 1 and version not in self._reads
         if not is_alone and self._has_neighbours(version):
-            asyncio.get_running_loop().call_later(_WINDOW_S, self._start_reads, version)
+            loop.call_later(_WINDOW_S, self._start_reads, version)
             return
         for pending in self._windows.pop(version):
             self._start(version, pending.chunk.byte_range, 0, [pending])

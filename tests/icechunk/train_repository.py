@@ -67,7 +67,7 @@ class Counting(Tapped):
 
 
 @dataclass(frozen=True)
-class Wish:
+class Update:
     """A commit to be made; *array* is by number."""
 
     array: int = 0
@@ -85,9 +85,9 @@ class Wish:
 type Outcome = CommitResult | BaseException
 
 
-async def attempt(replica: Replica, parent_id: str, *wishes: Wish) -> list[Outcome]:
-    """Commit all *wishes* at once, which are one train, and return what came of each."""
-    tasks = [asyncio.create_task(commit(replica, parent_id, wish)) for wish in wishes]
+async def commit_all(replica: Replica, parent_id: str, *updates: Update) -> list[Outcome]:
+    """Commit all *updates* at once, which are one train, and return what came of each."""
+    tasks = [asyncio.create_task(commit(replica, parent_id, update)) for update in updates]
     return list(await asyncio.gather(*tasks, return_exceptions=True))
 
 
@@ -102,24 +102,24 @@ def _node_ids() -> dict[str, bytes]:
     return {path.strip("/"): node.node_id for path, node in snapshot.nodes.items()}
 
 
-async def commit(replica: Replica, parent_id: str, wish: Wish) -> CommitResult:
-    """Commit one wish, whose message is its key."""
-    coords = np.array([[chunk] for chunk in sorted(wish.chunks)], np.uint32)
-    payloads = Payloads.of(InlineChunk(bytes([wish.value])) for _ in wish.chunks)
-    changes = ChangeSet(chunks={_node_ids()[ARRAYS[wish.array]]: ChunkChanges(coords, payloads)})
-    write_id = WriteId(wish.key, f"{wish.chunks}")
-    request = CommitRequest("main", parent_id, wish.key, write_id, amend=wish.amend)
+async def commit(replica: Replica, parent_id: str, update: Update) -> CommitResult:
+    """Commit one update, whose message is its key."""
+    coords = np.array([[chunk] for chunk in sorted(update.chunks)], np.uint32)
+    payloads = Payloads.of(InlineChunk(bytes([update.value])) for _ in update.chunks)
+    changes = ChangeSet(chunks={_node_ids()[ARRAYS[update.array]]: ChunkChanges(coords, payloads)})
+    write_id = WriteId(update.key, f"{update.chunks}")
+    request = CommitRequest("main", parent_id, update.key, write_id, amend=update.amend)
     return await replica.committer.commit(replica.opened, changes, request)
 
 
-def made_of(outcomes: list[Outcome]) -> list[str]:
+def snapshot_ids(outcomes: list[Outcome]) -> list[str]:
     """Return the ids of the snapshots; all must be made."""
     failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert not failed, failed
     return [outcome.snapshot_id for outcome in outcomes if isinstance(outcome, CommitResult)]
 
 
-class Yard:
+class TrainRepository:
     """A repository in memory."""
 
     def __init__(self, folder: Path) -> None:
@@ -146,36 +146,36 @@ class Yard:
         """Return the snapshot of ``main``."""
         return (await self.library()).lookup_branch("main")
 
-    async def demand(self, *wishes: Wish) -> icechunk.Repository:
-        """Assert that exactly the commits of *wishes*, in this order, were made since the first.
+    async def expect(self, *updates: Update) -> icechunk.Repository:
+        """Assert that exactly the commits of *updates*, in this order, were made since the first.
 
         The library must read the parents, the diff and the operation of each, and all values.
         """
         repo = await self.library()
         history = list(repo.ancestry(branch="main"))[::-1]
-        assert [each.message for each in history[2:]] == [wish.key for wish in wishes]
+        assert [each.message for each in history[2:]] == [update.key for update in updates]
         line = [each.id for each in history]
         assert [each.parent_id for each in history[1:]] == line[:-1]
         moments = [each.written_at for each in history]
         assert sorted(set(moments)) == moments
-        for (before, after), wish in zip(pairwise(line[1:]), wishes, strict=True):
+        for (before, after), update in zip(pairwise(line[1:]), updates, strict=True):
             diff = repo.diff(from_snapshot_id=before, to_snapshot_id=after)
-            assert diff.updated_chunks == wish.updated, wish
-        self._demand_values(repo, wishes)
-        self._demand_log(repo, line)
+            assert diff.updated_chunks == update.updated, update
+        self._expect_values(repo, updates)
+        self._expect_log(repo, line)
         return repo
 
-    def _demand_values(self, repo: icechunk.Repository, wishes: tuple[Wish, ...]) -> None:
+    def _expect_values(self, repo: icechunk.Repository, updates: tuple[Update, ...]) -> None:
         expected = [[0] * CHUNKS for _ in ARRAYS]
-        for wish in wishes:
-            for chunk in wish.chunks:
-                expected[wish.array][chunk] = wish.value
+        for update in updates:
+            for chunk in update.chunks:
+                expected[update.array][chunk] = update.value
         store = repo.readonly_session("main").store
         for name, values in zip(ARRAYS, expected, strict=True):
             found: Any = zarr.open_array(store, path=name, mode="r")[...]
             assert found.tolist() == values
 
-    def _demand_log(self, repo: icechunk.Repository, line: list[str]) -> None:
+    def _expect_log(self, repo: icechunk.Repository, line: list[str]) -> None:
         log = list(repo.ops_log())
         moments = [each.updated_at for each in log]
         assert sorted(set(moments), reverse=True) == moments

@@ -30,8 +30,9 @@ from shardgate.settings import StoreSettings
 from shardgate.storage.contract import ABSENT
 from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.refusals import HttpMethod
-from shardgate.storage.s3 import Presigner, S3Store, presign
+from shardgate.storage.s3 import S3Store
 from shardgate.storage.s3_client import agree_to_pay
+from shardgate.storage.s3_signing import BucketSigner, presign
 from tests.storage.conftest import found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 from tests.storage.proxy import Proxy
@@ -102,13 +103,13 @@ async def test_an_expired_signature_is_renewed_for_all_its_readers(
     faulty: FaultyServer, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Concurrent reads with one expired URL all succeed with a new one."""
-    sign = store._presign
+    sign = store._signer.presign
 
     async def sign_after_a_while(method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         await asyncio.sleep(0.05)  # as credentials that are refreshed take
         return await sign(method, ref)
 
-    monkeypatch.setattr(store, "_presign", sign_after_a_while)
+    monkeypatch.setattr(store._signer, "presign", sign_after_a_while)
     for _ in range(3):
         await store.get(REF)
     assert len({seen.query for seen in faulty.seen}) == 1
@@ -233,14 +234,14 @@ async def test_urls_are_those_of_botocore(
     async with _client(**options) as client:
         if pays:
             client.meta.events.register("before-sign.s3", agree_to_pay)
-        signer = await Presigner.of(client, method, "my-bucket")
+        signer = await BucketSigner.of(client, method, "my-bucket")
         assert signer is not None
         credentials = Credentials("AKID", "secret", options.get("aws_session_token"))
         for key in KEYS:
             ours = theirs = ""
             while not ours or _moment(ours) != _moment(theirs):
                 theirs = await presign(client, method, "my-bucket", key)
-                ours = signer.sign(key, credentials)
+                ours = signer.presign(key, credentials)
             assert ours == theirs
             assert ("x-amz-request-payer=requester&" in ours) is pays
 
@@ -282,13 +283,13 @@ async def test_requester_agrees_to_pay_for_every_request(seaweedfs: SeaweedFS) -
     ],
 )
 async def test_other_ways_to_sign_are_left_to_botocore(query: str) -> None:
-    """A bucket with another way to sign, such as sessions, has no presigner."""
+    """A bucket with another way to sign, such as sessions, has no signer of ours."""
 
     class Client:
         async def generate_presigned_url(self, *_: object, **__: object) -> str:
             return f"https://bucket--usw2-az1--x-s3.example/key?{query}"
 
-    assert await Presigner.of(Client(), "GET", "bucket--usw2-az1--x-s3") is None
+    assert await BucketSigner.of(Client(), "GET", "bucket--usw2-az1--x-s3") is None
 
 
 def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:

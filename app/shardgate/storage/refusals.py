@@ -25,7 +25,7 @@ from shardgate.storage.http1_client import (
 )
 from shardgate.storage.http_headers import parse_unsatisfied
 
-type HttpMethod = Literal["GET", "HEAD"]
+type HttpMethod = Literal["GET", "HEAD", "PUT"]
 
 NO_SUCH_KEY: Final = "NoSuchKey"
 """The only code that proves absence in S3: proxies in front of it answer 404 too."""
@@ -129,7 +129,7 @@ async def read_refusal(method: HttpMethod, response: HttpResponse) -> Refusal:
     """Read and release a response that is no success; its document may be lost."""
     document = b""
     try:
-        if method == "GET" and response.status not in _WITHOUT_DOCUMENT:
+        if method != "HEAD" and response.status not in _WITHOUT_DOCUMENT:
             async for piece in response.pieces():
                 document += piece
                 if len(document) >= _DOCUMENT_NBYTES:

@@ -1,18 +1,16 @@
 """Objects of S3 and of servers that speak its protocol.
 
-aiobotocore finds credentials, signs, lists and writes; only the modules ``s3*`` import it. Reads go
-to presigned URLs, which do not name the range, so that one signature serves many reads.
+aiobotocore finds credentials, lists and writes; only the modules ``s3*`` import it. Reads go to
+presigned URLs, which do not name the range, so that one signature serves many reads. They, and PUTs
+of small objects, are sent by our own HTTP client.
 """
 
 import heapq
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
-from urllib.parse import parse_qs, quote
-
-from botocore.auth import S3SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
+from functools import partial
+from typing import Any, Final
 
 from shardgate.errors import StorageDeniedError, StorageUnavailableError
 from shardgate.model import ETag, ObjectRef
@@ -22,26 +20,12 @@ from shardgate.storage.http1_client import HttpClient, RequestTarget
 from shardgate.storage.http_headers import is_strong
 from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import HttpMethod, Refusal
-from shardgate.storage.s3_client import PAYER, S3Client, bucket_of, translated
-from shardgate.storage.s3_write import S3WriteOptions, S3Writer
+from shardgate.storage.s3_client import S3Client, bucket_of, translated
+from shardgate.storage.s3_signing import S3Signer
+from shardgate.storage.s3_write import S3WriteOptions, S3Writer, SmallPuts
 
-_EXPIRES_S: Final = 900
 _REUSED_S: Final = 300
 _CACHED_URLS: Final = 8192
-_OPERATIONS: Final[dict[HttpMethod, str]] = {"GET": "get_object", "HEAD": "head_object"}
-_SAMPLE_KEY: Final = "key"
-_QUERY_OF_SIGV4: Final = frozenset(
-    {
-        "X-Amz-Algorithm",
-        "X-Amz-Credential",
-        "X-Amz-Date",
-        "X-Amz-Expires",
-        "X-Amz-Security-Token",
-        "X-Amz-Signature",
-        "X-Amz-SignedHeaders",
-        PAYER[0],
-    }
-)
 _EXPIRED_STATUS: Final = frozenset({400, 403})
 _EXPIRED_CODES: Final = frozenset({"InvalidToken", "TokenRefreshRequired"})
 _IN_KEY_ORDER: Final = ("AmazonS3", "MinIO", "Ceph")
@@ -69,13 +53,15 @@ class S3Store(S3Writer, HttpReader):
             timeout_s=timeout_s,
             deadline_s=options.deadline_s,
         )
-        http = HttpClient(connections=connections, silence_s=timeout_s, ca_file=client.ca_file)
-        HttpReader.__init__(self, http, settings)
+        http = partial(HttpClient, connections=connections, ca_file=client.ca_file)
+        HttpReader.__init__(self, http(silence_s=timeout_s), settings)
         self.is_signed = not client.is_anonymous
-        S3Writer.__init__(self, client, self, options)
+        self._signer = S3Signer(client)
+        self._http_of_puts = http(silence_s=max(timeout_s, options.deadline_s))
+        puts = SmallPuts(client, self._signer, self._http_of_puts)
+        S3Writer.__init__(self, client, self, puts, options)
         self._in_order: dict[str, bool] = {}
         self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[RequestTarget, float]] = {}
-        self._presigners: dict[tuple[HttpMethod, str], Presigner | None] = {}
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
@@ -96,34 +82,25 @@ class S3Store(S3Writer, HttpReader):
         except StorageDeniedError:
             if not self._forbidden_is_absent:
                 raise
-            await self.head(root.join(_SAMPLE_KEY))
+            await self.head(root.join("key"))
 
     def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
         return True
 
     async def aclose(self) -> None:
         await HttpReader.aclose(self)
+        await self._http_of_puts.aclose()
         await self._client.aclose()
 
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         """Return a presigned URL, which is reused for five minutes."""
         target, until = self._urls.get((method, ref), (None, 0.0))
         if target is None or until < time.monotonic():
-            target = await self._presign(method, ref)
+            target = await self._signer.presign(method, ref)
             if len(self._urls) >= _CACHED_URLS:
                 del self._urls[next(iter(self._urls))]
             self._urls[method, ref] = target, time.monotonic() + _REUSED_S
         return target
-
-    async def _presign(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
-        with translated(ref):
-            client, bucket = await self._client.reader(), bucket_of(ref)
-            if (method, bucket) not in self._presigners:
-                self._presigners[method, bucket] = await Presigner.of(client, method, bucket)
-            presigner = self._presigners[method, bucket]
-            if presigner is None:
-                return RequestTarget(await presign(client, method, bucket, ref.key))
-            return RequestTarget(presigner.sign(ref.key, await self._client.credentials()))
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:
         """Drop a URL that has expired; the response to a HEAD does not give the reason."""
@@ -140,51 +117,6 @@ class S3Store(S3Writer, HttpReader):
 
     def _may_hide_absence(self, refusal: Refusal) -> bool:
         return bool(refusal.code) and refusal.may_hide_absence
-
-
-async def presign(client: Any, method: HttpMethod, bucket: str, key: str) -> str:
-    """Return botocore's presigned URL; without credentials it is not signed."""
-    url: str = await client.generate_presigned_url(
-        _OPERATIONS[method],
-        Params={"Bucket": bucket, "Key": key},
-        ExpiresIn=_EXPIRES_S,
-        HttpMethod=method,
-    )
-    return url
-
-
-@dataclass(frozen=True, slots=True)
-class Presigner:
-    """Presigns URLs of one bucket with a single look-up of the endpoint, unlike botocore."""
-
-    method: HttpMethod
-    base: str
-    region: str
-    query: str = ""
-    """Parameter that is signed too, with its question mark."""
-
-    @classmethod
-    async def of(cls, client: Any, method: HttpMethod, bucket: str) -> Self | None:
-        """Derive from a URL of botocore; `None` if that has more than SigV4's parameters."""
-        url, _, query = (await presign(client, method, bucket, _SAMPLE_KEY)).partition("?")
-        base = url.removesuffix(_SAMPLE_KEY)
-        if not query:
-            return cls(method, base, "")
-        params = parse_qs(query)
-        match params.get("X-Amz-Credential", [""])[0].split("/"):
-            case [_, _, region, "s3", _] if params.keys() <= _QUERY_OF_SIGV4:
-                payer = "?{}={}".format(*PAYER) if PAYER[0] in params else ""
-                return cls(method, base, region, payer)
-        return None
-
-    def sign(self, key: str, credentials: Any) -> str:
-        """Return the URL of the object *key*, signed with frozen *credentials*."""
-        url = self.base + quote(key, safe="/~")
-        if not self.region:
-            return url
-        request = AWSRequest(self.method, url + self.query)
-        S3SigV4QueryAuth(credentials, "s3", self.region, expires=_EXPIRES_S).add_auth(request)
-        return str(request.url)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket, no_credentials
 from shardgate.storage.wrappers import RetryPolicy
 
-_NO_BUCKET: Final = "NoSuchBucket"
+NO_BUCKET: Final = "NoSuchBucket"
 _GONE_CODES: Final = frozenset({NO_SUCH_KEY, "NoSuchUpload"})
 """An upload that is gone lost a race, or was swept: the write starts again."""
 _REQUIRED: Final = {
@@ -77,7 +77,7 @@ _REQUIRED: Final = {
 _PIECE_NBYTES: Final = 256 * 1024
 _SIGNATURE: Final = "s3v4-hashed-before"
 _REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
-_DIGEST: Final = "shardgate_sha256"
+DIGEST: Final = "shardgate_sha256"
 PAYER: Final = ("x-amz-request-payer", "requester")
 """Header, or parameter of a presigned URL, by which the caller agrees to pay."""
 _BODY_OPERATIONS: Final = ("PutObject", "UploadPart")
@@ -150,7 +150,7 @@ class S3Client:
                     **{"Bucket": bucket_of(ref), key: ref.key}, **params
                 )
             except ClientError as error:
-                if (refusal := _refusal(error)).code == _NO_BUCKET:
+                if (refusal := _refusal(error)).code == NO_BUCKET:
                     raise
                 return refusal
             return answer
@@ -223,6 +223,7 @@ class S3Client:
             max_pool_connections=self._connections,
             retries={"total_max_attempts": 1},
             http_session_cls=_HTTPSession,
+            user_agent="shardgate",  # botocore assembles its own for each request
             s3={"addressing_style": "path"} if endpoint else {},
         )
         return {
@@ -250,7 +251,7 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         yield
     except ClientError as error:
         refusal = _refusal(error)
-        if refusal.code == _NO_BUCKET:
+        if refusal.code == NO_BUCKET:
             raise no_bucket(ref) from error
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
@@ -456,7 +457,7 @@ def _hash_in_thread(client: Any) -> None:
     botocore hashes a body while it signs; here a thread does in the event before. botocore makes
     each body a file in memory, which aiohttp would copy.
     """
-    AUTH_TYPE_MAPS.setdefault(_SIGNATURE, _HashedBefore)
+    AUTH_TYPE_MAPS.setdefault(_SIGNATURE, HashedBeforeAuth)
     for operation in _BODY_OPERATIONS:
         client.meta.events.register_first(f"choose-signer.s3.{operation}", _choose_signer)
         client.meta.events.register(f"before-sign.s3.{operation}", _hash)
@@ -470,9 +471,11 @@ def agree_to_pay(request: Any, signature_version: Any, **_: Any) -> None:
     (request.params if is_presigned else request.headers)[name] = value
 
 
-class _HashedBefore(S3SigV4Auth):
+class HashedBeforeAuth(S3SigV4Auth):
+    """Signs with the digest of the body in the context of the request, if it has one."""
+
     def payload(self, request: Any) -> Any:
-        return request.context.get(_DIGEST) or super().payload(request)
+        return request.context.get(DIGEST) or super().payload(request)
 
 
 def _choose_signer(signature_version: Any, **_: Any) -> str | None:
@@ -482,7 +485,7 @@ def _choose_signer(signature_version: Any, **_: Any) -> str | None:
 async def _hash(request: Any, signature_version: Any, **_: Any) -> None:
     body = _large(request.data)
     if signature_version == _SIGNATURE and body is not None:
-        request.context[_DIGEST] = (await asyncio.to_thread(sha256, body)).hexdigest()
+        request.context[DIGEST] = (await asyncio.to_thread(sha256, body)).hexdigest()
 
 
 def _divide(request: Any, **_: Any) -> None:

@@ -6,10 +6,11 @@ A server is tried first, since many accept preconditions and ignore them.
 import asyncio
 import secrets
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from cachetools import LRUCache
@@ -36,10 +37,18 @@ from shardgate.storage.contract import (
     check_write,
     nbytes_of,
 )
-from shardgate.storage.http_headers import is_derived
+from shardgate.storage.http1_client import HttpClient
+from shardgate.storage.http_headers import is_derived, skew_of
 from shardgate.storage.http_reader import HttpReader
-from shardgate.storage.refusals import Refusal
+from shardgate.storage.refusals import (
+    FAILURES,
+    Refusal,
+    no_bucket,
+    read_refusal,
+    storage_error,
+)
 from shardgate.storage.s3_client import (
+    NO_BUCKET,
     ObjectState,
     ObjectWrite,
     S3Answer,
@@ -52,6 +61,7 @@ from shardgate.storage.s3_client import (
     is_refused,
     next_ids,
 )
+from shardgate.storage.s3_signing import S3Signer
 from shardgate.storage.s3_upload import (
     BodyFetcher,
     CannotCopyError,
@@ -68,7 +78,16 @@ _MAX_KEY_NBYTES: Final = 990
 _WRONG: Final = '"00000000000000000000000000000000"'
 _WRONGS: Final = ({"IfMatch": _WRONG}, {"IfNoneMatch": "*"})
 """Preconditions that do not hold for an existing object."""
-_HEADERS: Final = {"IfMatch": "If-Match", "IfNoneMatch": "If-None-Match"}
+_HEADERS: Final = {
+    "IfMatch": "If-Match",
+    "IfNoneMatch": "If-None-Match",
+    "ChecksumCRC32C": "x-amz-checksum-crc32c",
+    "ContentEncoding": "Content-Encoding",
+    "ContentType": "Content-Type",
+}
+"""Names in HTTP of parameters of botocore."""
+_BY_BOTOCORE: Final = frozenset({301, 302, 307, 308, 400})
+"""Statuses that a request to another region or with another signature may not have."""
 _TRIES: Final = 5
 _AMAZON: Final = "AmazonS3"
 _SEAWEEDFS: Final = "SeaweedFS"
@@ -95,8 +114,11 @@ class S3WriteOptions(NamedTuple):
 class S3Writer:
     """Writing side of `S3Store`."""
 
-    def __init__(self, client: S3Client, reader: HttpReader, options: S3WriteOptions) -> None:
+    def __init__(
+        self, client: S3Client, reader: HttpReader, puts: "SmallPuts", options: S3WriteOptions
+    ) -> None:
         self._options = options
+        self._puts = puts
         self._client = client
         self._swapper = Swapper(client, reader)
         self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
@@ -185,14 +207,7 @@ class S3Writer:
         except VersionChangedError:
             return CONFLICT
         checksum = await run_in_thread(_checksum, body, is_long=is_large(len(body)))
-        send = partial(
-            self._client.send,
-            ref,
-            "put_object",
-            Body=body,
-            ChecksumCRC32C=checksum,
-            **write.headers,
-        )
+        send = partial(self._puts.send, ref, body, ChecksumCRC32C=checksum, **write.headers)
         try:
             etag = await self._swapper.write(write, send)
         finally:
@@ -218,6 +233,53 @@ class S3Writer:
             above = ref.key.rpartition("/")[0]
             await self.verify_conditional_writes(ObjectRef(ref.bucket, above))
         return self._features[ref.bucket]
+
+
+class SmallPuts:
+    """PUTs of objects, the small ones over an HTTP client of our own.
+
+    One of 3 kB takes a quarter of the processor time that aiobotocore's takes.
+    """
+
+    def __init__(self, client: S3Client, signer: S3Signer, http: HttpClient) -> None:
+        self._client = client
+        self._signer = signer
+        self._http = http
+
+    async def send(self, ref: ObjectRef, body: bytes, **params: Any) -> S3Answer | Refusal:
+        """Send one PUT with *params* of botocore; raise without a response, or bucket.
+
+        A redirect, or a refusal that may be about the signature, is left to botocore.
+        """
+        if not is_large(len(body)):
+            sent = await self._send(ref, body, _http_headers(params))
+            if not (sent is None or (isinstance(sent, Refusal) and sent.status in _BY_BOTOCORE)):
+                return sent
+        return await self._client.send(ref, "put_object", Body=body, **params)
+
+    async def _send(
+        self, ref: ObjectRef, body: bytes, headers: Mapping[str, str]
+    ) -> S3Answer | Refusal | None:
+        if (signed := await self._signer.sign_put(ref, headers, body)) is None:
+            return None
+        target, lines = signed
+        try:
+            response = await self._http.send("PUT", target, lines, body, is_eager=True)
+        except FAILURES as error:
+            raise storage_error(ref, error) from error
+        if response.status == HTTPStatus.OK:
+            response.release()
+            return {"ETag": response.headers.get(b"etag", b"").decode("latin-1")}
+        refusal = await read_refusal("PUT", response)
+        if refusal.code == NO_BUCKET:
+            raise no_bucket(ref)
+        return replace(refusal, skew_s=skew_of(response.headers))
+
+
+def _http_headers(params: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of a PUT with *params* of botocore."""
+    metadata = {f"x-amz-meta-{name}": value for name, value in params["Metadata"].items()}
+    return {header: params[name] for name, header in _HEADERS.items() if name in params} | metadata
 
 
 def _checksum(body: bytes) -> str:

@@ -1,0 +1,141 @@
+"""Requests to S3 signed with a single look-up of the endpoint for each bucket, unlike botocore's.
+
+Reads go to presigned URLs. PUTs of small objects carry a signature in their headers. Both take
+their endpoint from a URL that botocore has presigned, and are left to botocore if that was signed
+in another way than by SigV4.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final, Self
+from urllib.parse import parse_qs, quote
+
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+
+from shardgate.model import ObjectRef
+from shardgate.storage.http1_client import RequestTarget
+from shardgate.storage.refusals import HttpMethod
+from shardgate.storage.s3_client import (
+    DIGEST,
+    PAYER,
+    HashedBeforeAuth,
+    S3Client,
+    bucket_of,
+    translated,
+)
+
+_EXPIRES_S: Final = 900
+_OPERATIONS: Final[dict[HttpMethod, str]] = {
+    "GET": "get_object",
+    "HEAD": "head_object",
+    "PUT": "put_object",
+}
+_SAMPLE_KEY: Final = "key"
+_QUERY_OF_SIGV4: Final = frozenset(
+    {
+        "X-Amz-Algorithm",
+        "X-Amz-Credential",
+        "X-Amz-Date",
+        "X-Amz-Expires",
+        "X-Amz-Security-Token",
+        "X-Amz-Signature",
+        "X-Amz-SignedHeaders",
+        PAYER[0],
+    }
+)
+
+
+class S3Signer:
+    """Signs requests about objects with the credentials of a client."""
+
+    def __init__(self, client: S3Client) -> None:
+        self._client = client
+        self._buckets: dict[tuple[HttpMethod, str], BucketSigner | None] = {}
+
+    async def presign(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
+        """Return a URL of *ref* for *method*, valid for 900 s."""
+        with translated(ref):
+            if (signer := await self._of(method, ref)) is None:
+                client, bucket = await self._client.reader(), bucket_of(ref)
+                return RequestTarget(await presign(client, method, bucket, ref.key))
+            return RequestTarget(signer.presign(ref.key, await self._client.credentials()))
+
+    async def sign_put(
+        self, ref: ObjectRef, headers: Mapping[str, str], body: bytes
+    ) -> tuple[RequestTarget, bytes] | None:
+        """Return the URL and all header lines of a PUT, `None` if only botocore can send it."""
+        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+            return None
+        with translated(ref):
+            if (signer := await self._of("PUT", ref)) is None:
+                return None
+            return signer.sign_put(ref.key, headers, body, await self._client.credentials())
+
+    async def _of(self, method: HttpMethod, ref: ObjectRef) -> "BucketSigner | None":
+        of = method, bucket_of(ref)
+        if of not in self._buckets:
+            self._buckets[of] = await BucketSigner.of(await self._client.reader(), *of)
+        return self._buckets[of]
+
+
+async def presign(client: Any, method: HttpMethod, bucket: str, key: str) -> str:
+    """Return botocore's presigned URL; without credentials it is not signed."""
+    url: str = await client.generate_presigned_url(
+        _OPERATIONS[method],
+        Params={"Bucket": bucket, "Key": key},
+        ExpiresIn=_EXPIRES_S,
+        HttpMethod=method,
+    )
+    return url
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSigner:
+    """Signs requests with one method about objects of one bucket."""
+
+    method: HttpMethod
+    base: str
+    region: str
+    query: str = ""
+    """Parameter of presigned URLs that is signed too, with its question mark."""
+
+    @classmethod
+    async def of(cls, client: Any, method: HttpMethod, bucket: str) -> Self | None:
+        """Derive from a URL of botocore; `None` if that has more than SigV4's parameters."""
+        url, _, query = (await presign(client, method, bucket, _SAMPLE_KEY)).partition("?")
+        base = url.removesuffix(_SAMPLE_KEY)
+        if not query:
+            return cls(method, base, "")
+        params = parse_qs(query)
+        match params.get("X-Amz-Credential", [""])[0].split("/"):
+            case [_, _, region, "s3", _] if params.keys() <= _QUERY_OF_SIGV4:
+                payer = "?{}={}".format(*PAYER) if PAYER[0] in params else ""
+                return cls(method, base, region, payer)
+        return None
+
+    def presign(self, key: str, credentials: Any) -> str:
+        """Return the URL of the object *key*, signed with frozen *credentials*."""
+        url = self._url(key)
+        if not self.region:
+            return url
+        request = AWSRequest(self.method, url + self.query)
+        S3SigV4QueryAuth(credentials, "s3", self.region, expires=_EXPIRES_S).add_auth(request)
+        return str(request.url)
+
+    def sign_put(
+        self, key: str, headers: Mapping[str, str], body: bytes, credentials: Any
+    ) -> tuple[RequestTarget, bytes]:
+        """Return the URL of the object *key* and all header lines of a PUT of *body*."""
+        request = AWSRequest(self.method, self._url(key), headers)
+        if self.query:
+            request.headers.add_header(*PAYER)
+        if self.region:
+            request.context[DIGEST] = sha256(body).hexdigest()
+            HashedBeforeAuth(credentials, "s3", self.region).add_auth(request)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        return RequestTarget(request.url), f"{lines}Content-Length: {len(body)}\r\n".encode()
+
+    def _url(self, key: str) -> str:
+        return self.base + quote(key, safe="/~")

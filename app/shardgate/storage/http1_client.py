@@ -63,7 +63,8 @@ class HttpResponse:
         self.is_reusable = False
         """True if another response may follow on the connection."""
         self._connection = connection
-        self._parser = HttpResponseParser(self)
+        self.parser = HttpResponseParser(self)
+        """Refers back: `Connection.end` deletes it, so that no garbage is left to the collector."""
         self._pieces: list[bytes] = []
         self._nbytes = 0
         """Bytes of the body that have arrived and have not been read."""
@@ -120,15 +121,11 @@ class HttpResponse:
         if not self.is_complete:
             self._connection.end(self)
 
-    def detach(self) -> None:
-        """Drop the parser, which refers back: no garbage is left to the collector."""
-        del self._parser
-
     def feed(self, data: bytes | memoryview) -> None:
         """Parse *data*. Raises: `BadAnswerError`."""
         self._received_nbytes += len(data)
         try:
-            self._parser.feed_data(data)
+            self.parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self.is_reusable = False
             if not self.is_complete:
@@ -171,7 +168,7 @@ class HttpResponse:
 
     def on_headers_complete(self) -> None:
         """Find out where the body ends (RFC 9112 §6.3)."""
-        self.status = self._parser.get_status_code()
+        self.status = self.parser.get_status_code()
         self._is_interim = self.status < _FIRST_FINAL_STATUS
         if self._is_interim:
             if self.status == _SWITCHING_PROTOCOLS:
@@ -182,7 +179,7 @@ class HttpResponse:
         if coding is not None and coding.lower() != b"chunked":
             raise BadAnswerError("unknown transfer coding")
         self.has_head = True
-        self.is_reusable = self._parser.should_keep_alive()
+        self.is_reusable = self.parser.should_keep_alive()
         length = self.headers.get(b"content-length")
         if length is not None:
             self.length = int(length)
@@ -272,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         if response is not self._response:
             return
         self._response = None
-        response.detach()
+        del response.parser
         if not (response.is_complete and response.is_reusable):
             self.close()
         if self._on_end is not None:

@@ -366,14 +366,16 @@ class HttpReader(ABC):
         etag, modified_s = version_of(headers, size, self._validator), last_modified(headers)
         if if_match is None:
             self._versions.note(ref, headers, size, etag)
-        check_condition(ref, if_match, etag, modified_s)
+        elif if_match != etag:
+            check_condition(ref, if_match, etag, modified_s)
         wanted = sent
         if sent != request or sent.stop > size:
             wanted = clamp(ref, request, size, if_match)
             if sent != wanted and sent.length != size:
                 raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
-        if length is not None and length != sent.length:
-            raise TruncatedReadError(ref, f"Content-Length is {length} of {sent.length} bytes")
+        nbytes = sent.stop - sent.start
+        if length is not None and length != nbytes:
+            raise TruncatedReadError(ref, f"Content-Length is {length} of {nbytes} bytes")
         return _Body(ref, response, wanted, wanted.start - sent.start, size, etag, modified_s, data)
 
     async def _explained(
@@ -431,9 +433,10 @@ class _Body:
     """The body, if it had to be read to learn its length."""
 
     async def read(self) -> bytes:
+        start, stop = self.byte_range
         if self.data is not None:
-            return self.data[self.skip : self.skip + self.byte_range.length]
-        if self.response.length == self.byte_range.length:
+            return self.data[self.skip : self.skip + stop - start]
+        if self.response.length == stop - start:
             return await self.response.read()
         return b"".join([piece async for piece in self.pieces()])
 

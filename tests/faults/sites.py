@@ -1,10 +1,13 @@
 """Stores that one gateway reaches directly, and others through a proxy that injects faults."""
 
 import json
-from collections.abc import Callable, Generator
+import re
+from collections.abc import Callable, Container, Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 import httpx
@@ -24,11 +27,11 @@ DEADLINE_S: Final = 60
 
 
 def killed(
-    proxy: Proxy, doomed: Gateway, nth: int, moment: Mishap, work: Callable[[], object]
+    proxy: Proxy, doomed: Gateway, nth: Container[int], moment: Mishap, work: Callable[[], object]
 ) -> bool:
     """Kill the gateway at the *nth* request that *work* sends; return whether it was killed."""
     proxy.between = doomed.kill
-    proxy.spoil([nth], moment)
+    proxy.spoil(nth, moment)
     try:
         work()
     except httpx.TransportError:
@@ -37,6 +40,50 @@ def killed(
     finally:
         proxy.between = lambda: None
     return False
+
+
+@dataclass(frozen=True)
+class NthOf:
+    """Container of one number, for `Proxy.spoil`: that of the *nth* request that matches."""
+
+    proxy: Proxy
+    pattern: str
+    nth: int
+
+    def __contains__(self, number: object) -> bool:
+        """Return whether *number*, which is that of the last request seen, is the one."""
+        matching = [at for at, seen in enumerate(self.proxy.seen) if re.match(self.pattern, seen)]
+        return len(matching) == self.nth + 1 and matching[-1] == number
+
+
+class Hold:
+    """Holds up the first request that matches *pattern*."""
+
+    def __init__(self, pattern: str) -> None:
+        self.has_arrived = Event()
+        self._pattern = pattern
+        self._is_over = Event()
+
+    def __call__(self, request: str) -> None:
+        """Wait, if this is the request."""
+        if re.match(self._pattern, request) and not self.has_arrived.is_set():
+            self.has_arrived.set()
+            self._is_over.wait(DEADLINE_S)
+
+    def end(self) -> None:
+        """Let the request pass."""
+        self._is_over.set()
+
+
+@contextmanager
+def held_up(proxy: Proxy, pattern: str) -> Generator[Hold]:
+    """Hold up the first request that matches, at most until the end of the block."""
+    proxy.before = hold = Hold(pattern)
+    try:
+        yield hold
+    finally:
+        hold.end()
+        proxy.before = lambda _request: None
 
 
 class Site:
@@ -86,6 +133,7 @@ NOWHERE: Final = "0" * 20
 NBYTES: Final = 600
 """Size of a chunk that is too large to be inline in a manifest."""
 IMPATIENT: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "3", "SHARDGATE_LIMITS__DEADLINE_S": "3"}
+PATIENT: Final = {"SHARDGATE_LIMITS__TIMEOUT_S": "60", "SHARDGATE_LIMITS__DEADLINE_S": "60"}
 
 
 class RepositorySite:

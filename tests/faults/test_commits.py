@@ -1,13 +1,32 @@
 """A gateway is killed or loses its store at each step of a commit."""
 
+import re
+import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Final
 
 import pytest
 
-from tests.faults.sites import IMPATIENT, Commit, RepositorySite, Session, killed, opened_repository
+from tests.faults.sites import (
+    DEADLINE_S,
+    IMPATIENT,
+    PATIENT,
+    Commit,
+    NthOf,
+    RepositorySite,
+    Session,
+    client_of,
+    configured,
+    held_up,
+    killed,
+    opened_repository,
+)
+from tests.icechunk.train_repository import consistent_history
 from tests.storage.proxy import Mishap
+from tests.support.committing import Client, put_array, put_chunks
+from tests.support.gateways import forked
 from tests.support.seaweedfs import SeaweedFS
 
 type Kind = type[Commit]
@@ -32,7 +51,7 @@ def cut_off(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> boo
     acknowledged: list[str] = []
     with site.behind_proxy() as (doomed, client):
         is_killed = killed(
-            site.proxy, doomed, nth, moment, lambda: acknowledged.append(work.commit(client))
+            site.proxy, doomed, [nth], moment, lambda: acknowledged.append(work.commit(client))
         )
     work.demand(acknowledged=acknowledged[0] if acknowledged else None)
     return is_killed
@@ -96,3 +115,96 @@ def test_commit_during_an_outage_of_the_store_is_made_once(
             site.proxy.spoil([], Mishap.ERROR)
             assert answer.is_success or answer.is_server_error, answer.text
             work.demand(acknowledged=answer.json().get("snapshot_id"))
+
+
+CLIENTS: Final = 4
+FILE: Final = r"PUT \S+/%s/"
+SWAP: Final = r"PUT \S+/repo[? ]"
+LONE, ALL = 1, CLIENTS
+"""Numbers of commits that are visible: the first is a train by itself, the second has the rest."""
+_STATS: Final = re.compile(r'shardgate_upstream_seconds_count\{.*method="stat".*\} (\S+)')
+
+
+class Crowd:
+    """Clients of which each commits one chunk of a new array, by a request with a key."""
+
+    def __init__(self, site: RepositorySite, number: int) -> None:
+        self.path = f"/crowd{number}"
+        self.messages = [f"{self.path}-{at}" for at in range(CLIENTS)]
+        site.healthy.commit(put_array(self.path, 2 * CLIENTS))
+        self._chunk_ids = [site.healthy.chunk(bytes([at + 1] * 2)) for at in range(CLIENTS)]
+
+    def commit(self, client: Client, at: int) -> str:
+        """Commit a chunk, and return the id of the snapshot."""
+        chunk = put_chunks(self.path, self._chunk_ids[at], [at], length=2)
+        return client.commit(chunk, key=self.messages[at], message=self.messages[at])
+
+    def commit_all(self, client: Client, pool: ThreadPoolExecutor) -> list[str]:
+        """Commit all chunks at once, and return the ids of the snapshots."""
+        return list(pool.map(lambda at: self.commit(client, at), range(CLIENTS)))
+
+    def visible(self, client: Client) -> list[str]:
+        """Return the messages of the commits that the library sees, sorted."""
+        history = consistent_history(client.repo)
+        return sorted(each.message for each in history if each.message in self.messages)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "nth", "count"),
+    [
+        pytest.param(SWAP, 0, LONE, id="first swap"),
+        pytest.param(FILE % "manifests", 0, LONE, id="manifest"),
+        pytest.param(FILE % "snapshots", 1, LONE, id="snapshot"),
+        pytest.param(FILE % "transactions", 2, LONE, id="transaction log"),
+        pytest.param(FILE % "overwritten", 0, LONE, id="backup"),
+        pytest.param(SWAP, 1, ALL, id="second swap"),
+    ],
+)
+def test_train_of_a_killed_gateway_is_visible_as_a_whole_or_not_at_all(
+    site: RepositorySite, pattern: str, nth: int, count: int
+) -> None:
+    """A train whose gateway is killed is visible as a whole or not; repeated commits are made once.
+
+    The kill follows the *nth* matching request after the first train's files; *count* commits are
+    visible then.
+    """
+    crowd = Crowd(site, next(NUMBERS))
+    with (
+        ThreadPoolExecutor(CLIENTS) as pool,
+        site.behind_proxy(**PATIENT) as (doomed, client),
+        held_up(site.proxy, SWAP) as hold,
+    ):
+        asked = [pool.submit(crowd.commit, client, 0)]
+        assert hold.has_arrived.wait(DEADLINE_S)
+        asked += [pool.submit(crowd.commit, client, at) for at in range(1, CLIENTS)]
+        wait_for_stats(client, CLIENTS)
+
+        def proceed() -> None:
+            hold.end()
+            for each in asked:
+                each.result(DEADLINE_S)
+
+        assert killed(
+            site.proxy, doomed, NthOf(site.proxy, pattern, nth), Mishap.ANSWER_LOST, proceed
+        )
+        assert crowd.visible(site.healthy) == crowd.messages[:count]
+
+        with forked(configured(site.place)) as started, client_of(started, site.place) as new:
+            made = crowd.commit_all(new, pool)
+    assert crowd.visible(site.healthy) == crowd.messages
+    results = {at: each.result() for at, each in enumerate(asked) if each.exception() is None}
+    assert results.items() <= dict(enumerate(made)).items()
+    expected = [at + 1 for at in range(CLIENTS) for _ in range(2)]
+    assert site.healthy.values(crowd.path) == expected
+
+
+def wait_for_stats(client: Client, count: int) -> None:
+    """Wait until the gateway has looked up *count* chunk files, and acted on that.
+
+    A commit joins its train as soon as it knows its chunk files.
+    """
+    deadline = time.monotonic() + DEADLINE_S
+    while sum(map(float, _STATS.findall(client.api.client.get("/metrics").text))) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    client.api.client.get("/healthz").raise_for_status()

@@ -112,7 +112,7 @@ def cut_off(site: Site, nth: int, moment: Mishap, key: str, data: bytes | None) 
         assert site.put(doomed, key, data).is_success
 
     with site.behind_proxy() as doomed:
-        return killed(site.proxy, doomed, nth, moment, write)
+        return killed(site.proxy, doomed, [nth], moment, write)
 
 
 def rewritten(site: Site, rewrite: Rewrite, moment: Mishap) -> list[str]:

@@ -152,17 +152,13 @@ class TrainRepository:
         The library must read the parents, the diff and the operation of each, and all values.
         """
         repo = await self.library()
-        history = list(repo.ancestry(branch="main"))[::-1]
+        history = consistent_history(repo)
         assert [each.message for each in history[2:]] == [update.key for update in updates]
         line = [each.id for each in history]
-        assert [each.parent_id for each in history[1:]] == line[:-1]
-        moments = [each.written_at for each in history]
-        assert sorted(set(moments)) == moments
         for (before, after), update in zip(pairwise(line[1:]), updates, strict=True):
             diff = repo.diff(from_snapshot_id=before, to_snapshot_id=after)
             assert diff.updated_chunks == update.updated, update
         self._expect_values(repo, updates)
-        self._expect_log(repo, line)
         return repo
 
     def _expect_values(self, repo: icechunk.Repository, updates: tuple[Update, ...]) -> None:
@@ -175,14 +171,25 @@ class TrainRepository:
             found: Any = zarr.open_array(store, path=name, mode="r")[...]
             assert found.tolist() == values
 
-    def _expect_log(self, repo: icechunk.Repository, line: list[str]) -> None:
-        log = list(repo.ops_log())
-        moments = [each.updated_at for each in log]
-        assert sorted(set(moments), reverse=True) == moments
-        logged = [str(each.kind) for each in log if "new_snap_id" in str(each.kind)]
-        listed = [made for made in line[1:] if any(made in kind for kind in logged)]
-        assert listed == line[1:]
-        assert len(set(logged)) == len(logged)
+
+def consistent_history(repo: icechunk.Repository) -> list[icechunk.SnapshotInfo]:
+    """Return the snapshots of ``main``, oldest first.
+
+    Assert that parents, times and operations belong to one line of commits, each made once.
+    """
+    history = list(repo.ancestry(branch="main"))[::-1]
+    line = [each.id for each in history]
+    assert [each.parent_id for each in history[1:]] == line[:-1]
+    moments = [each.written_at for each in history]
+    assert sorted(set(moments)) == moments
+    log = list(repo.ops_log())
+    moments = [each.updated_at for each in log]
+    assert sorted(set(moments), reverse=True) == moments
+    logged = [str(each.kind) for each in log if "new_snap_id" in str(each.kind)]
+    listed = [made for made in line[1:] if any(made in kind for kind in logged)]
+    assert listed == line[1:]
+    assert len(set(logged)) == len(logged)
+    return history
 
 
 def is_conflict(outcome: Outcome) -> bool:

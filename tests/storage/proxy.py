@@ -88,6 +88,8 @@ class Proxy:
     def __init__(self, upstream: str) -> None:
         self.upstream = urlsplit(upstream).netloc
         self.seen: list[str] = []
+        self.before: Callable[[str], object] = lambda _request: None
+        """Called with each request before it is counted; it may wait."""
         self.between: Callable[[], object] = lambda: None
         """Called after the spoilt request was passed on or dropped."""
         self.hides: Callable[[str, str], bool] = lambda _method, _header: False
@@ -128,7 +130,9 @@ class _Handler(Handler[Proxy]):
     def answer(self) -> None:
         owner = self.server.owner
         condition = " if" if self._is_conditional() else ""
-        mishap = owner.note(f"{self.command} {self.path}{condition}")
+        request = f"{self.command} {self.path}{condition}"
+        owner.before(request)
+        mishap = owner.note(request)
         body = self.body()
         if owner.unknown in self.headers:
             self._refuse(501, "NotImplemented")

@@ -1,19 +1,15 @@
 """Features of S3 alone: presigned URLs, buckets, credentials."""
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import pytest
-from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
 from botocore.compat import get_current_datetime
-from botocore.credentials import Credentials
 from pydantic import SecretStr
 
 from shardgate.errors import (
@@ -31,8 +27,6 @@ from shardgate.storage.contract import ABSENT
 from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.refusals import HttpMethod
 from shardgate.storage.s3 import S3Store
-from shardgate.storage.s3_client import agree_to_pay
-from shardgate.storage.s3_signing import BucketSigner, presign
 from tests.storage.conftest import found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 from tests.storage.proxy import Proxy
@@ -40,26 +34,6 @@ from tests.support.processes import free_ports
 from tests.support.seaweedfs import SeaweedFS
 
 REF = ObjectRef("s3+lab://bucket", "key")
-KEYS = ["key", "a/b c", "ü~+%/$&.bin", "a//b", "/leading", "a?b#c", "x" * 900, "(a)!*'"]
-SESSION: Final = get_session()
-ENDPOINTS: list[dict[str, Any]] = [
-    {"endpoint_url": "http://127.0.0.1:9000", "config": {"s3": {"addressing_style": "path"}}},
-    {"region_name": "eu-central-1"},
-    {"region_name": "us-east-1", "aws_session_token": "a token/with=signs"},
-]
-
-
-def _client(**options: Any) -> Any:
-    config = AioConfig(**{"signature_version": "s3v4", **options.pop("config", {})})
-    secrets = {"aws_access_key_id": "AKID", "aws_secret_access_key": "secret"}
-    options = {"region_name": "us-east-1", **secrets, **options}
-    return SESSION.create_client("s3", config=config, **options)
-
-
-def _moment(url: str) -> str:
-    found = re.search(r"X-Amz-Date=(\w+)", url)
-    assert found is not None
-    return found[1]
 
 
 @pytest.fixture
@@ -224,28 +198,6 @@ async def test_unreachable_endpoint_is_named() -> None:
             assert "Signature" not in str(caught.value)
 
 
-@pytest.mark.parametrize("pays", [False, True])
-@pytest.mark.parametrize("options", ENDPOINTS, ids=["path", "host", "token"])
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_urls_are_those_of_botocore(
-    method: HttpMethod, options: dict[str, Any], *, pays: bool
-) -> None:
-    """Presigned URLs equal those of botocore made in the same second."""
-    async with _client(**options) as client:
-        if pays:
-            client.meta.events.register("before-sign.s3", agree_to_pay)
-        signer = await BucketSigner.of(client, method, "my-bucket")
-        assert signer is not None
-        credentials = Credentials("AKID", "secret", options.get("aws_session_token"))
-        for key in KEYS:
-            ours = theirs = ""
-            while not ours or _moment(ours) != _moment(theirs):
-                theirs = await presign(client, method, "my-bucket", key)
-                ours = signer.presign(key, credentials)
-            assert ours == theirs
-            assert ("x-amz-request-payer=requester&" in ours) is pays
-
-
 async def test_requester_agrees_to_pay_for_every_request(seaweedfs: SeaweedFS) -> None:
     """The agreement of `requester_pays` is signed in each request, in its query or headers."""
     agreed: list[bool] = []
@@ -271,25 +223,6 @@ async def test_requester_agrees_to_pay_for_every_request(seaweedfs: SeaweedFS) -
     in_query = sum("x-amz-request-payer=requester" in request for request in proxy.seen)
     assert in_query
     assert sum(agreed) + in_query == len(proxy.seen)
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "X-Amz-Credential=AKID/20261121/us-west-2/s3express/aws4_request&X-Amz-Signature=1",
-        "X-Amz-Credential=AKID/20261121/us-west-2/s3/aws4_request&X-Amz-S3session-Token=1",
-        "X-Amz-Credential=AKID/20261121/s3/aws4_request&X-Amz-Region-Set=%2A",
-        "AWSAccessKeyId=AKID&Signature=1&Expires=1",
-    ],
-)
-async def test_other_ways_to_sign_are_left_to_botocore(query: str) -> None:
-    """A bucket with another way to sign, such as sessions, has no signer of ours."""
-
-    class Client:
-        async def generate_presigned_url(self, *_: object, **__: object) -> str:
-            return f"https://bucket--usw2-az1--x-s3.example/key?{query}"
-
-    assert await BucketSigner.of(Client(), "GET", "bucket--usw2-az1--x-s3") is None
 
 
 def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:

@@ -82,6 +82,8 @@ PAYER: Final = ("x-amz-request-payer", "requester")
 """Header, or parameter of a presigned URL, by which the caller agrees to pay."""
 _BODY_OPERATIONS: Final = ("PutObject", "UploadPart")
 _CONTINUE_S: Final = 1.0
+_BY_HOST: Final = "virtual"
+"""Without it, presigned URLs lead to the endpoint of all regions, which redirects new buckets."""
 _WRITE_IDS: Final = "shardgate-writes"
 _WRITE_ID: Final = re.compile("[0-9a-f]{16}")
 _BARE_ETAG: Final = re.compile('[^"]+')
@@ -224,7 +226,7 @@ class S3Client:
             retries={"total_max_attempts": 1},
             http_session_cls=_HTTPSession,
             user_agent="shardgate",  # botocore assembles its own for each request
-            s3={"addressing_style": "path"} if endpoint else {},
+            s3={"addressing_style": "path" if endpoint else _BY_HOST},
         )
         return {
             "region_name": region or "us-east-1",

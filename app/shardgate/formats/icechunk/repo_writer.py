@@ -15,6 +15,7 @@ from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.config import Config
 from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.flatbuffers import (
+    Envelope,
     FileType,
     FlatBufferReader,
     FlatBufferWriter,
@@ -35,6 +36,7 @@ from shardgate.formats.icechunk.repo_info import (
     Availability,
     RepoField,
     RepoInfo,
+    RepoInfoDecoder,
     SnapshotInfo,
     Status,
     Update,
@@ -139,8 +141,10 @@ class _Draft:
                 return Update(kind, at_us, None, fields)
 
 
-def rewrite_repo(info: RepoInfo, changes: Sequence[RepoUpdate], now_us: int, backup: str) -> bytes:
-    """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
+def rewrite_repo(
+    info: RepoInfo, changes: Sequence[RepoUpdate], now_us: int, backup: str
+) -> RepoInfo:
+    """Make the version that comes after *info*, which is kept in ``overwritten/`` as *backup*.
 
     Of several *changes*, made in order, only the last is ever the newest in a file: those before it
     have no backup, and readers find them in the file of the next that has one.
@@ -168,7 +172,14 @@ def rewrite_repo(info: RepoInfo, changes: Sequence[RepoUpdate], now_us: int, bac
     row[RepoField.LATEST_UPDATES] = older.mix(newer[:stop], 1, max(1, stop - len(newer) + 1))
     copier, rows = TableCopier(reader), _read_snapshots(reader, row[RepoField.SNAPSHOTS])
     row[RepoField.SNAPSHOTS], ids = _mix_snapshots(copier, rows, draft.snapshots)
-    return seal_envelope(FileType.REPO_INFO, _write(draft, row, ids), config.compression_level)
+    payload = bytes(_write(draft, row, ids))
+    return RepoInfoDecoder(info.limit_nbytes).decode(Envelope(_VERSION, payload))
+
+
+def seal_repo(info: RepoInfo) -> bytes:
+    """Write the file of *info*."""
+    config = info.config if isinstance(info.config, Config) else Config()
+    return seal_envelope(FileType.REPO_INFO, info.payload, config.compression_level)
 
 
 def _read_snapshots(reader: FlatBufferReader, at: int) -> Rows:

@@ -179,7 +179,7 @@ def rewrite_repo(
 def seal_repo(info: RepoInfo) -> bytes:
     """Write the file of *info*."""
     config = info.config if isinstance(info.config, Config) else Config()
-    return seal_envelope(FileType.REPO_INFO, info.payload, config.compression_level)
+    return seal_envelope(FileType.REPO_INFO, info.payload, config.repo_compression_level)
 
 
 def _read_snapshots(reader: FlatBufferReader, at: int) -> Rows:

@@ -217,7 +217,9 @@ def test_log_is_complete_after_several_changes_at_once(tmp_path: Path) -> None:
 
 
 def test_new_snapshot_is_inserted_among_many() -> None:
-    """A new snapshot is inserted in order; all others keep their fields and parents."""
+    """A new snapshot is inserted in order; all others keep their fields and parents, also in the
+    rewrite after that. The file of a rewrite decodes to the version that was returned.
+    """
     ids = [number.to_bytes(2) + b"id" * 5 for number in range(1, 1000)]
     snapshots = [
         snapshot(
@@ -240,6 +242,11 @@ def test_new_snapshot_is_inserted_among_many() -> None:
     assert added is not None
     assert added == new
     assert [each for each in found if each != added] == list(info.snapshots())
+
+    again = rewrite_repo(after, [RefUpdate("branch_created", "b", ids[0])], NOON + 2, "repo.2.A")
+
+    assert again.snapshots() == found
+    assert decode(seal_repo(again)) == again
 
 
 EVERY_KIND = (

@@ -267,6 +267,7 @@ class FlatBufferWriter:
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
         root = self.table(kind, row)
+        self._pad(U32.size)
         U32.pack_into(self.data, 0, root)
         return self.data
 

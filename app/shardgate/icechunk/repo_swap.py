@@ -44,6 +44,7 @@ from shardgate.formats.icechunk.repo_writer import (
     RepoUpdate,
     create_repo,
     rewrite_repo,
+    seal_repo,
 )
 from shardgate.formats.icechunk.repository_files import REPO, RepoRefs
 from shardgate.formats.icechunk.snapshot import (
@@ -241,9 +242,10 @@ class RepoSwaps:
             if not changes:
                 return _Prepared(answer)
             require_unlocked(file.info, ref)
-            data = rewrite_repo(file.info, changes, self.now_us(), file.backup)
+            info = rewrite_repo(file.info, changes, self.now_us(), file.backup)
+            data = seal_repo(info)
             demand_readable(ref, data, limit)
-            return _Prepared(answer, data, RepoInfoDecoder(limit)(data))
+            return _Prepared(answer, data, info)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
         except DecodeError as error:

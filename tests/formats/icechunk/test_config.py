@@ -126,7 +126,7 @@ def test_settings_for_writing_agree_with_the_library(tmp_path: Path) -> None:
     assert isinstance(found[1], Config)
     assert found[1].inline_chunk_threshold_bytes == 0
     assert found[1].num_updates_per_repo_info_file == 7
-    assert found[1].compression_level == 9
+    assert found[1].compression_level == found[1].repo_compression_level == 9
     sizes = [{"condition": "Any", "num_chunks": 10}]
     assert found[1].splitting == {"split_sizes": [["any_array", sizes]]}
 

@@ -26,6 +26,7 @@ from shardgate.formats.icechunk.repo_writer import (
     check_metadata,
     marked,
     rewrite_repo,
+    seal_repo,
 )
 from shardgate.formats.reading import DecodeError
 from tests.attacks.mutating import Change, at_random, changes
@@ -72,7 +73,8 @@ def do(folder: Path, *changes: RepoUpdate) -> icechunk.Repository:
     before = file.read_bytes()
     (folder / "overwritten").mkdir(exist_ok=True)
     (folder / "overwritten" / backup).write_bytes(before)
-    file.write_bytes(rewrite_repo(decode(before), changes, time.time_ns() // 1000, backup))
+    after = rewrite_repo(decode(before), changes, time.time_ns() // 1000, backup)
+    file.write_bytes(seal_repo(after))
     return icechunk.Repository.open(icechunk.local_filesystem_storage(str(folder)))
 
 
@@ -155,7 +157,7 @@ def test_unknown_content_is_kept() -> None:
     bare = decode(Repo().file())
 
     for info in (full, bare):
-        after = decode(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A"))
+        after = decode(seal_repo(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A")))
 
         for slot in (9, 12):
             assert root_of(after)[slot] == root_of(info)[slot]
@@ -215,7 +217,9 @@ def test_log_is_complete_after_several_changes_at_once(tmp_path: Path) -> None:
 
 
 def test_new_snapshot_is_inserted_among_many() -> None:
-    """A new snapshot is inserted in order; all others keep their fields and parents."""
+    """A new snapshot is inserted in order; all others keep their fields and parents, also in the
+    rewrite after that. The file of a rewrite decodes to the version that was returned.
+    """
     ids = [number.to_bytes(2) + b"id" * 5 for number in range(1, 1000)]
     snapshots = [
         snapshot(
@@ -230,7 +234,7 @@ def test_new_snapshot_is_inserted_among_many() -> None:
     metadata, pruned = encode_metadata(METADATA), (ids[7], ids[9])
     new = SnapshotInfo(b"\0\7" + b"new " * 2 + b"!!", ids[500], NOON, "née", metadata, pruned)
 
-    after = decode(rewrite_repo(info, [NewSnapshot("main", new)], NOON + 1, "repo.1.A"))
+    after = decode(seal_repo(rewrite_repo(info, [NewSnapshot("main", new)], NOON + 1, "repo.1.A")))
 
     found = list(after.snapshots())
     assert sorted(found, key=lambda each: each.snapshot_id) == found
@@ -238,6 +242,11 @@ def test_new_snapshot_is_inserted_among_many() -> None:
     assert added is not None
     assert added == new
     assert [each for each in found if each != added] == list(info.snapshots())
+
+    again = rewrite_repo(after, [RefUpdate("branch_created", "b", ids[0])], NOON + 2, "repo.2.A")
+
+    assert again.snapshots() == found
+    assert decode(seal_repo(again)) == again
 
 
 EVERY_KIND = (
@@ -256,7 +265,7 @@ def test_operations_of_each_kind_are_kept() -> None:
     """A rewrite keeps operations of every kind, and gives the newest one the name of its backup."""
     info = decode(Repo(updates=EVERY_KIND).file())
 
-    after = decode(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A"))
+    after = decode(seal_repo(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A")))
 
     newest, before, *others = after.updates()
     assert (newest.kind, newest.backup_path) == ("branch_created", None)
@@ -275,7 +284,7 @@ def test_operations_beyond_the_configured_number_are_in_a_backup(
     config = encode_flexbuffer({"num_updates_per_repo_info_file": most})
     info = decode(Repo(updates=EVERY_KIND, more={9: config}).file())
 
-    after = decode(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A"))
+    after = decode(seal_repo(rewrite_repo(info, [NEW_BRANCH], NOON + 1, "repo.1.A")))
 
     assert len(after.updates()) == kept
     assert after.repo_before_updates == backup
@@ -319,7 +328,7 @@ def test_rewrite_of_a_changed_file_copies_what_is_read(made: list[Change]) -> No
     data = Repo(snapshots=snapshots, updates=EVERY_KIND).payload()
     try:
         info = decode(envelope(reduce(lambda data, change: change(data), made, data), REPO_INFO))
-        after = decode(rewrite_repo(info, [NEW_BRANCH], 2**57, "repo.1.A"))
+        after = decode(seal_repo(rewrite_repo(info, [NEW_BRANCH], 2**57, "repo.1.A")))
     except (DecodeError, FutureError):
         return
 

@@ -39,6 +39,8 @@ _ALIGN: Final = 8
 _WORD: Final = U32.size
 _COPIED: Final = 2**18
 """Words of vectors copied at a time."""
+_RUN: Final = 64
+"""Number of adjacent vectors on average from which they are copied at once."""
 _END_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 """Bytes of the last word of a vector that belong to it, by its length modulo 4."""
 
@@ -144,24 +146,27 @@ def read_columns(data: bytes, indexes: U32s, ndim: int) -> U32s:
 
 def gather_numbers(data: bytes, places: Places, dtype: str) -> NDArray[Any]:
     """Read a number of type *dtype* at each of *places*, which need not be aligned."""
-    nbytes = np.dtype(dtype).itemsize
+    kind = np.dtype(dtype)
+    nbytes = kind.itemsize
     if not places.size:
         return np.empty(0, dtype)
     if places.min() < 0 or places.max() > len(data) - nbytes:
         raise DecodeError("damaged FlatBuffer: an offset leads out of it")
+    if kind.kind in "iu" and not np.bitwise_or.reduce(places) % nbytes:  # takes half the time
+        return np.frombuffer(data, dtype, len(data) // nbytes).take(places // nbytes)
     return np.ndarray((len(data) - nbytes + 1,), dtype, data, strides=(1,))[places]
 
 
 def distinct_of(values: Places) -> tuple[Places, Places]:
-    """Return the sorted distinct *values*, and the place of each value among them; the two usual
-    cases, equal values and rising ones, are not sorted.
+    """Return the sorted distinct *values*, and the place of each value among them; sorted ones,
+    the usual case, are not sorted again.
     """
-    if len(values) and (values == values[0]).all():
-        return values[:1], np.zeros(len(values), np.int64)
-    if (values[1:] > values[:-1]).all():
-        return values, np.arange(len(values))
-    distinct, inverse = np.unique(values, return_inverse=True)
-    return distinct, inverse
+    if (values[1:] < values[:-1]).any():
+        distinct, inverse = np.unique(values, return_inverse=True)
+        return distinct, inverse
+    first = np.ones(len(values), np.bool_)
+    first[1:] = values[1:] != values[:-1]
+    return values[first], np.cumsum(first) - 1
 
 
 class Vectors:
@@ -207,9 +212,18 @@ class Vectors:
 
 
 def _copy_words(data: bytes, starts: Places, lengths: Places, stops: Places) -> U32s:
-    """Copy *lengths* words from *starts*, a block of vectors at a time, to where *stops* end."""
+    """Copy *lengths* words from *starts* to where *stops* end: adjacent vectors at once, if most
+    are, or else a block of vectors at a time.
+    """
     words = np.frombuffer(data + bytes(-len(data) % _WORD), "<u4")
     copied = np.empty(int(lengths.sum()), np.uint32)
+    runs = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+    if len(runs) < len(starts) // _RUN:
+        for first, last in pairwise([0, *runs.tolist(), len(starts)]):
+            begin, start = int(stops[first] - lengths[first]), int(starts[first])
+            piece = words[start : start + int(stops[last - 1]) - begin]
+            copied[begin : begin + len(piece)] = piece
+        return copied
     turns = np.searchsorted(stops, np.arange(_COPIED, len(copied), _COPIED))
     edges = np.unique([0, *turns.tolist(), len(stops)])
     for first, last in pairwise(edges.tolist()):

@@ -29,7 +29,8 @@ _VERSIONS: Final = (1, 2)
 _WRITER: Final = b"shardgate"
 _LEVEL: Final = 3
 _THREADS: Final = 2
-"""They share the compression of a file of several MiB; a small one takes no longer."""
+_SHARED_NBYTES: Final = 8 * 1024**2
+"""Size of the payloads that threads share; for smaller ones they only add processor time."""
 
 U16: Final = Struct("<H")
 U32: Final = Struct("<I")
@@ -266,6 +267,7 @@ class FlatBufferWriter:
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
         root = self.table(kind, row)
+        self._pad(U32.size)
         U32.pack_into(self.data, 0, root)
         return self.data
 
@@ -476,7 +478,8 @@ def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelo
 def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = _LEVEL) -> bytes:
     """Return a file of *payload*, a FlatBuffer, compressed as the library requires."""
     head = MAGIC + _WRITER.ljust(_VERSION_AT - len(MAGIC)) + bytes((2, file_type, 1))
-    return head + zstandard.ZstdCompressor(level, threads=_THREADS).compress(payload)
+    threads = _THREADS if len(payload) > _SHARED_NBYTES else 0
+    return head + zstandard.ZstdCompressor(level, threads=threads).compress(payload)
 
 
 def memory_nbytes(data: bytes | None, limit_nbytes: int) -> int:

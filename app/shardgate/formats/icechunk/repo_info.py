@@ -29,6 +29,7 @@ from shardgate.formats.icechunk.flatbuffers import (
     UINT16S,
     UINT32,
     UINT64,
+    Envelope,
     Field,
     FileType,
     FlatBufferReader,
@@ -428,7 +429,11 @@ class RepoInfoDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> RepoInfo:
-        version, payload = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
+        return self.decode(open_envelope(data, FileType.REPO_INFO, self.limit_nbytes))
+
+    def decode(self, envelope: Envelope) -> RepoInfo:
+        """Decode the content of the file."""
+        version, payload = envelope
         reader = FlatBufferReader(payload, self.limit_nbytes, version)
         root = reader.root(REPO.lazy)
         if (spec_version := root[RepoField.SPEC_VERSION]) not in _SPEC_VERSIONS:

@@ -15,6 +15,7 @@ from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.config import Config
 from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.flatbuffers import (
+    Envelope,
     FileType,
     FlatBufferReader,
     FlatBufferWriter,
@@ -35,6 +36,7 @@ from shardgate.formats.icechunk.repo_info import (
     Availability,
     RepoField,
     RepoInfo,
+    RepoInfoDecoder,
     SnapshotInfo,
     Status,
     Update,
@@ -139,8 +141,10 @@ class _Draft:
                 return Update(kind, at_us, None, fields)
 
 
-def rewrite_repo(info: RepoInfo, changes: Sequence[RepoUpdate], now_us: int, backup: str) -> bytes:
-    """Write the file that comes after *info*, which is kept in ``overwritten/`` as *backup*.
+def rewrite_repo(
+    info: RepoInfo, changes: Sequence[RepoUpdate], now_us: int, backup: str
+) -> RepoInfo:
+    """Make the version that comes after *info*, which is kept in ``overwritten/`` as *backup*.
 
     Of several *changes*, made in order, only the last is ever the newest in a file: those before it
     have no backup, and readers find them in the file of the next that has one.
@@ -166,30 +170,46 @@ def rewrite_repo(info: RepoInfo, changes: Sequence[RepoUpdate], now_us: int, bac
     elif stop < len(newer) + len(older) - 1:
         row[RepoField.REPO_BEFORE_UPDATES] = older[stop - len(newer) + 1].backup_path
     row[RepoField.LATEST_UPDATES] = older.mix(newer[:stop], 1, max(1, stop - len(newer) + 1))
-    copier, rows = TableCopier(reader), _read_snapshots(reader, row[RepoField.SNAPSHOTS])
-    row[RepoField.SNAPSHOTS], ids = _mix_snapshots(copier, rows, draft.snapshots)
-    return seal_envelope(FileType.REPO_INFO, _write(draft, row, ids), config.compression_level)
+    rows, places = _read_snapshots(reader, row[RepoField.SNAPSHOTS])
+    mixed, ids = _mix_snapshots(TableCopier(reader), rows, places, draft.snapshots)
+    row[RepoField.SNAPSHOTS] = mixed
+    payload = bytes(_write(draft, row, ids))
+    return RepoInfoDecoder(info.limit_nbytes).decode(Envelope(_VERSION, payload))
 
 
-def _read_snapshots(reader: FlatBufferReader, at: int) -> Rows:
-    """Check the snapshots in the vector at *at*, but for what `TableCopier` checks."""
-    rows = read_rows(reader, SNAPSHOT, read_targets(reader, at))
+def seal_repo(info: RepoInfo) -> bytes:
+    """Write the file of *info*."""
+    config = info.config if isinstance(info.config, Config) else Config()
+    return seal_envelope(FileType.REPO_INFO, info.payload, config.repo_compression_level)
+
+
+def _read_snapshots(reader: FlatBufferReader, at: int) -> tuple[Rows, Places]:
+    """Check the snapshots in the vector at *at*, but for what `TableCopier` checks; return them
+    sorted by position, which spares sorting what they lead to, and their places in the vector.
+    """
+    targets = read_targets(reader, at)
+    places = np.argsort(targets, kind="stable")
+    rows = read_rows(reader, SNAPSHOT, targets[places])
     if len(rows):
-        check_parents(rows.column(1).min(), rows.column(1).max(), len(rows))
+        parents = rows.column(1)
+        check_parents(parents.min(), parents.max(), len(rows))
         checked_us(int(rows.column(2).max()))
-    return rows
+    return rows, places
 
 
 def _mix_snapshots(
-    copier: TableCopier, rows: Rows, new: Sequence[SnapshotInfo]
+    copier: TableCopier, rows: Rows, places: Places, new: Sequence[SnapshotInfo]
 ) -> tuple[MixedTables, NDArray[np.bytes_]]:
-    """List old and *new* snapshots, sorted by id; return the ids too."""
-    added = np.array([each.object_id for each in new], _IDS)
-    ids = np.concatenate((rows.column(0).view(_IDS), added))
+    """List old snapshots, which had *places*, and *new* ones, sorted by id; return the ids too."""
+    ids = np.empty(len(rows) + len(new), _IDS)
+    ids[places] = rows.column(0).view(_IDS)
+    ids[len(rows) :] = [each.object_id for each in new]
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
-    indexes = np.append(np.argsort(order), NO_PARENT)  # the last one at NO_PARENT
-    copies = copier.rows(rows, {1: indexes[rows.column(1)]})
+    indexes = np.full(len(order) + 1, NO_PARENT)  # the last one at NO_PARENT
+    indexes[order] = np.arange(len(order))
+    copies = np.empty(len(rows), np.int64)
+    copies[places] = copier.rows(rows, {1: indexes[rows.column(1)]})
     listed = [
         snapshot_row(each, NO_PARENT if each.parent is None else _find_ids(ids, [each.parent])[0])
         for each in new

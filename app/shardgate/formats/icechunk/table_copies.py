@@ -24,6 +24,7 @@ from shardgate.formats.reading import DecodeError
 _ALIGN: Final = 8
 _WORD: Final = 4
 _HALF: Final = 2
+_ABSENT: Final = -(2**62)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class Rows:
     tables: Places
     """Position of each table."""
     fields: Places
-    """Positions of their fields, 0 if absent: of shape ``(count, slots)``."""
+    """Positions of their fields, negative if absent: of shape ``(count, slots)``."""
 
     def __len__(self) -> int:
         return len(self.tables)
@@ -46,16 +47,19 @@ class Rows:
     def column(self, slot: int) -> NDArray[Any]:
         """Read a field of all tables."""
         field, at = self.kind.fields[slot], self.fields[:, slot]
-        values = np.zeros(len(at), _dtype(field.code))
+        present, dtype = np.flatnonzero(at > 0), _dtype(field.code)
+        found = gather_numbers(self.data, at[present], dtype.str)
+        if len(found) == len(at):
+            return found
+        values = np.zeros(len(at), dtype)
         if field.absent:
             values[:] = field.absent
-        present = np.flatnonzero(at)
-        values[present] = gather_numbers(self.data, at[present], values.dtype.str)
+        values[present] = found
         return values
 
     def targets(self, slot: int) -> tuple[Places, Places]:
         """Return which tables have a field that is an offset, and where these lead to."""
-        present = np.flatnonzero(self.fields[:, slot])
+        present = np.flatnonzero(self.fields[:, slot] > 0)
         at = self.fields[present, slot]
         return present, at + gather_numbers(self.data, at, "<u4")
 
@@ -71,8 +75,8 @@ def read_rows(reader: FlatBufferReader, kind: TableType, tables: Places) -> Rows
     if (tables + sizes[inverse] > len(data)).any():
         raise DecodeError("damaged FlatBuffer: a table reaches out of it")
     places = np.array([layout.places for layout in layouts], np.int64)
-    places = places.reshape(len(layouts), len(kind.fields))[inverse]
-    return Rows(data, kind, tables, np.where(places, tables[:, None] + places, 0))
+    places = np.where(places, places, _ABSENT).reshape(len(layouts), len(kind.fields))
+    return Rows(data, kind, tables, places.take(inverse, axis=0) + tables[:, None])
 
 
 def read_targets(reader: FlatBufferReader, at: int) -> Places:

@@ -128,14 +128,15 @@ class BucketSigner:
         self, key: str, headers: Mapping[str, str], body: bytes, credentials: Any
     ) -> tuple[RequestTarget, bytes]:
         """Return the URL of the object *key* and all header lines of a PUT of *body*."""
-        request = AWSRequest(self.method, self._url(key), headers)
+        url = self._url(key)
+        request = AWSRequest(self.method, url, headers)
         if self.query:
             request.headers.add_header(*PAYER)
         if self.region:
             request.context[DIGEST] = sha256(body).hexdigest()
             HashedBeforeAuth(credentials, "s3", self.region).add_auth(request)
         lines = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-        return RequestTarget(request.url), f"{lines}Content-Length: {len(body)}\r\n".encode()
+        return RequestTarget(url), f"{lines}Content-Length: {len(body)}\r\n".encode()
 
     def _url(self, key: str) -> str:
         return self.base + quote(key, safe="/~")

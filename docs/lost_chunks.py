@@ -1,4 +1,7 @@
-"""Write 64 inner chunks of 8 shards from 16 threads, and count those that are lost."""
+"""Write 64 inner chunks of 8 shards from 16 threads, and count those that are lost.
+
+In a checkout: pip install '.[demo]' obstore && python docs/lost_chunks.py
+"""
 
 import subprocess
 import tempfile

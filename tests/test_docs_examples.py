@@ -1,6 +1,7 @@
 """The programs in `README.md`, `docs/http.md`, `docs/icechunk.md` and `docs/clients.md` run."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Generator
@@ -9,7 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import icechunk
+import obstore.store
 import pytest
+import s3fs
+import xarray
 import zarr
 
 from shardgate import demo
@@ -37,6 +42,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     (folder / "lab").mkdir()
     roots = {name: DatasetSettings(url=str(path)) for name, path in examples.items()}
     roots["em"] = DatasetSettings(url=str(examples["image"]), writable=True)
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(folder / "v1")))
+    session = repository.writable_session("main")
+    rain = xarray.Dataset({"rain": ("day", [0.0, 1.5])})
+    rain.to_zarr(session.store, zarr_format=3, consolidated=False)
+    repository.create_tag("v1", session.commit("two days"))
+    roots["repository"] = DatasetSettings(url=str(folder / "v1"))
     roots["lab"] = DatasetSettings(url=str(folder / "lab"), writable=True)
     with serving(Settings(datasets=roots)) as running:
         yield running
@@ -59,14 +70,78 @@ def test_readme_opens_the_image_without_shards(
     assert capsys.readouterr().out.strip() == text.strip().rpartition("# ")[2]
 
 
+def test_readme_shows_headers_that_are_sent(url: str) -> None:
+    """The answer in the README has the status and the headers of a real one, but for the ETag."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    (shown,) = re.findall(rf"\$ curl [^\n]* {_URL}(\S+)\n(.*?)```", text, re.DOTALL)
+    path, (status, *lines) = shown[0], shown[1].splitlines()
+    headers = dict(line.split(": ", 1) for line in lines)
+
+    answer = httpx.get(f"{url}{path}")
+
+    assert status == f"HTTP/1.1 {answer.status_code} {answer.reason_phrase}"
+    assert headers.keys() <= answer.headers.keys()
+    for name in headers.keys() - {"etag", "content-length"}:
+        assert answer.headers[name] == headers[name]
+
+
 def test_http_page_writes_an_array(url: str) -> None:
     """The program of the page on HTTP writes to the sharded array of the demo."""
-    import obstore.store  # noqa: PLC0415
-
     array = run(program("docs/http.md", "S3Store"), url, obstore=obstore, zarr=zarr)["array"]
 
     assert (array[:64] == 1).all()
     assert not (array[64:] == 1).all()
+
+
+def test_http_page_opens_an_array_by_s3fs(url: str) -> None:
+    """The line for s3fs on the page on HTTP opens the array without shards."""
+    page = (ROOT / "docs/http.md").read_text("utf-8")
+    (line,) = re.findall(r"With s3fs: `([^`]*)`", page)
+
+    array = eval(line.replace(_URL, url), {"zarr": zarr, "s3fs": s3fs})  # noqa: S307 - our own text
+
+    assert array.chunks == (32, 32, 32)
+
+
+def test_http_page_stores_a_chunk_by_curl(url: str, tmp_path: Path) -> None:
+    """The commands of the page on HTTP store a chunk under the key of another one."""
+    page = (ROOT / "docs/http.md").read_text("utf-8")
+    commands = [
+        line for line in re.findall(r"^\$ (curl .*)$", page, re.MULTILINE) if "/em/" in line
+    ]
+    assert len(commands) == 2
+
+    for command in commands:
+        subprocess.run(shlex.split(command.replace(_URL, url)), cwd=tmp_path, check=True)
+
+    (target,) = re.findall(r"curl -T \S+ (\S+)", page)
+    stored = httpx.get(target.replace(_URL, url)).content
+    assert stored == (tmp_path / "chunk").read_bytes()
+
+
+def test_icechunk_page_opens_a_tag(url: str) -> None:
+    """The first program of the page on Icechunk opens a tag by xarray."""
+    text = program("docs/icechunk.md", "repository/@tag.v1").strip()
+
+    opened = eval(text.replace(_URL, url), {"xarray": xarray})  # noqa: S307 - our own text
+
+    assert opened.rain.values.tolist() == [0.0, 1.5]
+
+
+def test_icechunk_page_removes_only_what_is_old(tmp_path: Path) -> None:
+    """The program that removes old snapshots keeps those of today."""
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
+    session = repository.writable_session("main")
+    zarr.create_group(session.store)
+    snapshot_id = session.commit("today")
+    text = program("docs/icechunk.md", "garbage_collect")
+    local = f"icechunk.local_filesystem_storage({str(tmp_path)!r})"
+
+    names = run(re.sub(r"icechunk\.s3_storage\(.*\)", local, text), "")
+
+    newest = next(iter(names["repository"].ancestry(branch="main")))
+    assert newest.id == snapshot_id
+    assert names["limit"] < newest.written_at
 
 
 def test_session_by_httpx_is_committed(url: str, capsys: pytest.CaptureFixture[str]) -> None:

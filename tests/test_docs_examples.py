@@ -96,7 +96,7 @@ def test_http_page_writes_an_array(url: str) -> None:
 def test_http_page_opens_an_array_by_s3fs(url: str) -> None:
     """The line for s3fs on the page on HTTP opens the array without shards."""
     page = (ROOT / "docs/http.md").read_text("utf-8")
-    (line,) = re.findall(r"With s3fs: `([^`]*)`", page)
+    (line,) = re.findall(r"With s3fs \([^)]*\): `([^`]*)`", page)
 
     array = eval(line.replace(_URL, url), {"zarr": zarr, "s3fs": s3fs})  # noqa: S307 - our own text
 

@@ -25,6 +25,15 @@ from tests.support.serving import serving
 ROOT: Final = Path(__file__).parent.parent
 _URL: Final = "http://127.0.0.1:8000"
 _LONGEST_S: Final = 300
+_ELSEWHERE: Final = ("# write.py", "# read.py", "# many.py", "app.mount(", "class PackedLayout(")
+"""Texts in the programs that `test_docs.py` and `test_docs_commits.py` run."""
+_HERE: Final = (
+    "zarr.open_array(",
+    "S3Store(",
+    "httpx.Client(",
+    "repository/@tag.v1",
+    "garbage_collect(",
+)
 
 
 def program(page: str, containing: str) -> str:
@@ -32,6 +41,18 @@ def program(page: str, containing: str) -> str:
     text = (ROOT / page).read_text("utf-8")
     (found,) = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if containing in b]
     return str(found)
+
+
+def test_each_program_in_the_documents_is_run() -> None:
+    """Each Python block of the documents is one that a test runs."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text("utf-8") for page in pages)
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+    unknown = [b for b in blocks if not any(known in b for known in _HERE + _ELSEWHERE)]
+
+    assert blocks
+    assert unknown == []
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +180,26 @@ def test_session_by_httpx_is_committed(url: str, capsys: pytest.CaptureFixture[s
     assert newest["message"] == "ten hours"
     assert capsys.readouterr().out.strip() == newest["snapshot_id"]
     assert httpx.get(f"{url}/lab/hours/c/0").content == bytes(range(10))
+
+
+def test_troubleshooting_inspects_a_key(tmp_path: Path) -> None:
+    """The command for a failing key prints its shard and the range of its bytes."""
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
+    (command,) = re.findall(r"^\$ shardgate (inspect .*)$", page, re.MULTILINE)
+    image = str(demo.write(tmp_path)["image"])
+    arguments = shlex.split(command.replace("s3://bucket/em.zarr", image))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "shardgate", *arguments],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_LONGEST_S,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "s0/c/0/0/1" in done.stdout
 
 
 def test_no_chunk_is_lost_through_the_gateway() -> None:

@@ -184,10 +184,13 @@ async def holding(budget: ByteBudget, nbytes: int) -> AsyncGenerator[None]:
 
 
 async def settle() -> None:
-    """Wait until all tasks that can run have run, also those that a short timer starts."""
-    await asyncio.sleep(0.01)
-    for _ in range(10):  # the timers of a machine that stood still end together with this one
-        await asyncio.sleep(0)
+    """Wait until all tasks that can run have run, also those that their short timers start.
+
+    Timers that are set before that of this function end no later, however slow the machine is.
+    """
+    turns = 10 * [0.0]
+    for delay_s in (*turns, 0.01, *turns):
+        await asyncio.sleep(delay_s)
 
 
 class Watching:

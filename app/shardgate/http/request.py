@@ -31,6 +31,8 @@ type Networks = Sequence[IPv4Network | IPv6Network]
 
 MAX_KEY_BYTES: Final = 1024
 """As in S3."""
+_RESERVED: Final = re.compile(rf"(?<!@branch)(?<!@tag){re.escape(TEMPORARY)}")
+"""Names of unfinished objects, but not refs of branches and tags called ``shardgate-…``."""
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
@@ -189,7 +191,7 @@ def check_key(key: str) -> VirtualKey:
     """Return the decoded *key*; raise `BadKeyError` as `split_target` does."""
     if len(key) > MAX_KEY_BYTES or (not key.isascii() and len(key.encode()) > MAX_KEY_BYTES):
         raise BadKeyError(f"the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes")
-    if TEMPORARY in key:
+    if _RESERVED.search(key):
         raise BadKeyError(f"{key!r} is no key: {TEMPORARY} is reserved for unfinished objects")
     if _FORBIDDEN.search(key):
         raise BadKeyError(f"{key!r} has a control character or an empty, '.' or '..' segment")

@@ -87,7 +87,7 @@ _HEADERS: Final = {
 }
 """Names in HTTP of parameters of botocore."""
 _BY_BOTOCORE: Final = frozenset({301, 302, 307, 308, 400})
-"""Statuses that a request to another region or with another signature may not have."""
+"""Redirects, and the answer to a signature for another region: botocore follows both."""
 _TRIES: Final = 5
 _AMAZON: Final = "AmazonS3"
 _SEAWEEDFS: Final = "SeaweedFS"
@@ -249,7 +249,7 @@ class SmallPuts:
     async def send(self, ref: ObjectRef, body: bytes, **params: Any) -> S3Answer | Refusal:
         """Send one PUT with *params* of botocore; raise without a response, or bucket.
 
-        A redirect, or a refusal that may be about the signature, is left to botocore.
+        Large bodies, and refusals that botocore may overcome, are left to its client.
         """
         if not is_large(len(body)):
             sent = await self._send(ref, body, _http_headers(params))

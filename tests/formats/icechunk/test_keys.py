@@ -1,7 +1,7 @@
 """Virtual keys of refs, and ids as file names."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
@@ -35,6 +35,8 @@ def test_key_is_split_into_ref_and_path(key: str, ref: Ref | None, path: str) ->
 
 
 @given(REFS, st.sampled_from(["", "zarr.json", "g/a/c/0"]))
+@example(Branch("shardgate-b"), "zarr.json")
+@example(Tag("shardgate-1"), "")
 def test_spelled_ref_is_split_back(ref: Ref, path: str) -> None:
     """A ref of any name, spelled in a key and percent-encoded in a URL, is split back."""
     name = ref.text if isinstance(ref, SnapshotId) else ref.name

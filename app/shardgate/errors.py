@@ -57,9 +57,7 @@ An object that does not exist is a value, not an error.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Self
-
-import pydantic
+from typing import Final
 
 from shardgate.model import Fixed, ObjectRef, UnmodifiedSince, Version
 
@@ -95,12 +93,6 @@ class BadParameterError(RequestError):
 
 class BadBodyError(RequestError):
     """The body is malformed, or cannot be stored under the key."""
-
-    @classmethod
-    def of(cls, error: pydantic.ValidationError) -> Self:
-        """Name the first fault of a document and its place."""
-        first = error.errors(include_url=False, include_input=False)[0]
-        return cls(f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}")
 
 
 class DigestError(RequestError):

@@ -64,6 +64,11 @@ from shardgate.model import Fixed, ObjectRef, UnmodifiedSince, Version
 _MOST_NAMED: Final = 3
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs *extra*, in a checkout: there is no package on PyPI yet."""
+    return f"pip install '.[{extra}]'"
+
+
 class ShardgateError(Exception):
     """Base class of all errors of this service."""
 

@@ -33,6 +33,7 @@ ENTRYPOINT ["weed"]
 
 FROM python:3.12-slim
 LABEL org.opencontainers.image.title="Shardgate" \
+      org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.description="Serves the chunks inside sharded arrays over HTTP" \
       org.opencontainers.image.licenses="Apache-2.0"
 # Nothing is installed or compiled later: the root file system may be read-only.

@@ -1,4 +1,4 @@
-# Each target sets .venv up by itself, with uv if it is on PATH, else with venv and pip.
+# Each target sets .venv up by itself, with uv if it is on PATH, else with venv and pip; see .ci/make-venv.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,31 +30,25 @@ soak: $(VENV)/.dev $(VENV)/.js
 	$(BIN)/pytest -m soak --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 clean:
-	rm -rf $(VENV) demo-data $(JS)/node_modules
+	rm -rf $(VENV) .uv demo-data $(JS)/node_modules
 
 $(VENV)/.demo: pyproject.toml $(BIN)/python
-	$(INSTALL) --editable '.[demo]'
+	@echo "Installing Shardgate and the packages of its demo into $(VENV) (1 to 3 minutes) ..."
+	@$(INSTALL) --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(BIN)/python
-	$(INSTALL) --editable '.[demo]' --group dev
+	@echo "Installing Shardgate and the packages of its tests into $(VENV) (some minutes) ..."
+	@$(INSTALL) --editable '.[demo]' --group dev
 	@touch $@ $(VENV)/.demo
 
 # The tests of JavaScript clients skip themselves where there is no node.
 $(VENV)/.js: $(wildcard $(JS)/package.json) $(BIN)/python
 	@if command -v npm >/dev/null && [ -f $(JS)/package.json ]; then \
+	  echo "Installing the packages of the JavaScript tests into $(JS)/node_modules ..."; \
 	  npm install --prefix $(JS) --no-package-lock --no-save --no-audit --no-fund --loglevel=error; \
 	fi
 	@touch $@
 
 $(BIN)/python:
-ifneq ($(UV),)
-	uv venv --quiet --seed --allow-existing $(VENV)
-else
-	@for python in python3.12 python3.13 python3.14 python3 python; do \
-	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
-	    $$python -m venv $(VENV) && $(BIN)/python -m pip install --quiet --upgrade pip; exit; \
-	  fi; \
-	done; \
-	echo "no Python >= 3.12: install one, or uv, or run pyenv install" >&2; exit 1
-endif
+	@.ci/make-venv $(VENV)

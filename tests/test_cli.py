@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Generator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,14 @@ from tests.formats.zarr import draft as transformer
 from tests.storage.faulty import FaultyServer
 from tests.support.commands import run, running
 from tests.support.files import write_files
+from tests.support.processes import environ
 from tests.support.zipped import zipped
+
+HEAVY = {
+    *("aiobotocore", "asyncio", "botocore", "fastapi", "httpx", "jinja2", "numpy", "orjson"),
+    *("prometheus_client", "re2", "rich", "starlette", "uvicorn"),
+}
+"""Modules that only some commands need, and that take long to import."""
 
 
 def get(url: str) -> bytes:
@@ -53,6 +61,38 @@ def test_help_and_version_need_no_command() -> None:
     assert shown.returncode == 0
     assert all(name in shown.stdout for name in ("serve", "demo", "inspect", "verify"))
     assert re.fullmatch(r"shardgate \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("demo",), ("inspect",), ("verify",)])
+def test_every_command_shows_help_and_version(command: tuple[str, ...]) -> None:
+    """Each command takes `--version`, and `-h` for `--help`."""
+    shown = run(*command, "-h")
+
+    assert shown.stdout.startswith("Usage: shardgate")
+    assert shown.stdout == run(*command, "--help").stdout
+    assert run(*command, "--version").stdout == f"shardgate {version('shardgate')}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        (("--help",), {"pydantic"}),
+        (("--version",), {"pydantic"}),
+        (("serve", "--help"), set()),
+        (("serve", "--prot", "1"), set()),
+        (("serv",), set()),
+    ],
+)
+def test_help_version_and_usage_errors_import_little(
+    arguments: tuple[str, ...], more: set[str]
+) -> None:
+    """Help, version and errors of usage import no module that only a command needs."""
+    command = [sys.executable, "-X", "importtime", "-m", "shardgate", *arguments]
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, check=False)
+    timed = re.findall(r"^import time:.*\| +(\w+)", done.stderr, re.MULTILINE)
+
+    assert "typer" in timed
+    assert {*HEAVY, *more}.isdisjoint(timed)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Datasets of the configuration and of the command line."""
+"""Datasets of the configuration."""
 
 import pytest
 
-from shardgate.configuration import load
-from shardgate.datasets import RootOptions, exposures
+from shardgate.datasets import exposures
 from shardgate.settings import Settings
 
 CALLERS = {name: {"token_sha256": [digit * 64]} for name, digit in (("ana", "0"), ("bob", "1"))}
@@ -57,18 +56,3 @@ def test_datasets_that_expose_nothing_are_not_named(
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
 
     assert list(exposures(settings_of(inner=inner, outer=outer))) == []
-
-
-def test_options_reach_every_root_and_prefix() -> None:
-    """`--anonymous` applies to every bucket and allowed prefix, and not to folders."""
-    options = RootOptions(("s3://b/p", "/v"), anonymous=True)
-    settings = load(None, {}, options.tables({"bucket": "s3://x", "folder": "/y"}))
-
-    assert settings.stores["anonymous"].anonymous
-    assert {name: each.store for name, each in settings.datasets.items()} == {
-        "bucket": "anonymous",
-        "folder": None,
-    }
-    for dataset in settings.datasets.values():
-        prefixes = [(prefix.url, prefix.store) for prefix in dataset.virtual_chunk_prefixes]
-        assert prefixes == [("s3://b/p", "anonymous"), ("file:///v", None)]

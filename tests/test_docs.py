@@ -4,6 +4,7 @@ import json
 import re
 import struct
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -146,6 +147,32 @@ def test_targets_of_make_exist() -> None:
 
     for target in re.findall(r"`?\bmake ([a-z]+)\b`", DOCUMENTS):
         assert f"\n{target}:" in makefile, target
+
+
+def test_version_is_the_same_everywhere() -> None:
+    """The changelog, the image and its tags, and the chart have the version of the project."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    places = {
+        "CHANGELOG.md": r"^## (\S+)",
+        "Dockerfile": r'image\.version="(\S+)"',
+        "docker-compose.yml": r"image: shardgate\S*:(\S+)",
+        "deploy/helm/shardgate/Chart.yaml": r"^(?:appVersion|version): (\S+)",
+        "deploy/helm/shardgate/README.md": r"/shardgate:([\d.]+)",
+    }
+    for place, pattern in places.items():
+        found = re.findall(pattern, (ROOT / place).read_text("utf-8"), re.MULTILINE)
+        assert found, place
+        assert {*found} == {project["version"]}, place
+
+
+def test_install_hints_name_extras_of_the_project() -> None:
+    """Each hint to install an extra in the documents names one that exists, in a checkout."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = set(re.findall(r"\.\[(\w+)\]'", DOCUMENTS))
+
+    assert extras
+    assert extras <= set(project["optional-dependencies"])
+    assert "shardgate[" not in DOCUMENTS
 
 
 def anchor(heading: str) -> str:

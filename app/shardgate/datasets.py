@@ -1,13 +1,12 @@
 """Datasets of the configuration: their roots, formats, and rules of access."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
-from shardgate.configuration import load
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.icechunk.layout import Icechunk
@@ -22,18 +21,13 @@ from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Containers
-from shardgate.read.listing import Root
-from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
 from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
 from shardgate.storage.stores import Stores, parse_root
 
-_ANONYMOUS: Final = "anonymous"
-"""Store of public buckets on the command line."""
 _FILES_AT_ONCE: Final = 2
 """Concurrent decodes may take so many times the largest file, and one of them more."""
-_CLOUDS: Final = ("s3://", "gs://", "az://")
 
 
 def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, ServedDataset]:
@@ -169,42 +163,3 @@ def _place(settings: Settings, name: str) -> tuple[str, ...]:
     endpoint = settings.stores[dataset.store].endpoint_url if dataset.store else None
     endpoint = endpoint or (os.environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None) or ""
     return scheme, endpoint.rstrip("/"), *filter(None, f"{place}/{root.key}".split("/"))
-
-
-class RootOptions(NamedTuple):
-    """Options of the command line for all its roots."""
-
-    allow_virtual: Sequence[str] = ()
-    anonymous: bool = False
-    writable: bool = False
-
-    def tables(self, roots: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        """Return the tables `stores` and `datasets` of the settings for *roots*, URLs by name."""
-        datasets = {name: self._with_store({"url": url}) for name, url in roots.items()}
-        for table in datasets.values():
-            if self.writable:
-                table["writable"] = True
-            if self.allow_virtual:
-                table["virtual_chunk_prefixes"] = [
-                    self._with_store({"url": prefix}) for prefix in self.allow_virtual
-                ]
-        stores = {_ANONYMOUS: {"anonymous": True}} if self.anonymous else {}
-        return {"stores": stores, "datasets": datasets}
-
-    def _with_store(self, table: dict[str, Any]) -> dict[str, Any]:
-        is_cloud = table["url"].startswith(_CLOUDS)
-        return {**table, "store": _ANONYMOUS} if self.anonymous and is_cloud else table
-
-
-async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: RootOptions) -> T:
-    """Open the root *url* as `serve` does, and return the result of *call* with it."""
-    settings = load(None, os.environ, options.tables({"root": url}))
-    async with Stores(settings.limits) as stores:
-        ref = open_root(stores, settings, "root")
-        await stores.check_reachable(ref)
-        memory = MetadataCache(settings.cache.index_bytes, open_decoding(settings.limits))
-        fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
-        dataset = settings.datasets["root"]
-        allowed = open_allowed(stores, dataset, settings)
-        containers = Containers(formats(dataset, settings.limits, allowed))
-        return await call(Root(ref, stores, containers, fetch))

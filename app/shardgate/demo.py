@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardgate.errors import ConfigurationError
+from shardgate.errors import ConfigurationError, install_command
 from shardgate.http.pages.links import (
     PUBLIC_VIEWER,
     VIEWER,
@@ -56,7 +56,7 @@ def write(folder: Path) -> dict[str, Path]:
         paths = [_write_once(folder / name, put) for name, put in EXAMPLES.items()]
     except ImportError as error:
         raise ConfigurationError(
-            f"the demo needs {error.name}: pip install 'shardgate[demo]'"
+            f"the demo needs {error.name}: {install_command('demo')} in the checkout"
         ) from error
     except OSError as error:
         raise ConfigurationError(f"cannot write {error.filename}: {error.strerror}") from error

@@ -57,13 +57,16 @@ An object that does not exist is a value, not an error.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Self
-
-import pydantic
+from typing import Final
 
 from shardgate.model import Fixed, ObjectRef, UnmodifiedSince, Version
 
 _MOST_NAMED: Final = 3
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs *extra*, in a checkout: there is no package on PyPI yet."""
+    return f"pip install '.[{extra}]'"
 
 
 class ShardgateError(Exception):
@@ -95,12 +98,6 @@ class BadParameterError(RequestError):
 
 class BadBodyError(RequestError):
     """The body is malformed, or cannot be stored under the key."""
-
-    @classmethod
-    def of(cls, error: pydantic.ValidationError) -> Self:
-        """Name the first fault of a document and its place."""
-        first = error.errors(include_url=False, include_input=False)[0]
-        return cls(f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}")
 
 
 class DigestError(RequestError):

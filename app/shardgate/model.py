@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, NewType, Self
+from typing import Final, Literal, NamedTuple, NewType, Self
 
 VirtualKey = NewType("VirtualKey", str)
 """Key of a request, relative to its dataset or container: ``s0/c/7/3/1``."""
@@ -15,6 +15,8 @@ _NOT_IN_SEGMENTS: Final = re.compile(r"[\x00-\x1f\x7f%/]")
 
 ETag = NewType("ETag", str)
 """A strong entity tag with its quotes, as HTTP writes it: ``'"9b2c"'`` (RFC 9110 §8.8.3)."""
+
+LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 
 GUARDED: Final = "guarded+"
 """Prefix of the buckets of virtual references."""

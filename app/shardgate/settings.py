@@ -22,6 +22,8 @@ from pydantic import (
     model_validator,
 )
 
+from shardgate.model import LogLevel
+
 RESERVED: Final = frozenset(
     {"api", "docs", "redoc", "openapi.json", "healthz", "readyz", "metrics", "viewer"}
 )
@@ -31,7 +33,6 @@ WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
 """Schemes of datasets that clients may write to."""
 PUBLIC: Final = "public"
 """Rule that every caller fulfils."""
-LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 Validator = Literal["etag", "last-modified"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SHORTEST_SECRET: Final = 32

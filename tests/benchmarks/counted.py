@@ -24,7 +24,7 @@ def serve(port: int, *paths: str) -> None:
     monitoring.use_tool_id(_TOOL, "calls")
     monitoring.register_callback(_TOOL, monitoring.events.PY_START, _note)
     Thread(target=_ask_and_end, args=(port, paths), daemon=True).start()
-    from shardgate.__main__ import main  # noqa: PLC0415 - modules are imported before functions count
+    from shardgate.cli import main  # noqa: PLC0415 - modules are imported before functions count
 
     main()
 

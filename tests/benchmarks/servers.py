@@ -211,7 +211,7 @@ def shardgate(
     index_bytes: int = 256 << 20,
     chunk_bytes: int = 0,
     more: str = "",
-    command: str = "from shardgate.__main__ import main; main()",
+    command: str = "from shardgate.cli import main; main()",
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Generator[Server]:
     """Run the service over the bucket of *store*, through its S3 path, with *more* datasets.

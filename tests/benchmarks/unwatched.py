@@ -3,7 +3,7 @@
 from typing import Any
 
 from shardgate import server
-from shardgate.__main__ import main
+from shardgate.cli import main
 from shardgate.main import create_app
 from shardgate.settings import Settings
 

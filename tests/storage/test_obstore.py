@@ -145,8 +145,8 @@ for url in "gs://b/c", "az://b/c":
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     google, azure = told.stdout.decode().splitlines()
 
-    assert "shardgate[gcs]" in google
-    assert "shardgate[azure]" in azure
+    assert "pip install '.[gcs]'" in google
+    assert "pip install '.[azure]'" in azure
 
 
 ABSENCES: Final = (Lie.PAGE_404, Lie.EMPTY_404, Lie.QUOTED_404)

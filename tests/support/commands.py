@@ -29,9 +29,11 @@ import fastapi._compat.v2, pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloo
 tell_time, ahead_s = time.time, 0.0
 time.time = lambda: tell_time() + ahead_s
 
+from shardgate import demo, roots, server
 from shardgate.cli import main
 from shardgate.main import create_app
 from shardgate.settings import Settings
+from shardgate.survey import display, inspect, verify
 from tests.support.adapters import adapt
 
 fastapi._compat.v2.TypeAdapter = adapt

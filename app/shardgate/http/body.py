@@ -26,7 +26,7 @@ from shardgate.errors import (
     UnknownCodingError,
 )
 from shardgate.formats.compression import announced_nbytes
-from shardgate.http.api.openapi import RequestDocument
+from shardgate.http.api.openapi import RequestDocument, first_fault
 from shardgate.http.auth.sigv4 import SignatureChain
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.http_headers import content_coding
@@ -344,7 +344,7 @@ class RequestBodyReader:
             async with self.read_body(request, _DOCUMENT_NBYTES) as body:
                 return model.model_validate_json(body)
         except ValidationError as error:
-            raise BadBodyError.of(error) from None
+            raise BadBodyError(first_fault(error)) from None
 
 
 class ClientGoneError(Exception):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from shardgate.errors import ConfigurationError
+from shardgate.errors import ConfigurationError, install_command
 from shardgate.observability.metrics import RequestContext, error_label, store_of
 from shardgate.storage.wrappers import Call
 
@@ -95,5 +95,5 @@ def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
     try:
         return Tracing()
     except ModuleNotFoundError as error:
-        text = "OTEL_EXPORTER_OTLP_ENDPOINT: needs pip install 'shardgate[otel]'"
+        text = f"OTEL_EXPORTER_OTLP_ENDPOINT: needs {install_command('otel')} in the checkout"
         raise ConfigurationError(text) from error

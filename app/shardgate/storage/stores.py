@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakValueDictionary
 
-from shardgate.errors import ConfigurationError, StorageUnusableError
+from shardgate.errors import ConfigurationError, StorageUnusableError, install_command
 from shardgate.model import GUARDED, VOLATILE, ObjectRef
 from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
 from shardgate.storage.contract import ObjectStore, OnWrite
@@ -208,7 +208,8 @@ def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectStor
         from shardgate.storage.obstore import CloudStore  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         extra = {"gs": "gcs", "az": "azure"}[scheme]
-        raise ConfigurationError(f"{scheme}://: needs pip install 'shardgate[{extra}]'") from error
+        reason = f"needs {install_command(extra)} in the checkout"
+        raise ConfigurationError(f"{scheme}://: {reason}") from error
     return CloudStore(scheme, settings, timeout_s=timeout_s)
 
 

@@ -23,7 +23,7 @@ from shardgate.formats.icechunk.ids import decode_ids
 from shardgate.formats.icechunk.manifest import MAX_LOCATION_NBYTES, STRONG_ETAG, PayloadKind
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import is_node_path
-from shardgate.http.api.openapi import RequestDocument
+from shardgate.http.api.openapi import RequestDocument, first_fault
 
 JSON_LINES: Final = "application/x-ndjson"
 _MAX_JSON_NBYTES: Final = 2 * 1024**2
@@ -107,7 +107,7 @@ def parse_commit(body: bytes) -> tuple[DirectCommitOptions, list[Edit]]:
     try:
         document = CommitBody.model_validate(_load(body, "the body"))
     except ValidationError as error:
-        raise BadBodyError.of(error) from None
+        raise BadBodyError(first_fault(error)) from None
     edits = read_edits(document.changes)
     document.changes.clear()
     return document, edits
@@ -133,7 +133,7 @@ def parse_commit_lines(body: bytes) -> tuple[DirectCommitOptions, list[Edit]]:
         try:
             options = DirectCommitOptions.model_validate(_load(line, where))
         except ValidationError as error:
-            raise BadBodyError(f"{where}: {BadBodyError.of(error)}") from None
+            raise BadBodyError(f"{where}: {first_fault(error)}") from None
     if options is None:
         raise BadBodyError("the body has no line with the options of the commit")
     return options, edits
@@ -219,7 +219,7 @@ def read_edit(item: Any, where: str) -> Edit:
     try:
         return _ITEM.validate_python(item).edit()
     except ValidationError as error:
-        raise BadBodyError(f"{where}: {BadBodyError.of(error)}") from None
+        raise BadBodyError(f"{where}: {first_fault(error)}") from None
     except BadBodyError as error:
         raise BadBodyError(f"{where}: {error}") from None
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 type Responses = dict[int | str, dict[str, Any]]
 
@@ -65,6 +65,12 @@ def reads(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any]:
     schemas = {"application/json": model.model_json_schema(), **others}
     content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
     return {"requestBody": {"required": is_required, "content": content}}
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the place and the reason of the first fault of a document."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}"
 
 
 class AsciiJson(JSONResponse):

@@ -15,6 +15,7 @@ from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from shardgate.concurrency import SingleFlight, bounded_gather
+from shardgate.errors import install_command
 from shardgate.formats.surveying import Description
 from shardgate.http.auth.access import Datasets, may_write
 from shardgate.http.pages.links import (
@@ -92,6 +93,7 @@ class StartPage:
             ],
             more=len(known) - len(shown),
             has_viewer=address.viewer is not None,
+            viewer_command=install_command("viewer"),
             has_metrics=self._datasets.may_watch(caller),
             is_below_token=request.scope["token"] is not None,
             style=self._style,

@@ -225,7 +225,7 @@ def test_no_chunk_is_lost_through_the_gateway() -> None:
 def test_tested_clients_have_the_documented_versions() -> None:
     """The installed clients have the versions in the table of clients, or newer ones."""
     page = (ROOT / "docs/clients.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| ([\w-]+) \| (\d[\d.]*) \|", page, re.MULTILINE))
+    rows: dict[str, str] = dict(re.findall(r"^\| ([\w-]+) \| (\d[\d.]*) \|", page, re.MULTILINE))
     del rows["zarrita"]
     names = {"zarr-python": "zarr"}
     assert rows

@@ -13,7 +13,7 @@ from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
-from tests.read.stores import Clock, SearchedContainers
+from tests.read.stores import Clock, SearchedContainers, settle
 from tests.support.resolving import ROOT, Reading, known_formats, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
@@ -91,21 +91,25 @@ async def test_container_does_not_depend_on_earlier_requests(first: str) -> None
 
 
 class _FarStore(MemoryStore):
-    """A store that answers after a while, and records which reads wait together."""
+    """A store that answers once no other read begins, and records which reads wait together."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[set[str]] = []
-        self._running = 0
+        self._answers: asyncio.Future[None] | None = None
 
     async def get(self, ref: ObjectRef, *args: Any, **kwargs: Any) -> Found | NotModified | None:
         """Wait, read."""
-        if not self._running:
+        if is_first := self._answers is None:
             self.waits.append(set())
+            self._answers = asyncio.get_running_loop().create_future()
         self.waits[-1].add(ref.key.removeprefix("data/"))
-        self._running += 1
-        await asyncio.sleep(0.02)
-        self._running -= 1
+        answers = self._answers
+        if is_first:
+            await settle()
+            self._answers = None
+            answers.set_result(None)
+        await answers
         return await super().get(ref, *args, **kwargs)
 
 

@@ -165,23 +165,16 @@ def inspect(
         from shardgate.read.listing import Root, explain_emptiness
         from shardgate.roots import RootOptions, with_root
         from shardgate.survey import display
-        from shardgate.survey.inspect import (
-            ChunkReport,
-            DamageReport,
-            IndexReport,
-            inspect_key,
-            inspect_refs,
-            inspect_root,
-            inspect_shard,
-        )
+        from shardgate.survey import inspect as survey
 
     async def describe(root: Root) -> tuple[list[Any], list[Any], str]:
         if nothing := await explain_emptiness(root):
             return [], [], nothing
-        return await inspect_root(root), await inspect_refs(root), ""
+        return await survey.inspect_root(root), await survey.inspect_refs(root), ""
 
-    async def locate(root: Root) -> ChunkReport | IndexReport:
-        return await (inspect_shard if as_shard else inspect_key)(root, VirtualKey(key or ""))
+    async def locate(root: Root) -> survey.ChunkReport | survey.IndexReport:
+        locate_in = survey.inspect_shard if as_shard else survey.inspect_key
+        return await locate_in(root, VirtualKey(key or ""))
 
     options = RootOptions(allow_virtual or (), anonymous=anonymous)
     document: dict[str, Any]
@@ -190,7 +183,7 @@ def inspect(
         arrays, refs, nothing = asyncio.run(with_root(url, describe, options))
         document = {"arrays": list(map(asdict, arrays)), "refs": list(map(asdict, refs))}
         drawn = [display.draw_table(arrays), *([display.draw_table(refs)] if refs else [])]
-        is_damaged = any(isinstance(each, DamageReport) for each in (*arrays, *refs))
+        is_damaged = any(isinstance(each, survey.DamageReport) for each in (*arrays, *refs))
     else:
         document = asdict(asyncio.run(with_root(url, locate, options)))
         drawn = [display.draw_facts(document)]

@@ -30,7 +30,7 @@ BROKEN = '#!/bin/sh\necho "pyenv: python3.12: command not found" >&2\nexit 127\n
 def test_unusable_pythons_are_named(
     programs: dict[str, str], said: list[str], tmp_path: Path
 ) -> None:
-    """Each Python that does not do is named with the reason, and the last line says what to do."""
+    """Each Python that cannot be used is named with the reason, and the last line advises."""
     found = shutil.which("head")
     assert found is not None
     (tmp_path / "head").symlink_to(found)

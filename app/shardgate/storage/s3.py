@@ -22,7 +22,7 @@ from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import HttpMethod, Refusal
 from shardgate.storage.s3_client import S3Client, bucket_of, translated
 from shardgate.storage.s3_signing import S3Signer
-from shardgate.storage.s3_write import S3WriteOptions, S3Writer, SmallPuts
+from shardgate.storage.s3_write import PutSender, S3WriteOptions, S3Writer
 
 _REUSED_S: Final = 300
 _CACHED_URLS: Final = 8192
@@ -58,7 +58,7 @@ class S3Store(S3Writer, HttpReader):
         self.is_signed = not client.is_anonymous
         self._signer = S3Signer(client)
         self._http_of_puts = http(silence_s=max(timeout_s, options.deadline_s))
-        puts = SmallPuts(client, self._signer, self._http_of_puts)
+        puts = PutSender(client, self._signer, self._http_of_puts)
         S3Writer.__init__(self, client, self, puts, options)
         self._in_order: dict[str, bool] = {}
         self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[RequestTarget, float]] = {}

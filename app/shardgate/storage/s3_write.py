@@ -86,8 +86,6 @@ _HEADERS: Final = {
     "ContentType": "Content-Type",
 }
 """Names in HTTP of parameters of botocore."""
-_BY_BOTOCORE: Final = frozenset({301, 302, 307, 308, 400})
-"""Redirects, and the answer to a signature for another region: botocore follows both."""
 _TRIES: Final = 5
 _AMAZON: Final = "AmazonS3"
 _SEAWEEDFS: Final = "SeaweedFS"
@@ -115,7 +113,7 @@ class S3Writer:
     """Writing side of `S3Store`."""
 
     def __init__(
-        self, client: S3Client, reader: HttpReader, puts: "SmallPuts", options: S3WriteOptions
+        self, client: S3Client, reader: HttpReader, puts: "PutSender", options: S3WriteOptions
     ) -> None:
         self._options = options
         self._puts = puts
@@ -235,8 +233,8 @@ class S3Writer:
         return self._features[ref.bucket]
 
 
-class SmallPuts:
-    """PUTs of objects, the small ones over an HTTP client of our own.
+class PutSender:
+    """Sends PUTs of objects, small ones over an HTTP client of our own.
 
     One of 3 kB takes a quarter of the processor time that aiobotocore's takes.
     """
@@ -249,12 +247,11 @@ class SmallPuts:
     async def send(self, ref: ObjectRef, body: bytes, **params: Any) -> S3Answer | Refusal:
         """Send one PUT with *params* of botocore; raise without a response, or bucket.
 
-        Large bodies, and refusals that botocore may overcome, are left to its client.
+        Large bodies, and requests that only botocore can sign, are left to its client.
         """
-        if not is_large(len(body)):
-            sent = await self._send(ref, body, _http_headers(params))
-            if not (sent is None or (isinstance(sent, Refusal) and sent.status in _BY_BOTOCORE)):
-                return sent
+        is_small = not is_large(len(body))
+        if is_small and (sent := await self._send(ref, body, _http_headers(params))) is not None:
+            return sent
         return await self._client.send(ref, "put_object", Body=body, **params)
 
     async def _send(

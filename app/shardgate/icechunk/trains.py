@@ -17,19 +17,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from shardgate.concurrency import (
-    BatchQueue,
-    SingleFlight,
-    resolve,
-    retry_conflicts,
-    run_in_thread,
-)
-from shardgate.errors import (
-    CommitConflictError,
-    ShardgateError,
-    StorageError,
-    UnknownRefError,
-)
+from shardgate.concurrency import BatchQueue, SingleFlight, resolve, retry_conflicts, run_in_thread
+from shardgate.errors import CommitConflictError, ShardgateError, StorageError, UnknownRefError
 from shardgate.formats.icechunk.changes import (
     ChangeSet,
     Edit,

@@ -6,12 +6,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, NamedTuple, cast
 
-from shardgate.errors import (
-    DamagedError,
-    RangeNotSatisfiedError,
-    VersionChangedError,
-    lost,
-)
+from shardgate.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of

@@ -9,15 +9,7 @@ from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.contract import Document, Format, Layout, Stray, Target, Translator
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import Fetch, Opaque, Read
-from shardgate.model import (
-    MISSING,
-    VOLATILE,
-    ByteRange,
-    Location,
-    ObjectRef,
-    VirtualKey,
-    Whole,
-)
+from shardgate.model import MISSING, VOLATILE, ByteRange, Location, ObjectRef, VirtualKey, Whole
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, ReadCache
 

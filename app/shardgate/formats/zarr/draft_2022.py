@@ -19,11 +19,7 @@ from shardgate.formats.documents import DocumentDecoder, Json, parse_json, show,
 from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
 from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
 from shardgate.formats.surveying import ChunkCollection, Description, Listing, Shards
-from shardgate.formats.zarr.codecs import (
-    ChunkForm,
-    item_nbytes,
-    shape_of,
-)
+from shardgate.formats.zarr.codecs import ChunkForm, item_nbytes, shape_of
 from shardgate.formats.zarr.index import IndexCodec, ShardingLevel
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk

@@ -11,21 +11,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.errors import (
-    BadBodyError,
-    ConflictError,
-    ReadOnlyError,
-    UnknownCodingError,
-)
+from shardgate.errors import BadBodyError, ConflictError, ReadOnlyError, UnknownCodingError
 from shardgate.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
 from shardgate.formats.reading import Fetch
 from shardgate.formats.zarr.codecs import ChunkForm
-from shardgate.formats.zarr.index import (
-    CHECKSUM_NBYTES,
-    IndexCodec,
-    ShardIndex,
-    shard_of,
-)
+from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, ShardIndex, shard_of
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
 
 _MOST_GROWTH: Final = 2

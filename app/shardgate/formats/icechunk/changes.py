@@ -54,12 +54,10 @@ class ChangeSet:
 
     @property
     def is_empty(self) -> bool:
-        """`True` if there is nothing to commit."""
         return not (self.new or self.updated or self.deleted or self.chunks)
 
     @property
     def nbytes(self) -> int:
-        """Estimate the bytes of memory held."""
         documents = [each.document for each in self.new.values()] + list(self.updated.values())
         count = len(documents) + len(self.deleted) + len(self.chunks)
         chunks = sum(each.coords.nbytes + each.payloads.nbytes for each in self.chunks.values())

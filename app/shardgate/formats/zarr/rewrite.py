@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.errors import BadBodyError, ConflictError, ReadOnlyError, UnknownCodingError
+from shardgate.errors import BadBodyError, ConflictError, UnknownCodingError
 from shardgate.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
 from shardgate.formats.reading import Fetch
 from shardgate.formats.zarr.codecs import ChunkForm
@@ -24,12 +24,6 @@ _ABSENT: Final = -1
 """Start and size of empty entries; as int64 the marker of the index."""
 
 type Numbers = NDArray[np.int64]
-
-
-def demand_small(ref: ObjectRef, codecs: tuple[IndexCodec, ...], most_nbytes: int) -> None:
-    """Check that no index of the shard takes more. Raises: `ReadOnlyError`."""
-    if (largest := max(codec.nbytes for codec in codecs)) > most_nbytes:
-        raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most_nbytes}")
 
 
 @dataclass(frozen=True, slots=True)

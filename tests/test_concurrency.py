@@ -140,11 +140,11 @@ async def test_callers_of_one_key_share_a_call(flight: _Flight, failure: Excepti
     """Concurrent callers of one key get the result or the error of one call."""
     flight.failure = failure
     tasks = await flight.start(100)
-    assert len(flight.table) == 1
+    assert "a" in flight.table
     flight.end.set()
 
     assert await asyncio.gather(*tasks, return_exceptions=True) == [failure or 1] * 100
-    assert (flight.begun, len(flight.table)) == (1, 0)
+    assert (flight.begun, "a" in flight.table) == (1, False)
 
 
 async def test_other_keys_and_later_callers_do_not_share(flight: _Flight) -> None:
@@ -176,7 +176,7 @@ async def test_call_without_callers_is_cancelled(flight: _Flight) -> None:
     for task in await flight.start(3):
         task.cancel()
     await settle()
-    assert (flight.begun, flight.cancelled, len(flight.table)) == (1, 1, 0)
+    assert (flight.begun, flight.cancelled, "a" in flight.table) == (1, 1, False)
     (leaving,) = await flight.start(1)
     leaving.cancel()
     late = asyncio.create_task(flight.table.run("a", flight))
@@ -232,7 +232,7 @@ async def test_call_without_waiting_callers_ends(
     await settle()
     gc.collect()
 
-    assert (flight.begun, flight.cancelled, len(flight.table)) == (1, 0, 0)
+    assert (flight.begun, flight.cancelled, "a" in flight.table) == (1, 0, False)
     assert not caplog.records
 
 

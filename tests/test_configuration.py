@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from shardgate.configuration import load
+from shardgate.configuration import RootOptions, load
 from shardgate.errors import ConfigurationError
 from shardgate.settings import Settings
 
@@ -378,3 +378,18 @@ def test_inconsistent_access_rules_are_refused(
 ) -> None:
     """An inconsistent rule of access is an error that names the setting."""
     assert told in complaint(None, {}, document)
+
+
+def test_options_reach_every_root_and_prefix() -> None:
+    """`--anonymous` applies to every bucket and allowed prefix, and not to folders."""
+    options = RootOptions(("s3://b/p", "/v"), anonymous=True)
+    settings = load(None, {}, options.tables({"bucket": "s3://x", "folder": "/y"}))
+
+    assert settings.stores["anonymous"].anonymous
+    assert {name: each.store for name, each in settings.datasets.items()} == {
+        "bucket": "anonymous",
+        "folder": None,
+    }
+    for dataset in settings.datasets.values():
+        prefixes = [(prefix.url, prefix.store) for prefix in dataset.virtual_chunk_prefixes]
+        assert prefixes == [("s3://b/p", "anonymous"), ("file:///v", None)]

@@ -97,8 +97,8 @@ def serve(
         import asyncio
 
         from shardgate import server
-        from shardgate.datasets import make_folders
-        from shardgate.roots import RootOptions, check_reachable, load_settings
+        from shardgate.configuration import RootOptions, load_settings
+        from shardgate.datasets import check_reachable, make_folders
 
     options = {"host": host, "port": port, "log_level": log_level, "workers": workers}
     of_roots = RootOptions(allow_virtual or (), anonymous=anonymous, writable=writable)
@@ -132,7 +132,7 @@ def demo(
     with _importing():
         from shardgate import demo as examples
         from shardgate import server
-        from shardgate.roots import RootOptions, load_settings
+        from shardgate.configuration import RootOptions, load_settings
 
     written = examples.write(folder)
     roots = [f"{name}={path}" for name, path in written.items()]
@@ -162,8 +162,9 @@ def inspect(
         import json
         from dataclasses import asdict
 
+        from shardgate.configuration import RootOptions
+        from shardgate.datasets import with_root
         from shardgate.read.listing import Root, explain_emptiness
-        from shardgate.roots import RootOptions, with_root
         from shardgate.survey import display
         from shardgate.survey import inspect as survey
 
@@ -222,9 +223,10 @@ def verify(
         import json
         from dataclasses import asdict
 
+        from shardgate.configuration import RootOptions
+        from shardgate.datasets import with_root
         from shardgate.formats.surveying import Report
         from shardgate.read.listing import Root, explain_emptiness
-        from shardgate.roots import RootOptions, with_root
         from shardgate.survey import display
         from shardgate.survey.verify import verify as verify_root
 

@@ -147,6 +147,14 @@ async def yield_to_loop(number: int) -> None:
         await asyncio.sleep(0)
 
 
+async def divide(body: bytes | memoryview, nbytes: int) -> AsyncIterator[memoryview]:
+    """Yield *body* in pieces of *nbytes*, and yield to the event loop after each."""
+    view = memoryview(body)
+    for at in range(0, len(view), nbytes):
+        yield view[at : at + nbytes]
+        await asyncio.sleep(0)
+
+
 async def take[T](stream: AsyncIterator[T], count: int) -> list[T]:
     """Return the next *count* items of *stream*, fewer at its end."""
     taken: list[T] = []
@@ -240,9 +248,6 @@ class SingleFlight[K: Hashable]:
     def __init__(self, *, outlasts: bool = False) -> None:
         self._flights: dict[K, _Flight[Any]] = {}
         self._outlasts = outlasts
-
-    def __len__(self) -> int:
-        return len(self._flights)
 
     def __contains__(self, key: K) -> bool:
         return key in self._flights

@@ -1,12 +1,14 @@
 """Datasets of the configuration: their roots, formats, and rules of access."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from itertools import permutations
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from shardgate.configuration import RootOptions, load
+from shardgate.errors import ConfigurationError, StorageError
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.icechunk.layout import Icechunk
@@ -21,6 +23,8 @@ from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Containers
+from shardgate.read.listing import Root
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
 from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
@@ -163,3 +167,27 @@ def _place(settings: Settings, name: str) -> tuple[str, ...]:
     endpoint = settings.stores[dataset.store].endpoint_url if dataset.store else None
     endpoint = endpoint or (os.environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None) or ""
     return scheme, endpoint.rstrip("/"), *filter(None, f"{place}/{root.key}".split("/"))
+
+
+async def check_reachable(settings: Settings) -> None:
+    """Open each root once. Raises: `ConfigurationError` that names an unreachable one."""
+    async with Stores(settings.limits) as stores:
+        for name in settings.datasets:
+            try:
+                await stores.check_reachable(open_root(stores, settings, name))
+            except StorageError as error:
+                raise ConfigurationError(f"datasets.{name}.url: {error}") from error
+
+
+async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: RootOptions) -> T:
+    """Open the root *url* as `serve` does, and return the result of *call* with it."""
+    settings = load(None, os.environ, options.tables({"root": url}))
+    async with Stores(settings.limits) as stores:
+        ref = open_root(stores, settings, "root")
+        await stores.check_reachable(ref)
+        memory = MetadataCache(settings.cache.index_bytes, open_decoding(settings.limits))
+        fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
+        dataset = settings.datasets["root"]
+        allowed = open_allowed(stores, dataset, settings)
+        containers = Containers(formats(dataset, settings.limits, allowed))
+        return await call(Root(ref, stores, containers, fetch))

@@ -63,7 +63,7 @@ class Container:
 
     async def open(self) -> Layout:
         """Open the container, and clear the recorded reads."""
-        layout, _ = await self.data.dataset.containers.find(ROOT, VirtualKey(""), self.fetch)
+        layout, *_ = await self.data.dataset.containers.search(ROOT, VirtualKey(""), self.fetch)
         self.store.calls.clear()
         return layout
 

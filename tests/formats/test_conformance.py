@@ -112,7 +112,7 @@ async def test_shard_indexes_name_the_written_chunks(case: Case) -> None:
     assert set(named) == {key + case.entry_suffix for key in case.chunks}
     root = _root(store)
     for key, place in named.items():
-        layout, rest = await root.containers.find(ROOT, VirtualKey(key), fetch)
+        layout, rest, _ = await root.containers.search(ROOT, VirtualKey(key), fetch)
         location = await layout.locate(rest, fetch)
         assert place in (location, *(location if isinstance(location, tuple) else ()))
     report = await verify(root, chunks=True)
@@ -125,7 +125,7 @@ async def test_shard_is_the_same_by_chunk_by_name_and_in_the_list(case: Case) ->
     store = filled(case.build(case.chunks))
     root = _root(store)
     for key in case.chunks:
-        layout, rest = await root.containers.find(ROOT, VirtualKey(key), root.fetch)
+        layout, rest, _ = await root.containers.search(ROOT, VirtualKey(key), root.fetch)
         shards = await layout.shards_at(rest, root.fetch)
         shard = None if shards is None else shards.holding(rest)
         assert shards is not None

@@ -46,9 +46,9 @@ class _Case:
 
     async def find(self, key: str) -> tuple[ObjectRef, str]:
         """Return the directory of the container of *key*, and the rest of *key* in it."""
-        layout, rest = await self.containers.find(ROOT, VirtualKey(key), self.fetch)
+        layout, rest, _ = await self.containers.search(ROOT, VirtualKey(key), self.fetch)
         assert isinstance(layout, ZarrLayout | PassThrough)
-        return layout.directory if isinstance(layout, ZarrLayout) else layout.root, rest
+        return layout.directory, rest
 
     @property
     def looked_at(self) -> list[str]:
@@ -91,7 +91,7 @@ async def test_the_root_may_be_a_container_or_a_bucket(root: ObjectRef, lead: st
     store.place(root.join(f"{lead}zarr.json"), json.dumps(_ARRAY).encode())
     fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
     containers = Containers(known_formats())
-    layout, rest = await containers.find(root, VirtualKey(f"{lead}c/0/0"), fetch)
+    layout, rest, _ = await containers.search(root, VirtualKey(f"{lead}c/0/0"), fetch)
 
     assert isinstance(layout, ZarrLayout)
     assert (layout.directory, rest) == (root.join(lead.rstrip("/")), "c/0/0")
@@ -125,7 +125,7 @@ async def test_absence_of_a_marker_is_remembered() -> None:
 async def test_unreadable_marker_is_an_error() -> None:
     """A key below a damaged marker is damage, and one below a denied marker StorageDeniedError."""
     case = _Case(vol={"zarr_format": 4})
-    layout, rest = await case.containers.find(ROOT, VirtualKey("vol/c/0/0"), case.fetch)
+    layout, rest, _ = await case.containers.search(ROOT, VirtualKey("vol/c/0/0"), case.fetch)
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
         await layout.locate(rest, case.fetch)
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
@@ -465,7 +465,7 @@ async def test_chunks_of_one_shard_have_one_name(case: Case) -> None:
         return await fetch(read, allow_stale=allow_stale)
 
     async def find(key: str) -> tuple[Any, VirtualKey]:
-        layout, rest = await containers.find(ROOT, VirtualKey(key), watched)
+        layout, rest, _ = await containers.search(ROOT, VirtualKey(key), watched)
         return layout, rest
 
     containers = Containers(known_formats(whole_index_nbytes=0))

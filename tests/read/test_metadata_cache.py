@@ -204,7 +204,7 @@ async def test_a_stat_is_cached(data: bytes | None) -> None:
     assert first.known == (None if data is None else Stat(3, case.store.place(REF, data)))
     assert first == await case.fetch.stat(REF) == case.fetch.cached_stat(REF)
     other, told = ObjectRef("memory://bucket", "data/other"), Stat(3, ETag('"told"'))
-    case.fetch.put_stat(other, told, case.clock.now)
+    case.fetch.put(other, told, case.clock.now)
     assert (await case.fetch.stat(other)).known == told
     assert case.store.methods == ["stat"]
 
@@ -225,7 +225,7 @@ def test_entry_weight_includes_its_name() -> None:
     """An entry weighs its value, its name and an overhead."""
     memory = MetadataCache(2**20)
     fetch = ReadCache(WatchedStore(), memory, ttl_s=_TTL_S)
-    fetch.put_stat(ObjectRef("memory://bucket", "\N{GRINNING FACE}" * 250), None, 0.0)
+    fetch.put(ObjectRef("memory://bucket", "\N{GRINNING FACE}" * 250), None, 0.0)
     assert memory.currsize >= OVERHEAD_NBYTES + 1000
 
     cache = SizedLRUCache[str, int](_MAX, lambda key, value: len(key) + value)
@@ -412,7 +412,7 @@ async def test_reason_for_serving_as_stored_is_logged_once(
     for data in (b"old", b"new"):
         case.store.place(REF, data)
         for _ in range(2):
-            case.memory.pop(read)
+            case.fetch.forget(REF)
             await case.fetch(read)
 
     assert [each.message for each in caplog.records] == [f"{REF}: served as stored: it is odd"] * 2

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, nullcontext
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,7 +21,7 @@ from shardgate.errors import (
 from shardgate.model import GUARDED, ByteRange, ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
 from shardgate.storage.http1_client import HttpClient, Origin, RequestTarget
-from shardgate.storage.http_store import HttpStore, WebGuard, is_public
+from shardgate.storage.http_store import HttpStore, is_public, resolve_public
 from shardgate.storage.stores import Stores
 from tests.storage.conftest import denied, found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
@@ -354,8 +355,9 @@ async def test_private_address_of_a_name_is_denied_and_not_named(addresses: list
     async def look_up(_: str, __: int) -> Sequence[str]:
         return next(answers)
 
-    guard = WebGuard([RequestTarget("http://rebound.example/data")], look_up=look_up)
-    assert await guard.resolve(Origin("http", "rebound.example", 80)) == ["8.8.8.8"]
+    prefixes = [RequestTarget("http://rebound.example/data")]
+    guard = partial(resolve_public, prefixes, look_up=look_up)
+    assert await guard(Origin("http", "rebound.example", 80)) == ["8.8.8.8"]
     async with aclosing(HttpStore(timeout_s=LONGEST_S, guard=guard)) as store:
         with pytest.raises(StorageDeniedError) as raised:
             await store.get(ObjectRef("guarded+http://rebound.example/data", "key"))

@@ -29,7 +29,7 @@ import fastapi._compat.v2, pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloo
 tell_time, ahead_s = time.time, 0.0
 time.time = lambda: tell_time() + ahead_s
 
-from shardgate import demo, roots, server
+from shardgate import demo, server
 from shardgate.cli import main
 from shardgate.main import create_app
 from shardgate.settings import Settings

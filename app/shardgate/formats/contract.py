@@ -196,6 +196,25 @@ class Layout(Protocol):
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class StoredObjects(Layout):
+    """Layout of keys that name the objects below *directory*, served as they are stored."""
+
+    directory: ObjectRef
+
+    async def locate(self, key: VirtualKey, _: Fetch) -> Location:
+        return Whole(self.directory.join(key))
+
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        return Whole(self.directory.join(key))
+
+    def encloses(self, _: VirtualKey) -> bool:
+        return False
+
+    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
+        return ListingRules()
+
+
 class Format(Protocol):
     """A way to lay out containers."""
 

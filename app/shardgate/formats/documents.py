@@ -10,20 +10,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from shardgate.errors import DamagedError, MetadataMissingError
-from shardgate.formats.contract import Layout, Target, Translator
-from shardgate.formats.listing import ListingRules
+from shardgate.formats.contract import Layout, StoredObjects, Translator
 from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
-from shardgate.model import (
-    ByteRange,
-    Coded,
-    ETag,
-    Inline,
-    Location,
-    ObjectRef,
-    Stored,
-    VirtualKey,
-    Whole,
-)
+from shardgate.model import ByteRange, Coded, ETag, Inline, ObjectRef, Stored, VirtualKey
 
 type Json = Any
 
@@ -268,25 +257,6 @@ class SearchingDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class LongContainer(Layout):
-    """A container whose marker is too long to be parsed: everything is served as it is stored."""
-
-    directory: ObjectRef
-
-    async def locate(self, key: VirtualKey, _: Fetch) -> Location:
-        return Whole(self.directory.join(key))
-
-    async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        return Whole(self.directory.join(key))
-
-    def encloses(self, _: VirtualKey) -> bool:
-        return False
-
-    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
-        return ListingRules()
-
-
-@dataclass(frozen=True, slots=True)
 class DocumentFormat:
     """Format whose containers are directories with a *marker* in one of the *dialects*."""
 
@@ -330,7 +300,7 @@ class DocumentFormat:
         self, directory: ObjectRef, read: Read[Marked[Any]], fetch: Fetch
     ) -> Layout | None:
         """Open *directory*, whose marker is longer than the limit. Raises: `DamagedError` where it
-        has to be rewritten.
+        has to be rewritten, else everything is served as it is stored.
         """
         most_nbytes = _MOST_SEARCHED * self.limit_bytes
         search = SearchingDecoder(self.dialects, most_nbytes)
@@ -341,7 +311,7 @@ class DocumentFormat:
         if found.value.may_be_rewritten:
             reason = f"metadata of more than {self.limit_bytes} bytes, perhaps to be rewritten"
             raise DamagedError(read.ref, f"{reason}: {SETTING}")
-        return LongContainer(directory)
+        return StoredObjects(directory)
 
 
 def _text_nbytes(data: bytes | None, most_nbytes: int) -> int:

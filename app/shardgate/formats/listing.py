@@ -148,15 +148,11 @@ class GridWalk:
         return self.walk(wanted, io)
 
 
-def _show_all(_: str) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class ListingRules:
     """The keys of a directory: stored objects, and chunks that walks find."""
 
-    shows: Callable[[str], bool] | None = _show_all
+    shows: Callable[[str], bool] | None = lambda _: True
     """Returns whether a stored object or folder is listed; `None` hides all. Shards are hidden."""
     walks: Sequence[Walk] = ()
     is_plain: bool = False

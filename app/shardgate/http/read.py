@@ -17,13 +17,7 @@ from shardgate.formats.listing import Name
 from shardgate.http.auth.access import Caller, Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ClientGoneError
-from shardgate.http.conditions import (
-    Conditions,
-    Negotiation,
-    choose,
-    etag_of_selected,
-    whole_of,
-)
+from shardgate.http.conditions import Conditions, Negotiation, choose, etag_of_selected, whole_of
 from shardgate.http.request import (
     Answer,
     Exchange,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
@@ -245,37 +245,29 @@ def client_of(peer: str, headers: RequestHeaders, proxies: Networks) -> str:
     client = peer
     while forwarded and is_within(client, proxies):
         address = forwarded.pop().strip()
-        if address and not _is_loggable(address):
-            break
+        if address and ("%" in address or _parse_address(address) is None):
+            break  # a zone could hold any characters
         client = address or client
     return _network_of(client)
 
 
-def _is_loggable(text: str) -> bool:
-    """Return whether *text* is an address without a zone, which could hold any characters."""
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return "%" not in text
-
-
 def is_within(client: str, networks: Networks) -> bool:
     """Return whether the address *client* lies in one of *networks*."""
-    try:
-        address = ip_address(client)
-    except ValueError:
-        return False
+    address = _parse_address(client)
     if isinstance(address, IPv6Address):
         address = address.ipv4_mapped or address
-    return any(address in network for network in networks)
+    return address is not None and any(address in network for network in networks)
 
 
 def _network_of(client: str) -> str:
-    try:
-        address = ip_address(client)
-    except ValueError:
-        return client
+    address = _parse_address(client)
     if not isinstance(address, IPv6Address):
         return client
     return str(address.ipv4_mapped or IPv6Network((address, _SITE_BITS), strict=False))
+
+
+def _parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None

@@ -19,7 +19,7 @@ from shardgate.errors import (
     ShardgateError,
     UnsupportedError,
 )
-from shardgate.formats.icechunk.keys import SESSION, session_prefix
+from shardgate.formats.icechunk.keys import session_prefix
 from shardgate.http.auth.access import ServedDataset, why_read_only
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ContentCoding, IncomingBody, Payload, read_payload
@@ -197,18 +197,12 @@ class WritePlane:
         finally:
             await held.release()
 
-    async def _route(
-        self, dataset: ServedDataset, key: VirtualKey
-    ) -> tuple[ServedDataset, VirtualKey]:
-        """Return the session of *key* as a dataset, and the key in it, or else both unchanged."""
-        return await self._sessions.route(dataset, key) if SESSION in key else (dataset, key)
-
     async def _put(self, request: WriteRequest) -> None:
         demand, headers = request.demand(), request.object_headers()
 
         async def put(payload: Payload, source: ObjectHeaders | None = None) -> ETag | None:
             stored = source or headers._replace(coding=headers.coding or payload.coding)
-            dataset, key = await self._route(request.dataset, request.key)
+            dataset, key = await self._sessions.route(request.dataset, request.key)
             return await self._writer.put(dataset, KeyWrite(key, payload.body, stored, demand))
 
         if COPY_SOURCE in request.headers:
@@ -230,7 +224,7 @@ class WritePlane:
         demand = request.demand()
         if not request.key.endswith("/"):
             with suppress(BadKeyError):  # where no such chunk can be, none is
-                dataset, key = await self._route(request.dataset, request.key)
+                dataset, key = await self._sessions.route(request.dataset, request.key)
                 await self._writer.put(dataset, KeyWrite(key, None, demand=demand))
         await request.responder.send(HTTPStatus.NO_CONTENT, [NO_STORE])
 
@@ -268,7 +262,7 @@ class WritePlane:
     ) -> Sequence[Outcome]:
         """Write keys that begin with *lead* if that names a session."""
         try:
-            routed, _ = await self._route(dataset, lead)
+            routed, _ = await self._sessions.route(dataset, lead)
         except ShardgateError as error:
             return [error] * len(writes)
         if routed is not dataset:
@@ -281,7 +275,7 @@ class WritePlane:
         prefix = request.parameter("prefix")
         if not prefix.endswith("/"):
             raise BadParameterError(f"prefix must end in a slash, found {prefix!r}")
-        dataset, below = await self._route(request.dataset, check_key(prefix))
+        dataset, below = await self._sessions.route(request.dataset, check_key(prefix))
         nodes = await self._sessions.erase(dataset, below)
         count = nodes or await self._eraser.erase(dataset, below)
         body = json.dumps({"deleted": count}).encode()

@@ -60,11 +60,7 @@ from shardgate.formats.icechunk.transaction_log import (
 from shardgate.formats.reading import DecodeError, Versioned, Weighable
 from shardgate.icechunk.chunk_files import new_object_id, put_new
 from shardgate.icechunk.repo_swap import RepoFile, RepoSwaps, demand_readable
-from shardgate.icechunk.repository import (
-    OpenedRepository,
-    read_snapshot,
-    require_unlocked,
-)
+from shardgate.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
 from shardgate.read.budget import ByteBudget
 
 _LOGS_AT_ONCE: Final = 8

@@ -17,19 +17,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from shardgate.concurrency import (
-    BatchQueue,
-    SingleFlight,
-    resolve,
-    retry_conflicts,
-    run_in_thread,
-)
-from shardgate.errors import (
-    CommitConflictError,
-    ShardgateError,
-    StorageError,
-    UnknownRefError,
-)
+from shardgate.concurrency import BatchQueue, SingleFlight, resolve, retry_conflicts, run_in_thread
+from shardgate.errors import CommitConflictError, ShardgateError, StorageError, UnknownRefError
 from shardgate.formats.icechunk.changes import (
     ChangeSet,
     Edit,
@@ -213,67 +202,12 @@ def _pass_on(outcomes: Mapping[PendingCommit, CommitResult | Exception]) -> None
         resolve(commit.done, outcome)
 
 
-class Trains:
-    """Trains of all branches, one after the other for each.
+class Committer:
+    """Commits to branches, by one train after the other for each.
 
     A commit whose caller leaves before it is prepared is left out; prepared commits are made even
-    if all callers leave.
+    if all callers leave. *on_commit* is called with ``made``, ``conflict`` or ``failed``.
     """
-
-    def __init__(self, swaps: RepoSwaps) -> None:
-        self._swaps = swaps
-        self._queues: dict[_Branch, BatchQueue[PendingCommit]] = {}
-        self._running = SingleFlight[_Branch]()
-
-    async def join(self, commit: PendingCommit) -> CommitResult:
-        """Make *commit* with all others that wait for its branch."""
-        branch = commit.builder.opened.directory, commit.builder.request.branch
-        if (queue := self._queues.get(branch)) is None:
-            queue = self._queues[branch] = BatchQueue()
-            self._running.start(branch, partial(self._run, branch, queue))
-        queue.add(commit)
-        try:
-            return await commit.done
-        except asyncio.CancelledError:
-            with suppress(ValueError):  # the train has departed
-                queue.requests.remove(commit)
-            raise
-
-    async def aclose(self) -> None:
-        """Cancel all trains, and wait until they have ended."""
-        await self._running.aclose()
-
-    async def _run(self, branch: _Branch, queue: BatchQueue[PendingCommit]) -> None:
-        clock, arrived_at = asyncio.get_running_loop().time, -math.inf
-        commits: list[PendingCommit] = []
-        try:
-            while True:
-                departed_at = clock()
-                if commits := queue.take(_MAX_COMMITS):
-                    opened, tip = commits[0].builder.opened, _newest_tip(commits, arrived_at)
-                    await Train(self._swaps, opened, branch[1], commits, tip).run()
-                arrived_at = clock()
-                if len(commits) + len(queue.requests) > 1:
-                    await queue.fill(min(_LONGEST_WAIT_S, arrived_at - departed_at))
-                if not queue.requests:
-                    return
-        finally:
-            del self._queues[branch]
-            for commit in [*commits, *queue.requests]:
-                commit.done.cancel()
-
-
-def _newest_tip(commits: Sequence[PendingCommit], arrived_at: float) -> BranchTip | None:
-    """Return a tip read after all *commits* had been requested, and after the last train."""
-    tips = [commit.tip for commit in commits if commit.tip is not None]
-    newest = max(tips, key=attrgetter("read_at"), default=None)
-    if newest is None or len(tips) < len(commits) or newest.read_at < arrived_at:
-        return None
-    return newest
-
-
-class Committer:
-    """Commits to branches; *on_commit* is called with ``made``, ``conflict`` or ``failed``."""
 
     def __init__(
         self,
@@ -285,11 +219,12 @@ class Committer:
         self.swaps = swaps
         self._budget = budget
         self._on_commit = on_commit
-        self._trains = Trains(swaps)
+        self._queues: dict[_Branch, BatchQueue[PendingCommit]] = {}
+        self._running = SingleFlight[_Branch]()
 
     async def aclose(self) -> None:
-        """Cancel all commits, and wait until they have ended."""
-        await self._trains.aclose()
+        """Cancel all trains, and wait until they have ended."""
+        await self._running.aclose()
 
     async def commit(
         self,
@@ -308,7 +243,7 @@ class Committer:
         builder = CommitBuilder(opened, changes, request, self.swaps, self._budget)
         pending = PendingCommit(builder, tip, asyncio.get_running_loop().create_future())
         try:
-            committed = await self._trains.join(pending)
+            committed = await self._join(pending)
         except Exception as error:
             is_conflict = isinstance(error, CommitConflictError)
             self._on_commit("conflict" if is_conflict else "failed")
@@ -344,6 +279,48 @@ class Committer:
         changes = await run_in_thread(edit, parent, edits, new_id, is_long=is_long)
         await _check_references(self.swaps.store, opened, info, changes)
         return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
+
+    async def _join(self, commit: PendingCommit) -> CommitResult:
+        """Make *commit* with all others that wait for its branch."""
+        branch = commit.builder.opened.directory, commit.builder.request.branch
+        if (queue := self._queues.get(branch)) is None:
+            queue = self._queues[branch] = BatchQueue()
+            self._running.start(branch, partial(self._run, branch, queue))
+        queue.add(commit)
+        try:
+            return await commit.done
+        except asyncio.CancelledError:
+            with suppress(ValueError):  # the train has departed
+                queue.requests.remove(commit)
+            raise
+
+    async def _run(self, branch: _Branch, queue: BatchQueue[PendingCommit]) -> None:
+        clock, arrived_at = asyncio.get_running_loop().time, -math.inf
+        commits: list[PendingCommit] = []
+        try:
+            while True:
+                departed_at = clock()
+                if commits := queue.take(_MAX_COMMITS):
+                    opened, tip = commits[0].builder.opened, _newest_tip(commits, arrived_at)
+                    await Train(self.swaps, opened, branch[1], commits, tip).run()
+                arrived_at = clock()
+                if len(commits) + len(queue.requests) > 1:
+                    await queue.fill(min(_LONGEST_WAIT_S, arrived_at - departed_at))
+                if not queue.requests:
+                    return
+        finally:
+            del self._queues[branch]
+            for commit in [*commits, *queue.requests]:
+                commit.done.cancel()
+
+
+def _newest_tip(commits: Sequence[PendingCommit], arrived_at: float) -> BranchTip | None:
+    """Return a tip read after all *commits* had been requested, and after the last train."""
+    tips = [commit.tip for commit in commits if commit.tip is not None]
+    newest = max(tips, key=attrgetter("read_at"), default=None)
+    if newest is None or len(tips) < len(commits) or newest.read_at < arrived_at:
+        return None
+    return newest
 
 
 async def _check_references(

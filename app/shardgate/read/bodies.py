@@ -6,12 +6,8 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, NamedTuple, cast
 
-from shardgate.errors import (
-    DamagedError,
-    RangeNotSatisfiedError,
-    VersionChangedError,
-    lost,
-)
+from shardgate.concurrency import divide
+from shardgate.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of
@@ -197,7 +193,7 @@ class BodyReader:
     ) -> Pieces:
         if (whole := self._chunks.cached(source)) is not None:
             await held.reserve(_PIECE_BYTES)
-            return _divide(memoryview(whole)[wanted.start : wanted.stop])
+            return divide(memoryview(whole)[wanted.start : wanted.stop], _PIECE_BYTES)
         start = ByteRange(wanted.start, wanted.start + self._stream_bytes)
         head = None if entity.first is None else _cut(entity.first, start)
         rest = ByteRange(wanted.start + len(head or b""), wanted.stop)
@@ -219,12 +215,6 @@ class BodyReader:
             kept.append(piece)
             yield piece
         self._chunks.cache.put(chunk, await asyncio.to_thread(b"".join, kept))
-
-
-async def _divide(body: memoryview) -> AsyncIterator[memoryview]:
-    for at in range(0, len(body), _PIECE_BYTES):
-        yield body[at : at + _PIECE_BYTES]
-        await asyncio.sleep(0)
 
 
 async def _chain(head: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -68,7 +68,6 @@ class StoreCost:
         """Bytes of the reads under way that no request asked for."""
 
     def note(self, nbytes: int, seconds: float) -> None:
-        """Take a read into account."""
         is_short = nbytes < _LARGE_NBYTES
         latency_s = max(0.0, seconds - nbytes / self.rate) if is_short else seconds
         if latency_s < self.latency_s:
@@ -213,7 +212,6 @@ class ChunkReader:
         self._max_around_bytes = min(max_gap_bytes, self._recent.maxsize // 4)
 
     def cached(self, chunk: Stored) -> bytes | None:
-        """Return the bytes of *chunk* if they are cached."""
         data = self.cache.get(chunk)
         if data is not None:
             self.counters.hits += 1

@@ -12,12 +12,7 @@ from math import inf
 from typing import Any, Final, cast
 
 from shardgate.concurrency import Backoff, bounded_gather
-from shardgate.errors import (
-    BusyError,
-    DamagedError,
-    StorageUnusableError,
-    VersionChangedError,
-)
+from shardgate.errors import BusyError, DamagedError, StorageUnusableError, VersionChangedError
 from shardgate.formats.reading import Read, Versioned, Weighable
 from shardgate.model import ObjectRef
 from shardgate.read.metadata_cache import CachedRead, ReadCache

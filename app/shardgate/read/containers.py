@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from shardgate.errors import DamagedError, MetadataMissingError
-from shardgate.formats.contract import Document, Format, Layout, Stray, Target, Translator
+from shardgate.formats.contract import (
+    Document,
+    Format,
+    Layout,
+    StoredObjects,
+    Stray,
+    Target,
+    Translator,
+)
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import Fetch, Opaque, Read
-from shardgate.model import (
-    MISSING,
-    VOLATILE,
-    ByteRange,
-    Location,
-    ObjectRef,
-    VirtualKey,
-    Whole,
-)
+from shardgate.model import MISSING, VOLATILE, ByteRange, Location, ObjectRef, VirtualKey, Whole
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, ReadCache
 
@@ -32,20 +32,10 @@ _MAX_LIKELY: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PassThrough(Layout):
+class PassThrough(StoredObjects):
     """Layout of the keys outside of containers: names of objects."""
 
-    root: ObjectRef
     is_everything: bool = False
-
-    def encloses(self, _: VirtualKey) -> bool:
-        return False
-
-    async def locate(self, key: VirtualKey, _: Fetch) -> Location:
-        return Whole(self.root.join(key))
-
-    async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        return Whole(self.root.join(key))
 
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         return PLAIN if self.is_everything else ListingRules()
@@ -69,7 +59,7 @@ class MissingArray(PassThrough):
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
         """Return a target that can only be deleted."""
-        return Stray(self.root.join(key))
+        return Stray(self.directory.join(key))
 
 
 type Prefetch = Callable[[Read[Any]], None]
@@ -105,13 +95,6 @@ class Containers:
         nowhere = ObjectRef("", "")
         names = [read.ref.key for fmt in self.formats for read in fmt.markers(nowhere)]
         return ", ".join(names)
-
-    async def find(
-        self, root: ObjectRef, key: VirtualKey, fetch: Fetch
-    ) -> tuple[Layout, VirtualKey]:
-        """Return the container of *key*, and the rest of *key* within it."""
-        found = await self.search(root, key, fetch)
-        return found.layout, found.rest
 
     async def search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None

@@ -91,11 +91,6 @@ class SizedLRUCache[K: Hashable, V]:
             self.currsize -= dropped_nbytes
             self.evictions += 1
 
-    def pop(self, key: K) -> None:
-        """Remove *key*, if it is cached."""
-        _, nbytes = self._entries.pop(key, (None, 0))
-        self.currsize -= nbytes
-
 
 class MetadataCache(SizedLRUCache[Hashable, Any]):
     """Cache of values with the attribute ``nbytes``, and a budget for decoding in progress."""
@@ -202,10 +197,6 @@ class ReadCache:
         """Return the size and version of *ref* if they are cached and fresh."""
         return self._fresh(ref, ref)
 
-    def put_stat(self, ref: ObjectRef, stat: Stat | None, requested_at: float) -> CachedRead:
-        """Cache the size and version of *ref*, taken from an answer with some of its bytes."""
-        return self._put(ref, stat, requested_at)
-
     def decoded[T: Weighable](self, read: Read[T], etag: ETag) -> T | None:
         """Return the result of *read* in the version *etag*, if that is the last that was read."""
         entry: CachedRead | None = self.cache.get(read)
@@ -214,14 +205,27 @@ class ReadCache:
         return known.value if known.etag == etag and not known.coding else None
 
     def put(
-        self, read: Read[Any], known: Versioned[Any], requested_at: float | None = None
-    ) -> None:
-        """Cache *known* as the result of *read*, performed at *requested_at*.
+        self,
+        key: Read[Any] | ObjectRef,
+        known: Versioned[Any] | Stat | None,
+        requested_at: float | None = None,
+    ) -> CachedRead:
+        """Cache *known*, the result of a read, or size and version of an object, at *requested_at*.
 
         Without *requested_at* it was just written: a `forget` before this call does not outdate it.
         """
-        now = nextafter(self.clock(), inf)
-        self._put(read, known, now if requested_at is None else requested_at)
+        if requested_at is None:
+            requested_at = nextafter(self.clock(), inf)
+        ref, version = (key.ref, key.version) if isinstance(key, Read) else (key, None)
+        is_volatile = ref.bucket.startswith(VOLATILE)
+        before = self.cache.get(key)
+        if before is not None and not is_volatile and _version(before.known) != _version(known):
+            self.generation += 1
+        is_pinned = known is not None and isinstance(version, str | Fixed)
+        expires_at = inf if is_pinned else requested_at + (0 if is_volatile else self._ttl_s)
+        entry = CachedRead(known, requested_at, expires_at)
+        self.cache.put(key, entry)
+        return entry
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""
@@ -282,23 +286,6 @@ class ReadCache:
             return entry.requested_at <= self._all_forgotten_at
         return entry.requested_at <= self._forgotten_at(ref)
 
-    def _put(
-        self,
-        key: Read[Any] | ObjectRef,
-        known: Versioned[Any] | Stat | None,
-        requested_at: float,
-    ) -> CachedRead:
-        ref, version = (key.ref, key.version) if isinstance(key, Read) else (key, None)
-        is_volatile = ref.bucket.startswith(VOLATILE)
-        before = self.cache.get(key)
-        if before is not None and not is_volatile and _version(before.known) != _version(known):
-            self.generation += 1
-        is_pinned = known is not None and isinstance(version, str | Fixed)
-        expires_at = inf if is_pinned else requested_at + (0 if is_volatile else self._ttl_s)
-        entry = CachedRead(known, requested_at, expires_at)
-        self.cache.put(key, entry)
-        return entry
-
     async def _share(
         self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]
     ) -> CachedRead:
@@ -315,7 +302,7 @@ class ReadCache:
 
     async def _perform_stat(self, ref: ObjectRef) -> CachedRead:
         requested_at = self.clock()
-        return self._put(ref, await self._store.stat(ref), requested_at)
+        return self.put(ref, await self._store.stat(ref), requested_at)
 
     async def _perform[T: Weighable](self, read: Read[T]) -> CachedRead:
         requested_at = self.clock()
@@ -331,10 +318,10 @@ class ReadCache:
             elif requested_at > self._forgotten_at(read.ref):
                 self.mark_present(read.ref)
         if isinstance(found, NotModified):
-            return self._put(read, known, requested_at)
+            return self.put(read, known, requested_at)
         if found is not None:
             self._report(read.ref, found)
-        return self._put(read, found, requested_at)
+        return self.put(read, found, requested_at)
 
 
 def _is_page(found: Versioned[Any] | NotModified) -> bool:

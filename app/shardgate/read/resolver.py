@@ -205,7 +205,6 @@ class Resolver:
                 return entity.referenced(reference_id, is_immutable=is_immutable)
 
     async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
-        """Return the container of *key*."""
         return await consistent(self._fetch, partial(self._routes.find, dataset, key))
 
     async def explain_absence(self, dataset: Dataset, key: VirtualKey) -> str:
@@ -239,9 +238,7 @@ class Resolver:
     async def _names(
         self, dataset: Dataset, prefix: VirtualKey
     ) -> tuple[Container, Sequence[Name] | None]:
-        async def attempt(
-            tracker: FreshnessTracker,
-        ) -> tuple[Container, Sequence[Name] | None]:
+        async def attempt(tracker: FreshnessTracker) -> tuple[Container, Sequence[Name] | None]:
             found = await self._routes.find(dataset, prefix, tracker)
             return found, await found.layout.names(found.rest, tracker, run_in_thread)
 
@@ -259,11 +256,9 @@ class Resolver:
         return await consistent(self._fetch, attempt)
 
     def root(self, dataset: Dataset) -> Root:
-        """Return the root of *dataset*, with everything needed to walk it."""
         return Root(dataset.root, self._store, dataset.containers, self._fetch)
 
     async def check_reachable(self, dataset: Dataset) -> None:
-        """Raise if the root of *dataset* cannot be reached."""
         await self._store.check_reachable(dataset.root)
 
     async def _whole(
@@ -328,11 +323,11 @@ class Resolver:
         except VersionChangedError as error:
             raise error if condition is None else lost(ref, condition) from error
         if not isinstance(found, Found):
-            return self._fetch.put_stat(ref, None, requested_at), None
+            return self._fetch.put(ref, None, requested_at), None
         headers = found.headers
         kept = headers if isinstance(headers, ObjectHeaders) else object_headers(headers)
         stat = Stat(found.size, found.etag, found.coding, found.modified_s, kept)
-        return self._fetch.put_stat(ref, stat, requested_at), found
+        return self._fetch.put(ref, stat, requested_at), found
 
 
 def _inside(reading: ByteRequest | None, place: ByteRange) -> ByteRequest | None:

@@ -343,8 +343,3 @@ async def stream_of(data: bytes) -> AsyncIterator[bytes]:
 def nbytes_of(piece: Piece) -> int:
     """Return the length of *piece*."""
     return piece.length if isinstance(piece, ByteRange) else len(piece)
-
-
-def new_nbytes(pieces: Sequence[Piece]) -> int:
-    """Return the total length of those *pieces* that are not ranges of the old object."""
-    return sum([len(piece) for piece in pieces if isinstance(piece, bytes)])

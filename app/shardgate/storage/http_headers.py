@@ -107,7 +107,6 @@ class VersionWatch:
         """Last version by time and size, its ETag, and whether it had another one before."""
 
     def note(self, ref: ObjectRef, headers: Mapping[bytes, bytes], size: int, etag: ETag) -> None:
-        """Note the version of a response."""
         modified_s, now_s = last_modified(headers), date_of(headers)
         if modified_s is None or now_s is None or now_s - modified_s < _STRONG_DATE_S:
             return

@@ -196,12 +196,6 @@ class HttpReader(ABC):
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def _head_status(self, ref: ObjectRef) -> int:
-        try:
-            return (await self._request("HEAD", ref)).status
-        except FAILURES as error:
-            raise storage_error(ref, error) from error
-
     async def _get_nothing(
         self,
         ref: ObjectRef,

@@ -30,9 +30,10 @@ from shardgate.storage.http1_client import (
     HttpClient,
     Origin,
     RequestTarget,
+    Resolve,
 )
 from shardgate.storage.http_reader import HttpReader
-from shardgate.storage.refusals import HttpMethod, Refusal
+from shardgate.storage.refusals import FAILURES, HttpMethod, Refusal, storage_error
 from shardgate.storage.wrappers import ReadOnlyStore, is_plain
 
 _TOKEN: Final = re.compile("[!-~]+")
@@ -59,7 +60,8 @@ _NOT_PUBLIC: Final = tuple(
 class HttpStore(ReadOnlyStore, HttpReader):
     """Reads objects below the URL that is the bucket; the rest of the path is the key.
 
-    Redirects are followed below the bucket, and below the URLs that *redirects* has for it.
+    Redirects are followed below the bucket, and below the URLs that *redirects* has for it. With a
+    *guard*, such as `resolve_public`, only the addresses that it returns are connected to.
     """
 
     follows_redirects = True
@@ -70,12 +72,11 @@ class HttpStore(ReadOnlyStore, HttpReader):
         *,
         connections: int = 64,
         timeout_s: float = 10.0,
-        guard: "WebGuard | None" = None,
+        guard: Resolve | None = None,
         redirects: Mapping[str, Sequence[RequestTarget]] = MappingProxyType({}),
     ) -> None:
         settings = settings or StoreSettings()
-        resolve = None if guard is None else guard.resolve
-        client = HttpClient(connections=connections, silence_s=timeout_s, resolve=resolve)
+        client = HttpClient(connections=connections, silence_s=timeout_s, resolve=guard)
         super().__init__(client, settings)
         self._redirects = redirects
         self._setting = "redirects" if guard is None else "virtual_chunk_prefixes"
@@ -90,7 +91,10 @@ class HttpStore(ReadOnlyStore, HttpReader):
 
     async def check_reachable(self, root: ObjectRef) -> None:
         """Send a HEAD; any status below 500 is accepted, and 501 of a server that knows none."""
-        status = await self._head_status(root)
+        try:
+            status = (await self._request("HEAD", root)).status
+        except FAILURES as error:
+            raise storage_error(root, error) from error
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
             raise StorageUnavailableError(root, f"the server answered {status}")
 
@@ -141,28 +145,20 @@ async def resolve_host(host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-class WebGuard:
-    """Keeps reads and redirects on public addresses.
+async def resolve_public(
+    prefixes: Sequence[RequestTarget], origin: Origin, *, look_up: LookUp = resolve_host
+) -> Sequence[str]:
+    """Return the public addresses of *origin*. Raises: `ForbiddenAddressError` if it has none.
 
     Servers that the operator named in *prefixes* by address or as ``localhost`` may have any. Of
     other servers only the addresses that were checked are connected to, without a second look-up.
     """
-
-    def __init__(
-        self, prefixes: Sequence[RequestTarget], *, look_up: LookUp = resolve_host
-    ) -> None:
-        self._prefixes = prefixes
-        self._look_up = look_up
-
-    async def resolve(self, origin: Origin) -> Sequence[str]:
-        """Return the public addresses of *origin*; raise `ForbiddenAddressError` if none."""
-        named = {prefix.origin for prefix in self._prefixes}
-        if origin in named and is_literal(origin.host):
-            return [origin.host]
-        found = await self._look_up(origin.host, origin.port)
-        if not (public := [address for address in found if is_public(address)]):
-            raise ForbiddenAddressError(f"{origin.host} has no public address")
-        return public
+    if is_literal(origin.host) and origin in {prefix.origin for prefix in prefixes}:
+        return [origin.host]
+    found = await look_up(origin.host, origin.port)
+    if not (public := [address for address in found if is_public(address)]):
+        raise ForbiddenAddressError(f"{origin.host} has no public address")
+    return public
 
 
 class BearerToken:

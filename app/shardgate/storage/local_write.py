@@ -26,13 +26,7 @@ from cachetools import TTLCache
 
 from shardgate.errors import BadKeyError, ConflictError, RangeNotSatisfiedError, UnwritableError
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece
-from shardgate.storage.contract import (
-    CONFLICT,
-    TEMPORARY,
-    Absent,
-    Conflict,
-    Expected,
-)
+from shardgate.storage.contract import CONFLICT, TEMPORARY, Absent, Conflict, Expected
 from shardgate.storage.local_files import (
     LEADS_OUT,
     check_folder,

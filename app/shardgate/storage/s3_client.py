@@ -9,7 +9,7 @@ before a request is repeated, and after each refusal.
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -42,7 +42,7 @@ from botocore.handlers import add_expect_header
 from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
 
-from shardgate.concurrency import is_large, resolve
+from shardgate.concurrency import divide, is_large, resolve
 from shardgate.errors import (
     StorageError,
     StorageThrottledError,
@@ -493,14 +493,7 @@ async def _hash(request: Any, signature_version: Any, **_: Any) -> None:
 def _divide(request: Any, **_: Any) -> None:
     body = _large(request.body)
     if body is not None:
-        request.body = _pieces_of(body)
-
-
-async def _pieces_of(body: bytes) -> AsyncIterator[memoryview]:
-    view = memoryview(body)
-    for at in range(0, len(view), _PIECE_NBYTES):
-        yield view[at : at + _PIECE_NBYTES]
-        await asyncio.sleep(0)
+        request.body = divide(body, _PIECE_NBYTES)
 
 
 def _large(body: Any) -> bytes | None:

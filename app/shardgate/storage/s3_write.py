@@ -40,13 +40,7 @@ from shardgate.storage.contract import (
 from shardgate.storage.http1_client import HttpClient
 from shardgate.storage.http_headers import is_derived, skew_of
 from shardgate.storage.http_reader import HttpReader
-from shardgate.storage.refusals import (
-    FAILURES,
-    Refusal,
-    no_bucket,
-    read_refusal,
-    storage_error,
-)
+from shardgate.storage.refusals import FAILURES, Refusal, no_bucket, read_refusal, storage_error
 from shardgate.storage.s3_client import (
     NO_BUCKET,
     ObjectState,

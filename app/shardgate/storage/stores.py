@@ -14,7 +14,7 @@ from shardgate.model import GUARDED, VOLATILE, ObjectRef
 from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
 from shardgate.storage.contract import ObjectStore, OnWrite
 from shardgate.storage.http1_client import BadUrlError, RequestTarget
-from shardgate.storage.http_store import HttpStore, WebGuard, is_literal, is_public, url_of
+from shardgate.storage.http_store import HttpStore, is_literal, is_public, resolve_public, url_of
 from shardgate.storage.local import LocalStore, open_within
 from shardgate.storage.local_files import FOLLOWING
 from shardgate.storage.memory import MemoryStore
@@ -126,7 +126,8 @@ class Stores(StoreWrapper):
             bucket = GUARDED + root.bucket
             allowed = self._redirects[bucket]
             allowed += map(_web_target, (url_of(root.bucket), *redirects))
-            inner = self._kept(bucket, lambda: self._web(settings, guard=WebGuard(allowed)))
+            guard = partial(resolve_public, allowed)
+            inner = self._kept(bucket, lambda: self._web(settings, guard=guard))
         elif kind == "file":
             open_local = partial(LocalStore, open_file=open_within)
             inner = self._kept(GUARDED + kind, lambda: self._wrap(open_local()))

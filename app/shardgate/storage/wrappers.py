@@ -29,7 +29,6 @@ from shardgate.storage.contract import (
     ReadOptions,
     Stat,
     WriteOptions,
-    new_nbytes,
 )
 
 _SEPARATORS: Final = re.compile(r"[/\\]")
@@ -45,10 +44,7 @@ class StoreWrapper:
         return self._inner
 
     def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        **options: Unpack[ReadOptions],
+        self, ref: ObjectRef, request: ByteRequest | None = None, **options: Unpack[ReadOptions]
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
         return self.store_of(ref).get(ref, request, **options)
 
@@ -178,10 +174,7 @@ class RetryingStore(StoreWrapper):
         self._policy = policy
 
     def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        **options: Unpack[ReadOptions],
+        self, ref: ObjectRef, request: ByteRequest | None = None, **options: Unpack[ReadOptions]
     ) -> Coroutine[Any, Any, Found | NotModified | None]:
         return self._policy.run(ref, partial(self._inner.get, ref, request, **options))
 
@@ -270,10 +263,7 @@ class TracedStore(StoreWrapper):
         self._on_call = on_call
 
     async def get(
-        self,
-        ref: ObjectRef,
-        request: ByteRequest | None = None,
-        **options: Unpack[ReadOptions],
+        self, ref: ObjectRef, request: ByteRequest | None = None, **options: Unpack[ReadOptions]
     ) -> Found | NotModified | None:
         nbytes, error, kind = 0, None, options.pop("kind", OBJECT)
         began = time.perf_counter()
@@ -325,7 +315,7 @@ class TracedStore(StoreWrapper):
         self, ref: ObjectRef, pieces: Sequence[Piece], **options: Unpack[WriteOptions]
     ) -> ETag | Conflict:
         with _Timer(self._on_call, "put", ref) as timer:
-            timer.nbytes = new_nbytes(pieces)
+            timer.nbytes = sum([len(piece) for piece in pieces if isinstance(piece, bytes)])
             return await self._inner.put(ref, pieces, **options)
 
     async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:

@@ -144,7 +144,7 @@ async def inspect_refs(root: Root) -> list[RefDescription | DamageReport]:
 
 async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     """Locate *key*, and describe the shard that holds it."""
-    layout, rest = await root.containers.find(root.ref, key, root.fetch)
+    layout, rest, _ = await root.containers.search(root.ref, key, root.fetch)
     trace = await layout.trace(rest, root.fetch) if isinstance(layout, Stateful) else None
     try:
         report = await _locate(root, layout, key, rest)
@@ -184,7 +184,7 @@ async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey)
 
 async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport:
     """Describe the shard in *key*. Raises: `BadKeyError` if it is no shard's, or absent."""
-    layout, rest = await root.containers.find(root.ref, key, root.fetch)
+    layout, rest, _ = await root.containers.search(root.ref, key, root.fetch)
     shards = await layout.shards_at(rest, root.fetch)
     shard = shards.named(rest) if shards is not None else None
     if shard is None:
@@ -332,7 +332,7 @@ class _Summarizer:
             root = self._root
             self._groups[key] = GroupSummary(key)
             with suppress(DamagedError):  # of the group: the array may be sound
-                layout, rest = await root.containers.find(root.ref, document, root.fetch)
+                layout, rest, _ = await root.containers.search(root.ref, document, root.fetch)
                 match await layout.locate(rest, root.fetch):
                     case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
                         self._groups[key] = summarize_group(key, data)

@@ -285,10 +285,7 @@ type Segments = Mapping[int, tuple[int, int]]
 
 
 async def write_checksums(
-    store: ObjectReader,
-    ref: ObjectRef,
-    version: ETag | None,
-    pieces: Sequence[Piece | Checksummed],
+    store: ObjectReader, ref: ObjectRef, version: ETag | None, pieces: Sequence[Piece | Checksummed]
 ) -> list[Piece]:
     """Return *pieces*, whose ranges are of *version*, with checksums behind `Checksummed` ones.
 

@@ -54,12 +54,10 @@ class ChangeSet:
 
     @property
     def is_empty(self) -> bool:
-        """`True` if there is nothing to commit."""
         return not (self.new or self.updated or self.deleted or self.chunks)
 
     @property
     def nbytes(self) -> int:
-        """Estimate the bytes of memory held."""
         documents = [each.document for each in self.new.values()] + list(self.updated.values())
         count = len(documents) + len(self.deleted) + len(self.chunks)
         chunks = sum(each.coords.nbytes + each.payloads.nbytes for each in self.chunks.values())
@@ -120,7 +118,8 @@ class _Editing:
             path: PutNode(path, node.document, node.array is not None)
             for path, node in parent.nodes.items()
         }
-        self._paths = SortedPaths(self._nodes)
+        self._paths = sorted(self._nodes)
+        """In order, for requests of a hundred thousand edits."""
         self._chunks: defaultdict[bytes, list[SetChunks]] = defaultdict(list)
 
     def apply(self, each: Edit) -> None:
@@ -155,12 +154,20 @@ class _Editing:
             self._delete(each.path)
             old = None
         if old is None:
-            self._paths.add(each.path)
+            insort(self._paths, each.path)
             self._ids[each.path] = self._new_id()
         self._nodes[each.path] = each
 
     def _delete(self, path: str) -> None:
-        for each in self._paths.take(path):
+        """Delete the node at *path* and all nodes below it."""
+        prefix, at = path.rstrip("/"), bisect_left(self._paths, path)
+        start = bisect_left(self._paths, prefix + "/")
+        stop = bisect_left(self._paths, prefix + _AFTER_SLASH)
+        deleted = {path, *self._paths[start:stop]}
+        del self._paths[start:stop]
+        if path != "/":
+            del self._paths[at]
+        for each in deleted:
             del self._nodes[each]
             self._chunks.pop(self._ids.pop(each), None)
 
@@ -178,27 +185,6 @@ def _join_chunks(edits: Sequence[SetChunks]) -> ChunkChanges:
     payloads = Payloads.joined([each.payloads for each in edits])
     order = last_of_each(coords)
     return ChunkChanges(coords[order], payloads.take(order))
-
-
-class SortedPaths:
-    """Sorted set of paths, for requests of a hundred thousand edits."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._sorted = sorted(paths)
-
-    def add(self, path: str) -> None:
-        insort(self._sorted, path)
-
-    def take(self, path: str) -> list[str]:
-        """Remove *path*, which is in the set, and all paths below it; returns them."""
-        prefix = path.rstrip("/")
-        start = bisect_left(self._sorted, prefix + "/")
-        stop = bisect_left(self._sorted, prefix + _AFTER_SLASH)
-        below = [each for each in self._sorted[start:stop] if each != path]
-        del self._sorted[start:stop]
-        if path != "/":
-            del self._sorted[bisect_left(self._sorted, path)]
-        return [path, *below]
 
 
 def check_references(

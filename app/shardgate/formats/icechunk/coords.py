@@ -75,7 +75,6 @@ class Box(tuple[BoxAxis, ...]):
         return keys
 
     def coords(self, keys: NDArray[np.unsignedinteger]) -> Coords:
-        """Return the coordinates of the cells *keys*."""
         coords = np.empty((len(keys), len(self)), np.uint32)
         number = keys.dtype.type
         for at, (low, extent, stride) in enumerate(self):

@@ -158,7 +158,6 @@ class FlatBufferReader:
         return self.table(kind, self._number(U32, 0))
 
     def table(self, kind: TableType, at: int) -> list[Any]:
-        """Decode the table at *at*."""
         self.spend(TABLE_NBYTES)
         return self._row(kind, at)
 
@@ -190,7 +189,6 @@ class FlatBufferReader:
         return list(kind.iter_unpack(self.data[start : start + kind.size * count]))
 
     def text(self, at: int) -> str:
-        """Read the string at *at*."""
         start, count = self.vector(at, 1)
         self.spend(ITEM_NBYTES + count * (STRING_PER_BYTE - 1))
         try:

@@ -8,12 +8,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from shardgate.errors import (
-    DamagedError,
-    NotAllowedError,
-    ReadOnlyError,
-    StorageUnusableError,
-)
+from shardgate.errors import DamagedError, NotAllowedError, ReadOnlyError, StorageUnusableError
 from shardgate.formats.contract import Layout
 from shardgate.formats.icechunk.coords import Coords, distinct_rows, inside
 from shardgate.formats.icechunk.ids import encode_id

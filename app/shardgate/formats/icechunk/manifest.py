@@ -392,7 +392,6 @@ class ReferenceReader:
         return self._read_virtual(table, layout, ByteRange(start, stop))
 
     def layout(self, vtable: int) -> "RefLayout":
-        """Return the layout of the tables that have the vtable at *vtable*."""
         return (self._layouts.get(vtable) or self._lay_out(vtable))[1]
 
     def _lay_out(self, vtable: int) -> tuple[int, RefLayout]:

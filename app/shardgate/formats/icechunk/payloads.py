@@ -118,7 +118,6 @@ class Payloads:
         return type(self)(self.rows[places], self.data)
 
     def of_kind(self, kind: PayloadKind) -> NDArray[Any]:
-        """Return the rows of this *kind*."""
         found: NDArray[Any] = self.rows[self.rows["kind"] == kind]
         return found
 

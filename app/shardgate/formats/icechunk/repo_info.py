@@ -432,7 +432,6 @@ class RepoInfoDecoder:
         return self.decode(open_envelope(data, FileType.REPO_INFO, self.limit_nbytes))
 
     def decode(self, envelope: Envelope) -> RepoInfo:
-        """Decode the content of the file."""
         version, payload = envelope
         reader = FlatBufferReader(payload, self.limit_nbytes, version)
         root = reader.root(REPO.lazy)

@@ -169,7 +169,6 @@ class FileRefs:
     directory: ObjectRef
 
     def read(self, ref: Branch | Tag) -> Read[RefFile]:
-        """Return the read of the file of *ref*."""
         name = self.directory.join(f"refs/{type(ref).__name__.lower()}.{ref.name}/ref.json")
         read = Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
         # The file of the branch main marks a repository, as the file repo does.
@@ -243,7 +242,6 @@ class Repository:
         return self.directory.join(f"{kind}/{encode_id(object_id)}")
 
     async def snapshot(self, ref: Ref, fetch: Fetch) -> Snapshot | None:
-        """Read the snapshot of *ref*; see `dated_snapshot`."""
         found = await self.dated_snapshot(ref, fetch)
         return found and found[0]
 
@@ -291,7 +289,6 @@ class Repository:
     def read_of[T: Weighable](
         self, kind: str, object_id: bytes, decode: Callable[[bytes], T]
     ) -> Read[T]:
-        """Return the read of a file in the folder *kind*."""
         name, version = self.file(kind, object_id), named_by(object_id)
         request = ByteRange(0, self.limit_nbytes + 1)
         return Read(kind.removesuffix("s"), name, request, decode, version, memory_nbytes)
@@ -334,10 +331,7 @@ class Repository:
         return None
 
     def refer(
-        self,
-        manifest: Manifest,
-        reference: Reference,
-        containers: Mapping[str, str] | None = None,
+        self, manifest: Manifest, reference: Reference, containers: Mapping[str, str] | None = None
     ) -> Referenced:
         """Return the location of *reference*; of a virtual one only an ETag pins the version.
         Raises: `DecodeError`, `NotAllowedError`, also where *containers* are needed and absent.

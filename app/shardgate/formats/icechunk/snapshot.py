@@ -269,7 +269,6 @@ class Chunks:
     manifests: tuple[ManifestRef, ...] = ()
 
     def has(self, coords: tuple[int, ...]) -> bool:
-        """Return whether *coords* are inside of the grid."""
         return len(coords) == len(self.grid) and all(map(lt, coords, self.grid))
 
 

@@ -36,10 +36,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
     parse_info,
 )
 from shardgate.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
-from shardgate.formats.neuroglancer_precomputed.survey import (
-    PrecomputedShard,
-    PrecomputedShards,
-)
+from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShard, PrecomputedShards
 from shardgate.formats.reading import DecodeError, Fetch, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing, Survey
 from shardgate.model import (

@@ -19,11 +19,7 @@ from shardgate.formats.documents import DocumentDecoder, Json, parse_json, show,
 from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
 from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
 from shardgate.formats.surveying import ChunkCollection, Description, Listing, Shards
-from shardgate.formats.zarr.codecs import (
-    ChunkForm,
-    item_nbytes,
-    shape_of,
-)
+from shardgate.formats.zarr.codecs import ChunkForm, item_nbytes, shape_of
 from shardgate.formats.zarr.index import IndexCodec, ShardingLevel
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
@@ -363,12 +359,10 @@ class HierarchyLayout(Layout):
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
         """Return the grid of chunks that *key* is not on."""
-        array = None if self.hierarchy.why_sharded else await self._array_of(key, fetch)
+        array = await self._array_of(key, fetch)
         return "" if array is None else array.explain_absence(key, array_of(key) or "")
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        if self.hierarchy.why_sharded:
-            return None
         return self._shards(array_of(key) or "", await self._array_of(key, fetch))
 
     def _read(self, key: VirtualKey) -> Read[Node] | None:
@@ -386,7 +380,7 @@ class HierarchyLayout(Layout):
         return Read("metadata", self.directory.join(key), request, decode)
 
     async def _array_of(self, key: str, fetch: Fetch) -> ArraySpec | None:
-        path = array_of(key)
+        path = None if self.hierarchy.why_sharded else array_of(key)
         found = None if path is None else await fetch(self._read_array(path))
         return None if found is None else found.value.array
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardgate.errors import BadKeyError, DamagedError
+from shardgate.errors import BadKeyError, DamagedError, ReadOnlyError
 from shardgate.formats.contract import Document, Layout, Slot, Target, Translator
 from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
@@ -13,7 +13,7 @@ from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Versione
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.index import IndexCodec, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
-from shardgate.formats.zarr.rewrite import ZarrRewriter, demand_small
+from shardgate.formats.zarr.rewrite import ZarrRewriter
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe, walk_chunks
 from shardgate.model import (
     MISSING,
@@ -158,7 +158,9 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
         grid = array.explain_absence(key, "it")
         raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}: {grid}")
     ref, indexes = directory.join(array.shard_key(origin)), array.indexes
-    demand_small(ref, indexes, limits.written_nbytes)
+    largest, most = max(index.nbytes for index in indexes), limits.written_nbytes
+    if largest > most:
+        raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most}")
     return Slot(ZarrRewriter(ref, indexes, array.chunk), array.entry(origin))
 
 

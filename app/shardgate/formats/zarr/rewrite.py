@@ -11,21 +11,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.errors import (
-    BadBodyError,
-    ConflictError,
-    ReadOnlyError,
-    UnknownCodingError,
-)
+from shardgate.errors import BadBodyError, ConflictError, UnknownCodingError
 from shardgate.formats.contract import LARGE_NBYTES, Checksummed, Entry, NewShard
 from shardgate.formats.reading import Fetch
 from shardgate.formats.zarr.codecs import ChunkForm
-from shardgate.formats.zarr.index import (
-    CHECKSUM_NBYTES,
-    IndexCodec,
-    ShardIndex,
-    shard_of,
-)
+from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, ShardIndex, shard_of
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
 
 _MOST_GROWTH: Final = 2
@@ -34,12 +24,6 @@ _ABSENT: Final = -1
 """Start and size of empty entries; as int64 the marker of the index."""
 
 type Numbers = NDArray[np.int64]
-
-
-def demand_small(ref: ObjectRef, codecs: tuple[IndexCodec, ...], most_nbytes: int) -> None:
-    """Check that no index of the shard takes more. Raises: `ReadOnlyError`."""
-    if (largest := max(codec.nbytes for codec in codecs)) > most_nbytes:
-        raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most_nbytes}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,7 @@ from typing import Final
 import numpy as np
 
 from shardgate.formats.documents import Json, parse_json
-from shardgate.formats.listing import (
-    Cell,
-    Grid,
-    GridWalk,
-    ListingIO,
-    ListNames,
-    Rows,
-    Wanted,
-)
+from shardgate.formats.listing import Cell, Grid, GridWalk, ListingIO, ListNames, Rows, Wanted
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import Description, EntryTable, Fault, IndexEntry, Ranges, Survey
 from shardgate.formats.zarr.codecs import codec_name, shape_of

@@ -1,7 +1,6 @@
 """Callers, and services whose datasets only some of them may read."""
 
 import hashlib
-import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,10 +103,3 @@ def signing_service(folder: Path) -> Generator[Served]:
     settings = Settings(callers=_CALLERS, datasets=datasets)
     with serving(settings, around=lambda app: _listen(app, payloads)) as url:
         yield Served(url, payloads)
-
-
-def environ() -> dict[str, str]:
-    """Return the environment of programs: the key, and no credentials or proxies of this host."""
-    others = ("AWS_", "RESTIC_", "HTTP_PROXY", "http_proxy")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
-    return kept | {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET}

@@ -9,16 +9,15 @@ from typing import Any, Final
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
-import boto3
 import httpx
 import pytest
 import zarr
 from botocore import UNSIGNED
-from botocore.config import Config
 
 from shardgate.http.asgi import AsgiApp, AsgiExchange
 from shardgate.http.request import Request, Response
 from shardgate.main import create_app
+from tests.clients.filling import open_boto3
 from tests.http.auth.people import TEXT, TOKENS, People, settings
 from tests.support.serving import serving
 
@@ -298,8 +297,7 @@ def test_lists_have_readable_datasets(people: People, who: str | None, seen: lis
         assert [dataset["name"] for dataset in listed] == seen
     assert people.ask("GET", "/readyz", who).json()["datasets"] == dict.fromkeys(seen, "ok")
     if who is None:
-        config = Config(signature_version=UNSIGNED)
-        s3 = boto3.client("s3", "us-east-1", endpoint_url=people.url, config=config)
+        s3 = open_boto3(people.url, signature_version=UNSIGNED)
         assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == seen
 
 

@@ -31,11 +31,9 @@ LONGEST_S = 7200
 SECRET = "a secret that all replicas share"
 
 
-def minter(secret: str = SECRET, now: float = NOW, longest_s: int = LONGEST_S) -> TokenSigner:
+def minter(secret: str = SECRET, now: float = NOW) -> TokenSigner:
     """Return a signer whose clock is fixed."""
-    return TokenSigner(
-        TokenSettings.model_validate({"secret": secret, "longest_s": longest_s}), lambda: now
-    )
+    return TokenSigner(TokenSettings(secret=secret), lambda: now)
 
 
 async def refusal(minter: TokenSigner, token: str) -> str:

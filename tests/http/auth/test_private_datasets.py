@@ -19,6 +19,7 @@ from shardgate.http.request import Request, Response
 from shardgate.main import create_app
 from tests.clients.filling import open_boto3
 from tests.http.auth.people import TEXT, TOKENS, People, settings
+from tests.support.files import write_files
 from tests.support.serving import serving
 
 KEY: Final = "text.txt"
@@ -178,9 +179,8 @@ def test_readers_and_writers_may_read(people: People) -> None:
 @pytest.mark.parametrize("path", [KEY, "none", "group", "", "?list-type=2"])
 def test_private_responses_are_not_shared(people: People, path: str) -> None:
     """Responses of a private dataset are `private`, vary by Authorization, and send no referrer."""
-    (people.folder / "private" / "group").mkdir(exist_ok=True)
-    group = '{"zarr_format": 3, "node_type": "group"}'
-    (people.folder / "private" / "group" / "zarr.json").write_text(group)
+    group = b'{"zarr_format": 3, "node_type": "group"}'
+    write_files({"private/group/zarr.json": group}, people.folder)
     slash = "" if path.startswith("?") else "/"
     headers = people.ask("GET", f"/private{slash}{path}", "ana").headers
 

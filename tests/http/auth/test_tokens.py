@@ -24,6 +24,7 @@ from shardgate.settings import DatasetSettings, Settings, TokenSettings
 from tests.http.auth.issuing import JWKS, Issuer, forge, issuing, make_key, spell
 from tests.http.auth.people import TEXT, People, settings
 from tests.storage.faulty import Fault
+from tests.support.files import write_files
 from tests.support.serving import serving
 
 NOW = 1_000_000.0
@@ -232,9 +233,7 @@ class Lab(NamedTuple):
 
 def serve_lab(folder: Path, issuer: Issuer) -> Settings:
     """Return settings of a dataset for the group `lab` and one for `head`."""
-    for name in "em", "secret":
-        (folder / name).mkdir()
-        (folder / name / "text.txt").write_bytes(TEXT)
+    write_files({f"{name}/text.txt": TEXT for name in ("em", "secret")}, folder)
     return Settings(
         issuers={"sso": issuer.settings},
         datasets={

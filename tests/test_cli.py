@@ -20,7 +20,6 @@ import pytest
 import tensorstore
 
 from shardgate import demo
-from shardgate.cli import main
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import ref
 from tests.formats.icechunk.repositories import lab as repository
@@ -54,23 +53,20 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_help_and_version_need_no_command() -> None:
-    """`shardgate` without arguments prints its commands, and `--version` the version."""
-    shown = run()
-
-    assert shown.returncode == 0
-    assert all(name in shown.stdout for name in ("serve", "demo", "inspect", "verify"))
-    assert re.fullmatch(r"shardgate \d+\.\d+\.\d+\n", run("--version").stdout)
+COMMANDS = ("serve", "demo", "inspect", "verify")
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("demo",), ("inspect",), ("verify",)])
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
 def test_every_command_shows_help_and_version(command: tuple[str, ...]) -> None:
-    """Each command takes `--version`, and `-h` for `--help`."""
+    """Each command takes `--version`, and `-h` for `--help`; none prints the commands."""
     shown = run(*command, "-h")
 
     assert shown.stdout.startswith("Usage: shardgate")
     assert shown.stdout == run(*command, "--help").stdout
     assert run(*command, "--version").stdout == f"shardgate {version('shardgate')}\n"
+    if not command:
+        assert (run().returncode, run().stdout) == (0, shown.stdout)
+        assert all(name in shown.stdout for name in COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +105,6 @@ def test_help_version_and_usage_errors_import_little(
             "datasets.my data: is not a name for a dataset; write my-data='my data.zarr'",
         ),
         (["serve", "a=ftp://x/y"], "datasets.a.url: begins with none of"),
-        (["serve", "--port", "65536", "a=/tmp"], "server.port: "),
         (["serve", "--port", "x", "a=/tmp"], "Invalid value for '--port'"),
         (["serve", "--prot", "1", "a=/tmp"], "No such option: --prot"),
         (["serve", "--host", "no such host", "a=/tmp"], "cannot listen on no such host:8000: "),
@@ -118,29 +113,18 @@ def test_help_version_and_usage_errors_import_little(
         (["serve", "--anonymous", "a.toml"], "--anonymous cannot be combined"),
         (["serve", "--allow-virtual", "s3://b", "a.toml"], "--allow-virtual cannot be combined"),
         (["serve", "--allow-virtual", "ftp://b/c", "a=/tmp"], "datasets.a.virtual_chunk_prefixes"),
-        (["serve", "--writable", "a=gs://b"], "datasets.a: writable goes with one of file://, s3"),
         (["inspect", "/no/where"], "file:///no/where"),
         (["verify", "/no/where"], "file:///no/where"),
         (["serv"], "No such command 'serv'"),
     ],
 )
-def test_invalid_start_is_one_line_and_exit_code_2(
-    arguments: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_invalid_start_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
     """An invalid option, dataset or file ends with exit code 2 and one line that names it."""
-    monkeypatch.setattr(sys, "argv", ["shardgate", *arguments])
+    failed = run(*arguments)
 
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capsys.readouterr()
-
-    assert ended.value.code == 2
-    assert err.startswith(f"shardgate: error: {said}")
-    assert err.count("\n") == 1
-    assert not out
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.startswith(f"shardgate: error: {said}")
+    assert failed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -154,44 +138,28 @@ def test_service_runs_until_a_signal(examples: Path, workers: int, number: int) 
         code, said = process.end(number)
 
     assert [url.rpartition(":")[2].partition("/")[2] for url in urls] == ["image/", "all/"]
-    assert [line.split()[-1] for line in lines] == [
-        (examples / "image.zarr").as_uri(),
-        examples.as_uri(),
-    ]
+    roots = [(examples / "image.zarr").as_uri(), examples.as_uri()]
+    assert [line.split()[-1] for line in lines] == roots
     assert len(bodies) == 1
     assert (code, said) == (0, "")
 
 
 @pytest.mark.parametrize("option", [(), ("--anonymous",)])
-def test_anonymous_roots_need_no_credentials(
-    faulty: FaultyServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: tuple[str, ...],
-) -> None:
+def test_anonymous_roots_need_no_credentials(faulty: FaultyServer, option: tuple[str, ...]) -> None:
     """A bucket is read unsigned with `--anonymous`; without it the error names the option."""
     faulty.put("bucket", "notes.txt", b"data")
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, os.devnull)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.url)
-    arguments = ["inspect", "s3://bucket", "notes.txt", "--json", *option]
-    monkeypatch.setattr(sys, "argv", ["shardgate", *arguments])
-
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capsys.readouterr()
+    told = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), os.devnull)
+    told |= {"AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": faulty.url}
+    done = run("inspect", "s3://bucket", "notes.txt", "--json", *option, **told)
 
     if option:
-        assert ended.value.code == 0
-        assert json.loads(out)["object"].endswith("://bucket/notes.txt")
+        assert done.returncode == 0
+        assert json.loads(done.stdout)["object"].endswith("://bucket/notes.txt")
         assert not any("Authorization" in seen.headers or seen.query for seen in faulty.seen)
     else:
-        assert ended.value.code == 2
-        assert "s3://bucket" in err
-        assert "--anonymous" in err
+        assert done.returncode == 2
+        assert "s3://bucket" in done.stderr
+        assert "--anonymous" in done.stderr
         assert not faulty.seen
 
 
@@ -340,11 +308,8 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
     }
     assert arrays["nested.zarr/a"]["index_location"] == ["start", "end"]
     cells = arrays["cells.precomputed/4000_4000_8000"]
-    assert (cells["format"], cells["kind"], cells["shape"]) == (
-        "precomputed",
-        "array",
-        [64, 64, 40],
-    )
+    about = (cells["format"], cells["kind"], cells["shape"])
+    assert about == ("precomputed", "array", [64, 64, 40])
     assert cells["sharding"] == (
         "identity, preshift 3, minishard 1, shard 2 bits, index gzip, data gzip"
     )

@@ -13,9 +13,8 @@ import numpy as np
 import zarr
 
 from tests.support.gateways import gateway_process
-from tests.support.processes import environ
+from tests.support.processes import ROOT, environ
 
-ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = (ROOT / "docs/icechunk.md").read_text("utf-8")
 CHAPTER: Final = "\n## Committing to Icechunk repositories\n"
 URL: Final = "http://127.0.0.1:8000"

@@ -20,21 +20,16 @@ from packaging.version import Version
 
 from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
+from tests.support import commands
 from tests.support.processes import environ
 from tests.support.serving import serving
+from tests.test_docs import ROOT, blocks
 
-ROOT: Final = Path(__file__).parent.parent
 _URL: Final = "http://127.0.0.1:8000"
 _LONGEST_S: Final = 300
 _ELSEWHERE: Final = ("# write.py", "# read.py", "# many.py", "app.mount(", "class PackedLayout(")
 """Texts in the programs that `test_docs.py` and `test_docs_commits.py` run."""
-_HERE: Final = (
-    "zarr.open_array(",
-    "S3Store(",
-    "httpx.Client(",
-    "repository/@tag.v1",
-    "garbage_collect(",
-)
+_HERE: Final = ("open_array(", "S3Store(", "httpx.Client(", "repository/@tag.v1", "garbage_collect")
 
 
 def program(page: str, containing: str) -> str:
@@ -46,13 +41,10 @@ def program(page: str, containing: str) -> str:
 
 def test_each_program_in_the_documents_is_run() -> None:
     """Each Python block of the documents is one that a test runs."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    text = "\n".join(page.read_text("utf-8") for page in pages)
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    programs = blocks("python")
+    unknown = [b for b in programs if not any(known in b for known in _HERE + _ELSEWHERE)]
 
-    unknown = [b for b in blocks if not any(known in b for known in _HERE + _ELSEWHERE)]
-
-    assert blocks
+    assert programs
     assert unknown == []
 
 
@@ -128,12 +120,10 @@ def test_http_page_opens_an_array_by_s3fs(url: str) -> None:
 def test_http_page_stores_a_chunk_by_curl(url: str, tmp_path: Path) -> None:
     """The commands of the page on HTTP store a chunk under the key of another one."""
     page = (ROOT / "docs/http.md").read_text("utf-8")
-    commands = [
-        line for line in re.findall(r"^\$ (curl .*)$", page, re.MULTILINE) if "/em/" in line
-    ]
-    assert len(commands) == 2
+    curls = [line for line in re.findall(r"^\$ (curl .*)$", page, re.MULTILINE) if "/em/" in line]
+    assert len(curls) == 2
 
-    for command in commands:
+    for command in curls:
         subprocess.run(shlex.split(command.replace(_URL, url)), cwd=tmp_path, check=True)
 
     (target,) = re.findall(r"curl -T \S+ (\S+)", page)
@@ -190,14 +180,7 @@ def test_troubleshooting_inspects_a_key(tmp_path: Path) -> None:
     image = str(demo.write(tmp_path)["image"])
     arguments = shlex.split(command.replace("s3://bucket/em.zarr", image))
 
-    done = subprocess.run(
-        [sys.executable, "-m", "shardgate", *arguments],
-        env=environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_LONGEST_S,
-    )
+    done = commands.run(*arguments)
 
     assert done.returncode == 0, done.stderr
     assert "s0/c/0/0/1" in done.stdout

@@ -23,9 +23,8 @@ from tests.formats.zarr.building import build
 from tests.storage.listening import Handler, Listener
 from tests.support.commands import running
 from tests.support.files import write_files
-from tests.support.processes import environ
+from tests.support.processes import ROOT, environ
 
-ROOT: Final = Path(__file__).parent.parent
 TOKEN: Final = "token-of-ana"
 CHUNKS: Final = {"c/0/0": b"0123456789", "c/0/1": b"another", "c/1/1": b"more"}
 TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
@@ -58,18 +57,14 @@ class Shown(NamedTuple):
 
     def accessed(self, request_id: str) -> dict[str, Any]:
         """Return the line of a request."""
-        (line,) = (
-            line
-            for line in self.lines
-            if line["logger"] == "shardgate.access" and line["request_id"] == request_id
-        )
+        lines = [line for line in self.lines if line["logger"] == "shardgate.access"]
+        (line,) = (line for line in lines if line["request_id"] == request_id)
         return line
 
     def request(self, request_id: str) -> Span:
         """Return the span of a request."""
-        (span,) = (
-            span for span in self.spans if span.attributes.get("shardgate.request_id") == request_id
-        )
+        name = "shardgate.request_id"
+        (span,) = (span for span in self.spans if span.attributes.get(name) == request_id)
         return span
 
     def within(self, span: Span) -> list[Span]:

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 
 import httpx
 import pytest
-from pydantic import ByteSize
 
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed import case as precomputed
@@ -121,26 +120,21 @@ class Service:
         return sum(self.container is not ZARR or not path.endswith(others) for path in paths)
 
 
-def _settings(
-    store: FaultyServer, *, scheme: str, form: Literal["auto", "precomputed"], timeout_s: float
-) -> Settings:
-    url = f"{store.url}/bucket/em" if scheme == "http" else "s3://bucket/em"
-    return Settings(
-        cache=CacheSettings(chunk_bytes=ByteSize(0)),
-        limits=LimitSettings(timeout_s=timeout_s, deadline_s=timeout_s),
-        stores={"lab": store.settings()},
-        datasets={
-            "em": DatasetSettings(url=url, store="lab" if scheme == "s3" else None, format=form)
-        },
-    )
-
-
 @pytest.fixture(params=USUAL)
 def service(request: pytest.FixtureRequest, faulty: FaultyServer) -> Generator[Service]:
     """Serve one container from the object server, without a chunk cache."""
     scheme, container = SERVICES[request.param]
     form: Literal["auto", "precomputed"] = "auto" if container is ZARR else "precomputed"
-    settings = _settings(faulty, scheme=scheme, form=form, timeout_s=timeout_of(request))
+    dataset = DatasetSettings(url="s3://bucket/em", store="lab", format=form)
+    if scheme == "http":
+        dataset = DatasetSettings(url=f"{faulty.url}/bucket/em", format=form)
+    timeout_s = timeout_of(request)
+    settings = Settings(
+        cache=CacheSettings(chunk_bytes=0),
+        limits=LimitSettings(timeout_s=timeout_s, deadline_s=timeout_s),
+        stores={"lab": faulty.settings()},
+        datasets={"em": dataset},
+    )
     with client_of(settings) as client:
         found = Service(client, faulty, container)
         found.put_chunks(container.chunks)

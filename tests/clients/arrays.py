@@ -33,16 +33,8 @@ SHARDS: Final = (4, 6, 8)
 """Two by one by two shards, each of which reaches past the edge of the array."""
 INNER: Final = (2, 3, 4)
 
-BLOSC: Final[Json] = {
-    "name": "blosc",
-    "configuration": {
-        "cname": "lz4",
-        "clevel": 5,
-        "shuffle": "shuffle",
-        "typesize": 2,
-        "blocksize": 0,
-    },
-}
+_LZ4: Final = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 2, "blocksize": 0}
+BLOSC: Final[Json] = {"name": "blosc", "configuration": _LZ4}
 
 
 def _by_each(name: str, *rest: Any, **options: Any) -> Iterator[Case]:

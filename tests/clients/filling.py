@@ -14,27 +14,32 @@ KEYS: Final = "any"
 """Access key and secret, which S3 clients require and the service ignores."""
 
 
-def open_obstore(url: str, dataset: str = "data", prefix: str | None = None) -> S3Store:
+def open_obstore(
+    url: str, dataset: str = "data", prefix: str | None = None, key_id: str = KEYS, key: str = KEYS
+) -> S3Store:
     """Open obstore's client of a dataset."""
     return S3Store(
         dataset,
         prefix=prefix,
         endpoint=url,
         region="us-east-1",
-        access_key_id=KEYS,
-        secret_access_key=KEYS,
+        access_key_id=key_id,
+        secret_access_key=key,
         client_options={"allow_http": True},
     )
 
 
-def open_boto3(url: str, **config: Any) -> Any:
+def open_boto3(
+    url: str, key_id: str = KEYS, key: str = KEYS, *, verify: str | None = None, **config: Any
+) -> Any:
     """Open boto3's client, without retries."""
     return boto3.client(
         "s3",
         endpoint_url=url,
         region_name="us-east-1",
-        aws_access_key_id=KEYS,
-        aws_secret_access_key=KEYS,
+        aws_access_key_id=key_id,
+        aws_secret_access_key=key,
+        verify=verify,
         config=Config(retries={"total_max_attempts": 1}, **config),
     )
 

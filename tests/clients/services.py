@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from shardgate.model import ObjectRef
-from shardgate.settings import DatasetSettings, Settings, StoreSettings
+from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
 from shardgate.storage.wrappers import StoreWrapper
 from tests.clients.writing import Json
-from tests.support.files import read_files
-from tests.support.seaweedfs import SeaweedFS
+from tests.support.files import read_files, write_files
+from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import serving
 
 ARRAY: Final = "/bucket/index/zarr_end_little_crc"
@@ -53,29 +53,10 @@ def connect(url: str) -> httpx.Client:
     return client
 
 
-def raw_body(client: httpx.Client, method: str, path: str, **headers: str) -> bytes:
-    """Return the body of a response without decoding its content coding."""
-    with client.stream(method, path, headers=_named(headers)) as answer:
-        return b"".join(answer.iter_raw())
-
-
 def ask(client: httpx.Client, path: str, method: str = "GET", **headers: str) -> httpx.Response:
     """Send a request with *headers*, in whose names underscores stand for hyphens."""
-    return client.request(method, path, headers=_named(headers))
-
-
-def _named(headers: dict[str, str]) -> dict[str, str]:
-    return {name.replace("_", "-"): value for name, value in headers.items()}
-
-
-def stored_in(
-    folder: Path, seaweedfs: SeaweedFS | None, prefix: str, **dataset: Any
-) -> tuple[dict[str, StoreSettings], DatasetSettings]:
-    """Configure a dataset in *folder*, or below *prefix* of SeaweedFS if that is given."""
-    if seaweedfs is None:
-        return {}, DatasetSettings(url=str(folder), **dataset)
-    url = f"s3://{seaweedfs.bucket}/{prefix}"
-    return {"lab": seaweedfs.settings}, DatasetSettings(url=url, store="lab", **dataset)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return client.request(method, path, headers=named)
 
 
 @contextmanager
@@ -181,9 +162,7 @@ def lay_out(folder: Path, before: Files, after: Files) -> None:
     """Replace the files *before* in *folder* by the files *after*."""
     for key in before.keys() - after.keys():
         (folder / key).unlink()
-    for key, data in after.items():
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(data)
+    write_files(after, folder)
 
 
 def mixed(before: Files, after: Files) -> dict[str, bytes]:

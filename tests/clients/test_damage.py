@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any, Final
 
 import boto3
 import httpx
+import numpy as np
 import pytest
 import s3fs
 import tensorstore
@@ -16,7 +16,7 @@ from cloudvolume import CloudVolume
 
 from shardgate.settings import DatasetSettings, Settings
 from tests.clients.filling import KEYS, over_obstore, s3fs_options
-from tests.clients.precomputed.volumes import sharding
+from tests.clients.precomputed.volumes import Scale, sharding, write_scale
 from tests.clients.test_reading import over_fsspec, run_node
 from tests.clients.test_reading import over_obstore as over_obstore_http
 from tests.support.serving import serving
@@ -34,24 +34,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Serve an array and two volumes of one chunk, with a truncated shard or info."""
     folder = tmp_path_factory.mktemp("damaged")
     zarr.create_array(folder / "array", shape=2, chunks=2, shards=2, dtype="u1")[:] = 1
+    ones = np.ones((2, 2, 2, 1), "u1")
+    scale = Scale(ones, sharding((0, 0, 0)), chunk=(2, 2, 2), resolution=(1, 1, 1))
     for name in ("volume", "info"):
-        _write_volume(folder / name)
+        write_scale(scale, folder / name)
     for damaged in (folder / "array/c/0", folder / "volume/1_1_1/0.shard", folder / "info/info"):
         damaged.write_bytes(damaged.read_bytes()[:7])
     datasets = {each.name: DatasetSettings(url=str(each)) for each in folder.iterdir()}
     with serving(Settings(datasets=datasets)) as served:
         yield served
-
-
-def _write_volume(path: Path) -> None:
-    scale = {"size": [2] * 3, "chunk_size": [2] * 3, "encoding": "raw", "resolution": [1] * 3}
-    spec = {
-        "driver": "neuroglancer_precomputed",
-        "kvstore": f"file://{path}/",
-        "multiscale_metadata": {"data_type": "uint8", "num_channels": 1, "type": "image"},
-        "scale_metadata": {**scale, "sharding": sharding((0, 0, 0))},
-    }
-    tensorstore.open(spec, create=True).result()[...] = 1
 
 
 def by_tensorstore(url: str, driver: str) -> Any:

@@ -23,7 +23,7 @@ from cloudfiles.interfaces import reset_connection_pools
 from zarr.storage import FsspecStore, ObjectStore
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.filling import open_boto3, open_obstore
+from tests.clients.filling import open_boto3, open_obstore, s3fs_options
 from tests.clients.precomputed import volumes
 from tests.clients.services import from_folder
 from tests.clients.writing import Case, Values, by_tensorstore, sharding
@@ -119,8 +119,7 @@ def _write_volume(folder: Path) -> set[str]:
     values = _sparse((30, 17, 9), 3)[..., np.newaxis] + np.uint8(1)
     hashed = volumes.sharding((1, 2, 2), volumes.MURMUR, index="gzip", data="gzip")
     scale = volumes.Scale(values, hashed, offset=(-7, 0, 95))
-    volume = volumes.Volume("", volumes.by_tensorstore, [scale])
-    volume.write(volume, folder / "volume", True)  # noqa: FBT003  # a Writer
+    volumes.write_scale(scale, folder / "volume")
     return {"volume/info", *(f"volume/8_8_8/{name}" for name, _ in scale.chunks())}
 
 
@@ -162,31 +161,22 @@ def bucket_url(request: pytest.FixtureRequest, sources: tuple[Path, list[str]]) 
         yield served
 
 
-@pytest.fixture(scope="module")
-def bucket_s3(bucket_url: str) -> Any:
-    """Open boto3's client."""
-    return open_boto3(bucket_url)
-
-
 @pytest.mark.parametrize(("prefix", "size"), _PAGES)
 def test_boto3_pages_through_the_keys(
-    bucket_s3: Any, keys: list[str], prefix: str, size: int
+    bucket_url: str, keys: list[str], prefix: str, size: int
 ) -> None:
     """boto3 lists all expected keys in order for each page size, with and without a delimiter."""
-    whole = [key for key in keys if key.startswith(prefix)]
-    assert _list(bucket_s3, prefix, size, bucket=_BUCKET) == whole
-    folded = _list(bucket_s3, prefix, size, bucket=_BUCKET, Delimiter="/")
+    s3, whole = open_boto3(bucket_url), [key for key in keys if key.startswith(prefix)]
+    assert _list(s3, prefix, size, bucket=_BUCKET) == whole
+    folded = _list(s3, prefix, size, bucket=_BUCKET, Delimiter="/")
     assert folded == _names(keys, prefix)
 
 
 def test_s3fs_finds_and_globs(bucket_url: str, keys: list[str]) -> None:
     """s3fs finds, lists and globs the expected keys."""
-    fs = s3fs.S3FileSystem(
-        key="any", secret="any", endpoint_url=bucket_url, skip_instance_cache=True
-    )
+    fs = s3fs.S3FileSystem(**s3fs_options(bucket_url), skip_instance_cache=True)
 
     assert sorted(fs.find(_BUCKET)) == sorted(f"{_BUCKET}/{key}" for key in keys)
-    fs.invalidate_cache()  # of folders it made up itself, some twice
     assert sorted(fs.ls(f"{_BUCKET}/em", detail=False)) == sorted(
         f"{_BUCKET}/{name.rstrip('/')}" for name in _names(keys, "em/")
     )
@@ -224,7 +214,7 @@ def test_obstore_and_zarr_list(bucket_url: str, keys: list[str]) -> None:
 
 def test_zarr_opens_groups_through_s3fs(bucket_url: str) -> None:
     """zarr-python lists and reads the arrays of a group through s3fs."""
-    options = {"key": "any", "secret": "any", "endpoint_url": bucket_url}
+    options = s3fs_options(bucket_url)
     store = FsspecStore.from_url(f"s3://{_BUCKET}/em", storage_options=options, read_only=True)
     group = zarr.open_group(store, mode="r", use_consolidated=False)
 
@@ -374,9 +364,8 @@ def test_chunk_of_a_forbidden_reference_is_listed(s3: Any) -> None:
     (entry,) = s3.list_objects_v2(Bucket="repository", Prefix="away/c/")["Contents"]
 
     assert (entry["Key"], entry["Size"], "ETag" in entry) == ("away/c/1", 5, False)
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError, match=r"\(403\)"):
         s3.head_object(Bucket="repository", Key=entry["Key"])
-    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == httpx.codes.FORBIDDEN
 
 
 @pytest.mark.parametrize("name", _ODD)

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import ExitStack
@@ -39,18 +38,15 @@ from tests.clients.writing import (
     write,
 )
 from tests.formats.zarr.nesting import nestings
-from tests.support.lacking import lack
+from tests.support.lacking import lack, need
 from tests.support.serving import serving
 
 JS: Final = Path(__file__).parent / "js"
 _TIMEOUT_S: Final = 90
 
-_NOT_UNSHARDED: Final = (
-    "after/gzip",
-    "after/zstd",
-    "after/crc_then_zstd",
-    "after/gzip_after_nested",
-)
+_NOT_UNSHARDED: Final = {
+    f"after/{name}" for name in ("gzip", "zstd", "crc_then_zstd", "gzip_after_nested")
+}
 _OF_LATER_TYPES: Final = ("dtype/fixed_text", "dtype/fixed_bytes", "dtype/time")
 BEYOND: Final = {
     "tensorstore": {*_NOT_UNSHARDED, *_OF_LATER_TYPES, "dtype/string", "plain/v2"},
@@ -166,13 +162,11 @@ def by_zarrita(memory: Memory, root: str, case: Case) -> Seen:
 
 def run_node(urls: Iterable[str]) -> dict[str, Json]:
     """Run one node process that reads the arrays at *urls*; return its results by URL."""
-    node = shutil.which("node")
-    if node is None:
-        lack("node is not installed")
+    node = need("node")
     if not (JS / "node_modules/zarrita").is_dir():
         lack("zarrita is not installed: npm install --prefix tests/clients/js")
     process = subprocess.run(
-        [str(node), str(JS / "read.mjs")],
+        [node, str(JS / "read.mjs")],
         input=json.dumps(list(urls)),
         capture_output=True,
         text=True,

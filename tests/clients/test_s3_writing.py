@@ -74,10 +74,8 @@ def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
 
 def test_unsigned_boto3_request_gets_an_s3_error(url: str) -> None:
     """An unsigned request of boto3 for an unknown bucket gets NoSuchBucket."""
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError, match=r"\(NoSuchBucket\)"):
         open_boto3(url, signature_version=UNSIGNED).get_object(Bucket="nothing", Key="a")
-
-    assert caught.value.response["Error"]["Code"] == "NoSuchBucket"
 
 
 def test_boto3_deletes_many_objects(s3: Any) -> None:
@@ -316,9 +314,14 @@ def test_obstore_and_s3fs_move_objects(copying: str, copied: Path) -> None:
 
 
 def test_upload_part_copy_copies_the_source_or_its_range(copier: Any) -> None:
-    """UploadPartCopy copies the source's bytes, or a range of them, with their MD5 as ETag."""
+    """UploadPartCopy copies the source's bytes, or a range of them, with their MD5 as ETag.
+
+    Those of an object that is stored as gzip are its stored bytes.
+    """
     whole = {"CopySourceRange": "bytes=0-65535"}
-    for source in ("data/small", "data/large", "data/array/c/1", "fixed/c/3"):
+    data = gzip.compress(b"abc")
+    copier.put_object(Bucket="memory", Key="a", Body=data, ContentEncoding="gzip")
+    for source in ("data/small", "data/large", "data/array/c/1", "fixed/c/3", "memory/a"):
         bucket, _, key = source.partition("/")
         for part in (whole if source == "data/large" else {}, {"CopySourceRange": "bytes=1-2"}):
             asked = (part or whole)["CopySourceRange"]
@@ -328,32 +331,27 @@ def test_upload_part_copy_copies_the_source_or_its_range(copier: Any) -> None:
 
             assert told["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324
             assert read_object(copier, "to") == body
-
-
-def test_copies_of_a_gzip_object_copy_its_stored_bytes(copier: Any) -> None:
-    """CopyObject and UploadPartCopy of an object stored as gzip copy its stored bytes."""
-    data = gzip.compress(b"abc")
-    copier.put_object(Bucket="memory", Key="a", Body=data, ContentEncoding="gzip")
-    condition = {"CopySourceIfMatch": copier.head_object(Bucket="memory", Key="a")["ETag"]}
-    copier.copy_object(Bucket="memory", Key="b", CopySource="memory/a", **condition)
-    _copy_part(copier, "memory/a", CopySourceRange="bytes=1-2", **condition)
-
-    copy = copier.get_object(Bucket="memory", Key="b")
-    assert (copy["Body"].read(), copy["ContentEncoding"]) == (data, "gzip")
-    assert copier.get_object(Bucket="data", Key="to")["Body"].read() == data[1:3]
+    assert body == data[1:3]
 
 
 @pytest.mark.parametrize("bucket", ["memory", "s3"])
 @pytest.mark.parametrize("compress", ["gzip", "br", "zstd"])
 def test_cloud_files_reads_its_own_objects(url: str, bucket: str, compress: str) -> None:
-    """cloud-files reads its own compressed objects; plain clients get them decoded."""
+    """cloud-files reads its own compressed objects, ranges of others, and deletes them.
+
+    Plain clients get compressed objects decoded.
+    """
     paths.add_alias("written", f"s3://{url}/")
     secrets = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
     files = CloudFiles(f"written://{bucket}/{compress}", secrets=secrets)
     files.put("a", b"abc" * 1000, compress=compress)
+    files.put("plain", b"abc")
 
     assert files.get("a") == b"abc" * 1000
     assert httpx.get(f"{url}/{bucket}/{compress}/a").content == b"abc" * 1000
+    assert files["plain", 1:3] == b"bc"
+    files.delete("plain")
+    assert not files.exists("plain")
     reset_connection_pools()
 
 
@@ -386,10 +384,8 @@ _REFUSED: Final[list[tuple[bool, str, dict[str, Any], str]]] = [
 def test_invalid_copy_is_refused(copier: Any, copied: Path) -> None:
     """An invalid copy, of a part or a whole object, fails with its code and writes nothing."""
     for is_part, source, options, code in _REFUSED:
-        with pytest.raises(ClientError) as caught:
+        with pytest.raises(ClientError, match=rf"\({code}\)"):
             (_copy_part if is_part else _copy)(copier, source, **options)
-
-        assert caught.value.response["Error"]["Code"] == code, (source, options)
         assert not (copied / "to").exists()
 
 
@@ -434,9 +430,8 @@ def test_inner_chunks_have_the_time_of_their_shard(copier: Any, copied: Path) ->
 
     assert modified_s() == 10**9
     for condition, code in (("IfModifiedSince", "304"), ("IfUnmodifiedSince", "412")):
-        with pytest.raises(ClientError) as caught:
+        with pytest.raises(ClientError, match=rf"\({code}\)"):
             copier.head_object(Bucket="data", Key=key, **{condition: 10**9 - (code == "412")})
-        assert caught.value.response["Error"]["Code"] == code
     copier.put_object(Bucket="data", Key="array/c/0", Body=b"zz")
 
     assert abs(modified_s() - (copied / "array/c/0").stat().st_mtime) <= 1

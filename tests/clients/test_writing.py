@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -16,16 +15,7 @@ import zarr
 from shardgate.settings import CacheSettings, Settings
 from tests.clients.arrays import BY_NAME
 from tests.clients.filling import CLIENTS, fill, over_obstore, values
-from tests.clients.services import (
-    Files,
-    Taker,
-    chunks_in,
-    lay_out,
-    mixed,
-    s3_kvstore,
-    stored_in,
-    taking_into_folder,
-)
+from tests.clients.services import Taker, chunks_in, lay_out, mixed, s3_kvstore, taking_into_folder
 from tests.clients.test_reading import BEYOND
 from tests.clients.writing import (
     Case,
@@ -40,7 +30,8 @@ from tests.clients.writing import (
 from tests.support.files import read_files
 from tests.support.gateways import forked, of_dataset
 from tests.support.labs import Lab, requested_lab
-from tests.support.seaweedfs import SeaweedFS
+from tests.support.processes import wait_until
+from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import serving
 
 VALUES: Final = counted((16, 16), "u4")
@@ -77,27 +68,19 @@ def test_zarr_python_writes_all_and_parts_of_an_array(taker: Taker, client: Open
 @pytest.mark.parametrize("client", CLIENTS)
 def test_zarr_python_overwrites_an_array(tmp_path: Path, client: str, named: str) -> None:
     """zarr-python overwrites a sharded array by arrays of formats 3, 2 and 3 at once."""
-    old = zarr.create_array(
-        tmp_path / "a", shape=(16, 16), shards=(8, 8), chunks=(4, 4), dtype="u4"
-    )
-    old[...] = VALUES
+    zarr.create_array(tmp_path / "a", data=VALUES, shards=(8, 8), chunks=(4, 4))
     with taking_into_folder(tmp_path, format=named) as taker:
         store = CLIENTS[client](taker.url, "a")
         same(zarr.open_array(store, mode="r")[...], VALUES)
         versions: tuple[Literal[2, 3], ...] = (3, 2, 3)
         for least, zarr_format in enumerate(versions):
-            new = zarr.create_array(
-                store,
-                shape=(16, 16),
-                chunks=(8, 8),
-                dtype="u4",
-                overwrite=True,
-                zarr_format=zarr_format,
+            expected = VALUES + np.uint32(least)
+            zarr.create_array(
+                store, data=expected, chunks=(8, 8), overwrite=True, zarr_format=zarr_format
             )
-            new[...] = VALUES + least
 
-            same(zarr.open_array(store, mode="r")[...], VALUES + least)
-            same(zarr.open_array(taker.folder / "a", mode="r")[...], VALUES + least)
+            same(zarr.open_array(store, mode="r")[...], expected)
+            same(zarr.open_array(taker.folder / "a", mode="r")[...], expected)
 
 
 def test_zarr_python_changes_attributes_and_shape(taker: Taker, client: Open) -> None:
@@ -123,10 +106,8 @@ def test_zarr_python_changes_attributes_and_shape(taker: Taker, client: Open) ->
 def test_overwriting_by_an_array_of_fewer_dimensions_succeeds(taker: Taker, client: Open) -> None:
     """zarr-python and xarray overwrite an array by one of fewer dimensions."""
     for ndim in (3, 2, 1):
-        array = zarr.create_array(
-            client("new"), shape=(4,) * ndim, chunks=(2,) * ndim, dtype="u1", overwrite=True
-        )
-        array[...] = ndim
+        filled = np.full((4,) * ndim, ndim, "u1")
+        zarr.create_array(client("new"), data=filled, chunks=(2,) * ndim, overwrite=True)
         dataset = xarray.Dataset({"v": (list("zyx"[:ndim]), np.full((4,) * ndim, ndim))})
         with quiet():
             encoding = {"v": {"chunks": (2,) * ndim}}
@@ -142,17 +123,11 @@ def test_consolidated_metadata_is_stored_with_shards(taker: Taker, client: Open)
     zarr.create_group(client(""))
     with quiet():
         zarr.consolidate_metadata(client(""))
-    served, stored = (
-        _open_consolidated(store).metadata.consolidated_metadata
-        for store in (client(""), taker.folder)
-    )
+    opened: list[Any] = [zarr.open_consolidated(store) for store in (client(""), taker.folder)]
+    served, stored = (group.metadata.consolidated_metadata for group in opened)
 
     assert served.metadata["array"].chunk_grid.chunk_shape == (4, 4)
     assert stored.metadata["array"].chunk_grid.chunk_shape == (8, 8)
-
-
-def _open_consolidated(store: Any) -> Any:
-    return zarr.open_consolidated(store)
 
 
 def test_creation_of_a_sharded_array_is_refused(taker: Taker, client: Open) -> None:
@@ -281,8 +256,7 @@ class Pair(NamedTuple):
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), "seaweedfs"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
     """Store a sharded array of ones, and run two services before it."""
-    array = zarr.create_array(tmp_path / "array", shape=(8,), shards=(8,), chunks=(2,), dtype="u1")
-    array[:] = 1
+    zarr.create_array(tmp_path / "array", data=np.ones(8, "u1"), shards=(8,), chunks=(2,))
     seaweedfs: SeaweedFS | None = None
     if request.param == "seaweedfs":
         seaweedfs = request.getfixturevalue("seaweedfs")
@@ -324,10 +298,7 @@ def test_alternating_writes_through_two_services_are_kept(pair: Pair) -> None:
 
 def read_in_time(url: str, expected: list[int]) -> None:
     """Read until all values are as expected, at most for the TTL and the tolerance."""
-    deadline = time.monotonic() + TTL_S + LATE_S
-    while opened(url)[:].tolist() != expected:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: opened(url)[:].tolist() == expected, TTL_S + LATE_S)
 
 
 ONLY_TENSORSTORE: Final = ("transpose/outer_", "transpose/both", "nested/transposes_everywhere")
@@ -391,7 +362,7 @@ def other_values(values: Values) -> Values:
     return np.roll(values.reshape(-1), 1).reshape(values.shape)
 
 
-def chunks_of(case: Case, twin: Path, values: Values) -> Files:
+def chunks_of(case: Case, twin: Path, values: Values) -> dict[str, bytes]:
     """Write *values* without shards by the case's writer; return the chunks."""
     with quiet():
         open_twin(case, twin)[...] = values

@@ -118,15 +118,9 @@ def write(case: Case, path: Path) -> None:
 
 def by_zarr(case: Case, path: Path) -> None:
     """Write with zarr-python."""
-    _create(
-        case,
-        path,
-        dtype=case.data_type or case.values.dtype,
-        codecs=case.codecs,
-        chunk_key_encoding=case.key_encoding,
-        dimension_names=case.dimension_names,
-        zarr_format=3,
-    )
+    options = {"codecs": case.codecs, "chunk_key_encoding": case.key_encoding, "zarr_format": 3}
+    dtype, names = case.data_type or case.values.dtype, case.dimension_names
+    _create(case, path, dtype=dtype, dimension_names=names, **options)
 
 
 def by_zarr_v2(case: Case, path: Path) -> None:

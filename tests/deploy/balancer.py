@@ -1,6 +1,7 @@
 """Debian's nginx with the configuration from `deploy/`, and replicas that record requests."""
 
 import getpass
+import http.client
 import json
 import os
 import shutil
@@ -9,20 +10,19 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import boto3
 import httpx
 import trustme
-from botocore.config import Config
 
+from tests.clients.filling import open_boto3
 from tests.storage.listening import Handler, Listener
 from tests.support.lacking import need
-from tests.support.processes import free_ports, listening, listens
+from tests.support.processes import free_ports, listening, listens, wait_until
 
 _CONFIGURATION: Final = Path(__file__).parents[2] / "deploy/nginx"
 TOKEN: Final = "c2VjcmV0LXRva2Vu"
@@ -65,17 +65,20 @@ class Balancer:
         ):
             yield connection
 
+    def send(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> http.client.HTTPResponse:
+        """Send a request for *target* verbatim, and return the response that was read."""
+        with closing(http.client.HTTPSConnection(self.host, context=self.tls())) as connection:
+            connection.request(method, target, body, dict(headers))
+            answer = connection.getresponse()
+            answer.read()
+            return answer
+
     def s3_client(self) -> Any:
         """Return a boto3 client of nginx."""
-        return boto3.client(
-            "s3",
-            endpoint_url=self.url,
-            verify=str(self.ca_file),
-            region_name="us-east-1",
-            aws_access_key_id="any",
-            aws_secret_access_key="any",
-            config=Config(s3={"addressing_style": "path"}),
-        )
+        by_path = {"addressing_style": "path"}
+        return open_boto3(self.url, verify=str(self.ca_file), s3=by_path)
 
     @property
     def output(self) -> str:
@@ -104,19 +107,14 @@ class Balancer:
         before = self._workers()
         write_replicas(self.folder, urls)
         self._process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + _LONGEST_S
-        while not (now := self._workers()) or now & before:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: self._workers() and not self._workers() & before)
         self.wait()
 
     def wait(self) -> None:
         """Wait until nginx listens and has workers; before that, a signal would end it."""
-        deadline = time.monotonic() + _LONGEST_S
-        while not (self._workers() and listens(self.port)):
-            assert self._process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        has_ended = self._process.poll
+        wait_until(lambda: has_ended() is not None or (self._workers() and listens(self.port)))
+        assert has_ended() is None
 
     def _workers(self) -> set[str]:
         pid = self._process.pid

@@ -16,7 +16,6 @@ import kubernetes_validate
 import numpy as np
 import pytest
 import trustme
-import yaml
 import zarr
 
 from shardgate.configuration import load
@@ -30,14 +29,13 @@ from tests.deploy.programs import (
     GATEWAY,
     KUBERNETES,
     NGINX_VERSION,
-    ROOT,
     Chart,
     Rendered,
     helm,
     new_nginx,
 )
 from tests.support.gateways import forked, of_dataset
-from tests.support.processes import free_ports, listening
+from tests.support.processes import free_ports, listening, wait_until
 
 README = (CHART / "README.md").read_text("utf-8")
 HOSTS = "SHARDGATE_SERVER__HOSTS"
@@ -81,13 +79,6 @@ def test_chart_passes_the_linter_of_helm(chart: Chart, values: tuple[str, ...]) 
     done = chart.run("lint", "--strict", str(CHART), *values)
 
     assert done.returncode == 0, done.stdout
-
-
-def test_app_version_of_the_chart_is_the_version_of_the_project() -> None:
-    """The chart's appVersion, its default image tag, is the version of the project."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == project["version"]
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -450,11 +441,9 @@ class Balanced(NamedTuple):
 @pytest.fixture
 def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanced]:
     """Run three gateways, a DNS server that lists them, and nginx as the chart configures it."""
-    made = zarr.create_array(
-        tmp_path / "data", shape=(SHARDS * CHUNKS,), shards=(CHUNKS,), chunks=(1,), dtype="u1",
-        compressors=None, fill_value=255,
-    )  # fmt: skip
-    made[:] = np.arange(SHARDS * CHUNKS, dtype="u1")
+    options: Any = {"shards": (CHUNKS,), "chunks": (1,), "compressors": None, "fill_value": 255}
+    values = np.arange(SHARDS * CHUNKS, dtype="u1")
+    zarr.create_array(tmp_path / "data", data=values, **options)
     with ExitStack() as stack:
         environ = of_dataset(str(tmp_path / "data"))
         gateways = [stack.enter_context(forked(environ)) for _ in range(REPLICAS)]
@@ -469,10 +458,7 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanc
         started = listening(command(new_nginx(request), tmp_path), port, tmp_path / "output")
         nginx = Balancer(tmp_path, port, stack.enter_context(started))
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}"))
-        deadline = time.monotonic() + LONGEST_S
-        while not client.get("/data/zarr.json").is_success:  # it has not found the gateways yet
-            assert time.monotonic() < deadline, nginx.output
-            time.sleep(0.05)
+        wait_until(lambda: client.get("/data/zarr.json").is_success)  # it finds the gateways late
         yield Balanced(names, nginx, client)
 
 

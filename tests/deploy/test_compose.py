@@ -222,17 +222,9 @@ def test_nginx_follows_changed_addresses_of_gateways(composed: Composed) -> None
     """Changed addresses of gateways are resolved by nginx without a reload."""
     for address, status in (("127.0.0.2", b"503"), ("127.0.0.1", b"200")):
         composed.names.address = address
+        options = ("-H", "cache-control: no-cache", "-o", "/dev/null", "-w", "%{http_code}")
         deadline = time.monotonic() + LONGEST_S
-        asked = (
-            "/cells/info",
-            "-H",
-            "cache-control: no-cache",
-            "-o",
-            "/dev/null",
-            "-w",
-            "%{http_code}",
-        )
-        while (told := curl(composed, *asked).stdout) != status:
+        while (told := curl(composed, "/cells/info", *options).stdout) != status:
             assert time.monotonic() < deadline, told
 
 

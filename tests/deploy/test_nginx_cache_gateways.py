@@ -73,9 +73,8 @@ def settings(root: Path) -> Settings:
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
     """Start the installed nginx, or that of the images, before two gateways."""
     root: Path = tmp_path_factory.mktemp("root")
-    zarr.create_array(
-        root / "array", shape=(64,), shards=(32,), chunks=(8,), dtype="u1", compressors=None
-    )[...] = np.arange(1, 65, dtype="u1")
+    values = np.arange(1, 65, dtype="u1")
+    zarr.create_array(root / "array", data=values, shards=(32,), chunks=(8,), compressors=None)
     folder: Path = tmp_path_factory.mktemp("nginx")
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(settings(root))) for _ in range(2)]

@@ -24,7 +24,7 @@ import zarr
 from zarr.storage import FsspecStore
 
 from tests.benchmarks.data import chunk_key, many_keys, write_many_shards
-from tests.clients.precomputed.volumes import Scale, Volume, by_tensorstore, sharding
+from tests.clients.precomputed.volumes import Scale, sharding, write_scale
 from tests.deploy.balancer import TOKEN, Balancer, balancing
 from tests.support.crowds import Step, impossible, play
 from tests.support.gateways import Environ, Gateway, forked, of_dataset
@@ -35,13 +35,7 @@ from tests.support.seaweedfs import SeaweedFS
 SHAPE: Final = (64, 64)
 SHARD: Final = 16
 CHUNK: Final = 4
-ARRAY: Final[dict[str, Any]] = {
-    "shape": SHAPE,
-    "shards": (SHARD, SHARD),
-    "chunks": (CHUNK, CHUNK),
-    "dtype": "u1",
-    "compressors": None,
-}
+ARRAY: Final[dict[str, Any]] = {"shards": (SHARD,) * 2, "chunks": (CHUNK,) * 2, "compressors": None}
 MANY: Final = (4, 4, 4)
 """Shards of the array ``many`` in each dimension; each index has 512 KiB."""
 
@@ -49,7 +43,7 @@ MANY: Final = (4, 4, 4)
 def write_containers(root: Path) -> None:
     """Write ``array``, ``many``, ``volume``, and ``array`` in ``repository``."""
     values = np.random.default_rng(7).integers(1, 256, SHAPE, dtype="u1")
-    zarr.create_array(root / "array", **ARRAY)[...] = values
+    zarr.create_array(root / "array", data=values, **ARRAY)
     write_many_shards(root / "many", MANY)
     _write_volume(root / "volume")
     _write_repository(root / "repository", values)
@@ -58,14 +52,13 @@ def write_containers(root: Path) -> None:
 def _write_volume(path: Path) -> None:
     how = sharding((2, 1, 3), index="gzip", data="gzip")
     values = np.random.default_rng(8).integers(0, 256, (32, 32, 32, 1), dtype="u1")
-    scale = Scale(values, how, chunk=(8, 8, 8), resolution=(1, 1, 1))
-    by_tensorstore(Volume("", by_tensorstore, [scale]), path, sharded=True)
+    write_scale(Scale(values, how, chunk=(8, 8, 8), resolution=(1, 1, 1)), path)
 
 
 def _write_repository(path: Path, values: Any) -> None:
     storage = icechunk.local_filesystem_storage(str(path))
     session = icechunk.Repository.create(storage).writable_session("main")
-    zarr.create_array(session.store, name="array", **ARRAY)[...] = values
+    zarr.create_array(session.store, name="array", data=values, **ARRAY)
     session.commit("written")
 
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from pydantic import ByteSize
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.attacks.raw import connect
@@ -17,7 +16,7 @@ from tests.support.serving import client_of
 MAX = 100_000
 CHUNKS = {key: chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/1/1"])}
 NEW = chunk_bytes(9)
-LIMITS = LimitSettings(max_chunk_bytes=ByteSize(MAX), timeout_s=1)
+LIMITS = LimitSettings(max_chunk_bytes=MAX, timeout_s=1)
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from pydantic import ByteSize
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
+from tests.http.s3.test_multipart import complete, create, put
 from tests.http.test_gzip import Got, ask
 from tests.support.serving import client_of
 from tests.support.zipped import ENCODERS, encoded
@@ -31,7 +31,7 @@ def client() -> Generator[httpx.Client]:
         "raw": DatasetSettings(url=root, view="raw", writable=True),
         "em": DatasetSettings(url=root, writable=True),
     }
-    limits = LimitSettings(decoded_bytes=ByteSize(MOST), metadata_bytes=ByteSize(MOST_METADATA))
+    limits = LimitSettings(decoded_bytes=MOST, metadata_bytes=MOST_METADATA)
     with client_of(Settings(datasets=datasets, limits=limits)) as opened:
         yield opened
 
@@ -77,13 +77,10 @@ def test_s3_client_gets_the_stored_bytes(client: httpx.Client, coding: str) -> N
     """An S3 client gets the listed size and ETag, and ranges of stored bytes."""
     key, data = f"s3/{coding}", encoded(coding, PLAIN) if coding in CODINGS else b"any bytes"
     etag = store(client, key, coding, data)
+    ranged = {"range": "bytes=1-4", "if_match": etag}
     got, head, part = (
         ask(client, f"/em/{key}", method, accept_encoding="identity", **S3, **more)
-        for method, more in (
-            ("GET", {}),
-            ("HEAD", {}),
-            ("GET", {"range": "bytes=1-4", "if_match": etag}),
-        )
+        for method, more in (("GET", {}), ("HEAD", {}), ("GET", ranged))
     )
     listing = client.get("/em?list-type=2", params={"prefix": key}).text
 
@@ -197,15 +194,11 @@ def _copy(client: httpx.Client, source: str, key: str, **headers: str) -> None:
 
 
 def _upload_copy(client: httpx.Client, source: str, key: str, coding: str) -> None:
-    begun = client.post(f"/em/{key}?uploads", headers={"content-encoding": coding, **S3})
-    upload = re.findall("<UploadId>(.*)</UploadId>", begun.text)[0]
-    told = {"x-amz-copy-source": f"em/{source}", **S3}
-    part = client.put(f"/em/{key}?partNumber=1&uploadId={upload}", headers=told)
+    upload = create(client, f"/em/{key}", {"content-encoding": coding, **S3})
+    source_header = {"x-amz-copy-source": f"em/{source}"}
+    part = put(client, f"/em/{key}", upload, 1, b"", **source_header)
     etag = re.findall("<ETag>(.*)</ETag>", part.text)[0]
-    named = f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>"
-    body = f"<CompleteMultipartUpload>{named}</CompleteMultipartUpload>"
-    done = client.post(f"/em/{key}?uploadId={upload}", content=body, headers=S3)
-    assert done.status_code == 200
+    assert complete(client, f"/em/{key}", upload, (1, etag)).status_code == 200
 
 
 @pytest.mark.parametrize("coding", CODINGS)

@@ -59,34 +59,6 @@ def test_write_of_another_origin_is_refused(client: httpx.Client, origin: str) -
         assert get(client, "/any/k") == body
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/any/page.html", 200),
-        ("HEAD", "/any/page.html", 200),
-        ("GET", "/any/", 200),
-        ("GET", "/any?list-type=2", 200),
-        ("GET", "/any?list-type=2&max-keys=x", 400),
-        ("GET", "/any/none", 404),
-        ("PATCH", "/any/k", 405),
-        ("OPTIONS", "/any/k", 204),
-        ("GET", "/_shard/any/k", 204),
-        ("GET", "/", 200),
-        ("GET", "/docs", 200),
-        ("GET", "/api/none", 404),
-    ],
-)
-def test_responses_forbid_content_sniffing(
-    client: httpx.Client, method: str, path: str, status: int
-) -> None:
-    """Every response has `X-Content-Type-Options: nosniff`."""
-    client.put("/any/page.html", content=b"<script>")
-    answer = client.request(method, path)
-
-    assert answer.status_code == status
-    assert answer.headers["x-content-type-options"] == "nosniff"
-
-
 @pytest.mark.parametrize("name", ["page.html", "picture.svg", "page.xhtml", "data.xml", "k"])
 def test_stored_pages_are_sandboxed(client: httpx.Client, name: str) -> None:
     """Responses for objects have a sandbox policy and no type that browsers run.

@@ -11,7 +11,6 @@ from typing import Final
 
 import httpx
 import pytest
-from pydantic import ByteSize
 
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed.case import (
@@ -90,11 +89,9 @@ class Service:
 @contextmanager
 def _serving(chunk_bytes: int) -> Generator[Service]:
     with FaultyServer().running() as faulty:
-        limits = LimitSettings(
-            timeout_s=LONGEST_S, stream_bytes=ByteSize(2000), decoded_bytes=ByteSize(2**16)
-        )
+        limits = LimitSettings(timeout_s=LONGEST_S, stream_bytes=2000, decoded_bytes=2**16)
         settings = Settings(
-            cache=CacheSettings(chunk_bytes=ByteSize(chunk_bytes)),
+            cache=CacheSettings(chunk_bytes=chunk_bytes),
             limits=limits,
             datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket/em")},
         )
@@ -135,15 +132,10 @@ PART = {"range": "bytes=3-9"}
             ({"accept_encoding": accepted}, CHUNK, 0)
             for accepted in ("identity", "br", "gzip;q=0", "*;q=0", "deflate, br")
         ),
-        *(
-            (GZIP | {"range": f"bytes={asked}"}, CHUNK[start:stop], start)
-            for asked, start, stop in (
-                ("3-9", 3, 10),
-                ("-4", 376, 380),
-                ("370-", 370, 380),
-                ("0-999", 0, 380),
-            )
-        ),
+        (GZIP | {"range": "bytes=3-9"}, CHUNK[3:10], 3),
+        (GZIP | {"range": "bytes=-4"}, CHUNK[376:], 376),
+        (GZIP | {"range": "bytes=370-"}, CHUNK[370:], 370),
+        (GZIP | {"range": "bytes=0-999"}, CHUNK, 0),
     ],
 )
 def test_gzip_chunk_is_sent_by_accept_encoding(

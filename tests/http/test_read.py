@@ -10,7 +10,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ByteSize
 
 from shardgate.formats.listing import Name
 from shardgate.http.read import MOST_LINKS, listing_page
@@ -128,7 +127,7 @@ def test_write_to_a_damaged_shard_is_refused(
 def test_missing_metadata_is_unavailable(tmp_path: Path, shard: Path) -> None:
     """While an array's metadata are missing that were read before, its chunks are 503."""
     datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}
-    settings = Settings(datasets=datasets, cache=CacheSettings(index_bytes=ByteSize(0)))
+    settings = Settings(datasets=datasets, cache=CacheSettings(index_bytes=0))
     before = shard.read_bytes()
     with client_of(settings) as client:
         for method, path in (

@@ -1,26 +1,14 @@
 """`shardgate.http.shard_affinity`: keys that belong to one replica."""
 
 from collections.abc import Generator
-from typing import NoReturn
 
 import httpx
 import pytest
 import zarr
 
-from shardgate.errors import StorageUnavailableError
 from shardgate.http.shard_affinity import PREFIX
-from shardgate.model import ObjectRef
-from shardgate.settings import DatasetSettings, Settings
-from shardgate.storage.memory import MemoryStore
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.support.serving import client_of
-
-
-class Unreachable(MemoryStore):
-    """A store that fails at once."""
-
-    async def get(self, ref: ObjectRef, *_: object, **__: object) -> NoReturn:
-        """Fail."""
-        raise StorageUnavailableError(ref, "nobody answers")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +28,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 def name(client: httpx.Client, path: str, method: str = "GET") -> str | None:
     """Return the `X-Shard` of *path*."""
     answer = client.request(method, PREFIX.decode() + path)
-    assert answer.status_code == 204
+    assert (answer.status_code, answer.headers["x-content-type-options"]) == (204, "nosniff")
     found: str | None = answer.headers.get("x-shard")
     return found
 
@@ -102,8 +90,9 @@ def test_keys_of_a_session_share_one_name(client: httpx.Client) -> None:
 
 def test_unreachable_store_has_stable_names() -> None:
     """If the store is unreachable each key has its own X-Shard, the same for each request."""
-    datasets = {"em": DatasetSettings(url="memory://lost")}
-    with client_of(Settings(datasets=datasets), wrap=lambda _: Unreachable()) as client:
+    datasets = {"em": DatasetSettings(url="http://127.0.0.1:9/lost")}
+    limits = LimitSettings(deadline_s=0.1)
+    with client_of(Settings(datasets=datasets, limits=limits)) as client:
         names = [name(client, f"em/c/0/{number}") for number in (0, 1, 0)]
 
     assert names[0] == names[2] != names[1]

@@ -468,7 +468,7 @@ async def test_chunks_of_one_shard_have_one_name(case: Case) -> None:
         layout, rest, _ = await containers.search(ROOT, VirtualKey(key), watched)
         return layout, rest
 
-    containers = Containers(known_formats(whole_index_nbytes=0))
+    containers = Containers(known_formats(whole_index_bytes=0))
     names = {}
     for key in (*case.chunks, *case.absent, *filter(case.is_metadata, objects)):
         layout, rest = await find(key)

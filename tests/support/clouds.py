@@ -4,10 +4,8 @@ import base64
 import hashlib
 import hmac
 import importlib.util
-import json
 import os
 import platform
-import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -17,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
-from tests.support.lacking import lack
+from tests.support.lacking import lack, need
 from tests.support.processes import free_ports, listening
 
 AZURITE: Final = Path(__file__).parents[1] / "clients/js/node_modules/azurite/dist/src/blob/main.js"
@@ -30,29 +28,21 @@ class FakeGcs:
     def __init__(self, port: int, client: httpx.Client) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._client = client
-        body = json.dumps({"name": _BUCKET}).encode()
-        self._send("POST", "/storage/v1/b?project=test", body, "application/json")
+        url = f"{self.url}/storage/v1/b?project=test"
+        client.post(url, json={"name": _BUCKET}).raise_for_status()
 
     def put(self, key: str, data: bytes, *, coding: str = "") -> None:
         """Store *data*."""
         query = f"uploadType=media&name={quote(key, safe='')}"
         query += f"&contentEncoding={coding}" if coding else ""
-        self._send("POST", f"/upload/storage/v1/b/{_BUCKET}/o?{query}", data)
+        url = f"{self.url}/upload/storage/v1/b/{_BUCKET}/o?{query}"
+        headers = {"Content-Type": "application/octet-stream"}
+        self._client.post(url, content=data, headers=headers).raise_for_status()
 
     def delete(self, key: str) -> None:
         """Remove an object."""
-        self._send("DELETE", f"/storage/v1/b/{_BUCKET}/o/{quote(key, safe='')}", None)
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        content_type: str = "application/octet-stream",
-    ) -> None:
-        headers = {"Content-Type": content_type}
-        answer = self._client.request(method, self.url + path, content=body, headers=headers)
-        answer.raise_for_status()
+        url = f"{self.url}/storage/v1/b/{_BUCKET}/o/{quote(key, safe='')}"
+        self._client.delete(url).raise_for_status()
 
 
 class Azurite:
@@ -118,14 +108,11 @@ def running_fake_gcs() -> Generator[FakeGcs]:
 @contextmanager
 def running_azurite() -> Generator[Azurite]:
     """Run Azurite, which keeps blobs in memory, or skip the test."""
-    node = shutil.which("node")
-    if node is None:
-        lack("node is not installed")
+    node = need("node")
     if not AZURITE.exists():
         lack("azurite is not installed: npm install --prefix tests/clients/js")
     (port,) = free_ports(1)
     command = [node, str(AZURITE), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
-    command += ["--skipApiVersionCheck"]
-    command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    command += ["--skipApiVersionCheck", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     with listening(command, port, Path(os.devnull)), httpx.Client() as client:
         yield Azurite(port, client)

@@ -18,20 +18,14 @@ ONES: Final = bytes((1, 1, 1, 1))
 
 def put_array(path: str, *shape: int, **more: Any) -> dict[str, Any]:
     """Return a change that adds an array."""
-    return {
-        "op": "put_node",
-        "path": path,
-        "metadata": array_document(shape, (2,) * len(shape), **more),
-    }
+    metadata = array_document(shape, (2,) * len(shape), **more)
+    return {"op": "put_node", "path": path, "metadata": metadata}
 
 
 def put_group(path: str, **attributes: Any) -> dict[str, Any]:
     """Return a change that adds a group."""
-    return {
-        "op": "put_node",
-        "path": path,
-        "metadata": json.loads(GROUP) | {"attributes": attributes},
-    }
+    metadata = json.loads(GROUP) | {"attributes": attributes}
+    return {"op": "put_node", "path": path, "metadata": metadata}
 
 
 def put_chunks(path: str, chunk_id: str, *coords: list[int], length: int = 4) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,10 +13,10 @@ from urllib.parse import urljoin
 
 from tests.support.commands import start
 from tests.support.processes import environ as clean_environ
+from tests.support.processes import wait_until
 from tests.support.seaweedfs import SeaweedFS
 
 _COMMAND: Final = [sys.executable, "-m", "shardgate", "serve"]
-_STOPPED_S: Final = 30
 _STDERR: Final = 2
 type Environ = Mapping[str, str]
 
@@ -46,10 +45,7 @@ class Gateway:
     def stop(self) -> None:
         """Stop the process, and wait until all its threads have."""
         self._signal(signal.SIGSTOP)
-        deadline = time.monotonic() + _STOPPED_S
-        while not self._is_stopped():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(self._is_stopped)
 
     def go_on(self) -> None:
         """Continue a stopped process."""

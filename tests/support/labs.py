@@ -51,21 +51,16 @@ class Lab:
     def new_array(self, shape: Shape = SMALL, chunks: Mapping[int, bytes] | None = None) -> str:
         """Create an array with *chunks* and no others, and return its name."""
         name = f"a{next(_numbers)}"
-        length = shape.chunk_length
-        array = zarr.create_array(
+        values = np.zeros((shape.chunks, shape.chunk_length), "<u8")
+        for at, data in (chunks or {}).items():
+            values[at] = np.frombuffer(data, "<u8")
+        zarr.create_array(
             self.folder / name,
-            shape=(shape.chunks * length,),
-            chunks=(length,),
-            shards=(shape.chunks * length // shape.shards,),
-            dtype="uint64",
+            data=values.reshape(-1),
+            chunks=(shape.chunk_length,),
+            shards=(values.size // shape.shards,),
             compressors=None,
-            fill_value=0,
         )
-        if chunks:
-            values = np.zeros((shape.chunks, length), "<u8")
-            for at, data in chunks.items():
-                values[at] = np.frombuffer(data, "<u8")
-            array[:] = values.reshape(-1)
         if self.seaweedfs is not None:
             self.seaweedfs.upload_folder(self.folder / name, f"{self.folder.name}/{name}")
         return name

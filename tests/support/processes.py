@@ -21,6 +21,14 @@ def environ(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)} | more
 
 
+def wait_until(is_true: Callable[[], object], longest_s: float = _START_S) -> None:
+    """Wait until *is_true* returns something true, and fail after *longest_s*."""
+    deadline = time.monotonic() + longest_s
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def listens(port: int) -> bool:
     """Return whether a server listens on *port*."""
     with socket.socket() as probe:

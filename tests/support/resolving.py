@@ -53,16 +53,11 @@ async def gather(body: Body) -> bytes:
 
 
 def known_formats(
-    *, metadata_nbytes: int = 2**20, whole_index_nbytes: int = 2**20, decoded_nbytes: int = 2**20
+    *, whole_index_bytes: int = 2**20, decoded_bytes: int = 2**20
 ) -> tuple[Format, ...]:
     """Return the formats that the service looks for."""
-    limits = LimitSettings.model_validate(
-        {
-            "metadata_bytes": metadata_nbytes,
-            "whole_index_bytes": whole_index_nbytes,
-            "decoded_bytes": decoded_nbytes,
-        }
-    )
+    sizes = {"whole_index_bytes": whole_index_bytes, "decoded_bytes": decoded_bytes}
+    limits = LimitSettings.model_validate({"metadata_bytes": 2**20} | sizes)
     return tuple(configured_formats(DatasetSettings(url="memory://data"), limits))
 
 
@@ -97,8 +92,7 @@ def reading(
         decoded_bytes=decoded_bytes,
         clock=clock,
     )
-    known = formats or known_formats(
-        whole_index_nbytes=whole_index_nbytes, decoded_nbytes=decoded_bytes
-    )
+    sizes = {"whole_index_bytes": whole_index_nbytes, "decoded_bytes": decoded_bytes}
+    known = formats or known_formats(**sizes)
     dataset = Dataset("data", root, Containers(known), "auto")
     return Reading(resolver, fetch, chunks, budget, dataset)

@@ -7,13 +7,12 @@ from itertools import batched
 from pathlib import Path
 from typing import Any, Final, cast
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
-from shardgate.settings import StoreSettings
+from shardgate.settings import DatasetSettings, StoreSettings
+from tests.clients.filling import open_boto3, open_obstore
 from tests.support.processes import free_ports, store_process
 
 _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")
@@ -29,23 +28,15 @@ class SeaweedFS:
     def __init__(self, port: int, bucket: str) -> None:
         self.endpoint_url = f"http://127.0.0.1:{port}"
         self.bucket = bucket
-        self.client = cast(
-            Any,
-            boto3.client(
-                "s3",
-                endpoint_url=self.endpoint_url,
-                region_name=self.region,
-                aws_access_key_id=self.access_key_id,
-                aws_secret_access_key=self.secret_access_key,
-                config=Config(
-                    connect_timeout=5,
-                    read_timeout=60,
-                    retries={"total_max_attempts": 1},
-                    s3={"addressing_style": "path"},
-                    request_checksum_calculation="when_required",
-                    response_checksum_validation="when_required",
-                ),
-            ),
+        self.client = open_boto3(
+            self.endpoint_url,
+            self.access_key_id,
+            self.secret_access_key,
+            connect_timeout=5,
+            read_timeout=60,
+            s3={"addressing_style": "path"},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
         )
 
     @property
@@ -96,15 +87,8 @@ class SeaweedFS:
 
     def store(self, prefix: str) -> S3Store:
         """Return obstore's client of the objects below *prefix*."""
-        return S3Store(
-            self.bucket,
-            prefix=prefix or None,
-            endpoint=self.endpoint_url,
-            region=self.region,
-            access_key_id=self.access_key_id,
-            secret_access_key=self.secret_access_key,
-            client_options={"allow_http": True},
-        )
+        keys = self.access_key_id, self.secret_access_key
+        return open_obstore(self.endpoint_url, self.bucket, prefix or None, *keys)
 
     def close(self) -> None:
         """Close the connections."""
@@ -143,6 +127,16 @@ def running(
                 yield server
         finally:
             remove_sockets(listening)
+
+
+def stored_in(
+    folder: Path, seaweedfs: SeaweedFS | None, prefix: str, **dataset: Any
+) -> tuple[dict[str, StoreSettings], DatasetSettings]:
+    """Configure a dataset in *folder*, or below *prefix* of SeaweedFS if that is given."""
+    if seaweedfs is None:
+        return {}, DatasetSettings(url=str(folder), **dataset)
+    url = f"s3://{seaweedfs.bucket}/{prefix}"
+    return {"lab": seaweedfs.settings}, DatasetSettings(url=url, store="lab", **dataset)
 
 
 def own_ports(folder: Path) -> tuple[int, list[str]]:

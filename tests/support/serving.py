@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -16,8 +15,8 @@ from shardgate.main import create_app
 from shardgate.server import configure
 from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
+from tests.support.processes import wait_until
 
-_START_S: Final = 60.0
 _STOP_S: Final = 10
 _TICK_S: Final = 0.1
 _LEAVING_S: Final = 0.002
@@ -79,7 +78,8 @@ def serving(
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            _wait_until_started(server, thread)
+            wait_until(lambda: server.started or not thread.is_alive())
+            assert server.started, "the server does not start; its reason is in the log"
             yield f"http://127.0.0.1:{port}"
         finally:
             server.stop()
@@ -93,11 +93,3 @@ def client_of(settings: Settings, **options: Any) -> Generator[httpx.Client]:
     """Run the service with *settings*, and open a client of it."""
     with serving(settings, **options) as url, httpx.Client(base_url=url, timeout=60) as opened:
         yield opened
-
-
-def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
-    deadline = time.monotonic() + _START_S
-    while not server.started:
-        if not thread.is_alive() or time.monotonic() > deadline:
-            raise RuntimeError("the server does not start; its reason is in the log")
-        time.sleep(0.005)

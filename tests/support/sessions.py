@@ -11,11 +11,10 @@ import httpx
 import icechunk
 import zarr
 
-from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.filling import CLIENTS
 from tests.formats.zarr.building import array_metadata
-from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import client_of
+from tests.support.writable_repositories import Place
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,13 @@ def listed_keys(client: httpx.Client, dataset: str, prefix: str) -> list[str]:
 
 
 @contextmanager
-def replicas(storage: Any, url: str, seaweedfs: SeaweedFS | None = None) -> Generator[Replicas]:
+def replicas(place: Place) -> Generator[Replicas]:
     """Create a repository with a root group, and run two services in front of it."""
-    repo = icechunk.Repository.create(storage)
+    repo = place.create()
     session = repo.writable_session("main")
     zarr.create_group(session.store)
     session.commit("the root")
-    stores = {} if seaweedfs is None else {"lab": seaweedfs.settings}
-    data = DatasetSettings(url=url, store="lab" if stores else None, writable=True)
-    settings = Settings(stores=stores, datasets={"data": data}, cache=CacheSettings(ttl_s=60))
+    settings = place.settings("data")
     with client_of(settings) as one, client_of(settings) as other:
         yield Replicas((one, other), repo)
 

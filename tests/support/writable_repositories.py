@@ -11,7 +11,7 @@ import httpx
 import icechunk
 
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
-from tests.support.seaweedfs import SeaweedFS
+from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import client_of
 
 
@@ -53,16 +53,12 @@ class Place:
         """Open the repository with the library."""
         return icechunk.Repository.open(self.storage)
 
-    def settings(self, *, writable: bool = True, **more: Any) -> Settings:
-        """Return settings of the dataset ``repo`` there, with a cache of a minute."""
+    def settings(self, name: str = "repo", *, writable: bool = True, **more: Any) -> Settings:
+        """Return settings of the dataset *name* there, with a cache of a minute."""
+        where = self.folder, self.seaweedfs, self.folder.name
+        stores, dataset = stored_in(*where, writable=writable)
         cache = CacheSettings(ttl_s=60)
-        if (server := self.seaweedfs) is None:
-            url = self.folder.resolve().as_uri()
-            datasets = {"repo": DatasetSettings(url=url, writable=writable)}
-            return Settings(datasets=datasets, cache=cache, **more)
-        url = f"s3://{server.bucket}/{self.folder.name}"
-        datasets = {"repo": DatasetSettings(url=url, store="lab", writable=writable)}
-        return Settings(datasets=datasets, stores={"lab": server.settings}, cache=cache, **more)
+        return Settings(stores=stores, datasets={name: dataset}, cache=cache, **more)
 
 
 def new_place(folder: Path, seaweedfs: SeaweedFS | None = None) -> Place:

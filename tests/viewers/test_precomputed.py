@@ -46,6 +46,7 @@ CENTER: Final = (14, 15, 18)
 SECTIONS: Final = sections((EDGE,) * 3, CENTER)
 
 RED, GREEN, YELLOW, MAGENTA, CYAN = "#ff0000", "#00ff00", "#ffff00", "#ff00ff", "#00ffff"
+SHADER: Final = "void main() { setColor(defaultColor()); setLineWidth(%.1f); }"
 SPACE: Final = (slice(340, 585), slice(40, 230))
 """Rows and columns of the view in 3-d, without the writing on it."""
 
@@ -79,12 +80,11 @@ def segments_layer(source: str) -> dict[str, Any]:
 def state(base: str) -> dict[str, Any]:
     """Return a state with two meshes, a skeleton, all lines, and the second selected."""
     segments = f"precomputed://{base}/segments"
-    notes = f"precomputed://{base}/notes"
-    skeletons = {
-        "url": segments,
-        "subsources": {"skeletons": True},
-        "enableDefaultSubsources": False,
-    }
+    notes = {"type": "annotation", "source": f"precomputed://{base}/notes"}
+    linked = {"linkedSegmentationLayer": {"segment": "skeletons"}}
+    related = linked | {"filterBySegmentation": ["segment"]}
+    skeletons: dict[str, Any] = {"url": segments, "subsources": {"skeletons": True}}
+    skeletons |= {"enableDefaultSubsources": False}
     layers = [
         segments_layer(segments),
         {
@@ -95,22 +95,8 @@ def state(base: str) -> dict[str, Any]:
             "segmentColors": {str(BAR): YELLOW},
             "skeletonRendering": {"mode3d": "lines_and_points", "lineWidth3d": 4},
         },
-        {
-            "type": "annotation",
-            "name": "notes",
-            "source": notes,
-            "annotationColor": MAGENTA,
-            "shader": "void main() { setColor(defaultColor()); setLineWidth(3.0); }",
-        },
-        {
-            "type": "annotation",
-            "name": "related",
-            "source": notes,
-            "annotationColor": CYAN,
-            "linkedSegmentationLayer": {"segment": "skeletons"},
-            "filterBySegmentation": ["segment"],
-            "shader": "void main() { setColor(defaultColor()); setLineWidth(9.0); }",
-        },
+        notes | {"name": "notes", "annotationColor": MAGENTA, "shader": SHADER % 3},
+        notes | related | {"name": "related", "annotationColor": CYAN, "shader": SHADER % 9},
     ]
     selected = {"notes": {"annotationId": "2", "annotationSource": 0}}
     selection = {"layers": selected, "visible": True}

@@ -69,10 +69,9 @@ def state(source: str, center: tuple[int, ...] = CENTER) -> dict[str, Any]:
 
 def write(store: Any, values: npt.NDArray[np.uint16]) -> None:
     """Write *values* with and without shards."""
-    options: dict[str, Any] = {"shape": SHAPE, "chunks": INNER, "dtype": "u2", "fill_value": 0}
-    options |= {"dimension_names": AXES, "overwrite": True}
+    options: Any = {"chunks": INNER, "dimension_names": AXES, "overwrite": True}
     for name, layout in LAYOUTS.items():
-        zarr.create_array(store, name=name, **options, **layout)[...] = values
+        zarr.create_array(store, name=name, data=values, **options, **layout)
 
 
 @pytest.fixture(scope="module")

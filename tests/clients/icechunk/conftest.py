@@ -28,11 +28,11 @@ from tests.clients.icechunk.repositories import (
 )
 from tests.clients.precomputed.cases import BY_NAME as VOLUMES
 from tests.clients.precomputed.volumes import write as write_volume
-from tests.clients.services import served_fixtures, stored_in
+from tests.clients.services import served_fixtures
 from tests.clients.writing import quiet, write
 from tests.storage.faulty import FaultyServer, etag
 from tests.support.files import read_files
-from tests.support.seaweedfs import SeaweedFS
+from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import serving
 
 KINDS = ("eventful", "placed", "split", "history")

@@ -106,20 +106,16 @@ def files_of(case: Case, folder: Path) -> dict[str, bytes]:
 
 def _begin(store: Any) -> None:
     root = zarr.create_group(store, attributes={"title": "µ", "consolidated": [1, None]})
-    native = root.create_array("native", shape=(7, 5), chunks=(3, 4), dtype="<i8", compressors=None)
-    native[...] = counted((7, 5), "i8")
-    inline = root.create_array("inline", shape=(7, 5), chunks=(3, 4), dtype="u1", compressors=None)
-    inline[...] = counted((7, 5), "u1")
-    big = root.create_array(
+    root.create_array("native", data=counted((7, 5), "<i8"), chunks=(3, 4), compressors=None)
+    root.create_array("inline", data=counted((7, 5), "u1"), chunks=(3, 4), compressors=None)
+    root.create_array(
         "big",
-        shape=(3, 40),
+        data=counted((3, 40), ">f8"),
         chunks=(2, 8),
-        dtype=">f8",
         dimension_names=["y", None],
         serializer=zarr.codecs.BytesCodec(endian="big"),
         compressors=None,
     )
-    big[...] = counted((3, 40), "f8")
     root.create_array("scalar", shape=(), dtype="f4")[...] = 2.5
     root.create_array("empty", shape=(9, 9), chunks=(2, 2), dtype="i2", fill_value=7)
     root.create_array("no_length", shape=(0, 5), chunks=(2, 2), dtype="i2")
@@ -158,20 +154,11 @@ def write_kinds(store: Any) -> None:
     """Write arrays of two stored chunks, native and inline, sharded and not."""
     root = zarr.create_group(store)
     for name, length in (("native", 100), ("inline", 4)):
-        array = root.create_array(
-            name, shape=(2 * length,), chunks=(length,), dtype="u1", compressors=None
-        )
-        array[...] = counted((2 * length,), "u1")
+        values = counted((2 * length,), "u1")
+        root.create_array(name, data=values, chunks=(length,), compressors=None)
     for name, length in (("sharded", 200), ("small", 4)):
-        array = root.create_array(
-            name,
-            shape=(2 * length,),
-            chunks=(length // 2,),
-            shards=(length,),
-            dtype="u1",
-            compressors=None,
-        )
-        array[...] = 5
+        values, chunks = np.full(2 * length, 5, "u1"), (length // 2,)
+        root.create_array(name, data=values, chunks=chunks, shards=(length,), compressors=None)
 
 
 def write_eventful(folder: Path, version: str, cases: Path) -> None:
@@ -194,7 +181,7 @@ HISTORIES: Final = {
 """Builders of repositories with every kind of operation in their history."""
 
 
-def put_cases(store: Any, folder: Path, names: tuple[str, ...] = SHARDED) -> None:
+def put_cases(store: Any, folder: Path, names: tuple[str, ...]) -> None:
     """Copy arrays written by other libraries into *store*."""
     for name in names:
         put(store, files_of(BY_NAME[name], folder))
@@ -202,15 +189,10 @@ def put_cases(store: Any, folder: Path, names: tuple[str, ...] = SHARDED) -> Non
         zarr.create_group(store, path=name)
 
 
-def set_root(store: Any) -> None:
-    """Create an empty root group."""
-    zarr.create_group(store)
-
-
 def write_placed(folder: Path, version: str, cases: Path, names: tuple[str, ...]) -> None:
     """Write a repository with inline chunks on `main` and native ones on another branch."""
     repo = create(folder, version)
-    commit(repo, "root", set_root)
+    commit(repo, "root", zarr.create_group)
     repo.create_branch("native", repo.lookup_branch("main"))
     commit(_opened(folder, 2**16 - 1), "inline", lambda store: put_cases(store, cases, names))
     commit(_opened(folder, 0), "native", lambda store: put_cases(store, cases, names), "native")

@@ -10,7 +10,6 @@ import httpx
 import icechunk
 import pytest
 import zarr
-from pydantic import ByteSize
 
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.clients.icechunk.repositories import commit, create, migrate, write_kinds
@@ -72,7 +71,7 @@ def serving_copy(
 ) -> Generator[Counted]:
     """Serve a new repository over HTTP with empty caches."""
     dataset = DatasetSettings(url=f"{faulty.url}/bucket/em", format=named, cache_control=BRIEF)
-    cache = CacheSettings(chunk_bytes=ByteSize(0), ttl_s=ttl_s)
+    cache = CacheSettings(chunk_bytes=0, ttl_s=ttl_s)
     repo = create(folder, version)
     commit(repo, "begin", write_kinds)
     repo.create_tag("v 1", repo.lookup_branch("main"))
@@ -105,12 +104,8 @@ def refs_read(version: str) -> list[str]:
 def test_snapshots_and_tags_are_immutable_and_branches_are_not(counted: Counted) -> None:
     """Cache-Control is immutable for snapshots and tags, brief for branches and absent keys."""
     snapshot_id = counted.repo.lookup_branch("main")
-    controls = {
-        f"@{snapshot_id}/": LASTING,
-        "@tag.v%201/": LASTING,
-        "@branch.main/": BRIEF,
-        "": BRIEF,
-    }
+    controls = {f"@{snapshot_id}/": LASTING, "@tag.v%201/": LASTING}
+    controls |= {"@branch.main/": BRIEF, "": BRIEF}
     for path in (*CHUNKS, "native/zarr.json", "zarr.json"):
         for ref, control in controls.items():
             assert counted.ask(f"{ref}{path}").headers["cache-control"] == control

@@ -33,7 +33,7 @@ from tests.clients.icechunk.model import (
     edit_by_library,
 )
 from tests.formats.icechunk.trees import FIRST, MOVES, STEPS, Draft, Edit, Step, Tree, Write, merge
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 INLINE_NBYTES: Final = 8
 NUMBER: Final = st.integers(0, 99)
@@ -268,7 +268,7 @@ class Repository(RuleBasedStateMachine):
         for name, tip in self.branches.items():
             ancestry = list(self.repo.ancestry(branch=name))
             assert [each.id for each in ancestry] == self._ancestors(tip)
-            compare_history(replica, f"@branch.{quoted(name)}", ancestry)
+            compare_history(replica, f"@branch.{quote(name, safe='')}", ancestry)
 
     def _content(self, snapshot_id: str) -> Content:
         """Read a snapshot with the library, once: it does not change."""
@@ -280,7 +280,7 @@ class Repository(RuleBasedStateMachine):
         return self.contents[snapshot_id]
 
     def _refs(self) -> dict[str, str]:
-        branches = {f"@branch.{quoted(at)}": tip for at, tip in self.branches.items()}
+        branches = {f"@branch.{quote(at, safe='')}": tip for at, tip in self.branches.items()}
         others = [each for each in self.commits if each not in self.branches.values()][-2:]
         return branches | {f"@{each}": each for each in others}
 
@@ -293,11 +293,6 @@ def _fitting(draft: Draft) -> list[Edit]:
         for edit in draft.edits
         if not isinstance(edit, Write) or edit.uid not in nodes or nodes[edit.uid].has(edit.coords)
     ]
-
-
-def quoted(name: str) -> str:
-    """Percent-encode the name of a ref."""
-    return quote(name, safe="")
 
 
 def choose[T](items: Sequence[T], number: int) -> T:
@@ -313,13 +308,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
     doubting, trusting = (
         Settings(datasets=datasets, cache=CacheSettings(ttl_s=ttl_s)) for ttl_s in (1e-6, 600)
     )
-    with (
-        serving(doubting) as one,
-        serving(trusting) as other,
-        httpx.Client(base_url=one, timeout=60) as first,
-        httpx.Client(base_url=other, timeout=60) as second,
-    ):
-        yield Lab(folder, (first, second), itertools.count())
+    with client_of(doubting) as one, client_of(trusting) as other:
+        yield Lab(folder, (one, other), itertools.count())
 
 
 @pytest.mark.parametrize(

@@ -32,26 +32,26 @@ from tests.clients.icechunk.repositories import (
     STORABLE,
     VERSIONS,
     commit,
-    set_root,
     spec,
     storage,
     write_placed,
 )
 from tests.clients.precomputed.cases import BY_NAME as VOLUMES
 from tests.clients.precomputed.volumes import read_tensorstore
-from tests.clients.services import connect, from_each_store, from_folder, stored_in
+from tests.clients.services import connect, from_each_store, from_folder
 from tests.clients.test_reading import OPENERS, over_fsspec
 from tests.clients.writing import counted, quiet, same
 from tests.support.files import read_files
+from tests.support.seaweedfs import stored_in
 from tests.support.serving import serving
 from tests.support.writable_repositories import in_seaweedfs
 
 REPOSITORIES: Final = tuple(f"{kind}/{version}" for kind in KINDS for version in VERSIONS)
 
 
-def _everywhere() -> list[Any]:
-    """Return each repository with its store; further combinations are left to soak runs."""
-    return [
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
         pytest.param(
             place,
             name,
@@ -59,10 +59,8 @@ def _everywhere() -> list[Any]:
         )
         for place in ("local", "remote")
         for name in REPOSITORIES
-    ]
-
-
-@pytest.mark.parametrize(("place", "name"), _everywhere())
+    ],
+)
 def test_every_ref_reads_as_by_the_library(
     request: pytest.FixtureRequest, bucket: Path, place: str, name: str
 ) -> None:
@@ -116,7 +114,7 @@ def test_tags_with_unusual_names_are_found(
         place = in_seaweedfs(seaweedfs, f"odd/{version}")
     stores, dataset = stored_in(tmp_path, seaweedfs, f"odd/{version}")
     repo = icechunk.Repository.create(place, spec_version=spec(version))
-    commit(repo, "root", set_root)
+    commit(repo, "root", zarr.create_group)
     tags = [tag for tag in (*ODD_TAGS, "~x[1]*?#") if version == "v2" or "/" not in tag]
     for tag in tags:
         repo.create_tag(tag, repo.lookup_branch("main"))
@@ -154,12 +152,6 @@ def test_every_storable_array_reads_as_by_the_library(
 UNKNOWN_TO_TENSORSTORE: Final = {"dtype/string", "after/gzip"}
 
 
-@pytest.fixture(params=list(OPENERS))
-def opener(request: pytest.FixtureRequest) -> Any:
-    """Return each way to open a URL."""
-    return OPENERS[request.param]
-
-
 @pytest.fixture(params=VERSIONS)
 def root(request: pytest.FixtureRequest, service: str) -> str:
     """Return the URL of the eventful repository in each version."""
@@ -167,6 +159,7 @@ def root(request: pytest.FixtureRequest, service: str) -> str:
 
 
 @from_each_store
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
 @pytest.mark.parametrize("ref", ["@tag.first", "@branch.main", "@branch.reset", ""])
 def test_zarr_python_opens_a_ref(root: str, opener: Any, ref: str) -> None:
     """zarr-python opens a ref as a group with consolidated metadata, and reads its arrays."""

@@ -1,6 +1,5 @@
 """Sessions written by real clients through two services, and read by the library."""
 
-import secrets
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from tests.support.committing import Client, put_array, put_group
 from tests.support.gateways import forked
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.sessions import Replicas, replicas
-from tests.support.writable_repositories import Place, in_seaweedfs, new_place
+from tests.support.writable_repositories import Place, new_place
 
 SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 
@@ -31,14 +30,8 @@ SITES: Final = (pytest.param("folder", marks=pytest.mark.soak), "seaweedfs")
 @pytest.fixture(params=SITES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Replicas]:
     """Run two services in front of a repository in a folder or in a bucket."""
-    if request.param == "folder":
-        storage = icechunk.local_filesystem_storage(str(tmp_path / "repo"))
-        with replicas(storage, (tmp_path / "repo").as_uri()) as pair:
-            yield pair
-        return
-    weed: SeaweedFS = request.getfixturevalue("seaweedfs")
-    prefix = f"sessions-{secrets.token_hex(4)}"
-    with replicas(in_seaweedfs(weed, prefix), f"s3://{weed.bucket}/{prefix}", weed) as pair:
+    seaweedfs = request.getfixturevalue("seaweedfs") if request.param == "seaweedfs" else None
+    with replicas(new_place(tmp_path, seaweedfs)) as pair:
         yield pair
 
 
@@ -128,11 +121,8 @@ def test_xarray_writes_regions_of_a_dataset_in_a_session(pair: Replicas) -> None
 def test_large_chunk_is_uploaded_into_a_session_in_parts(pair: Replicas) -> None:
     """A chunk above 5 MiB, which obstore uploads in parts, is committed with a session."""
     session_id = pair.begin()
-    array = zarr.create_array(
-        pair.store(session_id), name="a", shape=(6 * 2**20,), dtype="u1", compressors=None
-    )
-    values = np.random.default_rng(0).integers(0, 255, array.shape, "u1")
-    array[:] = values
+    values = np.random.default_rng(0).integers(0, 255, 6 * 2**20, "u1")
+    zarr.create_array(pair.store(session_id), name="a", data=values, compressors=None)
     pair.committed(session_id)
 
     np.testing.assert_array_equal(pair.group()["a"][:], values)
@@ -140,8 +130,8 @@ def test_large_chunk_is_uploaded_into_a_session_in_parts(pair: Replicas) -> None
 
 def test_garbage_collection_spares_chunks_of_open_sessions(tmp_path: Path) -> None:
     """Garbage collection of files older than any session spares an open session's chunks."""
-    folder, value = tmp_path / "repo", bytes([5]) * 1024
-    with replicas(icechunk.local_filesystem_storage(str(folder)), folder.as_uri()) as services:
+    value = bytes([5]) * 1024
+    with replicas(new_place(tmp_path)) as services:
         for number in range(3):
             session = services.repo.writable_session("main")
             root = zarr.open_group(session.store)

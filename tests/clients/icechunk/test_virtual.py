@@ -13,7 +13,13 @@ import pytest
 import zarr
 from icechunk import Repository
 
-from shardgate.settings import DatasetSettings, Settings, StoreSettings, VirtualPrefix
+from shardgate.settings import (
+    CacheSettings,
+    DatasetSettings,
+    Settings,
+    StoreSettings,
+    VirtualPrefix,
+)
 from tests.clients.icechunk.conftest import bare
 from tests.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
 from tests.clients.icechunk.repositories import (
@@ -144,17 +150,13 @@ def referring(
         stores, name = {"lab": request.getfixturevalue("seaweedfs").settings}, "lab"
     prefix = VirtualPrefix(url=target.place.prefix, store=name)
     neighbour = VirtualPrefix(url=f"{target.place.prefix[:-2]}/", store=name)
-    settings = Settings.model_validate(
-        {
-            "cache": {"ttl_s": 1e-6, "chunk_bytes": 0},
-            "stores": stores,
-            "datasets": {
-                "em": DatasetSettings(url=url, virtual_chunk_prefixes=(prefix,)),
-                "shut": DatasetSettings(url=url),
-                "beside": DatasetSettings(url=url, virtual_chunk_prefixes=(neighbour,)),
-            },
-        }
-    )
+    datasets = {
+        "em": DatasetSettings(url=url, virtual_chunk_prefixes=(prefix,)),
+        "shut": DatasetSettings(url=url),
+        "beside": DatasetSettings(url=url, virtual_chunk_prefixes=(neighbour,)),
+    }
+    cache = CacheSettings(ttl_s=1e-6, chunk_bytes=0)
+    settings = Settings(cache=cache, stores=stores, datasets=datasets)
     with serving(settings) as base, connect(base) as opened:
         yield opened
 

@@ -61,26 +61,13 @@ def write_segments(path: Path) -> None:
     _write_labels(path, sharded=True)
     url = f"file://{path}"
     _forge_meshes(url, sharded=True)
-    run(
-        tasks.create_sharded_multires_mesh_tasks(
-            url, num_lod=2, min_chunk_size=(4, 4, 4), mesh_dir="mesh", min_shards=2, progress=False
-        )
-    )
-    run(
-        tasks.create_skeletonizing_tasks(
-            url,
-            mip=0,
-            shape=(EDGE, EDGE, EDGE),
-            sharded=True,
-            dust_threshold=0,
-            teasar_params={"scale": 2, "const": 20},
-        )
-    )
-    run(
-        tasks.create_sharded_skeleton_merge_tasks(
-            url, dust_threshold=0, tick_threshold=0, min_shards=2
-        )
-    )
+    meshing = {"num_lod": 2, "min_chunk_size": (4, 4, 4), "mesh_dir": "mesh", "min_shards": 2}
+    run(tasks.create_sharded_multires_mesh_tasks(url, progress=False, **meshing))
+    forging = {"mip": 0, "shape": (EDGE,) * 3, "sharded": True, "dust_threshold": 0}
+    teasar = {"scale": 2, "const": 20}
+    run(tasks.create_skeletonizing_tasks(url, teasar_params=teasar, **forging))
+    merging = {"dust_threshold": 0, "tick_threshold": 0, "min_shards": 2}
+    run(tasks.create_sharded_skeleton_merge_tasks(url, **merging))
     _write_properties(path)
 
 
@@ -100,18 +87,8 @@ def _write_labels(path: Path, *, sharded: bool) -> None:
 
 def _forge_meshes(url: str, *, sharded: bool) -> None:
     edge = EDGE if sharded else EDGE // 2
-    run(
-        tasks.create_meshing_tasks(
-            url,
-            0,
-            shape=(edge, edge, edge),
-            mesh_dir="mesh",
-            sharded=sharded,
-            compress=None,
-            simplification=False,
-            dust_threshold=0,
-        )
-    )
+    options = {"mesh_dir": "mesh", "compress": None, "simplification": False, "dust_threshold": 0}
+    run(tasks.create_meshing_tasks(url, 0, shape=(edge,) * 3, sharded=sharded, **options))
 
 
 def _write_properties(path: Path) -> None:

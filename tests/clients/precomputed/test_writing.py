@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import tensorstore
-from cloudfiles import CloudFiles, paths
+from cloudfiles import paths
 from cloudfiles.interfaces import reset_connection_pools
 from cloudvolume import CloudVolume
 from cloudvolume.datasource.precomputed.sharding import (
@@ -190,12 +190,7 @@ def test_tensorstore_adds_a_scale(taker: Taker) -> None:
     spec = {
         "driver": "neuroglancer_precomputed",
         "kvstore": s3_kvstore(taker.url, "grown/"),
-        "scale_metadata": {
-            "size": second.shape,
-            "chunk_size": second.chunk,
-            "encoding": "raw",
-            "resolution": second.resolution,
-        },
+        "scale_metadata": second.members | {"chunk_size": second.chunk},
         "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 2},
     }
     tensorstore.open(spec, create=True).result().write(second.values).result()
@@ -235,17 +230,6 @@ def test_cloudvolume_fills_a_sharded_volume(
     path = taker.folder / target
     assert document(path)["scales"][0]["sharding"] == volume.scales[0].sharding
     same(read_tensorstore(f"file://{path}/"), volume.scales[0].values)
-
-
-def test_cloudfiles_writes_lists_reads_and_deletes(taker: Taker, files: str) -> None:
-    """cloud-files puts, lists, reads a range of, and deletes an object."""
-    bucket = CloudFiles(f"{files}/files", secrets=SECRETS)
-    bucket.put("a", b"abc")
-
-    assert list(bucket) == ["a"]
-    assert bucket["a", 1:3] == b"bc"
-    bucket.delete("a")
-    assert not (taker.folder / "files/a").exists()
 
 
 HOWS: Final = (

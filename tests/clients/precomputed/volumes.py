@@ -61,6 +61,12 @@ class Scale:
         return self.key or "_".join(map(str, self.resolution))
 
     @property
+    def members(self) -> Json:
+        """The members of the scale in ``info``, without its chunks and sharding."""
+        shape = {"size": self.shape, "voxel_offset": self.offset, "resolution": self.resolution}
+        return {"key": self.path, "encoding": self.encoding, **shape, **self.options}
+
+    @property
     def shape(self) -> Point:
         """Voxels along x, y and z."""
         x, y, z, _ = self.values.shape
@@ -103,15 +109,7 @@ def write(volume: Volume, path: Path, twin: Path) -> None:
 def by_tensorstore(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001  # a Writer
     """Write with TensorStore, which skips chunks that are all zero."""
     for scale in volume.scales:
-        metadata: Json = {
-            "size": scale.shape,
-            "chunk_size": scale.chunk,
-            "encoding": scale.encoding,
-            "voxel_offset": scale.offset,
-            "resolution": scale.resolution,
-            "key": scale.path,
-            **scale.options,
-        }
+        metadata = scale.members | {"chunk_size": scale.chunk}
         if sharded and scale.sharding:
             metadata["sharding"] = scale.sharding
         spec = {
@@ -125,6 +123,11 @@ def by_tensorstore(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: 
             "scale_metadata": metadata,
         }
         tensorstore.open(spec, open=True, create=True).result().write(scale.values).result()
+
+
+def write_scale(scale: Scale, path: Path) -> None:
+    """Write a volume of one scale with TensorStore."""
+    by_tensorstore(Volume("", by_tensorstore, [scale]), path, sharded=True)
 
 
 def read_tensorstore(url: str, scale: int = 0) -> Values:
@@ -172,16 +175,7 @@ def by_cloudvolume(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: 
         chunk_size=first.chunk,
         volume_size=first.shape,
     )
-    for scale in volume.scales[1:]:
-        added = {
-            "key": scale.path,
-            "resolution": scale.resolution,
-            "voxel_offset": scale.offset,
-            "chunk_sizes": [scale.chunk],
-            "size": scale.shape,
-            "encoding": scale.encoding,
-        }
-        info["scales"].append(added)
+    info["scales"] += [each.members | {"chunk_sizes": [each.chunk]} for each in volume.scales[1:]]
     for scale, document in zip(volume.scales, info["scales"], strict=True):
         document.update(scale.options)
         if sharded and scale.sharding:

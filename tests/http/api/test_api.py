@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,15 +17,9 @@ from tests.support.serving import client_of
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
     """Serve a folder of arrays, and a dataset whose folder does not exist."""
     folder = tmp_path_factory.mktemp("arrays")
+    options: Any = {"shards": (4, 6), "chunks": (2, 3), "dimension_names": ["y", "x"]}
     for name in ("a", "group/b"):
-        zarr.create_array(
-            folder / name,
-            shape=(8, 6),
-            shards=(4, 6),
-            chunks=(2, 3),
-            dtype="uint8",
-            dimension_names=["y", "x"],
-        )
+        zarr.create_array(folder / name, shape=(8, 6), dtype="uint8", **options)
     (folder / "broken").mkdir()
     (folder / "broken/zarr.json").write_text("{")
     datasets = {

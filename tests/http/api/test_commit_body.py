@@ -19,14 +19,19 @@ NATIVE = {"coords": [0, 1], "chunk_id": SPELLED, "length": 9}
 VIRTUAL = {"coords": [0, 1], "location": "s3://b/k", "offset": 1, "length": 9}
 
 
+def change(op: str, path: Any = "/a", **told: Any) -> dict[str, Any]:
+    """Return a change of a node."""
+    return {"op": op, "path": path, **told}
+
+
 def chunks(*entries: Any, **more: Any) -> list[Any]:
     """Return a request that puts chunks as a list of objects."""
-    return [{"op": "put_chunks", "path": "/a", "chunks": list(entries), **more}]
+    return [change("put_chunks", chunks=list(entries), **more)]
 
 
 def columns(**told: Any) -> list[Any]:
     """Return a request that puts chunks in columns."""
-    return [{"op": "put_chunks", "path": "/a", **told}]
+    return [change("put_chunks", **told)]
 
 
 def only(items: Any) -> SetChunks:
@@ -34,21 +39,6 @@ def only(items: Any) -> SetChunks:
     (edit,) = read_edits(items)
     assert isinstance(edit, SetChunks)
     return edit
-
-
-def put(path: str, metadata: Any) -> dict[str, Any]:
-    """Put a node."""
-    return {"op": "put_node", "path": path, "metadata": metadata}
-
-
-def delete(path: Any) -> dict[str, Any]:
-    """Delete a node."""
-    return {"op": "delete_node", "path": path}
-
-
-def drop(path: str, *coords: Any) -> dict[str, Any]:
-    """Delete chunks."""
-    return {"op": "delete_chunks", "path": path, "coords": list(coords)}
 
 
 def nested(depth: int) -> Any:
@@ -60,7 +50,8 @@ def test_put_and_delete_of_nodes_are_parsed() -> None:
     """Requests to put and delete nodes become edits, with the metadata as sent."""
     metadata = {"node_type": "group", "zarr_format": 3, "attributes": {"b": 1, "a": [2.5]}}
 
-    edits = read_edits([put("/", metadata), delete("/a/b")])
+    put = change("put_node", "/", metadata=metadata)
+    edits = read_edits([put, change("delete_node", "/a/b")])
 
     assert edits == [PutNode("/", orjson.dumps(metadata), is_array=False), DeleteNode("/a/b")]
 
@@ -70,7 +61,6 @@ def test_chunks_of_each_kind_are_parsed() -> None:
     inline = {"coords": [2, 0], "inline": b64encode(b"xy").decode()}
     etagged = VIRTUAL | {"coords": [1, 1], "etag": "abc"}
     dated = VIRTUAL | {"coords": [3, 1], "last_modified": "2026-01-31T12:00:00.5+01:00"}
-
     plain = VIRTUAL | {"coords": [0, 2]}
 
     edit = only(chunks(plain, NATIVE, inline, etagged, dated))
@@ -104,7 +94,7 @@ def test_chunks_in_columns_equal_chunks_in_a_list() -> None:
 
 def test_deleted_chunks_and_scalar_chunks_are_parsed() -> None:
     """Deleted chunks have no payload, and the chunk of a scalar has no coordinates."""
-    deleted = only([drop("/a", [3], [1])])
+    deleted = only([change("delete_chunks", coords=[[3], [1]])])
     scalar = only(chunks({"coords": [], "chunk_id": SPELLED, "length": 1}))
 
     assert deleted.coords.tolist() == [[3], [1]]
@@ -134,10 +124,10 @@ _NO_NODES: list[Any] = ["x", {}, {"node_type": "tree"}, {"node_type": "group", "
     "items",
     [
         *([item] for item in (1, {}, {"op": "drop"}, {"op": ["put_node"]}, {"op": "delete_node"})),
-        *([delete(path)] for path in ("a", "/a/", "/a//b", "/../b", 5)),
-        [delete("/a") | {"more": 1}],
-        *([put("/a", metadata)] for metadata in _NO_NODES),
-        *([drop("/a", *coords)] for coords in _NO_COORDS),
+        *([change("delete_node", path)] for path in ("a", "/a/", "/a//b", "/../b", 5)),
+        [change("delete_node", more=1)],
+        *([change("put_node", metadata=metadata)] for metadata in _NO_NODES),
+        *([change("delete_chunks", coords=coords)] for coords in _NO_COORDS),
         chunks(1),
         chunks({"coords": [0]}),
         chunks({"chunk_id": SPELLED, "length": 1}),

@@ -15,15 +15,7 @@ from shardgate.cli import app
 from shardgate.formats.icechunk.ids import encode_id
 from tests.clients.icechunk.model import compare_history, compare_operations
 from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
-from tests.support.repositories import (
-    BUILDERS,
-    ROOT_ID,
-    Written,
-    create,
-    eventful,
-    plain,
-    version_1,
-)
+from tests.support.repositories import BUILDERS, ROOT_ID, Written, create, eventful, plain
 from tests.support.writable_repositories import Api, serve
 
 
@@ -45,7 +37,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Generator[Api]:
     """Serve a bucket of repositories and other objects."""
     folder = tmp_path_factory.mktemp("bucket")
     plain(create(folder / "lab1/one"))
-    version_1(folder / "lab2/old")
+    BUILDERS["version-1"](folder / "lab2/old")
     (folder / "lab2/notes.txt").write_text("no repository")
     with serve(folder) as api:
         yield api

@@ -3,7 +3,6 @@
 import json
 import secrets
 from collections.abc import Generator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,23 +16,16 @@ from shardgate.settings import DatasetSettings, Settings
 from tests.formats.icechunk.building_repo import Repo
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, Replicas, array_document, replicas
+from tests.support.writable_repositories import Place
 
 ARRAY = json.dumps(array_document((6,), (2,))).encode()
 SESSIONS = "/api/datasets/data/sessions"
 
 
-@contextmanager
-def two_services(folder: Path) -> Generator[Replicas]:
-    """Serve a new repository below *folder* by two services."""
-    repo = folder / "repo"
-    with replicas(icechunk.local_filesystem_storage(str(repo)), repo.as_uri()) as pair:
-        yield pair
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[Replicas]:
     """Serve one repository by two services."""
-    with two_services(tmp_path_factory.mktemp("sessions")) as pair:
+    with replicas(Place(tmp_path_factory.mktemp("sessions"))) as pair:
         yield pair
 
 
@@ -144,9 +136,9 @@ def test_discarded_session_is_not_found(pair: Replicas, session_id: str) -> None
 
 def test_session_with_a_lost_parent_can_be_discarded(tmp_path: Path) -> None:
     """A session whose parent snapshot was collected answers 424 to reads, and can be discarded."""
-    with two_services(tmp_path) as pair:
+    with replicas(Place(tmp_path)) as pair:
         session_id = pair.begin()
-        (tmp_path / "repo/snapshots" / pair.history[0]).unlink()
+        (tmp_path / "snapshots" / pair.history[0]).unlink()
         path = f"{SESSIONS}/{session_id}"
 
         assert pair.get(session_id, "zarr.json").status_code == 424
@@ -316,7 +308,7 @@ def test_session_stays_open_after_damage(tmp_path: Path) -> None:
 
     The session stays open, and can be committed once the array is deleted.
     """
-    with two_services(tmp_path) as pair:
+    with replicas(Place(tmp_path)) as pair:
         first = pair.begin()
         pair.put(first, "a/zarr.json", ARRAY)
         pair.put(first, "a/c/0", b"12")
@@ -324,7 +316,7 @@ def test_session_stays_open_after_damage(tmp_path: Path) -> None:
         session_id = pair.begin()
         pair.put(session_id, "a/c/1", b"34")
         pair.put(session_id, "g/zarr.json", GROUP)
-        (manifest,) = (tmp_path / "repo/manifests").iterdir()
+        (manifest,) = (tmp_path / "manifests").iterdir()
         manifest.write_bytes(b"damaged")
 
         assert pair.commit(session_id, at=1).status_code == 424

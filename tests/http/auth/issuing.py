@@ -95,11 +95,6 @@ def issuing() -> Generator[Issuer]:
         yield Issuer(server)
 
 
-def public_pem(key: Key) -> bytes:
-    """Return the public part of *key* as PEM."""
-    return key.as_pem(private=False)
-
-
 def spell(document: object) -> str:
     """Encode a document as a part of a token."""
     return spell_bytes(json.dumps(document, separators=(",", ":")).encode())

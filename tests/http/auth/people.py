@@ -1,8 +1,7 @@
 """Callers, and services whose datasets only some of them may read."""
 
 import hashlib
-import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,6 +12,7 @@ from pydantic import SecretStr
 from shardgate.http.asgi import AsgiApp
 from shardgate.http.request import Answer, Request
 from shardgate.settings import CallerSettings, DatasetSettings, Settings
+from tests.support.files import write_files
 from tests.support.serving import serving
 
 TOKENS: Final = {"ana": "token-of-ana", "bob": "token/of+bob=", "eve": "token-of-eve"}
@@ -30,19 +30,13 @@ class People(NamedTuple):
     folder: Path
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        name: str | None = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        content: bytes | None = None,
+        self, method: str, path: str, name: str | None = None, **options: Any
     ) -> httpx.Response:
         """Send a request as *name*, or without credentials."""
-        given = dict(headers or {})
         if name is not None:
-            given["authorization"] = f"Bearer {TOKENS[name]}"
-        return httpx.request(method, self.url + path, headers=given, content=content)
+            bearer = {"authorization": f"Bearer {TOKENS[name]}"}
+            options["headers"] = options.get("headers", {}) | bearer
+        return httpx.request(method, self.url + path, **options)
 
 
 def caller(token: str) -> CallerSettings:
@@ -52,9 +46,7 @@ def caller(token: str) -> CallerSettings:
 
 def settings(folder: Path, **more: Any) -> Settings:
     """Return settings of a public and a private folder below *folder*."""
-    for name in "open", "private":
-        (folder / name).mkdir()
-        (folder / name / "text.txt").write_bytes(TEXT)
+    write_files({f"{name}/text.txt": TEXT for name in ("open", "private")}, folder)
     return Settings(
         callers={name: caller(token) for name, token in TOKENS.items()},
         datasets={
@@ -104,10 +96,3 @@ def signing_service(folder: Path) -> Generator[Served]:
     settings = Settings(callers=_CALLERS, datasets=datasets)
     with serving(settings, around=lambda app: _listen(app, payloads)) as url:
         yield Served(url, payloads)
-
-
-def environ() -> dict[str, str]:
-    """Return the environment of programs: the key, and no credentials or proxies of this host."""
-    others = ("AWS_", "RESTIC_", "HTTP_PROXY", "http_proxy")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
-    return kept | {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET}

@@ -356,27 +356,25 @@ def trusting(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", ca_file)
 
 
-async def kids_over_tls(issuer: Issuer) -> list[str | None]:
-    """Return the ids of the keys, with a new client."""
-    async with open_client(2) as client:
-        return [key.kid for key in await read_keys(client, issuer.settings, 2)]
-
-
 @pytest.mark.usefixtures("trusting")
-async def test_keys_are_read_over_tls_of_a_trusted_authority(tls_issuer: Issuer) -> None:
+async def test_keys_are_read_over_tls_of_a_trusted_authority(
+    tls_issuer: Issuer, client: httpx.AsyncClient
+) -> None:
     """Keys are read over TLS if `SSL_CERT_FILE` names the authority, and not from a plain URL."""
-    assert await kids_over_tls(tls_issuer) == ["first"]
+    assert await kids(client, tls_issuer.settings) == ["first"]
     with FaultyServer().running() as plain:
         plain.objects[JWKS] = tls_issuer.server.objects[JWKS]
         tls_issuer.configure(issuer=tls_issuer.url, jwks_uri=f"{plain.url}{JWKS}")
 
         with pytest.raises(IssuerUnavailableError, match="not https"):
-            await kids_over_tls(tls_issuer)
+            await kids(client, tls_issuer.settings)
         assert plain.seen == []
 
 
-async def test_untrusted_certificate_is_refused(tls_issuer: Issuer) -> None:
+async def test_untrusted_certificate_is_refused(
+    tls_issuer: Issuer, client: httpx.AsyncClient
+) -> None:
     """An issuer with an untrusted certificate is unavailable, and receives no request."""
     with pytest.raises(IssuerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
-        await kids_over_tls(tls_issuer)
+        await kids(client, tls_issuer.settings)
     assert tls_issuer.server.seen == []

@@ -9,17 +9,17 @@ from typing import Any, Final
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
-import boto3
 import httpx
 import pytest
 import zarr
 from botocore import UNSIGNED
-from botocore.config import Config
 
 from shardgate.http.asgi import AsgiApp, AsgiExchange
 from shardgate.http.request import Request, Response
 from shardgate.main import create_app
+from tests.clients.filling import open_boto3
 from tests.http.auth.people import TEXT, TOKENS, People, settings
+from tests.support.files import write_files
 from tests.support.serving import serving
 
 KEY: Final = "text.txt"
@@ -179,9 +179,8 @@ def test_readers_and_writers_may_read(people: People) -> None:
 @pytest.mark.parametrize("path", [KEY, "none", "group", "", "?list-type=2"])
 def test_private_responses_are_not_shared(people: People, path: str) -> None:
     """Responses of a private dataset are `private`, vary by Authorization, and send no referrer."""
-    (people.folder / "private" / "group").mkdir(exist_ok=True)
-    group = '{"zarr_format": 3, "node_type": "group"}'
-    (people.folder / "private" / "group" / "zarr.json").write_text(group)
+    group = b'{"zarr_format": 3, "node_type": "group"}'
+    write_files({"private/group/zarr.json": group}, people.folder)
     slash = "" if path.startswith("?") else "/"
     headers = people.ask("GET", f"/private{slash}{path}", "ana").headers
 
@@ -298,8 +297,7 @@ def test_lists_have_readable_datasets(people: People, who: str | None, seen: lis
         assert [dataset["name"] for dataset in listed] == seen
     assert people.ask("GET", "/readyz", who).json()["datasets"] == dict.fromkeys(seen, "ok")
     if who is None:
-        config = Config(signature_version=UNSIGNED)
-        s3 = boto3.client("s3", "us-east-1", endpoint_url=people.url, config=config)
+        s3 = open_boto3(people.url, signature_version=UNSIGNED)
         assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == seen
 
 

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import boto3
 import httpx
 import obstore
 import pytest
 import tensorstore as ts
 from boto3.s3.transfer import TransferConfig
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from minio import Minio
 from obstore.store import S3Store
 
-from tests.http.auth.people import KEY_ID, SECRET, Served, environ, signing_service
+from tests.clients import filling
+from tests.http.auth.people import KEY_ID, SECRET, Served, signing_service
 from tests.support.lacking import need
+from tests.support.processes import environ
 
 KEYS: Final = [
     *("plain", "a b/c  d", "\u00fc/\u65e5\u672c", "a+b"),
@@ -46,29 +46,15 @@ def url(served: Served) -> str:
     return served.url
 
 
-def open_boto3(url: str, key_id: str = KEY_ID, secret: str = SECRET, **options: Any) -> Any:
+def open_boto3(url: str, signature_version: str = "s3v4", **options: Any) -> Any:
     """Open boto3's client."""
-    config = {"retries": {"total_max_attempts": 1}, "signature_version": "s3v4"} | options
-    return boto3.client(
-        "s3",
-        endpoint_url=url,
-        region_name="eu-central-1",
-        aws_access_key_id=key_id,
-        aws_secret_access_key=secret,
-        config=Config(**config),
-    )
+    options["signature_version"] = signature_version
+    return filling.open_boto3(url, KEY_ID, SECRET, **options)
 
 
 def open_obstore(url: str) -> S3Store:
     """Open obstore's client."""
-    return S3Store(
-        "lab",
-        endpoint=url,
-        region="us-east-1",
-        access_key_id=KEY_ID,
-        secret_access_key=SECRET,
-        client_options={"allow_http": True},
-    )
+    return filling.open_obstore(url, "lab", key_id=KEY_ID, key=SECRET)
 
 
 def open_minio(url: str) -> Minio:
@@ -230,16 +216,19 @@ def test_curl_requests_are_accepted(url: str) -> None:
 def test_restic_backup_is_restored(served: Served, tmp_path: Path) -> None:
     """restic, which signs each frame of a body, backs up and restores a file."""
     (tmp_path / "data").write_bytes(LARGE)
-    settings = {
-        "RESTIC_REPOSITORY": f"s3:{served.url}/lab/backup",
-        "RESTIC_PASSWORD": "any",
-        "RESTIC_CACHE_DIR": str(tmp_path / "cache"),
-    }
+    settings = environ(
+        AWS_ACCESS_KEY_ID=KEY_ID,
+        AWS_SECRET_ACCESS_KEY=SECRET,
+        NO_PROXY="*",
+        RESTIC_REPOSITORY=f"s3:{served.url}/lab/backup",
+        RESTIC_PASSWORD="any",
+        RESTIC_CACHE_DIR=str(tmp_path / "cache"),
+    )
     command = [need("restic"), "-q"]
     served.payloads.clear()
     for words in ("init", "backup data", "restore latest --target restored"):
-        whole, env = [*command, *words.split()], environ() | settings
-        subprocess.run(whole, env=env, cwd=tmp_path, check=True, timeout=60)
+        whole = [*command, *words.split()]
+        subprocess.run(whole, env=settings, cwd=tmp_path, check=True, timeout=60)
 
     assert b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD" in served.payloads
     restored = list((tmp_path / "restored").rglob("data"))

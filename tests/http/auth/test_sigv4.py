@@ -265,21 +265,21 @@ def test_invalid_credential_scope_is_refused(signer: Signer) -> None:
         assert who(Signer(region=region).presigned(PLAIN)) == "ann"
 
 
-MALFORMED: Final[list[tuple[str, str]]] = [
-    (", Signature=", ", Signature=0"),
-    ("Signature=", "Signature=A"),
-    (", SignedHeaders=", ", SignedHeader="),
-    (", SignedHeaders=host;", ", SignedHeaders=host;host;"),
-    (", SignedHeaders=host;", ", SignedHeaders=Host;"),
-    (", SignedHeaders=host;x-amz-content-sha256", ", SignedHeaders=x-amz-content-sha256;host"),
-    ("Credential=", f"Credential={KEY_ID}, Credential="),
-    ("/aws4_request", ""),
-    ("/us-east-1", "/us\teast-1"),
-    (", ", " "),
-]
-
-
-@pytest.mark.parametrize(("old", "new"), MALFORMED)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (", Signature=", ", Signature=0"),
+        ("Signature=", "Signature=A"),
+        ("SignedHeaders=", "SignedHeader="),
+        ("SignedHeaders=host;", "SignedHeaders=host;host;"),
+        ("SignedHeaders=host;", "SignedHeaders=Host;"),
+        ("SignedHeaders=host;x-amz-content-sha256", "SignedHeaders=x-amz-content-sha256;host"),
+        ("Credential=", f"Credential={KEY_ID}, Credential="),
+        ("/aws4_request", ""),
+        ("/us-east-1", "/us\teast-1"),
+        (", ", " "),
+    ],
+)
 def test_malformed_authorization_is_refused(old: str, new: str) -> None:
     """An Authorization header with a missing, repeated or misspelled part is malformed."""
     scope = SIGNER.signed(PLAIN)
@@ -343,10 +343,9 @@ def test_two_credentials_are_refused(value: str | None) -> None:
     assert code_of(with_header(scope, "authorization", value)) == "InvalidArgument"
 
 
-PARAMETERS: Final = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(
+    "name", ["Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature"]
+)
 def test_missing_or_repeated_query_parameter_is_refused(name: str) -> None:
     """A presigned URL with a missing or repeated signature parameter, in any case, is malformed."""
     scope = SIGNER.presigned(PLAIN)

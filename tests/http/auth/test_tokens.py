@@ -24,6 +24,7 @@ from shardgate.settings import DatasetSettings, Settings, TokenSettings
 from tests.http.auth.issuing import JWKS, Issuer, forge, issuing, make_key, spell
 from tests.http.auth.people import TEXT, People, settings
 from tests.storage.faulty import Fault
+from tests.support.files import write_files
 from tests.support.serving import serving
 
 NOW = 1_000_000.0
@@ -31,11 +32,9 @@ LONGEST_S = 7200
 SECRET = "a secret that all replicas share"
 
 
-def minter(secret: str = SECRET, now: float = NOW, longest_s: int = LONGEST_S) -> TokenSigner:
+def minter(secret: str = SECRET, now: float = NOW) -> TokenSigner:
     """Return a signer whose clock is fixed."""
-    return TokenSigner(
-        TokenSettings.model_validate({"secret": secret, "longest_s": longest_s}), lambda: now
-    )
+    return TokenSigner(TokenSettings(secret=secret), lambda: now)
 
 
 async def refusal(minter: TokenSigner, token: str) -> str:
@@ -234,9 +233,7 @@ class Lab(NamedTuple):
 
 def serve_lab(folder: Path, issuer: Issuer) -> Settings:
     """Return settings of a dataset for the group `lab` and one for `head`."""
-    for name in "em", "secret":
-        (folder / name).mkdir()
-        (folder / name / "text.txt").write_bytes(TEXT)
+    write_files({f"{name}/text.txt": TEXT for name in ("em", "secret")}, folder)
     return Settings(
         issuers={"sso": issuer.settings},
         datasets={

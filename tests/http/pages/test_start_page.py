@@ -116,10 +116,8 @@ def test_refs_are_linked_and_described(page: Page) -> None:
     assert main.startswith("main branch ")
     assert main.endswith("Turn it into its negative")
     assert tag.startswith("positive tag ")
-    assert card.links("ul[@class='refs']") == [
-        "./history/@branch.main/",
-        "./history/@tag.positive/",
-    ]
+    links = card.links("ul[@class='refs']")
+    assert links == ["./history/@branch.main/", "./history/@tag.positive/"]
     assert len(card.all("time")) == 2
 
 
@@ -144,12 +142,9 @@ def test_links_are_relative_and_can_be_requested(client: httpx.Client, page: Pag
     statuses = {link: client.get(urljoin("/", link)).status_code for link in links}
 
     assert all(link.startswith("./") for link in links)
-    assert {link: status for link, status in statuses.items() if status != 200} == {
-        "./away/": 503,
-        "./down/": 503,
-        "./empty/": 404,
-        "./odd/new%0Aline/zarr.json": 400,
-    }
+    failed = {link: status for link, status in statuses.items() if status != 200}
+    unread = {"./away/": 503, "./down/": 503, "./empty/": 404}
+    assert failed == unread | {"./odd/new%0Aline/zarr.json": 400}
 
 
 def test_hostile_names_are_escaped(client: httpx.Client, page: Page) -> None:

@@ -36,30 +36,18 @@ from tests.support.resolving import ROOT, reading
 from tests.survey.test_inspect import ARRAY, filled
 
 
-def request(
-    token: str | None = None, *, query: bytes = b"", root_path: str = "", **headers: str
-) -> Request:
+def request(token: str | None = None, **headers: str) -> Request:
     """Return a request for the page, with a token in the path or without."""
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "GET",
-        "scheme": "http",
-        "server": ("10.0.0.7", 8000),
-        "path": "/",
-        "query_string": query,
-        "headers": [
-            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
-        ],
-        "root_path": root_path,
-        "caller": NOBODY,
-        "token": token,
-    }
-    return Request(scope)
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "scheme": "http", "path": "/"}
+    scope |= {"server": ("10.0.0.7", 8000), "query_string": b"", "root_path": ""}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [(name.encode(), value.encode()) for name, value in named.items()]
+    return Request(scope | {"headers": lines, "caller": NOBODY, "token": token})
 
 
 def address(token: str | None = None, *, has_viewer: bool = True, **headers: str) -> Address:
     """Return the address of a request with *headers*."""
-    return address_of(request(token, query=b"", **headers), has_viewer=has_viewer)
+    return address_of(request(token, **headers), has_viewer=has_viewer)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +142,6 @@ async def show(
     *names: str,
     asked: Request | None = None,
     has_viewer: bool = True,
-    hidden: str = "",
     watchers: Collection[str] = (PUBLIC,),
 ) -> tuple[str, list[str]]:
     """Return the page of datasets with these *names*, and its links."""
@@ -163,11 +150,8 @@ async def show(
     datasets = {
         name: ServedDataset(name, plain.root, plain.containers, plain.format) for name in names
     }
-    if hidden:
-        datasets[hidden] = replace(datasets[hidden], readers=frozenset({"somebody"}))
-    page = StartPage(
-        Datasets(datasets, watchers), OverviewCache(opened.resolver), has_viewer=has_viewer
-    )
+    overviews = OverviewCache(opened.resolver)
+    page = StartPage(Datasets(datasets, watchers), overviews, has_viewer=has_viewer)
     text = bytes((await page(asked or request(host="lab.example"))).body).decode()
     return text, [link.attrib["href"] for link in parse(text).iter("a")]
 

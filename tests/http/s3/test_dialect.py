@@ -9,12 +9,7 @@ import pytest
 
 from shardgate.errors import BadBodyError, BadKeyError, ShardgateError, UnsupportedError
 from shardgate.http.problems import STATUS
-from shardgate.http.s3.dialect import (
-    error_code,
-    error_document,
-    parse_deletion,
-    speaks_s3,
-)
+from shardgate.http.s3.dialect import error_code, error_document, parse_deletion, speaks_s3
 
 
 @pytest.mark.parametrize(
@@ -65,13 +60,9 @@ def test_error_document_is_valid_xml() -> None:
     headers, body = error_document(
         HTTPStatus.SERVICE_UNAVAILABLE, "SlowDown", "<\x01&\ud800", "7", {}
     )
-    root = ET.fromstring(body)
+    told = {each.tag: each.text for each in ET.fromstring(body)}
 
-    assert {each.tag: each.text for each in root} == {
-        "Code": "SlowDown",
-        "Message": "<?&?",
-        "RequestId": "7",
-    }
+    assert told == {"Code": "SlowDown", "Message": "<?&?", "RequestId": "7"}
     assert dict(headers)[b"content-length"] == b"%d" % len(body)
     assert dict(headers)[b"content-type"] == b"application/xml"
     assert b"retry-after" in dict(headers)

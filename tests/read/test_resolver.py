@@ -105,18 +105,6 @@ async def test_callers_share_no_read_of_a_volatile_bucket() -> None:
     await first
 
 
-async def test_head_reads_no_chunk() -> None:
-    """HEAD reads the index of an unknown shard, and nothing of a known one."""
-    case = _array()
-    await case.warm("zarr.json")
-    for _ in range(2):
-        entity = await case.stat("c/0/0")
-
-        assert entity is not None
-        assert entity.length == len(_CHUNKS["c/0/0"])
-        assert len(case.store.calls) == 1
-
-
 async def test_index_or_missing_shard_proves_absence() -> None:
     """A chunk is absent by its index, or by its missing shard, without further reads."""
     case = _array(chunk_bytes=0)

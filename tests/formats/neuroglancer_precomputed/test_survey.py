@@ -41,6 +41,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     encode_shard,
     single_shard,
 )
+from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
 from tests.support.resolving import ROOT
 from tests.support.zipped import zipped
 
@@ -184,14 +185,8 @@ async def test_data_replaced_during_a_survey_has_changed() -> None:
 @given(st.dictionaries(st.integers(0, 2**64 - 1), st.binary(max_size=9)), st.data())
 async def test_survey_names_all_written_ids(chunks: dict[int, bytes], data: st.DataObject) -> None:
     """Surveys of all shards name exactly the written ids, for any ids and sharding."""
-    sharding = {
-        **RAW_SHARDING,
-        "hash": data.draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
-        "preshift_bits": data.draw(st.integers(0, 9)),
-        "minishard_bits": data.draw(st.integers(0, 4)),
-        "shard_bits": data.draw(st.integers(0, 60)),
-        "minishard_index_encoding": data.draw(st.sampled_from(["raw", "gzip"])),
-    }
+    shard_bits = data.draw(st.integers(0, 58))
+    sharding = data.draw(shardings()) | {"shard_bits": shard_bits, "data_encoding": "raw"}
     shards = _of(skeleton_info(sharding))
 
     named: dict[int, bytes] = {}

@@ -47,11 +47,6 @@ A, B, C, D, E = (b"%08d" % number for number in range(5))
 NOTHING = apply_changes(ChangeSet(), EMPTY).log
 
 
-def _put(changes: ChangeSet, before: StoredSnapshot) -> tuple[StoredSnapshot, TransactionLog]:
-    applied = apply_changes(changes, before)
-    return replace(before, nodes=applied.nodes), applied.log
-
-
 def _over(
     ours: ChangeSet, *theirs: ChangeSet, policy: Policy = Policy.FAIL
 ) -> ChangeSet | list[CommitConflict]:
@@ -59,8 +54,9 @@ def _over(
     parent = tip = array_in_a_group(2000)
     logs: list[TransactionLog] = []
     for changes in theirs:
-        tip, log = _put(changes, tip)
-        logs.append(log)
+        applied = apply_changes(changes, tip)
+        tip = replace(tip, nodes=applied.nodes)
+        logs.append(applied.log)
     return rebase(ours, parent, logs, tip, policy)
 
 

@@ -18,7 +18,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
     parse_info,
 )
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShards, coalesce
-from shardgate.formats.surveying import Fault, IndexEntry, Ranges, Survey
+from shardgate.formats.surveying import IndexEntry, Ranges, Survey
 from shardgate.model import ByteRange
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
@@ -73,11 +73,6 @@ async def _survey(
     survey = await shard.survey(_fetch(objects))
     assert survey is not None
     return survey
-
-
-async def _faults(sharding: Sharding, shard: bytes) -> list[Fault]:
-    shards = _of(skeleton_info(sharding))
-    return list((await _survey(shards, {"0.shard": shard})).table().faults)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +247,9 @@ async def test_faults_after_the_first_hundred_are_counted() -> None:
     """The first 100 faults of one kind name their chunks; the others are counted in one fault."""
     rows = [(number, 10**6, 2) for number in range(150)]
 
-    faults = await _faults(SINGLE, single_shard(*rows))
+    shards = _of(skeleton_info(SINGLE))
+    survey = await _survey(shards, {"0.shard": single_shard(*rows)})
+    faults = survey.table().faults
 
     assert [fault.key for fault in faults] == [*map(str, range(100)), "0.shard"]
     assert faults[-1].reason == "50 more chunks: each ends past 3606 bytes"

@@ -12,8 +12,8 @@ from shardgate.formats.reading import Fetch
 from shardgate.formats.surveying import Shard
 from shardgate.model import ByteRange, ByteRequest, Location, Piece, Stored, SuffixRange, VirtualKey
 from shardgate.storage.memory import MemoryStore
-from tests.read.stores import Clock, WatchedStore
-from tests.support.resolving import ROOT, reading
+from tests.read.stores import Watched
+from tests.support.resolving import ROOT
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,8 @@ def filled(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> Me
     return store
 
 
-class Container:
-    """Objects at the root of a watched store, read as by the service."""
-
-    def __init__(self, objects: Mapping[str, bytes], **options: Any) -> None:
-        self.store, self.clock = WatchedStore(), Clock()
-        self.etags = {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
-        self.data = reading(self.store, clock=self.clock, **options)
-        self.fetch = self.data.fetch
+class Container(Watched):
+    """A container at the root of a watched store, read as by the service."""
 
     async def open(self) -> Layout:
         """Open the container, and clear the recorded reads."""
@@ -94,14 +88,8 @@ class Container:
     @property
     def reads(self) -> list[tuple[str, ByteRequest | None]]:
         """Recorded reads: the key below the root, and the requested part."""
-        return [
-            (call.ref.key.removeprefix(f"{ROOT.key}/"), call.request) for call in self.store.calls
-        ]
-
-    @property
-    def keys(self) -> list[str]:
-        """Keys of the recorded reads."""
-        return [key for key, _ in self.reads]
+        requests = [call.request for call in self.store.calls]
+        return list(zip(self.keys, requests, strict=True))
 
 
 async def write_chunks(

@@ -217,15 +217,6 @@ async def test_marker_is_read_once_for_all_dialects() -> None:
     assert [call.request for call in case.store.calls] == [ByteRange(0, _LIMIT + 1)]
 
 
-@pytest.mark.parametrize("marker", [b"", b"{no JSON", b'{"a": 0}', b"{" * 99])
-async def test_invalid_marker_is_damage(marker: bytes) -> None:
-    """An empty or invalid marker raises DamagedError that names the marker."""
-    with pytest.raises(DamagedError) as caught:
-        await _Case(marker).open()
-
-    assert caught.value.ref == ROOT.join("marker")
-
-
 @pytest.mark.parametrize(
     "document",
     [

@@ -48,24 +48,6 @@ async def test_waiting_commits_share_files_and_one_swap(repository: TrainReposit
     assert calls["get", "repo"] == 1
 
 
-async def test_lone_commit_takes_as_many_requests_as_its_files(repository: TrainRepository) -> None:
-    """A lone commit reads ``repo`` and the manifest that it changes; it writes each file once."""
-    replica, parent_id = await repository.replica(), await repository.tip()
-    await commit(replica, parent_id, Update())
-    repository.counting.calls.clear()
-    await commit(replica, parent_id, Update(1))
-
-    assert dict(repository.counting.calls) == {
-        ("get", "repo"): 1,
-        ("get", "manifests"): 1,
-        ("put", "manifests"): 1,
-        ("put", "snapshots"): 1,
-        ("put", "transactions"): 1,
-        ("put", "overwritten"): 1,
-        ("put", "repo"): 1,
-    }
-
-
 async def test_library_goes_on_with_a_train(repository: TrainRepository) -> None:
     """The library commits, rebases, expires and collects garbage on top of a train."""
     updates = [Update(number % 2, (number,)) for number in range(6)]

@@ -193,18 +193,27 @@ async def settle() -> None:
         await asyncio.sleep(delay_s)
 
 
-class Watching:
-    """The resolver over a watched store, with a clock that is set by hand."""
+class Watched:
+    """Objects at the root of a watched store, and a resolver with a clock that is set by hand."""
 
     def __init__(self, objects: Mapping[str, bytes], **options: Any) -> None:
         self.store, self.clock = WatchedStore(), Clock()
-        self.write(objects)
+        self.etags = self.write(objects)
         self.data = reading(self.store, clock=self.clock, **options)
+        self.fetch = self.data.fetch
 
-    def write(self, objects: Mapping[str, bytes]) -> None:
-        """Store objects below the root."""
-        for key, data in objects.items():
-            self.store.place(ROOT.join(key), data)
+    def write(self, objects: Mapping[str, bytes]) -> dict[str, ETag]:
+        """Store objects below the root, and return their ETags."""
+        return {key: self.store.place(ROOT.join(key), data) for key, data in objects.items()}
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that were read or measured."""
+        return [call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls]
+
+
+class Watching(Watched):
+    """Objects that are read in part or as a whole, or looked up without reading them."""
 
     async def read(
         self, key: str, part: tuple[int, int] | None = None, asked: ByteRequest | None = EVERYTHING
@@ -230,8 +239,3 @@ class Watching:
         for key in keys:
             await self.stat(key)
         self.store.calls.clear()
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys that were read or measured."""
-        return [call.ref.key.removeprefix(f"{ROOT.key}/") for call in self.store.calls]

@@ -83,20 +83,6 @@ async def test_key_belongs_to_the_nearest_container(key: str, directory: str, re
     assert await case.find(key) == (ROOT.join(directory), rest)
 
 
-@pytest.mark.parametrize("root", [ROOT, ObjectRef("memory://bucket", "")])
-@pytest.mark.parametrize("lead", ["", "vol/"])
-async def test_the_root_may_be_a_container_or_a_bucket(root: ObjectRef, lead: str) -> None:
-    """A root with or without a key may have a marker itself or below."""
-    store = WatchedStore()
-    store.place(root.join(f"{lead}zarr.json"), json.dumps(_ARRAY).encode())
-    fetch = ReadCache(store, MetadataCache(2**20), ttl_s=60)
-    containers = Containers(known_formats())
-    layout, rest, _ = await containers.search(root, VirtualKey(f"{lead}c/0/0"), fetch)
-
-    assert isinstance(layout, ZarrLayout)
-    assert (layout.directory, rest) == (root.join(lead.rstrip("/")), "c/0/0")
-
-
 async def test_array_encloses_all_keys_below() -> None:
     """A key below a known array, sharded or not, needs no look-up of markers."""
     case = _Case(lab1=_GROUP, lab1_vol=_ARRAY, vol=array_metadata([4], [2], []), vol_sub=_GROUP)

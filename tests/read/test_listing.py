@@ -1,6 +1,5 @@
 """Listings of keys in pages, the requests they take, and trees of all formats."""
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -34,17 +33,18 @@ _INNER = 4
 _SIDE = _SHARDS * _INNER
 
 
+def _array(metadata: Mapping[str, Any], shards: Mapping[str, bytes]) -> MemoryStore:
+    return filled({"zarr.json": json.dumps(metadata).encode(), **shards})
+
+
 def _cube(separator: str = "/") -> MemoryStore:
     """Store a full array of 1,000 shards of 64 chunks, one element each."""
     encoding = {"name": "default", "configuration": {"separator": separator}}
     codec = sharding([1, 1, 1])
     metadata = array_metadata([_SIDE] * 3, [_INNER] * 3, [codec], chunk_key_encoding=encoding)
-    store = MemoryStore()
-    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
-    shard = encode_shard([b"x"] * _INNER**3)
-    for at in product(range(_SHARDS), repeat=3):
-        store.place(ROOT.join(separator.join(["c", *map(str, at)])), shard)
-    return store
+    places = product(range(_SHARDS), repeat=3)
+    keys = [separator.join(["c", *map(str, at)]) for at in places]
+    return _array(metadata, dict.fromkeys(keys, encode_shard([b"x"] * _INNER**3)))
 
 
 class _Traced:
@@ -100,11 +100,9 @@ async def test_folded_keys_take_one_index_each() -> None:
 
 async def test_huge_sparse_array_is_listed() -> None:
     """An array of 2^120 elements with one shard is listed with fewer than 20 calls."""
-    store = MemoryStore()
     metadata = array_metadata([2**60, 2**60], [4, 4], [sharding([1, 1])])
-    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
-    store.place(ROOT.join("c/123456789012345678/7"), encode_shard([b"x"] * 16))
-    traced = _Traced(store)
+    shards = {"c/123456789012345678/7": encode_shard([b"x"] * 16)}
+    traced = _Traced(_array(metadata, shards))
     rows = range(123456789012345678 * 4, 123456789012345678 * 4 + 4)
     expected = [f"c/{row}/{column}" for row in rows for column in range(28, 32)]
 
@@ -116,11 +114,9 @@ async def test_huge_sparse_array_is_listed() -> None:
 async def test_page_ends_after_many_missing_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page ends after many missing chunks of a large index, and says where to continue."""
     monkeypatch.setattr(listing, "_INDEXES_NBYTES", 2**10)
-    store = MemoryStore()
     metadata = array_metadata([12_000], [12_000], [sharding([1])])
-    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
-    store.place(ROOT.join("c/0"), encode_shard([None] * 9 + [b"x"] + [None] * 11_990))
-    data = reading(store)
+    shard = encode_shard([None] * 9 + [b"x"] + [None] * 11_990)
+    data = reading(_array(metadata, {"c/0": shard}))
     pages = await _pages(data, Window("c/"), 5)
 
     assert [[entry.key for entry in page] for page in pages] == [[], ["c/9"]]
@@ -163,16 +159,13 @@ async def test_large_sparse_shards_are_listed_by_their_indexes(*, nested: bool) 
     Those of a shard in a shard are listed from both indexes.
     """
     inner = sharding([1], [sharding([1])]) if nested else sharding([1])
-    store = MemoryStore()
     metadata = array_metadata([2**40], [2**15], [inner])
-    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
     number = 2**20
     places = [2**15 * number + 30_000, 2**15 * number + 7]
     entries: list[bytes | None] = [None] * 2**15
     for place in places:
         entries[place % 2**15] = encode_shard([b"x"]) if nested else b"x"
-    store.place(ROOT.join(f"c/{number}"), encode_shard(entries))
-    data = reading(store)
+    data = reading(_array(metadata, {f"c/{number}": encode_shard(entries)}))
 
     pages = await _pages(data, Window("c/"), 1)
 
@@ -184,12 +177,9 @@ async def test_large_sparse_shards_are_listed_by_their_indexes(*, nested: bool) 
 def _sparse_line(shards: int, size: int) -> tuple[MemoryStore, list[str]]:
     """Store every fifth of *shards* of *size* chunks each, with one chunk; return its keys too."""
     metadata = array_metadata([5 * shards * size], [size], [sharding([1])])
-    store = MemoryStore()
-    store.place(ROOT.join("zarr.json"), json.dumps(metadata).encode())
-    shard = encode_shard([None] * (size - 1) + [b"x"])
-    for number in range(0, 5 * shards, 5):
-        store.place(ROOT.join(f"c/{number}"), shard)
-    return store, sorted(f"c/{number * size + size - 1}" for number in range(0, 5 * shards, 5))
+    shard, numbers = encode_shard([None] * (size - 1) + [b"x"]), range(0, 5 * shards, 5)
+    store = _array(metadata, {f"c/{number}": shard for number in numbers})
+    return store, sorted(f"c/{number * size + size - 1}" for number in numbers)
 
 
 async def test_many_sparse_shards_are_listed_by_their_indexes() -> None:
@@ -392,7 +382,7 @@ def volumes(draw: st.DrawFn) -> Tree:
     shape = tuple(draw(st.integers(1, 12 if axis < 2 else 3)) for axis in range(3))
     offset = [draw(st.integers(-12, 12)) for _ in range(3)]
     step = [draw(st.integers(1, 60)) for _ in range(3)]
-    cells = list(itertools.product(*map(range, shape)))
+    cells = _cells(shape)
     chosen = set(cells if draw(st.booleans()) else draw(st.lists(st.sampled_from(cells))))
     size = [n * each for n, each in zip(shape, step, strict=True)]
     info = precomputed_case.volume_info(
@@ -409,7 +399,7 @@ def volumes(draw: st.DrawFn) -> Tree:
 
 
 def _cells(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    return list(itertools.product(*map(range, shape)))
+    return list(product(*map(range, shape)))
 
 
 CONTAINERS = st.one_of(cases(), arrays(), volumes(), unsharded(), repositories())

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import BusyError, DamagedError
+from shardgate.errors import BusyError
 from shardgate.model import EVERYTHING, VOLATILE, ByteRange, ByteRequest, ObjectRef, VirtualKey
 from shardgate.read.containers import Dataset
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import building as zarr
-from tests.formats.zarr.building import build, build_nested, chunk_bytes, encode_index
+from tests.formats.zarr.building import build, build_nested, chunk_bytes
 from tests.read.stores import WatchedStore, Watching, holding, settle
 from tests.support.resolving import NOTHING, ROOT, everything, reading
 
@@ -103,18 +103,6 @@ async def test_callers_share_no_read_of_a_volatile_bucket() -> None:
 
     assert await second == b"new"
     await first
-
-
-async def test_head_reads_no_chunk() -> None:
-    """HEAD reads the index of an unknown shard, and nothing of a known one."""
-    case = _array()
-    await case.warm("zarr.json")
-    for _ in range(2):
-        entity = await case.stat("c/0/0")
-
-        assert entity is not None
-        assert entity.length == len(_CHUNKS["c/0/0"])
-        assert len(case.store.calls) == 1
 
 
 async def test_index_or_missing_shard_proves_absence() -> None:
@@ -239,24 +227,6 @@ async def test_known_absence_expires(objects: dict[str, bytes]) -> None:
     case.write(build(_CHUNKS))
     assert await case.read("c/0/0") is None
     case.clock.now += _TTL_S
-
-    assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
-
-
-async def test_damaged_shard_is_named_and_not_cached() -> None:
-    """A damaged shard raises DamagedError with its name, and is read once it is repaired."""
-    case = _array()
-    whole = build(_CHUNKS)["c/0/0"]
-    for damaged, reason in (
-        (whole[:-1] + bytes([whole[-1] ^ 1]), "the checksum"),
-        (b"short" + encode_index([(0, 99)] * 4), ""),
-    ):
-        case.write({"c/0/0": damaged})
-        with pytest.raises(DamagedError, match=f"data/c/0/0: {reason}"):
-            await case.read("c/0/0")
-        case.clock.now += 0.1
-    assert [key for key in case.keys if key not in _MARKERS] == ["zarr.json", *["c/0/0"] * 2]
-    case.write({"c/0/0": whole})
 
     assert await case.read("c/0/0") == _CHUNKS["c/0/0"]
 

@@ -13,7 +13,7 @@ import pytest
 from shardgate.errors import StorageDeniedError
 from shardgate.model import ByteRange, ByteRequest, Condition, ObjectRef
 from shardgate.settings import LimitSettings, StoreSettings
-from shardgate.storage.contract import Found, NotModified, ObjectReader, ObjectStore
+from shardgate.storage.contract import Found, NotModified, ObjectReader, ObjectStore, Stat
 from shardgate.storage.http_store import HttpStore
 from shardgate.storage.local import LocalStore
 from shardgate.storage.memory import MemoryStore
@@ -143,6 +143,13 @@ async def found(
     answer = await store.get(ref, request, **pinned)  # type: ignore[arg-type]  # a condition each
     assert isinstance(answer, Found)
     return answer
+
+
+async def stat_of(store: ObjectReader, ref: ObjectRef) -> Stat:
+    """Measure an object, and assert that it exists."""
+    stat = await store.stat(ref)
+    assert stat is not None
+    return stat
 
 
 async def denied(store: ObjectReader, ref: ObjectRef) -> str:

@@ -20,7 +20,7 @@ from shardgate.errors import (
     VersionChangedError,
 )
 from shardgate.model import ByteRange, ByteRequest, ETag, ObjectRef, SuffixRange, UnmodifiedSince
-from shardgate.settings import LimitSettings, StoreSettings
+from shardgate.settings import StoreSettings
 from shardgate.storage.contract import NOT_MODIFIED, Found
 from shardgate.storage.http_store import HttpStore
 from shardgate.storage.obstore import CloudStore
@@ -339,32 +339,30 @@ def hiding_root(stores: Stores, faulty: FaultyServer, kind: str) -> ObjectRef:
 
 @pytest.mark.parametrize(("kind", "fault"), HIDING)
 async def test_forbidden_object_is_absent_by_setting(
-    faulty: FaultyServer, kind: str, fault: Fault
+    stores: Stores, faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
     """A 403 is absence with `forbidden_is_absent`, except for a known version."""
-    async with Stores(LimitSettings(timeout_s=LONGEST_S, deadline_s=LONGEST_S)) as stores:
-        root = hiding_root(stores, faulty, kind)
-        ref = root.join("key")
-        seen = (await found(stores, ref)).etag
-        faulty.fail(fault)
+    root = hiding_root(stores, faulty, kind)
+    ref = root.join("key")
+    seen = (await found(stores, ref)).etag
+    faulty.fail(fault)
 
-        assert await stores.get(ref) is None
-        assert await stores.get(ref, MIDDLE) is None
-        assert await stores.stat(ref) is None
-        await stores.check_reachable(root)
-        with pytest.raises(StorageDeniedError):
-            await stores.get(ref, MIDDLE, if_match=seen)
+    assert await stores.get(ref) is None
+    assert await stores.get(ref, MIDDLE) is None
+    assert await stores.stat(ref) is None
+    await stores.check_reachable(root)
+    with pytest.raises(StorageDeniedError):
+        await stores.get(ref, MIDDLE, if_match=seen)
 
 
 @pytest.mark.parametrize(("kind", "fault"), REFUSING)
 async def test_wrong_credentials_are_never_absence(
-    faulty: FaultyServer, kind: str, fault: Fault
+    stores: Stores, faulty: FaultyServer, kind: str, fault: Fault
 ) -> None:
     """Wrong keys, signatures and clocks are errors, with `forbidden_is_absent` too."""
-    async with Stores(LimitSettings(timeout_s=LONGEST_S, deadline_s=LONGEST_S)) as stores:
-        root = hiding_root(stores, faulty, kind)
-        faulty.fail(fault)
+    root = hiding_root(stores, faulty, kind)
+    faulty.fail(fault)
 
-        for read_absent in (stores.get, stores.stat):
-            with pytest.raises(StorageError):
-                await read_absent(root.join("absent"))
+    for read_absent in (stores.get, stores.stat):
+        with pytest.raises(StorageError):
+            await read_absent(root.join("absent"))

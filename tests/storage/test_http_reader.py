@@ -1,6 +1,5 @@
 """Servers that support less of HTTP than S3 does."""
 
-from collections.abc import Callable
 from contextlib import aclosing
 
 import httpx
@@ -17,67 +16,36 @@ from shardgate.settings import CacheSettings, DatasetSettings, Settings, StoreSe
 from shardgate.storage.contract import NOT_MODIFIED
 from shardgate.storage.http_store import HttpStore
 from tests.formats.zarr.building import build, chunk_bytes
-from tests.storage.conftest import DATA, Remote, found
+from tests.storage.conftest import DATA, Remote, found, stat_of
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
 from tests.support.serving import serving
 
-type Spoil = Callable[[FaultyServer], None]
 
+@pytest.mark.parametrize(
+    "refusal",
+    [*(400, 405, 416, 422, 500, 501), Fault.IGNORE_SUFFIX, Fault.SUFFIX_AS_PREFIX,
+     Fault.BAD_SUFFIX],
+)  # fmt: skip
+async def test_suffix_is_read_by_size_where_the_server_takes_none(
+    remote: Remote, refusal: int | Fault
+) -> None:
+    """A suffix that a server refuses or ignores is read as an absolute range of one version.
 
-def refusing(status: int) -> Spoil:
-    """Refuse suffixes with *status*."""
-
-    def spoil(faulty: FaultyServer) -> None:
-        faulty.suffix_status = status
-
-    return spoil
-
-
-def with_fault(*faults: Fault) -> Spoil:
-    """Apply *faults* to every request."""
-
-    def spoil(faulty: FaultyServer) -> None:
-        for fault in faults:
-            faulty.fail(fault)
-
-    return spoil
-
-
-NO_SUFFIXES: dict[str, Spoil] = {
-    **{str(status): refusing(status) for status in (400, 405, 416, 422, 500, 501)},
-    **{
-        fault.name: with_fault(fault)
-        for fault in (Fault.IGNORE_SUFFIX, Fault.SUFFIX_AS_PREFIX, Fault.BAD_SUFFIX)
-    },
-}
-
-
-@pytest.fixture(params=NO_SUFFIXES)
-def no_suffixes(request: pytest.FixtureRequest, faulty: FaultyServer) -> None:
-    """Make the server refuse or ignore suffix ranges."""
-    NO_SUFFIXES[request.param](faulty)
-
-
-@pytest.mark.usefixtures("no_suffixes")
-async def test_suffix_is_read_by_size_where_the_server_takes_none(remote: Remote) -> None:
-    """A suffix that a server refuses or ignores is read as an absolute range of one version."""
+    After it, no other suffix is sent to the same bucket.
+    """
+    if isinstance(refusal, Fault):
+        remote.server.fail(refusal)
+    else:
+        remote.server.suffix_status = refusal
     answer = await remote.found(SuffixRange(7))
 
     assert (answer.data, answer.size) == (DATA[-7:], len(DATA))
     assert [each.method for each in remote.server.seen] == ["GET", "HEAD", "GET"]
     assert remote.server.seen[-1].headers["If-Match"] == etag(DATA)
+    assert (await remote.found(SuffixRange(9))).data == DATA[-9:]
+    assert [each.method for each in remote.server.seen[3:]] == ["HEAD", "GET"]
     assert await remote.get(SuffixRange(7), if_match=answer.etag) == answer
     assert await remote.get(SuffixRange(7), if_none_match=answer.etag) is NOT_MODIFIED
-
-
-@pytest.mark.usefixtures("no_suffixes")
-async def test_refused_suffix_is_remembered_for_the_bucket(remote: Remote) -> None:
-    """After one refused suffix no other is sent to the same bucket."""
-    await remote.found(SuffixRange(7))
-    remote.server.seen.clear()
-
-    assert (await remote.found(SuffixRange(9))).data == DATA[-9:]
-    assert [each.method for each in remote.server.seen] == ["HEAD", "GET"]
 
 
 @pytest.mark.parametrize("status", [400, 405, 416, 501])
@@ -93,7 +61,8 @@ async def test_object_is_absent_where_suffixes_are_refused(remote: Remote, statu
 
 async def test_suffix_of_unknown_total_may_be_a_prefix(remote: Remote) -> None:
     """A suffix response of unknown total, which may be a prefix, is read again by the size."""
-    with_fault(Fault.SUFFIX_AS_PREFIX, Fault.NO_TOTAL)(remote.server)
+    remote.server.fail(Fault.SUFFIX_AS_PREFIX)
+    remote.server.fail(Fault.NO_TOTAL)
 
     assert (await remote.found(SuffixRange(7))).data == DATA[-7:]
 
@@ -110,10 +79,10 @@ async def test_suffix_is_read_by_size_after_a_closed_connection(remote: Remote) 
 @pytest.mark.parametrize("fault", [Fault.NO_HEAD, Fault.DENY_HEAD])
 async def test_size_is_learnt_from_a_get_without_head(remote: Remote, fault: Fault) -> None:
     """A server without HEAD is asked for the size of an object by GET."""
-    with_fault(fault, Fault.NO_TOTAL)(remote.server)
+    remote.server.fail(fault)
+    remote.server.fail(Fault.NO_TOTAL)
 
-    stat = await remote.store.stat(remote.ref)
-    assert stat is not None
+    stat = await stat_of(remote.store, remote.ref)
     assert stat.size == len(DATA)
     assert (await remote.found(ByteRange(5, 9))).data == DATA[5:9]
     assert await remote.store.stat(remote.absent) is None
@@ -243,8 +212,7 @@ async def test_mirrors_are_read_by_modification_time(faulty: FaultyServer) -> No
         HttpStore(StoreSettings(validator="last-modified"), timeout_s=LONGEST_S)
     ) as store:
         first = await found(store, ref, ByteRange(0, 9))
-        stat = await store.stat(ref)
-        assert stat is not None
+        stat = await stat_of(store, ref)
         assert stat.etag == first.etag
         assert await store.get(ref, ByteRange(0, 9), if_match=first.etag) == first
         assert "If-Match" not in faulty.seen[-1].headers

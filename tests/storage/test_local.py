@@ -22,7 +22,7 @@ from shardgate.model import ByteRange, ETag, ObjectRef, UnmodifiedSince
 from shardgate.storage.contract import TEMPORARY, Found, Listed
 from shardgate.storage.local import LocalStore, _listed
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import denied, found
+from tests.storage.conftest import denied, found, stat_of
 
 CROOKED = [
     *("../secret", "a/../../secret", "/secret", "./a/b", "a//b", "a/", "a\0", "..", ".", "\udc80"),
@@ -148,8 +148,7 @@ def open_files() -> set[str]:
 
 async def pinned_twice(store: LocalStore, ref: ObjectRef) -> Found:
     """Read *ref* by its ETag twice, so that its file stays open."""
-    stat = await store.stat(ref)
-    assert stat is not None
+    stat = await stat_of(store, ref)
     await store.get(ref, ByteRange(1, 3), if_match=stat.etag)
     return await found(store, ref, ByteRange(1, 3), if_match=stat.etag)
 
@@ -219,9 +218,8 @@ async def test_coded_file_is_read_by_its_plain_name(
     (folder / f"0-64.{ending}").write_bytes(b"coded")
     root = stores.open_root(folder.as_uri())
     ref = root.join("0-64")
-    stat, answer = await stores.stat(ref), await found(stores, ref)
+    stat, answer = await stat_of(stores, ref), await found(stores, ref)
 
-    assert stat is not None
     assert (stat.size, stat.coding, stat.etag) == (5, coding, answer.etag)
     for _ in range(2):  # from a warm file too
         part = await found(stores, ref, ByteRange(1, 3), if_match=answer.etag)
@@ -299,8 +297,7 @@ async def test_a_file_without_condition_is_read_anew(
     store: LocalStore, ref: ObjectRef, folder: Path
 ) -> None:
     """A read without an ETag opens the file by its name, though another one is kept open."""
-    stat = await store.stat(ref)
-    assert stat is not None
+    stat = await stat_of(store, ref)
     await store.get(ref, ByteRange(0, 3), if_match=stat.etag)
     (folder / "key").rename(folder / "old")
     (folder / "key").write_bytes(b"new")
@@ -310,14 +307,13 @@ async def test_a_file_without_condition_is_read_anew(
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Path:
-    """Make a folder ``data`` with a file, beside a secret and ``data-evil``."""
-    (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / "data-evil").mkdir()
-    (tmp_path / "data-evil" / "secret").write_bytes(b"secret")
-    (tmp_path / "data" / "a" / "b").mkdir(parents=True)
-    (tmp_path / "data" / "a" / "b" / "file").write_bytes(b"plain")
-    return tmp_path / "data"
+def guarded(folder: Path) -> Path:
+    """Put a file into the folder, and a secret into ``data-evil`` beside it."""
+    (folder.parent / "data-evil").mkdir()
+    (folder.parent / "data-evil" / "secret").write_bytes(b"secret")
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "b" / "file").write_bytes(b"plain")
+    return folder
 
 
 async def read_guarded(stores: Stores, root: ObjectRef, key: str) -> bytes | None:

@@ -20,7 +20,7 @@ from shardgate.model import ByteRange, ETag, ObjectRef
 from shardgate.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict
 from shardgate.storage.local import LocalStore
 from shardgate.storage.local_write import Folder, LocalWriter
-from tests.storage.conftest import found
+from tests.storage.conftest import found, stat_of
 
 SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
 HERE = Path(__file__).parents[2]
@@ -51,16 +51,20 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new(tmp_path: Path) -> None:
     assert min(map(int, done.stdout.split())) > 6
 
 
+def run_two(job: str, folder: Path, *arguments: str) -> None:
+    """Run *job* in two processes at once, each with its argument, and expect success."""
+    with ExitStack() as stack:
+        commands = [[*SCRIPT, job, str(folder), argument] for argument in arguments]
+        both = [stack.enter_context(subprocess.Popen(each, cwd=HERE)) for each in commands]
+
+    assert [each.returncode for each in both] == [0, 0]
+
+
 def test_processes_lose_no_update(folder: Path) -> None:
     """Two processes that increment a number by compare-and-swap reach the sum."""
     (folder / "key").write_bytes(b"0")
-    with ExitStack() as stack:
-        both = [
-            stack.enter_context(subprocess.Popen([*SCRIPT, "count", str(folder), "200"], cwd=HERE))
-            for _ in range(2)
-        ]
+    run_two("count", folder, "200", "200")
 
-    assert [each.returncode for each in both] == [0, 0]
     assert (folder / "key").read_bytes() == b"400"
     assert os.listdir(folder) == ["key"]  # noqa: PTH208  the names are meant
 
@@ -132,8 +136,7 @@ async def test_a_link_stays_a_link(store: LocalStore, folder: Path) -> None:
     (folder / "far" / "target").write_bytes(b"old")
     (folder / "link").symlink_to("far/target")
     (folder / "folder").symlink_to("far")
-    stat = await store.stat(ref_of(folder, "link"))
-    assert stat is not None
+    stat = await stat_of(store, ref_of(folder, "link"))
 
     etag = await store.put(ref_of(folder, "link"), [b"new"], expected=stat.etag)
     assert (folder / "far" / "target").read_bytes() == b"new"
@@ -183,8 +186,7 @@ async def test_write_follows_no_link_out_of_the_folder(
 async def test_coded_file_is_not_replaced(store: LocalStore, folder: Path) -> None:
     """A PUT or DELETE of the plain name of a coded file is a conflict."""
     (folder / "0-64.gz").write_bytes(b"coded")
-    stat = await store.stat(ref_of(folder, "0-64"))
-    assert stat is not None
+    stat = await stat_of(store, ref_of(folder, "0-64"))
     for expected in (None, ABSENT, stat.etag):
         with pytest.raises(ConflictError, match=r"\.gz"):
             await store.put(ref_of(folder, "0-64"), [b"1"], expected=expected)
@@ -265,15 +267,8 @@ def test_removed_folder_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def test_concurrent_writers_share_folders(folder: Path) -> None:
     """Two processes that write and remove keys in the same folders do not disturb each other."""
-    with ExitStack() as stack:
-        both = [
-            stack.enter_context(
-                subprocess.Popen([*SCRIPT, "come-and-go", str(folder), str(seed)], cwd=HERE)
-            )
-            for seed in range(2)
-        ]
+    run_two("come-and-go", folder, "0", "1")
 
-    assert [each.returncode for each in both] == [0, 0]
     assert os.listdir(folder) == []  # noqa: PTH208
 
 

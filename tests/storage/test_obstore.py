@@ -11,11 +11,11 @@ import pytest
 
 from shardgate.errors import StorageDeniedError, StorageUnavailableError, StorageUnusableError
 from shardgate.model import ByteRange, ObjectRef
-from shardgate.settings import LimitSettings, StoreSettings
+from shardgate.settings import StoreSettings
 from shardgate.storage.obstore import CloudStore
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import az_settings, found
-from tests.storage.faulty import LONGEST_S, FaultyServer
+from tests.storage.conftest import Remote, az_settings, found, stat_of
+from tests.storage.faulty import LONGEST_S
 from tests.storage.proxy import Lie, Proxy
 from tests.storage.test_faults import MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
@@ -24,22 +24,14 @@ REF = ObjectRef("gs://bucket", "key")
 DATA = bytes(range(256)) * 1024
 
 
-@pytest.fixture
-async def store(faulty: FaultyServer) -> AsyncGenerator[CloudStore]:
-    """Open a store of the faulty server as Google's."""
-    faulty.put("bucket", "key", DATA)
-    settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
-    async with aclosing(CloudStore("gs", settings, timeout_s=LONGEST_S)) as opened:
-        yield opened
-
-
-async def test_key_that_obstore_changes_is_refused(faulty: FaultyServer, store: CloudStore) -> None:
+@pytest.mark.parametrize("remote", ["gs"], indirect=True)
+async def test_key_that_obstore_changes_is_refused(remote: Remote) -> None:
     """A key whose slashes or dots obstore would change is refused without a request."""
     for key in ("", "/key", "a//key", "a/", "a/../key", "./key"):
         with pytest.raises(StorageUnusableError):
-            await store.get(ObjectRef("gs://bucket", key))
+            await remote.store.get(ObjectRef("gs://bucket", key))
 
-    assert not faulty.seen
+    assert not remote.server.seen
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd"])
@@ -55,9 +47,8 @@ async def test_coded_object_is_read_as_stored(
         (CloudStore("gs", google), "gs://bucket"),
     ):
         ref = ObjectRef(bucket, "coded")
-        answer, stat = await found(store, ref, MIDDLE), await store.stat(ref)
+        answer, stat = await found(store, ref, MIDDLE), await stat_of(store, ref)
 
-        assert stat is not None
         assert (answer.data, answer.coding) == (DATA[1000:201_000], coding)
         assert (stat.size, stat.coding) == (len(DATA), coding)
 
@@ -102,28 +93,29 @@ async def test_missing_azure_account_is_an_error() -> None:
         await store.get(ObjectRef("az://bucket", "key"))
 
 
-async def test_roots_and_prefixes_are_opened(azurite: Azurite, fake_gcs: FakeGcs) -> None:
+async def test_roots_and_prefixes_are_opened(
+    stores: Stores, azurite: Azurite, fake_gcs: FakeGcs
+) -> None:
     """Roots and prefixes of az:// and gs://, of a named store or not, are read side by side."""
     azurite.put("a/key", b"azure")
     fake_gcs.put("a/key", b"google")
     google = StoreSettings(endpoint_url=fake_gcs.url, anonymous=True)
 
-    async with Stores(LimitSettings()) as stores:
-        roots = {
-            stores.open_root("az://bucket/a", az_settings(azurite), "blue"): b"azure",
-            stores.open_root("gs://bucket/a/", google): b"google",
-            stores.open_prefix("az://bucket/a/", az_settings(azurite), "blue"): b"azure",
-            stores.open_prefix("gs://bucket/a", google): b"google",
-        }
-        assert [root.bucket for root in roots] == [
-            *("az+blue://bucket", "gs://bucket", "guarded+az+blue://bucket", "guarded+gs://bucket"),
-        ]
-        for root, data in roots.items():
-            await stores.check_reachable(root)
-            assert (await found(stores, root.join("key"))).data == data
-        for guarded in list(roots)[2:]:
-            with pytest.raises(StorageDeniedError):
-                await stores.get(guarded.join("../key"))
+    roots = {
+        stores.open_root("az://bucket/a", az_settings(azurite), "blue"): b"azure",
+        stores.open_root("gs://bucket/a/", google): b"google",
+        stores.open_prefix("az://bucket/a/", az_settings(azurite), "blue"): b"azure",
+        stores.open_prefix("gs://bucket/a", google): b"google",
+    }
+    assert [root.bucket for root in roots] == [
+        *("az+blue://bucket", "gs://bucket", "guarded+az+blue://bucket", "guarded+gs://bucket"),
+    ]
+    for root, data in roots.items():
+        await stores.check_reachable(root)
+        assert (await found(stores, root.join("key"))).data == data
+    for guarded in list(roots)[2:]:
+        with pytest.raises(StorageDeniedError):
+            await stores.get(guarded.join("../key"))
 
 
 def test_a_missing_extra_is_named() -> None:
@@ -151,11 +143,13 @@ for url in "gs://b/c", "az://b/c":
 
 ABSENCES: Final = (Lie.PAGE_404, Lie.EMPTY_404, Lie.QUOTED_404)
 
+type BehindProxy = tuple[CloudStore, Proxy, str]
+
 
 @pytest.fixture(params=["gs", "az"])
-async def behind_proxy(request: pytest.FixtureRequest) -> AsyncGenerator[tuple[CloudStore, Proxy]]:
-    """Open a store behind a proxy, with an object that was read before."""
-    is_google = request.param == "gs"
+async def behind_proxy(request: pytest.FixtureRequest) -> AsyncGenerator[BehindProxy]:
+    """Open a store behind a proxy, with an object in its bucket that was read before."""
+    is_google, bucket = request.param == "gs", f"{request.param}://bucket"
     server = request.getfixturevalue("fake_gcs" if is_google else "azurite")
     google = StoreSettings(endpoint_url=server.url, anonymous=True)
     settings = google if is_google else az_settings(server)
@@ -166,18 +160,18 @@ async def behind_proxy(request: pytest.FixtureRequest) -> AsyncGenerator[tuple[C
         url = server.url.replace(proxy.upstream, urlsplit(proxy.url).netloc)
         settings = settings.model_copy(update={"endpoint_url": url})
         async with aclosing(CloudStore(request.param, settings)) as store:
-            await found(store, ObjectRef(f"{request.param}://bucket", "a/present"))
-            yield store, proxy
+            await found(store, ObjectRef(bucket, "a/present"))
+            yield store, proxy, bucket
 
 
 @pytest.mark.parametrize("lie", ABSENCES)
 @pytest.mark.parametrize("lasts", [1, 1000])
 async def test_404_of_a_proxy_is_no_absence(
-    behind_proxy: tuple[CloudStore, Proxy], request: pytest.FixtureRequest, lie: Lie, lasts: int
+    behind_proxy: BehindProxy, lie: Lie, lasts: int
 ) -> None:
     """A 404 without the service's own document never makes an existing object absent."""
-    store, proxy = behind_proxy
-    ref = ObjectRef(f"{request.node.callspec.params['behind_proxy']}://bucket", "a/present")
+    store, proxy, bucket = behind_proxy
+    ref = ObjectRef(bucket, "a/present")
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: store.get(ref),
         lambda: store.get(ref, ByteRange(1, 2)),
@@ -190,12 +184,9 @@ async def test_404_of_a_proxy_is_no_absence(
 
 
 @pytest.mark.parametrize("lie", ABSENCES)
-async def test_listing_proves_absence(
-    behind_proxy: tuple[CloudStore, Proxy], request: pytest.FixtureRequest, lie: Lie
-) -> None:
+async def test_listing_proves_absence(behind_proxy: BehindProxy, lie: Lie) -> None:
     """An object that is missing in a listing of its folder is absent, whoever answered 404."""
-    store, proxy = behind_proxy
-    bucket = f"{request.node.callspec.params['behind_proxy']}://bucket"
+    store, proxy, bucket = behind_proxy
     for key in ("a/absent", "a/b/c0", "x", "z/z"):
         for ask in (store.get, store.stat):
             proxy.spoil([0], lie)

@@ -22,7 +22,7 @@ from shardgate.storage.contract import (
     plan_spans,
 )
 from shardgate.storage.s3_upload import Part, plan_parts
-from tests.storage.conftest import found
+from tests.storage.conftest import found, stat_of
 from tests.storage.s3_objects import Written
 from tests.support.seaweedfs import SeaweedFS
 
@@ -178,8 +178,7 @@ async def test_a_copy_has_the_headers_it_is_given(large: LargeObject) -> None:
     headers = ObjectHeaders("br", metadata=(("a", "b"),))
     await large.store.put(large.ref, CHANGES, expected=large.etag, headers=headers)
 
-    stat = await large.store.stat(large.ref)
-    assert stat is not None
+    stat = await stat_of(large.store, large.ref)
     assert stat.headers == headers
 
 

@@ -16,6 +16,7 @@ from shardgate.errors import (
 from shardgate.model import ByteRange, ObjectRef, Piece
 from shardgate.storage.contract import ABSENT, CONFLICT, WriteNotice
 from shardgate.storage.s3 import S3Store
+from tests.storage.conftest import stat_of
 from tests.storage.ministack import MiniStack
 from tests.storage.proxy import Fault, Lie, Mishap, Proxy
 from tests.storage.s3_objects import Written
@@ -152,8 +153,7 @@ async def test_lost_write_replaced_since_has_succeeded(
 
     async def build_upon() -> None:
         async with aclosing(S3Store(lossy.server.settings)) as other:
-            stat = await other.stat(lossy.ref)
-            assert stat is not None
+            stat = await stat_of(other, lossy.ref)
             assert stat.etag != etag
             assert isinstance(await other.put(lossy.ref, [b"on top"], expected=stat.etag), str)
 

@@ -13,8 +13,6 @@ from shardgate.storage.wrappers import TracedStore
 from tests.storage.conftest import denied, found
 from tests.storage.faulty import Fault, FaultyServer
 
-LIMITS = LimitSettings(timeout_s=60, deadline_s=60)
-
 
 @pytest.mark.parametrize(
     ("url", "root"),
@@ -50,7 +48,9 @@ def test_invalid_root_url_is_refused(url: str) -> None:
     assert "hunter2" not in str(raised.value)
 
 
-async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: Path) -> None:
+async def test_each_root_is_read_from_its_store(
+    stores: Stores, faulty: FaultyServer, tmp_path: Path
+) -> None:
     """Roots of all kinds are read and written by their stores.
 
     A bucket that was not opened raises StorageUnusableError.
@@ -59,29 +59,28 @@ async def test_each_root_is_read_from_its_store(faulty: FaultyServer, tmp_path: 
     (tmp_path / "key").write_bytes(b"local")
     settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
 
-    async with Stores(LIMITS) as stores:
-        roots = {
-            stores.open_root(tmp_path.as_uri()): b"local",
-            stores.open_root(f"{faulty.url}/bucket/p"): b"remote",
-            stores.open_root("s3://bucket/p", settings, "one"): b"remote",
-            stores.open_root("s3://bucket/p", settings, "two"): b"remote",
-            stores.open_root("memory://bucket/p"): b"memory",
-        }
-        assert {str(root) for root in roots} >= {"s3+one://bucket/p", "s3+two://bucket/p"}
-        stores.memory.place(ObjectRef("memory://bucket", "p/key"), b"memory")
-        for root, data in roots.items():
-            await stores.check_reachable(root)
-            assert (await found(stores, root.join("key"))).data == data
-        for root in (root for root in roots if root.bucket.startswith(("memory", "file"))):
-            ref = root.join("new")
-            await stores.verify_conditional_writes(ref)
-            etag = await stores.put(ref, [b"data"], expected=ABSENT)
-            assert isinstance(etag, str)
-            assert stores.keeps_headers(ref) is root.bucket.startswith("memory")
-            assert await stores.delete(ref, expected=etag) is True
-            assert await stores.get(ref) is None
-        with pytest.raises(StorageUnusableError):
-            await stores.get(ObjectRef("s3://bucket", "key"))
+    roots = {
+        stores.open_root(tmp_path.as_uri()): b"local",
+        stores.open_root(f"{faulty.url}/bucket/p"): b"remote",
+        stores.open_root("s3://bucket/p", settings, "one"): b"remote",
+        stores.open_root("s3://bucket/p", settings, "two"): b"remote",
+        stores.open_root("memory://bucket/p"): b"memory",
+    }
+    assert {str(root) for root in roots} >= {"s3+one://bucket/p", "s3+two://bucket/p"}
+    stores.memory.place(ObjectRef("memory://bucket", "p/key"), b"memory")
+    for root, data in roots.items():
+        await stores.check_reachable(root)
+        assert (await found(stores, root.join("key"))).data == data
+    for root in (root for root in roots if root.bucket.startswith(("memory", "file"))):
+        ref = root.join("new")
+        await stores.verify_conditional_writes(ref)
+        etag = await stores.put(ref, [b"data"], expected=ABSENT)
+        assert isinstance(etag, str)
+        assert stores.keeps_headers(ref) is root.bucket.startswith("memory")
+        assert await stores.delete(ref, expected=etag) is True
+        assert await stores.get(ref) is None
+    with pytest.raises(StorageUnusableError):
+        await stores.get(ObjectRef("s3://bucket", "key"))
 
 
 async def test_the_wrapper_is_called_for_every_attempt(faulty: FaultyServer) -> None:
@@ -93,45 +92,45 @@ async def test_the_wrapper_is_called_for_every_attempt(faulty: FaultyServer) -> 
 
     faulty.put("bucket", "key", b"data")
     faulty.fail(Fault.SLOW_DOWN, nth=[0])
-    async with Stores(LIMITS, wrap=wrap) as stores:
+    async with Stores(LimitSettings(), wrap=wrap) as stores:
         root = stores.open_root(f"{faulty.url}/bucket")
         assert await stores.get(root.join("key")) is not None
 
     assert heard == ["get", "get"]
 
 
-async def test_key_outside_of_a_prefix_is_denied(faulty: FaultyServer, tmp_path: Path) -> None:
+async def test_key_outside_of_a_prefix_is_denied(
+    stores: Stores, faulty: FaultyServer, tmp_path: Path
+) -> None:
     """A key with dot segments below a prefix of any kind is denied before it is requested."""
     faulty.put("bucket", "data/key", b"data")
     (tmp_path / "key").write_bytes(b"data")
     settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
     keys = ("..", ".", "../secret", "..\\secret", "a/../../secret", "a/./b/file", "a/b/..")
-    async with Stores(LIMITS) as stores:
-        bucket = stores.open_prefix("s3://bucket/data/", settings, "lab")
-        assert bucket == ObjectRef("guarded+s3+lab://bucket", "data")
-        web = stores.open_prefix(f"{faulty.url}/bucket/data")
-        for root in (bucket, web, stores.open_prefix(tmp_path.as_uri())):
-            await found(stores, root.join("key"))
-            before = len(faulty.seen)
-            for key in keys:
-                await denied(stores, root.join(key))
-            assert len(faulty.seen) == before
+    bucket = stores.open_prefix("s3://bucket/data/", settings, "lab")
+    assert bucket == ObjectRef("guarded+s3+lab://bucket", "data")
+    web = stores.open_prefix(f"{faulty.url}/bucket/data")
+    for root in (bucket, web, stores.open_prefix(tmp_path.as_uri())):
+        await found(stores, root.join("key"))
+        before = len(faulty.seen)
+        for key in keys:
+            await denied(stores, root.join(key))
+        assert len(faulty.seen) == before
 
 
-async def test_read_only_store_is_unwritable(tmp_path: Path) -> None:
+async def test_read_only_store_is_unwritable(stores: Stores, tmp_path: Path) -> None:
     """Writes to web servers, clouds and prefixes raise UnwritableError."""
     cloud = StoreSettings(endpoint_url="http://127.0.0.1:1", anonymous=True)
-    async with Stores(LIMITS) as stores:
-        for root in (
-            stores.open_root("http://127.0.0.1:1/p"),
-            stores.open_root("gs://bucket/p", cloud),
-            stores.open_prefix(tmp_path.as_uri()),
+    for root in (
+        stores.open_root("http://127.0.0.1:1/p"),
+        stores.open_root("gs://bucket/p", cloud),
+        stores.open_prefix(tmp_path.as_uri()),
+    ):
+        for call in (
+            stores.verify_conditional_writes(root),
+            stores.put(root.join("key"), [b"1"], expected=None),
+            stores.delete(root.join("key"), expected=None),
         ):
-            for call in (
-                stores.verify_conditional_writes(root),
-                stores.put(root.join("key"), [b"1"], expected=None),
-                stores.delete(root.join("key"), expected=None),
-            ):
-                with pytest.raises(UnwritableError, match="read-only"):
-                    await call
-            assert not stores.keeps_headers(root)
+            with pytest.raises(UnwritableError, match="read-only"):
+                await call
+        assert not stores.keeps_headers(root)

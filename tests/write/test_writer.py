@@ -14,7 +14,8 @@ from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
 from tests.formats.neuroglancer_precomputed.case import build_meshes
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import consolidated
+from tests.formats.zarr import draft
+from tests.formats.zarr.building import array_metadata, consolidated, regular, sharding
 from tests.read.stores import SearchedContainers
 from tests.support.files import read_files
 from tests.support.repositories import create
@@ -129,12 +130,11 @@ async def test_consolidated_metadata_have_the_current_shards(memory: MemoryStore
         return json.dumps(consolidated({"a": array})).encode()
 
     await one.put("zarr.json", group(seen))
-    other_grid = {"name": "regular", "configuration": {"chunk_shape": [16]}}
-    memory.place(ROOT.join("a/zarr.json"), zarr_json(chunk_grid=other_grid))
+    memory.place(ROOT.join("a/zarr.json"), zarr_json(chunk_grid=regular(16)))
     await one.put("zarr.json", group(seen))
 
     kept = json.loads(await stored(memory, "zarr.json") or b"")
-    assert kept["consolidated_metadata"]["metadata"]["a"]["chunk_grid"] == other_grid
+    assert kept["consolidated_metadata"]["metadata"]["a"]["chunk_grid"] == regular(16)
 
 
 @pytest.mark.parametrize("later_s", [0, 10**9])
@@ -207,33 +207,16 @@ async def test_many_keys_share_a_rewrite_for_each_shard(memory: MemoryStore) -> 
     }
 
 
-def huge_2022() -> dict[str, bytes]:
-    """Return an array of the draft of 2022 whose only shard has room for 2^40 chunks."""
-    core, sharding = "https://purl.org/zarr/spec/core/3.0", "storage_transformers/sharding/1.0"
-    entry = {"zarr_format": core, "metadata_encoding": core, "metadata_key_suffix": ".json"}
-    transformer = {
-        "extension": f"https://purl.org/zarr/spec/{sharding}",
-        "type": "indexed",
-        "configuration": {"chunks_per_shard": [2**40]},
-    }
-    array = {
-        "shape": [2**40],
-        "data_type": "|u1",
-        "chunk_grid": {"type": "regular", "chunk_shape": [1], "separator": "/"},
-        "fill_value": 0,
-        "storage_transformers": [transformer],
-    }
-    documents = {"h/zarr.json": entry, "h/meta/root/x.array.json": array}
-    return {key: json.dumps(document).encode() for key, document in documents.items()}
-
-
 @pytest.mark.parametrize("key", ["h/c/3", "h/data/root/x/c3"])
 async def test_shards_with_a_huge_index_are_not_written(memory: MemoryStore, key: str) -> None:
     """A write to an array whose shard index would be huge raises ReadOnlyError."""
-    grid = {"name": "regular", "configuration": {"chunk_shape": [2**40]}}
-    documents = {"h/zarr.json": zarr_json(shape=[2**40], chunk_grid=grid)}
-    for name, document in (documents if "root" not in key else huge_2022()).items():
-        memory.place(ROOT.join(name), document)
+    if "root" in key:
+        array = draft.array_metadata([2**40], [1], [draft.sharding([2**40])])
+        memory.place(ROOT.join("h/zarr.json"), draft.encode(draft.ENTRY_POINT))
+        memory.place(ROOT.join("h/meta/root/x.array.json"), draft.encode(array))
+    else:
+        array_json = zarr_json(shape=[2**40], chunk_grid=regular(2**40))
+        memory.place(ROOT.join("h/zarr.json"), array_json)
     one = replica(memory)
     assert await one.read(key) is None
 
@@ -261,8 +244,8 @@ async def test_an_unsafe_store_is_not_written(memory: MemoryStore) -> None:
 async def test_many_keys_yield_to_the_event_loop(memory: MemoryStore, name: str) -> None:
     """A request of thousands of keys yields to the event loop at least every hundred keys."""
     count = 1000
-    grid = {"name": "regular", "configuration": {"chunk_shape": [4 * count]}}
-    memory.place(ROOT.join("a/zarr.json"), zarr_json(shape=[4 * count], chunk_grid=grid))
+    document = zarr_json(shape=[4 * count], chunk_grid=regular(4 * count))
+    memory.place(ROOT.join("a/zarr.json"), document)
     one = replica(memory)
     keys = [VirtualKey(name.format(number)) for number in range(count)]
     since, longest = set[str](), 0
@@ -332,11 +315,8 @@ async def test_erasing_keeps_other_chunks_of_a_shard(memory: MemoryStore) -> Non
     """Erasing a prefix of an array that others have made keeps a shard's other chunks."""
     one, other = replica(memory), replica(memory)
     assert await one.read("b/c/0/0") is None
-    grid = {"name": "regular", "configuration": {"chunk_shape": [8, 4]}}
-    codecs = json.loads(zarr_json())["codecs"]
-    codecs[0]["configuration"]["chunk_shape"] = [4, 4]
-    document = zarr_json(shape=[8, 4], chunk_grid=grid, codecs=codecs)
-    memory.place(ROOT.join("b/zarr.json"), document)
+    document = array_metadata([8, 4], [8, 4], [sharding([4, 4])])
+    memory.place(ROOT.join("b/zarr.json"), json.dumps(document).encode())
     await put_each(other, {"b/c/0/0": bytes(16), "b/c/1/0": b"\1" * 16})
 
     await one.eraser.erase(one.reading.dataset, VirtualKey("b/c/0/"))

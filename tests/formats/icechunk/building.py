@@ -1,7 +1,7 @@
 """Files of Icechunk, built with the package `flatbuffers` from the schemas.
 
-A table is a `dict` of its fields by slot. A table or vector object that occurs twice is written
-once, so that files can share parts that no writer shares.
+A table is a `dict` of its fields by slot; fields that are `None` are absent. A table or vector
+object that occurs twice is written once, so that files can share parts that no writer shares.
 """
 
 import struct
@@ -12,7 +12,7 @@ from typing import Any
 import flatbuffers
 import zstandard
 
-type Table = dict[int, "Field"]
+type Table = dict[int, "Field | None"]
 type Field = "Number | Numbers | Struct | Structs | str | bytes | Table | Sequence[Table | str]"
 
 SNAPSHOT, MANIFEST, TRANSACTION_LOG, REPO_INFO = 1, 2, 4, 6
@@ -72,19 +72,17 @@ class Ref:
     def table(self) -> Table:
         """The reference as a table."""
         index = self.index
-        return _present(
-            {
-                0: index if index is None or isinstance(index, Numbers) else Numbers("I", index),
-                1: self.inline,
-                2: _number("Q", self.offset),
-                3: _number("Q", self.length),
-                4: None if self.chunk_id is None else Struct(self.chunk_id),
-                5: self.location,
-                6: self.checksum_etag,
-                7: _number("I", self.checksum_last_modified),
-                8: self.compressed_location,
-            }
-        )
+        return {
+            0: index if index is None or isinstance(index, Numbers) else Numbers("I", index),
+            1: self.inline,
+            2: _number("Q", self.offset),
+            3: _number("Q", self.length),
+            4: _struct(self.chunk_id),
+            5: self.location,
+            6: self.checksum_etag,
+            7: _number("I", self.checksum_last_modified),
+            8: self.compressed_location,
+        }
 
 
 def envelope(payload: bytes, file_type: int, *, version: int = 2, compression: int = 1) -> bytes:
@@ -107,24 +105,17 @@ def manifest(
     algorithm: int | None = None,
 ) -> bytes:
     """Encode the payload of a manifest, with its arrays in the given order."""
-    tables = [
-        _present(
-            {
-                0: None if node_id is None else Struct(node_id),
-                1: None if refs is None else [_table(ref) for ref in refs],
-            }
-        )
+    tables: list[Table] = [
+        {0: _struct(node_id), 1: None if refs is None else [_table(ref) for ref in refs]}
         for node_id, refs in arrays or ()
     ]
     return payload(
-        _present(
-            {
-                0: None if object_id is None else Struct(object_id),
-                1: None if arrays is None else tables,
-                2: dictionary,
-                3: _number("B", algorithm),
-            }
-        )
+        {
+            0: _struct(object_id),
+            1: None if arrays is None else tables,
+            2: dictionary,
+            3: _number("B", algorithm),
+        }
     )
 
 
@@ -166,18 +157,16 @@ def snapshot(
         for item, size, count in files
     ]
     return payload(
-        _present(
-            {
-                0: Struct(object_id),
-                1: None if parent_id is None else Struct(parent_id),
-                2: [node_table(node) for node in nodes],
-                3: Number("Q", flushed_at),
-                4: message,
-                5: [{0: name, 1: value} for name, value in metadata],
-                6: Structs(v1 if version == 1 else [], 32, 8),
-                7: None if version == 1 or manifest_files is None else v2,
-            }
-        )
+        {
+            0: Struct(object_id),
+            1: _struct(parent_id),
+            2: [node_table(node) for node in nodes],
+            3: Number("Q", flushed_at),
+            4: message,
+            5: [{0: name, 1: value} for name, value in metadata],
+            6: Structs(v1 if version == 1 else [], 32, 8),
+            7: None if version == 1 or manifest_files is None else v2,
+        }
     )
 
 
@@ -191,20 +180,16 @@ def payload(root: Table, identifier: bytes | None = b"Ichk") -> bytes:
 
 def node_table(node: Node) -> Table:
     """Return a table `NodeSnapshot`."""
-    data: Table = {}
-    if node.shape is not None:
-        data = _array(node)
     return {
         0: Struct(node.node_id),
         1: node.path,
         2: node.user_data,
         3: Number("B", 2 if node.shape is None else 1),
-        4: data,
+        4: {} if node.shape is None else _array(node, node.shape),
     }
 
 
-def _array(node: Node) -> Table:
-    shape = node.shape or ()
+def _array(node: Node, shape: Sequence[tuple[int, int]]) -> Table:
     v1 = [
         length.to_bytes(8, "little") + chunk.to_bytes(8, "little")
         for (length, _), chunk in zip(shape, node.chunk_shape or (), strict=False)
@@ -220,14 +205,12 @@ def _array(node: Node) -> Table:
         }
         for item, box in node.manifests
     ]
-    return _present(
-        {
-            0: Structs(v1, 16, 8),
-            1: names,
-            2: manifests,
-            3: None if node.chunk_shape is not None else v2,
-        }
-    )
+    return {
+        0: Structs(v1, 16, 8),
+        1: names,
+        2: manifests,
+        3: None if node.chunk_shape is not None else v2,
+    }
 
 
 def _table(ref: Ref | Table) -> Table:
@@ -238,8 +221,8 @@ def _number(kind: str, value: int | None) -> Number | None:
     return None if value is None else Number(kind, value)
 
 
-def _present(fields: dict[int, Any]) -> Table:
-    return {slot: value for slot, value in fields.items() if value is not None}
+def _struct(data: bytes | None) -> Struct | None:
+    return None if data is None else Struct(data)
 
 
 class _Writer:
@@ -252,14 +235,15 @@ class _Writer:
         return self._once(table, lambda: self._table(table))
 
     def _table(self, table: Table) -> int:
+        fields = {slot: value for slot, value in table.items() if value is not None}
         offsets = {
             slot: self._once(value, lambda value=value: self._write(value))
-            for slot, value in table.items()
+            for slot, value in fields.items()
             if not isinstance(value, Number | Struct)
         }
         builder = self._builder
-        builder.StartObject(max(table, default=-1) + 1)
-        for slot, value in table.items():
+        builder.StartObject(max(fields, default=-1) + 1)
+        for slot, value in fields.items():
             if isinstance(value, Number):
                 getattr(builder, f"Prepend{_NAMES[value.kind]}Slot")(slot, value.value, 0)
             elif isinstance(value, Struct):

@@ -37,14 +37,13 @@ def snapshot(
     snapshot_id: bytes, parent: int | None = -1, message: str = "", more: Fields | None = None
 ) -> Fields:
     """Return a snapshot in `repo`; with *parent* `None` the field is absent."""
-    fields: Fields = {0: Struct(snapshot_id), 2: U64(NOON), 3: message}
-    return fields | ({} if parent is None else {1: I32(parent)}) | (more or {})
+    place = None if parent is None else I32(parent)
+    return {0: Struct(snapshot_id), 1: place, 2: U64(NOON), 3: message, **(more or {})}
 
 
 def update(kind: int, body: Fields, backup: str | None = None, at: int = NOON) -> Fields:
     """Return an operation."""
-    fields: Fields = {0: U8(kind), 1: body, 2: U64(at)}
-    return fields if backup is None else {**fields, 3: backup}
+    return {0: U8(kind), 1: body, 2: U64(at), 3: backup}
 
 
 FIRST = b"first snapsh"
@@ -65,7 +64,7 @@ class Repo:
 
     def payload(self) -> bytes:
         """Encode the FlatBuffer."""
-        fields = {
+        fields: Fields = {
             0: U8(2),
             1: self.tags,
             2: self.branches,
@@ -73,9 +72,8 @@ class Repo:
             4: self.snapshots,
             5: self.status,
             7: self.updates,
-            **self.more,
         }
-        return payload({slot: value for slot, value in fields.items() if value is not None})
+        return payload(fields | self.more)
 
     def file(self) -> bytes:
         """Encode the file."""
@@ -86,8 +84,7 @@ def transaction_log(more: Fields) -> bytes:
     """Encode the payload of a transaction log with only the fields *more*."""
     fields: Fields = {0: Struct(FIRST), 7: []}
     fields |= {slot: Structs([], 8) for slot in range(1, 7)}
-    fields |= more
-    return payload({slot: value for slot, value in fields.items() if value is not None})
+    return payload(fields | more)
 
 
 def changed_chunks(node_id: bytes, chunks: Sequence[Sequence[int]]) -> Fields:

@@ -86,11 +86,6 @@ class Peer:
         nodes: Any = self.repository.inspect_snapshot(self.tip())["nodes"]
         return next(list(each["manifest_refs"]) for each in nodes if each["path"] == path)
 
-    def manifest(self, object_id: bytes) -> Manifest:
-        """Read a manifest."""
-        data = (self.folder / "manifests" / encode_id(object_id)).read_bytes()
-        return ManifestDecoder(object_id, LIMIT)(data)
-
     def put(self, path: str, refs: Sequence[ManifestRef], files: Mapping[bytes, bytes]) -> None:
         """Replace the manifests of the array at *path* by *refs*; *files* are the new ones."""
         folder, found = self.folder / "manifests", stored(self.folder, self.tip())
@@ -164,6 +159,12 @@ def logged(folder: Path, snapshot_id: str) -> TransactionLog:
     """Read and decode the transaction log of a snapshot."""
     data = (folder / "transactions" / snapshot_id).read_bytes()
     return TransactionLogDecoder(read_id(snapshot_id), LIMIT)(data)
+
+
+def read_manifest(folder: Path, object_id: bytes) -> Manifest:
+    """Read and decode a manifest."""
+    data = (folder / "manifests" / encode_id(object_id)).read_bytes()
+    return ManifestDecoder(object_id, LIMIT)(data)
 
 
 def change_set(before: StoredSnapshot, after: StoredSnapshot, log: TransactionLog) -> ChangeSet:

@@ -24,6 +24,7 @@ from tests.formats.icechunk.trees import (
     Node,
     Tree,
     TreeStore,
+    array_in_a_group,
     by_uid,
     changed,
     difference,
@@ -82,17 +83,6 @@ def test_random_commits_agree_with_a_model(commits: list[list[Any]]) -> None:
         tree = after
 
 
-def _start() -> StoredSnapshot:
-    """Return a snapshot with a group and an array of three chunks in it."""
-    new = {
-        A: NodeDocument("/", group()),
-        B: NodeDocument("/g", group()),
-        C: NodeDocument("/g/a", array([6], [2])),
-    }
-    nodes = apply_changes(ChangeSet(new=new), EMPTY).nodes
-    return StoredSnapshot(b"another   id", nodes, {}, 1, "", EMPTY.metadata)
-
-
 def _chunks(*at: int) -> ChunkChanges:
     coords = np.array(at, np.uint32).reshape(len(at), 1)
     return ChunkChanges(coords, Payloads.of([InlineChunk(b"x")] * len(at)))
@@ -141,20 +131,21 @@ def test_change_set_that_contradicts_the_snapshot_is_refused(
     One that fits no snapshot raises BadBodyError.
     """
     with pytest.raises(error, match=message):
-        apply_changes(changes, _start())
+        apply_changes(changes, array_in_a_group(6))
 
 
 def test_unchanged_document_is_no_change() -> None:
     """An update with an unchanged document is empty and not logged."""
-    applied = apply_changes(ChangeSet(updated={C: array([6], [2])}), _start())
+    start = array_in_a_group(6)
+    applied = apply_changes(ChangeSet(updated={C: array([6], [2])}), start)
 
     assert applied.is_empty
-    assert applied.nodes == _start().nodes
+    assert applied.nodes == start.nodes
 
 
 def test_orphaned_nodes_may_stay() -> None:
     """Nodes without a group, as the library leaves them, stay; a group can be made for them."""
-    start = _start()
+    start = array_in_a_group(6)
     nodes = {path: node for path, node in start.nodes.items() if path != "/g"}
     orphaned = StoredSnapshot(b"another   id", nodes, {}, 1, "", EMPTY.metadata)
 

@@ -17,19 +17,26 @@ from hypothesis import strategies as st
 from shardgate.formats.icechunk.apply import apply_changes
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from shardgate.formats.icechunk.conflicts import CommitConflict, ConflictKind, Policy, rebase
-from shardgate.formats.icechunk.ids import encode_id
-from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, ManifestDecoder
+from shardgate.formats.icechunk.manifest import InlineChunk
 from shardgate.formats.icechunk.manifest_writer import Rewritten
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.formats.icechunk.transaction_log import TransactionLog
-from tests.formats.icechunk.peer import LIMIT, change_set, logged, open_array, open_root, stored
+from tests.formats.icechunk.peer import (
+    change_set,
+    logged,
+    open_array,
+    open_root,
+    read_manifest,
+    stored,
+)
 from tests.formats.icechunk.repositories import array, group
 from tests.formats.icechunk.trees import (
     EMPTY,
     STEP,
     Step,
     TreeStore,
+    array_in_a_group,
     by_uid,
     difference,
     merge,
@@ -40,30 +47,16 @@ A, B, C, D, E = (b"%08d" % number for number in range(5))
 NOTHING = apply_changes(ChangeSet(), EMPTY).log
 
 
-def _parent() -> StoredSnapshot:
-    """Return a snapshot with a group and an array of 1000 chunks in it."""
-    new = {
-        A: NodeDocument("/", group()),
-        B: NodeDocument("/g", group()),
-        C: NodeDocument("/g/a", array([2000], [2])),
-    }
-    return _put(ChangeSet(new=new), EMPTY)[0]
-
-
-def _put(changes: ChangeSet, before: StoredSnapshot) -> tuple[StoredSnapshot, TransactionLog]:
-    applied = apply_changes(changes, before)
-    return replace(before, nodes=applied.nodes), applied.log
-
-
 def _over(
     ours: ChangeSet, *theirs: ChangeSet, policy: Policy = Policy.FAIL
 ) -> ChangeSet | list[CommitConflict]:
     """Rebase *ours* over *theirs*, each of which is a commit."""
-    parent = tip = _parent()
+    parent = tip = array_in_a_group(2000)
     logs: list[TransactionLog] = []
     for changes in theirs:
-        tip, log = _put(changes, tip)
-        logs.append(log)
+        applied = apply_changes(changes, tip)
+        tip = replace(tip, nodes=applied.nodes)
+        logs.append(applied.log)
     return rebase(ours, parent, logs, tip, policy)
 
 
@@ -130,7 +123,7 @@ def test_node_that_they_created_and_deleted_is_no_conflict() -> None:
 
 def test_move_of_theirs_is_the_only_conflict() -> None:
     """A move of theirs, even one that was undone, is the only reported conflict."""
-    parent = _parent()
+    parent = array_in_a_group(2000)
     moved = replace(parent.nodes["/g/a"], path="/b")
     there = {path: node for path, node in parent.nodes.items() if path != "/g/a"} | {"/b": moved}
     log = replace(NOTHING, former_paths=("/g/a",))
@@ -324,11 +317,6 @@ class Written:
         base = stored(self.folder, self.base)
         return change_set(base, stored(self.folder, tip), logged(self.folder, tip))
 
-    def manifest(self, object_id: bytes) -> Manifest:
-        """Read a manifest."""
-        data = (self.folder / "manifests" / encode_id(object_id)).read_bytes()
-        return ManifestDecoder(object_id, LIMIT)(data)
-
     def rebase_ours(
         self, ours: str, theirs: str, policy: Policy = Policy.FAIL
     ) -> list[CommitConflict] | StoredSnapshot:
@@ -382,7 +370,7 @@ def test_commit_equals_that_of_the_library(written: Written, name: str) -> None:
         array = after.nodes[rewrite.path].array
         assert array is not None
         ids = [ref.object_id for ref in rewrite.leaving]
-        dropped = rewrite.dropped({each: written.manifest(each) for each in ids})
+        dropped = rewrite.dropped({each: read_manifest(written.folder, each) for each in ids})
         files = tuple(after.manifest_files.values())
         rewritten[rewrite.node_id] = Rewritten(array.manifests, dropped, files)
     finished = applied.finish(rewritten)

@@ -53,7 +53,7 @@ def _lookup(ref: Ref, **options: Any) -> Reference | None:
     return _decode(ref, **options).lookup(_NODE, tuple(ref.index))  # type: ignore[arg-type]
 
 
-def _is(reference: Reference | None, ref: Ref, decoded: Manifest) -> bool:
+def _is(reference: Reference | None, ref: Ref) -> bool:
     """Return whether *reference* equals *ref* as written."""
     start = ref.offset or 0
     byte_range = ByteRange(start, start + (ref.length or 0))
@@ -111,7 +111,7 @@ def test_lookup_returns_the_written_references(
             first.setdefault((node_id, tuple(ref.index)), ref)
 
     for (node_id, coords), ref in first.items():
-        assert _is(decoded.lookup(node_id, coords), ref, decoded)
+        assert _is(decoded.lookup(node_id, coords), ref)
     for node_id in (b"aaaaaaaa", b"bbbbbbbb"):
         if other and (node_id, tuple(other)) not in first:
             assert decoded.lookup(node_id, tuple(other)) is None

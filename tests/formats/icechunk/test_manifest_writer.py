@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,14 @@ from shardgate.formats.icechunk.snapshot import ManifestFile, ManifestRef, Store
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
 from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
-from tests.formats.icechunk.peer import ARCHIVE, LIMIT, Peer, array, delete, write
+from tests.formats.icechunk.peer import ARCHIVE, LIMIT, Peer, array, delete, read_manifest, write
+
+new_id = partial(os.urandom, 12)
 
 NODE, OTHER = b"arraynod", b"othernod"
 OLD = b"old manifest"
 
 type Coords = tuple[int, ...]
-
-
-def new_id() -> bytes:
-    """Return a random id."""
-    return os.urandom(12)
 
 
 def changes(changed: Mapping[Coords, Reference | None], ndim: int) -> ChunkChanges:
@@ -139,8 +137,7 @@ def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
     refs: list[ManifestRef] = []
     manifests: dict[bytes, Manifest] = {}
     for number in range(draw(st.integers(0, 3))):
-        object_id = b"old manifest %d" % number
-        object_id = object_id[-12:]
+        object_id = (b"old manifest %d" % number)[-12:]
         dictionary = draw(st.sampled_from([None, *DICTIONARIES]))
         found = draw(st.lists(st.tuples(coords, PAYLOADS), max_size=12))
         items = [stored(at, payload, dictionary) for at, payload in found]
@@ -224,7 +221,8 @@ def _rewritten(
 ) -> Rewritten:
     """Apply changes to the manifests of an array, and store them in the repository."""
     node, array = peer.node(path), peer.array(path)
-    manifests = {ref.object_id: peer.manifest(ref.object_id) for ref in array.manifests}
+    ids = [ref.object_id for ref in array.manifests]
+    manifests = {each: read_manifest(peer.folder, each) for each in ids}
     made = changes(changed, len(array.grid))
     rewrite = ArrayRewrite(node.node_id, array.grid, array.manifests, made, splits)
     found, written = rewrite_manifests(rewrite, manifests, new_id)
@@ -235,7 +233,8 @@ def _rewritten(
 def test_library_reads_and_commits_onto_written_manifests(peer: Peer) -> None:
     """The library reads written manifests, and its commits keep their references."""
     (ref,) = peer.array("/native").manifests
-    first = peer.manifest(ref.object_id).lookup(peer.node("/native").node_id, (0, 0))
+    decoded = read_manifest(peer.folder, ref.object_id)
+    first = decoded.lookup(peer.node("/native").node_id, (0, 0))
     assert isinstance(first, Native)
     part = Native(first.chunk_id, ByteRange(7, 17))
     _rewritten(peer, "/native", {(0, 1): None, (1, 1): part})
@@ -413,7 +412,7 @@ def _compare(
     payloads = {at: InlineChunk(b"%c" % value) if on else None for at, on in changed.items()}
     node, grid = peer.node("/a"), peer.array("/a").grid
     rewrite = ArrayRewrite(node.node_id, grid, before.manifests, changes(payloads, 2), split)
-    needed = {each: peer.manifest(each) for each in needed_manifests(rewrite)}
+    needed = {each: read_manifest(peer.folder, each) for each in needed_manifests(rewrite)}
     ours = rewrite_manifests(rewrite, needed, new_id)[0].manifests
     old_ids = [encode_id(ref.object_id) for ref in before.manifests]
     told = [(encode_id(ref.object_id), [list(each) for each in ref.extents]) for ref in ours]

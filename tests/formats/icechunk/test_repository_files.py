@@ -21,7 +21,6 @@ from shardgate.formats.icechunk.repository_files import (
 )
 from shardgate.formats.reading import DecodeError
 from shardgate.model import (
-    EVERYTHING,
     ByteRange,
     ETag,
     Fixed,
@@ -37,10 +36,9 @@ from shardgate.storage.memory import MemoryStore
 from tests.formats.case import filled
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
-from tests.formats.icechunk.case import SHARDED
 from tests.formats.icechunk.repositories import Builder, node_id, spell
 from tests.formats.icechunk.served import ARCHIVE, Served
-from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
+from tests.formats.zarr.building import LITTLE, array_metadata
 from tests.support.resolving import ROOT
 
 ERA = {"name": "era", "url_prefix": "s3://archive/era5/", "store": "s3"}
@@ -157,56 +155,9 @@ async def test_refusal_names_the_prefix_of_the_container(location: str) -> None:
     assert await case.read("a/c/1") == b"234"
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"checksum_last_modified": 1000}, {"checksum_last_modified": 999}]
-)
-async def test_virtual_shard_is_read(fields: dict[str, Any]) -> None:
-    """Inner chunks of a virtual shard are read under the condition of its reference."""
-    shard = encode_shard([b"one", None, b"three", None])
-    builder = Builder()
-    builder.group("/")
-    location = "s3://archive/era5/shard"
-    ref = Ref(index=[0, 1], location=location, offset=4, length=len(shard), **fields)
-    builder.array("/s", SHARDED, [2, 2], [ref])
-    case = _served()
-    filled(builder.build(), case.store)
-    case.store.place(ARCHIVE.join("shard"), b"more" + shard + b"more", modified_s=1000)
-    if fields.get("checksum_last_modified") == 999:
-        with pytest.raises(DamagedError, match="era5/shard: "):
-            await case.read("s/c/0/2")
-        return
-
-    assert await case.read("s/c/0/2") == b"one"
-    assert await case.read("s/c/1/3") is None
-    assert {call.if_match for call in case.store.calls if call.ref == ARCHIVE.join("shard")} <= {
-        UnmodifiedSince(1000),
-        None,
-        case.store.place(ARCHIVE.join("shard"), b"more" + shard + b"more"),
-    }
-
-
-async def test_warm_virtual_chunk_takes_one_read() -> None:
-    """A virtual chunk of a cached manifest takes one read of its range."""
-    case = _served(_virtual(0), _virtual(1, offset=5), _virtual(2, checksum_last_modified=1000))
-    await case.read("a/zarr.json")
-    await case.read("a/c/7")
-    case.store.calls.clear()
-    for at in range(3):
-        await case.data.read(f"a/c/{at}", EVERYTHING)
-
-    assert [(call.method, call.request) for call in case.store.calls] == [
-        ("get", ByteRange(2, 5)),
-        ("get", ByteRange(5, 8)),
-        ("get", ByteRange(2, 5)),
-    ]
-    case.store.place(ARCHIVE.join("a.nc"), b"abcdefgh")
-    assert await case.read("a/c/0") == b"cde"
-
-
 LIMIT = 2**20
 FIRST, SECOND = b"first snapsh", b"second snaps"
 CHAIN = (snapshot(FIRST), snapshot(SECOND, 0))
-OFFLINE = {0: U8(2), 1: U64(NOON), 2: "moved to a new bucket"}
 
 
 def _repo(**fields: object) -> MemoryStore:

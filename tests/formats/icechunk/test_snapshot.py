@@ -280,11 +280,6 @@ def test_nan_in_a_document_is_served_as_stored() -> None:
     assert text in snapshot.root_document
 
 
-def _decode_tables(*tables: building.Table) -> Snapshot:
-    root: building.Table = {0: Struct(ID), 2: tables, 6: Structs([], 32, 8)}
-    return SnapshotDecoder(ID, LIMIT)(envelope(payload(root), SNAPSHOT))
-
-
 @pytest.mark.parametrize(
     ("slot", "value", "reason"),
     [(0, None, "node id"), (1, None, "path"), (2, None, "user_data"), (4, None, "node_data"),
@@ -295,8 +290,9 @@ def test_node_without_a_required_field_is_damage_of_the_snapshot(
 ) -> None:
     """A node without a required field, or of unknown type, raises DecodeError for the snapshot."""
     table = building.node_table(_array("/a")) | {slot: value}
+    root: building.Table = {0: Struct(ID), 2: [table], 6: Structs([], 32, 8)}
     with pytest.raises(DecodeError, match=reason):
-        _decode_tables({at: each for at, each in table.items() if each is not None})
+        SnapshotDecoder(ID, LIMIT)(envelope(payload(root), SNAPSHOT))
 
 
 @pytest.mark.parametrize(

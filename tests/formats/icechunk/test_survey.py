@@ -96,13 +96,3 @@ def test_only_the_given_ref_is_verified(tmp_path: Path) -> None:
     assert verify(tmp_path, "--ref", spell(first))[0] == 0
     with pytest.raises(UnknownRefError, match="there is no ref none"):
         verify(tmp_path, "--ref", "none")
-
-
-def test_forbidden_references_are_reported_as_not_checked(tmp_path: Path) -> None:
-    """A reference outside of the allowed prefixes is reported as not checked, and exits with 0."""
-    reference = Ref(index=[2], location="s3://elsewhere/x", offset=3, length=2)
-    write_files(lab(reference).build(), tmp_path)
-    code, report = verify(tmp_path)
-
-    assert code == 0
-    assert "1 of its chunks: " in report["not_checked"]["@branch.main/a"]

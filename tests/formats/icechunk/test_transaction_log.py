@@ -46,11 +46,6 @@ def test_chunks_of_an_array_listed_twice_are_joined() -> None:
     assert chunks(_decode({7: arrays})) == {A: [(1,), (2,), (3,)], B: []}
 
 
-def _move(source: str | None, target: str | None) -> Fields:
-    fields = {0: source, 1: target, 2: Struct(A), 3: U8(0)}
-    return {slot: value for slot, value in fields.items() if value is not None}
-
-
 def test_size_of_a_log_includes_its_coordinates() -> None:
     """The counted size of a log is about four bytes for each index of a chunk."""
     log = _decode({1: Structs([A, B], 8), 7: [changed_chunks(C, [[i, i] for i in range(1000)])]})
@@ -67,7 +62,7 @@ def test_size_of_a_log_includes_its_coordinates() -> None:
         ({7: [{0: Struct(A)}]}, "no chunks"),
         ({7: [{0: Struct(A), 1: [{}]}]}, "no coordinates"),
         ({7: [{0: Struct(A), 1: [{1: U8(1)}]}]}, "no coordinates"),
-        ({8: [_move(None, "/a")]}, "no path before"),
+        ({8: [{1: "/a", 2: Struct(A), 3: U8(0)}]}, "no path before"),
     ],
 )
 def test_log_without_a_required_field_is_refused(more: Fields, reason: str) -> None:

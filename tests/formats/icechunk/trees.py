@@ -26,6 +26,7 @@ from shardgate.formats.icechunk.snapshot import (
 )
 from shardgate.formats.icechunk.transaction_log import TransactionLog
 from tests.formats.icechunk.building import MANIFEST, Ref, envelope, manifest
+from tests.formats.icechunk.repositories import array, group
 from tests.support.sessions import GROUP, array_document
 
 NAMES = ("a", "a-", "b", "é")
@@ -334,6 +335,13 @@ def _chunks(chunks: Mapping[Coords, bytes | None], node: Node) -> ChunkChanges:
 
 LIMIT = 2**24
 EMPTY = StoredSnapshot(b"the first id", {}, {}, 1, "first", Metadata(2, ()))
+
+
+def array_in_a_group(length: int) -> StoredSnapshot:
+    """Return a snapshot of a group and an array in it; their ids are those of `Node` 0 to 2."""
+    documents = {"/": group(), "/g": group(), "/g/a": array([length], [2])}
+    new = {b"%08d" % n: NodeDocument(*each) for n, each in enumerate(documents.items())}
+    return replace(EMPTY, nodes=apply_changes(ChangeSet(new=new), EMPTY).nodes)
 
 
 class TreeStore:

@@ -42,11 +42,6 @@ def _shardings(draw: st.DrawFn) -> shards.Sharding:
     }
 
 
-def _sharding(document: shards.Sharding) -> Sharding:
-    members = ("preshift_bits", "minishard_bits", "shard_bits", "hash")
-    return Sharding(**{name: document[name] for name in members})
-
-
 def _decode(data: bytes, *, is_gzip: bool = False) -> MinishardIndex:
     return MinishardIndexDecoder(is_gzip, _MOST_NBYTES)(data)
 
@@ -56,7 +51,8 @@ def test_shard_and_minishard_of_an_id_follow_the_specification(
     document: shards.Sharding, ids: list[int]
 ) -> None:
     """Shard and minishard of any ids, singly and in arrays, are those of the specification."""
-    sharding = _sharding(document)
+    members = ("preshift_bits", "minishard_bits", "shard_bits", "hash")
+    sharding = Sharding(**{name: document[name] for name in members})
     found = [sharding.address(each) for each in ids]
     at_once = sharding.addresses(np.array(ids, np.uint64))
 

@@ -24,6 +24,7 @@ from tests.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
     address,
     build_shards,
+    container,
     decoded,
     part,
 )
@@ -112,12 +113,8 @@ async def test_no_container_is_searched_below_a_scale(key: str) -> None:
     """A chunk of a scale with a deep path takes reads of the root's markers and its shard only."""
     objects = build_shards({0: b"first"}, RAW_SHARDING)
     path = key.rstrip("/")
-    case = Container(
-        {
-            "info": json.dumps(volume_info(RAW_SHARDING, key=key)).encode(),
-            **{f"{path}/{name}": data for name, data in objects.items()},
-        }
-    )
+    shards = {f"{path}/{name}": data for name, data in objects.items()}
+    case = container(volume_info(RAW_SHARDING, key=key), **shards)
     assert await case.read(f"{path}/-1-2_5-8_0-1") == b"first"
 
     markers = {"zarr.json", "info", "repo", "refs/branch.main/ref.json"}
@@ -127,10 +124,7 @@ async def test_no_container_is_searched_below_a_scale(key: str) -> None:
 
 async def test_keys_below_scales_are_enclosed() -> None:
     """Keys below the path of any of 1,000 scales are enclosed, and no others."""
-    case = Container(
-        {"info": json.dumps({"scales": [{"key": f"{n}"} for n in range(1000)]}).encode()}
-    )
-    layout = await case.open()
+    layout = await container({"scales": [{"key": f"{n}"} for n in range(1000)]}).open()
     keys = ["7/x", "7/", "999/x/y", "7", "/7/", "1000/x", "x/7/", ""]
 
     assert [key for key in keys if layout.encloses(VirtualKey(key))] == keys[:3]
@@ -152,9 +146,7 @@ async def test_rewritten_info_has_an_etag_of_its_own() -> None:
 )
 async def test_other_key_is_the_object_of_that_name(key: str) -> None:
     """A key that is no chunk, shards included, names an object."""
-    layout = await Container(_OBJECTS).locate(key)
-
-    assert layout == Whole(ROOT.join(key))
+    assert await Container(_OBJECTS).locate(key) == Whole(ROOT.join(key))
 
 
 async def test_scales_without_known_sharding_are_served_as_stored() -> None:
@@ -202,7 +194,7 @@ async def test_fragments_of_gzip_manifests_are_not_compressed() -> None:
     """Fragments of gzip manifests are read as stored; a mesh without fragments is empty."""
     case = Container(build_meshes({"2": b"fragments"}, sharding=GZIP_DATA))
     objects = build_shards({2: encode_manifest([])}, RAW_SHARDING)
-    empty = Container({"info": json.dumps(mesh_info(RAW_SHARDING)).encode(), **objects})
+    empty = container(mesh_info(RAW_SHARDING), **objects)
 
     assert isinstance(await case.locate("2"), Stored)
     assert isinstance(await case.locate("2.index"), Coded)

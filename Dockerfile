@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 
 FROM python:3.12-slim AS build
-ARG EXTRAS=gcs,azure
+ARG EXTRAS=gcs,azure,viewer
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 RUN python -m venv --without-pip /venv

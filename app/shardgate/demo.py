@@ -13,14 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardgate.errors import ConfigurationError, install_command
-from shardgate.http.pages.links import (
-    PUBLIC_VIEWER,
-    VIEWER,
-    link,
-    precomputed_source,
-    viewer_folder,
-    zarr_source,
-)
 
 INNER_CHUNK: Final = (32, 32, 32)
 SHARD: Final = (128, 128, 128)
@@ -66,7 +58,7 @@ def write(folder: Path) -> dict[str, Path]:
 def guide(base: str) -> str:
     """Return instructions for the examples that are served at *base*."""
     chunk = f"{base}/image/s0/c/2/3/4"
-    page = f"{base}/{VIEWER}" if viewer_folder() is not None else PUBLIC_VIEWER
+    viewer = f"{base}/api/datasets/{{}}/viewer"
     lines = [f"{base}/{Path(name).stem}/" for name in EXAMPLES]
     states = {"tagged": f"{base}/history/@tag.{TAG}", "now": f"{base}/history/@branch.main"}
     lines += [
@@ -79,15 +71,15 @@ def guide(base: str) -> str:
         "The array, as if it were not sharded:",
         f"  {_show(f'{base}/image/s0', '80, 128, ::32')}",
         "The image in a viewer:",
-        f"  {link(page, 'image', 'image', zarr_source(f'{base}/image'))}",
+        f"  {viewer.format('image')}",
         "The cells in it, a precomputed segmentation:",
-        f"  {link(page, 'segmentation', 'cells', precomputed_source(f'{base}/cells'))}",
+        f"  {viewer.format('cells')}",
         "",
         "A repository keeps its past: the image as it was tagged, and as it is now:",
         *(f"  {url}/" for url in states.values()),
         *(f"  curl -sSD - -o /dev/null {url}/s1/c/1/2/2" for url in states.values()),
         *(f"  {_show(f'{url}/s1', '40, 64, ::16')}" for url in states.values()),
-        *(f"  {link(page, 'image', name, zarr_source(url))}" for name, url in states.items()),
+        *(f"  {viewer.format('history')}?path={url.rpartition('/')[2]}" for url in states.values()),
         "",
         "Ctrl+C stops.",
     ]

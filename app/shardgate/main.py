@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from shardgate.concurrency import largest_share
 from shardgate.datasets import open_datasets, open_decoding, session_formats
 from shardgate.http.api.api import build_api
+from shardgate.http.api.pictures import build_pictures
 from shardgate.http.api.repositories import build_repository_changes
 from shardgate.http.api.sessions import build_commits, build_sessions
 from shardgate.http.asgi import AsgiApp
@@ -22,8 +23,10 @@ from shardgate.http.auth.tokens import TokenSigner, build_tokens
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.gateway import ConcurrencyLimiter, Gateway
 from shardgate.http.instrumentation import InstrumentedApp
-from shardgate.http.pages.links import viewer_folder
+from shardgate.http.pages.dataset_page import DatasetPages
+from shardgate.http.pages.previews import Previews, worker_command
 from shardgate.http.pages.start_page import OverviewCache, StartPage
+from shardgate.http.pages.viewer import ViewerLinks
 from shardgate.http.read import DataPlane
 from shardgate.http.responses import Cors
 from shardgate.http.s3 import multipart
@@ -104,11 +107,14 @@ def create_app(
     hosts = Hosts(settings.server.host, settings.server.hosts)
     authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
     routes = _build_routes(shared, committer, datasets, signer)
-    has_viewer = viewer_folder() is not None
-    start_page = StartPage(datasets, OverviewCache(resolver), has_viewer=has_viewer)
-    api = build_api(datasets, resolver, shared.metrics, routes, start_page=start_page)
+    encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
+    previews = Previews(resolver, encoded, worker_command())
+    pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews))
+    start_page = StartPage(datasets, OverviewCache(resolver))
+    api = build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
     writing = _build_writing(shared, rewrites, authenticator)
-    data = DataPlane(datasets, authenticator, resolver, shared.sessions, writing, cors=cors)
+    pages, sessions = DatasetPages(resolver), shared.sessions
+    data = DataPlane(datasets, authenticator, resolver, sessions, writing, pages=pages, cors=cors)
     shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
     gateway = Gateway(
         api, data, shards, authenticator=authenticator, cors=cors, limiter=_build_limiter(settings)

@@ -37,7 +37,6 @@ ABSENT: Final = {
     "probe .zgroup of the root": "/bucket/.zgroup",
     "array without the final slash": ARRAY,
     "folder of no container": "/bucket/index",
-    "dataset without the final slash": "/bucket",
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from shardgate.errors import DamagedError, ReadOnlyError
 from shardgate.formats.contract import Format, Layout
-from shardgate.formats.listing import ListingRules, Name, RunInThread
-from shardgate.formats.reading import Fetch
+from shardgate.formats.listing import ListingRules, Name
+from shardgate.formats.reading import Fetch, RunInThread
 from shardgate.model import (
     EVERYTHING,
     MISSING,

@@ -1,4 +1,4 @@
-"""The start page, parsed strictly as HTML."""
+"""Pages of the service, parsed strictly as HTML."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,9 +19,9 @@ class Page:
         """Return the elements at *path*."""
         return self.tree.findall(f".//{path}")
 
-    def card(self, name: str) -> "Page":
-        """Return the card of a dataset."""
-        (found,) = self.all(f"article[@aria-labelledby='dataset-{name}']")
+    def row(self, name: str) -> "Page":
+        """Return the line of a dataset on the start page."""
+        (found,) = self.all(f"tr[@data-name='{name}']")
         return Page(self.answer, found)
 
     def texts(self, path: str) -> list[str]:
@@ -35,14 +35,15 @@ class Page:
     def snippets(self) -> dict[str, str]:
         """Return the code of snippets by their titles."""
         return {
-            "".join(each.find("summary").itertext()): "".join(each.find("pre/code").itertext())  # type: ignore[union-attr]  # each has both
+            "".join(each.find("summary").itertext()): "".join(code.itertext())  # type: ignore[union-attr]  # each has one
             for each in self.all("details")
+            if (code := each.find(".//code")) is not None
         }
 
 
-def open_page(client: httpx.Client) -> Page:
-    """Request the page as a browser does, and parse it; invalid HTML raises."""
-    answer = client.get("/", headers={"accept": "text/html"})
+def open_page(client: httpx.Client, path: str = "/") -> Page:
+    """Request the page at *path* as a browser does, and parse it; invalid HTML raises."""
+    answer = client.get(path, headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
     assert answer.status_code == 200, answer.text
     return Page(answer, parse(answer.text))
 

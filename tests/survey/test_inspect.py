@@ -9,14 +9,14 @@ import zarr
 from zarr.core.buffer import cpu
 
 from shardgate.errors import StorageUnavailableError
-from shardgate.model import ObjectRef
+from shardgate.model import ObjectRef, VirtualKey
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import (
     MAX_COLLECTIONS,
-    DatasetOverview,
-    GroupSummary,
+    FolderOverview,
+    is_image,
+    measure,
     summarize,
-    summarize_group,
 )
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.zarr.building import LITTLE, array_metadata, consolidated
@@ -39,35 +39,44 @@ def filled[S: MemoryStore](store: S, **documents: Any) -> S:
     return store
 
 
-async def look(store: MemoryStore, within_s: float = 5) -> DatasetOverview:
-    """Summarize *store*."""
+async def look(store: MemoryStore, folder: str = "", within_s: float = 60) -> FolderOverview:
+    """Summarize *folder* of *store*."""
     opened = reading(store)
-    return await summarize(opened.resolver, opened.dataset, within_s)
+    key = VirtualKey(folder)
+    return await summarize(opened.resolver, opened.dataset, key, within_s=within_s)
 
 
-async def test_arrays_have_their_node_and_group() -> None:
-    """A sound array has a node and a group; one with invalid metadata has neither."""
+async def test_sound_arrays_have_their_node() -> None:
+    """A sound array has a node; one with invalid metadata has none."""
     array = zarr.open_array({"zarr.json": cpu.Buffer.from_bytes(json.dumps(ARRAY).encode())})
     assert np.all(array[...] == 0)
     seen = await look(filled(MemoryStore(), a=ARRAY, b={"zarr_format": 3, "node_type": "array"}))
 
-    assert [(each.path, each.node, each.group) for each in seen.collections] == [
-        ("a", "a", GroupSummary("")),
-        ("b", None, None),
-    ]
+    assert [(each.path, each.node) for each in seen.collections] == [("a", "a"), ("b", None)]
     assert (seen.is_all, seen.reason) == (True, "")
 
 
-async def test_level_has_its_image_group() -> None:
-    """An array right below an OME-Zarr group is a level of that image; a root has no group."""
+async def test_level_has_its_image() -> None:
+    """An array right below an OME-Zarr group is a level of that image; others are none."""
     seen = await look(filled(MemoryStore(), _=IMAGE, s0=ARRAY, sub__a=ARRAY))
     (only,) = (await look(filled(MemoryStore(), _=ARRAY))).collections
 
-    assert [(each.path, each.group) for each in seen.collections] == [
-        ("s0", GroupSummary("", is_image=True)),
-        ("sub/a", GroupSummary("sub")),
+    assert [(each.path, each.image) for each in seen.collections] == [("s0", ""), ("sub/a", None)]
+    assert (only.path, only.node, only.image) == ("", "", None)
+
+
+async def test_folder_is_summarized_with_paths_below_it() -> None:
+    """Paths in the summary of a folder begin below it, nodes at the root of the dataset."""
+    store = filled(MemoryStore(), g=IMAGE, g__s0=ARRAY, other=ARRAY)
+
+    seen = await look(store, "g/")
+    (only,) = (await look(store, "g/s0/")).collections
+
+    assert [(each.path, each.node, each.image) for each in seen.collections] == [
+        ("s0", "g/s0", "g")
     ]
-    assert (only.path, only.node, only.group) == ("", "", None)
+    assert (only.path, only.node) == ("", "g/s0")
+    assert (await look(store, "g/s0/c/")).collections == ()
 
 
 async def test_summary_is_bounded() -> None:
@@ -116,21 +125,35 @@ async def test_scale_of_a_volume_has_no_node() -> None:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        (b'{"attributes": {"ome": {"multiscales": [{}]}}}', GroupSummary("g", is_image=True)),
-        (b'{"consolidated_metadata": {}}', GroupSummary("g", is_consolidated=True)),
-        (b'{"consolidated_metadata": null}', GroupSummary("g")),
-        (b'{"attributes": {"ome": {"multiscales": []}}}', GroupSummary("g")),
-        (b'{"attributes": {"multiscales": [{}]}}', GroupSummary("g")),
-        (b'{"attributes": {"ome": []}}', GroupSummary("g")),
-        (b'{"attributes": null}', GroupSummary("g")),
-        (b"[]", GroupSummary("g")),
-        (b"", GroupSummary("g")),
-        (b"{" * 100_000, GroupSummary("g")),
+        (b'{"attributes": {"ome": {"multiscales": [{}]}}}', True),
+        (b'{"attributes": {"ome": {"multiscales": []}}}', False),
+        (b'{"attributes": {"multiscales": [{}]}}', False),
+        (b'{"attributes": {"ome": []}}', False),
+        (b'{"attributes": null}', False),
+        (b"[]", False),
+        (b"", False),
+        (b"{" * 100_000, False),
     ],
 )
-def test_group_document_is_summarized(document: bytes, expected: GroupSummary) -> None:
-    """A group is an image by OME-Zarr 0.5 attributes, and consolidated by its metadata.
+def test_image_has_multiscales(document: bytes, *, expected: bool) -> None:
+    """A group is an image by OME-Zarr 0.5 attributes; other documents, also invalid, are none."""
+    assert is_image(document) is expected
 
-    Other documents, also invalid ones, are plain groups.
-    """
-    assert summarize_group("g", document) == expected
+
+async def test_stored_chunks_are_counted_from_the_indexes() -> None:
+    """The indexes of a sharded array tell how many shards, chunks and bytes it has."""
+    arrays = zarr.storage.MemoryStore()
+    array = zarr.create_array(
+        arrays, shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="u1", compressors=None
+    )
+    array[:4, :6] = 1
+    store = MemoryStore()
+    async for key in arrays.list():
+        data = await arrays.get(key, cpu.buffer_prototype)
+        assert data is not None
+        store.place(ROOT.join(key), data.to_bytes())
+    opened = reading(store)
+    (only,) = (await look(store)).collections
+    assert only.shards is not None
+
+    assert await measure(opened.resolver.root(opened.dataset), only.shards) == (2, 6, 24)

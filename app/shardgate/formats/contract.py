@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from shardgate.errors import DamagedError
-from shardgate.formats.listing import ListingRules, Name, RunInThread
-from shardgate.formats.reading import Fetch, Read
+from shardgate.formats.listing import ListingRules, Name
+from shardgate.formats.reading import Fetch, Read, RunInThread
 from shardgate.formats.surveying import ChunkCollection, Listing, Shard, Shards
 from shardgate.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
 

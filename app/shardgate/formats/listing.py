@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.formats.reading import Fetch
+from shardgate.formats.reading import Fetch, RunInThread
 from shardgate.formats.surveying import Listing
 from shardgate.model import Location
 
@@ -97,13 +97,6 @@ type ListNames = Callable[[str], AsyncIterator[str]]
 """Lists the names right below a prefix: objects, and folders with a final slash, relative to the
 container. Raises: `StorageUnusableError` where the store cannot list, and any other `StorageError`.
 """
-
-
-class RunInThread(Protocol):
-    """Run a slow function without blocking the event loop."""
-
-    async def __call__[*Ts, T](self, call: Callable[[*Ts], T], /, *args: *Ts) -> T:
-        """Return the result of *call*."""
 
 
 class BoundedGather(Protocol):

@@ -78,3 +78,10 @@ class Fetch(Protocol):
         Raises: `DamagedError` where *read.decode* fails or a `Fixed` version does not hold,
         `VersionChangedError` where another one does not, and any `StorageError`.
         """
+
+
+class RunInThread(Protocol):
+    """Run a slow function without blocking the event loop."""
+
+    async def __call__[*Ts, T](self, call: Callable[[*Ts], T], /, *args: *Ts) -> T:
+        """Return the result of *call*."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
-from shardgate.formats.reading import Fetch
+from shardgate.formats.reading import Fetch, RunInThread
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, join_path
 
 _BATCH: Final = 4096
@@ -284,6 +284,14 @@ class Stateful(Protocol):
 
     async def states(self, fetch: Fetch, listing: Listing) -> list[RefDescription]:
         """Return the states of all refs. Raises: `DamagedError`, `OfflineError`."""
+
+    async def collections_below(
+        self, folder: VirtualKey, fetch: Fetch, run_in_thread: RunInThread
+    ) -> Sequence[ChunkCollection | DamagedError]:
+        """Describe the arrays at and below *folder*: a ref, by default ``main``, and a path.
+
+        Their paths begin at the root of the ref. There are none if there is no such ref.
+        """
 
     async def trace(self, key: VirtualKey, fetch: Fetch) -> Trace | None:
         """Return the reference to the chunk *key*; `None` where there is none."""

@@ -47,7 +47,7 @@ _ROOTS: Final = (b"/", b"")
 _ALWAYS: Final = ("/healthz", "/readyz", "/metrics")
 """Paths without a limit on concurrent requests."""
 _NOT_BELOW_TOKENS: Final = ("/readyz", "/metrics", "/docs")
-"""Paths that proxies may keep private, and the API's page, which loads scripts of other sites."""
+"""Paths that proxies may keep private, and the API's page, which sends requests without a token."""
 _READS: Final = ("GET", "HEAD")
 _API_METHODS: Final = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 

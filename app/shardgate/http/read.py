@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Final, cast
 
 from shardgate.concurrency import is_many, run_in_thread, yield_to_loop
-from shardgate.errors import RequestError, ShardgateError
+from shardgate.errors import RequestError, ShardgateError, StorageUnusableError
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
@@ -18,6 +18,7 @@ from shardgate.http.auth.access import Caller, Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ClientGoneError
 from shardgate.http.conditions import Conditions, Negotiation, choose, etag_of_selected, whole_of
+from shardgate.http.pages.dataset_page import MOST_NAMES, DatasetPages
 from shardgate.http.request import (
     Answer,
     Exchange,
@@ -49,6 +50,8 @@ MOST_LINKS: Final = 10_000
 _EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 _READS: Final = frozenset({"GET", "HEAD"})
 _NO_STORE: Final = b"no-store"
+_HTML: Final = b"text/html; charset=utf-8"
+_VARY: Final = (b"vary", b"Accept")
 _NO_NAMES: Final = frozenset[bytes]()
 _log = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class DataPlane:
         sessions: Sessions,
         writing: WritePlane,
         *,
+        pages: DatasetPages,
         cors: Cors,
     ) -> None:
         self._authenticator = authenticator
@@ -71,6 +75,7 @@ class DataPlane:
         self._resolver = resolver
         self._sessions = sessions
         self._writing = writing
+        self._pages = pages
         self._cors = cors
 
     def answer(self, request: Request) -> Answer:
@@ -173,6 +178,8 @@ class DataPlane:
             await self._list_objects(responder, dataset, dialect.ListRequest.parse(query))
         elif responder.is_s3 or dialect.describes_bucket(names):
             await _describe_bucket(responder, method, names)
+        elif key is None and Conditions.parse(method, request.headers).is_plain_get:
+            await _redirect(responder, dataset, f"./{quote_segment(dataset.name)}/")
         elif key is None:
             detail = "a dataset is no object; its keys follow a slash"
             await _send_missing(responder, dataset, detail)
@@ -201,9 +208,7 @@ class DataPlane:
             elif conditions.is_plain_get and await resolver.is_group(dataset, key):
                 # fsspec asks for the page of a nested group without the slash.
                 location = f"./{quote_segment(key.rpartition('/')[2])}/"
-                headers = [(b"location", location.encode()), (b"content-length", b"0")]
-                headers += cache_headers(dataset)
-                await responder.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
+                await _redirect(responder, dataset, location)
             else:
                 why = await resolver.explain_absence(dataset, key)
                 detail = f"{dataset.name} has no {key}{why and f': {why}'}"
@@ -244,21 +249,51 @@ class DataPlane:
                 await responder.send_document(dialect.MEDIA_TYPE, dialect.no_tags())
 
     async def _list(self, responder: Responder, dataset: ServedDataset, prefix: VirtualKey) -> None:
-        listed: list[Name] = []
-        async with aclosing(self._resolver.list(dataset, prefix)) as names:
-            async for name in names:
-                listed.append(name)
-                await yield_to_loop(len(listed))
-                if len(listed) > MOST_LINKS:
-                    break
+        """Send the page of a folder to a browser, and a plain page of links to other clients."""
+        if b"text/html" in responder.headers.get(b"accept", b"").lower():
+            await self._send_page(responder, dataset, prefix)
+            return
+        listed = await self._names(dataset, prefix, MOST_LINKS)
         if not listed:
             detail = f"there are no keys below {dataset.name}/{prefix}"
             await _send_missing(responder, dataset, detail)
             return
         path = f"/{dataset.name}/{prefix}"
         body = await run_in_thread(listing_page, path, listed, is_long=is_many(len(listed)))
-        headers = _listing_headers(dataset, b"text/html; charset=utf-8", body)
+        headers = [*_listing_headers(dataset, _HTML, body), _VARY]
         headers += [header for header in page_headers() if header not in headers]
+        await responder.send(HTTPStatus.OK, headers, body)
+
+    async def _names(self, dataset: ServedDataset, prefix: VirtualKey, most: int) -> list[Name]:
+        """Return up to *most* names, and one more if there are more."""
+        listed: list[Name] = []
+        async with aclosing(self._resolver.list(dataset, prefix)) as names:
+            async for name in names:
+                listed.append(name)
+                await yield_to_loop(len(listed))
+                if len(listed) > most:
+                    break
+        return listed
+
+    async def _send_page(
+        self, responder: Responder, dataset: ServedDataset, prefix: VirtualKey
+    ) -> None:
+        """Send the page of a folder; a store that cannot list may still have a node there."""
+        listed, failure = list[Name](), None
+        try:
+            listed = await self._names(dataset, prefix, MOST_NAMES)
+        except StorageUnusableError as error:
+            failure = error
+        reason = "" if failure is None else str(failure)
+        body = await self._pages.render(responder.request, dataset, prefix, listed, reason)
+        if body is None and failure is not None:
+            raise failure
+        if body is None:
+            detail = f"there are no keys below {dataset.name}/{prefix}"
+            await _send_missing(responder, dataset, detail)
+            return
+        length = (b"content-length", b"%d" % len(body))
+        headers = [(b"content-type", _HTML), length, *self._pages.headers, NO_STORE, _VARY]
         await responder.send(HTTPStatus.OK, headers, body)
 
 
@@ -274,6 +309,11 @@ async def _describe_bucket(responder: Responder, method: str, names: frozenset[b
         await responder.send(HTTPStatus.OK, headers)
     else:
         await responder.send_document(dialect.MEDIA_TYPE, dialect.bucket_property(names))
+
+
+async def _redirect(responder: Responder, dataset: ServedDataset, location: str) -> None:
+    headers = [(b"location", location.encode()), (b"content-length", b"0")]
+    await responder.send(HTTPStatus.TEMPORARY_REDIRECT, headers + cache_headers(dataset))
 
 
 async def _send_missing(responder: Responder, dataset: ServedDataset, detail: str) -> None:

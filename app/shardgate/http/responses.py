@@ -213,11 +213,16 @@ def entity_headers(
     return headers + last_modified(entity.modified_s)
 
 
-def page_headers(*, style: str = "") -> Headers:
-    """Return the headers of an HTML page that may use its own *style* only, and no script."""
-    policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'", "img-src data:"]
+def page_headers(*, style: str = "", script: str = "") -> Headers:
+    """Return the headers of an HTML page that may use its own inline *style* and *script* only,
+    and pictures of this service.
+    """
+    policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
+    policy.append("img-src 'self' data:")
     if style:
         policy.append(f"style-src '{csp_digest(style)}'")
+    if script:
+        policy.append(f"script-src '{csp_digest(script)}'")
     return [
         (b"content-security-policy", "; ".join([*policy, "frame-ancestors 'none'"]).encode()),
         NO_REFERRER,

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from shardgate.concurrency import bounded_gather, run_in_thread
 from shardgate.errors import (
     BadKeyError,
     DamagedError,
@@ -23,6 +24,7 @@ from shardgate.formats.surveying import (
     Ranges,
     RefDescription,
     Shard,
+    Shards,
     Stateful,
     Survey,
 )
@@ -38,6 +40,7 @@ from shardgate.model import (
     VirtualKey,
     Whole,
     etag_of,
+    join_path,
 )
 from shardgate.read.containers import Dataset
 from shardgate.read.listing import (
@@ -51,11 +54,18 @@ from shardgate.read.listing import (
 from shardgate.read.resolver import Resolver
 from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
 
+LOOK_S: Final = 2.0
+"""Longest look at a folder."""
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4
+_MEASURED_AT_ONCE: Final = 4
+"""Shards whose indexes, which may be large, are in memory at a time."""
+MAX_MEASURED: Final = 64
+"""Shards whose indexes are added up."""
 MAX_REFS: Final = 8
 """Branches and tags of a repository in a summary."""
 _MAIN: Final = "@branch.main"
+_ROOT: Final = VirtualKey("")
 _DOCUMENT_NBYTES: Final = 1024 * 1024
 
 
@@ -223,14 +233,36 @@ def report_index(survey: Survey) -> IndexReport:
     )
 
 
-class GroupSummary(NamedTuple):
-    """The group right above an array."""
+class StoredSize(NamedTuple):
+    """Numbers from the indexes of all shards of a collection."""
 
-    key: str
-    is_image: bool = False
-    """Whether it is an OME-Zarr image, version 0.5 or later, with arrays as levels."""
-    is_consolidated: bool = False
-    """Whether it has consolidated metadata."""
+    shards: int
+    """Shards that are stored."""
+    chunks: int | None
+    """Inner chunks in them; `None` for shards inside of shards."""
+    nbytes: int
+    """Bytes of the chunks."""
+
+
+async def measure(root: Root, shards: Shards) -> StoredSize | None:
+    """Add up the indexes of *shards*; `None` if there may be more than `MAX_MEASURED`. Raises:
+    `ShardgateError`.
+    """
+    every = shards.every()
+    some = [] if every is None else list(islice(every, MAX_MEASURED + 1))
+    if every is None or len(some) > MAX_MEASURED:
+        return None
+
+    async def add_up(shard: Shard) -> tuple[int, int, bool] | None:
+        if (survey := await shard.survey(root.fetch)) is None:
+            return None
+        report = await run_in_thread(report_index, survey)
+        return report.entries - report.empty, report.used_nbytes, survey.inner is not None
+
+    found = await bounded_gather(add_up, some, limit=_MEASURED_AT_ONCE)
+    stored = [numbers for numbers in found if numbers is not None]
+    chunks = None if any(is_nested for *_, is_nested in stored) else sum(n for n, *_ in stored)
+    return StoredSize(len(stored), chunks, sum(nbytes for _, nbytes, _ in stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +270,16 @@ class CollectionSummary:
     """An array or other collection; of damaged metadata the description has no format."""
 
     path: str
+    """Path below the folder; empty for that itself."""
     container: str
+    """Key of the container."""
     node: str | None
-    """Key of the Zarr v3 node, in a repository below `main`."""
-    group: GroupSummary | None
+    """Key of the Zarr v3 node."""
+    image: str | None
+    """Key of the OME-Zarr image, version 0.5 or later, that it is a level of."""
     found: Description
+    shards: Shards | None = None
+    """`None` where shards are not stored as objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,19 +292,29 @@ class RepositorySummary:
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetOverview:
-    """The first collections and repositories of a dataset."""
+class FolderOverview:
+    """The first collections and repositories at and below a folder."""
 
     collections: Sequence[CollectionSummary]
     repositories: Sequence[RepositorySummary]
     is_all: bool
-    """Whether the dataset has no others."""
+    """True if there are no others."""
     reason: str = ""
 
 
-async def summarize(resolver: Resolver, dataset: Dataset, within_s: float) -> DatasetOverview:
-    """Summarize *dataset*; after a failure or *within_s* seconds return the part that was found."""
-    summarizer, is_all, reason = _Summarizer(resolver, dataset), False, ""
+async def summarize(
+    resolver: Resolver,
+    dataset: Dataset,
+    folder: VirtualKey = _ROOT,
+    *,
+    most: int = MAX_COLLECTIONS,
+    within_s: float = LOOK_S,
+) -> FolderOverview:
+    """Summarize up to *most* collections of *folder*, the beginning of keys up to a slash.
+
+    After a failure or *within_s* seconds, return the part that was found.
+    """
+    summarizer, is_all, reason = _Summarizer(resolver, dataset, folder, most), False, ""
     try:
         async with asyncio.timeout(within_s):
             is_all = await summarizer.run()
@@ -276,80 +323,118 @@ async def summarize(resolver: Resolver, dataset: Dataset, within_s: float) -> Da
     except ShardgateError as error:
         reason = str(error)
     collections, repositories = summarizer.collections, summarizer.repositories
-    return DatasetOverview(tuple(collections), tuple(repositories), is_all, reason)
+    return FolderOverview(tuple(collections), tuple(repositories), is_all, reason)
 
 
 class _Summarizer:
-    def __init__(self, resolver: Resolver, dataset: Dataset) -> None:
+    def __init__(self, resolver: Resolver, dataset: Dataset, folder: VirtualKey, most: int) -> None:
         self._resolver = resolver
         self._dataset = dataset
+        self._folder = folder
+        self._path = folder.rstrip("/")
+        self._most = most
         self._root = resolver.root(dataset)
-        self._groups: dict[str, GroupSummary] = {}
+        self._images: dict[str, bool] = {}
         self.collections: list[CollectionSummary] = []
         self.repositories: list[RepositorySummary] = []
 
     async def run(self) -> bool:
+        """Find collections and repositories; return whether these are all."""
         if not self._dataset.containers.formats:
             await self._resolver.check_reachable(self._dataset)
             return True
-        async with aclosing(find_containers(self._root)) as containers:
+        if self._folder:
+            layout, rest, _ = await self._resolver.find_container(self._dataset, self._folder)
+            if rest and isinstance(layout, Stateful):
+                return await self._add_below_ref(layout, rest)
+            if rest and layout.encloses(rest):
+                return True
+        below = replace(self._root, ref=self._root.ref.join(self._path))
+        async with aclosing(find_containers(below)) as containers:
             async for opened in containers:
-                path, layout = opened
-                if isinstance(layout, Stateful):
+                path, found = opened
+                if isinstance(found, Stateful):
                     if len(self.repositories) == MAX_REPOSITORIES:
                         return False
-                    await self._add_repository(path, layout)
-                for visited in await collections_of(self._root, opened):
-                    if len(self.collections) == MAX_COLLECTIONS:
+                    await self._add_repository(path, found)
+                for visited in await collections_of(below, opened):
+                    if len(self.collections) == self._most:
                         return False
-                    await self._add(visited, is_versioned=isinstance(layout, Stateful))
+                    await self._add(visited, is_versioned=isinstance(found, Stateful))
         return True
 
     async def _add_repository(self, path: str, layout: Stateful) -> None:
-        repository = await open_repository(self._root, path)
+        repository = await open_repository(self._root, join_path(self._path, path))
         states = await layout.states(repository.fetch, repository.listing)
         tips = await read_tips(repository, islice(states, MAX_REFS))
         self.repositories.append(RepositorySummary(path, tips, len(states)))
 
+    async def _add_below_ref(self, layout: Stateful, rest: VirtualKey) -> bool:
+        """Add the arrays of a repository below *rest*, which begins with a ref."""
+        found = await layout.collections_below(rest, self._root.fetch, run_in_thread)
+        ref, _, path = rest.rstrip("/").partition("/") if rest.startswith("@") else ("", "", rest)
+        path = path.rstrip("/")
+        container = self._folder.removesuffix(rest).rstrip("/")
+        for each in found[: self._most]:
+            if isinstance(each, DamagedError):
+                self._add_damaged("", container, each)
+                continue
+            node = join_path(container, join_path(ref, each.description.path))
+            below = each.description.path.removeprefix(path).lstrip("/")
+            await self._append(below, container, node, each)
+        return len(found) <= self._most
+
     async def _add(self, visited: Visited, *, is_versioned: bool) -> None:
         path, container, found = visited
+        below = path.removeprefix(container).strip("/")
+        container = join_path(self._path, container)
         if isinstance(found, DamagedError):
-            damaged = Description(path, "", "damaged", why_sharded=found.reason)
-            self.collections.append(CollectionSummary(path, container, None, None, damaged))
+            self._add_damaged(path, container, found)
             return
-        below, node = path.removeprefix(container).strip("/"), None
+        node = None
         if is_versioned:
-            node = f"{container}/{_MAIN}/{below}".strip("/")
+            node = join_path(container, join_path(_MAIN, below))
         elif found.description.format == "zarr" and not below:  # the 2022 draft has one root
-            node = path
-        group = await self._group(node) if node is not None and path else None
-        self.collections.append(CollectionSummary(path, container, node, group, found.description))
+            node = join_path(self._path, path)
+        await self._append(path, container, node, found)
 
-    async def _group(self, node: str) -> GroupSummary:
-        key = node.rpartition("/")[0]
-        if key not in self._groups:
-            document = VirtualKey(f"{key}/zarr.json".lstrip("/"))
+    def _add_damaged(self, path: str, container: str, damage: DamagedError) -> None:
+        found = Description(path, "", "damaged", why_sharded=damage.reason)
+        self.collections.append(CollectionSummary(path, container, None, None, found))
+
+    async def _append(
+        self, path: str, container: str, node: str | None, found: ChunkCollection
+    ) -> None:
+        """Add the collection at *path* below the folder."""
+        image = None
+        if node is not None and path and await self._is_image(node.rpartition("/")[0]):
+            image = node.rpartition("/")[0]
+        each = CollectionSummary(path, container, node, image, found.description, found.shards)
+        self.collections.append(each)
+
+    async def _is_image(self, group: str) -> bool:
+        if group not in self._images:
+            document = VirtualKey(join_path(group, "zarr.json"))
             root = self._root
-            self._groups[key] = GroupSummary(key)
+            self._images[group] = False
             with suppress(DamagedError):  # of the group: the array may be sound
                 layout, rest, _ = await root.containers.search(root.ref, document, root.fetch)
                 match await layout.locate(rest, root.fetch):
                     case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
-                        self._groups[key] = summarize_group(key, data)
-        return self._groups[key]
+                        self._images[group] = is_image(data)
+        return self._images[group]
 
 
-def summarize_group(key: str, document: bytes) -> GroupSummary:
-    """Summarize the metadata *document* of the group *key*; invalid JSON says nothing."""
+def is_image(document: bytes) -> bool:
+    """Return whether the *document* of a group is that of an OME-Zarr image, version 0.5 or later;
+    invalid JSON is none.
+    """
     try:
         group = orjson.loads(document)
     except ValueError:
-        return GroupSummary(key)
-    is_image = is_consolidated = False
+        return False
     match group:
         case {"attributes": {"ome": {"multiscales": [_, *_]}}}:
-            is_image = True
-    match group:
-        case {"consolidated_metadata": dict()}:
-            is_consolidated = True
-    return GroupSummary(key, is_image, is_consolidated)
+            return True
+        case _:
+            return False

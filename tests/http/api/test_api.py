@@ -1,5 +1,6 @@
 """`shardgate.http.api.api`: datasets, health and errors, over the running service."""
 
+import re
 from collections.abc import Generator
 from http import HTTPStatus
 from pathlib import Path
@@ -114,7 +115,18 @@ def test_openapi_describes_each_route(client: httpx.Client) -> None:
         for status, answer in operation["responses"].items():
             assert status != "422"
             if status in {"200", "201"}:
-                assert "$ref" in answer["content"]["application/json"]["schema"]
-            elif status != "204":
+                content = answer["content"]
+                assert "image/png" in content or "$ref" in content["application/json"]["schema"]
+            elif status not in {"204", "304", "307"}:
                 assert list(answer["content"]) == ["application/problem+json"]
     assert client.get("/docs").status_code == 200
+
+
+def test_docs_need_no_other_server(client: httpx.Client) -> None:
+    """`/docs` loads its script and style from the service itself, and nothing from elsewhere."""
+    page = client.get("/docs").text
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+
+    assert loaded == ["./docs/swagger-ui.css", "data:,", "./docs/swagger-ui-bundle.js"]
+    for path in ("docs/swagger-ui.css", "docs/swagger-ui-bundle.js", "openapi.json"):
+        assert client.get(f"/{path}").status_code == 200

@@ -334,7 +334,7 @@ def test_start_page_shows_the_callers_rights(people: People, name: str | None, s
     page = people.ask("GET", "/", name, headers=html).text
     below = people.ask("GET", f"{lead}/", headers=html)
 
-    assert page.count("· writable") == below.text.count("· writable") == said
+    assert page.count("<small>writable") == below.text.count("<small>writable") == said
     listed = people.ask("GET", "/", name).json()["datasets"]
     assert sum(each["writable"] for each in listed) == said
     assert below.status_code == 200

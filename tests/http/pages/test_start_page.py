@@ -1,60 +1,44 @@
-"""`GET /` for browsers: the datasets, and how to read them."""
+"""`GET /` for browsers: a line for each dataset, and how long it waits for what is in them."""
 
-import io
-import json
-import shutil
-import subprocess
-from collections.abc import Generator
-from contextlib import redirect_stdout
+import asyncio
+import logging
+from collections.abc import Collection, Generator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import unquote, urljoin
+from typing import Any
+from urllib.parse import urljoin
 
 import httpx
-import icechunk
 import pytest
-import zarr
+from fastapi import Request
 
 from shardgate import demo
+from shardgate.http.auth.access import NOBODY, Datasets, ServedDataset
+from shardgate.http.pages.start_page import OverviewCache, StartPage
 from shardgate.http.responses import csp_digest
-from shardgate.settings import DatasetSettings, Settings
-from tests.support.lacking import need
-from tests.support.pages import Page, open_page
+from shardgate.model import ObjectRef
+from shardgate.settings import PUBLIC, DatasetSettings, Settings
+from shardgate.storage.memory import MemoryStore
+from tests.read.stores import Clock, WatchedStore
+from tests.support.pages import Page, open_page, parse
+from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
+from tests.survey.test_inspect import ARRAY, filled
 
-HOSTILE: Final = "\"><script>alert(1)<'\u202e&lt;"
-TIMES: Final = "\N{MULTIPLICATION SIGN}"
-MESSAGE: Final = "</bdi><script>alert(2)</script>\nsecond line \u202eback " + "long " * 100
-
-
-def write_hostile(folder: Path) -> None:
-    """Write an array and a repository whose names and messages contain markup."""
-    metadata = json.loads(json.dumps(zarr.create_array({}, shape=4, dtype="u1").metadata.to_dict()))
-    metadata |= {"dimension_names": ["<b>\ud800"], "attributes": {"<i>": "</script>"}}
-    (folder / HOSTILE).mkdir(parents=True)
-    (folder / HOSTILE / "zarr.json").write_text(json.dumps(metadata))
-    shutil.copytree(folder / HOSTILE, folder / "new\nline")
-    storage = icechunk.local_filesystem_storage(str(folder / "repository"))
-    repository = icechunk.Repository.create(storage)
-    session = repository.writable_session("main")
-    zarr.create_group(session.store)
-    tip = session.commit(MESSAGE)
-    repository.create_branch(HOSTILE, tip)
-    repository.create_tag("a/b%", tip)
+LONG_S = 60.0
+TIMES = "\N{MULTIPLICATION SIGN}"
+NOTHING = "\N{EN DASH}"
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve the examples, hostile names, unreachable datasets and a raw view."""
+    """Serve the examples, an empty folder and unreachable datasets."""
     written = demo.write(tmp_path_factory.mktemp("examples"))
-    hostile = tmp_path_factory.mktemp("hostile")
-    write_hostile(hostile)
     empty = tmp_path_factory.mktemp("empty")
     datasets = {name: DatasetSettings(url=str(path)) for name, path in written.items()} | {
-        "odd": DatasetSettings(url=str(hostile), writable=True),
-        "away": DatasetSettings(url=str(hostile / "nothing")),
+        "away": DatasetSettings(url=str(empty / "nothing")),
         "down": DatasetSettings(url="http://127.0.0.1:9/nothing"),
-        "raw": DatasetSettings(url=str(hostile), view="raw"),
+        "raw": DatasetSettings(url=str(empty), view="raw", writable=True),
         "empty": DatasetSettings(url=str(empty)),
     }
     with client_of(Settings(datasets=datasets)) as opened:
@@ -63,132 +47,90 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def page(client: httpx.Client) -> Page:
-    """Return the start page."""
-    return open_page(client)
+    """Return the start page once it tells something of each example and of what is down."""
+    while True:
+        page = open_page(client)
+        if len(page.all("td[@class='preview']")) and not [
+            name
+            for name in ("image", "cells", "history", "nested", "away", "down")
+            if page.row(name).texts("td[@data-title='Largest array']") == [NOTHING]
+        ]:
+            return page
 
 
 def test_datasets_are_listed_in_order(page: Page) -> None:
-    """Datasets are sorted, each with a heading that links to it; the page has its landmarks."""
-    names = page.texts("article/h3")
+    """Datasets are sorted, each with a link to its page; the page has its landmarks."""
+    names = page.texts("tbody/tr/th/a")
 
     assert names == sorted(names)
-    assert {"image", "cells", "history", "odd", "away", "down"} < set(names)
-    assert page.card("image").links("h3") == ["./image/"]
+    assert {"image", "cells", "history", "away", "down"} < set(names)
+    assert page.row("image").links("th") == ["./image/"]
     assert [len(page.all(each)) for each in ("h1", "main", "header", "nav[@aria-label]")] == [1] * 4
     assert page.tree.attrib["lang"] == "en"
-    assert len(page.all("h3")) == len(page.all("article"))
     for table in page.all("table"):
-        assert len(table.findall("thead/tr/th[@scope='col']")) == 5
+        assert len(table.findall("thead/tr/th[@scope='col']")) == 6
 
 
-def test_arrays_are_described(page: Page) -> None:
-    """The page shows each array's shape, dimensions, type, chunk and shard, or sharding of ids."""
-    rows = page.card("image").texts("tbody/tr")
-    (row, _) = page.card("cells").texts("tbody/tr")
+def test_line_has_format_shape_and_size(page: Page) -> None:
+    """A line has the formats, the shape and type of the largest array, and the bytes of all."""
+    cells = page.row("image")
+    (name,), (_, shown, largest, size, _) = cells.texts("th"), cells.texts("td")
 
-    assert rows[0].replace(TIMES, "by") == (
-        "s0 160 by 256 by 256 z, y, x uint8 32 by 32 by 32 128 by 128 by 128"
-    )
-    assert len(rows) == 3
-    assert "uint64" in row
-    assert "by id identity, preshift 3, minishard 1, shard 2 bits" in row
-
-
-def test_formats_and_writability_are_shown(page: Page) -> None:
-    """Each dataset shows its formats and whether it is writable; one without arrays says so."""
-    told = {name: page.card(name).texts("p[@class='about']") for name in ("history", "odd", "raw")}
-
-    assert told == {
-        "history": ["icechunk · read only"],
-        "odd": ["icechunk, zarr · writable"],
-        "raw": ["as it is stored · read only"],
-    }
-    for name in ("empty", "raw"):
-        (hint,) = page.card(name).texts("p[@class='hint']")
-        assert hint == "No arrays; other objects are served as they are."
-
-
-def test_refs_are_linked_and_described(page: Page) -> None:
-    """Branches and tags have a link, a time and the message of their commit."""
-    card = page.card("history")
-    main, tag = card.texts("ul[@class='refs']/li")
-
-    assert main.startswith("main branch ")
-    assert main.endswith("Turn it into its negative")
-    assert tag.startswith("positive tag ")
-    links = card.links("ul[@class='refs']")
-    assert links == ["./history/@branch.main/", "./history/@tag.positive/"]
-    assert len(card.all("time")) == 2
+    assert name == "image"
+    assert shown == "zarr"
+    assert largest == f"160 {TIMES} 256 {TIMES} 256 uint8 + 2"
+    assert size == "11.4 MiB"
+    assert page.row("history").texts("td[@data-title='Format']") == ["icechunk"]
+    assert page.row("raw").texts("td[@data-title='Format']") == ["as it is stored"]
+    assert page.row("raw").texts("th") == ["raw writable"]
 
 
 @pytest.mark.parametrize(
     ("name", "reason"), [("away", "No such file"), ("down", "Connection refused")]
 )
 def test_unreachable_dataset_shows_its_error(page: Page, name: str, reason: str) -> None:
-    """A dataset that cannot be read shows the error, and no code to read it."""
-    card = page.card(name)
+    """The line of a dataset that cannot be read has the error, and no link to the viewer."""
+    (told,) = page.row(name).texts("span[@class='reason']")
 
-    (told,) = card.texts("p[@class='reason']")
     assert reason in told
-    assert not card.snippets()
+    assert page.row(name).links() == [f"./{name}/"]
 
 
 def test_links_are_relative_and_can_be_requested(client: httpx.Client, page: Page) -> None:
-    """Links are relative, and answer 200 unless their dataset is unreachable or empty.
-
-    A link to a node whose name is no valid key is 400.
-    """
-    links = {link.partition("#")[0] for link in page.links()}
-    statuses = {link: client.get(urljoin("/", link)).status_code for link in links}
+    """Links and pictures are relative, and answer 200 unless their dataset is unreachable."""
+    pictures = [each.attrib["src"] for each in page.all("img")]
+    links = {*page.links(), *pictures}
+    statuses = {
+        link: client.get(urljoin("/", link), follow_redirects=True).status_code for link in links
+    }
 
     assert all(link.startswith("./") for link in links)
-    failed = {link: status for link, status in statuses.items() if status != 200}
-    unread = {"./away/": 503, "./down/": 503, "./empty/": 404}
-    assert failed == unread | {"./odd/new%0Aline/zarr.json": 400}
+    assert {link: status for link, status in statuses.items() if status != 200} == {
+        "./away/": 503,
+        "./down/": 503,
+        "./empty/": 404,
+        "./raw/": 404,
+    }
 
 
-def test_hostile_names_are_escaped(client: httpx.Client, page: Page) -> None:
-    """Markup and control characters in names and messages are escaped, and their links work."""
-    card = page.card("odd")
-    shown = HOSTILE.replace("\u202e", "\\u202e")
-    (array, other), refs = card.texts("tbody/tr"), card.texts("ul[@class='refs']/li")
-
-    assert other.startswith("new\\nline 4 ")
-    assert array.startswith(f"{shown} 4 <b>\\ud800 uint8")
-    assert [ref.split(" ")[0] for ref in refs] == [shown, "main", "a/b%"]
-    assert "</bdi><script>alert(2)</script>\\nsecond line \\u202eback long" in refs[1]
-    assert refs[1].endswith("…")
-    assert page.all("script") == []
-    links = card.links("ul[@class='refs']")
-    assert {unquote(link) for link in links} >= {f"./odd/repository/@branch.{HOSTILE}/"}
-    assert {client.get(urljoin("/", f"{link}zarr.json")).status_code for link in links} == {200}
-
-
-def test_security_policy_allows_no_other_resources(client: httpx.Client, page: Page) -> None:
-    """The start page's policy allows only its own style, by digest, and no script.
-
-    Listing pages allow nothing.
-    """
+def test_security_policy_allows_its_own_parts_only(page: Page) -> None:
+    """The policy allows the page's own style and script, by digest, and pictures from here."""
     policy = page.answer.headers["content-security-policy"]
-    (style,) = page.all("style")
+    (style,), (script,) = page.all("style"), page.all("script")
 
     assert f"style-src '{csp_digest(style.text or '')}'" in policy
-    assert "script-src" not in policy
+    assert f"script-src '{csp_digest(script.text or '')}'" in policy
+    assert "img-src 'self' data:" in policy
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
     assert page.answer.headers["referrer-policy"] == "no-referrer"
     assert page.answer.headers["x-content-type-options"] == "nosniff"
     assert page.answer.headers["cache-control"] == "no-store"
-    for path in ("/image/", "/odd/"):
-        headers = client.get(path).headers
-        assert headers["content-security-policy"].startswith("default-src 'none';")
-        assert headers["referrer-policy"] == "no-referrer"
-        assert headers["x-content-type-options"] == "nosniff"
 
 
 def test_colours_have_enough_contrast() -> None:
     """Text has a contrast of at least 4.5 in the light and the dark scheme (WCAG 1.4.3)."""
-    style = (Path(demo.__file__).parent / "http/pages/templates/start.css").read_text()
+    style = (Path(demo.__file__).parent / "http/pages/templates/page.css").read_text()
     for scheme in style.split("prefers-color-scheme"):
         colours = dict(
             pair.strip().removeprefix("--").split(": ")
@@ -215,39 +157,111 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-SNIPPETS: Final = {
-    **dict.fromkeys(
-        ("image", "history", "nested"), frozenset({"curl", "zarr-python", "xarray", "TensorStore"})
-    ),
-    "cells": frozenset({"curl", "TensorStore, precomputed"}),
-}
+def request(token: str | None = None, **headers: str) -> Request:
+    """Return a request for the page, with a token in the path or without."""
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/",
+        "query_string": b"",
+        "headers": [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+        ],
+        "root_path": "",
+        "caller": NOBODY,
+        "token": token,
+    }
+    return Request(scope)
 
 
-@pytest.mark.parametrize("name", [*SNIPPETS, "odd"])
-def test_curl_snippet_reads_a_document(page: Page, name: str) -> None:
-    """A dataset's curl command returns a metadata document.
+async def show(
+    *names: str,
+    asked: Request | None = None,
+    hidden: str = "",
+    watchers: Collection[str] = (PUBLIC,),
+) -> Page:
+    """Return the page of datasets with these *names*."""
+    opened = reading(filled(MemoryStore(), a=ARRAY))
+    plain = opened.dataset
+    datasets = {
+        name: ServedDataset(name, plain.root, plain.containers, plain.format) for name in names
+    }
+    if hidden:
+        datasets[hidden] = replace(datasets[hidden], readers=frozenset({"somebody"}))
+    page = StartPage(Datasets(datasets, watchers), OverviewCache(opened.resolver, within_s=LONG_S))
+    answer = await page(asked or request(host="lab.example"))
+    text = bytes(answer.body).decode()
+    return Page(httpx.Response(200, text=text), parse(text))
 
-    Each dataset has the snippets for its formats.
-    """
-    assert name not in SNIPPETS or page.card(name).snippets().keys() == SNIPPETS[name]
-    need("curl")
-    command = page.card(name).snippets()["curl"]
-    done = subprocess.run(["sh", "-c", command], capture_output=True, check=True)
 
-    assert {"zarr_format", "@type"} & set(json.loads(done.stdout))
+async def test_metrics_link_needs_permission() -> None:
+    """The page links `/metrics` for callers who may read it, and says if there is no dataset."""
+    more, fewer = await show("em"), await show("em", watchers=())
+
+    assert set(more.links()) - set(fewer.links()) == {"./metrics"}
+    assert "There is no dataset that you may see." in (await show()).texts("p")
 
 
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [(name, title) for name, titles in SNIPPETS.items() for title in sorted(titles - {"curl"})],
-)
-def test_python_snippet_opens_the_array(page: Page, name: str, title: str) -> None:
-    """A dataset's Python snippets open the array that the page shows, and print it."""
-    found: dict[str, Any] = {}
-    with redirect_stdout(io.StringIO()) as printed:
-        exec(page.card(name).snippets()[title], found)  # noqa: S102 - as a user would
-    opened = found["array"] if "array" in found else next(iter(found["dataset"].values()))
-    sizes = page.card(name).texts("tbody/tr/td[1]")[0].split(f" {TIMES} ")
+async def test_private_dataset_is_not_listed() -> None:
+    """A dataset that the caller may not read is not listed."""
+    assert (await show("em", "secret", hidden="secret")).texts("tbody/tr/th/a") == ["em"]
 
-    assert [str(size) for size in opened.shape][:2] == sizes[:2]
-    assert printed.getvalue()
+
+async def test_page_below_a_token_has_relative_links() -> None:
+    """Links of a page below a token are relative to it; that page links no API."""
+    page = await show("em", asked=request("abc", host="lab.example"))
+
+    assert page.links() == ["./em/", "./api/datasets/em/viewer"]
+
+
+async def test_many_datasets_are_all_listed() -> None:
+    """The page lists all of five hundred datasets, a line each."""
+    page = await show(*(f"d{number:03}" for number in range(500)))
+
+    assert len(page.all("tbody/tr")) == 500
+
+
+async def test_overview_is_cached() -> None:
+    """An overview is cached for a while, and concurrent requests share its reads."""
+    clock, store, crowded = Clock(), *(filled(WatchedStore(), a=ARRAY) for _ in range(2))
+    opened, crowd = reading(store, ttl_s=0), reading(crowded, ttl_s=0)
+    overviews = OverviewCache(opened.resolver, within_s=LONG_S, clock=clock)
+    first = await overviews.read([opened.dataset])
+    reads = len(store.calls)
+    many = OverviewCache(crowd.resolver, within_s=LONG_S)
+    await asyncio.gather(*(many.read([crowd.dataset]) for _ in range(20)))
+    assert crowded.calls == store.calls
+
+    assert await overviews.read([opened.dataset]) == first
+    assert len(store.calls) == reads
+    clock.now += 30
+    assert await overviews.read([opened.dataset]) == first
+    assert len(store.calls) > reads
+
+
+async def test_slow_datasets_are_left_out() -> None:
+    """Fifty datasets whose store hangs are left out after the wait, which is that of one."""
+    store = filled(WatchedStore(), a=ARRAY)
+    store.gate.clear()
+    opened = reading(store)
+    many = [replace(opened.dataset, name=f"d{n}", root=ROOT.join(str(n))) for n in range(50)]
+
+    async with asyncio.timeout(LONG_S):
+        assert await OverviewCache(opened.resolver, within_s=0.2).read(many) == {}
+
+
+async def test_internal_error_is_confined_to_its_dataset(caplog: pytest.LogCaptureFixture) -> None:
+    """An internal error in one dataset's overview is logged, and other datasets are shown."""
+    store = filled(WatchedStore(), a=ARRAY)
+    opened = reading(store)
+    odd = replace(opened.dataset, name="odd", root=ObjectRef("memory://other", "odd"))
+    store.failure = ZeroDivisionError("of ours")
+
+    with caplog.at_level(logging.ERROR, logger="shardgate"):
+        cache = OverviewCache(opened.resolver, within_s=LONG_S)
+        found = await cache.read([odd, opened.dataset])
+
+    assert found["odd"].reason == "a fault of this service"
+    assert [each.path for each in found[opened.dataset.name].collections] == ["a"]
+    assert "odd" in caplog.text

@@ -37,12 +37,11 @@ from shardgate.formats.listing import (
     ListingRules,
     Name,
     Rows,
-    RunInThread,
     Walk,
     Wanted,
     Window,
 )
-from shardgate.formats.reading import DecodeError, Fetch, Read
+from shardgate.formats.reading import DecodeError, Fetch, Read, RunInThread
 from shardgate.formats.references import Allowed
 from shardgate.formats.surveying import (
     ChunkCollection,
@@ -232,10 +231,16 @@ class RepositoryLayout(Layout):
     async def collections(
         self, fetch: Fetch, _: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        if (snapshot := await self.repository.snapshot(MAIN, fetch)) is None:
+        return await self.collections_below(VirtualKey(""), fetch, run_in_thread)
+
+    async def collections_below(
+        self, folder: VirtualKey, fetch: Fetch, run_in_thread: RunInThread
+    ) -> Sequence[ChunkCollection | DamagedError]:
+        ref, path = split_ref(folder)
+        if ref is None or (snapshot := await self.repository.snapshot(ref, fetch)) is None:
             return ()
         name = self.repository.file("snapshots", snapshot.object_id)
-        return await run_in_thread(_describe_all, name, snapshot.nodes)
+        return await run_in_thread(_describe_below, path.rstrip("/"), name, snapshot.nodes)
 
     async def holding(self, key: VirtualKey, fetch: Fetch) -> Shard | None:
         """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""
@@ -427,13 +432,15 @@ def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
     return Inline(node.document.served if path else snapshot.root_document, etag)
 
 
-def _describe_all(
-    name: ObjectRef, nodes: Mapping[str, SnapshotNode | DecodeError]
+def _describe_below(
+    folder: str, name: ObjectRef, nodes: Mapping[str, SnapshotNode | DecodeError]
 ) -> list[ChunkCollection | DamagedError]:
+    below = f"{folder}/" if folder else ""
     return [
         _describe(name, path, node)
         for path, node in nodes.items()
-        if isinstance(node, DecodeError) or node.chunks is not None
+        if (path == folder or path.startswith(below))
+        and (isinstance(node, DecodeError) or node.chunks is not None)
     ]
 
 

@@ -22,7 +22,6 @@ from shardgate.formats.listing import (
     ListingIO,
     ListingRules,
     Rows,
-    RunInThread,
     Walk,
     Wanted,
 )
@@ -37,7 +36,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
 )
 from shardgate.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShard, PrecomputedShards
-from shardgate.formats.reading import DecodeError, Fetch, Versioned
+from shardgate.formats.reading import DecodeError, Fetch, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing, Survey
 from shardgate.model import (
     MISSING,

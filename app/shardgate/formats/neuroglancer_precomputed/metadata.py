@@ -15,7 +15,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.documents import Json, as_integer, begins_like_json, parse_json, write_json
-from shardgate.formats.listing import RunInThread
 from shardgate.formats.neuroglancer_precomputed.index import Integer, Sharding
 from shardgate.formats.neuroglancer_precomputed.keys import (
     CellNames,
@@ -24,7 +23,7 @@ from shardgate.formats.neuroglancer_precomputed.keys import (
     Names,
     VoxelBounds,
 )
-from shardgate.formats.reading import DecodeError, Fetch
+from shardgate.formats.reading import DecodeError, Fetch, RunInThread
 from shardgate.formats.surveying import Description
 
 _OVERHEAD: Final = 4096

@@ -16,8 +16,8 @@ from shardgate.errors import ConflictError, DamagedError
 from shardgate.formats.compression import MEASURES
 from shardgate.formats.contract import Document, Layout, Target
 from shardgate.formats.documents import DocumentDecoder, Json, parse_json, show, write_json
-from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
-from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
+from shardgate.formats.listing import PLAIN, ListingRules
+from shardgate.formats.reading import DecodeError, Fetch, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Description, Listing, Shards
 from shardgate.formats.zarr.codecs import ChunkForm, item_nbytes, shape_of
 from shardgate.formats.zarr.index import IndexCodec, ShardingLevel

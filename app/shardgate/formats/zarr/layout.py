@@ -8,8 +8,8 @@ from typing import Final
 from shardgate.errors import BadKeyError, DamagedError, ReadOnlyError
 from shardgate.formats.contract import Document, Layout, Slot, Target, Translator
 from shardgate.formats.documents import Json, may_contain, show
-from shardgate.formats.listing import PLAIN, ListingRules, RunInThread
-from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned
+from shardgate.formats.listing import PLAIN, ListingRules
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.index import IndexCodec, shard_of
 from shardgate.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node

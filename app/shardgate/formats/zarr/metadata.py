@@ -13,8 +13,8 @@ import numpy as np
 
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.documents import Json, parse_json, write_json
-from shardgate.formats.listing import Axis, RunInThread
-from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.listing import Axis
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread
 from shardgate.formats.zarr.codecs import (
     ChunkForm,
     chunk_form,

@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 
 from shardgate.errors import ShardgateError, StorageError
 from shardgate.formats.surveying import Description
-from shardgate.http.api.openapi import DEFAULT, AsciiJson
+from shardgate.http.api.openapi import DEFAULT, AsciiJson, add_docs
 from shardgate.http.api.repositories import build_repositories
 from shardgate.http.auth.access import Datasets, ServedDataset, may_write
-from shardgate.http.pages.links import add_viewer
 from shardgate.http.pages.start_page import StartPage
+from shardgate.http.pages.viewer import add_viewer
 from shardgate.http.problems import extension_members, problem, status_of
 from shardgate.http.responses import ALLOW
 from shardgate.observability.logging import log_failure
@@ -81,6 +81,7 @@ def build_api(
     app = FastAPI(
         title="Shardgate",
         description=_ABOUT,
+        docs_url=None,
         redoc_url=None,
         default_response_class=AsciiJson,
         responses=dict(DEFAULT),
@@ -89,6 +90,7 @@ def build_api(
         app.add_exception_handler(error, _respond_to_error)
     _add_datasets(app, datasets, resolver, start_page)
     _add_health(app, datasets, resolver, metrics)
+    add_docs(app)
     add_viewer(app)
     for router in (build_repositories(datasets, resolver), *routers):
         app.router.routes.extend(router.routes)

@@ -1,0 +1,65 @@
+"""`/api` routes of pictures: previews, and links that open Neuroglancer."""
+
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import RedirectResponse
+
+from shardgate.http.api.openapi import new_router
+from shardgate.http.auth.access import Datasets
+from shardgate.http.conditions import Conditions
+from shardgate.http.pages.previews import Previews
+from shardgate.http.pages.viewer import ViewerLinks, address_of
+from shardgate.http.request import check_key
+from shardgate.http.responses import cache_headers
+
+_PATH: Final = "Path of an array, image or volume, which may begin with a ref; default: the first."
+_REF: Final = "Icechunk: `branch.NAME`, `tag.NAME`, or the id of a snapshot; default `branch.main`."
+
+
+def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -> APIRouter:
+    """Build the routes of previews and of links into the viewer."""
+    router = new_router("/api/datasets/{dataset}", "Pictures")
+
+    @router.get(
+        "/preview.png",
+        response_class=Response,
+        responses={200: {"content": {"image/png": {}}}, 304: {"description": "It is unchanged."}},
+    )
+    async def show_preview(
+        request: Request,
+        dataset: str,
+        path: Annotated[str, Query(description=_PATH)] = "",
+        ref: Annotated[str | None, Query(description=_REF, max_length=1024)] = None,
+    ) -> Response:
+        """Return a small picture of the middle of an array or multiscale.
+
+        Whatever cannot be drawn, damaged chunks for example, has a grey placeholder instead.
+        """
+        named = datasets.find(dataset, request.scope["caller"])
+        preview = await previews.get(named, path, ref)
+        headers = {name.decode(): value.decode() for name, value in cache_headers(named)}
+        if preview.is_placeholder:
+            headers["cache-control"] = "no-cache"
+        headers["etag"] = preview.etag
+        conditions = Conditions(if_none_match=request.headers.get("if-none-match"))
+        if (status := conditions.precondition(preview.etag, None)) is not None:
+            return Response(status_code=status, headers=headers)
+        return Response(preview.png, media_type="image/png", headers=headers)
+
+    @router.get(
+        "/viewer",
+        status_code=HTTPStatus.TEMPORARY_REDIRECT,
+        response_class=RedirectResponse,
+    )
+    async def open_viewer(
+        request: Request,
+        dataset: str,
+        path: Annotated[str, Query(description=_PATH)] = "",
+    ) -> str:
+        """Redirect to Neuroglancer, which shows an array, image or volume."""
+        named = datasets.find(dataset, request.scope["caller"])
+        return await links.link(named, check_key(path.rstrip("/")), address_of(request))
+
+    return router

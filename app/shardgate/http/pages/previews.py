@@ -1,0 +1,292 @@
+"""Small pictures of arrays, which a worker process draws: the service itself decodes no chunk."""
+
+import asyncio
+import json
+import logging
+import struct
+import sys
+import time
+import zlib
+from asyncio.subprocess import PIPE
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from http import HTTPStatus
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import cachetools
+
+from shardgate.concurrency import SingleFlight, bounded_gather, is_large, run_in_thread
+from shardgate.errors import BadParameterError, ShardgateError, StorageError
+from shardgate.formats.documents import Json, parse_json
+from shardgate.formats.icechunk.keys import parse_ref
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.surveying import Stateful
+from shardgate.http.pages.nodes import find_images, read_body, read_node
+from shardgate.http.pages.sections import (
+    ENOUGH,
+    Drawing,
+    UndrawableError,
+    ZarrDocument,
+    draw_volume,
+    draw_zarr,
+)
+from shardgate.http.request import check_key
+from shardgate.model import ETag, VirtualKey, join_path
+from shardgate.read.bodies import Entity, Selection
+from shardgate.read.budget import ByteBudget
+from shardgate.read.containers import Dataset
+from shardgate.read.resolver import Resolver
+
+_REVISION: Final = 1
+"""Part of each ETag; to be increased when pictures of the same bytes become others."""
+_MOST_DOCUMENT_NBYTES: Final = 8 * 1024**2
+_MOST_NBYTES: Final = 64 * 1024**2
+"""Of all encoded chunks of a picture."""
+_COPIES: Final = 3
+"""Encoded chunks are held apart, as one request, and in the pipe."""
+_MOST_COMPLAINT: Final = 1000
+_READS: Final = 16
+"""Concurrent reads for one picture."""
+_LONGEST_S: Final = 60.0
+_CACHED_S: Final = 20.0
+"""Time for which a picture is not compared with the store."""
+_CACHED_NBYTES: Final = 32 * 1024**2
+_OVERHEAD_NBYTES: Final = 8192
+_WORKER: Final = Path(__file__).with_name("preview_worker.py")
+_ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
+_log = logging.getLogger(__name__)
+
+type _Name = tuple[str, VirtualKey]
+"""Name of a dataset, and path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A picture, or the placeholder of an array that cannot be drawn."""
+
+    png: bytes
+    etag: ETag
+    """Made of the ETags of all that was read for the picture."""
+    contrast: tuple[float, float] | None = None
+    """1st and 99th percentile of the finite values; `None` of a placeholder, of labels, colours
+    and constants.
+    """
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Return whether it shows nothing of the array."""
+        return self is PLACEHOLDER
+
+
+def _grey_png(side: int, grey: int) -> bytes:
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    rows = zlib.compress((b"\0" + bytes([grey]) * side) * side)
+    chunks = (b"IHDR" + header, b"IDAT" + rows, b"IEND")
+    parts = (struct.pack(f">I{len(c)}sI", len(c) - 4, c, zlib.crc32(c)) for c in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+PLACEHOLDER: Final = Preview(_grey_png(64, 0xDD), ETag('"placeholder"'))
+
+
+def worker_command() -> Sequence[str] | None:
+    """Return the command of the worker; `None` if the extra ``viewer`` is not installed."""
+    if find_spec("tensorstore") is None or find_spec("PIL") is None:
+        return None
+    return sys.executable, "-IB", str(_WORKER)
+
+
+class Previews:
+    """Cache of previews, which are made on demand; `PLACEHOLDER` where nothing can be drawn.
+
+    Encoded chunks count in *budget* on their way to the *worker*, of which one runs at a time.
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        budget: ByteBudget,
+        worker: Sequence[str] | None,
+        *,
+        longest_s: float = _LONGEST_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._resolver = resolver
+        self._budget = budget
+        self._worker = worker
+        self._longest_s = longest_s
+        self._clock = clock
+        self._turn = asyncio.Semaphore(1)
+        self._flights = SingleFlight[_Name]()
+        self._cached = cachetools.LRUCache[_Name, tuple[Preview, float]](
+            _CACHED_NBYTES, lambda entry: len(entry[0].png) + _OVERHEAD_NBYTES
+        )
+
+    async def get(self, dataset: Dataset, path: str, ref: str | None) -> Preview:
+        """Return the preview of the array or multiscale at *path*, by default of the first one.
+
+        In an Icechunk repository it is as of *ref*: ``branch.NAME``, ``tag.NAME``, or the id of a
+        snapshot, by default ``branch.main``. Raises: `BadKeyError`, `BadParameterError`.
+        """
+        key = check_key(path.rstrip("/"))
+        if self._worker is None:
+            return PLACEHOLDER
+        try:
+            name = dataset.name, key if ref is None else await self._join_ref(dataset, key, ref)
+        except StorageError:
+            return PLACEHOLDER
+        known, expires_at = self._cached.get(name, (PLACEHOLDER, 0.0))
+        if self._clock() < expires_at:
+            return known
+        return await self._flights.run(name, partial(self._make, dataset, name, known))
+
+    async def _make(self, dataset: Dataset, name: _Name, known: Preview) -> Preview:
+        made, (_, path) = PLACEHOLDER, name
+        try:
+            async with asyncio.timeout(self._longest_s):
+                drawing = await self._plan_first(dataset, path)
+                made = await self._draw(dataset, drawing, known)
+        except (ShardgateError, ValueError, RecursionError, TimeoutError) as error:
+            _log.debug("no preview of %s in %s: %s", path, dataset.name, error)
+        except Exception:  # noqa: BLE001 - a picture must not take its page along
+            _log.exception("a preview of %s cannot be made", dataset.name)
+        self._cached[name] = made, self._clock() + _CACHED_S
+        return made
+
+    async def _join_ref(self, dataset: Dataset, path: VirtualKey, ref: str) -> VirtualKey:
+        """Return *path* as of *ref*. Raises: `BadParameterError` outside of a repository."""
+        key = VirtualKey(join_path(path, "zarr.json"))
+        layout, rest, _ = await self._resolver.find_container(dataset, key)
+        if not isinstance(layout, Stateful) or rest.startswith("@"):
+            raise BadParameterError("ref: the path has none, or does not lie in a repository")
+        joined = join_path(_spell_ref(ref), rest.rpartition("/")[0])
+        return check_key(join_path(key.removesuffix(rest).rstrip("/"), joined))
+
+    async def _plan_first(self, dataset: Dataset, path: VirtualKey) -> Drawing:
+        """Plan the picture of *path*, or else of the first image below it that has one."""
+        try:
+            return await self._plan(dataset, path)
+        except (DecodeError, ShardgateError):
+            if path and not path.rpartition("/")[2].startswith("@"):
+                raise
+        folder = VirtualKey(f"{path}/" if path else "")
+        async for each in find_images(self._resolver, dataset, folder):
+            with suppress(DecodeError, ShardgateError):
+                return await self._plan(dataset, VirtualKey(each))
+        raise UndrawableError("there is no array with two axes")
+
+    async def _plan(self, dataset: Dataset, path: VirtualKey) -> Drawing:
+        key = VirtualKey(join_path(path, "zarr.json"))
+        layout, rest, _ = await self._resolver.find_container(dataset, key)
+        container = key.removesuffix(rest)
+        if (volume := draw_volume(layout, container, rest.rpartition("/")[0])) is not None:
+            return volume
+        node = await read_node(self._resolver, dataset, path)
+        if node is None or not node.axes:
+            raise UndrawableError("there is neither an array nor an image")
+        for level in reversed(node.levels or ("",)):
+            below = check_key(join_path(path, level))
+            drawing = draw_zarr(await self._read_document(dataset, below), node)
+            if drawing.extent >= ENOUGH:
+                break
+        return drawing
+
+    async def _read_document(self, dataset: Dataset, path: VirtualKey) -> ZarrDocument:
+        key = VirtualKey(join_path(path, "zarr.json"))
+        etag, data = await self._read(dataset, key, _MOST_DOCUMENT_NBYTES)
+        members = await run_in_thread(parse_json, data, is_long=is_large(len(data)))
+        if not isinstance(members, dict):
+            raise UndrawableError(f"{key} is no JSON object")
+        return ZarrDocument(path, data, etag, members)
+
+    async def _draw(self, dataset: Dataset, drawing: Drawing, known: Preview) -> Preview:
+        """Draw, unless *known* was made of the same bytes."""
+        keys = {name: VirtualKey(join_path(drawing.directory, name)) for name in drawing.chunks}
+        located = await bounded_gather(
+            partial(self._locate, dataset), list(keys.values()), limit=_READS
+        )
+        stored = {
+            name: entity for name, entity in zip(keys, located, strict=True) if entity is not None
+        }
+        if (etag := _etag_of(drawing, stored)) == known.etag:
+            return known
+        if (nbytes := sum(entity.length for entity in stored.values())) > _MOST_NBYTES:
+            raise UndrawableError(f"{nbytes} bytes of chunks are too many")
+
+        async def read(name: str) -> bytes:
+            nonlocal nbytes
+            version, data = await self._read(dataset, keys[name], _MOST_NBYTES)
+            nbytes += len(data) - stored[name].length  # without its content coding
+            if version not in stored[name].names or nbytes > _MOST_NBYTES:
+                raise UndrawableError(f"{keys[name]} was replaced, or is too large")
+            return data
+
+        async with self._budget.room(_COPIES * nbytes):
+            chunks = await bounded_gather(read, list(stored), limit=_READS)
+            marker, document = drawing.document
+            objects = {marker: document} | {
+                f"{drawing.inside}{name}": data for name, data in zip(stored, chunks, strict=True)
+            }
+            del chunks
+            contrast, png = await self._run_worker(drawing.request, objects)
+        return Preview(png, etag, contrast)
+
+    async def _locate(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
+        async with self._resolver.open(dataset, key, lambda _: Selection(HTTPStatus.OK)) as opened:
+            return None if opened is None else opened.entity
+
+    async def _read(
+        self, dataset: Dataset, key: VirtualKey, most_nbytes: int
+    ) -> tuple[ETag, bytes]:
+        if (found := await read_body(self._resolver, dataset, key, most_nbytes)) is None:
+            raise UndrawableError(f"there is no {key}")
+        return found
+
+    async def _run_worker(
+        self, request: Mapping[str, Json], objects: Mapping[str, bytes]
+    ) -> tuple[tuple[float, float] | None, bytes]:
+        """Return contrast and PNG. Raises: `UndrawableError` if the worker fails."""
+        sizes = [(name, len(data)) for name, data in objects.items()]
+        line = json.dumps({**request, "objects": sizes}).encode()
+        sent = b"".join([line, b"\n", *objects.values()])
+        async with self._turn:
+            process = await asyncio.create_subprocess_exec(
+                *self._worker or (),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                cwd="/",
+                env=_ENVIRONMENT,
+            )
+            try:
+                answer, complaint = await process.communicate(sent)
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        line, _, png = answer.partition(b"\n")
+        match process.returncode, line and parse_json(line):
+            case 0, {"contrast": [float(low), float(high)]}:
+                return (low, high), png
+            case 0, {"contrast": None}:
+                return None, png
+        reason = complaint[-_MOST_COMPLAINT:].decode(errors="replace")
+        raise UndrawableError(f"the worker ended with {process.returncode}: {reason}")
+
+
+def _spell_ref(ref: str) -> str:
+    """Return *ref* as in keys. Raises: `BadParameterError`."""
+    for _, segment in parse_ref(f"@{ref}") or parse_ref(ref):
+        return segment
+    raise BadParameterError(f"ref: {ref[:80]} is neither a branch, a tag nor a snapshot")
+
+
+def _etag_of(drawing: Drawing, stored: Mapping[str, Entity]) -> ETag:
+    versions = {name: entity.etag for name, entity in stored.items()}
+    made_of = json.dumps([_REVISION, drawing.version, drawing.request, versions])
+    return ETag(f'"{sha256(made_of.encode()).hexdigest()[:32]}"')

@@ -1,0 +1,94 @@
+"""Code that reads what a page shows, for curl and the libraries of Python."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Final
+
+from shardgate.formats.surveying import Description
+
+_MOST_LETTERS: Final = 256
+_ZARR: Final = """# pip install zarr 'fsspec[http]'
+import zarr
+
+{name} = zarr.open_{name}("{url}", mode="r")
+print({name}.info)"""
+_TENSORSTORE: Final = """# pip install tensorstore
+import tensorstore
+
+spec = {{"driver": "{driver}", "kvstore": "{url}/"}}
+array = tensorstore.open(spec, read=True).result()
+print(array)"""
+_XARRAY: Final = """# pip install xarray zarr 'fsspec[http]'
+import xarray
+
+dataset = xarray.open_zarr("{url}", consolidated={is_consolidated}{drop})
+print(dataset)"""
+_DASK: Final = """# pip install 'dask[array]' zarr 'fsspec[http]'
+import dask.array
+
+array = dask.array.from_zarr("{url}", chunks={chunks})
+print(array)"""
+_XARRAY_OF_DASK: Final = """# pip install xarray 'dask[array]' zarr 'fsspec[http]'
+import dask.array
+import xarray
+
+array = dask.array.from_zarr("{url}", chunks={chunks})
+print(xarray.DataArray(array, dims={dims}))"""
+
+
+def curl(url: str) -> dict[str, str]:
+    """Return code that prints the document at *url*."""
+    return {"curl": f"curl -sS {shlex.quote(url)}"}
+
+
+def array_snippets(url: str, found: Description) -> dict[str, str]:
+    """Return code that opens the Zarr array *found* at *url*, by client.
+
+    Chunks of dask are whole shards, which the array at *url* does not tell.
+    """
+    chunks = tuple(found.shard_shape or found.inner_chunk_shape or ())
+    snippets = {"zarr-python": _ZARR.format(name="array", url=url)}
+    snippets["TensorStore"] = _TENSORSTORE.format(driver="zarr3", url=url)
+    if chunks:
+        snippets["dask"] = _DASK.format(url=url, chunks=chunks)
+    if chunks and has_dimensions(found):
+        dims = ascii(tuple(found.dimension_names or ()))
+        snippets["xarray"] = _XARRAY_OF_DASK.format(url=url, chunks=chunks, dims=dims)
+    return snippets
+
+
+def group_snippets(
+    url: str, arrays: Mapping[str, Description], *, is_consolidated: bool
+) -> dict[str, str]:
+    """Return code that opens the Zarr group at *url* with *arrays* right below it, by client."""
+    snippets = {"zarr-python": _ZARR.format(name="group", url=url)}
+    if arrays and all(map(has_dimensions, arrays.values())):
+        dropped = _conflicting(arrays)
+        drop = f", drop_variables={json.dumps(dropped)}" if dropped else ""
+        snippets["xarray"] = _XARRAY.format(url=url, is_consolidated=is_consolidated, drop=drop)
+    return snippets
+
+
+def volume_snippets(url: str) -> dict[str, str]:
+    """Return code that opens the precomputed volume at *url*, by client."""
+    return {"TensorStore": _TENSORSTORE.format(driver="neuroglancer_precomputed", url=url)}
+
+
+def has_dimensions(found: Description) -> bool:
+    """Return whether all dimensions of *found* have names of their own, none of them long."""
+    names = [name for name in found.dimension_names or () if name and len(name) <= _MOST_LETTERS]
+    return len(set(names)) == len(found.shape or ())
+
+
+def _conflicting(arrays: Mapping[str, Description]) -> list[str]:
+    """Return the names of arrays with a dimension that an earlier one has in another size."""
+    sizes: dict[str | None, int] = {}
+    dropped = []
+    for name, found in arrays.items():
+        own = dict(zip(found.dimension_names or (), found.shape or (), strict=False))
+        if any(sizes.get(dimension, size) != size for dimension, size in own.items()):
+            dropped.append(name)
+        else:
+            sizes |= own
+    return dropped

@@ -1,0 +1,17 @@
+for (const filter of document.querySelectorAll("input[type=search]")) {
+  filter.hidden = false;
+  const rows = [...document.querySelectorAll("[data-name]")];
+  filter.addEventListener("input", () => {
+    const wanted = filter.value.toLowerCase();
+    for (const row of rows) row.hidden = !row.dataset.name.toLowerCase().includes(wanted);
+  });
+}
+for (const button of document.querySelectorAll("button.copy")) {
+  if (!navigator.clipboard) continue;
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+}

@@ -1,0 +1,271 @@
+"""`GET /{dataset}/…/` for browsers: groups, arrays, repositories, and code that reads them."""
+
+import io
+import json
+import shutil
+import subprocess
+from collections.abc import Generator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urljoin
+
+import httpx
+import icechunk
+import pytest
+import zarr
+
+from shardgate import demo
+from shardgate.settings import DatasetSettings, Settings
+from tests.support.lacking import need
+from tests.support.pages import Page, open_page
+from tests.support.serving import client_of
+
+TIMES: Final = " \N{MULTIPLICATION SIGN} "
+HOSTILE: Final = "\"><script>alert(1)<'\u202e&lt;"
+MESSAGE: Final = "</bdi><script>alert(2)</script>\nsecond line \u202eback " + "long " * 100
+
+
+def write_hostile(folder: Path) -> None:
+    """Write an array and a repository whose names and messages contain markup."""
+    metadata = json.loads(json.dumps(zarr.create_array({}, shape=4, dtype="u1").metadata.to_dict()))
+    metadata |= {"dimension_names": ["<b>\ud800"], "attributes": {"<i>": "</script>"}}
+    (folder / HOSTILE).mkdir(parents=True)
+    (folder / HOSTILE / "zarr.json").write_text(json.dumps(metadata))
+    shutil.copytree(folder / HOSTILE, folder / "new\nline")
+    storage = icechunk.local_filesystem_storage(str(folder / "repository"))
+    repository = icechunk.Repository.create(storage)
+    session = repository.writable_session("main")
+    zarr.create_group(session.store)
+    tip = session.commit(MESSAGE)
+    repository.create_branch(HOSTILE, tip)
+    repository.create_tag("a/b%", tip)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+    """Serve the examples, all of them in one folder too, and hostile names."""
+    examples = tmp_path_factory.mktemp("examples")
+    hostile = tmp_path_factory.mktemp("hostile")
+    write_hostile(hostile)
+    paths = demo.write(examples) | {"all": examples, "odd": hostile}
+    datasets = {
+        name: DatasetSettings(url=str(path), writable=name == "history")
+        for name, path in paths.items()
+    }
+    with client_of(Settings(datasets=datasets)) as opened:
+        yield opened
+
+
+def properties(page: Page) -> dict[str, str]:
+    """Return the properties in the card of a page, by their names."""
+    return dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
+
+
+def test_array_page_describes_chunks_and_shards(client: httpx.Client) -> None:
+    """The page of an array has its shape, type, inner chunk, shard, codecs and stored chunks."""
+    page = open_page(client, "/image/s0/")
+
+    assert page.texts("h1") == ["s0"]
+    stored = properties(page)
+    assert stored.pop("Stored").startswith("244 chunks, ")
+    assert stored == {
+        "Shape": TIMES.join(["160", "256", "256"]),
+        "Type": "uint8",
+        "Inner chunk": TIMES.join(["32"] * 3),
+        "Shard": TIMES.join(["128"] * 3),
+        "Codecs": "bytes, zstd",
+    }
+    assert page.texts("tbody/tr/th") == ["z", "y", "x"]
+
+
+def test_image_page_has_axes_and_levels(client: httpx.Client) -> None:
+    """The page of an OME-Zarr image has its axes with steps and units, and links to its levels."""
+    page = open_page(client, "/image/")
+
+    assert page.texts("p[@class='about']") == ["OME-Zarr image"]
+    axes, levels = page.all("table")
+    rows = [
+        " ".join(cell.text or "" for cell in row if cell.tag == "td") for row in axes.iter("tr")
+    ]
+    assert rows[1:] == [
+        "space 160 2 micrometer",
+        "space 256 1 micrometer",
+        "space 256 1 micrometer",
+    ]
+    links = [link.attrib["href"] for link in levels.iter("a")]
+    assert links == ["./s0/", "./s1/", "./s2/"]
+
+
+def test_repository_page_has_refs_and_history(client: httpx.Client) -> None:
+    """The page of a repository links its refs and snapshots; that of a tag has its own history."""
+    page = open_page(client, "/all/history.icechunk/")
+    refs, history = page.all("ul[@class='plain']")[0], page.all("ol")[0]
+
+    links = [link.attrib["href"] for link in refs.iter("a")]
+    assert links == ["./@branch.main/", "./@tag.positive/"]
+    snapshots = [link.attrib["href"] for link in history.iter("a")]
+    assert len(snapshots) == 3
+    assert page.texts("ol/li")[0].endswith("Turn it into its negative")
+    tagged = open_page(client, "/all/history.icechunk/@tag.positive/")
+    assert tagged.links("ol") == [f".{link}" for link in snapshots[1:]]
+    assert client.get(urljoin(str(tagged.answer.url), tagged.links("ol")[0])).status_code == 200
+
+
+def test_repository_page_without_a_ref_links_its_arrays(client: httpx.Client) -> None:
+    """The page of a key without a ref, which means main, describes its array and links to it."""
+    page = open_page(client, "/history/s1/")
+
+    assert properties(page)["Inner chunk"] == TIMES.join(["32"] * 3)
+    assert page.links("table") == []
+    first = open_page(client, "/history/").links("ol")[-1]
+    assert open_page(client, f"/history/{first.removeprefix('./')}").texts("h1")
+
+
+def test_volume_page_links_to_itself(client: httpx.Client) -> None:
+    """Rows of scales on the page of a volume lead to that page, wherever the volume lies."""
+    for path in ("/cells/", "/all/cells.precomputed/"):
+        links = set(open_page(client, path).links("table[@role='table']"))
+        assert {urljoin(path, link) for link in links} == {path}
+
+
+def test_folder_page_links_arrays_of_every_format(client: httpx.Client) -> None:
+    """The page of a folder links the arrays, volumes and repositories below it."""
+    page = open_page(client, "/all/")
+    links = page.links("table")
+
+    assert {
+        "./image.zarr/s0/",
+        "./cells.precomputed/",
+        "./history.icechunk/@branch.main/s1/",
+    } <= set(links)
+    for link in links:
+        assert client.get(urljoin("/all/", link)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/image/", "/all/image.zarr/s0/", "/all/history.icechunk/@tag.positive/s1/"]
+)
+def test_breadcrumbs_lead_to_every_folder_above(client: httpx.Client, path: str) -> None:
+    """Breadcrumbs are relative links to the start page and to all folders above."""
+    page = open_page(client, path)
+    links = [urljoin(path, link) for link in page.links("nav")]
+    parts = path.strip("/").split("/")
+
+    assert links == ["/", *(f"/{'/'.join(parts[:at])}/" for at in range(1, len(parts)))]
+    assert {client.get(link).status_code for link in links} == {200}
+
+
+def test_volume_page_lists_scales_by_their_sharding(client: httpx.Client) -> None:
+    """The page of a precomputed volume has its scales, with the mapping of chunks to shards."""
+    page = open_page(client, "/cells/")
+
+    assert page.texts("p[@class='about']") == ["Precomputed volume of labels"]
+    rows = page.texts("table[2]/tbody/tr") or page.texts("tbody/tr")
+    assert any("by id identity, preshift 3, minishard 1, shard 2 bits" in row for row in rows)
+
+
+def test_hostile_names_are_escaped(client: httpx.Client) -> None:
+    """Markup and control characters in names and messages are escaped, and their links work."""
+    page = open_page(client, "/odd/")
+    shown = HOSTILE.replace("\u202e", "\\u202e")
+    array, other = page.texts("tbody/tr")
+
+    assert other.startswith("new\\nline 4 ")
+    assert array.startswith(f"{shown} 4 <b>\\ud800 uint8")
+    repository = open_page(client, "/odd/repository/")
+    refs = repository.texts("ul[@class='plain'][1]/li")
+    assert [ref.split(" ")[0] for ref in refs] == [shown, "main", "a/b%"]
+    assert "</bdi><script>alert(2)</script>\\nsecond line \\u202eback long" in refs[1]
+    assert refs[1].endswith("…")
+    links = repository.links("ul[@class='plain'][1]")
+    assert {unquote(link) for link in links} >= {f"./@branch.{HOSTILE}/"}
+    for link in links:
+        assert client.get(urljoin("/odd/repository/", link) + "zarr.json").status_code == 200
+
+
+def test_page_keeps_the_links_of_a_listing(client: httpx.Client) -> None:
+    """The page has the links of the plain listing, which other clients get; both vary by Accept."""
+    for path in ("/image/", "/all/", "/history/@tag.positive/"):
+        plain = client.get(path)
+        page = open_page(client, path)
+        assert plain.headers["vary"] == page.answer.headers["vary"] == "Accept"
+        assert plain.text.startswith("<!doctype html>\n<html><head><title>/")
+        links = [line.partition('href="')[2].partition('"')[0] for line in plain.text.splitlines()]
+        assert page.links("ul[@class='plain keys']") == [link for link in links if link]
+
+
+def test_session_page_links_its_keys(client: httpx.Client) -> None:
+    """The page of a session has its arrays and keys below it, and no link to the viewer."""
+    begun = client.post("/api/datasets/history/sessions", json={"branch": "main"}).json()
+    path = f"/history/@session.{begun['session_id']}/"
+    page = open_page(client, path)
+
+    assert page.texts("h1") == [f"@session.{begun['session_id']}"]
+    assert page.texts("nav/a") == ["Shardgate", "history"]
+    assert unquote(page.snippets()["curl"]).endswith(f"{path}zarr.json")
+    assert "./zarr.json" in page.links("ul[@class='plain keys']")
+    for link in (*page.links("table"), "./s1/"):
+        assert client.get(urljoin(path, link)).status_code == 200
+    assert page.links("article") == []
+
+
+def test_page_is_not_stored_by_caches(client: httpx.Client) -> None:
+    """A page, which has the Host of its request in code, is not stored; a plain listing may be."""
+    page = open_page(client, "/image/")
+
+    assert page.answer.headers["cache-control"] == "no-store"
+    assert page.answer.headers["content-security-policy"].startswith("default-src 'none';")
+    assert page.answer.headers["referrer-policy"] == "no-referrer"
+    assert client.get("/image/").headers["cache-control"] == "public, max-age=60"
+
+
+def test_dataset_without_a_slash_redirects(client: httpx.Client) -> None:
+    """A plain GET of a dataset redirects to its page; one with a range is 404."""
+    answer = client.get("/image")
+
+    assert (answer.status_code, answer.headers["location"]) == (307, "./image/")
+    assert client.get("/image", headers={"range": "bytes=0-31"}).status_code == 404
+    assert client.head("/image").status_code == 404
+
+
+SNIPPETS: Final = {
+    "/image/": frozenset({"curl", "zarr-python", "xarray"}),
+    "/image/s0/": frozenset({"curl", "zarr-python", "xarray", "TensorStore", "dask"}),
+    "/nested/a/": frozenset({"curl", "zarr-python", "xarray", "TensorStore", "dask"}),
+    "/history/@tag.positive/s1/": frozenset(
+        {"curl", "zarr-python", "xarray", "TensorStore", "dask"}
+    ),
+    "/cells/": frozenset({"curl", "TensorStore"}),
+}
+
+
+@pytest.mark.parametrize("path", SNIPPETS)
+def test_curl_snippet_reads_a_document(client: httpx.Client, path: str) -> None:
+    """A page has the snippets of its kind of node; that of curl prints its document."""
+    snippets = open_page(client, path).snippets()
+    assert snippets.keys() == SNIPPETS[path]
+    need("curl")
+    done = subprocess.run(["sh", "-c", snippets["curl"]], capture_output=True, check=True)
+
+    assert {"zarr_format", "@type"} & set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [(path, title) for path, titles in SNIPPETS.items() for title in sorted(titles - {"curl"})],
+)
+def test_python_snippet_opens_the_node(client: httpx.Client, path: str, title: str) -> None:
+    """A page's Python snippets open the array or group that it shows, and print it."""
+    page, found = open_page(client, path), dict[str, Any]()
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(page.snippets()[title], found)  # noqa: S102 - as a user would
+    opened = found.get("array")
+    if opened is None:
+        opened = found["group"]["s0"] if "group" in found else found["dataset"]["s0"]
+    shape = properties(page)["Shape"].split(TIMES)
+
+    assert [str(size) for size in opened.shape][:2] == shape[:2]
+    assert printed.getvalue()
+    if title == "dask":
+        assert TIMES.join(map(str, opened.chunksize)) == properties(page)["Shard"]

@@ -1,0 +1,190 @@
+"""`shardgate.http.pages.nodes`: axes, channels and levels, from documents of real and odd files."""
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from shardgate.errors import DamagedError
+from shardgate.http.pages.nodes import (
+    MOST_NBYTES,
+    Channel,
+    NodeView,
+    ViewAxis,
+    find_images,
+    read_node,
+)
+from shardgate.model import VirtualKey
+from shardgate.storage.memory import MemoryStore
+from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.resolving import ROOT, reading
+
+ARRAY: Final = array_metadata([2, 3, 40, 96, 128], [1, 1, 8, 8, 8], [LITTLE])
+AXES: Final = [
+    {"name": "t", "type": "time", "unit": "second"},
+    {"name": "c", "type": "channel"},
+    *({"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"),
+]
+
+
+def image(**ome: Any) -> dict[str, Any]:
+    """Return the document of an OME-Zarr image of two levels, with members *ome* changed."""
+    levels = [
+        {
+            "path": f"s{level}",
+            "coordinateTransformations": [
+                {"type": "scale", "scale": [1, 1, 2.0, 2.0**level, 2.0**level]},
+                {"type": "translation", "translation": [0, 0, 0, 10, 20]},
+            ],
+        }
+        for level in range(2)
+    ]
+    multiscales = [{"axes": AXES, "datasets": levels}]
+    members = {"version": "0.5", "multiscales": multiscales} | ome
+    return {"zarr_format": 3, "node_type": "group", "attributes": {"ome": members}}
+
+
+async def read(path: str = "", **documents: Any) -> NodeView | None:
+    """Read the node at *path* of a store of documents by their keys, ``__`` for a slash."""
+    store = MemoryStore()
+    for name, document in documents.items():
+        key = name.replace("__", "/").replace("_json", ".json")
+        store.place(ROOT.join(key), json.dumps(document).encode())
+    opened = reading(store)
+    return await read_node(opened.resolver, opened.dataset, path)
+
+
+async def test_image_has_axes_levels_and_channels() -> None:
+    """An OME-Zarr image has the axes of its finest level, all levels and the `omero` channels."""
+    channels = [
+        {"label": "DAPI", "color": "0000FF", "window": {"start": 5, "end": 90}, "active": False},
+        {"color": "ffffff"},
+    ]
+    document = image(omero={"channels": channels})
+    node = await read("", zarr_json=document, s0__zarr_json=ARRAY)
+
+    assert node is not None
+    assert (node.kind, node.levels, node.is_labels) == ("image", ["s0", "s1"], False)
+    assert node.axes[0] == ViewAxis("t", "time", 2, 1, "second")
+    assert node.axes[1] == ViewAxis("c", "channel", 3, is_local=True)
+    assert node.axes[3] == ViewAxis("y", "space", 96, 1, "micrometer", start=10)
+    assert node.axes[2].step_si == (2e-6, "m")
+    hidden = Channel("DAPI", "0000FF", (5, 90), is_active=False)
+    assert node.channels == (hidden, Channel("", "ffffff", None))
+
+
+@pytest.mark.parametrize(
+    "ome",
+    [
+        {"multiscales": []},
+        {"multiscales": [{"axes": AXES[:2], "datasets": [{"path": "s0"}]}]},
+        {"multiscales": [{"axes": AXES, "datasets": []}]},
+        {"multiscales": [{"axes": AXES, "datasets": [{"path": "absent"}]}]},
+        {"multiscales": {"axes": 7}},
+    ],
+)
+async def test_invalid_image_is_a_group(ome: dict[str, Any]) -> None:
+    """A group whose `multiscales` are invalid, or fit no array, is a group."""
+    node = await read("", zarr_json=image(**ome), s0__zarr_json=ARRAY)
+
+    assert node is not None
+    assert node.kind == "group"
+
+
+async def test_invalid_omero_leaves_the_image() -> None:
+    """An image whose `omero` member is invalid has no channels."""
+    odd: list[Any] = [[], {"channels": [{"color": "no color"}]}, {"channels": 7}]
+    for omero in odd:
+        node = await read("", zarr_json=image(omero=omero), s0__zarr_json=ARRAY)
+        assert node is not None
+        assert (node.kind, node.channels) == ("image", ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "ome", "expected"),
+    [
+        ({"data_type": "uint16"}, {}, False),
+        ({"data_type": "uint64"}, {}, True),
+        ({"data_type": "uint64"}, {"omero": {"channels": [{}]}}, False),
+        ({"data_type": "uint8"}, {"image-label": {}}, True),
+    ],
+)
+async def test_labels_are_told_by_metadata_or_type(
+    changed: dict[str, Any], ome: dict[str, Any], *, expected: bool
+) -> None:
+    """An image has labels by `image-label`, or by its type unless it has channels."""
+    node = await read("", zarr_json=image(**ome), s0__zarr_json=ARRAY | changed)
+
+    assert node is not None
+    assert node.is_labels is expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["time", "lat", "lon"], [("time", "time"), ("lat", "space"), ("lon", "space")]),
+        (["c", "y", "x"], [("c", "channel"), ("y", "space"), ("x", "space")]),
+        (None, [("dim_0", "space"), ("dim_1", "space"), ("dim_2", "space")]),
+        (["x", None, "x"], [("x", "space"), ("dim_1", "space"), ("x0", "space")]),
+        (["a"], [("dim_0", "space"), ("dim_1", "space"), ("dim_2", "space")]),
+    ],
+)
+async def test_array_axes_have_unique_names(
+    names: list[str | None] | None, expected: list[tuple[str, str]]
+) -> None:
+    """Axes of an array have its dimension names, made unique, and kinds by these names."""
+    array = array_metadata([4, 6, 8], [2, 3, 4], [LITTLE]) | {"dimension_names": names}
+    if names is None:
+        del array["dimension_names"]
+    node = await read("a", a__zarr_json=array)
+
+    assert node is not None
+    assert [(axis.name, axis.kind) for axis in node.axes] == expected
+
+
+async def test_precomputed_node_has_scale_and_offset() -> None:
+    """A precomputed volume has axes in nanometers, from the offset of its finest scale."""
+    info = volume_info(None)
+    finest = info["scales"][0]
+    node = await read("v", v__info=info)
+
+    assert node is not None
+    assert node.kind == "volume"
+    assert node.shape[:3] == tuple(finest["size"])
+    assert [axis.unit for axis in node.axes[:3]] == ["nanometer"] * 3
+    assert [axis.start for axis in node.axes[:3]] == list(finest.get("voxel_offset", (0, 0, 0)))
+    annotations = await read("n", n__info={"@type": "neuroglancer_annotations_v1"})
+    assert annotations is not None
+    assert annotations.kind == "annotations"
+
+
+async def test_nothing_is_no_node() -> None:
+    """A folder without a document, or with one of another program, has no node."""
+    assert await read("nothing") is None
+    assert await read("other", other__info={"version": 7}) is None
+    assert await read("list", list__info=[]) is None
+
+
+async def test_long_document_is_refused() -> None:
+    """A document longer than the limit raises and names the limit."""
+    array = ARRAY | {"attributes": {"x": "y" * MOST_NBYTES}}
+    with pytest.raises(DamagedError, match=str(MOST_NBYTES)):
+        await read("a", a__zarr_json=array)
+
+
+async def test_images_are_found_before_their_levels() -> None:
+    """An image is found at its group, an array at itself, a volume at its container."""
+    store = MemoryStore()
+    documents = {
+        "a/zarr.json": ARRAY,
+        "i/zarr.json": image(),
+        "i/s0/zarr.json": ARRAY,
+        "v/info": volume_info(None),
+    }
+    for key, document in documents.items():
+        store.place(ROOT.join(key), json.dumps(document).encode())
+    opened = reading(store)
+    found = [each async for each in find_images(opened.resolver, opened.dataset, VirtualKey(""))]
+
+    assert found == ["a", "i", "v"]

@@ -1,0 +1,155 @@
+"""Pages, links and previews of documents with odd, huge and hostile values."""
+
+import json
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import httpx
+import pytest
+
+from shardgate.settings import DatasetSettings, Settings
+from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.http.pages.test_nodes import ARRAY, AXES, image
+from tests.support.pages import open_page
+from tests.support.serving import client_of
+
+HUGE: Final = 10**400
+MANY: Final[list[dict[str, Any]]] = [{}] * 200_000
+SHORT_S: Final = 20.0
+"""Far more than an answer takes on a busy machine, far less than all items of long lists do."""
+
+
+def scaled(*scales: list[float]) -> dict[str, Any]:
+    """Return an image whose finest level has these scale transformations."""
+    steps = [{"type": "scale", "scale": scale} for scale in scales]
+    levels = [{"path": "s0", "coordinateTransformations": steps}]
+    return image(multiscales=[{"axes": AXES, "datasets": levels}])
+
+
+def windowed(*values: Any) -> dict[str, Any]:
+    """Return an image with a channel whose window has these values."""
+    start, end = values
+    return image(omero={"channels": [{"window": {"start": start, "end": end}}]})
+
+
+def info(**members: Any) -> dict[str, Any]:
+    """Return the ``info`` of a volume with *members* of its scale changed."""
+    found = volume_info(None)
+    found["scales"][0] |= members
+    return found
+
+
+DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
+    "huge-array": {"zarr.json": ARRAY | {"shape": [10**18] * 5}},
+    "huge-shape": {"zarr.json": ARRAY | {"shape": [HUGE] * 5}},
+    "negative-shape": {"zarr.json": ARRAY | {"shape": [-1] * 5}},
+    "long-type": {"zarr.json": ARRAY | {"data_type": "i4," * 200_000}},
+    "long-name": {"zarr.json": ARRAY | {"dimension_names": ["x" * 300_000, *"abcd"]}},
+    "surrogate": {"zarr.json": ARRAY | {"attributes": {"\ud800": "\ud800\u202e"}}},
+    "many-attributes": {"zarr.json": ARRAY | {"attributes": {"x": MANY}}},
+    "text": {"info": "no JSON"},
+    "deep": {"info": "[" * 100_000},
+    "levels-above": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
+        {"path": "../../secret"}]}])},
+    "level-surrogate": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
+        {"path": "\ud800"}]}])},
+    "tiny-steps": {"zarr.json": scaled([1e-200] * 5, [1e-200] * 5), "s0/zarr.json": ARRAY},
+    "zero-steps": {"zarr.json": scaled([0] * 5), "s0/zarr.json": ARRAY},
+    "infinite-steps": {"zarr.json": scaled([float("inf")] * 5), "s0/zarr.json": ARRAY},
+    "nan-window": {"zarr.json": windowed(float("nan"), 1), "s0/zarr.json": ARRAY},
+    "text-window": {"zarr.json": windowed("inf", "nan"), "s0/zarr.json": ARRAY},
+    "many-channels": {"zarr.json": image(omero={"channels": MANY}), "s0/zarr.json": ARRAY},
+    "many-images": {"zarr.json": image(multiscales=MANY), "s0/zarr.json": ARRAY},
+    "many-steps": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
+        {"path": "s0", "coordinateTransformations": MANY}]}]), "s0/zarr.json": ARRAY},
+    "zero-resolution": {"info": info(resolution=[0, 0, 0])},
+    "negative-resolution": {"info": info(resolution=[-1, 1, 1])},
+    "huge-offset": {"info": info(voxel_offset=[HUGE, 0, 0])},
+    "huge-size": {"info": info(size=[HUGE, 1, 1])},
+    "many-scales": {"info": volume_info(None) | {"scales": volume_info(None)["scales"] * 3000,
+                                                 "junk": [0] * 100_000}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+    """Serve all documents, each in a folder."""
+    root = tmp_path_factory.mktemp("odd")
+    for folder, documents in DOCUMENTS.items():
+        for name, document in documents.items():
+            path = root / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(document if isinstance(document, str) else json.dumps(document))
+    datasets = {folder: DatasetSettings(url=str(root / folder)) for folder in DOCUMENTS}
+    with client_of(
+        Settings(datasets={"all": DatasetSettings(url=str(root)), **datasets})
+    ) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("folder", DOCUMENTS)
+def test_odd_document_fails_no_page(client: httpx.Client, folder: str) -> None:
+    """The page of an odd document is there, its link a valid state or a problem, its preview 200.
+
+    None takes long, and none is much longer than other pages.
+    """
+    begun_s = time.monotonic()
+    page = client.get(f"/all/{folder}/", headers={"accept": "text/html"})
+    link = client.get(f"/api/datasets/all/viewer?path={folder}")
+    preview = client.get(f"/api/datasets/all/preview.png?path={folder}")
+
+    assert page.status_code == 200
+    assert len(page.content) < 300_000
+    assert link.status_code in {307, 400, 424}
+    assert preview.status_code == 200
+    assert time.monotonic() - begun_s < SHORT_S
+    if link.status_code == 307:
+        state = unquote(link.headers["location"].partition("#!")[2])
+        assert len(state) < 20_000
+        json.loads(state, parse_constant=pytest.fail)
+
+
+def test_odd_documents_leave_the_start_page(client: httpx.Client) -> None:
+    """The start page lists all datasets, whatever their documents."""
+    page = open_page(client)
+
+    assert len(page.all("tbody/tr")) == len(DOCUMENTS) + 1
+
+
+def test_first_sound_image_is_shown_after_odd_ones(client: httpx.Client) -> None:
+    """The link of a folder leads to a sound array, though damaged ones come before."""
+    assert client.get("/api/datasets/all/viewer").status_code == 307
+
+
+def test_draft_of_2022_has_curl_alone(tmp_path: Path) -> None:
+    """The root of a store of the 2022 draft has a page with code for its document by curl alone."""
+    root = {
+        "zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0",
+        "metadata_encoding": "https://purl.org/zarr/spec/protocol/core/3.0",
+        "metadata_key_suffix": ".json",
+        "extensions": [],
+    }
+    (tmp_path / "zarr.json").write_text(json.dumps(root))
+    with client_of(Settings(datasets={"draft": DatasetSettings(url=str(tmp_path))})) as client:
+        snippets = open_page(client, "/draft/").snippets()
+
+    assert list(snippets) == ["curl"]
+    assert snippets["curl"].endswith("/draft/zarr.json")
+
+
+def test_page_of_a_store_that_cannot_list(tmp_path: Path) -> None:
+    """A node of an http store, whose keys are unknown, has a page that says so, and its preview."""
+    document = array_metadata([4, 6], [2, 3], [LITTLE])
+    (tmp_path / "zarr.json").write_text(json.dumps(document))
+    with client_of(Settings(datasets={"em": DatasetSettings(url=str(tmp_path))})) as origin:
+        datasets = {"far": DatasetSettings(url=f"{origin.base_url}/em")}
+        with client_of(Settings(datasets=datasets)) as client:
+            page = open_page(client, "/far/")
+            preview = client.get("/api/datasets/far/preview.png")
+
+    assert page.texts("dd")[0].startswith("4 ")
+    assert preview.status_code == 200

@@ -1,0 +1,540 @@
+"""`shardgate.http.pages.previews`: pictures of arrays that real writers have written."""
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Sequence
+from math import prod
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any, Final
+
+import httpx
+import icechunk
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+import zstandard
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardgate.http.pages.preview_worker import MOST_MEMORY_NBYTES
+from shardgate.http.pages.previews import PLACEHOLDER, Previews, worker_command
+from shardgate.http.pages.sections import MOST_VALUES, UndrawableError, plan_section
+from shardgate.model import ObjectRef
+from shardgate.read.budget import ByteBudget
+from shardgate.read.containers import Dataset
+from shardgate.settings import CallerSettings, DatasetSettings, Settings
+from shardgate.storage.local import LocalStore
+from tests.support.resolving import reading
+from tests.support.serving import client_of
+
+RNG: Final = np.random.default_rng(7)
+DIGEST: Final = "7c43ef5ae21d43ce2743f770c68e24def1a43ee2f416d2438410c8af7af2ff2c"
+TOKEN: Final = "demo-token"
+BOMB_MIB: Final = 1024
+SHARDING: Final = {
+    "@type": "neuroglancer_uint64_sharded_v1",
+    "preshift_bits": 1,
+    "hash": "identity",
+    "minishard_bits": 1,
+    "shard_bits": 1,
+    "minishard_index_encoding": "gzip",
+    "data_encoding": "gzip",
+}
+BYTES: Final = RNG.integers(0, 200, (40, 24), dtype=np.uint8)
+WIDE: Final = RNG.integers(1000, 60000, (6, 30, 20), dtype=np.uint16)
+HOLED: Final = np.where(RNG.random((32, 32)) < 0.2, np.nan, RNG.normal(size=(32, 32)))
+MASKED: Final = np.where(np.eye(32, dtype=bool), 9.96e36, HOLED).astype(np.float32)
+COLOURS: Final = RNG.integers(0, 256, (16, 24, 3), dtype=np.uint8)
+IDS: Final = np.repeat(np.repeat(np.arange(16, dtype=np.uint32).reshape(4, 4), 8, 0), 8, 1)
+LEVEL: Final = RNG.integers(0, 4000, (2, 3, 5, 260, 130), dtype=np.uint16)
+VOLUME: Final = RNG.integers(0, 200, (48, 32, 9), dtype=np.uint8)
+
+
+def write_zarr(folder: Path) -> None:
+    """Write arrays of several types, most of them sharded, and a multiscale with labels."""
+    group = zarr.create_group(str(folder))
+
+    def put(name: str, data: NDArray[Any], chunk: int = 8, **options: Any) -> None:
+        chunks = (*[min(chunk, size) for size in data.shape],)
+        shards = tuple(2 * size for size in chunks)
+        array = group.create_array(
+            name, shape=data.shape, dtype=data.dtype, chunks=chunks, shards=shards, **options
+        )
+        array[...] = data
+
+    put("bytes", BYTES)
+    put("wide", WIDE)
+    put("weather", WIDE, dimension_names=("time", "lat", "lon"))
+    put("holed", HOLED.astype(np.float32))
+    put("masked", MASKED, fill_value=9.96e36)
+    put("colours", COLOURS)
+    put("constant", np.full((9, 9), 7, np.int16))
+    put("line", np.arange(40))
+    for name, factor in {"0": 2, "1": 1}.items():
+        put(f"image/{name}", np.repeat(np.repeat(LEVEL, factor, 3), factor, 4), 64)
+    put("image/2", LEVEL[..., ::2, ::2], 64)
+    put("image/labels/cells/0", IDS[np.newaxis, np.newaxis])
+    axes = [{"name": n, "type": {"t": "time", "c": "channel"}.get(n, "space")} for n in "tczyx"]
+    levels = [{"path": name} for name in "012"]
+    image: dict[str, Any] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": levels}]}
+    group["image"].attrs["ome"] = image
+    cells = {"axes": [axes[0], *axes[2:]], "datasets": levels[:1]}
+    labels: dict[str, Any] = {"version": "0.5", "multiscales": [cells], "image-label": {}}
+    group["image/labels/cells"].attrs["ome"] = labels
+
+
+def write_broken(folder: Path) -> None:
+    """Write a damaged chunk, an unknown codec, a huge chunk, and a bomb of zeros."""
+    for name in ("damaged", "codec", "huge", "bomb"):
+        zarr.create_array(str(folder / name), data=BYTES, chunks=(8, 8), shards=(16, 16))
+    damaged = folder / "damaged/c/0/0"
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:4] + bytes(36) + data[40:])
+    edit(folder / "codec", lambda found: inner(found).append({"name": "unheard-of"}))
+    edit(folder / "huge", declare_huge)
+    edit(folder / "bomb", unshard)
+    pieces = zstandard.ZstdCompressor(level=1).compressobj()
+    with (folder / "bomb/c/0/0").open("wb") as file:
+        file.writelines(pieces.compress(bytes(2**20)) for _ in range(BOMB_MIB))
+        file.write(pieces.flush())
+
+
+def inner(document: dict[str, Any]) -> list[Any]:
+    """Return the codecs of the inner chunks."""
+    found: list[Any] = document["codecs"][0]["configuration"]["codecs"]
+    return found
+
+
+def declare_huge(document: dict[str, Any]) -> None:
+    """Declare an array of one chunk of many gigabytes."""
+    unshard(document)
+    document["shape"] = document["chunk_grid"]["configuration"]["chunk_shape"] = [2**20, 2**20]
+
+
+def unshard(document: dict[str, Any]) -> None:
+    """Declare plain chunks that are compressed with zstd."""
+    zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
+    document["codecs"] = [{"name": "bytes"}, zstd]
+
+
+def edit(array: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the metadata of an array."""
+    document = json.loads((array / "zarr.json").read_text())
+    change(document)
+    (array / "zarr.json").write_text(json.dumps(document))
+
+
+def write_volume(path: Path, data: NDArray[Any], kind: str, **scale: Any) -> None:
+    """Write a sharded precomputed volume; the axes of *data* are x, y, z."""
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": {"driver": "file", "path": f"{path}/"},
+        "multiscale_metadata": {"type": kind, "data_type": str(data.dtype), "num_channels": 1},
+        "scale_metadata": {
+            "size": data.shape,
+            "resolution": [4, 4, 40],
+            "voxel_offset": [100, -20, 7],
+            "chunk_size": [16, 16, 4],
+            "sharding": SHARDING,
+            **scale,
+        },
+    }
+    with tensorstore.Transaction() as transaction:
+        opened = tensorstore.open(spec, open=True, create=True, transaction=transaction)
+        opened.result()[..., 0] = data
+
+
+def write_repository(path: Path) -> None:
+    """Write a repository whose array is inverted after the tag ``v1``."""
+    storage = icechunk.local_filesystem_storage(str(path))
+    repository = icechunk.Repository.create(storage)
+    for is_first in (True, False):
+        session = repository.writable_session("main")
+        if is_first:
+            zarr.create_array(
+                session.store,
+                name="a",
+                shape=BYTES.shape,
+                dtype="u1",
+                chunks=(8, 8),
+                shards=(16, 16),
+            )
+        zarr.open_array(session.store, path="a")[...] = BYTES if is_first else 255 - BYTES
+        snapshot = session.commit("Write")
+        if is_first:
+            repository.create_tag("v1", snapshot)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write all datasets."""
+    root = tmp_path_factory.mktemp("previews")
+    write_zarr(root / "data")
+    write_broken(root / "broken")
+    write_volume(root / "volumes/em", VOLUME, "image", encoding="raw")
+    ids = {"encoding": "compressed_segmentation", "compressed_segmentation_block_size": [8, 8, 8]}
+    segments = np.repeat(IDS.astype(np.uint64).T[..., np.newaxis], 3, 2)
+    write_volume(root / "volumes/cells", segments, "segmentation", **ids)
+    write_repository(root / "repo")
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Generator[httpx.Client]:
+    """Serve all datasets, one of them to one caller only."""
+    datasets = {
+        name: DatasetSettings(url=str(folder / name))
+        for name in ("data", "broken", "volumes", "repo")
+    }
+    datasets["down"] = DatasetSettings(url="http://127.0.0.1:9/nothing")
+    datasets["private"] = DatasetSettings(url=str(folder / "data"), read=("ana",))
+    callers = {"ana": CallerSettings(token_sha256=(DIGEST,))}
+    with client_of(Settings(datasets=datasets, callers=callers)) as opened:
+        yield opened
+
+
+def get(client: httpx.Client, dataset: str, **query: str) -> httpx.Response:
+    """Request a preview."""
+    return client.get(f"/api/datasets/{dataset}/preview.png", params=query)
+
+
+def pixels(client: httpx.Client, dataset: str, **query: str) -> NDArray[np.uint8]:
+    """Return the pixels of a preview that is no placeholder."""
+    answer = get(client, dataset, **query)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["cache-control"] == "public, max-age=60"
+    assert answer.content != PLACEHOLDER.png
+    return np.asarray(Image.open(io.BytesIO(answer.content)))
+
+
+def grey(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Stretch the values between the percentiles 1 and 99 to all shades; NaN is black."""
+    finite = np.sort(values[np.isfinite(values)].astype(np.float64))
+    low, high = (
+        np.interp(at * (finite.size - 1), range(finite.size), finite) for at in (0.01, 0.99)
+    )
+    shades = np.minimum(np.maximum((values.astype(np.float64) - low) / (high - low), 0), 1) * 255
+    return np.where(np.isfinite(values), np.floor(shades + 0.5), 0).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("path", "section"),
+    [
+        ("bytes", BYTES),
+        ("wide", WIDE[3]),
+        ("weather", WIDE[0]),
+        ("holed", HOLED.astype(np.float32)),
+        ("masked", np.where(np.eye(32, dtype=bool), np.nan, HOLED).astype(np.float32)),
+    ],
+)
+def test_picture_of_an_array_has_its_middle_section(
+    client: httpx.Client, path: str, section: NDArray[Any]
+) -> None:
+    """Values between the percentiles become shades; the first time is shown, else the middle."""
+    np.testing.assert_array_equal(pixels(client, "data", path=path)[...], expected(path, section))
+
+
+def expected(path: str, section: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the shades of a section; fill values beyond the percentiles are white."""
+    shades = grey(section)
+    return np.where(np.eye(32, dtype=bool), np.uint8(255), shades) if path == "masked" else shades
+
+
+def test_colours_are_shown_as_they_are(client: httpx.Client) -> None:
+    """Three bytes along the last axis are a colour."""
+    np.testing.assert_array_equal(pixels(client, "data", path="colours"), COLOURS)
+
+
+def test_constant_array_is_grey(client: httpx.Client) -> None:
+    """An array of equal values is grey."""
+    np.testing.assert_array_equal(pixels(client, "data", path="constant"), np.full((9, 9), 128))
+
+
+def test_multiscale_shows_the_coarsest_level_with_enough_pixels(client: httpx.Client) -> None:
+    """A multiscale shows its first time and channel and middle z, here halved to 130 pixels."""
+    shown = pixels(client, "data", path="image")
+    shades = grey(LEVEL[0, 0, 2]).astype(float)
+
+    assert shown.shape == (130, 65)
+    np.testing.assert_allclose(shown, shades.reshape(130, 2, 65, 2).mean((1, 3)), atol=1)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "path"), [("data", "image/labels/cells"), ("volumes", "cells")]
+)
+def test_labels_have_a_colour_each(client: httpx.Client, dataset: str, path: str) -> None:
+    """Every label has a colour of its own, and 0 is black."""
+    shown = pixels(client, dataset, path=path)
+    colours = {
+        int(label): {tuple(map(int, each)) for each in shown[label == IDS]}
+        for label in np.unique(IDS)
+    }
+
+    assert colours[0] == {(0, 0, 0)}
+    assert {len(each) for each in colours.values()} == {1}
+    assert len(set.union(*colours.values())) == len(colours)
+
+
+@pytest.mark.parametrize("path", ["em", "em/4_4_40"])
+def test_volume_has_x_to_the_right(client: httpx.Client, path: str) -> None:
+    """A precomputed volume, or one scale of it, shows x to the right, at its middle z."""
+    np.testing.assert_array_equal(pixels(client, "volumes", path=path), grey(VOLUME[..., 4].T))
+
+
+def test_repository_is_shown_as_of_a_ref(client: httpx.Client) -> None:
+    """A tag shows the array as it was, a branch as it is; the default is the branch main."""
+    now, then = grey(255 - BYTES), grey(BYTES)
+
+    np.testing.assert_array_equal(pixels(client, "repo", path="a", ref="tag.v1"), then)
+    np.testing.assert_array_equal(pixels(client, "repo", path="a", ref="branch.main"), now)
+    np.testing.assert_array_equal(pixels(client, "repo"), now)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "path"), [("data", "bytes"), ("volumes", "cells"), ("repo", "a")]
+)
+def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: str) -> None:
+    """A request without a path gets the first array with two axes."""
+    assert get(client, dataset).content == get(client, dataset, path=path).content
+
+
+@pytest.mark.parametrize(
+    ("dataset", "path"),
+    [
+        *(("broken", name) for name in ("damaged", "codec", "huge")),
+        *(("data", name) for name in ("line", "absent", "image/labels")),
+        ("volumes", "em/absent"),
+        ("down", "a"),
+        ("down", ""),
+        ("repo", "a&ref=tag.v2"),
+    ],
+)
+def test_undrawable_array_has_a_placeholder(client: httpx.Client, dataset: str, path: str) -> None:
+    """Damage, an unknown codec, a huge chunk, a line, absence and a store that is down get the same
+    grey picture.
+    """
+    answer = client.get(f"/api/datasets/{dataset}/preview.png?path={path}")
+
+    assert answer.status_code == 200
+    assert answer.content == PLACEHOLDER.png
+    assert answer.headers["cache-control"] == "no-cache"
+    assert Image.open(io.BytesIO(answer.content)).getextrema() == (0xDD, 0xDD)
+
+
+def test_bomb_is_not_inflated(client: httpx.Client) -> None:
+    """A small chunk that would inflate to a gigabyte gets a placeholder."""
+    assert get(client, "broken", path="bomb").content == PLACEHOLDER.png
+
+
+def test_known_picture_is_304(client: httpx.Client) -> None:
+    """A client that has the picture gets 304 without a body."""
+    first = get(client, "data", path="bytes")
+    tag = {"if-none-match": first.headers["etag"]}
+    again = client.get("/api/datasets/data/preview.png?path=bytes", headers=tag)
+
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+
+
+def test_private_dataset_is_shown_to_its_readers_only(client: httpx.Client) -> None:
+    """Others get what they get for a dataset that does not exist; answers are private."""
+    strangers = [get(client, name, path="bytes") for name in ("private", "nothing")]
+    token = {"authorization": f"Bearer {TOKEN}"}
+    shown = client.get("/api/datasets/private/preview.png?path=bytes", headers=token)
+
+    assert [each.status_code for each in strangers] == [401, 401]
+    assert strangers[0].text.replace("private", "nothing") == strangers[1].text
+    assert shown.content == get(client, "data", path="bytes").content
+    assert shown.headers["cache-control"] == "private, max-age=60"
+    assert shown.headers["vary"] == "Authorization"
+
+
+def test_invalid_path_or_ref_is_400(client: httpx.Client) -> None:
+    """An invalid path or ref is 400, and a ref outside of a repository, or beside another one."""
+    assert get(client, "data", path="a/../b").status_code == 400
+    for dataset, path, ref in (
+        ("repo", "a", "@/"),
+        ("repo", "a", "x" * 2000),
+        ("repo", "@tag.v1/a", "tag.v1"),
+        ("data", "bytes", "tag.v1"),
+    ):
+        assert get(client, dataset, path=path, ref=ref).status_code == 400
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+def previews_of(
+    folder: Path, worker: Sequence[str] | None, clock: Clock, longest_s: float = 300
+) -> tuple[Previews, Dataset]:
+    """Return previews of the dataset in *folder*, made by *worker*."""
+    root = ObjectRef(folder.as_uri(), "")
+    read = reading(LocalStore(), root=root, clock=clock, ttl_s=1)
+    budget = ByteBudget(2**20, wait_s=1)
+    return Previews(read.resolver, budget, worker, longest_s=longest_s, clock=clock), read.dataset
+
+
+def store(folder: Path, values: NDArray[np.uint8]) -> None:
+    """Write the array ``a``."""
+    zarr.create_array(str(folder / "a"), data=values, chunks=(8, 8), overwrite=True)
+
+
+async def test_unchanged_array_is_not_drawn_again(tmp_path: Path) -> None:
+    """A picture is made again once it is old and the array has changed, with another ETag."""
+    store(tmp_path, BYTES)
+    clock = Clock()
+    previews, dataset = previews_of(tmp_path, worker_command(), clock)
+    first = await previews.get(dataset, "a", None)
+    previews._worker = ("false",)
+    clock.now_s = 100
+
+    assert await previews.get(dataset, "a", None) is first
+    assert first.contrast == pytest.approx(np.percentile(BYTES, (1, 99)))
+
+    previews._worker = worker_command()
+    store(tmp_path, 255 - BYTES)
+    assert await previews.get(dataset, "a", None) is first
+    clock.now_s = 200
+    second = await previews.get(dataset, "a", None)
+    assert second.etag != first.etag
+    assert second.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> tuple[Sequence[str], Path]:
+    """Return a worker that never ends, and the file in which it puts its process id."""
+    store(tmp_path, BYTES)
+    file = tmp_path / "pid"
+    return ("sh", "-c", f"echo $$ > {file}.new; mv {file}.new {file}; exec sleep 600"), file
+
+
+def is_running(file: Path) -> bool:
+    """Return whether the process whose id is in *file* is running."""
+    try:
+        os.kill(int(file.read_text()), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_worker_that_hangs_is_killed(
+    tmp_path: Path, hanging: tuple[Sequence[str], Path]
+) -> None:
+    """A worker that does not end in time is killed and leaves the placeholder."""
+    worker, file = hanging
+    previews, dataset = previews_of(tmp_path, worker, Clock(), longest_s=5)
+
+    assert await previews.get(dataset, "a", None) is PLACEHOLDER
+    assert not is_running(file)
+
+
+async def test_worker_is_killed_when_its_clients_leave(
+    tmp_path: Path, hanging: tuple[Sequence[str], Path]
+) -> None:
+    """A worker whose picture nobody waits for any more is killed."""
+    worker, file = hanging
+    previews, dataset = previews_of(tmp_path, worker, Clock())
+    client = asyncio.create_task(previews.get(dataset, "a", None))
+    async with asyncio.timeout(60):
+        while not file.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.05)
+        client.cancel()
+        while is_running(file):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+
+    assert client.cancelled()
+
+
+def test_worker_has_bounded_memory() -> None:
+    """The worker ends with an error where it would need more memory than its limit."""
+    side = 2**16
+    document = zarr.create_array({}, shape=(side, side), dtype="u1").metadata.to_dict()
+    data = json.dumps(document).encode()
+    request = {
+        "driver": "zarr3",
+        "ranges": [(0, side), (0, side)],
+        "order": [0, 1],
+        "is_rgb": False,
+        "is_labels": False,
+        "objects": [("zarr.json", len(data))],
+    }
+    sent = json.dumps(request).encode() + b"\n" + data
+    worker = subprocess.Popen(worker_command() or (), stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+    with worker, worker.stdin as stdin, worker.stdout as stdout:  # type: ignore[union-attr]  # pipes
+        stdin.write(sent)
+        stdin.close()
+        assert not stdout.read()
+        _, status, usage = os.wait4(worker.pid, 0)
+        worker.returncode = os.waitstatus_to_exitcode(status)
+
+    assert worker.returncode != 0
+    assert usage.ru_maxrss * 1024 < MOST_MEMORY_NBYTES
+
+
+@pytest.mark.parametrize(
+    "worker", [None, ("sh", "-c", "kill -9 $$"), ("echo", "[]"), ("/no/such/program",)], ids=str
+)
+async def test_failing_worker_leaves_a_placeholder(
+    tmp_path: Path, worker: Sequence[str] | None
+) -> None:
+    """A worker that is not installed, killed, or answers nonsense leaves the placeholder."""
+    store(tmp_path, BYTES)
+    failing, dataset = previews_of(tmp_path, worker, Clock())
+
+    assert await failing.get(dataset, "a", None) is PLACEHOLDER
+
+
+async def test_concurrent_requests_share_one_worker(tmp_path: Path) -> None:
+    """Requests for the same picture at the same time run one worker."""
+    store(tmp_path, BYTES)
+    log = tmp_path / "log"
+    code = f"""open({str(log)!r}, "a").write("."); print('{{"contrast": null}}\\npng')"""
+    previews, dataset = previews_of(tmp_path, (sys.executable, "-c", code), Clock())
+    made = await asyncio.gather(*(previews.get(dataset, "a", None) for _ in range(5)))
+
+    assert {each.png for each in made} == {b"png\n"}
+    assert log.read_text() == "."
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "kinds", "ranges"),
+    [
+        ((9, 8), (4, 4), "ss", [(0, 9), (0, 8)]),
+        ((3, 5, 7, 9, 8), (1,) * 5, "tcsss", [(0, 1), (0, 1), (3, 4), (0, 9), (0, 8)]),
+        ((9, 8), (4, 4), "ts", [(0, 9), (0, 8)]),
+        ((5000, 4000), (500, 500), "ss", [(1500, 3500), (1000, 3000)]),
+        ((10, 8_000_000), (10, 10**6), "ss", [(0, 10), (3_800_000, 4_200_000)]),
+        ((2000, 2000), (10, 10), "ss", [(840, 1160), (840, 1160)]),
+        ((1, 10**9), (1, 1), "ss", [(0, 1), (499_999_488, 500_000_512)]),
+    ],
+)
+def test_section_is_cut_to_the_middle(
+    shape: tuple[int, ...], chunks: tuple[int, ...], kinds: str, ranges: list[tuple[int, int]]
+) -> None:
+    """A section has at most 4 million values and about 1,024 chunks, from the middle."""
+    names = {"s": "space", "t": "time", "c": "channel"}
+    section = plan_section(shape, chunks, [names[each] for each in kinds], is_bytes=False)
+
+    assert [(each.start, each.stop) for each in section.ranges] == ranges
+    assert prod(map(len, section.ranges)) <= MOST_VALUES
+
+
+@pytest.mark.parametrize("shape", [(), (9,), (0, 9), (9, 9, 0)])
+def test_empty_and_short_shapes_have_no_section(shape: tuple[int, ...]) -> None:
+    """An array without values, or with fewer than two axes, is refused."""
+    with pytest.raises(UndrawableError):
+        plan_section(shape, shape, ["space"] * len(shape), is_bytes=False)

@@ -1,0 +1,115 @@
+"""What Neuroglancer draws from the links of the service: pixels of each kind of array."""
+
+import json
+from collections.abc import Generator
+from typing import Any, Final
+from urllib.parse import unquote
+
+import httpx
+import icechunk
+import numpy as np
+import pytest
+
+from shardgate import demo
+from shardgate.settings import DatasetSettings, Settings
+from tests.support.serving import serving
+from tests.viewers.images import put_all
+from tests.viewers.viewing import Neuroglancer, Pixels, count
+
+MIDDLE: Final = (slice(180, 184), slice(195, 205))
+"""Rows and columns in the ball, in the first panel of four."""
+CORNER: Final = (slice(100, 104), slice(60, 70))
+"""Rows and columns of the array, outside of the ball."""
+DATASETS: Final = ("folder", "repository")
+soak = pytest.mark.soak
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Serve arrays of each kind from a folder, and the same committed to a repository."""
+    folder, repository = (tmp_path_factory.mktemp(name) for name in DATASETS)
+    put_all(folder)
+    storage = icechunk.local_filesystem_storage(str(repository))
+    session = icechunk.Repository.create(storage).writable_session("main")
+    put_all(session.store)
+    session.commit("Put arrays of each kind")
+    paths = {"folder": folder, "repository": repository}
+    paths |= demo.write(tmp_path_factory.mktemp("examples"))
+    datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
+    with serving(Settings(datasets=datasets)) as served:
+        yield served
+
+
+def linked_state(url: str) -> dict[str, Any]:
+    """Return the state that a link of the service leads to."""
+    location = httpx.get(url, timeout=120).headers["location"]
+    state: dict[str, Any] = json.loads(unquote(location.partition("#!")[2]))
+    return state
+
+
+def draw(neuroglancer: Neuroglancer, url: str, dataset: str, path: str) -> Pixels:
+    """Return the pixels of the view that the link of a path leads to."""
+    state = linked_state(f"{url}/api/datasets/{dataset}/viewer?path={path}")
+    state |= {"showAxisLines": False}
+    view = neuroglancer.look(state, f"link-{dataset}-{path.replace('/', '-')}")
+    assert not view.faults
+    return view.pixels
+
+
+@pytest.mark.parametrize("dataset", ["folder", pytest.param("repository", marks=soak)])
+@pytest.mark.parametrize("path", ["uint8", "uint16", "float32"])
+def test_image_is_bright_inside_and_dark_outside(
+    neuroglancer: Neuroglancer, url: str, dataset: str, path: str
+) -> None:
+    """An image has white in the middle of its ball, and black around it, whatever its type."""
+    pixels = draw(neuroglancer, url, dataset, path)
+
+    assert pixels[MIDDLE].min() > 240
+    assert pixels[CORNER].max() < 15
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_channels_have_their_colours(neuroglancer: Neuroglancer, url: str, dataset: str) -> None:
+    """Balls of two active channels are red and green, yellow where they overlap; one is hidden."""
+    pixels = draw(neuroglancer, url, dataset, "image")
+
+    for colour in ("#ff0000", "#00ff00", "#ffff00"):
+        assert count(colour, pixels) > 1000
+    assert count("#0000ff", pixels) < 100
+
+
+@pytest.mark.parametrize("dataset", ["folder", pytest.param("repository", marks=soak)])
+def test_map_shows_latitude_and_longitude(
+    neuroglancer: Neuroglancer, url: str, dataset: str
+) -> None:
+    """An array of time, latitude and longitude fills one panel with its first time."""
+    state = linked_state(f"{url}/api/datasets/{dataset}/viewer?path=weather")
+    assert (state["displayDimensions"], state["layout"]) == (["lon", "lat"], "xy")
+    state["position"][2] = 1.5
+    pixels = neuroglancer.look(state | {"showAxisLines": False}, f"link-{dataset}-map").pixels
+
+    assert pixels[280:320, 380:420].min() > 240
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_labels_are_coloured(neuroglancer: Neuroglancer, url: str, dataset: str) -> None:
+    """Labels have one colour in the ball and another one around it."""
+    pixels = draw(neuroglancer, url, dataset, "labels")
+    inside, outside = pixels[MIDDLE].reshape(-1, 3), pixels[CORNER].reshape(-1, 3)
+
+    assert len(np.unique(inside, axis=0)) == len(np.unique(outside, axis=0)) == 1
+    assert np.ptp(inside[0]) > 50
+    assert (inside[0] != outside[0]).any()
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param("image", marks=soak), "cells", "tag.positive", "branch.main"]
+)
+def test_demo_link_shows_its_example(neuroglancer: Neuroglancer, url: str, line: str) -> None:
+    """A link that the demo prints shows its data, and its requests are 200 or 404."""
+    (link,) = (each for each in demo.guide(url).split() if "/viewer" in each and line in each)
+    view = neuroglancer.look(linked_state(link), f"demo-{line}")
+
+    assert not view.faults
+    assert {asked.status for asked in view.asked} <= {200, 404}
+    assert len(np.unique(view.pixels[70:320].reshape(-1, 3), axis=0)) > 10

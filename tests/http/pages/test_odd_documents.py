@@ -58,6 +58,11 @@ DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
     "level-surrogate": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
         {"path": "\ud800"}]}])},
     "tiny-steps": {"zarr.json": scaled([1e-200] * 5, [1e-200] * 5), "s0/zarr.json": ARRAY},
+    "opposite-steps": {"zarr.json": scaled(*[[1e29, 1e-29] * 2 + [1]] * 4), "s0/zarr.json": ARRAY},
+    "many-huge-steps": {"zarr.json": scaled(*[[1e29] * 5] * 60), "s0/zarr.json": ARRAY},
+    "far-away": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
+        {"path": "s0", "coordinateTransformations": [{"translation": [1e308] * 5}]}]}]),
+        "s0/zarr.json": ARRAY},
     "zero-steps": {"zarr.json": scaled([0] * 5), "s0/zarr.json": ARRAY},
     "infinite-steps": {"zarr.json": scaled([float("inf")] * 5), "s0/zarr.json": ARRAY},
     "nan-window": {"zarr.json": windowed(float("nan"), 1), "s0/zarr.json": ARRAY},

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -54,6 +54,19 @@ class _FolderContents:
     stored: StoredSize | None = None
     reasons: list[str] = field(default_factory=list)
     """Failures, each of which leaves out a part of the page."""
+
+    async def add(self, part: Awaitable[None], within_s: float | None = LOOK_S) -> None:
+        """Await a part of the page, and note its failure."""
+        try:
+            async with asyncio.timeout(within_s):
+                await part
+        except TimeoutError:
+            self.reasons.append(f"the store took longer than {LOOK_S:g} s")
+        except ShardgateError as error:
+            self.reasons.append(str(error))
+        except Exception:  # noqa: BLE001 - a part must not take the page along
+            _log.exception("a part of a page cannot be read")
+            self.reasons.append("a fault of this service")
 
     @property
     def is_empty(self) -> bool:
@@ -132,21 +145,14 @@ class DatasetPages:
         """Read the parts of a page; one that fails, or takes too long, is left out."""
         found, resolver = _FolderContents(), self._resolver
 
-        async def read(part: Callable[[], Awaitable[None]]) -> None:
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await part()
-            except TimeoutError:
-                found.reasons.append(f"the store took longer than {LOOK_S:g} s")
-            except ShardgateError as error:
-                found.reasons.append(str(error))
-            except Exception:  # noqa: BLE001 - a part must not take the page along
-                _log.exception("a part of the page of %s/%s failed", dataset.name, folder)
-                found.reasons.append("a fault of this service")
-
         async def node() -> None:
             if dataset.containers.formats:
                 found.node = await read_node(resolver, dataset, folder.rstrip("/"))
+
+        async def overview() -> None:
+            found.overview = await summarize(resolver, dataset, folder, most=_MOST_ROWS)
+            found.reasons.append(found.overview.reason)
+            await found.add(stored())
 
         async def stored() -> None:
             if (array := found.array) is not None and array.shards is not None:
@@ -156,11 +162,9 @@ class DatasetPages:
             found.history = await _read_history(resolver, dataset, folder)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(read(node))
-            group.create_task(read(history))
-            found.overview = await summarize(resolver, dataset, folder, most=_MOST_ROWS)
-            await read(stored)
-        found.reasons.append(found.overview.reason)
+            group.create_task(found.add(node()))
+            group.create_task(found.add(history()))
+            group.create_task(found.add(overview(), within_s=None))
         return found
 
 

@@ -22,10 +22,9 @@ from shardgate.survey.inspect import summarize
 MOST_NBYTES: Final = 2 * 1024**2
 """Largest document that is shown."""
 _MOST_AXES: Final = 32
-_MOST_ITEMS: Final = 64
-"""Items of a list in metadata that are read: levels, channels, axes."""
 _MOST_LETTERS: Final = 256
 _MOST_SIZE: Final = 2**63
+_LEAST_STEP: Final = 1e-60
 _LABEL_TYPES: Final = ("uint32", "uint64")
 """Integers of these types are labels, where metadata do not say what they are."""
 _PREFIXES: Final = {
@@ -193,18 +192,16 @@ async def find_images(
             yield path
 
 
-def _first_items(value: object) -> object:
-    return value[:_MOST_ITEMS] if isinstance(value, list) else value
+def _at_most(count: int) -> BeforeValidator:
+    """Cut a list; long ones would hold up the event loop while they are validated."""
+    return BeforeValidator(lambda value: value[:count] if isinstance(value, list) else value)
 
 
-def _first_item(value: object) -> object:
-    return value[:1] if isinstance(value, list) else value
-
-
-_FEW: Final = BeforeValidator(_first_items)
-"""Long lists would hold up the event loop while they are validated."""
-_ONE: Final = BeforeValidator(_first_item)
-type _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_FEW: Final = _at_most(64)
+_FOUR: Final = _at_most(4)
+_ONE: Final = _at_most(1)
+type _Value = Annotated[float, Field(strict=True, gt=-1e300, lt=1e300)]
+type _Shift = Annotated[float, Field(strict=True, gt=-1e30, lt=1e30)]
 type _Step = Annotated[float, Field(strict=True, gt=1e-30, lt=1e30)]
 type _Size = Annotated[int, Field(strict=True, ge=0, lt=_MOST_SIZE)]
 type _Offset = Annotated[int, Field(strict=True, gt=-_MOST_SIZE, lt=_MOST_SIZE)]
@@ -213,12 +210,12 @@ type _Name = Annotated[str, Field(max_length=_MOST_LETTERS)]
 
 class _Transformation(BaseModel):
     scale: Annotated[tuple[_Step, ...], _FEW] = ()
-    translation: Annotated[tuple[_Finite, ...], _FEW] = ()
+    translation: Annotated[tuple[_Shift, ...], _FEW] = ()
 
 
 class _OmeLevel(BaseModel):
     path: str
-    transformations: Annotated[tuple[_Transformation, ...], _FEW] = Field(
+    transformations: Annotated[tuple[_Transformation, ...], _FOUR] = Field(
         (), alias="coordinateTransformations"
     )
 
@@ -232,14 +229,14 @@ class _OmeAxis(BaseModel):
 class _Multiscale(BaseModel):
     axes: Annotated[tuple[_OmeAxis, ...], _FEW]
     datasets: Annotated[tuple[_OmeLevel, ...], _FEW, Field(min_length=1)]
-    transformations: Annotated[tuple[_Transformation, ...], _FEW] = Field(
+    transformations: Annotated[tuple[_Transformation, ...], _FOUR] = Field(
         (), alias="coordinateTransformations"
     )
 
 
 class _OmeroWindow(BaseModel):
-    start: _Finite
-    end: _Finite
+    start: _Value
+    end: _Value
 
 
 class _OmeroChannel(BaseModel):
@@ -295,18 +292,20 @@ def _image_node(
     path: str, document: dict[str, Json], ome: _Ome, array: dict[str, Json]
 ) -> NodeView:
     """Return the node of an OME-Zarr image whose finest level is *array*; a group if they differ
-    in the number of dimensions.
+    in the number of dimensions, or steps are out of all bounds.
     """
     multiscale, shape = ome.multiscales[0], _shape_of(array)
     if len(shape) != len(multiscale.axes):
         return NodeView(path, "group", document)
     steps, starts = [1.0] * len(shape), [0.0] * len(shape)
     for each in (*multiscale.datasets[0].transformations, *multiscale.transformations):
-        if len(each.scale) == len(shape) and all(scale > 0 for scale in each.scale):
+        if len(each.scale) == len(shape):
             steps = [a * b for a, b in zip(steps, each.scale, strict=True)]
             starts = [a * b for a, b in zip(starts, each.scale, strict=True)]
         if len(each.translation) == len(shape):
             starts = [a + b for a, b in zip(starts, each.translation, strict=True)]
+    if not all(_LEAST_STEP < step < 1 / _LEAST_STEP for step in steps):
+        return NodeView(path, "group", document)
     axes = tuple(
         ViewAxis(
             name=axis.name,

@@ -115,7 +115,7 @@ async def test_put_has_the_signature_of_botocore(options: dict[str, Any], *, pay
     ],
 )
 async def test_url_of_amazon_names_the_region(bucket: str, host: str) -> None:
-    """Without an endpoint requests go to the host of the region, which knows new buckets."""
+    """The URL of a bucket without an endpoint has the host of the bucket's region."""
     keys = {"access_key_id": "AKID", "secret_access_key": SecretStr("secret")}
     async with aclosing(S3Client(StoreSettings(region="eu-central-1", **keys))) as client:
         signer, ref = S3Signer(client), ObjectRef(f"s3://{bucket}", "key")

@@ -190,11 +190,10 @@ def split_target(raw_path: bytes) -> tuple[str, VirtualKey | None]:
 def check_key(key: str) -> VirtualKey:
     """Return the decoded *key*; raise `BadKeyError` as `split_target` does."""
     try:
-        is_long = len(key) > MAX_KEY_BYTES
-        is_long = is_long or (not key.isascii() and len(key.encode()) > MAX_KEY_BYTES)
+        nbytes = len(key.encode())
     except UnicodeEncodeError:
-        raise BadKeyError(f"{key!r} is no key: it is not valid UTF-8") from None
-    if is_long:
+        raise BadKeyError(f"{key[:40]!r} is no key: it is not valid UTF-8") from None
+    if nbytes > MAX_KEY_BYTES:
         raise BadKeyError(f"the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes")
     if _RESERVED.search(key):
         raise BadKeyError(f"{key!r} is no key: {TEMPORARY} is reserved for unfinished objects")

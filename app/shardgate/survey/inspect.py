@@ -370,7 +370,7 @@ class _Summarizer:
         self.repositories.append(RepositorySummary(path, tips, len(states)))
 
     async def _add_below_ref(self, layout: Stateful, rest: VirtualKey) -> bool:
-        """Add the arrays of a repository below *rest*, which begins with a ref."""
+        """Add the arrays of a repository below *rest*: a ref, by default ``main``, and a path."""
         found = await layout.collections_below(rest, self._root.fetch, run_in_thread)
         ref, _, path = rest.rstrip("/").partition("/") if rest.startswith("@") else ("", "", rest)
         path = path.rstrip("/")

@@ -14,7 +14,6 @@ from shardgate.http.pages.nodes import (
     find_images,
     read_node,
 )
-from shardgate.model import VirtualKey
 from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.zarr.building import LITTLE, array_metadata
@@ -159,6 +158,23 @@ async def test_precomputed_node_has_scale_and_offset() -> None:
     assert annotations.kind == "annotations"
 
 
+async def test_long_lists_are_cut_before_they_are_read() -> None:
+    """Of long lists only the first items are read: invalid ones behind them do no harm."""
+    odd: list[Any] = [7] * 10_000
+    level = {"path": "s0", "coordinateTransformations": [{"scale": [2.0] * 5}] * 4 + odd}
+    multiscale = {"axes": AXES, "datasets": [level] * 64 + odd}
+    document = image(multiscales=[multiscale, *odd], omero={"channels": [{}] * 64 + odd})
+    node = await read("", zarr_json=document, s0__zarr_json=ARRAY)
+    info = volume_info(None)
+    volume = await read("v", v__info=info | {"scales": [*info["scales"][:1], *odd]})
+
+    assert node is not None
+    assert (node.kind, len(node.levels), len(node.channels)) == ("image", 64, 64)
+    assert [axis.step for axis in node.axes] == [2.0**4] * 5
+    assert volume is not None
+    assert volume.kind == "volume"
+
+
 async def test_nothing_is_no_node() -> None:
     """A folder without a document, or with one of another program, has no node."""
     assert await read("nothing") is None
@@ -185,6 +201,6 @@ async def test_images_are_found_before_their_levels() -> None:
     for key, document in documents.items():
         store.place(ROOT.join(key), json.dumps(document).encode())
     opened = reading(store)
-    found = [each async for each in find_images(opened.resolver, opened.dataset, VirtualKey(""))]
+    found = [each async for each in find_images(opened.resolver, opened.dataset, "")]
 
-    assert found == ["a", "i", "v"]
+    assert found == ["", "a", "i", "v"]

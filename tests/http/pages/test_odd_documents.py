@@ -1,7 +1,6 @@
 """Pages, links and previews of documents with odd, huge and hostile values."""
 
 import json
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +18,6 @@ from tests.support.serving import client_of
 
 HUGE: Final = 10**400
 MANY: Final[list[dict[str, Any]]] = [{}] * 200_000
-SHORT_S: Final = 20.0
-"""Far more than an answer takes on a busy machine, far less than all items of long lists do."""
 
 
 def scaled(*scales: list[float]) -> dict[str, Any]:
@@ -100,9 +97,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 def test_odd_document_fails_no_page(client: httpx.Client, folder: str) -> None:
     """The page of an odd document is there, its link a valid state or a problem, its preview 200.
 
-    None takes long, and none is much longer than other pages.
+    Pages and states are not much longer than others, whatever the length of lists and names.
     """
-    begun_s = time.monotonic()
     page = client.get(f"/all/{folder}/", headers={"accept": "text/html"})
     link = client.get(f"/api/datasets/all/viewer?path={folder}")
     preview = client.get(f"/api/datasets/all/preview.png?path={folder}")
@@ -111,7 +107,6 @@ def test_odd_document_fails_no_page(client: httpx.Client, folder: str) -> None:
     assert len(page.content) < 300_000
     assert link.status_code in {307, 400, 424}
     assert preview.status_code == 200
-    assert time.monotonic() - begun_s < SHORT_S
     if link.status_code == 307:
         state = unquote(link.headers["location"].partition("#!")[2])
         assert len(state) < 20_000

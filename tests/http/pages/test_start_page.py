@@ -21,6 +21,7 @@ from shardgate.settings import PUBLIC, DatasetSettings, Settings
 from shardgate.storage.memory import MemoryStore
 from tests.read.stores import Clock, WatchedStore
 from tests.support.pages import Page, open_page, parse
+from tests.support.processes import wait_until
 from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
 from tests.survey.test_inspect import ARRAY, filled
@@ -48,14 +49,16 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 @pytest.fixture(scope="module")
 def page(client: httpx.Client) -> Page:
     """Return the start page once it tells something of each example and of what is down."""
-    while True:
-        page = open_page(client)
-        if len(page.all("td[@class='preview']")) and not [
-            name
-            for name in ("image", "cells", "history", "nested", "away", "down")
-            if page.row(name).texts("td[@data-title='Largest array']") == [NOTHING]
-        ]:
-            return page
+    pages: list[Page] = []
+
+    def is_complete() -> bool:
+        pages.append(open_page(client))
+        names = ("image", "cells", "history", "nested", "away", "down")
+        cells = [pages[-1].row(name).texts("td[@data-title='Largest array']") for name in names]
+        return [NOTHING] not in cells
+
+    wait_until(is_complete)
+    return pages[-1]
 
 
 def test_datasets_are_listed_in_order(page: Page) -> None:

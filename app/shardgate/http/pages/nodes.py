@@ -178,18 +178,18 @@ async def read_body(
         return etag, body
 
 
-async def find_images(
-    resolver: Resolver, dataset: Dataset, folder: VirtualKey
-) -> AsyncGenerator[str]:
-    """Yield the paths of the first images, arrays and containers of volumes below *folder*."""
+async def find_images(resolver: Resolver, dataset: Dataset, path: str) -> AsyncGenerator[str]:
+    """Yield *path*, then those of the first images, arrays and containers of volumes below it."""
+    yield path
+    folder = VirtualKey(f"{path}/" if path else "")
     overview = await summarize(resolver, dataset, folder)
-    known = set()
+    known = {path}
     for each in overview.collections:
-        path = each.container if each.node is None else each.node
-        path = path if each.image is None else each.image
-        if each.found.format and path not in known:
-            known.add(path)
-            yield path
+        found = each.container if each.node is None else each.node
+        found = found if each.image is None else each.image
+        if each.found.format and found not in known:
+            known.add(found)
+            yield found
 
 
 def _at_most(count: int) -> BeforeValidator:

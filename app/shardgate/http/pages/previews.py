@@ -168,16 +168,14 @@ class Previews:
         return check_key(join_path(key.removesuffix(rest).rstrip("/"), joined))
 
     async def _plan_first(self, dataset: Dataset, path: VirtualKey) -> Drawing:
-        """Plan the picture of *path*, or else of the first image below it that has one."""
-        try:
-            return await self._plan(dataset, path)
-        except (DecodeError, ShardgateError):
-            if path and not path.rpartition("/")[2].startswith("@"):
-                raise
-        folder = VirtualKey(f"{path}/" if path else "")
-        async for each in find_images(self._resolver, dataset, folder):
-            with suppress(DecodeError, ShardgateError):
+        """Plan the picture of *path*; of a dataset or ref, that of the first image that has one."""
+        is_node = path and not path.rpartition("/")[2].startswith("@")
+        async for each in find_images(self._resolver, dataset, path):
+            try:
                 return await self._plan(dataset, VirtualKey(each))
+            except (DecodeError, ShardgateError):
+                if is_node:
+                    raise
         raise UndrawableError("there is no array with two axes")
 
     async def _plan(self, dataset: Dataset, path: VirtualKey) -> Drawing:

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +26,6 @@ from shardgate.http.pages.viewer_state import (
 )
 from shardgate.http.request import quote_key
 from shardgate.http.responses import csp_digest
-from shardgate.model import VirtualKey
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 
@@ -107,7 +105,7 @@ class ViewerLinks:
         self._previews = previews
 
     async def link(self, dataset: Dataset, path: str, address: Address) -> str:
-        """Return a link to the node at *path*, or if that is empty to the first one there is.
+        """Return a link to the node at *path*, or else to the first one below it that is drawn.
 
         Raises: `BadParameterError` where no viewer can show it, any `ShardgateError` of reading.
         """
@@ -115,8 +113,7 @@ class ViewerLinks:
         if viewer is None:
             hint = install_command("viewer")
             raise BadParameterError(f"there is no viewer; {hint} in the checkout adds one")
-        folder = VirtualKey(f"{path}/" if path else "")
-        async for each in _chain(path, find_images(self._resolver, dataset, folder)):
+        async for each in find_images(self._resolver, dataset, path):
             node = await self._read(dataset, each, is_named=bool(path))
             if node is not None and is_viewable(node):
                 contrast = await self._contrast(dataset, node)
@@ -142,12 +139,6 @@ class ViewerLinks:
             async with asyncio.timeout(_WAIT_S):
                 return (await self._previews.get(dataset, node.path, None)).contrast
         return None
-
-
-async def _chain(first: str, others: AsyncGenerator[str]) -> AsyncGenerator[str]:
-    yield first
-    async for each in others:
-        yield each
 
 
 @cache

@@ -19,8 +19,8 @@ _DRAWN: Final = frozenset(
 """Data types that Neuroglancer draws."""
 _MOST_CHANNELS: Final = 8
 """Layers of channels in one state; the others can be added in the viewer."""
-_PANEL_PIXELS: Final = {2: 800, 3: 400}
-"""Pixels along a panel, by the number of axes on screen."""
+_PANEL_PIXELS: Final = 400
+"""Pixels along one of four panels; one alone has twice as many."""
 _GREY: Final = "#uicontrol invlerp contrast\nvoid main() { emitGrayscale(contrast()); }"
 _COLORED: Final = """#uicontrol invlerp contrast
 #uicontrol vec3 color color
@@ -54,8 +54,9 @@ def is_drawn(array: Description) -> bool:
 
 def needs_contrast(node: NodeView) -> bool:
     """Return whether the metadata of *node*, an image, have no contrast for each channel."""
-    is_drawn = bool(node.axes) and not node.is_labels
-    return is_drawn and not (node.channels and all(each.window for each in node.channels))
+    if not node.axes or node.is_labels:
+        return False
+    return not node.channels or any(each.window is None for each in node.channels)
 
 
 def link_to(viewer: str, state: State) -> str:
@@ -142,13 +143,15 @@ def _position(axes: Sequence[ViewAxis]) -> State:
     others = [axis for axis in axes if axis not in shown and not axis.is_local]
     steps = [axis.step_si[0] for axis in shown]
     extent = max(axis.size * step / min(steps) for axis, step in zip(shown, steps, strict=True))
+    is_4panel = len(shown) == _SPATIAL
+    pixels = _PANEL_PIXELS if is_4panel else 2 * _PANEL_PIXELS
     return {
         "dimensions": {axis.name: list(axis.step_si) for axis in (*shown, *others)},
         "displayDimensions": [axis.name for axis in shown],
         "position": [axis.start + axis.middle + 0.5 for axis in (*shown, *others)],
-        "crossSectionScale": max(extent / _PANEL_PIXELS.get(len(shown), 800), _LEAST_SCALE),
+        "crossSectionScale": max(extent / pixels, _LEAST_SCALE),
         "projectionScale": 1.5 * extent,
-        "layout": "4panel" if len(shown) == _SPATIAL else "xy",
+        "layout": "4panel" if is_4panel else "xy",
     }
 
 

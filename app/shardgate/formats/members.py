@@ -1,0 +1,118 @@
+"""Members: objects that lie in other ones, as the entries of an archive or of a reference set.
+
+A format whose container is an index of names opens as a `MemberLayout` of `Members`. `read` finds
+the containers among them, by the same markers as in a store, and reads them where they lie.
+"""
+
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardgate.errors import ReadOnlyError
+from shardgate.formats.contract import Layout, Target
+from shardgate.formats.listing import LAST, ListingRules
+from shardgate.formats.reading import Fetch
+from shardgate.model import Coded, Inline, Location, Missing, ObjectRef, Part, Stored, VirtualKey
+
+type Place = Stored | Coded | Part | Inline | Missing
+"""Location of a member: a range of one version, or of the current version, of an object, perhaps
+with a content coding, or bytes in memory.
+"""
+
+
+class Members(Protocol):
+    """The members of a container; names are relative to it, without a slash at either end."""
+
+    async def find(self, name: str, fetch: Fetch) -> Place:
+        """Find the member *name*. Raises: `DamagedError`, `NotAllowedError`."""
+
+    def below(
+        self, prefix: str, after: str, delimiter: str, fetch: Fetch
+    ) -> AsyncIterator[tuple[str, int | None]]:
+        """Yield the names that begin with *prefix* and sort after *after*, in the order of their
+        UTF-8 bytes, each with its size in bytes.
+
+        With the *delimiter* ``/``, names that have it behind the prefix are cut there, and come
+        once, with the slash and without a size.
+        """
+
+
+class SortedNames(Sequence[str]):
+    """Names in the order of their UTF-8 bytes, held as one text: 8 bytes a name and its own."""
+
+    __slots__ = ("_bounds", "_text")
+
+    def __init__(self, text: bytes, bounds: NDArray[np.uint64]) -> None:
+        """Hold names that lie one after the other in *text*; *bounds* begins with 0."""
+        self._text = text
+        self._bounds = bounds
+
+    @classmethod
+    def of(cls, names: Sequence[bytes]) -> tuple[Self, NDArray[np.intp]]:
+        """Sort *names*, which are distinct UTF-8; return their old positions in the new order."""
+        order = np.array(sorted(range(len(names)), key=names.__getitem__), np.intp)
+        lengths = np.fromiter(map(len, names), np.uint64, len(names))
+        bounds = np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths[order])])
+        return cls(b"".join(names[at] for at in order.tolist()), bounds), order
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._text) + self._bounds.nbytes
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, at: int) -> str:  # type: ignore[override]
+        return self._name(at).decode()
+
+    def _name(self, at: int) -> bytes:
+        return self._text[self._bounds.item(at) : self._bounds.item(at + 1)]
+
+    def position(self, name: str) -> int | None:
+        """Return the position of *name*; `None` if it is not among the names."""
+        wanted = name.encode(errors="replace")
+        at = bisect_left(range(len(self)), wanted, key=self._name)
+        return at if at < len(self) and self._name(at) == wanted else None
+
+    def below(self, prefix: str, after: str, delimiter: str) -> Iterator[tuple[str, int | None]]:
+        """Yield names with their positions as `Members.below` does; folded ones have none."""
+        every, start = range(len(self)), prefix.encode()
+        at = bisect_left(every, max(start, after.encode()), key=self._name)
+        while at < len(self) and (name := self._name(at)).startswith(start):
+            key = name.decode()
+            slash = key.find(delimiter, len(prefix)) if delimiter else -1
+            if slash < 0:
+                if key > after:
+                    yield key, at
+                at += 1
+                continue
+            folder = key[: slash + 1]
+            if folder > after:
+                yield folder, None
+            at = bisect_left(every, (folder + LAST).encode(), at + 1, key=self._name)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLayout(Layout):
+    """Layout of a container of members, each served as it lies there; *directory* is the prefix of
+    their names. `read` opens containers among the members.
+    """
+
+    directory: ObjectRef
+    members: Members
+
+    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
+        return await self.members.find(key, fetch)
+
+    async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
+        raise ReadOnlyError(f"{self.directory}: its entries are read only")
+
+    def encloses(self, _: VirtualKey) -> bool:
+        return True
+
+    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
+        return ListingRules(None)

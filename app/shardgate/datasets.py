@@ -154,7 +154,7 @@ def open_containers(
     return Containers(formats, dataset.format, _archives(dataset, limits))
 
 
-def _archives(dataset: DatasetSettings, limits: LimitSettings) -> Sequence[MemberFormat]:
+def _archives(_: DatasetSettings, __: LimitSettings) -> Sequence[MemberFormat]:
     return ()
 
 

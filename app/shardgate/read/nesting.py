@@ -54,20 +54,6 @@ class _ContentDecoder:
         return self.most_nbytes if data is None else len(data) + self.most_nbytes
 
 
-async def place_of(
-    outer: MemberLayout, ref: ObjectRef, fetch: Fetch
-) -> Stored | Part | Inline | Missing:
-    """Return the place of the member *ref*; one with a content coding is decoded into memory."""
-    place = await outer.members.find(outer.name_of(ref), fetch)
-    if not isinstance(place, Coded):
-        return place
-    (archive, byte_range, version), coding, _ = place
-    decode = _ContentDecoder(coding, outer.decoded_nbytes)
-    read = Read("member", archive, byte_range, decode, version, decode.memory_nbytes)
-    found = await fetch(read)
-    return MISSING if found is None else Inline(found.value.data, place.place.etag)
-
-
 def _clip(request: ByteRequest | None, nbytes: int) -> ByteRange:
     """Return the part *request* of a member of *nbytes*."""
     match request:
@@ -79,17 +65,41 @@ def _clip(request: ByteRequest | None, nbytes: int) -> ByteRange:
             return ByteRange(max(0, nbytes - length), nbytes)
 
 
-@dataclass(frozen=True, slots=True)
+type _InPlace = Stored | Part | Inline | Missing
+
+
+@dataclass(slots=True)
 class MemberFetch:
     """Implementation of `Fetch` for the members of *outer*, which *fetch* reads."""
 
     outer: MemberLayout
     fetch: Fetch
+    _last: tuple[ObjectRef, _InPlace] | None = None
+
+    async def place(self, ref: ObjectRef) -> _InPlace:
+        """Return the place of the member *ref*; one with a content coding is decoded into memory.
+
+        The last one is remembered: that of the shard whose index has just been read.
+        """
+        if self._last is not None and self._last[0] == ref:
+            return self._last[1]
+        place = await self.outer.members.find(self.outer.name_of(ref), self.fetch)
+        if isinstance(place, Coded):
+            place = await self._decoded(place)
+        self._last = ref, place
+        return place
+
+    async def _decoded(self, coded: Coded) -> Inline | Missing:
+        (archive, byte_range, version), coding, _ = coded
+        decode = _ContentDecoder(coding, self.outer.decoded_nbytes)
+        read = Read("member", archive, byte_range, decode, version, decode.memory_nbytes)
+        found = await self.fetch(read)
+        return MISSING if found is None else Inline(found.value.data, coded.place.etag)
 
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
-        place = await place_of(self.outer, read.ref, self.fetch)
+        place = await self.place(read.ref)
         if isinstance(place, Missing):
             return None
         if isinstance(place, Inline):
@@ -102,7 +112,10 @@ class MemberFetch:
             etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
             return Versioned(_decode(read, b""), etag, whole.length)
         inside = read._replace(ref=ref, request=whole.narrow(part), version=version)
-        found = await self.fetch(inside, allow_stale=allow_stale)
+        try:
+            found = await self.fetch(inside, allow_stale=allow_stale)
+        except DamagedError as error:
+            raise DamagedError(read.ref, error.reason) from error
         if found is None or found.size < whole.stop:
             size = "does not exist" if found is None else f"has {found.size} bytes"
             raise DamagedError(ref, f"{size}, and {whole} is referred to as {read.ref}")
@@ -136,17 +149,18 @@ class NestedLayout(Layout):
         return MemberFetch(self.outer, fetch)
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        location = await self.inner.locate(key, self.reading(fetch))
-        return await self._translate(location, fetch)
+        reading = self.reading(fetch)
+        return await self._translate(await self.inner.locate(key, reading), reading)
 
-    async def _translate(self, location: Location, fetch: Fetch) -> Location:
+    async def _translate(self, location: Location, reading: MemberFetch) -> Location:
         match location:
             case Whole(ref):
-                return await self.outer.locate(self.outer.name_of(ref), fetch)
+                return await self.outer.locate(self.outer.name_of(ref), reading.fetch)
             case Stored(ref, part):
-                return _referenced(_narrow(await place_of(self.outer, ref, fetch), part))
+                place = _narrow(await reading.place(ref), part)
+                return refer(place) if isinstance(place, Part) else place
             case Coded(Stored(ref, part), coding):
-                match _narrow(await place_of(self.outer, ref, fetch), part):
+                match _narrow(await reading.place(ref), part):
                     case Stored() as place:
                         return Coded(place, coding)
                     case Inline(data, etag):
@@ -168,7 +182,8 @@ class NestedLayout(Layout):
         async def nested(wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str | Walk]:
             async for found in walk(wanted, self._inside(io)):
                 if isinstance(found, Item) and found.location is not None:
-                    yield found._replace(location=await self._translate(found.location, io.fetch))
+                    location = await self._translate(found.location, self.reading(io.fetch))
+                    yield found._replace(location=location)
                 elif isinstance(found, Item | str):
                     yield found
                 else:
@@ -211,7 +226,7 @@ class NestedLayout(Layout):
 
     async def whole(self, shard: Stored, fetch: Fetch) -> Stored | None:
         """Return where *shard*, a member or a part of one, lies; `None` for one in memory."""
-        match _narrow(await place_of(self.outer, shard.ref, fetch), shard.byte_range):
+        match _narrow(await self.reading(fetch).place(shard.ref), shard.byte_range):
             case Stored() as place:
                 return place
             case Part(ref, byte_range):
@@ -219,9 +234,7 @@ class NestedLayout(Layout):
         return None
 
 
-def _narrow(
-    place: Stored | Part | Inline | Missing, part: ByteRange
-) -> Stored | Part | Inline | Missing:
+def _narrow(place: _InPlace, part: ByteRange) -> _InPlace:
     match place:
         case Inline(data, etag):
             name = ETag(f'{etag[:-1]}-{part.start:x}-{part.length:x}"')
@@ -229,10 +242,6 @@ def _narrow(
         case Stored(_, whole) | Part(_, whole):
             return place._replace(byte_range=whole.narrow(part))
     return place
-
-
-def _referenced(place: Stored | Coded | Part | Inline | Missing) -> Location:
-    return refer(place) if isinstance(place, Part) else place
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from shardgate.formats.references import Allowed, allow
 from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
+from shardgate.formats.zip.layout import Zip
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
@@ -154,8 +155,11 @@ def open_containers(
     return Containers(formats, dataset.format, _archives(dataset, limits))
 
 
-def _archives(_: DatasetSettings, __: LimitSettings) -> Sequence[MemberFormat]:
-    return ()
+def _archives(dataset: DatasetSettings, limits: LimitSettings) -> Sequence[MemberFormat]:
+    if dataset.format not in ("auto", "zip"):
+        return ()
+    is_named = dataset.format == "zip"
+    return (Zip(limits.repository_file_bytes, limits.decoded_bytes, is_named=is_named),)
 
 
 def exposures(settings: Settings) -> Iterator[str]:

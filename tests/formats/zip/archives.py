@@ -161,8 +161,8 @@ async def opened(data: bytes, limit_nbytes: int = MOST) -> Opened:
     store = MemoryStore()
     store.place(REF, data)
     fetch = DirectFetch(store)
-    layout = await Zip(limit_nbytes).open(REF, fetch)
-    assert isinstance(layout, MemberLayout)
+    layout = await Zip(limit_nbytes, MOST).open(REF, fetch)
+    assert layout is not None
     return Opened(data, layout, fetch)
 
 

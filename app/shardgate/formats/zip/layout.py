@@ -8,7 +8,6 @@ from zlib_ng import zlib_ng
 
 from shardgate.errors import DamagedError, lost
 from shardgate.formats.compression import raw_deflate
-from shardgate.formats.contract import Layout
 from shardgate.formats.documents import Marked
 from shardgate.formats.members import MemberLayout, Place
 from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
@@ -32,7 +31,6 @@ from shardgate.model import (
     ObjectRef,
     Stored,
     SuffixRange,
-    VirtualKey,
 )
 
 _SUFFIXES: Final = (".zip", ".ozx")
@@ -43,32 +41,23 @@ class Zip:
     """Format of objects named ``.zip`` or ``.ozx``, whose directory has at most *limit_nbytes*."""
 
     limit_nbytes: int
+    decoded_nbytes: int
+    """See `MemberLayout`."""
     is_named: bool = False
     """True if the settings name the format: then archives may have any name."""
-    name: str = "zip"
-
-    def claim(self, _: VirtualKey) -> int | None:
-        return None
-
-    def translator(self, _: ObjectRef, __: str) -> None:
-        """Return `None`: entries are read only."""
 
     def is_container(self, name: str) -> bool:
-        """Return whether an object of this name may be an archive."""
         return bool(name) and (self.is_named or name.lower().endswith(_SUFFIXES))
 
-    def markers(self, directory: ObjectRef) -> tuple[Read[Marked[Tail]], ...]:
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
         if not self.is_container(directory.key):
-            return ()
+            return None
         decode = TailDecoder(self.limit_nbytes)
-        return (Read("metadata", directory, SuffixRange(TAIL_NBYTES), decode),)
-
-    async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        for read in self.markers(directory):
-            if (found := await fetch(read)) is not None:
-                members = await _open_members(directory, found, fetch)
-                return MemberLayout(directory, members)
-        return None
+        found = await fetch(Read("metadata", directory, SuffixRange(TAIL_NBYTES), decode))
+        if found is None:
+            return None
+        members = await _open_members(directory, found, fetch)
+        return MemberLayout(directory, members, self.decoded_nbytes)
 
 
 async def _open_members(

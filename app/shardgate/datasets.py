@@ -35,6 +35,9 @@ from shardgate.storage.stores import Stores, parse_root, split_object
 
 ARCHIVES: Final = ("zip", "kerchunk")
 """Names of the formats whose containers may be one object."""
+_FILES_PER_DIRECTORY: Final = 8
+"""Part of the largest file up to which the directory of an archive is decoded: that takes ten times
+its bytes of memory, and the result has to fit into the cache."""
 _FILES_AT_ONCE: Final = 2
 """Concurrent decodes may take so many times the largest file, and one of them more."""
 
@@ -158,8 +161,8 @@ def open_containers(
 def _archives(dataset: DatasetSettings, limits: LimitSettings) -> Sequence[MemberFormat]:
     if dataset.format not in ("auto", "zip"):
         return ()
-    is_named = dataset.format == "zip"
-    return (Zip(limits.repository_file_bytes, limits.decoded_bytes, is_named=is_named),)
+    most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
+    return (Zip(most_nbytes, limits.decoded_bytes, is_named=dataset.format == "zip"),)
 
 
 def exposures(settings: Settings) -> Iterator[str]:

@@ -5,6 +5,7 @@ may lie in front of it, such as a program that extracts it.
 """
 
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -63,8 +64,9 @@ _ROW: Final = np.dtype(
      ("disk", "<u4"), ("name_crc", "<u4"), ("name_nbytes", "<u2"), ("method", "<u2"),
      ("flags", "<u2")]
 )  # fmt: skip
-_MEMORY_PER_BYTE: Final = 14
+_MEMORY_PER_BYTE: Final = 10
 """Entries with short names take that; a byte in code page 437 may take three in UTF-8, twice."""
+_SETTING: Final = "limits.repository_file_bytes"
 _SEVERAL: Final = "it is one of several disks"
 
 
@@ -159,7 +161,7 @@ class TailDecoder:
             raise DecodeError("it has no end record: it is truncated, or no zip archive")
         if end.nbytes > self.limit_nbytes:
             reason = f"its central directory has {end.nbytes} bytes, over {self.limit_nbytes}"
-            raise DecodeError(reason)
+            raise DecodeError(f"{reason}: {_SETTING}")
         if (start := len(tail) - end.from_end) < 0:
             return Marked(Tail(end, None))
         return Marked(Tail(end, DirectoryDecoder(end)(tail[start : start + end.nbytes])))
@@ -210,24 +212,26 @@ class DirectoryDecoder:
     end: End
 
     def __call__(self, data: bytes) -> Directory:
-        starts, fixed, crcs, numbers = [], [], [], dict[bytes, int]()
+        starts, crcs, fixed, numbers = array("Q"), array("I"), bytearray(), dict[bytes, int]()
         at = 0
         for number in range(self.end.entry_count):
             if at + _RECORD.itemsize > len(data) or not data.startswith(b"PK\1\2", at):
                 raise DecodeError(f"its central directory has no entry {number} at {at}")
             flags, name_nbytes, extra_nbytes, comment_nbytes = _LENGTHS.unpack_from(data, at)
-            start, name_at = at, at + _RECORD.itemsize
-            at = (extra_at := name_at + name_nbytes) + extra_nbytes
-            name, extra = data[name_at:extra_at], data[extra_at:at]
-            starts.append(start)
-            fixed.append(data[start:name_at])
-            crcs.append(zlib_ng.crc32(name))
-            if (key := _key(name, flags, extra, crcs[-1])) is not None:
+            name_at = at + _RECORD.itemsize
+            extra_at = name_at + name_nbytes
+            stop = extra_at + extra_nbytes
+            name = data[name_at:extra_at]
+            crc = zlib_ng.crc32(name)
+            starts.append(at)
+            crcs.append(crc)
+            fixed += data[at:name_at]
+            if (key := _key(name, flags, data[extra_at:stop], crc)) is not None:
                 numbers[key] = number
-            at += comment_nbytes
+            at = stop + comment_nbytes
         if at != len(data):
             raise DecodeError(f"its central directory has {len(data)} bytes, its entries {at}")
-        records = np.frombuffer(b"".join(fixed), _RECORD)
+        records = np.frombuffer(fixed, _RECORD)
         rows = np.zeros(len(records), _ROW)
         rows["name_crc"], rows["name_nbytes"] = crcs, records["name"]
         for field in ("start", "nbytes", "size", "crc", "disk", "method", "flags"):

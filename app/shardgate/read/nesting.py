@@ -50,7 +50,14 @@ class _ContentDecoder:
     def __call__(self, data: bytes) -> Opaque:
         return Opaque(decode_content(self.coding, data, self.most_nbytes))
 
-    def memory_nbytes(self, data: bytes | None, _: int) -> int:
+
+@dataclass(frozen=True, slots=True)
+class _ContentMemory:
+    """Memory that removing a content coding takes. A value: methods of equal values differ."""
+
+    most_nbytes: int
+
+    def __call__(self, data: bytes | None, _: int) -> int:
         return self.most_nbytes if data is None else len(data) + self.most_nbytes
 
 
@@ -91,8 +98,9 @@ class MemberFetch:
 
     async def _decoded(self, coded: Coded) -> Inline | Missing:
         (archive, byte_range, version), coding, _ = coded
-        decode = _ContentDecoder(coding, self.outer.decoded_nbytes)
-        read = Read("member", archive, byte_range, decode, version, decode.memory_nbytes)
+        most_nbytes = self.outer.decoded_nbytes
+        decode, memory = _ContentDecoder(coding, most_nbytes), _ContentMemory(most_nbytes)
+        read = Read("member", archive, byte_range, decode, version, memory)
         found = await self.fetch(read)
         return MISSING if found is None else Inline(found.value.data, coded.place.etag)
 

@@ -16,6 +16,7 @@ from shardgate.formats.zip.directory import TAIL_NBYTES
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import MISSING, ByteRange, Coded, Inline, ObjectRef, Stored, SuffixRange
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from tests.formats.case import Case, Container
 from tests.formats.zip.archives import (
     MOST,
     REF,
@@ -26,6 +27,7 @@ from tests.formats.zip.archives import (
     opened,
     zipped,
 )
+from tests.formats.zip.case import CASES
 from tests.read.stores import WatchedStore
 from tests.support.lacking import need
 
@@ -216,6 +218,17 @@ async def test_other_file_named_like_an_archive_is_an_error(
     """A file that is named like an archive and is none is damage; an error page may pass."""
     with pytest.raises(error):
         await Kept(data).members()
+
+
+@pytest.mark.parametrize(("case", "reads"), [(CASES[0], 1), (CASES[1], 0)], ids=str)
+async def test_inner_chunk_costs_one_read_if_its_shard_is_stored(case: Case, reads: int) -> None:
+    """A chunk of a known stored shard is one read; a deflated shard is inflated once for all."""
+    first, second, *_ = case.chunks
+    container = Container(case.build(case.chunks))
+    await container.warm(first)
+
+    assert await container.read(second) == case.chunks[second]
+    assert len(container.reads) == reads
 
 
 PROGRAMS: Final = {

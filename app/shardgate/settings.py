@@ -315,8 +315,7 @@ class DatasetSettings(Section):
     store: str | None = None
     """Name of a `[stores.NAME]` table."""
     format: Literal["auto", "zarr", "precomputed", "icechunk", "zip", "kerchunk"] = "auto"
-    """Container format; `auto` looks for `zarr.json`, `info`, `repo`, `*.zip`, `*.ozx` at the root
-    and below."""
+    """Container format; `auto` looks for `zarr.json`, `info`, `repo`, `*.zip` and `*.ozx`."""
     view: Literal["unsharded", "raw"] = "unsharded"
     """`raw` serves the objects as stored, with Range."""
     writable: bool = False

@@ -192,7 +192,7 @@ class LimitSettings(Section):
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
     """Largest minishard index, mesh manifest, or object whose content coding is removed."""
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
-    """Largest file of an Icechunk repository: `repo`, snapshots, manifests, logs."""
+    """Largest file of an Icechunk repository; an eighth of it for the directory of an archive."""
     coalesce_gap_bytes: ByteSize = ByteSize(1024**2)
     """Most bytes read between or around wanted chunks, where that is faster than another read."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)

@@ -98,7 +98,7 @@ class Entry(NamedTuple):
         if self.method not in (STORED, DEFLATED):
             name = _METHODS.get(self.method, "unknown")
             return f"its compression method is {self.method} ({name}), neither stored nor deflated"
-        if self.method == STORED and self.nbytes != self.size:
+        if self.nbytes != self.size and (self.method == STORED or not self.nbytes):
             return f"its {self.size} bytes are stored as {self.nbytes} bytes"
         return "it is empty, and its CRC-32 is not" if self.crc and not self.size else ""
 

@@ -16,7 +16,7 @@ from shardgate.errors import DamagedError
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zip.directory import (
     TAIL_NBYTES,
-    DirectoryDecoder,
+    CentralDirectoryDecoder,
     TailDecoder,
     memory_nbytes,
     parse_end,
@@ -219,7 +219,7 @@ def test_memory_of_a_directory_is_as_announced(name: bytes) -> None:
     data = archive(*(Entry(name % number, b"") for number in range(count)))
     end = parse_end(data)
     assert end is not None
-    decode = DirectoryDecoder(end)
+    decode = CentralDirectoryDecoder(end)
     tracemalloc.start()
     try:
         start = len(data) - end.from_end

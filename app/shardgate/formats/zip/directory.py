@@ -70,8 +70,8 @@ _SETTING: Final = "limits.repository_file_bytes"
 _SEVERAL: Final = "it is one of several disks"
 
 
-class Entry(NamedTuple):
-    """One row of a `Directory`."""
+class ZipEntry(NamedTuple):
+    """One row of a `CentralDirectory`."""
 
     start: int
     """Offset of the local header."""
@@ -104,7 +104,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Directory:
+class CentralDirectory:
     """Entries whose names are keys, in the order of these; of equal names the last one counts."""
 
     names: SortedNames
@@ -114,12 +114,12 @@ class Directory:
     def nbytes(self) -> int:
         return self.names.nbytes + self.rows.nbytes
 
-    def lookup(self, name: str) -> Entry | None:
+    def lookup(self, name: str) -> ZipEntry | None:
         at = self.names.position(name)
-        return None if at is None else Entry(*self.rows[at].item())
+        return None if at is None else ZipEntry(*self.rows[at].item())
 
 
-class End(NamedTuple):
+class EndRecord(NamedTuple):
     """The records at the end of an archive."""
 
     start: int
@@ -137,11 +137,11 @@ class End(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class ArchiveTail:
     """The end of an archive, and the directory unless that begins earlier."""
 
-    end: End
-    directory: Directory | None
+    end: EndRecord
+    directory: CentralDirectory | None
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +154,7 @@ class TailDecoder:
 
     limit_nbytes: int
 
-    def __call__(self, tail: bytes) -> Marked[Tail]:
+    def __call__(self, tail: bytes) -> Marked[ArchiveTail]:
         if (end := parse_end(tail)) is None:
             if begins_like_page(tail):
                 return Marked(is_page=True)
@@ -163,11 +163,12 @@ class TailDecoder:
             reason = f"its central directory has {end.nbytes} bytes, over {self.limit_nbytes}"
             raise DecodeError(f"{reason}: {_SETTING}")
         if (start := len(tail) - end.from_end) < 0:
-            return Marked(Tail(end, None))
-        return Marked(Tail(end, DirectoryDecoder(end)(tail[start : start + end.nbytes])))
+            return Marked(ArchiveTail(end, None))
+        decode = CentralDirectoryDecoder(end)
+        return Marked(ArchiveTail(end, decode(tail[start : start + end.nbytes])))
 
 
-def parse_end(tail: bytes) -> End | None:
+def parse_end(tail: bytes) -> EndRecord | None:
     """Parse the records at the end of an archive; `None` without one. The last end record counts,
     and bytes may follow its comment.
     """
@@ -189,7 +190,7 @@ def parse_end(tail: bytes) -> End | None:
         raise DecodeError(_SEVERAL)
     if nbytes < count * _RECORD.itemsize:
         raise DecodeError(f"its central directory of {nbytes} bytes cannot have {count} entries")
-    return End(start, nbytes, count, len(tail) - at + nbytes)
+    return EndRecord(start, nbytes, count, len(tail) - at + nbytes)
 
 
 def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]:
@@ -206,12 +207,12 @@ def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryDecoder:
+class CentralDirectoryDecoder:
     """Decodes the central directory that *end* describes."""
 
-    end: End
+    end: EndRecord
 
-    def __call__(self, data: bytes) -> Directory:
+    def __call__(self, data: bytes) -> CentralDirectory:
         starts, crcs, fixed, numbers = array("Q"), array("I"), bytearray(), dict[bytes, int]()
         at = 0
         for number in range(self.end.entry_count):
@@ -241,7 +242,7 @@ class DirectoryDecoder:
             raise DecodeError(_SEVERAL)
         _find_stops(rows, self.end.start)
         names, order = SortedNames.of(list(numbers))
-        return Directory(names, rows[np.fromiter(numbers.values(), np.intp)[order]])
+        return CentralDirectory(names, rows[np.fromiter(numbers.values(), np.intp)[order]])
 
 
 def memory_nbytes(_: bytes | None, nbytes: int) -> int:

@@ -16,9 +16,9 @@ from shardgate.formats.zip.directory import (
     STORED,
     TAIL_NBYTES,
     UNREADABLE,
-    Directory,
-    DirectoryDecoder,
-    Tail,
+    ArchiveTail,
+    CentralDirectory,
+    CentralDirectoryDecoder,
     TailDecoder,
     memory_nbytes,
 )
@@ -61,7 +61,7 @@ class Zip:
 
 
 async def _open_members(
-    archive: ObjectRef, found: Versioned[Marked[Tail]], fetch: Fetch
+    archive: ObjectRef, found: Versioned[Marked[ArchiveTail]], fetch: Fetch
 ) -> "ZipMembers":
     if (tail := found.value.spec) is None:
         raise found.value.refusal(archive, "no zip archive")
@@ -71,7 +71,7 @@ async def _open_members(
         raise DamagedError(archive, str(error)) from error
     if tail.directory is not None:
         return ZipMembers(archive, found.etag, shift, tail.directory)
-    start, decode = found.size - tail.end.from_end, DirectoryDecoder(tail.end)
+    start, decode = found.size - tail.end.from_end, CentralDirectoryDecoder(tail.end)
     place = ByteRange(start, start + tail.end.nbytes)
     read = Read("zip-directory", archive, place, decode, found.etag, memory_nbytes)
     if (directory := await fetch(read)) is None:
@@ -86,7 +86,7 @@ class ZipMembers:
     archive: ObjectRef
     etag: ETag
     shift: int
-    directory: Directory
+    directory: CentralDirectory
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         """Find the entry *name*: by the local header in front of it, checked against the directory,

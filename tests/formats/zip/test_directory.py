@@ -223,12 +223,12 @@ def test_memory_of_a_directory_is_as_announced(name: bytes) -> None:
     tracemalloc.start()
     try:
         start = len(data) - end.from_end
-        directory = decode(data[start : start + end.nbytes])
+        directory = decode(data[start : start + end.directory_nbytes])
         _, peak_nbytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert peak_nbytes < memory_nbytes(None, end.nbytes)
+    assert peak_nbytes < memory_nbytes(None, end.directory_nbytes)
     assert directory.nbytes <= sum(len(each.encode()) + 64 for each in directory.names)
 
 

@@ -124,10 +124,16 @@ class EndRecord(NamedTuple):
 
     start: int
     """Offset of the directory."""
-    nbytes: int
+    directory_nbytes: int
     entry_count: int
     from_end: int
     """Bytes of the object from the beginning of the directory on."""
+    directory: CentralDirectory | None = None
+    """The directory, if it was read along."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.directory is None else self.directory.nbytes
 
     def shift(self, size: int) -> int:
         """Return how many bytes precede the archive in an object of *size* bytes."""
@@ -137,35 +143,23 @@ class EndRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveTail:
-    """The end of an archive, and the directory unless that begins earlier."""
-
-    end: EndRecord
-    directory: CentralDirectory | None
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.directory is None else self.directory.nbytes
-
-
-@dataclass(frozen=True, slots=True)
 class TailDecoder:
     """Decodes the last `TAIL_NBYTES` of an archive, whose directory may have *limit_nbytes*."""
 
     limit_nbytes: int
 
-    def __call__(self, tail: bytes) -> Marked[ArchiveTail]:
+    def __call__(self, tail: bytes) -> Marked[EndRecord]:
         if (end := parse_end(tail)) is None:
             if begins_like_page(tail):
                 return Marked(is_page=True)
             raise DecodeError("it has no end record: it is truncated, or no zip archive")
-        if end.nbytes > self.limit_nbytes:
-            reason = f"its central directory has {end.nbytes} bytes, over {self.limit_nbytes}"
+        if (nbytes := end.directory_nbytes) > self.limit_nbytes:
+            reason = f"its central directory has {nbytes} bytes, over {self.limit_nbytes}"
             raise DecodeError(f"{reason}: {_SETTING}")
         if (start := len(tail) - end.from_end) < 0:
-            return Marked(ArchiveTail(end, None))
-        decode = CentralDirectoryDecoder(end)
-        return Marked(ArchiveTail(end, decode(tail[start : start + end.nbytes])))
+            return Marked(end)
+        directory = CentralDirectoryDecoder(end)(tail[start : start + nbytes])
+        return Marked(end._replace(directory=directory))
 
 
 def parse_end(tail: bytes) -> EndRecord | None:

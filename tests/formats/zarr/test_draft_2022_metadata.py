@@ -281,7 +281,7 @@ def test_omitted_last_dimensions_are_not_sharded(
     assert array.shard_shape == padded
     assert example is not None
     for coords in ((96, 18), (96, 19), (97, 18), (127, 19)):
-        assert example.shard_key(coords) == "data/root/a/c3/9"
+        assert example.keys.format(example.shard(coords).coords) == "data/root/a/c3/9"
     assert example.indexes[0].nbytes == 1024
 
 
@@ -304,7 +304,7 @@ def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
     json.loads(decoded.served)
     if (array := decoded.array) is not None:
         coords = (0,) * len(array.shape)
-        assert array.entry(coords) == (0,)
+        assert array.shard(coords).entry == (0,)
         assert array.keys.parse(array.keys.format(coords)) == coords
 
 

@@ -21,6 +21,7 @@ from tests.formats.zarr.building import (
     LITTLE,
     array_metadata,
     build,
+    rectilinear,
     sharding,
 )
 from tests.formats.zarr.nesting import Nesting, nestings
@@ -136,6 +137,27 @@ def test_sharded_array_is_described_with_its_shards() -> None:
         chunks_per_shard=(4, 4),
         index_location=("end", "start"),
     )
+
+
+def test_array_with_shards_of_several_sizes_is_described_by_the_largest() -> None:
+    """An array with shards of several sizes has no shard shape; its largest shard is named."""
+    grid = rectilinear([4, [2, 2]], [6, 8])
+    described = _described(array_metadata([8, 8], [], [sharding([2, 2])], chunk_grid=grid))
+
+    assert (described.shard_shape, described.chunks_per_shard) == (None, None)
+    assert described.sharding == "rectilinear, at most 4×8"
+    assert (described.inner_chunk_shape, described.why_sharded) == ((2, 2), "")
+
+
+async def test_shards_beyond_the_array_are_none_of_it() -> None:
+    """Shards that only elements beyond the shape would fill are neither named nor enumerated."""
+    document = array_metadata([5], [], [sharding([1])], chunk_grid=rectilinear([2, [4, 3]]))
+    shards = ZarrShards(ROOT, parse_array(document))
+
+    assert [shard.ref.key for shard in shards.every()] == [ROOT.join(f"c/{n}").key for n in (0, 1)]
+    assert shards.named("c/1") is not None
+    assert shards.named("c/2") is None
+    assert shards.holding(VirtualKey("c/5")) is None
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import floordiv, lt, mul
-from typing import Final
+from operator import floordiv, lt, mul, sub
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,12 @@ from shardgate.formats.zarr.codecs import (
     shape_of,
     unshard,
 )
-from shardgate.formats.zarr.grid import read_chunk_shape
+from shardgate.formats.zarr.grid import (
+    RectilinearAxis,
+    ShardEdges,
+    read_chunk_shape,
+    read_shard_edges,
+)
 from shardgate.formats.zarr.index import IndexCodec, ShardingLevel
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange, ObjectRef
@@ -60,6 +65,21 @@ _FLOATS: Final = {
 """Types of the numbers in fill values, by data type."""
 
 
+class ShardAddress(NamedTuple):
+    """The shard that holds an inner chunk."""
+
+    coords: tuple[int, ...]
+    levels: tuple[ShardingLevel, ...]
+    """Its sharding codecs, outermost first."""
+    element: tuple[int, ...]
+    """The first array element of the inner chunk, by which *levels* find their entries."""
+
+    @property
+    def entry(self) -> tuple[int, ...]:
+        """The index entry of the inner chunk at each level."""
+        return tuple(level.entry(self.element) for level in self.levels)
+
+
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
     """A sharded array and the array of inner chunks served for it; shapes are in array elements."""
@@ -84,6 +104,11 @@ class ArraySpec:
         return tuple(level.index for level in self.levels)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of memory, but for what every array takes."""
+        return 0
+
+    @property
     def axes(self) -> tuple[Axis, ...]:
         """The grid of the inner chunks."""
         shapes = zip(self.shape, self.inner_chunk_shape, self.shard_shape, strict=True)
@@ -101,13 +126,58 @@ class ArraySpec:
             return ""
         return f"{name or 'the array'} has {self.keys.describe([axis.count for axis in self.axes])}"
 
-    def entry(self, origin: tuple[int, ...]) -> tuple[int, ...]:
-        """Return, for each level, the index entry that holds the array element *origin*."""
-        return tuple(level.entry(origin) for level in self.levels)
+    @property
+    def shard_counts(self) -> tuple[int, ...]:
+        """Number of shards along each dimension that hold elements of the array."""
+        sizes = zip(self.shape, self.shard_shape, strict=True)
+        return tuple(-(-size // shard) for size, shard in sizes)
 
-    def shard_key(self, origin: tuple[int, ...]) -> str:
-        """Return the key of the shard that holds the array element *origin*."""
-        return self.keys.format(tuple(map(floordiv, origin, self.shard_shape)))
+    def shard(self, origin: tuple[int, ...]) -> ShardAddress:
+        """Return the shard that holds the array element *origin*."""
+        coords = tuple(map(floordiv, origin, self.shard_shape))
+        return ShardAddress(coords, self.levels, origin)
+
+    def shard_origin(self, coords: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the first array element of the shard at *coords*."""
+        return tuple(map(mul, coords, self.shard_shape))
+
+
+@dataclass(frozen=True, slots=True)
+class RectilinearArraySpec(ArraySpec):
+    """An array whose shards differ in size; *shard_shape* and *levels* are those of the largest."""
+
+    edges: tuple[ShardEdges, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(edges.nbytes for edges in self.edges)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The grid of the inner chunks."""
+        each = zip(self.shape, self.inner_chunk_shape, self.edges, strict=True)
+        return tuple(
+            RectilinearAxis(-(-size // inner), edges=edges, chunk_length=inner)
+            for size, inner, edges in each
+        )
+
+    @property
+    def shard_counts(self) -> tuple[int, ...]:
+        """Number of shards along each dimension that hold elements of the array."""
+        axes = zip(self.shape, self.edges, strict=True)
+        return tuple(size and edges.shard_of(size - 1) + 1 for size, edges in axes)
+
+    def shard(self, origin: tuple[int, ...]) -> ShardAddress:
+        """Return the shard that holds the array element *origin*."""
+        axes = zip(self.edges, origin, strict=True)
+        coords = tuple(edges.shard_of(at) for edges, at in axes)
+        starts, shape = zip(*map(ShardEdges.extent, self.edges, coords), strict=True)
+        outermost = self.levels[0].resized(shape)
+        return ShardAddress(coords, (outermost, *self.levels[1:]), tuple(map(sub, origin, starts)))
+
+    def shard_origin(self, coords: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the first array element of the shard at *coords*."""
+        return tuple(edges.extent(at)[0] for edges, at in zip(self.edges, coords, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +197,8 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        return len(self.served) + _NODE_OVERHEAD
+        array_nbytes = 0 if self.array is None else self.array.nbytes
+        return len(self.served) + array_nbytes + _NODE_OVERHEAD
 
 
 def parse_node(document: Json, data: bytes) -> Node:
@@ -171,12 +242,14 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
             raise DecodeError(f"the extension {name:.80} must be understood")
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
-    if (shard_shape := read_chunk_shape(grid, len(shape))) is None:
-        raise DecodeError(f"the chunk grid is {codec_name(grid):.80}")
+    shard_shape = read_chunk_shape(grid, len(shape))
+    edges = read_shard_edges(grid, shape) if shard_shape is None else ()
+    if shard_shape is None:
+        shard_shape = tuple(max(each.lengths) for each in edges)
     if document.get("storage_transformers"):
         raise DecodeError("storage transformers change the keys or the bytes of shards")
     levels, codecs = unshard(document["codecs"], shard_shape)
-    return ArraySpec(
+    members = (
         shape,
         shard_shape,
         chunk_keys(document.get("chunk_key_encoding"), len(shape)),
@@ -184,6 +257,12 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
         codecs,
         chunk_form(codecs, levels[-1].inner_chunk_shape, document.get("data_type")),
     )
+    if not edges:
+        return ArraySpec(*members)
+    for each, size in zip(edges, levels[0].inner_chunk_shape, strict=True):
+        if odd := next((length for length in each.lengths if length % size), 0):
+            raise DecodeError(f"inner chunks of {size} elements do not divide a shard of {odd}")
+    return RectilinearArraySpec(*members, edges)
 
 
 def chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:

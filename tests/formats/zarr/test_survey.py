@@ -1,6 +1,7 @@
 """Descriptions of arrays, and surveys of their shards."""
 
 import json
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,14 @@ def test_key_off_the_grid_is_no_shard() -> None:
         assert _GRID.named(key) is None
     for key in ("c/3/0", "c/0/4", "zarr.json", "c/01/0"):
         assert _GRID.holding(VirtualKey(key)) is None
+
+
+def test_countless_shards_are_enumerated_one_by_one() -> None:
+    """Shards beyond counting are enumerated without a list of them."""
+    array = parse_array(array_metadata([2, 2**62], [1, 1], [sharding([1, 1])]))
+    found = islice(ZarrShards(ROOT, array).every(), 2)
+
+    assert [shard.ref for shard in found] == [ROOT.join("c/0/0"), ROOT.join("c/0/1")]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from math import prod
 from operator import floordiv, lt
 from typing import Final
 
@@ -150,7 +150,11 @@ class ZarrShards:
         return self._shard(self.array.shard(origin).coords)
 
     def every(self) -> Iterator["ZarrShard"]:
-        return map(self._shard, product(*map(range, self.array.shard_counts)))
+        counts = self.array.shard_counts
+        strides = [prod(counts[axis + 1 :]) for axis in range(len(counts))]
+        for number in range(prod(counts)):  # itertools.product would list each dimension
+            at = zip(strides, counts, strict=True)
+            yield self._shard(tuple(number // stride % count for stride, count in at))
 
     def _shard(self, coords: tuple[int, ...]) -> "ZarrShard":
         ref = self.directory.join(self.array.keys.format(coords))

@@ -80,10 +80,10 @@ def _nested() -> Iterator[Case]:
 
 
 def _rectilinear() -> Iterator[Case]:
-    values = counted((16, 5, 36))
+    values = counted((16, 6, 36))
     values[4:8, :, :12] = 0
     values[8:12, 3:, 20:] = 0
-    edges = ((4, 4, 8), 6, (12, 24))
+    rows, columns = (4, 4, 8), (12, 24)
     inner = {
         "endian": [BIG],
         "zstd": [LITTLE, ZSTD, CRC],
@@ -98,7 +98,10 @@ def _rectilinear() -> Iterator[Case]:
         **{f"inside_{name}": [sharding(INNER, codecs)] for name, codecs in inner.items()},
     }
     for name, codecs in table.items():
-        yield Case(f"rectilinear/{name}", by_zarr, values, (8, 6, 24), codecs, edges=edges)
+        lists = rows, (6,), columns
+        yield Case(f"rectilinear/{name}", by_zarr, values, (8, 6, 24), codecs, edges=lists)
+    part, edges = values[:, :5], (rows, 6, columns)
+    yield Case("rectilinear/part", by_zarr, part, (8, 6, 24), [sharding(INNER)], edges=edges)
 
 
 def _after_sharding() -> Iterator[Case]:

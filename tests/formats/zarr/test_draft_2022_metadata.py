@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shardgate.formats.documents import DocumentDecoder, MarkerDecoder
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.array_spec import ArraySpec
 from shardgate.formats.zarr.draft_2022 import (
     ArrayParser,
     Hierarchy,
@@ -19,7 +20,7 @@ from shardgate.formats.zarr.draft_2022 import (
 )
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.layout import Zarr3
-from shardgate.formats.zarr.metadata import ArraySpec, Node
+from shardgate.formats.zarr.metadata import Node
 from tests.formats.mutating import members, mutations
 from tests.formats.zarr.draft import (
     BY_ZARR_PYTHON,

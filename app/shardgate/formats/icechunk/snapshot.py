@@ -37,10 +37,11 @@ from shardgate.formats.icechunk.flatbuffers import (
 from shardgate.formats.icechunk.metadata_items import METADATA, Metadata, read_metadata
 from shardgate.formats.icechunk.repo_info import SnapshotInfo, checked_us
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.array_spec import ShardAddress
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.metadata import Node as ZarrNode
-from shardgate.formats.zarr.metadata import ShardAddress, chunk_keys, parse_node
+from shardgate.formats.zarr.metadata import chunk_keys, parse_node
 
 ARRAY: Final = 1
 GROUP: Final = 2

@@ -24,8 +24,8 @@ from shardgate.formats.surveying import (
     Survey,
     uncheckable,
 )
+from shardgate.formats.zarr.array_spec import ArraySpec
 from shardgate.formats.zarr.codecs import ChunkForm, chunk_form
-from shardgate.formats.zarr.metadata import ArraySpec
 from shardgate.formats.zarr.survey import ZarrShard, describe
 from shardgate.model import ByteRange, Inline, ObjectRef, Part, Stored, VirtualKey
 

@@ -11,8 +11,9 @@ from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing
+from shardgate.formats.zarr.array_spec import ArraySpec
 from shardgate.formats.zarr.index import IndexCodec, shard_of
-from shardgate.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
+from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
 from shardgate.formats.zarr.rewrite import ZarrRewriter
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe, walk_chunks
 from shardgate.model import (

@@ -15,15 +15,11 @@ from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.listing import Cell, Grid, GridWalk, ListingIO, ListNames, Rows, Wanted
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import Description, EntryTable, Fault, IndexEntry, Ranges, Survey
+from shardgate.formats.zarr.array_spec import ArraySpec, RectilinearArraySpec
 from shardgate.formats.zarr.codecs import codec_name, shape_of
 from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, ShardingLevel, shard_of
-from shardgate.formats.zarr.metadata import (
-    ArraySpec,
-    Node,
-    RectilinearArraySpec,
-    consolidated_nodes,
-)
+from shardgate.formats.zarr.metadata import Node, consolidated_nodes
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
 
 _FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})/", re.ASCII)

@@ -105,13 +105,22 @@ async def test_folded_keys_take_one_index_each() -> None:
     assert traced.count("list") <= 8
 
 
-async def test_huge_sparse_array_is_listed() -> None:
+_HUGE = [2, 2, [4, 2**58 - 1]]
+
+
+@pytest.mark.parametrize(
+    ("grid", "row", "column"),
+    [
+        (regular(4, 4), 4 * 123456789012345678, 28),
+        (rectilinear(_HUGE, [8, [4, 2**58]]), 4 * 123456789012345678 - 4, 32),
+    ],
+)
+async def test_huge_sparse_array_is_listed(grid: dict[str, Any], row: int, column: int) -> None:
     """An array of 2^120 elements with one shard is listed with fewer than 20 calls."""
-    metadata = array_metadata([2**60, 2**60], [4, 4], [sharding([1, 1])])
+    metadata = array_metadata([2**60, 2**60], [], [sharding([1, 1])], chunk_grid=grid)
     shards = {"c/123456789012345678/7": encode_shard([b"x"] * 16)}
     traced = _Traced(_array(metadata, shards))
-    rows = range(123456789012345678 * 4, 123456789012345678 * 4 + 4)
-    expected = [f"c/{row}/{column}" for row in rows for column in range(28, 32)]
+    expected = [f"c/{row + i}/{column + j}" for i in range(4) for j in range(4)]
 
     assert await traced.page(Window("c/")) == sorted(expected)
     assert await traced.page(Window("", expected[3])) == [*sorted(expected)[4:], "zarr.json"]

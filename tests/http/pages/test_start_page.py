@@ -81,7 +81,7 @@ def test_line_has_format_shape_and_size(page: Page) -> None:
 
     assert name == "image"
     assert shown == "zarr"
-    assert largest == f"160 {TIMES} 256 {TIMES} 256 uint8 + 2"
+    assert largest == f"160 {TIMES} 256 {TIMES} 256 uint8 and 2 more"
     assert size == "11.4 MiB"
     assert page.row("history").texts("td[@data-title='Format']") == ["icechunk"]
     assert page.row("raw").texts("td[@data-title='Format']") == ["as it is stored"]

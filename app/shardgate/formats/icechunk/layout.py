@@ -256,13 +256,15 @@ class RepositoryLayout(Layout):
         return enclose(node, coords, place)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
-        """Return how the ref is spelled, if *key* begins with none; else the grid of chunks."""
+        """Return how refs are spelled, if *key* begins with none that exists; else the grid."""
         ref, path = split_ref(key)
         if ref is None:
             return ""
         is_named = path != key and await self.repository.refs.resolve(ref, fetch) is not None
         if key.startswith("@") and not is_named:
-            return await self.repository.suggest_ref(key.partition("/")[0], fetch)
+            spelled = key.partition("/")[0]
+            hint = await self.repository.suggest_ref(spelled, fetch)
+            return f"there is no ref {spelled}: {hint}"
         if (found := await self._find(key, fetch)) is None:
             return ""
         node, rest = found.node, found.rest

@@ -275,6 +275,6 @@ def _default_name(url: str) -> str:
     """Return the last part of the path, without the extension of a format."""
     path = url if "://" in url else str(Path(url).expanduser().absolute())
     name = PurePosixPath(path).name
-    for ending in (".zarr", ".precomputed", ".icechunk"):
+    for ending in (".zip", ".ozx", ".zarr", ".precomputed", ".icechunk"):
         name = name.removesuffix(ending)
     return name

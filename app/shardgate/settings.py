@@ -314,8 +314,8 @@ class DatasetSettings(Section):
     """A local path or `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `http(s)://`, `memory://`."""
     store: str | None = None
     """Name of a `[stores.NAME]` table."""
-    format: Literal["auto", "zarr", "precomputed", "icechunk"] = "auto"
-    """Container format; `auto` looks for `zarr.json`, `info`, `repo` at the root and below."""
+    format: Literal["auto", "zarr", "precomputed", "icechunk", "zip", "kerchunk"] = "auto"
+    """Container format; `auto` looks for `zarr.json`, `info`, `repo`, `*.zip` and `*.ozx`."""
     view: Literal["unsharded", "raw"] = "unsharded"
     """`raw` serves the objects as stored, with Range."""
     writable: bool = False

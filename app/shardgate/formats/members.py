@@ -7,6 +7,7 @@ the containers among them, by the same markers as in a store, and reads them whe
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol, Self
 
 import numpy as np
@@ -16,7 +17,17 @@ from shardgate.errors import ReadOnlyError
 from shardgate.formats.contract import Layout, Target
 from shardgate.formats.listing import LAST, ListingRules
 from shardgate.formats.reading import Fetch
-from shardgate.model import Coded, Inline, Location, Missing, ObjectRef, Part, Stored, VirtualKey
+from shardgate.model import (
+    Coded,
+    Inline,
+    Location,
+    Missing,
+    ObjectRef,
+    Part,
+    Referenced,
+    Stored,
+    VirtualKey,
+)
 
 type Place = Stored | Coded | Part | Inline | Missing
 """Location of a member: a range of one version, or of the current version, of an object, perhaps
@@ -96,6 +107,22 @@ class SortedNames(Sequence[str]):
             at = bisect_left(every, (folder + LAST).encode(), at + 1, key=self._name)
 
 
+class MemberFormat(Protocol):
+    """A format whose containers have members."""
+
+    def is_container(self, name: str) -> bool:
+        """Return whether an object of this name may be a container."""
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> "MemberLayout | None":
+        """Open *directory*; `None` if it is no container. Raises: `DamagedError`."""
+
+
+def refer(place: Part) -> Referenced:
+    """Return *place* with an id of its object, since ETags of several objects can be equal."""
+    reference_id = blake2b("/".join(place.ref).encode(), digest_size=8).hexdigest()
+    return Referenced(place, reference_id, is_immutable=False)
+
+
 @dataclass(frozen=True, slots=True)
 class MemberLayout(Layout):
     """Layout of a container of members, each served as it lies there; *directory* is the prefix of
@@ -104,12 +131,19 @@ class MemberLayout(Layout):
 
     directory: ObjectRef
     members: Members
+    decoded_nbytes: int
+    """Most bytes of a member that is decoded into memory: a shard or metadata."""
+
+    def name_of(self, ref: ObjectRef) -> VirtualKey:
+        """Return the name of the member that is called *ref* below `directory`."""
+        return VirtualKey(ref.key.removeprefix(self.directory.prefix.key))
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        return await self.members.find(key, fetch)
+        place = await self.members.find(key, fetch)
+        return refer(place) if isinstance(place, Part) else place
 
-    async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
-        raise ReadOnlyError(f"{self.directory}: its entries are read only")
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        raise ReadOnlyError(f"{self.directory}: {key or 'it'} is read only")
 
     def encloses(self, _: VirtualKey) -> bool:
         return True

@@ -13,6 +13,7 @@ from shardgate.errors import ConfigurationError, StorageError
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.icechunk.layout import Icechunk
+from shardgate.formats.kerchunk.layout import Kerchunk
 from shardgate.formats.members import MemberFormat
 from shardgate.formats.neuroglancer_precomputed.layout import MARKER as INFO
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
@@ -152,14 +153,19 @@ def open_containers(
         ),
     )
     formats = [each for each in known if not is_named or dataset.format == each.name]
-    return Containers(formats, dataset.format, _archives(dataset, limits))
+    return Containers(formats, dataset.format, _archives(dataset, limits, allowed))
 
 
-def _archives(dataset: DatasetSettings, limits: LimitSettings) -> Sequence[MemberFormat]:
-    if dataset.format not in ("auto", "zip"):
-        return ()
-    is_named = dataset.format == "zip"
-    return (Zip(limits.repository_file_bytes, limits.decoded_bytes, is_named=is_named),)
+def _archives(
+    dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...]
+) -> Sequence[MemberFormat]:
+    sizes = limits.repository_file_bytes, limits.decoded_bytes
+    match dataset.format:
+        case "auto" | "zip":
+            return (Zip(*sizes, is_named=dataset.format == "zip"),)
+        case "kerchunk":
+            return (Kerchunk(*sizes, allowed),)
+    return ()
 
 
 def exposures(settings: Settings) -> Iterator[str]:

@@ -425,7 +425,11 @@ class Tree:
         below = _ListedFolder(key, directory.layout, inside, directory.depth + 1)
         if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
             ref = self.root.ref.join(key.removesuffix("/"))
-            if (layout := await self._open(ref)) is not None:
+            if isinstance(layout := await self._open(ref), MemberLayout):
+                async for found in self._within(_within(self.root, layout), key):
+                    yield found
+                return
+            if layout is not None:
                 below = _ListedFolder(key, layout, "", below.depth)
         async for found in self._walk(below):
             yield found

@@ -15,7 +15,7 @@ from kerchunk.df import refs_to_dataframe
 from kerchunk.hdf import SingleHdf5ToZarr
 
 from shardgate.formats.kerchunk.layout import Kerchunk
-from shardgate.formats.members import MemberLayout, Members
+from shardgate.formats.members import Members
 from shardgate.formats.reading import Fetch
 from shardgate.formats.references import allow
 from shardgate.model import Inline, Missing, Part, Stored
@@ -109,6 +109,8 @@ async def opening(path: Path, *, limit_nbytes: int = LIMIT_NBYTES) -> AsyncGener
         prefix = f"file://{path.parent}"
         allowed = allow(prefix, stores.open_prefix(prefix))
         fetch = DirectFetch(stores)
-        layout = await Kerchunk(limit_nbytes, (allowed,)).open(root.join(path.name), fetch)
-        assert isinstance(layout, MemberLayout)
+        layout = await Kerchunk(limit_nbytes, limit_nbytes, (allowed,)).open(
+            root.join(path.name), fetch
+        )
+        assert layout is not None
         yield OpenedSet(layout.members, stores, fetch)

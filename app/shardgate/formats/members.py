@@ -4,11 +4,12 @@ A format whose container is an index of names opens as a `MemberLayout` of `Memb
 the containers among them, by the same markers as in a store, and reads them where they lie.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from shardgate.model import (
     Stored,
     VirtualKey,
 )
+
+NO_KEY: Final = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)|[\\\x00-\x1f\x7f]")
+"""In names that are no keys: empty, ``.`` and ``..`` segments, backslashes, control characters."""
 
 type Place = Stored | Coded | Part | Inline | Missing
 """Location of a member: a range of one version, or of the current version, of an object, perhaps

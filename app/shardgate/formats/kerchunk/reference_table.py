@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
 from shardgate.formats.documents import Json
-from shardgate.formats.members import Place, SortedNames
+from shardgate.formats.members import NO_KEY, Place, SortedNames
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.references import Allowed, resolve
 from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
@@ -92,7 +92,7 @@ class ReferenceSet:
 
 
 class TableBuilder:
-    """Collects references by name; the last of a name counts."""
+    """Collects references by name; the last of a name counts, and names that are no keys do not."""
 
     def __init__(self) -> None:
         self._rows: dict[bytes, int] = {}
@@ -149,7 +149,9 @@ class TableBuilder:
         return ReferenceSet(names, table)
 
     def _set(self, name: str, source: int, offset: int, length: int) -> None:
-        row = self._rows.setdefault(name.encode(), len(self._sources))
+        if NO_KEY.search(text := name.encode()) is not None:
+            return
+        row = self._rows.setdefault(text, len(self._sources))
         if row < len(self._sources):
             self._sources[row], self._offsets[row], self._lengths[row] = source, offset, length
             return

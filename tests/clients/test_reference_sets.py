@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("references")
     (root / "sources").mkdir()
     (root / "sets" / "deep").mkdir(parents=True)
+    (root / "sources" / "six").write_bytes(b"whole!")
     write_hdf5(source := root / "sources" / "a.h5")
     refs = kerchunk_of(source)
     write_json(root / "sets" / "refs.json", refs)
@@ -51,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "past": [str(source), 10**6, 9],
             "relative": ["sources/a.h5", 0, 9],
             "good": [str(source), 1, 3],
+            "whole": [f"{root}/sources/six"],
         },
     )
     write_json(root / "sets" / "notes.json", {"title": 1})
@@ -177,6 +179,7 @@ def test_key_without_a_reference_is_absent(client: httpx.Client, root: str, key:
         ("past", 424, "is referred to, and it has"),
         ("relative", 424, "hostile.json: relative: a reference to 'sources/a.h5': expected a URL"),
         ("good", 200, ""),
+        ("whole", 200, ""),
     ],
 )
 def test_hostile_reference_is_refused_alone(
@@ -251,3 +254,14 @@ def test_sharded_array_of_a_set_is_unsharded(tmp_path: Path) -> None:
     assert found == chunks
     assert absent == 404
     assert listed == {key.removeprefix("c/"): len(chunk) for key, chunk in chunks.items()}
+
+
+def test_hostile_set_is_listed(client: httpx.Client) -> None:
+    """References that are not followed are listed with their lengths, whole objects with their own,
+    or with 0 if they do not exist.
+    """
+    sizes = sizes_of(client, "sets", "hostile.json/")
+
+    assert sizes["outside"] == sizes["absent"] == 9
+    assert (sizes["good"], sizes["whole"], sizes["absent-whole"]) == (3, 6, 0)
+    assert "relative" in client.get("/sets/hostile.json/").text

@@ -49,7 +49,7 @@ class Members(Protocol):
         self, prefix: str, after: str, delimiter: str, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
         """Yield the names that begin with *prefix* and sort after *after*, in the order of their
-        UTF-8 bytes, each with its size in bytes.
+        UTF-8 bytes, each with its size in bytes, or without if only the object at its place tells.
 
         With the *delimiter* ``/``, names that have it behind the prefix are cut there, and come
         once, with the slash and without a size.

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
+import zarr.storage
 
 from shardgate.configuration import RootOptions
 from shardgate.datasets import with_root
@@ -135,6 +137,34 @@ async def test_keys_below_a_prefix_are_relative_to_it(tmp_path: Path) -> None:
     document = await references_of(tmp_path, "b/")
 
     assert sorted(document["refs"]) == ["c/0", "c/1", "zarr.json"]
+
+
+def _archive(path: Path, method: int, shards: tuple[int, ...] | None) -> Path:
+    with zarr.storage.ZipStore(path, mode="w", compression=method) as store:
+        zarr.create_array(store, data=np.arange(8), chunks=(2,), shards=shards)
+    return path
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+async def test_references_lead_into_archives(tmp_path: Path, method: int) -> None:
+    """Inner chunks of shards in an archive have their places in it, or are in the set."""
+    document = await references_of(_archive(tmp_path / "a.zip", method, (4,)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        options = {"fo": document, "remote_protocol": "file"}
+        found: Any = zarr.open_array("reference://", storage_options=options, mode="r")
+        np.testing.assert_array_equal(found[...], np.arange(8))
+    is_inline = isinstance(document["refs"]["c/0"], str)
+    assert is_inline is (method == zipfile.ZIP_DEFLATED)
+
+
+async def test_deflated_entries_are_refused(tmp_path: Path) -> None:
+    """An entry that is served inflated ends the set with its key."""
+    with pytest.raises(
+        ConfigurationError, match="c/0: its bytes are stored with raw DEFLATE, which"
+    ):
+        await references_of(_archive(tmp_path / "a.zip", zipfile.ZIP_DEFLATED, None))
 
 
 async def test_plain_objects_are_referred_to_as_a_whole(tmp_path: Path) -> None:

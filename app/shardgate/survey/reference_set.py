@@ -13,6 +13,7 @@ from shardgate.concurrency import bounded_gather, take
 from shardgate.errors import ConfigurationError, NotAllowedError
 from shardgate.formats.listing import Window
 from shardgate.model import (
+    MISSING,
     Coded,
     Inline,
     Location,
@@ -21,6 +22,7 @@ from shardgate.model import (
     Part,
     Referenced,
     Stored,
+    VirtualKey,
     Whole,
 )
 from shardgate.read.listing import FoundKey, Root, Tree
@@ -51,11 +53,17 @@ async def write_references(root: Root, folder: str, write: Callable[[str], objec
 async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[str, Reference]]:
     """Yield the keys below *folder*, relative to it, and their references."""
 
-    async def locate(found: FoundKey) -> Location | Listed | None:
-        if found.layout is None:
-            return found.found
-        place = await found.layout.locate(found.inside, root.fetch)
-        return found.found or place if isinstance(place, Whole) else place
+    async def locate(found: FoundKey) -> Location | None:
+        layout, inside = found.layout, found.inside
+        if layout is None:
+            if not isinstance(found.found, Listed):
+                return found.found
+            # It is served as it is stored, perhaps in a container whose members lie elsewhere.
+            key = VirtualKey(found.key)
+            layout, inside, _ = await root.containers.search(root.ref, key, root.fetch)
+        place = await layout.locate(inside, root.fetch)
+        is_listed = not isinstance(place, Whole) or isinstance(found.found, Listed)
+        return place if is_listed else MISSING
 
     tree = Tree(root, Window(folder))
     async with aclosing(tree.walk()) as walk:
@@ -67,18 +75,19 @@ async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[
                     yield found.key.removeprefix(folder), _refer(found.key, place)
 
 
-def _refer(key: str, place: Location | Listed | None) -> Reference:
+def _refer(key: str, place: Location | None) -> Reference:
     match place.place if isinstance(place, Referenced) else place:
         case Inline(data):
             return _text(data)
-        case Listed(ref) | Whole(ref):
+        case Whole(ref):
             return [url_of_object(ref)]
         case Stored(ref, (start, stop)) | Part(ref, (start, stop)) if ref.bucket:
             return [url_of_object(ref), start, stop - start]
         case Part():
             raise NotAllowedError(f"{key}: a virtual reference below no prefix of --allow-virtual")
         case Coded(_, coding):
-            reason = f"its bytes are stored with {coding}, which a reference cannot say"
+            stored = coding.rstrip("0123456789 ")  # the size and checksum of raw DEFLATE
+            reason = f"its bytes are stored with {stored}, which a reference cannot say"
             raise ConfigurationError(f"{key}: {reason}")
     raise ConfigurationError(f"{key}: it has no place")
 

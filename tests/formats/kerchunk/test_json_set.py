@@ -1,12 +1,15 @@
 """Reference sets in JSON: both versions, their documents, and hostile ones."""
 
 import base64
+import gzip
 import json
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -235,6 +238,25 @@ def test_set_above_the_limit_is_refused() -> None:
     assert len(_decode(data, len(data)).names) == 1
     with pytest.raises(DecodeError, match="of more than"):
         _decode(data, len(data) - 1)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_compressed_set_is_inflated_up_to_the_limit(compress: Callable[[bytes], bytes]) -> None:
+    """A set that is compressed by gzip or zstd is decoded, unless it is too long once inflated."""
+    data = json.dumps({"a": "b" * 10**5}).encode()
+
+    assert len(_decode(compress(data), len(data)).names) == 1
+    with pytest.raises(DecodeError, match="more than"):
+        _decode(compress(data), len(data) - 1)
+
+
+async def test_compressed_set_is_known_by_its_name(tmp_path: Path) -> None:
+    """The name of a compressed set tells that it is one."""
+    for suffix, compress in ((".json.gz", gzip.compress), (".json.zst", zstandard.compress)):
+        path = tmp_path / f"refs{suffix}"
+        path.write_bytes(compress(json.dumps({"a": "base64:AAE="}).encode()))
+        async with opening(path) as opened:
+            assert await opened.read("a") == b"\0\1"
 
 
 def test_reference_takes_twenty_bytes_beside_its_name() -> None:

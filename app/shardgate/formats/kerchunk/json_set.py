@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.documents import Json
 from shardgate.formats.kerchunk.reference_table import (
     BASE64,
@@ -29,6 +30,9 @@ _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
 """Names of the metadata documents of Zarr v2."""
 _MEMORY_PER_COMMA: Final = 300
 """Most memory that a reference takes while a set is decoded: its name, its row, and its URL."""
+_MEMORY_PER_BYTE: Final = 8
+"""Likewise, by the bytes of the text."""
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MOST_CONSOLIDATED_NBYTES: Final = 16 * 1024**2
 _MEMBERS: Final = ("version", "templates", "gen")
 _SPACE: Final = r"[ \t\r\n]*"
@@ -70,19 +74,28 @@ class JsonSet:
 def _memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
     """Return the memory that decoding takes: the text, and what it is decoded to."""
     if data is None:
-        return 8 * most_nbytes
+        return _MEMORY_PER_BYTE * most_nbytes
+    if (coding := _coding(data)) is not None:
+        return _MEMORY_PER_BYTE * min(announced_nbytes(coding, data), most_nbytes)
     return 2 * len(data) + _MEMORY_PER_COMMA * data.count(b",")
+
+
+def _coding(data: bytes) -> str | None:
+    """Return the compression that *data* begins like; `None` for JSON."""
+    return next((name for magic, name in _COMPRESSED.items() if data.startswith(magic)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSetDecoder:
-    """Decodes a set of at most *limit_nbytes*."""
+    """Decodes a set of at most *limit_nbytes*, also once it is inflated."""
 
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> ReferenceSet:
         if len(data) > self.limit_nbytes:
             raise DecodeError(f"a reference set of more than {self.limit_nbytes} bytes")
+        if (coding := _coding(data)) is not None:
+            data = decode_content(coding, data, self.limit_nbytes)
         try:
             return _decode(_Cursor(data.decode()))
         except DecodeError:

@@ -1,7 +1,7 @@
 """The format of reference sets, in JSON and in Parquet."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from shardgate.formats.kerchunk.json_set import JsonSet
 from shardgate.formats.kerchunk.parquet_set import ParquetSet
@@ -10,11 +10,13 @@ from shardgate.formats.reading import Fetch, Read
 from shardgate.formats.references import Allowed
 from shardgate.model import ObjectRef
 
+_JSON: Final = (".json", ".json.gz", ".json.zst")
+
 
 @dataclass(frozen=True, slots=True)
 class Kerchunk:
-    """Format of objects ``*.json``, and of directories with ``.zmetadata`` that has a
-    ``record_size``. References lead to objects below the *allowed* prefixes.
+    """Format of objects ``*.json``, perhaps compressed, and of directories with ``.zmetadata`` that
+    has a ``record_size``. References lead to objects below the *allowed* prefixes.
     """
 
     limit_nbytes: int
@@ -24,7 +26,7 @@ class Kerchunk:
     allowed: tuple[Allowed, ...] = ()
 
     def is_container(self, name: str) -> bool:
-        return name.lower().endswith(".json")
+        return name.lower().endswith(_JSON)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
         set_of = JsonSet if self.is_container(directory.key) else ParquetSet

@@ -36,6 +36,11 @@ from shardgate.storage.stores import Stores, parse_root, split_object
 
 ARCHIVES: Final = ("zip", "kerchunk")
 """Names of the formats whose containers may be one object."""
+_FILES_PER_DIRECTORY: Final = 8
+"""Part of the largest file up to which the directory of an archive is decoded: that takes ten times
+its bytes of memory, and the result has to fit into the cache."""
+_FILES_PER_SET: Final = 4
+"""Likewise for reference sets, which take up to twelve times their bytes."""
 _FILES_AT_ONCE: Final = 2
 """Concurrent decodes may take so many times the largest file, and one of them more."""
 
@@ -159,12 +164,13 @@ def open_containers(
 def _archives(
     dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...]
 ) -> Sequence[MemberFormat]:
-    sizes = limits.repository_file_bytes, limits.decoded_bytes
     match dataset.format:
         case "auto" | "zip":
-            return (Zip(*sizes, is_named=dataset.format == "zip"),)
+            most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
+            return (Zip(most_nbytes, limits.decoded_bytes, is_named=dataset.format == "zip"),)
         case "kerchunk":
-            return (Kerchunk(*sizes, allowed),)
+            most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
+            return (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
     return ()
 
 

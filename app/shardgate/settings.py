@@ -192,7 +192,7 @@ class LimitSettings(Section):
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
     """Largest minishard index, mesh manifest, or object whose content coding is removed."""
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
-    """Largest file of an Icechunk repository, or of a reference set, or directory of an archive."""
+    """Largest file of an Icechunk repository; 1/4 of it for reference sets, 1/8 for archives."""
     coalesce_gap_bytes: ByteSize = ByteSize(1024**2)
     """Most bytes read between or around wanted chunks, where that is faster than another read."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)

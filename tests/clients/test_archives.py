@@ -18,6 +18,7 @@ from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.clients.services import ask, connect
 from tests.clients.test_reading import open_tensorstore, over_fsspec, over_obstore
 from tests.clients.writing import counted, quiet
+from tests.support.commands import run, running
 from tests.support.files import read_files
 from tests.support.serving import serving
 
@@ -181,6 +182,20 @@ def test_truncated_archive_is_damage_with_a_reason(client: httpx.Client) -> None
         assert answer.status_code == 424
         assert "truncated.zip: it has no end record" in answer.json()["detail"]
     assert client.get("/all/truncated.zip").status_code == 200
+
+
+def test_command_takes_an_archive_as_a_root(folder: Path) -> None:
+    """`serve`, `inspect` and `verify` take an archive; the dataset is called as it is."""
+    archive = str(folder / "scan.ozx")
+    with running("serve", "--port", "0", archive) as (_, (line,)):
+        address = line.split()[0]
+        document = httpx.get(f"{address}sharded/zarr.json").json()
+    inspected, verified = run("inspect", archive), run("verify", archive, "--chunks")
+
+    assert address.endswith("/scan/")
+    assert document["chunk_grid"]["configuration"]["chunk_shape"] == list(CHUNKS)
+    assert "sharded" in inspected.stdout
+    assert (verified.returncode, "18 inner chunks" in verified.stdout) == (0, True)
 
 
 def test_replaced_archive_is_read_anew(folder: Path, tmp_path: Path) -> None:

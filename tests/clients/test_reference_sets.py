@@ -215,7 +215,7 @@ def test_other_document_is_damage_with_a_reason(
 
 def test_set_above_the_limit_is_refused(folder: Path) -> None:
     """Keys of a set that is larger than the limit are 424, with the limit."""
-    limits = LimitSettings(repository_file_bytes=1000)
+    limits = LimitSettings(repository_file_bytes=4000)
     datasets = {"sets": DatasetSettings(url=f"{folder}/sets", format="kerchunk")}
     with serving(Settings(datasets=datasets, limits=limits)) as url, connect(url) as client:
         for name in ("refs.json", "refs.parq"):

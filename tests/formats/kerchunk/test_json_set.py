@@ -233,11 +233,21 @@ def test_document_of_another_kind_is_refused(document: Any, reason: str) -> None
 
 def test_set_above_the_limit_is_refused() -> None:
     """A set with a byte more than the limit is refused."""
-    data = json.dumps({"a": "b"}).encode()
+    data = json.dumps({"a": "b" * 100}).encode()
 
     assert len(_decode(data, len(data)).names) == 1
     with pytest.raises(DecodeError, match="of more than"):
         _decode(data, len(data) - 1)
+
+
+@pytest.mark.parametrize("value", ["[[]]", '{"b":[{}]}', '[["b"]]'])
+def test_set_of_values_that_take_much_memory_is_refused(value: str) -> None:
+    """Many small values, which take many times their text, are refused before they are decoded."""
+    inner = value[1:-1]
+    data = f'{{"a": {value[0]}{",".join([inner] * 10**5)}{value[-1]}}}'.encode()
+
+    with pytest.raises(DecodeError, match="it would take"):
+        _decode(data, len(data))
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])

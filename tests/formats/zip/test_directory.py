@@ -16,7 +16,7 @@ from shardgate.errors import DamagedError
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zip.directory import (
     TAIL_NBYTES,
-    DirectoryDecoder,
+    CentralDirectoryDecoder,
     TailDecoder,
     memory_nbytes,
     parse_end,
@@ -219,16 +219,16 @@ def test_memory_of_a_directory_is_as_announced(name: bytes) -> None:
     data = archive(*(Entry(name % number, b"") for number in range(count)))
     end = parse_end(data)
     assert end is not None
-    decode = DirectoryDecoder(end)
+    decode = CentralDirectoryDecoder(end)
     tracemalloc.start()
     try:
         start = len(data) - end.from_end
-        directory = decode(data[start : start + end.nbytes])
+        directory = decode(data[start : start + end.directory_nbytes])
         _, peak_nbytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert peak_nbytes < memory_nbytes(None, end.nbytes)
+    assert peak_nbytes < memory_nbytes(None, end.directory_nbytes)
     assert directory.nbytes <= sum(len(each.encode()) + 64 for each in directory.names)
 
 

@@ -123,6 +123,10 @@ UNREADABLE: Final = {
     "bzip2": (Entry(b"bad", method=12), r"compression method is 12 \(bzip2\)"),
     "unknown method": (Entry(b"bad", method=77), r"compression method is 77 \(unknown\)"),
     "stored with two sizes": (Entry(b"bad", central={"size": 6}), "its 6 bytes are stored as 7"),
+    "deflated to nothing": (
+        Entry(b"bad", method=8, central={"nbytes": 0}),
+        "its 7 bytes are stored as 0",
+    ),
     "empty with a checksum": (Entry(b"bad", b"", central={"crc": 5}), "its CRC-32 is not"),
     "no local header": (
         Entry(b"bad", local_extra=bytes(9), central={"start": 1}),

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardgate.formats.compression import announced_nbytes, decode_content
-from shardgate.formats.documents import Json
+from shardgate.formats.documents import Json, json_memory_nbytes
 from shardgate.formats.kerchunk.reference_table import (
     BASE64,
     CONSOLIDATED,
+    MEMORY_PER_BYTE,
     Holder,
     ReferenceSet,
     TableBuilder,
+    check_values,
     consolidate,
     locate,
 )
@@ -28,10 +30,10 @@ from shardgate.model import MISSING, ByteRange, ObjectRef
 
 _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
 """Names of the metadata documents of Zarr v2."""
-_MEMORY_PER_COMMA: Final = 300
-"""Most memory that a reference takes while a set is decoded: its name, its row, and its URL."""
-_MEMORY_PER_BYTE: Final = 8
-"""Likewise, by the bytes of the text."""
+_LEAST_NBYTES: Final = 32
+"""Bytes of text for each reference, of which a set of the largest size may have so many. Each takes
+250 bytes of memory while the set is decoded.
+"""
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MOST_CONSOLIDATED_NBYTES: Final = 16 * 1024**2
 _MEMBERS: Final = ("version", "templates", "gen")
@@ -74,10 +76,10 @@ class JsonSet:
 def _memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
     """Return the memory that decoding takes: the text, and what it is decoded to."""
     if data is None:
-        return _MEMORY_PER_BYTE * most_nbytes
+        return MEMORY_PER_BYTE * most_nbytes
     if (coding := _coding(data)) is not None:
-        return _MEMORY_PER_BYTE * min(announced_nbytes(coding, data), most_nbytes)
-    return 2 * len(data) + _MEMORY_PER_COMMA * data.count(b",")
+        return MEMORY_PER_BYTE * min(announced_nbytes(coding, data), most_nbytes)
+    return json_memory_nbytes(data)
 
 
 def _coding(data: bytes) -> str | None:
@@ -96,8 +98,9 @@ class JsonSetDecoder:
             raise DecodeError(f"a reference set of more than {self.limit_nbytes} bytes")
         if (coding := _coding(data)) is not None:
             data = decode_content(coding, data, self.limit_nbytes)
+        check_values(data, self.limit_nbytes)
         try:
-            return _decode(_Cursor(data.decode()))
+            return _decode(_Cursor(data.decode()), self.limit_nbytes // _LEAST_NBYTES)
         except DecodeError:
             raise
         except (ValueError, RecursionError) as error:
@@ -144,8 +147,8 @@ class _Cursor:
             is_last = self.skip(_NEXT) == "}"
 
 
-def _decode(cursor: _Cursor) -> ReferenceSet:
-    flat, nested, others = TableBuilder(), TableBuilder(), dict[str, Json]()
+def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
+    flat, nested, others = TableBuilder(most_rows), TableBuilder(most_rows), dict[str, Json]()
     for name in cursor.members():
         if name == "refs" and cursor.begins("{"):
             for key in cursor.members():

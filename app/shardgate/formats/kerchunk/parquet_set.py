@@ -22,12 +22,14 @@ from shardgate.formats.kerchunk.reference_table import (
     BASE64,
     CONSOLIDATED,
     INLINE,
+    MEMORY_PER_BYTE,
     MOST_NBYTES,
     WHOLE,
     Holder,
     ReferenceSet,
     ReferenceTable,
     TableBuilder,
+    check_values,
     consolidate,
     locate,
 )
@@ -38,7 +40,7 @@ from shardgate.formats.references import Allowed
 from shardgate.model import MISSING, ByteRange, ObjectRef
 
 _ARRAY: Final = "/.zarray"
-_MOST_RECORDS: Final = 2**24
+_MOST_RECORDS: Final = 2**22
 """Most references in a table, which takes 20 bytes for each."""
 _MOST_LISTED: Final = 2**26
 """Most chunks, and their tables, of an array whose references are listed."""
@@ -121,16 +123,17 @@ class CatalogDecoder:
     def __call__(self, data: bytes) -> Catalog:
         if len(data) > self.limit_nbytes:
             raise DecodeError(f"a catalog of references of more than {self.limit_nbytes} bytes")
+        check_values(data, self.limit_nbytes)
         try:
-            return _catalog(parse_json(data))
+            return _catalog(parse_json(data), self.limit_nbytes)
         except DecodeError:
             raise
         except (ValueError, RecursionError) as error:
             raise DecodeError(f"no JSON: {error}") from None
 
 
-def _catalog(document: Json) -> Catalog:
-    builder, arrays = TableBuilder(), dict[str, ChunkGrid]()
+def _catalog(document: Json, most_documents: int) -> Catalog:
+    builder, arrays = TableBuilder(most_documents), dict[str, ChunkGrid]()
     match document:
         case {"metadata": dict(documents), "record_size": int(record_size)}:
             pass
@@ -211,7 +214,7 @@ def _inline(value: bytes) -> bytes:
 def _memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
     """Return the memory that decoding a table takes: its pages, and a few columns."""
     if data is None:
-        return 8 * most_nbytes
+        return MEMORY_PER_BYTE * most_nbytes
     file = ParquetFile(data, _MOST_RECORDS)
     return 4 * file.decoded_nbytes + 128 * file.rows
 
@@ -223,7 +226,7 @@ def read_of(directory: ObjectRef, limit_nbytes: int) -> Read[Catalog]:
 
 
 def _json_nbytes(data: bytes | None, most_nbytes: int) -> int:
-    return 8 * most_nbytes if data is None else json_memory_nbytes(data)
+    return MEMORY_PER_BYTE * most_nbytes if data is None else json_memory_nbytes(data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
-from shardgate.formats.documents import Json
+from shardgate.formats.documents import Json, json_memory_nbytes
 from shardgate.formats.members import NO_KEY, Place, SortedNames
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.references import Allowed, resolve
@@ -30,6 +30,8 @@ WHOLE: Final = 2**64 - 1
 """Length of a reference to a whole object."""
 MOST_NBYTES: Final = 2**63 - 1
 """Largest end of a part of an object."""
+MEMORY_PER_BYTE: Final = 8
+"""Memory that JSON may take while it is decoded, for each byte that it may have."""
 _VIEW_REVISION: Final = "k1"
 """Part of ETags; to be changed when the same set is served in another form."""
 
@@ -94,7 +96,8 @@ class ReferenceSet:
 class TableBuilder:
     """Collects references by name; the last of a name counts, and names that are no keys do not."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_rows: int) -> None:
+        self._most_rows = most_rows
         self._rows: dict[bytes, int] = {}
         self._numbers: dict[str, int] = {}
         self._sources = array("I")
@@ -155,12 +158,20 @@ class TableBuilder:
         if row < len(self._sources):
             self._sources[row], self._offsets[row], self._lengths[row] = source, offset, length
             return
+        if row == self._most_rows:
+            raise DecodeError(f"more than {row} references: a set in Parquet can have more")
         self._sources.append(source)
         self._offsets.append(offset)
         self._lengths.append(length)
 
     def _number(self, url: str) -> int:
         return self._numbers.setdefault(url, len(self._numbers))
+
+
+def check_values(data: bytes, limit_nbytes: int) -> None:
+    """Raise `DecodeError` if the values in the JSON *data* may take much more than the limit."""
+    if (nbytes := json_memory_nbytes(data)) > MEMORY_PER_BYTE * limit_nbytes:
+        raise DecodeError(f"it would take {nbytes} bytes of memory, for {len(data)} of JSON")
 
 
 def consolidate(documents: Mapping[str, Json]) -> bytes:

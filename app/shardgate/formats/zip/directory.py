@@ -4,6 +4,7 @@ Sections are those of APPNOTE 6.3.10. Offsets count from the beginning of the ar
 may lie in front of it, such as a program that extracts it.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -60,13 +61,14 @@ _ROW: Final = np.dtype(
      ("disk", "<u4"), ("name_crc", "<u4"), ("name_nbytes", "<u2"), ("method", "<u2"),
      ("flags", "<u2")]
 )  # fmt: skip
-_MEMORY_PER_BYTE: Final = 14
+_MEMORY_PER_BYTE: Final = 10
 """Entries with short names take that; a byte in code page 437 may take three in UTF-8, twice."""
+_SETTING: Final = "limits.repository_file_bytes"
 _SEVERAL: Final = "it is one of several disks"
 
 
-class Entry(NamedTuple):
-    """One row of a `Directory`."""
+class ZipEntry(NamedTuple):
+    """One row of a `CentralDirectory`."""
 
     start: int
     """Offset of the local header."""
@@ -93,13 +95,13 @@ class Entry(NamedTuple):
         if self.method not in (STORED, DEFLATED):
             name = _METHODS.get(self.method, "unknown")
             return f"its compression method is {self.method} ({name}), neither stored nor deflated"
-        if self.method == STORED and self.nbytes != self.size:
+        if self.nbytes != self.size and (self.method == STORED or not self.nbytes):
             return f"its {self.size} bytes are stored as {self.nbytes} bytes"
         return "it is empty, and its CRC-32 is not" if self.crc and not self.size else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Directory:
+class CentralDirectory:
     """Entries whose names are keys, in the order of these; of equal names the last one counts."""
 
     names: SortedNames
@@ -109,20 +111,26 @@ class Directory:
     def nbytes(self) -> int:
         return self.names.nbytes + self.rows.nbytes
 
-    def lookup(self, name: str) -> Entry | None:
+    def lookup(self, name: str) -> ZipEntry | None:
         at = self.names.position(name)
-        return None if at is None else Entry(*self.rows[at].item())
+        return None if at is None else ZipEntry(*self.rows[at].item())
 
 
-class End(NamedTuple):
+class EndRecord(NamedTuple):
     """The records at the end of an archive."""
 
     start: int
     """Offset of the directory."""
-    nbytes: int
+    directory_nbytes: int
     entry_count: int
     from_end: int
     """Bytes of the object from the beginning of the directory on."""
+    directory: CentralDirectory | None = None
+    """The directory, if it was read along."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.directory is None else self.directory.nbytes
 
     def shift(self, size: int) -> int:
         """Return how many bytes precede the archive in an object of *size* bytes."""
@@ -132,37 +140,26 @@ class End(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
-    """The end of an archive, and the directory unless that begins earlier."""
-
-    end: End
-    directory: Directory | None
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.directory is None else self.directory.nbytes
-
-
-@dataclass(frozen=True, slots=True)
 class TailDecoder:
     """Decodes the last `TAIL_NBYTES` of an archive, whose directory may have *limit_nbytes*."""
 
     limit_nbytes: int
 
-    def __call__(self, tail: bytes) -> Marked[Tail]:
+    def __call__(self, tail: bytes) -> Marked[EndRecord]:
         if (end := parse_end(tail)) is None:
             if begins_like_page(tail):
                 return Marked(is_page=True)
             raise DecodeError("it has no end record: it is truncated, or no zip archive")
-        if end.nbytes > self.limit_nbytes:
-            reason = f"its central directory has {end.nbytes} bytes, over {self.limit_nbytes}"
-            raise DecodeError(reason)
+        if (nbytes := end.directory_nbytes) > self.limit_nbytes:
+            reason = f"its central directory has {nbytes} bytes, over {self.limit_nbytes}"
+            raise DecodeError(f"{reason}: {_SETTING}")
         if (start := len(tail) - end.from_end) < 0:
-            return Marked(Tail(end, None))
-        return Marked(Tail(end, DirectoryDecoder(end)(tail[start : start + end.nbytes])))
+            return Marked(end)
+        directory = CentralDirectoryDecoder(end)(tail[start : start + nbytes])
+        return Marked(end._replace(directory=directory))
 
 
-def parse_end(tail: bytes) -> End | None:
+def parse_end(tail: bytes) -> EndRecord | None:
     """Parse the records at the end of an archive; `None` without one. The last end record counts,
     and bytes may follow its comment.
     """
@@ -184,7 +181,7 @@ def parse_end(tail: bytes) -> End | None:
         raise DecodeError(_SEVERAL)
     if nbytes < count * _RECORD.itemsize:
         raise DecodeError(f"its central directory of {nbytes} bytes cannot have {count} entries")
-    return End(start, nbytes, count, len(tail) - at + nbytes)
+    return EndRecord(start, nbytes, count, len(tail) - at + nbytes)
 
 
 def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]:
@@ -201,30 +198,32 @@ def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryDecoder:
+class CentralDirectoryDecoder:
     """Decodes the central directory that *end* describes."""
 
-    end: End
+    end: EndRecord
 
-    def __call__(self, data: bytes) -> Directory:
-        starts, fixed, crcs, numbers = [], [], [], dict[bytes, int]()
+    def __call__(self, data: bytes) -> CentralDirectory:
+        starts, crcs, fixed, numbers = array("Q"), array("I"), bytearray(), dict[bytes, int]()
         at = 0
         for number in range(self.end.entry_count):
             if at + _RECORD.itemsize > len(data) or not data.startswith(b"PK\1\2", at):
                 raise DecodeError(f"its central directory has no entry {number} at {at}")
             flags, name_nbytes, extra_nbytes, comment_nbytes = _LENGTHS.unpack_from(data, at)
-            start, name_at = at, at + _RECORD.itemsize
-            at = (extra_at := name_at + name_nbytes) + extra_nbytes
-            name, extra = data[name_at:extra_at], data[extra_at:at]
-            starts.append(start)
-            fixed.append(data[start:name_at])
-            crcs.append(zlib_ng.crc32(name))
-            if (key := _key(name, flags, extra, crcs[-1])) is not None:
+            name_at = at + _RECORD.itemsize
+            extra_at = name_at + name_nbytes
+            stop = extra_at + extra_nbytes
+            name = data[name_at:extra_at]
+            crc = zlib_ng.crc32(name)
+            starts.append(at)
+            crcs.append(crc)
+            fixed += data[at:name_at]
+            if (key := _key(name, flags, data[extra_at:stop], crc)) is not None:
                 numbers[key] = number
-            at += comment_nbytes
+            at = stop + comment_nbytes
         if at != len(data):
             raise DecodeError(f"its central directory has {len(data)} bytes, its entries {at}")
-        records = np.frombuffer(b"".join(fixed), _RECORD)
+        records = np.frombuffer(fixed, _RECORD)
         rows = np.zeros(len(records), _ROW)
         rows["name_crc"], rows["name_nbytes"] = crcs, records["name"]
         for field in ("start", "nbytes", "size", "crc", "disk", "method", "flags"):
@@ -234,7 +233,7 @@ class DirectoryDecoder:
             raise DecodeError(_SEVERAL)
         _find_stops(rows, self.end.start)
         names, order = SortedNames.of(list(numbers))
-        return Directory(names, rows[np.fromiter(numbers.values(), np.intp)[order]])
+        return CentralDirectory(names, rows[np.fromiter(numbers.values(), np.intp)[order]])
 
 
 def memory_nbytes(_: bytes | None, nbytes: int) -> int:

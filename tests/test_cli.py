@@ -490,6 +490,22 @@ def test_inspect_writes_references(examples: Path, tmp_path: Path) -> None:
     assert json.loads(shown.stdout)["refs"]["c/1/1/1"] == [shard, start, nbytes]
 
 
+def test_written_references_are_served_and_inspected(examples: Path, tmp_path: Path) -> None:
+    """`serve` and `inspect` take a reference set as a root, and follow it below --allow-virtual."""
+    output, key = tmp_path / "refs.json", "s2/c/1/1/1"
+    run("inspect", str(examples / "image.zarr"), "--references", "--output", str(output))
+    place = json.loads(output.read_text())["refs"][key]
+    options = str(output), "--allow-virtual", examples.as_uri()
+    shown = json.loads(run("inspect", *options[:1], key, *options[1:], "--json").stdout)
+    with running("serve", "--port", "0", *options) as (_, lines):
+        chunk = get(f"{lines[0].split()[0]}{key}")
+
+    assert [shown["object"], shown["start"], shown["stop"] - shown["start"]] == place
+    with Path(place[0].removeprefix("file://")).open("rb") as shard:
+        shard.seek(place[1])
+        assert shard.read(place[2]) == chunk
+
+
 @pytest.mark.parametrize(
     ("root", "code", "reason"),
     [

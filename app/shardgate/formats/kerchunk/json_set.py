@@ -171,16 +171,16 @@ def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
 
 def _add(builder: TableBuilder, name: str, value: Json) -> None:
     match value:
+        case [str() | None as url, int(offset), int(length)]:
+            builder.add_part(name, url or "", offset, length)
+        case [str() | None as url]:
+            builder.add_whole(name, url or "")
         case str():
             data = value.encode()
             is_coded = data.startswith(BASE64)
             builder.add_bytes(name, base64.b64decode(data[len(BASE64) :]) if is_coded else data)
         case dict():
             builder.add_bytes(name, json.dumps(value).encode())
-        case [str() | None as url, int(offset), int(length)]:
-            builder.add_part(name, url or "", offset, length)
-        case [str() | None as url]:
-            builder.add_whole(name, url or "")
         case _:
             reason = "expected a text, an object, [url] or [url, offset, length]"
             raise DecodeError(f"no reference set: {name[:200]!r}: {reason}")

@@ -365,19 +365,18 @@ class RepositoryLayout(Layout):
         """
         if node.chunks is None or (address := node.parse(key)) is None:
             return MISSING
-        coords, origin = address
+        coords, levels, element = address
         found = await self.repository.find(node.node_id, node.chunks, coords, fetch)
         if found is None:
             return MISSING
         manifest, referenced = found
         place: ShardPlace = referenced.place
-        if (array := node.document.array) is not None and origin is not None:
-            for level in array.levels:
-                entry, most_nbytes = level.entry(origin), self.whole_index_nbytes
-                try:
-                    place = await locate_entry(place, level.index, entry, fetch, most_nbytes)
-                except DecodeError as error:
-                    raise DamagedError(manifest, f"{key}: {error}") from error
+        for level in levels:
+            entry, most_nbytes = level.entry(element), self.whole_index_nbytes
+            try:
+                place = await locate_entry(place, level.index, entry, fetch, most_nbytes)
+            except DecodeError as error:
+                raise DamagedError(manifest, f"{key}: {error}") from error
         if not isinstance(place, Stored | Part | Inline):
             return MISSING
         return referenced._replace(place=place)

@@ -58,6 +58,13 @@ Anonymous = Annotated[
     bool, typer.Option("--anonymous", help="Send no credentials to S3, GCS or Azure.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+AsReferences = Annotated[
+    bool,
+    typer.Option("--references", help="Write the keys below KEY as a reference set of kerchunk."),
+]
+Output = Annotated[
+    Path | None, typer.Option(help="File for --references, in place of standard output.")
+]
 Version = Annotated[
     bool,
     typer.Option(
@@ -148,15 +155,8 @@ def inspect(
     as_shard: Annotated[
         bool, typer.Option("--shard", help="KEY is the name of a shard object.")
     ] = False,
-    references: Annotated[
-        bool,
-        typer.Option(
-            "--references", help="Write the keys below KEY as a reference set of kerchunk."
-        ),
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="File for --references, in place of standard output.")
-    ] = None,
+    references: AsReferences = False,
+    output: Output = None,
     anonymous: Anonymous = False,
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,

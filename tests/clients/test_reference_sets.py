@@ -225,7 +225,7 @@ def test_set_above_the_limit_is_refused(folder: Path) -> None:
 
 
 def test_sets_are_not_opened_in_datasets_of_other_formats(folder: Path) -> None:
-    """Without the format in the settings, a set is an object like any other."""
+    """A set is an object like any other where the settings do not name its format."""
     datasets = {"all": DatasetSettings(url=f"{folder}/sets")}
     with serving(Settings(datasets=datasets)) as url, connect(url) as client:
         assert client.get("/all/refs.json").status_code == 200

@@ -147,7 +147,7 @@ def test_templates_and_patterns_are_expanded() -> None:
 
 
 def test_braces_without_templates_are_literal() -> None:
-    """Without templates, a URL with braces is not evaluated."""
+    """A URL with braces is not evaluated in a set without templates."""
     assert _found({"version": 1, "refs": {"a": ["s3://b/{{x}}"]}}) == {
         "a": SourcePart("s3://b/{{x}}", None)
     }

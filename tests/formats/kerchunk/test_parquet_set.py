@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError
-from shardgate.formats.kerchunk.parquet_set import CatalogDecoder, ChunkGrid, TableDecoder
+from shardgate.formats.kerchunk.parquet_set import CatalogDecoder, ReferenceGrid, TableDecoder
 from shardgate.formats.kerchunk.reference_table import SourcePart
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError
@@ -90,7 +90,7 @@ async def test_first_chunk_costs_two_reads_before_its_own(tmp_path: Path) -> Non
         assert await opened.read("t/0.0") is None
 
 
-async def test_whole_objects_and_odd_rows_are_read_as_by_fsspec(tmp_path: Path) -> None:
+async def test_rows_of_each_kind_are_read_as_by_fsspec(tmp_path: Path) -> None:
     """A row of offset and size 0 refers to a whole object; bytes in a row precede its path."""
     (tmp_path / "a.bin").write_bytes(b"0123456789")
     source = f"{tmp_path}/a.bin"
@@ -143,7 +143,7 @@ def test_numbers_and_keys_of_a_grid_are_inverse(
     counts: list[int], separator: str, chance: Any
 ) -> None:
     """Keys of present chunks come in the order of their bytes, and each names its number."""
-    grid = ChunkGrid(tuple(counts), separator)
+    grid = ReferenceGrid(tuple(counts), separator)
     present = np.array([chance.random() < 0.5 for _ in range(math.prod(counts))])
     found = list(grid.keys(present.reshape(counts), "t/", Window("")))
 

@@ -32,7 +32,7 @@ ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
     ],
 )
 def test_url_leads_to_the_object_that_fsspec_reads(url: str, expected: tuple[str, str]) -> None:
-    """Only http URLs are percent-encoded, and an absolute path is that of a local file."""
+    """URLs of web servers are percent-encoded, others not; a path is that of a local file."""
     assert resolve_source(url, ALLOWED) == ObjectRef(*expected)
 
 

@@ -144,7 +144,7 @@ def test_pattern_without_offset_generates_whole_objects() -> None:
     ],
 )
 def test_other_pattern_is_refused(change: Any, reason: str) -> None:
-    """Too many references, and dimensions and numbers that are none, are refused."""
+    """A pattern of too many references, or without proper dimensions and numbers, is refused."""
     with pytest.raises(DecodeError, match=re.escape(reason)):
         _generate(PATTERN | change)
 

@@ -123,7 +123,7 @@ class _Chunk(NamedTuple):
     """Bytes of all pages, as the footer announces them: an upper bound."""
 
 
-class _Page(NamedTuple):
+class _ColumnPage(NamedTuple):
     """A decompressed page."""
 
     kind: int
@@ -184,14 +184,14 @@ class ParquetFile:
         """Return a column of texts or bytes; without the column no row has a value."""
         numbers: dict[bytes, int] = {}
 
-        def number(page: _Page) -> NDArray[np.uint32]:
+        def number(page: _ColumnPage) -> NDArray[np.uint32]:
             found = (numbers.setdefault(text, len(numbers)) for text in _texts(page))
             return np.fromiter(found, np.uint32, page.values)
 
         return Texts(self._column(name, number, np.uint32(NULL)), list(numbers))
 
     def _column[T: np.generic](
-        self, name: str, decode: Callable[[_Page], NDArray[T]], absent: T
+        self, name: str, decode: Callable[[_ColumnPage], NDArray[T]], absent: T
     ) -> NDArray[T]:
         chunks = self._chunks.get(name)
         if chunks is None:
@@ -214,7 +214,7 @@ class ParquetFile:
             raise DecodeError(f"Parquet: {len(column)} of {self.rows} rows have the column {name}")
         return column
 
-    def _pages(self, chunk: _Chunk) -> Iterator[_Page]:
+    def _pages(self, chunk: _Chunk) -> Iterator[_ColumnPage]:
         at, stop, rows, room = chunk.start, chunk.start + chunk.nbytes, 0, chunk.decoded_nbytes
         if not 0 <= at <= stop <= len(self._data):
             raise DecodeError(f"Parquet: a column at {at} ends past {len(self._data)} bytes")
@@ -267,7 +267,9 @@ def _name(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _page(chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes: int) -> _Page:
+def _page(
+    chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes: int
+) -> _ColumnPage:
     """Decompress a page of *kind*, and split it into levels and values."""
     count, levels_nbytes, is_coded = _get(header, 1, int), 0, bool(chunk.coding)
     rows = 0 if kind == _DICTIONARY_PAGE else count
@@ -298,16 +300,16 @@ def _page(chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes
         raise DecodeError(f"Parquet: the encoding {encoding} of values is not decoded")
     if encoding == _PLAIN and count * _LENGTH.size > len(data):  # each value has 4 bytes or more
         raise DecodeError(f"Parquet: a page of {len(data)} bytes has no {count} values")
-    return _Page(chunk.kind, kind == _DICTIONARY_PAGE, present, encoding, count, data)
+    return _ColumnPage(chunk.kind, kind == _DICTIONARY_PAGE, present, encoding, count, data)
 
 
-def _integers(page: _Page) -> NDArray[np.int64]:
+def _integers(page: _ColumnPage) -> NDArray[np.int64]:
     if (kind := _INTEGERS.get(page.kind)) is None or len(page.data) < page.values * kind.itemsize:
         raise DecodeError(f"Parquet: a page has no {page.values} integers")
     return np.frombuffer(page.data, kind, page.values).astype(np.int64)
 
 
-def _texts(page: _Page) -> Iterator[bytes]:
+def _texts(page: _ColumnPage) -> Iterator[bytes]:
     if page.kind != _BYTES:
         raise DecodeError("Parquet: a column has no texts or bytes")
     at, data = 0, page.data
@@ -322,7 +324,7 @@ def _texts(page: _Page) -> Iterator[bytes]:
         yield data[start:at]
 
 
-def _codes(page: _Page, count: int) -> NDArray[np.uint32]:
+def _codes(page: _ColumnPage, count: int) -> NDArray[np.uint32]:
     """Return the positions in a dictionary of *count* values."""
     if not page.values:
         return np.zeros(0, np.uint32)

@@ -50,7 +50,7 @@ _GRID_NBYTES: Final = 512
 """Memory of the grid of an array, with its path."""
 
 
-class ChunkGrid(NamedTuple):
+class ReferenceGrid(NamedTuple):
     """The chunks of an array."""
 
     counts: tuple[int, ...]
@@ -93,7 +93,7 @@ class Catalog:
     record_size: int
     """References in a table; 0 in a document that is no catalog of a reference set."""
     documents: ReferenceSet
-    arrays: Mapping[str, ChunkGrid]
+    arrays: Mapping[str, ReferenceGrid]
     """Grids by the paths of arrays."""
 
     @property
@@ -133,7 +133,7 @@ class CatalogDecoder:
 
 
 def _catalog(document: Json, most_documents: int) -> Catalog:
-    builder, arrays = TableBuilder(most_documents), dict[str, ChunkGrid]()
+    builder, arrays = TableBuilder(most_documents), dict[str, ReferenceGrid]()
     match document:
         case {"metadata": dict(documents), "record_size": int(record_size)}:
             pass
@@ -156,7 +156,7 @@ def _dump(value: Json) -> bytes:
     return json.dumps(value).encode()
 
 
-def _grid(name: str, document: Json) -> ChunkGrid:
+def _grid(name: str, document: Json) -> ReferenceGrid:
     match document:
         case {"shape": list(shape), "chunks": list(chunks)} if len(shape) == len(chunks):
             separator = document.get("dimension_separator", ".")
@@ -164,7 +164,7 @@ def _grid(name: str, document: Json) -> ChunkGrid:
             if are_sizes and 0 not in chunks and separator in (".", "/"):
                 counts = tuple(-(-n // size) for n, size in zip(shape, chunks, strict=True))
                 if prod(max(count, 1) for count in counts) <= MOST_NBYTES:
-                    return ChunkGrid(counts or (1,), separator)
+                    return ReferenceGrid(counts or (1,), separator)
     raise DecodeError(f"{name[:200]}: its shape, chunks or separator are invalid")
 
 

@@ -93,17 +93,17 @@ class Templates:
         """Render *text*, by default with the templates as variables. Raises: `DecodeError`."""
         if not _TEMPLATE.search(text):
             return text
-        given = self._values if variables is None else variables
+        values = self._values if variables is None else variables
         if len(text) > _MOST_LENGTH:
             raise DecodeError(f"a template of more than {_MOST_LENGTH} characters: {text[:80]!r}…")
 
         def replace(found: re.Match[str]) -> str:
-            value = given.get(found[1])
+            value = values.get(found[1])
             return found[0] if value is None or callable(value) else str(value)
 
         rendered = _VARIABLE.sub(replace, text)
         if _TEMPLATE.search(rendered):
-            rendered = self._evaluate(text, given)
+            rendered = self._evaluate(text, values)
         if len(rendered) > _MOST_LENGTH:
             raise DecodeError(f"the template {text[:80]!r} gives more than {_MOST_LENGTH} letters")
         return rendered
@@ -113,7 +113,7 @@ class Templates:
         return {**self._values, **values}
 
     def _callable(self, text: str) -> Callable[..., str]:
-        return lambda **given: self.render(text, given)
+        return lambda **arguments: self.render(text, arguments)
 
     def _evaluate(self, text: str, variables: Variables) -> str:
         try:
@@ -170,10 +170,12 @@ def generate(patterns: Json, templates: Templates) -> Iterator[Generated]:
         if (room := room - prod(map(len, values))) < 0:
             raise DecodeError(f"gen: it generates more than {MOST_GENERATED} references")
         for each in product(*values):
-            given = templates.bind(dict(zip(names, each, strict=True)))
-            numbers = [_number(templates, text, given) for text in part]
+            variables = templates.bind(dict(zip(names, each, strict=True)))
+            numbers = [_number(templates, text, variables) for text in part]
             place = (numbers[0], numbers[1]) if numbers else None
-            yield Generated(templates.render(key, given), templates.render(url, given), place)
+            yield Generated(
+                templates.render(key, variables), templates.render(url, variables), place
+            )
 
 
 def _values(dimension: Json) -> Sequence[int]:
@@ -186,8 +188,8 @@ def _values(dimension: Json) -> Sequence[int]:
     raise DecodeError("gen: expected a dimension of integers, or of start, stop and step")
 
 
-def _number(templates: Templates, text: Json, given: Variables) -> int:
-    rendered = templates.render(text, given) if isinstance(text, str) else str(text)
+def _number(templates: Templates, text: Json, variables: Variables) -> int:
+    rendered = templates.render(text, variables) if isinstance(text, str) else str(text)
     if not (rendered.isascii() and rendered.isdigit()) or len(rendered) > len(str(_MOST_INTEGER)):
         raise DecodeError(f"gen: expected an offset or a length, found {rendered[:80]!r}")
     return int(rendered)

@@ -54,7 +54,7 @@ class JsonSet:
     @property
     def read(self) -> Read[ReferenceSet]:
         request, decode = ByteRange(0, self.limit_nbytes + 1), JsonSetDecoder(self.limit_nbytes)
-        return Read("metadata", self.ref, request, decode, None, _memory_nbytes)
+        return Read("metadata", self.ref, request, decode, None, memory_nbytes)
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         found = await fetch(self.read)
@@ -73,7 +73,7 @@ class JsonSet:
                 yield name, None if row is None else found.value.table.length_of(row)
 
 
-def _memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
+def memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
     """Return the memory that decoding takes: the text, and what it is decoded to."""
     if data is None:
         return MEMORY_PER_BYTE * most_nbytes
@@ -158,8 +158,10 @@ def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
         else:
             _add(flat, name, cursor.value())
     cursor.skip(_END)
-    match others.pop("version", 0):
-        case 0 if not others and not len(nested):
+    match others.pop("version", None):
+        case None if not len(nested):
+            for name, value in others.items():
+                _add(flat, name, value)
             builder, urls = flat, flat.urls
         case 1:
             builder, urls = nested, _expand(nested, others)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
-from shardgate.formats.documents import Json, json_memory_nbytes, parse_json
+from shardgate.formats.documents import Json, parse_json
+from shardgate.formats.kerchunk import json_set
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
 from shardgate.formats.kerchunk.reference_table import (
     ABSENT,
@@ -142,18 +143,15 @@ def _catalog(document: Json, most_documents: int) -> Catalog:
     if not 0 < record_size <= _MOST_RECORDS:
         raise DecodeError(f"record_size: expected 1 to {_MOST_RECORDS}, found {record_size}")
     for name, value in documents.items():
-        if not isinstance(value, dict | str):
+        text = value if isinstance(value, str) else json.dumps(value)
+        documents[name] = document = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(document, dict):
             raise DecodeError(f"{name[:200]}: expected a document")
-        builder.add_bytes(name, value.encode() if isinstance(value, str) else _dump(value))
+        builder.add_bytes(name, text.encode())
         if name.endswith(_ARRAY):
-            grid = _grid(name, json.loads(value) if isinstance(value, str) else value)
-            arrays[name.removesuffix(_ARRAY)] = grid
+            arrays[name.removesuffix(_ARRAY)] = _grid(name, document)
     builder.add_bytes(CONSOLIDATED, consolidate(documents))
     return Catalog(record_size, builder.build(()), arrays)
-
-
-def _dump(value: Json) -> bytes:
-    return json.dumps(value).encode()
 
 
 def _grid(name: str, document: Json) -> ReferenceGrid:
@@ -219,16 +217,6 @@ def _memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
     return 4 * file.decoded_nbytes + 128 * file.rows
 
 
-def read_of(directory: ObjectRef, limit_nbytes: int) -> Read[Catalog]:
-    """Return the read of the catalog of the set in *directory*."""
-    request, decode = ByteRange(0, limit_nbytes + 1), CatalogDecoder(limit_nbytes)
-    return Read("metadata", directory.join(CONSOLIDATED), request, decode, None, _json_nbytes)
-
-
-def _json_nbytes(data: bytes | None, most_nbytes: int) -> int:
-    return MEMORY_PER_BYTE * most_nbytes if data is None else json_memory_nbytes(data)
-
-
 @dataclass(frozen=True, slots=True)
 class ParquetSet:
     """Members of the set in *directory*."""
@@ -239,7 +227,9 @@ class ParquetSet:
 
     @property
     def read(self) -> Read[Catalog]:
-        return read_of(self.directory, self.limit_nbytes)
+        request, decode = ByteRange(0, self.limit_nbytes + 1), CatalogDecoder(self.limit_nbytes)
+        ref = self.directory.join(CONSOLIDATED)
+        return Read("metadata", ref, request, decode, None, json_set.memory_nbytes)
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         found = await fetch(self.read)

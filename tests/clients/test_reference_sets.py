@@ -10,7 +10,8 @@ import pytest
 import xarray
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
-from tests.clients.services import ask, connect
+from shardgate.storage.contract import ObjectStore
+from tests.clients.services import Watched, ask, connect
 from tests.clients.test_archives import sizes_of
 from tests.clients.test_reading import open_tensorstore, over_fsspec, over_obstore
 from tests.formats.kerchunk.sets import (
@@ -265,3 +266,34 @@ def test_hostile_set_is_listed(client: httpx.Client) -> None:
     assert sizes["outside"] == sizes["absent"] == 9
     assert (sizes["good"], sizes["whole"], sizes["absent-whole"]) == (3, 6, 0)
     assert "relative" in client.get("/sets/hostile.json/").text
+
+
+SOURCE: Final = "sources/a.h5"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("refs.json", ["sets/refs.json", SOURCE]),
+        ("refs.parq", ["sets/refs.parq/.zmetadata", "sets/refs.parq/t/refs.1.parq", SOURCE]),
+    ],
+)
+def test_first_chunk_costs_reads_of_its_set_and_source(
+    folder: Path, name: str, expected: list[str]
+) -> None:
+    """The first chunk costs a read of the set, in Parquet one more, and one of the source; the next
+    costs that alone.
+    """
+    allowed = (f"file://{folder}/sources",)
+    options: Any = {"format": "kerchunk", "virtual_chunk_prefixes": allowed}
+    root = DatasetSettings.model_validate({"url": f"{folder}/sets/{name}"} | options)
+    reads: list[str] = []
+
+    def watch(store: ObjectStore) -> Watched:
+        return Watched(store, lambda ref: reads.append(str(ref)))
+
+    with serving(Settings(datasets={"set": root}), wrap=watch) as url, connect(url) as client:
+        answers = [client.get(f"/set/t/{chunk}") for chunk in ("2.2", "2.1")]
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert reads == [f"file://{folder}/{key}" for key in (*expected, SOURCE)]

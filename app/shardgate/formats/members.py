@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from heapq import merge
 from typing import Final, Protocol, Self
 
 import numpy as np
@@ -32,6 +33,9 @@ from shardgate.model import (
 
 NO_KEY: Final = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)|[\\\x00-\x1f\x7f]")
 """In names that are no keys: empty, ``.`` and ``..`` segments, backslashes, control characters."""
+
+_SORTED_AT_ONCE: Final = 2**14
+"""Names that are sorted in one call, during which no other thread runs: a million takes 2 s."""
 
 type Place = Stored | Coded | Part | Inline | Missing
 """Location of a member: a range of one version, or of the current version, of an object, perhaps
@@ -69,8 +73,16 @@ class SortedNames(Sequence[str]):
     @classmethod
     def of(cls, names: Sequence[bytes]) -> tuple[Self, NDArray[np.intp]]:
         """Sort *names*, which are distinct UTF-8; return their old positions in the new order."""
-        order = np.array(sorted(range(len(names)), key=names.__getitem__), np.intp)
-        lengths = np.fromiter(map(len, names), np.uint64, len(names))
+
+        def key(at: int) -> bytes:
+            return names[at]
+
+        count = len(names)
+        starts = range(0, count, _SORTED_AT_ONCE)
+        runs = [sorted(range(at, count)[:_SORTED_AT_ONCE], key=key) for at in starts]
+        merged: Iterator[int] = merge(*runs, key=key)
+        order = np.fromiter(merged, np.intp, count)
+        lengths = np.fromiter((len(name) for name in names), np.uint64, count)
         bounds = np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths[order])])
         return cls(b"".join(names[at] for at in order.tolist()), bounds), order
 

@@ -13,6 +13,7 @@ from shardgate.errors import ConfigurationError, StorageError
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.icechunk.layout import Icechunk
+from shardgate.formats.kerchunk.layout import Kerchunk
 from shardgate.formats.members import MemberFormat
 from shardgate.formats.neuroglancer_precomputed.layout import MARKER as INFO
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
@@ -38,6 +39,8 @@ ARCHIVES: Final = ("zip", "kerchunk")
 _FILES_PER_DIRECTORY: Final = 8
 """Part of the largest file up to which the directory of an archive is decoded: that takes ten times
 its bytes of memory, and the result has to fit into the cache."""
+_FILES_PER_SET: Final = 4
+"""Likewise for reference sets, which take up to twelve times their bytes."""
 _FILES_AT_ONCE: Final = 2
 """Concurrent decodes may take so many times the largest file, and one of them more."""
 
@@ -155,14 +158,20 @@ def open_containers(
         ),
     )
     formats = [each for each in known if not is_named or dataset.format == each.name]
-    return Containers(formats, dataset.format, _archives(dataset, limits))
+    return Containers(formats, dataset.format, _archives(dataset, limits, allowed))
 
 
-def _archives(dataset: DatasetSettings, limits: LimitSettings) -> Sequence[MemberFormat]:
-    if dataset.format not in ("auto", "zip"):
-        return ()
-    most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-    return (Zip(most_nbytes, limits.decoded_bytes, is_named=dataset.format == "zip"),)
+def _archives(
+    dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...]
+) -> Sequence[MemberFormat]:
+    match dataset.format:
+        case "auto" | "zip":
+            most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
+            return (Zip(most_nbytes, limits.decoded_bytes, is_named=dataset.format == "zip"),)
+        case "kerchunk":
+            most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
+            return (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
+    return ()
 
 
 def exposures(settings: Settings) -> Iterator[str]:

@@ -192,7 +192,7 @@ class LimitSettings(Section):
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
     """Largest minishard index, mesh manifest, or object whose content coding is removed."""
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
-    """Largest file of an Icechunk repository; an eighth of it for the directory of an archive."""
+    """Largest file of an Icechunk repository; 1/4 of it for reference sets, 1/8 for archives."""
     coalesce_gap_bytes: ByteSize = ByteSize(1024**2)
     """Most bytes read between or around wanted chunks, where that is faster than another read."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
@@ -327,7 +327,7 @@ class DatasetSettings(Section):
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
     """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
     virtual_chunk_prefixes: _List[Annotated[VirtualPrefix, BeforeValidator(table_of_url)]] = ()
-    """Icechunk: URL prefixes of allowed virtual references; a table also names a store."""
+    """Icechunk, kerchunk: URL prefixes of allowed references; a table also names a store."""
     redirects: _List[_ServerUrl] = ()
     """URL prefixes, in addition to the root, to which an `http(s)://` root may redirect."""
     follow_links: bool = False

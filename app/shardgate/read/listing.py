@@ -44,6 +44,7 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers, MemberContainers
+from shardgate.read.nesting import NestedLayout
 from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
@@ -108,8 +109,23 @@ class _MemberListing:
         directory = self.outer.directory.prefix
         within = Window(prefix.key, after).below(directory.key)
         names = self.outer.members.below(within.prefix, within.after, delimiter, self.fetch)
-        async for name, nbytes in names:
-            yield Listed(ObjectRef(directory.bucket, directory.key + name), nbytes)
+        while batch := await take(names, _BATCH):
+            sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
+            for (name, _), nbytes in zip(batch, sizes, strict=True):
+                yield Listed(ObjectRef(directory.bucket, directory.key + name), nbytes)
+
+    async def _size(self, member: tuple[str, int | None]) -> int | None:
+        """Return the size of a member that `Members.below` yields; if only its object tells, and
+        cannot be read, 0.
+        """
+        name, nbytes = member
+        if nbytes is not None or name.endswith("/"):
+            return nbytes
+        try:
+            place = await self.outer.members.find(name, self.fetch)
+        except (DamagedError, NotAllowedError):
+            return 0
+        return place.byte_range.length if isinstance(place, Stored | Part) else 0
 
 
 async def enter(root: Root, path: str) -> tuple[Root, int]:
@@ -425,7 +441,11 @@ class Tree:
         below = _ListedFolder(key, directory.layout, inside, directory.depth + 1)
         if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
             ref = self.root.ref.join(key.removesuffix("/"))
-            if (layout := await self._open(ref)) is not None:
+            if isinstance(layout := await self._open(ref), MemberLayout):
+                async for found in self._within(_within(self.root, layout), key):
+                    yield found
+                return
+            if layout is not None:
                 below = _ListedFolder(key, layout, "", below.depth)
         async for found in self._walk(below):
             yield found
@@ -536,7 +556,8 @@ async def _locate_all(
         _, found, layout, inside = each
         if layout is None:
             return found
-        place = await layout.locate(inside, tree.root.fetch)
+        look_up = layout.locate_listed if isinstance(layout, NestedLayout) else layout.locate
+        place = await look_up(inside, tree.root.fetch)
         if isinstance(place, Whole):  # served unchanged: it is as it was listed
             return found if isinstance(found, Listed) else MISSING
         return place

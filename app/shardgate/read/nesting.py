@@ -160,6 +160,14 @@ class NestedLayout(Layout):
         reading = self.reading(fetch)
         return await self._translate(await self.inner.locate(key, reading), reading)
 
+    async def locate_listed(self, key: VirtualKey, fetch: Fetch) -> Location:
+        """Locate *key* as far as a listing needs it: `Whole` for a member that is served as it is,
+        whose place may cost a read, or may not be allowed.
+        """
+        reading = self.reading(fetch)
+        location = await self.inner.locate(key, reading)
+        return location if isinstance(location, Whole) else await self._translate(location, reading)
+
     async def _translate(self, location: Location, reading: MemberFetch) -> Location:
         match location:
             case Whole(ref):

@@ -4,7 +4,6 @@ Sections are those of APPNOTE 6.3.10. Offsets count from the beginning of the ar
 may lie in front of it, such as a program that extracts it.
 """
 
-import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
 from shardgate.formats.documents import Marked, begins_like_page
-from shardgate.formats.members import SortedNames
+from shardgate.formats.members import NO_KEY, SortedNames
 from shardgate.formats.reading import DecodeError
 
 _END: Final = Struct("<4s4H2LH")
@@ -47,8 +46,6 @@ _UNICODE_PATH: Final = 0x7075
 _NEW_NAME_AT: Final = 5
 _WIDENED: Final = {"size": 0xFFFFFFFF, "nbytes": 0xFFFFFFFF, "start": 0xFFFFFFFF, "disk": 0xFFFF}
 """Values of fields of `_RECORD` that stand for one of the zip64 extra field, in its order."""
-_NO_KEY: Final = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)|[\\\x00-\x1f\x7f]")
-"""In names that are no keys: empty, ``.`` and ``..`` segments, backslashes, control characters."""
 
 LOCAL_HEADER: Final = Struct("<4s2xHH16xHH")
 """§4.3.7: signature, flags, method, lengths of name and extra fields."""
@@ -255,7 +252,7 @@ def _key(name: bytes, flags: int, extra: bytes, crc: int) -> bytes | None:
             name = name.decode("utf-8" if flags & _UTF8 else "cp437").encode()
         except UnicodeDecodeError:
             return None
-    return None if _NO_KEY.search(name) else name
+    return None if NO_KEY.search(name) else name
 
 
 def _find_extra(fields: bytes, header_id: int) -> bytes | None:

@@ -1,6 +1,7 @@
 """What Neuroglancer draws from the links of the service: pixels of each kind of array."""
 
 import json
+import shutil
 from collections.abc import Generator
 from typing import Any, Final
 from urllib.parse import unquote
@@ -12,6 +13,7 @@ import pytest
 
 from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
+from tests.support.commands import run
 from tests.support.serving import serving
 from tests.viewers.images import put_all
 from tests.viewers.viewing import Neuroglancer, Pixels, count
@@ -20,22 +22,32 @@ MIDDLE: Final = (slice(180, 184), slice(195, 205))
 """Rows and columns in the ball, in the first panel of four."""
 CORNER: Final = (slice(100, 104), slice(60, 70))
 """Rows and columns of the array, outside of the ball."""
-DATASETS: Final = ("folder", "repository")
+DATASETS: Final = ("folder", "repository", "archive", "references")
 soak = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Serve arrays of each kind from a folder, and the same committed to a repository."""
-    folder, repository = (tmp_path_factory.mktemp(name) for name in DATASETS)
+    """Serve arrays of each kind: of a folder, and the same in a repository, an archive, and a set
+    of references to the chunks of the folder.
+    """
+    folder, repository, home = map(tmp_path_factory.mktemp, ("folder", "repository", "home"))
     put_all(folder)
+    archive = shutil.make_archive(str(home / "archive"), "zip", folder)
+    references = home / "references.json"
+    run("inspect", "--references", f"--output={references}", str(folder))
     storage = icechunk.local_filesystem_storage(str(repository))
     session = icechunk.Repository.create(storage).writable_session("main")
     put_all(session.store)
     session.commit("Put arrays of each kind")
-    paths = {"folder": folder, "repository": repository}
+    paths = {"folder": folder, "repository": repository, "archive": archive}
     paths |= demo.write(tmp_path_factory.mktemp("examples"))
     datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
+    datasets["references"] = DatasetSettings(
+        url=str(references),
+        format="kerchunk",
+        virtual_chunk_prefixes=[{"url": f"file://{folder}/"}],
+    )
     with serving(Settings(datasets=datasets)) as served:
         yield served
 
@@ -56,7 +68,9 @@ def draw(neuroglancer: Neuroglancer, url: str, dataset: str, path: str) -> Pixel
     return view.pixels
 
 
-@pytest.mark.parametrize("dataset", ["folder", pytest.param("repository", marks=soak)])
+@pytest.mark.parametrize(
+    "dataset", ["folder", *(pytest.param(name, marks=soak) for name in DATASETS[1:])]
+)
 @pytest.mark.parametrize("path", ["uint8", "uint16", "float32"])
 def test_image_is_bright_inside_and_dark_outside(
     neuroglancer: Neuroglancer, url: str, dataset: str, path: str

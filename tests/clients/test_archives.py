@@ -198,8 +198,44 @@ def test_command_takes_an_archive_as_a_root(folder: Path) -> None:
     assert (verified.returncode, "18 inner chunks" in verified.stdout) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.ozx", {}), ("scan", {"format": "zip"}), ("refs.json", {"format": "kerchunk"})],
+)
+def test_root_that_does_not_exist_is_no_absence(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    """Keys below a root that is one object, and missing, are 503 that names it, as is `/readyz`."""
+    datasets = {"lab": DatasetSettings(url=f"{tmp_path}/{name}", **options)}
+    with serving(Settings(datasets=datasets)) as url, connect(url) as client:
+        paths = ("/lab/zarr.json", "/lab/c/0", "/lab/?list-type=2", "/readyz")
+        answers = [client.get(path) for path in paths]
+
+    assert [answer.status_code for answer in answers] == [503] * 4
+    assert all(name in answer.text for answer in answers)
+
+
+def test_other_files_in_a_folder_of_archives_are_no_archives(folder: Path, tmp_path: Path) -> None:
+    """With `format = "zip"`, objects below a folder are archives only by their names."""
+    shutil.copy(folder / "scan.ozx", tmp_path / "scan.ozx")
+    (tmp_path / "README.txt").write_bytes(b"text")
+    datasets = {"all": DatasetSettings(url=str(tmp_path), format="zip")}
+    with serving(Settings(datasets=datasets)) as url, connect(url) as client:
+        described = client.get("/api/datasets/all").json()
+        text, below = (client.get(f"/all/README.txt{rest}") for rest in ("", "/zarr.json"))
+
+    assert described["damaged"] == []
+    assert {array["path"] for array in described["arrays"]} == {
+        "scan.ozx/plain",
+        "scan.ozx/sharded",
+    }
+    assert (text.content, below.status_code) == (b"text", 404)
+
+
 def test_replaced_archive_is_read_anew(folder: Path, tmp_path: Path) -> None:
-    """Keys of an archive that is replaced are those of the new one, also at once."""
+    """A key of an archive that is replaced is that of the new one, also at once if it was not
+    looked up before.
+    """
     path = tmp_path / "a.zip"
     shutil.copy(folder / "stored.zarr.zip", path)
     settings = Settings(datasets={"all": DatasetSettings(url=str(tmp_path))})

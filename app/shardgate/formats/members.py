@@ -126,6 +126,10 @@ class SortedNames(Sequence[str]):
 class MemberFormat(Protocol):
     """A format whose containers have members."""
 
+    @property
+    def markers(self) -> Sequence[str]:
+        """Patterns of the names of containers, or of objects in them, for people."""
+
     def is_container(self, name: str) -> bool:
         """Return whether an object of this name may be a container."""
 

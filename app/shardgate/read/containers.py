@@ -1,7 +1,7 @@
 """Find the container of a key, its nearest ancestor that has a marker, and remember it."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -68,6 +68,10 @@ type Prefetch = Callable[[Read[Any]], None]
 """Starts a read whose result is likely to be asked for."""
 
 
+type CheckAbsence = Callable[[ObjectRef], Awaitable[None]]
+"""Raises `StorageError` for a root that has to exist."""
+
+
 class Container(NamedTuple):
     """The container of a key."""
 
@@ -92,13 +96,15 @@ class Containers:
     """The configured format. Below a named one, keys like those of chunks name no objects."""
     archives: Sequence[MemberFormat] = ()
     """The formats of containers with members, among which those of `formats` are found too."""
+    check_absence: CheckAbsence | None = None
+    """Called with each directory that none of `archives` opens."""
 
     @property
     def markers(self) -> str:
         """The names of the objects that mark containers, for people."""
         nowhere = ObjectRef("", "")
         names = [read.ref.key for fmt in self.formats for read in fmt.markers(nowhere)]
-        return ", ".join(names)
+        return ", ".join([*names, *(name for fmt in self.archives for name in fmt.markers)])
 
     def is_archive(self, name: str) -> bool:
         """Return whether an object of this name may be a container by itself."""
@@ -210,6 +216,8 @@ class Containers:
         for fmt in self.archives:
             if (layout := await fmt.open(directory, fetch)) is not None:
                 return layout
+        if self.check_absence is not None:
+            await self.check_absence(directory)
         return None
 
     def passthrough(self, root: ObjectRef) -> Layout:

@@ -1,16 +1,21 @@
 """The format of reference sets, in JSON and in Parquet."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from shardgate.formats.kerchunk.json_set import JsonSet
 from shardgate.formats.kerchunk.parquet_set import ParquetSet
+from shardgate.formats.kerchunk.reference_table import CONSOLIDATED
 from shardgate.formats.members import MemberLayout
 from shardgate.formats.reading import Fetch, Read
 from shardgate.formats.references import Allowed
 from shardgate.model import ObjectRef
 
-_JSON: Final = (".json", ".json.gz", ".json.zst")
+SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
+"""Ends of the names of sets in JSON, in small letters."""
+FOLDER_SUFFIXES: Final = (".parq", ".parquet")
+"""Usual ends of the names of folders of sets in Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,12 @@ class Kerchunk:
     """See `MemberLayout`."""
     allowed: tuple[Allowed, ...] = ()
 
+    @property
+    def markers(self) -> Sequence[str]:
+        return [*(f"*{suffix}" for suffix in SUFFIXES), CONSOLIDATED]
+
     def is_container(self, name: str) -> bool:
-        return name.lower().endswith(_JSON)
+        return name.lower().endswith(SUFFIXES)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
         set_of = JsonSet if self.is_container(directory.key) else ParquetSet

@@ -1,6 +1,6 @@
 """The entries of an archive found, and located in it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +33,8 @@ from shardgate.model import (
     SuffixRange,
 )
 
-_SUFFIXES: Final = (".zip", ".ozx")
+SUFFIXES: Final = (".zip", ".ozx")
+"""Ends of the names of archives, in small letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,18 @@ class Zip:
     limit_nbytes: int
     decoded_nbytes: int
     """See `MemberLayout`."""
-    is_named: bool = False
-    """True if the settings name the format: then archives may have any name."""
+    root: ObjectRef | None = None
+    """The object that the settings name, which may have any name."""
+
+    @property
+    def markers(self) -> Sequence[str]:
+        return [f"*{suffix}" for suffix in SUFFIXES]
 
     def is_container(self, name: str) -> bool:
-        return bool(name) and (self.is_named or name.lower().endswith(_SUFFIXES))
+        return name.lower().endswith(SUFFIXES)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
-        if not self.is_container(directory.key):
+        if directory != self.root and not self.is_container(directory.key):
             return None
         decode = TailDecoder(self.limit_nbytes)
         found = await fetch(Read("metadata", directory, SuffixRange(TAIL_NBYTES), decode))

@@ -107,6 +107,20 @@ async def test_long_directory_is_read_exactly_in_the_same_version() -> None:
     assert len([name async for name in members.below("", "", "", kept.fetch)]) == count
 
 
+async def test_long_directory_is_in_memory_only_while_it_is_in_the_cache() -> None:
+    """Members hold no long directory: once the cache has dropped it, it is read again."""
+    kept = Kept(archive(*(Entry(b"0/c/%d" % number) for number in range(2000))))
+    members = await kept.members()
+    await members.find("0/c/7", kept.fetch)
+    kept.store.calls.clear()
+    await members.find("0/c/7", kept.fetch)
+    assert kept.reads == []
+    kept.fetch = ReadCache(kept.store, MetadataCache(2**24), ttl_s=60)
+
+    await members.find("0/c/7", kept.fetch)
+    assert [condition for _, condition in kept.reads] == [kept.etag] * 2
+
+
 async def test_replaced_archive_is_noticed() -> None:
     """An entry of an archive that was replaced is not found in the new one."""
     kept = Kept(archive(GOOD))

@@ -79,9 +79,9 @@ async def _open_members(
     start, decode = shift + end.start, CentralDirectoryDecoder(end)
     place = ByteRange(start, start + end.directory_nbytes)
     read = Read("zip-directory", archive, place, decode, found.etag, memory_nbytes)
-    if (directory := await fetch(read)) is None:
-        raise lost(archive, found.etag)
-    return ZipMembers(archive, found.etag, shift, directory.value)
+    members = ZipMembers(archive, found.etag, shift, read)
+    await members.open_directory(fetch)
+    return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,23 @@ class ZipMembers:
     archive: ObjectRef
     etag: ETag
     shift: int
-    directory: CentralDirectory
+    directory: CentralDirectory | Read[CentralDirectory]
+    """A long one is left to the cache, which may drop it."""
+
+    async def open_directory(self, fetch: Fetch) -> CentralDirectory:
+        """Return the directory. Raises: `DamagedError`, `StorageError`."""
+        if isinstance(self.directory, CentralDirectory):
+            return self.directory
+        if (found := await fetch(self.directory)) is None:
+            raise lost(self.archive, self.etag)
+        return found.value
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         """Find the entry *name*: by the local header in front of it, checked against the directory,
         since only that tells where its data begin.
         """
-        if (entry := self.directory.lookup(name)) is None:
+        directory = await self.open_directory(fetch)
+        if (entry := directory.lookup(name)) is None:
             return MISSING
         if entry.fault:
             raise DamagedError(self.archive, f"{name}: {entry.fault}")
@@ -117,10 +127,11 @@ class ZipMembers:
         return data if entry.method == STORED else Coded(data, raw_deflate(entry.size, entry.crc))
 
     async def below(
-        self, prefix: str, after: str, delimiter: str, _: Fetch
+        self, prefix: str, after: str, delimiter: str, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
-        sizes = self.directory.rows["size"]
-        for name, at in self.directory.names.below(prefix, after, delimiter):
+        directory = await self.open_directory(fetch)
+        sizes = directory.rows["size"]
+        for name, at in directory.names.below(prefix, after, delimiter):
             yield name, None if at is None else sizes.item(at)
 
 

@@ -110,6 +110,10 @@ class Containers:
         """Return whether an object of this name may be a container by itself."""
         return any(fmt.is_container(name) for fmt in self.archives)
 
+    def may_enter_archive(self, key: str) -> bool:
+        """Return whether a folder on the way to *key* is named like an archive."""
+        return "." in key and any(map(self.is_archive, key.split("/")[:-1]))
+
     async def search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
     ) -> Container:
@@ -204,7 +208,7 @@ class Containers:
         return where the names of its members begin in *key*. Raises: `DamagedError`.
         """
         start = 0
-        while self.archives:
+        for _ in range(MAX_DEPTH if self.archives else 0):
             layout = await self._open_archive(root.join(key[:start].rstrip("/")), fetch)
             if layout is not None:
                 return layout, start
@@ -340,7 +344,7 @@ class Routes:
     """Finds containers of keys; remembers them by dataset and directory in the cache of *fetch*.
 
     A route is good until one of the reads that led to it expires, or turns out to be outdated. It
-    leads only to a container that encloses the key.
+    leads only to a container that encloses the key, and to no folder around an archive of the key.
     """
 
     def __init__(self, fetch: ReadCache) -> None:
@@ -355,7 +359,7 @@ class Routes:
             layout, _, outer = route.container
             rest = VirtualKey(key[len(name[2]) :])
             around = [each for each, start in outer if each.encloses(VirtualKey(key[start:]))]
-            if layout.encloses(rest) and not around:
+            if layout.encloses(rest) and not around and not _hides_archive(dataset, layout, rest):
                 tracker.adopt(route.tracker)
                 return Container(layout, rest)
         return await self._search(dataset, key, tracker)
@@ -385,6 +389,12 @@ class Routes:
                 if name[2] == directory:
                     self._fetch.cache.put(name, _Route(found, tracker.copy()))
         return found
+
+
+def _hides_archive(dataset: Dataset, layout: Layout, rest: str) -> bool:
+    """Return whether *rest* may lead into an archive: the first one on the way has the key."""
+    may_enter = dataset.containers.may_enter_archive(rest)
+    return may_enter and not isinstance(layout, MemberLayout | NestedLayout)
 
 
 def _names(dataset: Dataset, key: VirtualKey) -> Iterator[_Name]:

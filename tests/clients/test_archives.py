@@ -175,6 +175,14 @@ def test_entries_are_read_only(client: httpx.Client, method: str) -> None:
     assert answer.status_code == 405
 
 
+def test_prefix_in_an_archive_is_not_erased(client: httpx.Client, folder: Path) -> None:
+    """Erasing entries is refused with the name of the archive, and of no key that was not named."""
+    answer = client.delete("/all", params={"prefix": "scan.ozx/"})
+
+    assert answer.status_code == 405
+    assert answer.json()["detail"] == f"file://{folder}/scan.ozx: what lies in it is read only"
+
+
 def test_truncated_archive_is_damage_with_a_reason(client: httpx.Client) -> None:
     """Keys of a truncated archive are 424 with its name and the reason; it can be fetched."""
     for key in ("zarr.json", "plain/c/0/0/0", "other"):

@@ -162,8 +162,8 @@ class MemberLayout(Layout):
         place = await self.members.find(key, fetch)
         return refer(place) if isinstance(place, Part) else place
 
-    async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        raise ReadOnlyError(f"{self.directory}: {key or 'it'} is read only")
+    async def target(self, _: VirtualKey, __: Fetch) -> Target:
+        raise ReadOnlyError(f"{self.directory}: what lies in it is read only")
 
     def encloses(self, _: VirtualKey) -> bool:
         return True

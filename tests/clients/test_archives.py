@@ -224,7 +224,7 @@ def test_root_that_does_not_exist_is_no_absence(
 
 
 def test_other_files_in_a_folder_of_archives_are_no_archives(folder: Path, tmp_path: Path) -> None:
-    """With `format = "zip"`, objects below a folder are archives only by their names."""
+    """Objects below a folder are archives only by their names, also with `format = "zip"`."""
     shutil.copy(folder / "scan.ozx", tmp_path / "scan.ozx")
     (tmp_path / "README.txt").write_bytes(b"text")
     datasets = {"all": DatasetSettings(url=str(tmp_path), format="zip")}

@@ -164,7 +164,7 @@ async def test_archive_in_the_folder_of_an_array_is_found_through_any_route(
 
 
 async def test_many_names_of_archives_in_a_key_cost_few_reads() -> None:
-    """Of the folders on the way to a key the first 32 are looked for as archives."""
+    """Archives are looked for in the first 32 folders on the way to a key."""
     store = WatchedStore()
     data = reading(store)
 

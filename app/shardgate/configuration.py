@@ -19,8 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from shardgate.errors import ConfigurationError
-from shardgate.formats.kerchunk import layout as kerchunk
-from shardgate.formats.zip import layout as zip_archives
+from shardgate.formats.members import ARCHIVE_SUFFIXES, SET_FOLDER_SUFFIXES, SET_SUFFIXES
 from shardgate.settings import TABLES, Settings, VirtualPrefix, dataset_name
 
 _PREFIX: Final = "SHARDGATE_"
@@ -35,9 +34,9 @@ _ROUNDS: Final = 4
 _ANONYMOUS: Final = "anonymous"
 """Store of public buckets."""
 _CLOUDS: Final = ("s3://", "gs://", "az://")
-_REFERENCE_SETS: Final = (*kerchunk.SUFFIXES, *kerchunk.FOLDER_SUFFIXES)
+_REFERENCE_SETS: Final = (*SET_SUFFIXES, *SET_FOLDER_SUFFIXES)
 _ENDINGS: Final = re.compile(
-    f"(\\.zarr|\\.precomputed|\\.icechunk)?({'|'.join(map(re.escape, zip_archives.SUFFIXES))})?$",
+    f"(\\.zarr|\\.precomputed|\\.icechunk)?({'|'.join(map(re.escape, ARCHIVE_SUFFIXES))})?$",
     re.IGNORECASE,
 )
 """Ends of the names of roots that tell the format."""

@@ -13,15 +13,15 @@ from shardgate.errors import ConfigurationError, StorageError
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.icechunk.layout import Icechunk
-from shardgate.formats.kerchunk import layout as kerchunk
-from shardgate.formats.members import MemberFormat
+from shardgate.formats.kerchunk.layout import Kerchunk
+from shardgate.formats.members import ARCHIVE_SUFFIXES, SET_SUFFIXES, MemberFormat
 from shardgate.formats.neuroglancer_precomputed.layout import MARKER as INFO
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
 from shardgate.formats.references import Allowed, allow
 from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
-from shardgate.formats.zip import layout as zip_archives
+from shardgate.formats.zip.layout import Zip
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
@@ -34,7 +34,7 @@ from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
 from shardgate.storage.stores import Stores, parse_root
 
-_SUFFIXES: Final = {"auto": zip_archives.SUFFIXES, "zip": (), "kerchunk": kerchunk.SUFFIXES}
+_SUFFIXES: Final = {"auto": ARCHIVE_SUFFIXES, "zip": (), "kerchunk": SET_SUFFIXES}
 """Ends of the names of roots that may be one object, by format; with `zip` any may."""
 _FILES_PER_DIRECTORY: Final = 8
 """Part of the largest file up to which the directory of an archive is decoded: that takes ten times
@@ -181,10 +181,10 @@ def _archives(
     match dataset.format:
         case "auto" | "zip":
             most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-            return (zip_archives.Zip(most_nbytes, limits.decoded_bytes, root),)
+            return (Zip(most_nbytes, limits.decoded_bytes, root),)
         case "kerchunk":
             most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
-            return (kerchunk.Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
+            return (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
     return ()
 
 

@@ -34,6 +34,13 @@ from shardgate.model import (
 NO_KEY: Final = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)|[\\\x00-\x1f\x7f]")
 """In names that are no keys: empty, ``.`` and ``..`` segments, backslashes, control characters."""
 
+ARCHIVE_SUFFIXES: Final = (".zip", ".ozx")
+"""Ends of the names of archives, in small letters, as all below."""
+SET_SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
+"""Ends of the names of reference sets in JSON."""
+SET_FOLDER_SUFFIXES: Final = (".parq", ".parquet")
+"""Usual ends of the names of folders of reference sets in Parquet."""
+
 _SORTED_AT_ONCE: Final = 2**14
 """Names that are sorted in one call, during which no other thread runs: a million takes 2 s."""
 

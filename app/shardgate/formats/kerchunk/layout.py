@@ -2,20 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from shardgate.formats.kerchunk.json_set import JsonSet
 from shardgate.formats.kerchunk.parquet_set import ParquetSet
 from shardgate.formats.kerchunk.reference_table import CONSOLIDATED
-from shardgate.formats.members import MemberLayout
+from shardgate.formats.members import SET_SUFFIXES, MemberLayout
 from shardgate.formats.reading import Fetch, Read
 from shardgate.formats.references import Allowed
 from shardgate.model import ObjectRef
-
-SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
-"""Ends of the names of sets in JSON, in small letters."""
-FOLDER_SUFFIXES: Final = (".parq", ".parquet")
-"""Usual ends of the names of folders of sets in Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +27,10 @@ class Kerchunk:
 
     @property
     def markers(self) -> Sequence[str]:
-        return [*(f"*{suffix}" for suffix in SUFFIXES), CONSOLIDATED]
+        return [*(f"*{suffix}" for suffix in SET_SUFFIXES), CONSOLIDATED]
 
     def is_container(self, name: str) -> bool:
-        return name.lower().endswith(SUFFIXES)
+        return name.lower().endswith(SET_SUFFIXES)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
         set_of = JsonSet if self.is_container(directory.key) else ParquetSet

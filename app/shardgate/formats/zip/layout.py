@@ -2,14 +2,13 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from zlib_ng import zlib_ng
 
 from shardgate.errors import DamagedError, lost
 from shardgate.formats.compression import raw_deflate
 from shardgate.formats.documents import Marked
-from shardgate.formats.members import MemberLayout, Place
+from shardgate.formats.members import ARCHIVE_SUFFIXES, MemberLayout, Place
 from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
 from shardgate.formats.zip.directory import (
     LOCAL_HEADER,
@@ -33,9 +32,6 @@ from shardgate.model import (
     SuffixRange,
 )
 
-SUFFIXES: Final = (".zip", ".ozx")
-"""Ends of the names of archives, in small letters."""
-
 
 @dataclass(frozen=True, slots=True)
 class Zip:
@@ -49,10 +45,10 @@ class Zip:
 
     @property
     def markers(self) -> Sequence[str]:
-        return [f"*{suffix}" for suffix in SUFFIXES]
+        return [f"*{suffix}" for suffix in ARCHIVE_SUFFIXES]
 
     def is_container(self, name: str) -> bool:
-        return name.lower().endswith(SUFFIXES)
+        return name.lower().endswith(ARCHIVE_SUFFIXES)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
         if directory != self.root and not self.is_container(directory.key):

@@ -428,7 +428,7 @@ def test_folder_without_a_container_is_exit_code_1(tmp_path: Path, command: str)
     write_files({"a/b/c": b"x", "a/notes.json": b"{}"}, tmp_path)
     shown, told = run(command, str(tmp_path)), run(command, str(tmp_path), "--json")
 
-    markers = "zarr.json, info, repo, refs/branch.main/ref.json"
+    markers = "zarr.json, info, repo, refs/branch.main/ref.json, *.zip, *.ozx"
     where = f"no container found: looked there and in all folders below for {markers}"
     assert (shown.returncode, told.returncode) == (1, 1)
     assert shown.stderr == f"shardgate: error: {tmp_path.as_uri()}/: {where}\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from shardgate.configuration import RootOptions, load
+from shardgate.configuration import RootOptions, load, load_settings
 from shardgate.errors import ConfigurationError
 from shardgate.settings import Settings
 
@@ -388,6 +388,14 @@ def test_root_that_is_named_like_a_reference_set_is_one() -> None:
 
     formats = {name: each.format for name, each in settings.datasets.items()}
     assert formats == dict.fromkeys(roots, "kerchunk") | dict.fromkeys(others, "auto")
+
+
+@pytest.mark.parametrize("root", ["/y/A.ZARR.ZIP", "/y/A.ozx", "s3://x/A.zarr/", "/y/A.Icechunk"])
+def test_name_of_a_root_is_without_the_end_of_its_format(root: str) -> None:
+    """A dataset of the command line is called as its root, without ends that name the format."""
+    settings = load_settings([root], {}, RootOptions())
+
+    assert list(settings.datasets) == ["A"]
 
 
 def test_options_reach_every_root_and_prefix() -> None:

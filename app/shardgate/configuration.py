@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from shardgate.errors import ConfigurationError
+from shardgate.formats.members import ARCHIVE_SUFFIXES, SET_FOLDER_SUFFIXES, SET_SUFFIXES
 from shardgate.settings import TABLES, Settings, VirtualPrefix, dataset_name
 
 _PREFIX: Final = "SHARDGATE_"
@@ -33,8 +34,12 @@ _ROUNDS: Final = 4
 _ANONYMOUS: Final = "anonymous"
 """Store of public buckets."""
 _CLOUDS: Final = ("s3://", "gs://", "az://")
-_REFERENCE_SETS: Final = (".json", ".json.gz", ".json.zst", ".parq", ".parquet")
-"""Ends of URLs of roots that are reference sets of kerchunk."""
+_REFERENCE_SETS: Final = (*SET_SUFFIXES, *SET_FOLDER_SUFFIXES)
+_ENDINGS: Final = re.compile(
+    f"(\\.zarr|\\.precomputed|\\.icechunk)?({'|'.join(map(re.escape, ARCHIVE_SUFFIXES))})?$",
+    re.IGNORECASE,
+)
+"""Ends of the names of roots that tell the format."""
 
 
 class _Complaint(NamedTuple):
@@ -279,6 +284,4 @@ def _default_name(url: str) -> str:
     """Return the last part of the path, without the extension of a format."""
     path = url if "://" in url else str(Path(url).expanduser().absolute())
     name = PurePosixPath(path).name
-    for ending in (".zip", ".ozx", ".zarr", ".precomputed", ".icechunk"):
-        name = name.removesuffix(ending)
-    return name
+    return _ENDINGS.sub("", name, count=1)

@@ -14,7 +14,7 @@ from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.kerchunk.layout import Kerchunk
-from shardgate.formats.members import MemberFormat
+from shardgate.formats.members import ARCHIVE_SUFFIXES, SET_SUFFIXES, MemberFormat
 from shardgate.formats.neuroglancer_precomputed.layout import MARKER as INFO
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
 from shardgate.formats.references import Allowed, allow
@@ -26,16 +26,16 @@ from shardgate.http.auth.access import ServedDataset
 from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
-from shardgate.read.containers import Containers
+from shardgate.read.containers import CheckAbsence, Containers
 from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
 from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
-from shardgate.storage.stores import Stores, parse_root, split_object
+from shardgate.storage.stores import Stores, parse_root
 
-ARCHIVES: Final = ("zip", "kerchunk")
-"""Names of the formats whose containers may be one object."""
+_SUFFIXES: Final = {"auto": ARCHIVE_SUFFIXES, "zip": (), "kerchunk": SET_SUFFIXES}
+"""Ends of the names of roots that may be one object, by format; with `zip` any may."""
 _FILES_PER_DIRECTORY: Final = 8
 """Part of the largest file up to which the directory of an archive is decoded: that takes ten times
 its bytes of memory, and the result has to fit into the cache."""
@@ -56,10 +56,11 @@ def _open(stores: Stores, name: str, settings: Settings) -> ServedDataset:
     rule = (PUBLIC,) if dataset.write is None else dataset.write
     writers = frozenset(rule if dataset.writable else ())
     scope = "public" if dataset.is_public else "private"
+    root = open_root(stores, settings, name)
     return ServedDataset(
         name=name,
-        root=open_root(stores, settings, name),
-        containers=open_containers(dataset, settings.limits, allowed),
+        root=root,
+        containers=open_containers(dataset, settings.limits, allowed, root, stores.check_absence),
         format=dataset.format,
         cache_control=(dataset.cache_control or f"{scope}, max-age=60").encode(),
         is_writable=dataset.writable,
@@ -83,19 +84,21 @@ def open_root(stores: Stores, settings: Settings, dataset_name: str) -> ObjectRe
     """Open the root of the dataset *dataset_name*."""
     dataset = settings.datasets[dataset_name]
     store = settings.stores[dataset.store] if dataset.store else None
-    url, name = split_object(dataset.url) if _may_be_object(dataset) else (dataset.url, "")
-    root = stores.open_root(
-        url, store, dataset.store, dataset.redirects, follow_links=dataset.follow_links
+    return stores.open_root(
+        dataset.url,
+        store,
+        dataset.store,
+        dataset.redirects,
+        follow_links=dataset.follow_links,
+        may_be_object=_may_be_object(dataset),
     )
-    return root.join(name)
 
 
 def _may_be_object(dataset: DatasetSettings) -> bool:
     """Return whether the root may be one object: an archive or a reference set."""
-    is_bucket = not parse_root(dataset.url).key and not dataset.url.startswith("file")
-    if dataset.view == "raw" or is_bucket:
+    if dataset.view == "raw" or (suffixes := _SUFFIXES.get(dataset.format)) is None:
         return False
-    return dataset.format in ARCHIVES or dataset.url.lower().endswith((".zip", ".ozx"))
+    return dataset.format == "zip" or dataset.url.rstrip("/").lower().endswith(suffixes)
 
 
 def make_folders(settings: Settings) -> list[str]:
@@ -141,15 +144,21 @@ def open_allowed(
 
 
 def open_containers(
-    dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...] = ()
+    dataset: DatasetSettings,
+    limits: LimitSettings,
+    allowed: tuple[Allowed, ...] = (),
+    root: ObjectRef | None = None,
+    check_absence: CheckAbsence | None = None,
 ) -> Containers:
-    """Open the formats of *dataset*; virtual references must be in *allowed*."""
+    """Open the formats of *dataset*; virtual references must be in *allowed*. If *root* may be one
+    object, *check_absence* is called where it is none.
+    """
     if dataset.view == "raw":
         return Containers((), dataset.format)
     sizes = limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes
     zarr = Zarr2022(*sizes), Zarr3(*sizes)
     precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
-    is_named = dataset.format not in ("auto", *ARCHIVES)
+    is_named = dataset.format not in _SUFFIXES
     known: tuple[Format, ...] = (
         DocumentFormat("zarr", ZARR_JSON, zarr, limits.metadata_bytes, is_named=is_named),
         DocumentFormat("precomputed", INFO, precomputed, limits.metadata_bytes, is_named=is_named),
@@ -158,16 +167,21 @@ def open_containers(
         ),
     )
     formats = [each for each in known if not is_named or dataset.format == each.name]
-    return Containers(formats, dataset.format, _archives(dataset, limits, allowed))
+    own = root if _may_be_object(dataset) else None
+    archives = _archives(dataset, limits, allowed, own)
+    return Containers(formats, dataset.format, archives, check_absence if own else None)
 
 
 def _archives(
-    dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...]
+    dataset: DatasetSettings,
+    limits: LimitSettings,
+    allowed: tuple[Allowed, ...],
+    root: ObjectRef | None,
 ) -> Sequence[MemberFormat]:
     match dataset.format:
         case "auto" | "zip":
             most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-            return (Zip(most_nbytes, limits.decoded_bytes, is_named=dataset.format == "zip"),)
+            return (Zip(most_nbytes, limits.decoded_bytes, root),)
         case "kerchunk":
             most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
             return (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
@@ -220,5 +234,6 @@ async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: 
         fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
         dataset = settings.datasets["root"]
         allowed = open_allowed(stores, dataset, settings)
-        containers = replace(open_containers(dataset, settings.limits, allowed), format="auto")
-        return await call(Root(ref, stores, containers, fetch))
+        check = stores.check_absence
+        containers = open_containers(dataset, settings.limits, allowed, ref, check)
+        return await call(Root(ref, stores, replace(containers, format="auto"), fetch))

@@ -175,6 +175,14 @@ def test_entries_are_read_only(client: httpx.Client, method: str) -> None:
     assert answer.status_code == 405
 
 
+def test_prefix_in_an_archive_is_not_erased(client: httpx.Client, folder: Path) -> None:
+    """Erasing entries is refused with the name of the archive, and of no key that was not named."""
+    answer = client.delete("/all", params={"prefix": "scan.ozx/"})
+
+    assert answer.status_code == 405
+    assert answer.json()["detail"] == f"file://{folder}/scan.ozx: what lies in it is read only"
+
+
 def test_truncated_archive_is_damage_with_a_reason(client: httpx.Client) -> None:
     """Keys of a truncated archive are 424 with its name and the reason; it can be fetched."""
     for key in ("zarr.json", "plain/c/0/0/0", "other"):
@@ -198,8 +206,44 @@ def test_command_takes_an_archive_as_a_root(folder: Path) -> None:
     assert (verified.returncode, "18 inner chunks" in verified.stdout) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.ozx", {}), ("scan", {"format": "zip"}), ("refs.json", {"format": "kerchunk"})],
+)
+def test_root_that_does_not_exist_is_no_absence(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    """Keys below a root that is one object, and missing, are 503 that names it, as is `/readyz`."""
+    datasets = {"lab": DatasetSettings(url=f"{tmp_path}/{name}", **options)}
+    with serving(Settings(datasets=datasets)) as url, connect(url) as client:
+        paths = ("/lab/zarr.json", "/lab/c/0", "/lab/?list-type=2", "/readyz")
+        answers = [client.get(path) for path in paths]
+
+    assert [answer.status_code for answer in answers] == [503] * 4
+    assert all(name in answer.text for answer in answers)
+
+
+def test_other_files_in_a_folder_of_archives_are_no_archives(folder: Path, tmp_path: Path) -> None:
+    """Objects below a folder are archives only by their names, also with `format = "zip"`."""
+    shutil.copy(folder / "scan.ozx", tmp_path / "scan.ozx")
+    (tmp_path / "README.txt").write_bytes(b"text")
+    datasets = {"all": DatasetSettings(url=str(tmp_path), format="zip")}
+    with serving(Settings(datasets=datasets)) as url, connect(url) as client:
+        described = client.get("/api/datasets/all").json()
+        text, below = (client.get(f"/all/README.txt{rest}") for rest in ("", "/zarr.json"))
+
+    assert described["damaged"] == []
+    assert {array["path"] for array in described["arrays"]} == {
+        "scan.ozx/plain",
+        "scan.ozx/sharded",
+    }
+    assert (text.content, below.status_code) == (b"text", 404)
+
+
 def test_replaced_archive_is_read_anew(folder: Path, tmp_path: Path) -> None:
-    """Keys of an archive that is replaced are those of the new one, also at once."""
+    """A key of an archive that is replaced is that of the new one, also at once if it was not
+    looked up before.
+    """
     path = tmp_path / "a.zip"
     shutil.copy(folder / "stored.zarr.zip", path)
     settings = Settings(datasets={"all": DatasetSettings(url=str(tmp_path))})

@@ -1,5 +1,6 @@
 """Listings of keys in pages, the requests they take, and trees of all formats."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, product
@@ -32,6 +33,7 @@ from tests.formats.zarr.building import (
     regular,
     sharding,
 )
+from tests.formats.zip.archives import Entry, archive
 from tests.read.stores import Unlisted, WatchedStore
 from tests.support.resolving import NOTHING, ROOT, Reading, reading
 
@@ -277,6 +279,29 @@ async def test_chunk_directories_below_a_damaged_array_are_not_searched() -> Non
 
     assert found == ["", "0", "g/1"]
     assert not any(call.ref.key.startswith(ROOT.join("c/0").key) for call in store.calls)
+
+
+async def test_search_in_an_archive_lets_others_run() -> None:
+    """Other tasks run while many folders of an archive, in memory, are searched for containers."""
+    folders, turns = 640, 0
+    members = {"zarr.json": b"{", **{f"{number}/x": b"" for number in range(folders)}}
+    store = MemoryStore()
+    store.place(ROOT.join("a.zip"), archive(*(Entry(k.encode(), v) for k, v in members.items())))
+    data = reading(store)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        counting = group.create_task(count())
+        async for _ in find_containers(data.resolver.root(data.dataset)):
+            turns = 0  # the damaged one: behind it lie only folders that are passed over
+        counting.cancel()
+
+    assert turns >= 4 * folders // 64  # three of four are of the listing
 
 
 async def test_folder_of_an_array_lists_its_chunks() -> None:

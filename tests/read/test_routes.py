@@ -13,7 +13,8 @@ from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
-from tests.read.stores import Clock, SearchedContainers, settle
+from tests.formats.zip.archives import Entry, archive
+from tests.read.stores import Clock, SearchedContainers, WatchedStore, settle
 from tests.support.resolving import ROOT, Reading, known_containers, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
@@ -146,3 +147,27 @@ async def test_markers_are_read_concurrently() -> None:
     await _expect_of_zarr(store, "g/a/c/0/0", [below, *shard])
     _place(store, "", zarr.build(_CHUNKS))
     await _expect_of_zarr(store, "c/0/0", [{"zarr.json"}, {"c/0/0"}, {"c/0/0"}])
+
+
+@pytest.mark.parametrize("first", [[], ["g/a/c/0/0"], ["g/a/a.zip/x"]])
+async def test_archive_in_the_folder_of_an_array_is_found_through_any_route(
+    first: list[str],
+) -> None:
+    """A key of an archive in the folder of an array is found whatever was requested first."""
+    store, data, _ = _array()
+    store.place(ROOT.join("g/a/a.zip"), archive(Entry(b"x", b"inside")))
+    for key in first:
+        await data.read(key)
+
+    assert await data.read("g/a/a.zip/x") == b"inside"
+    assert await data.read("g/a/c/0/1") == _CHUNKS["c/0/1"]
+
+
+async def test_many_names_of_archives_in_a_key_cost_few_reads() -> None:
+    """Archives are looked for in the first 32 folders on the way to a key."""
+    store = WatchedStore()
+    data = reading(store)
+
+    assert await data.read("a.zip/" * 165 + "x") is None
+    archives = {call.ref.key for call in store.calls if call.ref.key.endswith(".zip")}
+    assert len(archives) == 31

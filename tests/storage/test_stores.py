@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from shardgate.errors import ConfigurationError, StorageUnusableError, UnwritableError
+from shardgate.errors import (
+    ConfigurationError,
+    StorageRedirectError,
+    StorageUnavailableError,
+    StorageUnusableError,
+    UnwritableError,
+)
 from shardgate.model import ObjectRef
 from shardgate.settings import LimitSettings, StoreSettings
 from shardgate.storage.contract import ABSENT, ObjectStore
@@ -134,3 +140,101 @@ async def test_read_only_store_is_unwritable(stores: Stores, tmp_path: Path) -> 
             with pytest.raises(UnwritableError, match="read-only"):
                 await call
         assert not stores.keeps_headers(root)
+
+
+def roots_of_one_object(stores: Stores, faulty: FaultyServer, folder: Path) -> list[ObjectRef]:
+    """Open roots that may be one object, which does not exist."""
+    settings = StoreSettings(endpoint_url=faulty.url, anonymous=True)
+    return [
+        stores.open_root((folder / "lab" / "a.zip").as_uri(), may_be_object=True),
+        stores.open_root("memory://bucket/lab/a.zip", may_be_object=True),
+        stores.open_root(f"{faulty.url}/bucket/lab/a.zip", may_be_object=True),
+        stores.open_root("s3://bucket/lab/a.zip", settings, may_be_object=True),
+    ]
+
+
+async def test_absent_root_object_is_unreachable(
+    stores: Stores, faulty: FaultyServer, tmp_path: Path
+) -> None:
+    """A root that may be one object is unreachable until there is one."""
+    (tmp_path / "lab").mkdir()
+    faulty.put("bucket", "other", b"")
+    roots = roots_of_one_object(stores, faulty, tmp_path)
+    for root in roots:
+        for ask in (stores.check_reachable, stores.check_absence):
+            with pytest.raises(StorageUnavailableError, match=r"a\.zip: there is no such object"):
+                await ask(root)
+
+    (tmp_path / "lab" / "a.zip").write_bytes(b"")
+    stores.memory.place(ObjectRef("memory://bucket", "lab/a.zip"), b"")
+    faulty.put("bucket", "lab/a.zip", b"")
+    for root in roots:
+        await stores.check_reachable(root)
+
+
+async def test_folder_in_place_of_a_root_object_is_reachable(
+    stores: Stores, faulty: FaultyServer, tmp_path: Path
+) -> None:
+    """A root that may be one object may be a folder, where folders can be listed."""
+    (tmp_path / "lab").mkdir()
+    local, memory, _, s3 = roots_of_one_object(stores, faulty, tmp_path)
+    (tmp_path / "lab" / "a.zip").mkdir()
+    (tmp_path / "lab" / "a.zip" / "key").write_bytes(b"")
+    stores.memory.place(memory.join("key"), b"")
+    faulty.put("bucket", "lab/a.zip/key", b"")
+
+    for root in (local, memory, s3):
+        await stores.check_reachable(root)
+        await stores.check_absence(root)
+
+
+async def test_links_in_a_folder_named_like_an_archive_do_not_lead_out(
+    stores: Stores, tmp_path: Path
+) -> None:
+    """A folder that is opened as a root that may be one object is the bucket itself."""
+    for name in ("other", "a.zip"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other" / "key").write_bytes(b"")
+    (tmp_path / "a.zip" / "link").symlink_to("../other")
+    root = stores.open_root((tmp_path / "a.zip").as_uri(), may_be_object=True)
+
+    assert "link leads out" in await denied(stores, root.join("link/key"))
+
+
+async def test_root_object_may_be_a_link(stores: Stores, tmp_path: Path) -> None:
+    """A root that is a link to an object elsewhere is read, and one beside it may change."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "object").write_bytes(b"old")
+    (tmp_path / "a" / "another").write_bytes(b"new")
+    (tmp_path / "b" / "a.zip").symlink_to("../a/object")
+    (tmp_path / "a" / "a.zip").symlink_to("object")
+    away, beside = (
+        stores.open_root((tmp_path / name / "a.zip").as_uri(), may_be_object=True) for name in "ba"
+    )
+    for root in (away, beside):
+        assert (await found(stores, root)).data == b"old"
+    (tmp_path / "a" / "a.zip").unlink()
+    (tmp_path / "a" / "a.zip").symlink_to("another")
+
+    assert (await found(stores, beside)).data == b"new"
+
+
+async def test_root_object_redirects_to_nothing_beside_it(
+    stores: Stores, faulty: FaultyServer
+) -> None:
+    """A root that is one object of a web server may redirect to its own URL only."""
+    faulty.put("data", "b.zip", b"")
+    faulty.redirects["/data/a.zip"] = "/data/b.zip"
+    root = stores.open_root(f"{faulty.url}/data/a.zip", may_be_object=True)
+
+    with pytest.raises(StorageRedirectError, match="the setting redirects does not allow"):
+        await stores.get(root)
+
+
+def test_file_is_no_root_for_folders(stores: Stores, tmp_path: Path) -> None:
+    """A file as a root that can only be a folder is a wrong setting."""
+    (tmp_path / "a.zip").write_bytes(b"")
+
+    with pytest.raises(ConfigurationError, match=r"a\.zip: is a file"):
+        stores.open_root((tmp_path / "a.zip").as_uri())

@@ -34,6 +34,13 @@ from shardgate.model import (
 NO_KEY: Final = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)|[\\\x00-\x1f\x7f]")
 """In names that are no keys: empty, ``.`` and ``..`` segments, backslashes, control characters."""
 
+ARCHIVE_SUFFIXES: Final = (".zip", ".ozx")
+"""Ends of the names of archives, in small letters, as all below."""
+SET_SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
+"""Ends of the names of reference sets in JSON."""
+SET_FOLDER_SUFFIXES: Final = (".parq", ".parquet")
+"""Usual ends of the names of folders of reference sets in Parquet."""
+
 _SORTED_AT_ONCE: Final = 2**14
 """Names that are sorted in one call, during which no other thread runs: a million takes 2 s."""
 
@@ -126,6 +133,10 @@ class SortedNames(Sequence[str]):
 class MemberFormat(Protocol):
     """A format whose containers have members."""
 
+    @property
+    def markers(self) -> Sequence[str]:
+        """Patterns of the names of containers, or of objects in them, for people."""
+
     def is_container(self, name: str) -> bool:
         """Return whether an object of this name may be a container."""
 
@@ -158,8 +169,8 @@ class MemberLayout(Layout):
         place = await self.members.find(key, fetch)
         return refer(place) if isinstance(place, Part) else place
 
-    async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        raise ReadOnlyError(f"{self.directory}: {key or 'it'} is read only")
+    async def target(self, _: VirtualKey, __: Fetch) -> Target:
+        raise ReadOnlyError(f"{self.directory}: what lies in it is read only")
 
     def encloses(self, _: VirtualKey) -> bool:
         return True

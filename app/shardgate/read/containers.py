@@ -1,7 +1,7 @@
 """Find the container of a key, its nearest ancestor that has a marker, and remember it."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -68,6 +68,10 @@ type Prefetch = Callable[[Read[Any]], None]
 """Starts a read whose result is likely to be asked for."""
 
 
+type CheckAbsence = Callable[[ObjectRef], Awaitable[None]]
+"""Raises `StorageError` for a root that has to exist."""
+
+
 class Container(NamedTuple):
     """The container of a key."""
 
@@ -92,17 +96,23 @@ class Containers:
     """The configured format. Below a named one, keys like those of chunks name no objects."""
     archives: Sequence[MemberFormat] = ()
     """The formats of containers with members, among which those of `formats` are found too."""
+    check_absence: CheckAbsence | None = None
+    """Called with each directory that none of `archives` opens."""
 
     @property
     def markers(self) -> str:
         """The names of the objects that mark containers, for people."""
         nowhere = ObjectRef("", "")
         names = [read.ref.key for fmt in self.formats for read in fmt.markers(nowhere)]
-        return ", ".join(names)
+        return ", ".join([*names, *(name for fmt in self.archives for name in fmt.markers)])
 
     def is_archive(self, name: str) -> bool:
         """Return whether an object of this name may be a container by itself."""
         return any(fmt.is_container(name) for fmt in self.archives)
+
+    def may_enter_archive(self, key: str) -> bool:
+        """Return whether a folder on the way to *key* is named like an archive."""
+        return "." in key and any(map(self.is_archive, key.split("/")[:-1]))
 
     async def search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
@@ -198,7 +208,7 @@ class Containers:
         return where the names of its members begin in *key*. Raises: `DamagedError`.
         """
         start = 0
-        while self.archives:
+        for _ in range(MAX_DEPTH if self.archives else 0):
             layout = await self._open_archive(root.join(key[:start].rstrip("/")), fetch)
             if layout is not None:
                 return layout, start
@@ -210,6 +220,8 @@ class Containers:
         for fmt in self.archives:
             if (layout := await fmt.open(directory, fetch)) is not None:
                 return layout
+        if self.check_absence is not None:
+            await self.check_absence(directory)
         return None
 
     def passthrough(self, root: ObjectRef) -> Layout:
@@ -332,7 +344,7 @@ class Routes:
     """Finds containers of keys; remembers them by dataset and directory in the cache of *fetch*.
 
     A route is good until one of the reads that led to it expires, or turns out to be outdated. It
-    leads only to a container that encloses the key.
+    leads only to a container that encloses the key, and to no folder around an archive of the key.
     """
 
     def __init__(self, fetch: ReadCache) -> None:
@@ -347,7 +359,7 @@ class Routes:
             layout, _, outer = route.container
             rest = VirtualKey(key[len(name[2]) :])
             around = [each for each, start in outer if each.encloses(VirtualKey(key[start:]))]
-            if layout.encloses(rest) and not around:
+            if layout.encloses(rest) and not around and not _hides_archive(dataset, layout, rest):
                 tracker.adopt(route.tracker)
                 return Container(layout, rest)
         return await self._search(dataset, key, tracker)
@@ -377,6 +389,12 @@ class Routes:
                 if name[2] == directory:
                     self._fetch.cache.put(name, _Route(found, tracker.copy()))
         return found
+
+
+def _hides_archive(dataset: Dataset, layout: Layout, rest: str) -> bool:
+    """Return whether *rest* may lead into an archive: the first one on the way has the key."""
+    may_enter = dataset.containers.may_enter_archive(rest)
+    return may_enter and not isinstance(layout, MemberLayout | NestedLayout)
 
 
 def _names(dataset: Dataset, key: VirtualKey) -> Iterator[_Name]:

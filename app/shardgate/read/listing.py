@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -164,7 +165,10 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
     Below a damaged one directories of chunks are passed over.
     """
     paths = [("", False)]
-    while paths:
+    for number in count():
+        if not paths:
+            return
+        await yield_to_loop(number)  # metadata of members need no reads
         path, is_doubtful = paths.pop()
         layout = None
         listing = partial(list_names, root.listing, root.ref.join(path))

@@ -60,8 +60,9 @@ _NOT_PUBLIC: Final = tuple(
 class HttpStore(ReadOnlyStore, HttpReader):
     """Reads objects below the URL that is the bucket; the rest of the path is the key.
 
-    Redirects are followed below the bucket, and below the URLs that *redirects* has for it. With a
-    *guard*, such as `resolve_public`, only the addresses that it returns are connected to.
+    Redirects are followed below the URLs that *redirects* has for the bucket, by default below
+    the bucket itself. With a *guard*, such as `resolve_public`, only the addresses that it returns
+    are connected to.
     """
 
     follows_redirects = True
@@ -115,7 +116,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
         except BadUrlError as error:
             shown = location.partition("?")[0].rpartition("@")[2]
             raise StorageRedirectError(ref, f"redirected to {shown!r}: {error}") from error
-        allowed = RequestTarget(url_of(ref.bucket)), *self._redirects.get(ref.bucket, ())
+        allowed = self._redirects.get(ref.bucket) or [RequestTarget(url_of(ref.bucket))]
         if not any(_is_below(found, prefix) for prefix in allowed):
             shown = found.without_query
             raise StorageRedirectError(

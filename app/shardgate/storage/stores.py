@@ -1,22 +1,29 @@
 """Stores of all roots, which are found by bucket."""
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakValueDictionary
 
-from shardgate.errors import ConfigurationError, StorageUnusableError, install_command
+from shardgate.errors import (
+    ConfigurationError,
+    StorageDeniedError,
+    StorageUnavailableError,
+    StorageUnusableError,
+    install_command,
+)
 from shardgate.model import GUARDED, VOLATILE, ObjectRef
 from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
 from shardgate.storage.contract import ObjectStore, OnWrite
 from shardgate.storage.http1_client import BadUrlError, RequestTarget
 from shardgate.storage.http_store import HttpStore, is_literal, is_public, resolve_public, url_of
 from shardgate.storage.local import LocalStore, open_within
-from shardgate.storage.local_files import FOLLOWING
+from shardgate.storage.local_files import FOLLOWING, folder_of
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.s3_write import S3WriteOptions
@@ -65,14 +72,16 @@ class Stores(StoreWrapper):
         self._by_kind: dict[str, ObjectStore] = {}
         self._by_bucket: dict[str, ObjectStore] = {}
         self._verified: set[ObjectRef] = set()
+        self._objects: set[ObjectRef] = set()
+        """Roots that may be one object."""
         self.volatile = WeakValueDictionary[str, ObjectStore]()
         """Stores of volatile buckets, which their owners keep alive."""
         self._redirects = defaultdict[str, list[RequestTarget]](list)
-        """URLs below which the root or prefix of a web server may redirect, by bucket."""
+        """URLs below which a web server may redirect, by bucket."""
         self.memory = MemoryStore()
         """Store of ``memory://`` roots; tests put objects here."""
 
-    def open_root(
+    def open_root(  # noqa: PLR0913 - the settings of a dataset that are about its root
         self,
         url: str,
         settings: StoreSettings | None = None,
@@ -80,6 +89,7 @@ class Stores(StoreWrapper):
         redirects: Sequence[str] = (),
         *,
         follow_links: bool = False,
+        may_be_object: bool = False,
     ) -> ObjectRef:
         """Register the bucket of *url* and return the root in it.
 
@@ -88,16 +98,25 @@ class Stores(StoreWrapper):
         server is the whole root, which may redirect below the URLs *redirects* too. With
         *follow_links* that of a folder is called ``links+file:///folder``.
 
+        A root that *may_be_object* is one object in the folder that is the bucket, unless it is a
+        folder of this machine; see `check_absence`.
+
         Raises: `ConfigurationError`.
         """
         root, kind = _named(parse_root(url), name)
         _check_settings(url, settings or StoreSettings())
         if kind.startswith(_WEB):
-            root = _web_prefix(root)
-            self._redirects[root.bucket] += map(_web_target, redirects)
-        if follow_links and kind == "file":
-            root = ObjectRef(FOLLOWING + root.bucket, root.key)
+            whole = url_of(_web_prefix(root).bucket)
+            folder, _, key = root.key.rpartition("/") if may_be_object else (root.key, "", "")
+            root = ObjectRef(_web_prefix(ObjectRef(root.bucket, folder)).bucket, key)
+            self._redirects[root.bucket] += map(_web_target, (whole, *redirects))
+        elif kind == "file":
+            root = _split_file(root) if may_be_object else _check_folder(url, root)
+            if follow_links:
+                root = ObjectRef(FOLLOWING + root.bucket, root.key)
         self._by_bucket[root.bucket] = self._kept(kind, lambda: self._open(kind, settings))
+        if may_be_object and root.key:
+            self._objects.add(root)
         return root
 
     def open_prefix(
@@ -136,6 +155,23 @@ class Stores(StoreWrapper):
         root = ObjectRef(GUARDED + root.bucket, root.key)
         self._by_bucket[root.bucket] = GuardedStore(inner)
         return root
+
+    async def check_reachable(self, root: ObjectRef) -> None:
+        """Require a root that may be one object to exist, too."""
+        await super().check_reachable(root)
+        if root in self._objects and await self.stat(root) is None:
+            await self.check_absence(root)
+
+    async def check_absence(self, ref: ObjectRef) -> None:
+        """Raise `StorageUnavailableError` if *ref*, which is no object, is a root that may be one,
+        and no folder either: then no key of the root is known to be absent.
+        """
+        if ref not in self._objects:
+            return
+        with suppress(StorageUnusableError, StorageDeniedError):
+            async for _ in self.list(ref.prefix, delimiter="/"):
+                return
+        raise StorageUnavailableError(ref, "there is no such object, nor a folder of that name")
 
     async def aclose(self) -> None:
         async with AsyncExitStack() as stack:
@@ -257,7 +293,20 @@ def parse_root(url: str) -> ObjectRef:
     return ObjectRef(f"{scheme}://{bucket}", key)
 
 
-def split_object(url: str) -> tuple[str, str]:
-    """Split the URL of a root that is one object into its folder and its name."""
-    folder, _, name = url.rstrip("/").rpartition("/")
-    return f"{folder}/", unquote(name) if url.startswith(("file", *_WEB)) else name
+def _check_folder(url: str, root: ObjectRef) -> ObjectRef:
+    if Path(os.fsdecode(folder_of(root.bucket))).is_file():
+        raise ConfigurationError(f"{url}: is a file; its format and view need a folder")
+    return root
+
+
+def _split_file(root: ObjectRef) -> ObjectRef:
+    """Return a file as an object of its folder, or of the one that a link leads to; a folder as it
+    is.
+    """
+    path = Path(os.fsdecode(folder_of(root.bucket)))
+    if path.is_dir():
+        return root
+    real = Path(os.path.realpath(path))
+    if real.parent != Path(os.path.realpath(path.parent)):
+        path = real
+    return ObjectRef(path.parent.as_uri(), path.name)

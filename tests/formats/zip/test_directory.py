@@ -198,7 +198,7 @@ async def test_name_is_a_key_if_it_is_canonical(entry: Entry, names: list[str]) 
 
 
 async def test_last_of_equal_names_counts() -> None:
-    """Of entries with equal names, also in different spellings, the last one is read."""
+    """The last one of entries with equal names, also in different spellings, is read."""
     entries = [
         Entry("é".encode(), b"first", flags=0x800),
         Entry(b"a", b"between"),

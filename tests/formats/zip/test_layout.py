@@ -107,6 +107,20 @@ async def test_long_directory_is_read_exactly_in_the_same_version() -> None:
     assert len([name async for name in members.below("", "", "", kept.fetch)]) == count
 
 
+async def test_long_directory_is_in_memory_only_while_it_is_in_the_cache() -> None:
+    """Members hold no long directory: once the cache has dropped it, it is read again."""
+    kept = Kept(archive(*(Entry(b"0/c/%d" % number) for number in range(2000))))
+    members = await kept.members()
+    await members.find("0/c/7", kept.fetch)
+    kept.store.calls.clear()
+    await members.find("0/c/7", kept.fetch)
+    assert kept.reads == []
+    kept.fetch = ReadCache(kept.store, MetadataCache(2**24), ttl_s=60)
+
+    await members.find("0/c/7", kept.fetch)
+    assert [condition for _, condition in kept.reads] == [kept.etag] * 2
+
+
 async def test_replaced_archive_is_noticed() -> None:
     """An entry of an archive that was replaced is not found in the new one."""
     kept = Kept(archive(GOOD))
@@ -178,28 +192,26 @@ async def test_names_are_listed_in_order_and_folded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_named", "is_container"),
+    ("name", "is_container"),
     [
-        ("a.zip", False, True),
-        ("A.ZARR.ZIP", False, True),
-        ("a/b.ozx", False, True),
-        ("a.zip/b", False, False),
-        ("zip", False, False),
-        ("a.data", True, True),
-        ("", True, False),
+        ("a.zip", True),
+        ("A.ZARR.ZIP", True),
+        ("a/b.ozx", True),
+        ("a.zip/b", False),
+        ("zip", False),
+        ("a.data", False),
+        ("", False),
     ],
 )
-async def test_archives_are_known_by_their_names(
-    name: str, *, is_named: bool, is_container: bool
-) -> None:
-    """Objects named `.zip` or `.ozx` may be archives, with a named format those of any name."""
+async def test_archives_are_known_by_their_names(name: str, *, is_container: bool) -> None:
+    """Objects named `.zip` or `.ozx` may be archives, and a root of any name."""
     ref = ObjectRef(REF.bucket, name)
     kept = Kept(b"")
     kept.store.place(ref, archive(GOOD))
-    fmt = Zip(MOST, MOST, is_named=is_named)
 
-    assert fmt.is_container(name) is is_container
-    assert (await fmt.open(ref, kept.fetch) is not None) is is_container
+    assert Zip(MOST, MOST).is_container(name) is is_container
+    assert (await Zip(MOST, MOST).open(ref, kept.fetch) is not None) is is_container
+    assert await Zip(MOST, MOST, root=ref).open(ref, kept.fetch) is not None
 
 
 async def test_absent_archive_is_no_container() -> None:

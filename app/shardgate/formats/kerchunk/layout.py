@@ -1,16 +1,16 @@
 """The format of reference sets, in JSON and in Parquet."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from shardgate.formats.kerchunk.json_set import JsonSet
 from shardgate.formats.kerchunk.parquet_set import ParquetSet
-from shardgate.formats.members import MemberLayout
+from shardgate.formats.kerchunk.reference_table import CONSOLIDATED
+from shardgate.formats.members import SET_SUFFIXES, MemberLayout
 from shardgate.formats.reading import Fetch, Read
 from shardgate.formats.references import Allowed
 from shardgate.model import ObjectRef
-
-_JSON: Final = (".json", ".json.gz", ".json.zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,12 @@ class Kerchunk:
     """See `MemberLayout`."""
     allowed: tuple[Allowed, ...] = ()
 
+    @property
+    def markers(self) -> Sequence[str]:
+        return [*(f"*{suffix}" for suffix in SET_SUFFIXES), CONSOLIDATED]
+
     def is_container(self, name: str) -> bool:
-        return name.lower().endswith(_JSON)
+        return name.lower().endswith(SET_SUFFIXES)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
         set_of = JsonSet if self.is_container(directory.key) else ParquetSet

@@ -61,7 +61,9 @@ class ShardEdges:
             starts.append(start)
             numbers.append(number)
             start, number = start + length * repeats, number + repeats
-        if not runs or start < size:
+        if not runs:
+            raise DecodeError("chunk_shapes has no shards, whose chunks could be served")
+        if start < size:
             raise DecodeError(f"chunk_shapes covers {start} elements of {size}")
         return cls(lengths, starts, numbers)
 

@@ -1,15 +1,14 @@
 """The entries of an archive found, and located in it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from zlib_ng import zlib_ng
 
 from shardgate.errors import DamagedError, lost
 from shardgate.formats.compression import raw_deflate
 from shardgate.formats.documents import Marked
-from shardgate.formats.members import MemberLayout, Place
+from shardgate.formats.members import ARCHIVE_SUFFIXES, MemberLayout, Place
 from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
 from shardgate.formats.zip.directory import (
     LOCAL_HEADER,
@@ -33,8 +32,6 @@ from shardgate.model import (
     SuffixRange,
 )
 
-_SUFFIXES: Final = (".zip", ".ozx")
-
 
 @dataclass(frozen=True, slots=True)
 class Zip:
@@ -43,14 +40,18 @@ class Zip:
     limit_nbytes: int
     decoded_nbytes: int
     """See `MemberLayout`."""
-    is_named: bool = False
-    """True if the settings name the format: then archives may have any name."""
+    root: ObjectRef | None = None
+    """The object that the settings name, which may have any name."""
+
+    @property
+    def markers(self) -> Sequence[str]:
+        return [f"*{suffix}" for suffix in ARCHIVE_SUFFIXES]
 
     def is_container(self, name: str) -> bool:
-        return bool(name) and (self.is_named or name.lower().endswith(_SUFFIXES))
+        return name.lower().endswith(ARCHIVE_SUFFIXES)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
-        if not self.is_container(directory.key):
+        if directory != self.root and not self.is_container(directory.key):
             return None
         decode = TailDecoder(self.limit_nbytes)
         found = await fetch(Read("metadata", directory, SuffixRange(TAIL_NBYTES), decode))
@@ -74,9 +75,9 @@ async def _open_members(
     start, decode = shift + end.start, CentralDirectoryDecoder(end)
     place = ByteRange(start, start + end.directory_nbytes)
     read = Read("zip-directory", archive, place, decode, found.etag, memory_nbytes)
-    if (directory := await fetch(read)) is None:
-        raise lost(archive, found.etag)
-    return ZipMembers(archive, found.etag, shift, directory.value)
+    members = ZipMembers(archive, found.etag, shift, read)
+    await members.open_directory(fetch)
+    return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +87,23 @@ class ZipMembers:
     archive: ObjectRef
     etag: ETag
     shift: int
-    directory: CentralDirectory
+    directory: CentralDirectory | Read[CentralDirectory]
+    """A long one is left to the cache, which may drop it."""
+
+    async def open_directory(self, fetch: Fetch) -> CentralDirectory:
+        """Return the directory. Raises: `DamagedError`, `StorageError`."""
+        if isinstance(self.directory, CentralDirectory):
+            return self.directory
+        if (found := await fetch(self.directory)) is None:
+            raise lost(self.archive, self.etag)
+        return found.value
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         """Find the entry *name*: by the local header in front of it, checked against the directory,
         since only that tells where its data begin.
         """
-        if (entry := self.directory.lookup(name)) is None:
+        directory = await self.open_directory(fetch)
+        if (entry := directory.lookup(name)) is None:
             return MISSING
         if entry.fault:
             raise DamagedError(self.archive, f"{name}: {entry.fault}")
@@ -112,10 +123,11 @@ class ZipMembers:
         return data if entry.method == STORED else Coded(data, raw_deflate(entry.size, entry.crc))
 
     async def below(
-        self, prefix: str, after: str, delimiter: str, _: Fetch
+        self, prefix: str, after: str, delimiter: str, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
-        sizes = self.directory.rows["size"]
-        for name, at in self.directory.names.below(prefix, after, delimiter):
+        directory = await self.open_directory(fetch)
+        sizes = directory.rows["size"]
+        for name, at in directory.names.below(prefix, after, delimiter):
             yield name, None if at is None else sizes.item(at)
 
 

@@ -11,13 +11,18 @@ import pytest
 
 from shardgate.errors import DamagedError, ReadOnlyError
 from shardgate.formats.listing import Window
-from shardgate.model import ObjectRef, Stored, VirtualKey
+from shardgate.model import (
+    ObjectRef,
+    Stored,
+    VirtualKey,
+)
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.listing import find_collections
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import inspect_key
 from shardgate.survey.verify import verify
 from tests.formats.case import Case, filled
+from tests.formats.icechunk import case as icechunk
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr import case as zarr_case
@@ -26,6 +31,9 @@ from tests.support.resolving import ROOT, Reading, everything, reading
 
 NAME = "lab/scan.zip"
 every_case = pytest.mark.parametrize("case", [*zarr_case.CASES, *precomputed.CASES], ids=str)
+every_method = pytest.mark.parametrize(
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"]
+)
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
 
 
@@ -154,6 +162,19 @@ async def test_shard_in_an_archive_is_inspected_where_it_lies() -> None:
     assert archive[slice(report.start, report.stop)] == _CHUNKS["c/0/1"]
     assert report.shard is not None
     assert report.shard.nbytes == len(objects["c/0/0"])
+
+
+async def test_repository_in_an_archive_is_served_as_it_is_stored() -> None:
+    """Files of an Icechunk repository in an archive are served as stored, and listed so."""
+    files = icechunk.CASES[0].build(icechunk.CASES[0].chunks)
+    data = reading(_archived({f"lab/{name}": content for name, content in files.items()}))
+
+    assert {name: await data.read(f"{NAME}/lab/{name}") for name in files} == files
+    assert dict(await _listed(data, f"{NAME}/lab/")) == {
+        name: len(content) for name, content in files.items()
+    }
+    assert await data.read(f"{NAME}/lab/zarr.json") is None
+    assert await data.read(f"{NAME}/lab/@branch.main/zarr.json") is None
 
 
 async def test_deflated_shard_is_inflated_and_not_surveyed() -> None:

@@ -2,22 +2,32 @@
 
 import io
 import zipfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
+from threading import get_ident
 from typing import Any
 
 import pytest
 
 from shardgate.errors import DamagedError, ReadOnlyError
 from shardgate.formats.listing import Window
+from shardgate.formats.members import MemberLayout, Members, Place
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.model import (
+    ByteRange,
+    ETag,
+    Inline,
     ObjectRef,
     Stored,
+    SuffixRange,
     VirtualKey,
 )
+from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.listing import find_collections
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.nesting import MemberFetch
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import inspect_key
 from shardgate.survey.verify import verify
@@ -47,6 +57,43 @@ def _archive(objects: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> 
 
 def _archived(objects: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> MemoryStore:
     return filled({NAME: _archive(objects, method)})
+
+
+def _refuse(_: bytes) -> Opaque:
+    raise DecodeError("refused")
+
+
+async def _fetch(store: MemoryStore, fetch: Fetch | None = None) -> MemberFetch:
+    """Return a fetch of the members of the archive."""
+    data = reading(store)
+    found = await data.dataset.containers.archive_of(ROOT, f"{NAME}/", data.fetch)
+    assert found is not None
+    return MemberFetch(found[0], fetch or data.fetch)
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """Decoder that records its thread, and what a budget holds; all of them are equal."""
+
+    budget: ByteBudget = field(default=ByteBudget(0, wait_s=0), compare=False)
+    calls: list[tuple[int, int]] = field(default_factory=list, compare=False)
+
+    def __call__(self, data: bytes) -> Opaque:
+        self.calls.append((get_ident(), self.budget.held_bytes))
+        return Opaque(data)
+
+
+@dataclass(frozen=True)
+class _InMemory(Members):
+    """Members that all have the same bytes in memory."""
+
+    data: bytes
+
+    async def find(self, _: str, __: Fetch) -> Place:
+        return Inline(self.data, ETag('"1"'))
+
+    async def below(self, *_: object) -> AsyncIterator[tuple[str, int | None]]:
+        yield "a", len(self.data)
 
 
 async def _listed(data: Reading, prefix: str) -> list[tuple[str, int | None]]:
@@ -162,6 +209,83 @@ async def test_shard_in_an_archive_is_inspected_where_it_lies() -> None:
     assert archive[slice(report.start, report.stop)] == _CHUNKS["c/0/1"]
     assert report.shard is not None
     assert report.shard.nbytes == len(objects["c/0/0"])
+
+
+@every_method
+@pytest.mark.parametrize("nbytes", [10, 2**19])
+async def test_document_in_an_archive_is_decoded_once(method: int, nbytes: int) -> None:
+    """A member, deflated or not, is decoded once however often it is read."""
+    document = bytes(nbytes)
+    fetch = await _fetch(_archived({"a": document}, method))
+    recorder = _Recorder()
+    read = Read("member", ROOT.join(f"{NAME}/a"), ByteRange(0, 2**20), recorder)
+    found = [await fetch(read), await fetch(read)]
+
+    assert [each and (each.value.data, each.size) for each in found] == 2 * [(document, nbytes)]
+    assert len(recorder.calls) == 1
+
+
+async def test_deflated_document_is_decoded_off_the_event_loop() -> None:
+    """A deflated member is inflated and decoded in a thread, and its size counts as memory."""
+    budget = ByteBudget(2**30, wait_s=0)
+    store = _archived({"a": bytes(2**19)}, zipfile.ZIP_DEFLATED)
+    fetch = await _fetch(store, ReadCache(store, MetadataCache(2**20, budget), ttl_s=60))
+    recorder = _Recorder(budget)
+    await fetch(Read("member", ROOT.join(f"{NAME}/a"), None, recorder))
+
+    ((thread, held_nbytes),) = recorder.calls
+    assert thread != get_ident()
+    assert held_nbytes >= 2**19
+    assert budget.held_bytes == 0
+
+
+async def test_large_part_of_a_deflated_member_is_decoded_once() -> None:
+    """A part of a deflated member that is not small, such as a large index, is decoded once."""
+    content = bytes(range(256)) * 2**11
+    fetch = await _fetch(_archived({"a": content}, zipfile.ZIP_DEFLATED))
+    recorder = _Recorder()
+    read = Read("member", ROOT.join(f"{NAME}/a"), SuffixRange(2**18), recorder)
+    found = [await fetch(read), await fetch(read)]
+
+    assert [each and each.value.data for each in found] == 2 * [content[-(2**18) :]]
+    assert len(recorder.calls) == 1
+
+
+async def test_small_parts_of_a_deflated_member_share_its_content() -> None:
+    """Small parts of a deflated member are cut from its content, which is read once."""
+    store = WatchedStore()
+    content = bytes(range(256)) * 2**11
+    fetch = await _fetch(filled({NAME: _archive({"a": content}, zipfile.ZIP_DEFLATED)}, store))
+    ref = ROOT.join(f"{NAME}/a")
+    await fetch(Read("member", ref, ByteRange(0, 8), Opaque))
+    store.calls.clear()
+
+    for start in range(0, 2**19, 2**15):
+        part = ByteRange(start, start + 2**15)
+        found = await fetch(Read("member", ref, part, Opaque))
+        assert found is not None
+        assert (found.value.data, found.size) == (content[slice(*part)], len(content))
+    assert store.calls == []
+
+
+async def test_long_bytes_in_a_reference_set_are_decoded_off_the_event_loop() -> None:
+    """Bytes that a set of references holds are decoded in a thread if they are long."""
+    recorder = _Recorder()
+    for nbytes in (10, 2**19):
+        layout = MemberLayout(ROOT, _InMemory(bytes(nbytes)), 2**20)
+        fetch = MemberFetch(layout, reading(MemoryStore()).fetch)
+        await fetch(Read("member", ROOT.join("a"), None, recorder))
+
+    assert [thread == get_ident() for thread, _ in recorder.calls] == [True, False]
+
+
+@every_method
+async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int) -> None:
+    """A member that its decoder refuses raises DamagedError, deflated or not, in parts too."""
+    fetch = await _fetch(_archived({"a": bytes(2**10)}, method))
+    for request in (None, ByteRange(0, 8)):
+        with pytest.raises(DamagedError, match=r"scan\.zip/a: refused"):
+            await fetch(Read("member", ROOT.join(f"{NAME}/a"), request, _refuse))
 
 
 async def test_repository_in_an_archive_is_served_as_it_is_stored() -> None:

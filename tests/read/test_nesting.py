@@ -288,6 +288,17 @@ async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int)
             await fetch(Read("member", ROOT.join(f"{NAME}/a"), request, _refuse))
 
 
+@every_method
+async def test_file_in_an_archive_that_is_named_like_metadata_is_an_ordinary_file(
+    method: int,
+) -> None:
+    """A file in an archive that has the name of metadata by chance is served as it is stored."""
+    files = {"a/info": b'{"a": 1}', "info": b"no JSON", "a/b": b"other"}
+    data = reading(_archived(files, method))
+
+    assert {name: await data.read(f"{NAME}/{name}") for name in files} == files
+
+
 async def test_repository_in_an_archive_is_served_as_it_is_stored() -> None:
     """Files of an Icechunk repository in an archive are served as stored, and listed so."""
     files = icechunk.CASES[0].build(icechunk.CASES[0].chunks)

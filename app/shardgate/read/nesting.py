@@ -141,6 +141,8 @@ class MemberFetch:
                     return await _decoded(read, b"", etag, nbytes)
                 request = place.byte_range.narrow(part)
                 inside = read._replace(ref=place.ref, request=request, version=place.version)
+        if inside.kind == "metadata" and inside.version is not None:
+            inside = inside._replace(kind="member")  # it is no marker: its archive has a history
         ref, whole, _ = place
         try:
             found = await self.fetch(inside, allow_stale=allow_stale)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from threading import get_ident
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -38,6 +38,7 @@ from tests.formats.zarr import building as zarr
 from tests.formats.zarr import case as zarr_case
 from tests.read.stores import SearchedContainers, WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, reading
+from tests.support.zipped import zipped
 
 NAME = "lab/scan.zip"
 every_case = pytest.mark.parametrize("case", [*zarr_case.CASES, *precomputed.CASES], ids=str)
@@ -57,6 +58,17 @@ def _archive(objects: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> 
 
 def _archived(objects: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> MemoryStore:
     return filled({NAME: _archive(objects, method)})
+
+
+_GZIP_DATA: Final = next(case for case in precomputed.CASES if case.name == "gzip-data")
+_DAMAGED: Final = "s0/2-5_5-8_0-1"
+
+
+def _with_damaged_chunk() -> dict[str, bytes]:
+    """Build a volume whose chunk `_DAMAGED`, which should be gzip, has other bytes."""
+    chunk = zipped(_GZIP_DATA.chunks[_DAMAGED])
+    objects = _GZIP_DATA.build(_GZIP_DATA.chunks)
+    return {name: data.replace(chunk, b"x" * len(chunk)) for name, data in objects.items()}
 
 
 def _refuse(_: bytes) -> Opaque:
@@ -140,6 +152,20 @@ async def test_survey_of_an_archive_is_that_of_a_folder(case: Case) -> None:
 
     assert reports[1] == reports[0]
     assert paths[1] == paths[0]
+
+
+@every_method
+async def test_damaged_chunk_in_an_archive_is_listed_and_not_inflated(method: int) -> None:
+    """A chunk in an archive that is no gzip is listed as stored; only reading it finds damage."""
+    data = reading(_archived(_with_damaged_chunk(), method))
+    expected = await _listed(reading(filled(_GZIP_DATA.build(_GZIP_DATA.chunks))), "")
+
+    assert await _listed(data, f"{NAME}/") == expected
+    with pytest.raises(DamagedError, match="no gzip"):
+        await data.read(f"{NAME}/{_DAMAGED}")
+    for key, chunk in _GZIP_DATA.chunks.items():
+        if key != _DAMAGED:
+            assert await data.read(f"{NAME}/{key}") == chunk
 
 
 @every_case

@@ -589,7 +589,7 @@ def _entry(
             entity = Entity.at(source).referenced(reference_id, is_immutable=is_immutable)
         case (Stored(ref) as source) | (Coded(Stored(ref)) as source):
             entity, modified_s = Entity.at(source), object_modified_s(ref)
-        case Inline() as source:
+        case (Inline() | Coded()) as source:
             entity = Entity.at(source)
         case _:
             return ListedKey(found.key, None, None, modified_s)

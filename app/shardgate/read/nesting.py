@@ -6,7 +6,7 @@ translated to where the members lie: an inner chunk of a shard in an archive is 
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import DamagedError
@@ -131,7 +131,7 @@ class MemberFetch:
                 start, stop = _clip(read.request, len(data))
                 return await _decoded(read, data[start:stop], etag, len(data))
             case Coded(stored, coding):
-                place = stored
+                place = cast("Stored", stored)
                 nbytes = announced_nbytes(coding, b"")
                 inside = self._decoding(read, place, coding)
             case Stored() | Part():
@@ -219,11 +219,9 @@ class NestedLayout(Layout):
                 place = _narrow(await reading.content(ref), part)
                 return refer(place) if isinstance(place, Part) else place
             case Coded(Stored(ref, part), coding):
-                match _narrow(await reading.content(ref), part):
-                    case Stored() as place:
-                        return Coded(place, coding)
-                    case Inline(data, etag):
-                        return Inline(decode_content(coding, data, self.outer.decoded_nbytes), etag)
+                place = _narrow(await reading.content(ref), part)
+                if isinstance(place, Stored | Inline):
+                    return Coded(place, coding)
                 raise DamagedError(ref, f"a chunk with the coding {coding} has no known version")
         return location
 

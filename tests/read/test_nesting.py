@@ -25,11 +25,11 @@ from shardgate.model import (
 )
 from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker
-from shardgate.read.listing import find_collections
+from shardgate.read.listing import Root, find_collections
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.nesting import MemberFetch
 from shardgate.storage.memory import MemoryStore
-from shardgate.survey.inspect import inspect_key
+from shardgate.survey.inspect import inspect_key, inspect_shard
 from shardgate.survey.verify import verify
 from tests.formats.case import Case, filled
 from tests.formats.icechunk import case as icechunk
@@ -69,6 +69,11 @@ def _with_damaged_chunk() -> dict[str, bytes]:
     chunk = zipped(_GZIP_DATA.chunks[_DAMAGED])
     objects = _GZIP_DATA.build(_GZIP_DATA.chunks)
     return {name: data.replace(chunk, b"x" * len(chunk)) for name, data in objects.items()}
+
+
+def _root(store: MemoryStore) -> Root:
+    data = reading(store)
+    return data.resolver.root(data.dataset)
 
 
 def _refuse(_: bytes) -> Opaque:
@@ -136,12 +141,13 @@ async def test_listing_of_an_archive_is_that_of_a_folder(case: Case) -> None:
     assert await _listed(reading(_archived(objects)), f"{NAME}/") == expected
 
 
+@every_method
 @every_case
-async def test_survey_of_an_archive_is_that_of_a_folder(case: Case) -> None:
-    """Collections, shards, chunks and bytes in an archive are those in a folder."""
+async def test_survey_of_an_archive_is_that_of_a_folder(case: Case, method: int) -> None:
+    """Collections, shards, chunks and bytes in any archive are those in a folder."""
     objects = case.build(case.chunks)
     reports, paths = [], []
-    for store, prefix in ((filled(objects), ""), (_archived(objects), NAME)):
+    for store, prefix in ((filled(objects), ""), (_archived(objects, method), NAME)):
         data = reading(store)
         root = data.resolver.root(data.dataset)
         report = await verify(root, chunks=True)
@@ -152,6 +158,14 @@ async def test_survey_of_an_archive_is_that_of_a_folder(case: Case) -> None:
 
     assert reports[1] == reports[0]
     assert paths[1] == paths[0]
+
+
+@every_method
+async def test_damaged_chunk_in_an_archive_is_found_by_verification(method: int) -> None:
+    """Verification finds the chunk of a shard in an archive, deflated or not, that is no gzip."""
+    report = await verify(_root(_archived(_with_damaged_chunk(), method)), chunks=True)
+
+    assert [each.key for each in report.damages] == [f"{NAME}/{_DAMAGED}"]
 
 
 @every_method
@@ -235,6 +249,16 @@ async def test_shard_in_an_archive_is_inspected_where_it_lies() -> None:
     assert archive[slice(report.start, report.stop)] == _CHUNKS["c/0/1"]
     assert report.shard is not None
     assert report.shard.nbytes == len(objects["c/0/0"])
+
+
+async def test_shard_that_is_deflated_in_an_archive_is_inspected_by_its_name() -> None:
+    """Reports on a shard that is no range of its archive, and on its chunks, name the entry."""
+    objects = zarr.build(_CHUNKS)
+    root, key = _root(_archived(objects, zipfile.ZIP_DEFLATED)), VirtualKey(f"{NAME}/c/0/0")
+    report = await inspect_shard(root, key)
+
+    assert (report.shard, report.nbytes) == (str(ROOT.join(key)), len(objects["c/0/0"]))
+    assert (await inspect_key(root, VirtualKey(f"{NAME}/c/0/1"))).shard == report
 
 
 @every_method
@@ -336,17 +360,6 @@ async def test_repository_in_an_archive_is_served_as_it_is_stored() -> None:
     }
     assert await data.read(f"{NAME}/lab/zarr.json") is None
     assert await data.read(f"{NAME}/lab/@branch.main/zarr.json") is None
-
-
-async def test_deflated_shard_is_inflated_and_not_surveyed() -> None:
-    """Inner chunks of a deflated shard are exact; the shard, no range of the archive, is passed
-    over by verification.
-    """
-    data = reading(_archived(zarr.build(_CHUNKS), zipfile.ZIP_DEFLATED))
-    report = await verify(data.resolver.root(data.dataset), chunks=True)
-
-    assert {key: await data.read(f"{NAME}/{key}") for key in _CHUNKS} == _CHUNKS
-    assert (report.shards, report.damages) == (0, [])
 
 
 async def test_damaged_metadata_in_an_archive_are_named() -> None:

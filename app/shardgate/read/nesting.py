@@ -30,6 +30,7 @@ from shardgate.model import (
     ByteRequest,
     Coded,
     ETag,
+    Fixed,
     Inline,
     Location,
     Missing,
@@ -281,15 +282,6 @@ class NestedLayout(Layout):
     def names_below(self) -> Sequence[str] | None:
         return self.inner.names_below()
 
-    async def whole(self, shard: Stored, fetch: Fetch) -> Stored | None:
-        """Return where *shard*, a member or a part of one, lies; `None` for one in memory."""
-        match _narrow(await self.reading(fetch).content(shard.ref), shard.byte_range):
-            case Stored() as place:
-                return place
-            case Part(ref, byte_range):
-                return Stored(ref, byte_range, shard.version)
-        return None
-
 
 def _narrow(place: _InPlace, part: ByteRange) -> _InPlace:
     match place:
@@ -332,7 +324,7 @@ class NestedShards:
 
 @dataclass(frozen=True, slots=True)
 class NestedShard:
-    """One shard among members; one that is not stored by itself, but deflated, has no survey."""
+    """One shard among members."""
 
     layout: NestedLayout
     inner: Shard
@@ -346,11 +338,17 @@ class NestedShard:
         return self.inner.key
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        survey = await self.inner.survey(self.layout.reading(fetch))
-        if survey is None or (whole := await self.layout.whole(survey.whole, fetch)) is None:
+        reading = self.layout.reading(fetch)
+        if (survey := await self.inner.survey(reading)) is None:
             return None
-        if (inner := survey.inner) is None:
-            return replace(survey, whole=whole)
-        return replace(
-            survey, whole=whole, inner=lambda entry: NestedShard(self.layout, inner(entry))
-        )
+        ref, part, version = survey.whole
+        if (inner := survey.inner) is not None:
+            survey = replace(survey, inner=lambda entry: NestedShard(self.layout, inner(entry)))
+        match await reading.content(ref):
+            case Stored() | Part() as place:
+                version = place.version if isinstance(place, Stored) else version
+                whole = Stored(place.ref, place.byte_range.narrow(part), version)
+                return replace(survey, whole=whole)
+            case Inline(data, etag):
+                return replace(survey, whole=Stored(ref, part, Fixed(etag)), data=data)
+        return None

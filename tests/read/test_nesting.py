@@ -23,6 +23,7 @@ from shardgate.model import (
     SuffixRange,
     VirtualKey,
 )
+from shardgate.read.bodies import Entity, Selection
 from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.listing import Root, find_collections
@@ -74,6 +75,10 @@ def _with_damaged_chunk() -> dict[str, bytes]:
 def _root(store: MemoryStore) -> Root:
     data = reading(store)
     return data.resolver.root(data.dataset)
+
+
+def _inflated(entity: Entity) -> Selection | None:
+    return None if entity.coding else everything(entity)
 
 
 def _refuse(_: bytes) -> Opaque:
@@ -336,6 +341,27 @@ async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int)
     for request in (None, ByteRange(0, 8)):
         with pytest.raises(DamagedError, match=r"scan\.zip/a: refused"):
             await fetch(Read("member", ROOT.join(f"{NAME}/a"), request, _refuse))
+
+
+@every_method
+async def test_listed_members_are_those_that_are_read(method: int) -> None:
+    """Size and ETag of each listed member, in an array or in none, are those of its read form."""
+    files = {
+        "notes/a.txt": bytes(1000),
+        "b.txt": bytes(99),
+        "docs/c/x": bytes(300),
+        "0.0": b"a",
+    }
+    data = reading(_archived({**files, **zarr.build(_CHUNKS)}, method))
+    page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
+
+    assert len(page.entries) == len(files) + len(_CHUNKS) + 1
+    for entry in page.entries:
+        key = VirtualKey(entry.key)
+        async with data.resolver.open(data.dataset, key, _inflated) as opened:
+            assert opened is not None
+            assert opened.entity.length == entry.nbytes
+            assert entry.etag in {None, opened.entity.etag}
 
 
 @every_method

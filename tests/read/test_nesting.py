@@ -365,6 +365,24 @@ async def test_listed_members_are_those_that_are_read(method: int) -> None:
 
 
 @every_method
+async def test_listed_members_of_folders_have_the_time_of_the_archive(method: int) -> None:
+    """Members outside of arrays are listed with the time of their archive, which reads tell too."""
+    store = _archived({"notes/a.txt": bytes(1000), "b.txt": bytes(99)}, method)
+    stat = await store.stat(ROOT.join(NAME))
+    data = reading(store)
+    page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
+    times = [entry.modified_s for entry in page.entries]
+    async with data.resolver.open(
+        data.dataset, VirtualKey(f"{NAME}/notes/a.txt"), _inflated
+    ) as opened:
+        assert opened is not None
+        times.append(opened.entity.modified_s)
+
+    assert stat is not None
+    assert times == [stat.modified_s] * 3
+
+
+@every_method
 async def test_file_in_an_archive_that_is_named_like_metadata_is_an_ordinary_file(
     method: int,
 ) -> None:

@@ -112,7 +112,8 @@ class _MemberListing:
         while batch := await take(names, _BATCH):
             sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
             for (name, _), nbytes in zip(batch, sizes, strict=True):
-                yield Listed(ObjectRef(directory.bucket, directory.key + name), nbytes)
+                ref = ObjectRef(directory.bucket, directory.key + name)
+                yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
 
     async def _size(self, member: tuple[str, int | None]) -> int | None:
         """Return the size of a member that `Members.below` yields; if only its object tells, and

@@ -192,10 +192,17 @@ class Part(NamedTuple):
     version: UnmodifiedSince | None = None
 
 
+class Inline(NamedTuple):
+    """Bytes in memory: rewritten metadata, or a small chunk of an index."""
+
+    data: bytes
+    etag: ETag
+
+
 class Coded(NamedTuple):
     """Bytes stored with a content coding, sent as such or inflated."""
 
-    place: Stored
+    place: Stored | Inline
     coding: str
     etag: ETag | None = None
     """ETag of a whole object; that of a part is made of version and range."""
@@ -205,13 +212,6 @@ class Whole(NamedTuple):
     """Object served as stored; it may not exist."""
 
     ref: ObjectRef
-
-
-class Inline(NamedTuple):
-    """Bytes in memory: rewritten metadata, or a small chunk of an index."""
-
-    data: bytes
-    etag: ETag
 
 
 @dataclass(frozen=True, slots=True)

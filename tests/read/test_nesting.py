@@ -2,30 +2,50 @@
 
 import io
 import zipfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from threading import get_ident
+from typing import Any, Final
 
 import pytest
 
 from shardgate.errors import DamagedError, ReadOnlyError
 from shardgate.formats.listing import Window
-from shardgate.model import ObjectRef, Stored, VirtualKey
+from shardgate.formats.members import MemberLayout, Members, Place
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.model import (
+    ByteRange,
+    ETag,
+    Inline,
+    ObjectRef,
+    Stored,
+    SuffixRange,
+    VirtualKey,
+)
+from shardgate.read.bodies import Entity, Selection
+from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker
-from shardgate.read.listing import find_collections
+from shardgate.read.listing import Root, find_collections
+from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.nesting import MemberFetch
 from shardgate.storage.memory import MemoryStore
-from shardgate.survey.inspect import inspect_key
+from shardgate.survey.inspect import inspect_key, inspect_shard
 from shardgate.survey.verify import verify
 from tests.formats.case import Case, filled
+from tests.formats.icechunk import case as icechunk
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr import case as zarr_case
 from tests.read.stores import SearchedContainers, WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, reading
+from tests.support.zipped import zipped
 
 NAME = "lab/scan.zip"
 every_case = pytest.mark.parametrize("case", [*zarr_case.CASES, *precomputed.CASES], ids=str)
+every_method = pytest.mark.parametrize(
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"]
+)
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
 
 
@@ -39,6 +59,63 @@ def _archive(objects: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> 
 
 def _archived(objects: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> MemoryStore:
     return filled({NAME: _archive(objects, method)})
+
+
+_GZIP_DATA: Final = next(case for case in precomputed.CASES if case.name == "gzip-data")
+_DAMAGED: Final = "s0/2-5_5-8_0-1"
+
+
+def _with_damaged_chunk() -> dict[str, bytes]:
+    """Build a volume whose chunk `_DAMAGED`, which should be gzip, has other bytes."""
+    chunk = zipped(_GZIP_DATA.chunks[_DAMAGED])
+    objects = _GZIP_DATA.build(_GZIP_DATA.chunks)
+    return {name: data.replace(chunk, b"x" * len(chunk)) for name, data in objects.items()}
+
+
+def _root(store: MemoryStore) -> Root:
+    data = reading(store)
+    return data.resolver.root(data.dataset)
+
+
+def _inflated(entity: Entity) -> Selection | None:
+    return None if entity.coding else everything(entity)
+
+
+def _refuse(_: bytes) -> Opaque:
+    raise DecodeError("refused")
+
+
+async def _fetch(store: MemoryStore, fetch: Fetch | None = None) -> MemberFetch:
+    """Return a fetch of the members of the archive."""
+    data = reading(store)
+    found = await data.dataset.containers.archive_of(ROOT, f"{NAME}/", data.fetch)
+    assert found is not None
+    return MemberFetch(found[0], fetch or data.fetch)
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """Decoder that records its thread, and what a budget holds; all of them are equal."""
+
+    budget: ByteBudget = field(default=ByteBudget(0, wait_s=0), compare=False)
+    calls: list[tuple[int, int]] = field(default_factory=list, compare=False)
+
+    def __call__(self, data: bytes) -> Opaque:
+        self.calls.append((get_ident(), self.budget.held_bytes))
+        return Opaque(data)
+
+
+@dataclass(frozen=True)
+class _InMemory(Members):
+    """Members that all have the same bytes in memory."""
+
+    data: bytes
+
+    async def find(self, _: str, __: Fetch) -> Place:
+        return Inline(self.data, ETag('"1"'))
+
+    async def below(self, *_: object) -> AsyncIterator[tuple[str, int | None]]:
+        yield "a", len(self.data)
 
 
 async def _listed(data: Reading, prefix: str) -> list[tuple[str, int | None]]:
@@ -69,12 +146,13 @@ async def test_listing_of_an_archive_is_that_of_a_folder(case: Case) -> None:
     assert await _listed(reading(_archived(objects)), f"{NAME}/") == expected
 
 
+@every_method
 @every_case
-async def test_survey_of_an_archive_is_that_of_a_folder(case: Case) -> None:
-    """Collections, shards, chunks and bytes in an archive are those in a folder."""
+async def test_survey_of_an_archive_is_that_of_a_folder(case: Case, method: int) -> None:
+    """Collections, shards, chunks and bytes in any archive are those in a folder."""
     objects = case.build(case.chunks)
     reports, paths = [], []
-    for store, prefix in ((filled(objects), ""), (_archived(objects), NAME)):
+    for store, prefix in ((filled(objects), ""), (_archived(objects, method), NAME)):
         data = reading(store)
         root = data.resolver.root(data.dataset)
         report = await verify(root, chunks=True)
@@ -85,6 +163,28 @@ async def test_survey_of_an_archive_is_that_of_a_folder(case: Case) -> None:
 
     assert reports[1] == reports[0]
     assert paths[1] == paths[0]
+
+
+@every_method
+async def test_damaged_chunk_in_an_archive_is_found_by_verification(method: int) -> None:
+    """Verification finds the chunk of a shard in an archive, deflated or not, that is no gzip."""
+    report = await verify(_root(_archived(_with_damaged_chunk(), method)), chunks=True)
+
+    assert [each.key for each in report.damages] == [f"{NAME}/{_DAMAGED}"]
+
+
+@every_method
+async def test_damaged_chunk_in_an_archive_is_listed_and_not_inflated(method: int) -> None:
+    """A chunk in an archive that is no gzip is listed as stored; only reading it finds damage."""
+    data = reading(_archived(_with_damaged_chunk(), method))
+    expected = await _listed(reading(filled(_GZIP_DATA.build(_GZIP_DATA.chunks))), "")
+
+    assert await _listed(data, f"{NAME}/") == expected
+    with pytest.raises(DamagedError, match="no gzip"):
+        await data.read(f"{NAME}/{_DAMAGED}")
+    for key, chunk in _GZIP_DATA.chunks.items():
+        if key != _DAMAGED:
+            assert await data.read(f"{NAME}/{key}") == chunk
 
 
 @every_case
@@ -156,15 +256,154 @@ async def test_shard_in_an_archive_is_inspected_where_it_lies() -> None:
     assert report.shard.nbytes == len(objects["c/0/0"])
 
 
-async def test_deflated_shard_is_inflated_and_not_surveyed() -> None:
-    """Inner chunks of a deflated shard are exact; the shard, no range of the archive, is passed
-    over by verification.
-    """
-    data = reading(_archived(zarr.build(_CHUNKS), zipfile.ZIP_DEFLATED))
-    report = await verify(data.resolver.root(data.dataset), chunks=True)
+async def test_shard_that_is_deflated_in_an_archive_is_inspected_by_its_name() -> None:
+    """Reports on a shard that is no range of its archive, and on its chunks, name the entry."""
+    objects = zarr.build(_CHUNKS)
+    root, key = _root(_archived(objects, zipfile.ZIP_DEFLATED)), VirtualKey(f"{NAME}/c/0/0")
+    report = await inspect_shard(root, key)
 
-    assert {key: await data.read(f"{NAME}/{key}") for key in _CHUNKS} == _CHUNKS
-    assert (report.shards, report.damages) == (0, [])
+    assert (report.shard, report.nbytes) == (str(ROOT.join(key)), len(objects["c/0/0"]))
+    assert (await inspect_key(root, VirtualKey(f"{NAME}/c/0/1"))).shard == report
+
+
+@every_method
+@pytest.mark.parametrize("nbytes", [10, 2**19])
+async def test_document_in_an_archive_is_decoded_once(method: int, nbytes: int) -> None:
+    """A member, deflated or not, is decoded once however often it is read."""
+    document = bytes(nbytes)
+    fetch = await _fetch(_archived({"a": document}, method))
+    recorder = _Recorder()
+    read = Read("member", ROOT.join(f"{NAME}/a"), ByteRange(0, 2**20), recorder)
+    found = [await fetch(read), await fetch(read)]
+
+    assert [each and (each.value.data, each.size) for each in found] == 2 * [(document, nbytes)]
+    assert len(recorder.calls) == 1
+
+
+async def test_deflated_document_is_decoded_off_the_event_loop() -> None:
+    """A deflated member is inflated and decoded in a thread, and its size counts as memory."""
+    budget = ByteBudget(2**30, wait_s=0)
+    store = _archived({"a": bytes(2**19)}, zipfile.ZIP_DEFLATED)
+    fetch = await _fetch(store, ReadCache(store, MetadataCache(2**20, budget), ttl_s=60))
+    recorder = _Recorder(budget)
+    await fetch(Read("member", ROOT.join(f"{NAME}/a"), None, recorder))
+
+    ((thread, held_nbytes),) = recorder.calls
+    assert thread != get_ident()
+    assert held_nbytes >= 2**19
+    assert budget.held_bytes == 0
+
+
+async def test_large_part_of_a_deflated_member_is_decoded_once() -> None:
+    """A part of a deflated member that is not small, such as a large index, is decoded once."""
+    content = bytes(range(256)) * 2**11
+    fetch = await _fetch(_archived({"a": content}, zipfile.ZIP_DEFLATED))
+    recorder = _Recorder()
+    read = Read("member", ROOT.join(f"{NAME}/a"), SuffixRange(2**18), recorder)
+    found = [await fetch(read), await fetch(read)]
+
+    assert [each and each.value.data for each in found] == 2 * [content[-(2**18) :]]
+    assert len(recorder.calls) == 1
+
+
+async def test_small_parts_of_a_deflated_member_share_its_content() -> None:
+    """Small parts of a deflated member are cut from its content, which is read once."""
+    store = WatchedStore()
+    content = bytes(range(256)) * 2**11
+    fetch = await _fetch(filled({NAME: _archive({"a": content}, zipfile.ZIP_DEFLATED)}, store))
+    ref = ROOT.join(f"{NAME}/a")
+    await fetch(Read("member", ref, ByteRange(0, 8), Opaque))
+    store.calls.clear()
+
+    for start in range(0, 2**19, 2**15):
+        part = ByteRange(start, start + 2**15)
+        found = await fetch(Read("member", ref, part, Opaque))
+        assert found is not None
+        assert (found.value.data, found.size) == (content[slice(*part)], len(content))
+    assert store.calls == []
+
+
+async def test_long_bytes_in_a_reference_set_are_decoded_off_the_event_loop() -> None:
+    """Bytes that a set of references holds are decoded in a thread if they are long."""
+    recorder = _Recorder()
+    for nbytes in (10, 2**19):
+        layout = MemberLayout(ROOT, _InMemory(bytes(nbytes)), 2**20)
+        fetch = MemberFetch(layout, reading(MemoryStore()).fetch)
+        await fetch(Read("member", ROOT.join("a"), None, recorder))
+
+    assert [thread == get_ident() for thread, _ in recorder.calls] == [True, False]
+
+
+@every_method
+async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int) -> None:
+    """A member that its decoder refuses raises DamagedError, deflated or not, in parts too."""
+    fetch = await _fetch(_archived({"a": bytes(2**10)}, method))
+    for request in (None, ByteRange(0, 8)):
+        with pytest.raises(DamagedError, match=r"scan\.zip/a: refused"):
+            await fetch(Read("member", ROOT.join(f"{NAME}/a"), request, _refuse))
+
+
+@every_method
+async def test_listed_members_are_those_that_are_read(method: int) -> None:
+    """Size and ETag of each listed member, in an array or in none, are those of its read form."""
+    files = {
+        "notes/a.txt": bytes(1000),
+        "b.txt": bytes(99),
+        "docs/c/x": bytes(300),
+        "0.0": b"a",
+    }
+    data = reading(_archived({**files, **zarr.build(_CHUNKS)}, method))
+    page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
+
+    assert len(page.entries) == len(files) + len(_CHUNKS) + 1
+    for entry in page.entries:
+        key = VirtualKey(entry.key)
+        async with data.resolver.open(data.dataset, key, _inflated) as opened:
+            assert opened is not None
+            assert opened.entity.length == entry.nbytes
+            assert entry.etag in {None, opened.entity.etag}
+
+
+@every_method
+async def test_listed_members_of_folders_have_the_time_of_the_archive(method: int) -> None:
+    """Members outside of arrays are listed with the time of their archive, which reads tell too."""
+    store = _archived({"notes/a.txt": bytes(1000), "b.txt": bytes(99)}, method)
+    stat = await store.stat(ROOT.join(NAME))
+    data = reading(store)
+    page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
+    times = [entry.modified_s for entry in page.entries]
+    async with data.resolver.open(
+        data.dataset, VirtualKey(f"{NAME}/notes/a.txt"), _inflated
+    ) as opened:
+        assert opened is not None
+        times.append(opened.entity.modified_s)
+
+    assert stat is not None
+    assert times == [stat.modified_s] * 3
+
+
+@every_method
+async def test_file_in_an_archive_that_is_named_like_metadata_is_an_ordinary_file(
+    method: int,
+) -> None:
+    """A file in an archive that has the name of metadata by chance is served as it is stored."""
+    files = {"a/info": b'{"a": 1}', "info": b"no JSON", "a/b": b"other"}
+    data = reading(_archived(files, method))
+
+    assert {name: await data.read(f"{NAME}/{name}") for name in files} == files
+
+
+async def test_repository_in_an_archive_is_served_as_it_is_stored() -> None:
+    """Files of an Icechunk repository in an archive are served as stored, and listed so."""
+    files = icechunk.CASES[0].build(icechunk.CASES[0].chunks)
+    data = reading(_archived({f"lab/{name}": content for name, content in files.items()}))
+
+    assert {name: await data.read(f"{NAME}/lab/{name}") for name in files} == files
+    assert dict(await _listed(data, f"{NAME}/lab/")) == {
+        name: len(content) for name, content in files.items()
+    }
+    assert await data.read(f"{NAME}/lab/zarr.json") is None
+    assert await data.read(f"{NAME}/lab/@branch.main/zarr.json") is None
 
 
 async def test_damaged_metadata_in_an_archive_are_named() -> None:

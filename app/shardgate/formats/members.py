@@ -160,6 +160,8 @@ class MemberLayout(Layout):
     members: Members
     decoded_nbytes: int
     """Most bytes of a member that is decoded into memory: a shard or metadata."""
+    modified_s: int | None = None
+    """Time of the last modification of the object that has all members, if that is known."""
 
     def name_of(self, ref: ObjectRef) -> VirtualKey:
         """Return the name of the member that is called *ref* below `directory`."""

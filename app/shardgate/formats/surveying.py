@@ -140,6 +140,8 @@ class Survey:
     """Parts of the shard that end in the CRC-32C of their other bytes."""
     inner: "Callable[[IndexEntry], Shard] | None" = None
     """Returns the shard of an entry; `None` where entries are chunks."""
+    data: bytes | None = None
+    """All bytes of the object of *whole*, where no store has it so: of a deflated member."""
 
 
 class Shard(Protocol):

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from shardgate.concurrency import divide
 from shardgate.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.reading import DecodeError
-from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, Stored, condition_of
+from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, ObjectRef, Stored, condition_of
 from shardgate.read.budget import ByteReservation
 from shardgate.read.chunks import ChunkReader
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader
@@ -147,14 +147,15 @@ class BodyReader:
             chunk = chunk._replace(byte_range=chunk.byte_range.narrow(wanted))
         return await self._chunks.read(chunk, keep=is_whole)
 
-    async def inflate(self, held: ByteReservation, entity: Entity) -> Entity:
-        """Remove the coding of *entity*. Raises: `DamagedError` for invalid or too much data, and
-        as `read`.
+    async def inflate(self, held: ByteReservation, entity: Entity, named: ObjectRef) -> Entity:
+        """Remove the coding of *entity*, which is *named* if it lies in no object. Raises:
+        `DamagedError` for invalid or too much data, and as `read`.
         """
-        source = cast("Stored", entity.source)
         try:
             data = await self._inflate(held, entity)
         except DecodeError as error:
+            if isinstance(source := entity.source, Inline):
+                raise DamagedError(named, str(error)) from error
             await self._check_version(source)
             raise DamagedError(source.ref, f"{source.byte_range}: {error}") from error
         etag = entity.inflated_etag

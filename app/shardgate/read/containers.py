@@ -15,6 +15,7 @@ from shardgate.formats.contract import (
     Target,
     Translator,
 )
+from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.members import MemberFormat, MemberLayout
 from shardgate.formats.reading import Fetch, Opaque, Read
@@ -271,9 +272,15 @@ class Containers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberContainers(Containers):
-    """Opens containers among the members of *outer*, and reads them there."""
+    """Opens containers among the members of *outer*, and reads them there: not repositories, whose
+    references lead to whole objects.
+    """
 
     outer: MemberLayout
+
+    def __post_init__(self) -> None:
+        found = tuple(fmt for fmt in self.formats if not isinstance(fmt, Icechunk))
+        object.__setattr__(self, "formats", found)
 
     async def search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None

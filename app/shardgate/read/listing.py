@@ -113,7 +113,8 @@ class _MemberListing:
         while batch := await take(names, _BATCH):
             sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
             for (name, _), nbytes in zip(batch, sizes, strict=True):
-                yield Listed(ObjectRef(directory.bucket, directory.key + name), nbytes)
+                ref = ObjectRef(directory.bucket, directory.key + name)
+                yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
 
     async def _size(self, member: tuple[str, int | None]) -> int | None:
         """Return the size of a member that `Members.below` yields; if only its object tells, and
@@ -593,7 +594,7 @@ def _entry(
             entity = Entity.at(source).referenced(reference_id, is_immutable=is_immutable)
         case (Stored(ref) as source) | (Coded(Stored(ref)) as source):
             entity, modified_s = Entity.at(source), object_modified_s(ref)
-        case Inline() as source:
+        case (Inline() | Coded()) as source:
             entity = Entity.at(source)
         case _:
             return ListedKey(found.key, None, None, modified_s)

@@ -4,14 +4,16 @@ Its layout reads through a `MemberFetch`, as if each member were an object, and 
 translated to where the members lie: an inner chunk of a shard in an archive is one range.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
+from shardgate.concurrency import run_in_thread
 from shardgate.errors import DamagedError
-from shardgate.formats.compression import decode_content
+from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.contract import Layout, StoredObjects, Target
 from shardgate.formats.listing import GridWalk, Item, ListingIO, ListingRules, Rows, Walk, Wanted
-from shardgate.formats.members import MemberLayout, refer
+from shardgate.formats.members import MemberLayout, Place, refer
 from shardgate.formats.reading import (
     DecodeError,
     Fetch,
@@ -28,6 +30,7 @@ from shardgate.model import (
     ByteRequest,
     Coded,
     ETag,
+    Fixed,
     Inline,
     Location,
     Missing,
@@ -38,27 +41,37 @@ from shardgate.model import (
     VirtualKey,
     Whole,
 )
+from shardgate.read.perform import max_nbytes_on_loop
+
+_SMALL_PART_NBYTES: Final = 64 * 1024
+"""Parts of up to so many bytes are decoded each time, from the content of their member."""
 
 
 @dataclass(frozen=True, slots=True)
-class _ContentDecoder:
-    """Removes a content coding, of at most *most_nbytes*."""
+class _PartDecoder[T: Weighable]:
+    """Removes a content coding, of at most *most_nbytes*, and decodes *part* of the content."""
 
     coding: str
     most_nbytes: int
+    part: ByteRange
+    decode: Callable[[bytes], T]
 
-    def __call__(self, data: bytes) -> Opaque:
-        return Opaque(decode_content(self.coding, data, self.most_nbytes))
+    def __call__(self, data: bytes) -> T:
+        content = decode_content(self.coding, data, self.most_nbytes)
+        return self.decode(content[self.part.start : self.part.stop])
 
 
 @dataclass(frozen=True, slots=True)
-class _ContentMemory:
-    """Memory that removing a content coding takes. A value: methods of equal values differ."""
+class _PartMemory:
+    """Memory that a `_PartDecoder` takes. A value: methods of equal values differ."""
 
-    most_nbytes: int
+    content_nbytes: int
+    part_nbytes: int
+    decoding: Callable[[bytes | None, int], int] | None
 
     def __call__(self, data: bytes | None, _: int) -> int:
-        return self.most_nbytes if data is None else len(data) + self.most_nbytes
+        nbytes = self.content_nbytes + (0 if data is None else len(data))
+        return nbytes + (self.decoding(None, self.part_nbytes) if self.decoding else 0)
 
 
 def _clip(request: ByteRequest | None, nbytes: int) -> ByteRange:
@@ -77,49 +90,61 @@ type _InPlace = Stored | Part | Inline | Missing
 
 @dataclass(slots=True)
 class MemberFetch:
-    """Implementation of `Fetch` for the members of *outer*, which *fetch* reads."""
+    """Implementation of `Fetch` for the members of *outer*, which *fetch* reads.
+
+    One read of a member with a content coding removes that and decodes the content, so that the
+    cache holds what it was decoded to. Small parts share the content in memory.
+    """
 
     outer: MemberLayout
     fetch: Fetch
-    _last: tuple[ObjectRef, _InPlace] | None = None
+    _place: tuple[ObjectRef, Place] | None = None
+    """The last one: that of the shard whose index has just been read."""
+    _content: tuple[ObjectRef, Inline] | None = None
 
-    async def place(self, ref: ObjectRef) -> _InPlace:
-        """Return the place of the member *ref*; one with a content coding is decoded into memory.
+    async def place(self, ref: ObjectRef) -> Place:
+        """Return the place of the member *ref*."""
+        if self._place is None or self._place[0] != ref:
+            self._place = ref, await self.outer.members.find(self.outer.name_of(ref), self.fetch)
+        return self._place[1]
 
-        The last one is remembered: that of the shard whose index has just been read.
-        """
-        if self._last is not None and self._last[0] == ref:
-            return self._last[1]
-        place = await self.outer.members.find(self.outer.name_of(ref), self.fetch)
-        if isinstance(place, Coded):
-            place = await self._decoded(place)
-        self._last = ref, place
-        return place
-
-    async def _decoded(self, coded: Coded) -> Inline | Missing:
-        (archive, byte_range, version), coding, _ = coded
-        most_nbytes = self.outer.decoded_nbytes
-        decode, memory = _ContentDecoder(coding, most_nbytes), _ContentMemory(most_nbytes)
-        read = Read("member", archive, byte_range, decode, version, memory)
-        found = await self.fetch(read)
-        return MISSING if found is None else Inline(found.value.data, coded.place.etag)
+    async def content(self, ref: ObjectRef) -> _InPlace:
+        """Return the place of the member *ref*, in memory if it has a content coding."""
+        place = await self.place(ref)
+        if not isinstance(place, Coded):
+            return place
+        if self._content is None or self._content[0] != ref:
+            if (found := await self(Read("member", ref, None, Opaque))) is None:
+                return MISSING
+            self._content = ref, Inline(found.value.data, found.etag)
+        return self._content[1]
 
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
         place = await self.place(read.ref)
-        if isinstance(place, Missing):
-            return None
-        if isinstance(place, Inline):
-            part, etag = _clip(read.request, len(place.data)), place.etag
-            return Versioned(
-                _decode(read, place.data[part.start : part.stop]), etag, len(place.data)
-            )
-        ref, whole, version = place
-        if not (part := _clip(read.request, whole.length)).length:
-            etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
-            return Versioned(_decode(read, b""), etag, whole.length)
-        inside = read._replace(ref=ref, request=whole.narrow(part), version=version)
+        if isinstance(place, Coded) and _is_small_part(read, place):
+            place = await self.content(read.ref)
+        match place:
+            case Missing():
+                return None
+            case Inline(data, etag):
+                start, stop = _clip(read.request, len(data))
+                return await _decoded(read, data[start:stop], etag, len(data))
+            case Coded(stored, coding):
+                place = cast("Stored", stored)
+                nbytes = announced_nbytes(coding, b"")
+                inside = self._decoding(read, place, coding)
+            case Stored() | Part():
+                nbytes = place.byte_range.length
+                if not (part := _clip(read.request, nbytes)).length:
+                    etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
+                    return await _decoded(read, b"", etag, nbytes)
+                request = place.byte_range.narrow(part)
+                inside = read._replace(ref=place.ref, request=request, version=place.version)
+        if inside.kind == "metadata" and inside.version is not None:
+            inside = inside._replace(kind="member")  # it is no marker: its archive has a history
+        ref, whole, _ = place
         try:
             found = await self.fetch(inside, allow_stale=allow_stale)
         except DamagedError as error:
@@ -128,14 +153,33 @@ class MemberFetch:
             size = "does not exist" if found is None else f"has {found.size} bytes"
             raise DamagedError(ref, f"{size}, and {whole} is referred to as {read.ref}")
         etag = place.etag if isinstance(place, Stored) else found.etag
-        return found._replace(etag=etag, size=whole.length)
+        return found._replace(etag=etag, size=nbytes)
+
+    def _decoding[T: Weighable](self, read: Read[T], place: Stored, coding: str) -> Read[T]:
+        """Return the read of a member at *place* that decodes what *read* asks for."""
+        nbytes, most_nbytes = announced_nbytes(coding, b""), self.outer.decoded_nbytes
+        part = _clip(read.request, nbytes)
+        decode = _PartDecoder(coding, most_nbytes, part, read.decode)
+        memory = _PartMemory(min(nbytes, most_nbytes), part.length, read.memory_nbytes)
+        return Read(read.kind, place.ref, place.byte_range, decode, place.version, memory)
 
 
-def _decode[T: Weighable](read: Read[T], data: bytes) -> T:
+def _is_small_part(read: Read[Any], coded: Coded) -> bool:
+    nbytes = announced_nbytes(coded.coding, b"")
+    length = _clip(read.request, nbytes).length
+    return length < nbytes and length <= _SMALL_PART_NBYTES and read.memory_nbytes is None
+
+
+async def _decoded[T: Weighable](
+    read: Read[T], data: bytes, etag: ETag, nbytes: int
+) -> Versioned[T]:
+    """Decode *data* of a member of *nbytes*, in a thread if that may take long."""
+    is_long = len(data) > max_nbytes_on_loop(read, data)
     try:
-        return read.decode(data)
+        value = await run_in_thread(read.decode, data, is_long=is_long)
     except DecodeError as error:
         raise DamagedError(read.ref, str(error)) from error
+    return Versioned(value, etag, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +217,12 @@ class NestedLayout(Layout):
             case Whole(ref):
                 return await self.outer.locate(self.outer.name_of(ref), reading.fetch)
             case Stored(ref, part):
-                place = _narrow(await reading.place(ref), part)
+                place = _narrow(await reading.content(ref), part)
                 return refer(place) if isinstance(place, Part) else place
             case Coded(Stored(ref, part), coding):
-                match _narrow(await reading.place(ref), part):
-                    case Stored() as place:
-                        return Coded(place, coding)
-                    case Inline(data, etag):
-                        return Inline(decode_content(coding, data, self.outer.decoded_nbytes), etag)
+                place = _narrow(await reading.content(ref), part)
+                if isinstance(place, Stored | Inline):
+                    return Coded(place, coding)
                 raise DamagedError(ref, f"a chunk with the coding {coding} has no known version")
         return location
 
@@ -240,15 +282,6 @@ class NestedLayout(Layout):
     def names_below(self) -> Sequence[str] | None:
         return self.inner.names_below()
 
-    async def whole(self, shard: Stored, fetch: Fetch) -> Stored | None:
-        """Return where *shard*, a member or a part of one, lies; `None` for one in memory."""
-        match _narrow(await self.reading(fetch).place(shard.ref), shard.byte_range):
-            case Stored() as place:
-                return place
-            case Part(ref, byte_range):
-                return Stored(ref, byte_range, shard.version)
-        return None
-
 
 def _narrow(place: _InPlace, part: ByteRange) -> _InPlace:
     match place:
@@ -291,7 +324,7 @@ class NestedShards:
 
 @dataclass(frozen=True, slots=True)
 class NestedShard:
-    """One shard among members; one that is not stored by itself, but deflated, has no survey."""
+    """One shard among members."""
 
     layout: NestedLayout
     inner: Shard
@@ -305,11 +338,17 @@ class NestedShard:
         return self.inner.key
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        survey = await self.inner.survey(self.layout.reading(fetch))
-        if survey is None or (whole := await self.layout.whole(survey.whole, fetch)) is None:
+        reading = self.layout.reading(fetch)
+        if (survey := await self.inner.survey(reading)) is None:
             return None
-        if (inner := survey.inner) is None:
-            return replace(survey, whole=whole)
-        return replace(
-            survey, whole=whole, inner=lambda entry: NestedShard(self.layout, inner(entry))
-        )
+        ref, part, version = survey.whole
+        if (inner := survey.inner) is not None:
+            survey = replace(survey, inner=lambda entry: NestedShard(self.layout, inner(entry)))
+        match await reading.content(ref):
+            case Stored() | Part() as place:
+                version = place.version if isinstance(place, Stored) else version
+                whole = Stored(place.ref, place.byte_range.narrow(part), version)
+                return replace(survey, whole=whole)
+            case Inline(data, etag):
+                return replace(survey, whole=Stored(ref, part, Fixed(etag)), data=data)
+        return None

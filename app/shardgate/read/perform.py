@@ -89,7 +89,7 @@ async def _decode[T: Weighable](
         coding = found.coding
         decode = partial(_decode_coded, coding, read.decode, request.length)
     try:
-        if is_complete and len(found.data) <= _max_nbytes_on_loop(read, found):
+        if is_complete and len(found.data) <= max_nbytes_on_loop(read, found.data, found.coding):
             value = decode(found.data)
         else:
             nbytes = await _memory_nbytes(read, found if is_complete and not coding else None)
@@ -122,11 +122,12 @@ async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:
     return await asyncio.to_thread(read.memory_nbytes, data, read.request.length)
 
 
-def _max_nbytes_on_loop(read: Read[Any], found: Found) -> int:
+def max_nbytes_on_loop(read: Read[Any], data: bytes, coding: str = "") -> int:
+    """Return the length up to which *data*, stored with *coding*, may be decoded on the loop."""
     is_slow = read.kind in _SLOW_KINDS or read.memory_nbytes is not None
-    if is_slow or found.coding in _FAR_INFLATED:
+    if is_slow or coding in _FAR_INFLATED:
         return 0
-    is_compressed = found.coding or found.data.startswith(_GZIP)
+    is_compressed = coding or data.startswith(_GZIP)
     return _COMPRESSED_IN_THREAD_NBYTES if is_compressed else _DECODE_IN_THREAD_NBYTES
 
 

@@ -157,7 +157,8 @@ class Resolver:
             if (entity := await self._resolve(opening, tracker)) is None:
                 return None
             if (selection := choose(entity)) is None:
-                entity = await self._bodies.inflate(held, entity)
+                named = opening.dataset.root.join(opening.key)
+                entity = await self._bodies.inflate(held, entity, named)
                 selection = cast("Selection", choose(entity))
             return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
         except BaseException:
@@ -187,11 +188,9 @@ class Resolver:
         match await layout.locate(rest, tracker):
             case Missing():
                 return None
-            case Stored() as place:
-                return Entity.at(place, tracker.modified.get(place.ref))
-            case Coded() as coded:
-                return Entity.at(coded, tracker.modified.get(coded.place.ref))
-            case Inline() as document:
+            case (Stored(ref) as place) | (Coded(Stored(ref)) as place):
+                return Entity.at(place, tracker.modified.get(ref))
+            case (Inline() | Coded()) as document:
                 return Entity.at(document, tracker.modified.get(dataset.root.join(key)))
             case Whole(ref):
                 return await self._whole(ref, opening, tracker)

@@ -183,7 +183,7 @@ async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey)
         case Part(ref, place):
             return ChunkReport(key, "stored", str(ref), place.start, place.stop, None, report)
         case Inline(data, etag):
-            return ChunkReport(key, "inline", None, 0, len(data), etag)
+            return ChunkReport(key, "inline", None, 0, len(data), etag, report)
         case Missing():
             return ChunkReport(key, "absent", shard=report)
         case Whole(ref):

@@ -119,8 +119,7 @@ class _Verifier:
                 case Enclosed(below, shard, data):
                     path = join_path(path, below)
                     if data is not None:
-                        store = memory = MemoryStore()
-                        memory.place(shard.ref, data)
+                        store = _holding(shard.ref, data)
                     part = await _check_shard(store, shard, chunks=self._chunks)
         finally:
             self._gate.release()
@@ -232,8 +231,9 @@ class _ShardCheck:
         table, nbytes, faults = await asyncio.to_thread(_check_table, survey)
         for fault in faults:
             self.damage(survey.whole.ref, fault.key, fault.reason)
+        store = self._store if survey.data is None else _holding(survey.whole.ref, survey.data)
         if self._chunks:
-            await self._check_checksums(shard, survey)
+            await self._check_checksums(store, shard, survey)
         if survey.inner is not None:
             for entry in table:
                 await self.run(survey.inner(entry))
@@ -241,43 +241,51 @@ class _ShardCheck:
         self.report.chunks += len(table)
         self.report.nbytes += nbytes
         if self._chunks:
-            await self._check_chunks(survey, table)
+            await self._check_chunks(store, survey, table)
 
-    async def _check_chunks(self, survey: Survey, table: EntryTable) -> None:
+    async def _check_chunks(self, store: ObjectReader, survey: Survey, table: EntryTable) -> None:
         for planned in batched(table, _PLANNED_ENTRIES):
             waiting = deque(planned)
             places = [entry.place for entry in planned]
             for span in coalesce(places, max_gap_nbytes=_GAP_BYTES, max_span_nbytes=_SPAN_BYTES):
-                data = await self._read(_narrow(survey.whole, span)) if span.length else b""
+                data = await _read(store, _narrow(survey.whole, span)) if span.length else b""
                 inside = []
                 while waiting and waiting[0].place.stop <= span.stop:
                     inside.append(waiting.popleft())
                 for fault in await asyncio.to_thread(_check_data, survey, inside, span, data):
                     self.damage(survey.whole.ref, fault.key, fault.reason)
 
-    async def _check_checksums(self, shard: Shard, survey: Survey) -> None:
+    async def _check_checksums(self, store: ObjectReader, shard: Shard, survey: Survey) -> None:
         """Check the CRC32C at the end of each checksummed part, over all bytes before it."""
         for place in (_narrow(survey.whole, part) for part in survey.checksummed):
-            if not await self._is_intact(place):
+            if not await _is_intact(store, place):
                 self.damage(place.ref, shard.key, "the checksum behind the shard does not match")
 
-    async def _is_intact(self, place: Stored) -> bool:
-        checksum, kept = 0, b""
-        ref, byte_range, version = place
-        condition = condition_of(version)
-        async with self._store.stream(ref, byte_range, if_match=condition) as pieces:
-            async for piece in pieces:
-                kept += piece
-                checksum = crc32c.crc32c(kept[:-CHECKSUM_NBYTES], checksum)
-                kept = kept[-CHECKSUM_NBYTES:]
-        return checksum == int.from_bytes(kept, "little")
 
-    async def _read(self, place: Stored) -> bytes:
-        ref, byte_range, version = place
-        found = await self._store.get(ref, byte_range, if_match=condition_of(version))
-        if not isinstance(found, Found):
-            raise lost(ref, version)
-        return found.data
+async def _is_intact(store: ObjectReader, place: Stored) -> bool:
+    checksum, kept = 0, b""
+    ref, byte_range, version = place
+    condition = condition_of(version)
+    async with store.stream(ref, byte_range, if_match=condition) as pieces:
+        async for piece in pieces:
+            kept += piece
+            checksum = crc32c.crc32c(kept[:-CHECKSUM_NBYTES], checksum)
+            kept = kept[-CHECKSUM_NBYTES:]
+    return checksum == int.from_bytes(kept, "little")
+
+
+async def _read(store: ObjectReader, place: Stored) -> bytes:
+    ref, byte_range, version = place
+    found = await store.get(ref, byte_range, if_match=condition_of(version))
+    if not isinstance(found, Found):
+        raise lost(ref, version)
+    return found.data
+
+
+def _holding(ref: ObjectRef, data: bytes) -> MemoryStore:
+    store = MemoryStore()
+    store.place(ref, data)
+    return store
 
 
 def _check_table(survey: Survey) -> tuple[EntryTable, int, list[Fault]]:

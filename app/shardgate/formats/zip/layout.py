@@ -58,7 +58,7 @@ class Zip:
         if found is None:
             return None
         members = await _open_members(directory, found, fetch)
-        return MemberLayout(directory, members, self.decoded_nbytes)
+        return MemberLayout(directory, members, self.decoded_nbytes, found.modified_s)
 
 
 async def _open_members(

@@ -38,11 +38,15 @@ MOST_BYTES: Final = 512 * 1024**2
 ROUTES: Final = ("branches", "tags", "history", "operations", "status", "sessions")
 KINDS: Final = {
     "metadata", "shard-index", "index-entry", "minishard-index", "mesh-manifest", "shard-end",
-    "repo", "repo-beside", "ref", "snapshot-header", "chunk",
+    "repo", "repo-beside", "ref", "snapshot-header", "chunk", "zip-header", "member",
 }  # fmt: skip
 """Kinds of reads by the formats, each of which some container here causes."""
-ELSEWHERE: Final = {"repo-backup", "config", "ref-deleted"}
-"""Kinds of `verify`, old operations and version 1, which Icechunk's own tests cover."""
+ELSEWHERE: Final = {
+    "repo-backup", "config", "ref-deleted", "zip-directory", "references", "reference-source",
+}  # fmt: skip
+"""Kinds of `verify`, old operations and version 1 of Icechunk, of archives of many entries and of
+reference sets, which the tests of these formats cover.
+"""
 
 
 @dataclass(frozen=True)

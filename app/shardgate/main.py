@@ -17,6 +17,8 @@ from shardgate.http.api.sessions import build_commits, build_sessions
 from shardgate.http.asgi import AsgiApp
 from shardgate.http.auth.access import Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
+from shardgate.http.auth.code_flow import CodeFlow
+from shardgate.http.auth.login import LoginPages, LoginTokens, build_login
 from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.auth.tokens import TokenSigner, build_tokens
@@ -82,7 +84,8 @@ def create_app(
     rewrites = Rewrites(shared.stores, shared.fetch, shared.rewriting, on_rewrite)
     budget = shared.decoding.share(shared.decoding.max_bytes // 4)
     committer = Committer(RepoSwaps(shared.stores, shared.fetch), budget, shared.metrics.on_commit)
-    issuers = Issuers(settings.issuers)
+    issuers, login = Issuers(settings.issuers), settings.login
+    flow = CodeFlow(issuers, login)
     signer = TokenSigner(settings.tokens)
 
     access_log = open_access_log(settings.server)
@@ -97,16 +100,24 @@ def create_app(
                 stack.push_async_callback(tracing.aclose)
             await stack.enter_async_context(shared.stores)
             await stack.enter_async_context(issuers)
+            if login.issuer is not None:
+                await stack.enter_async_context(flow)
             await stack.enter_async_context(aclosing(rewrites))
             await stack.enter_async_context(aclosing(committer))
             yield
 
     cors = Cors(settings.server.cors_origins)
     datasets = Datasets(shared.datasets, settings.server.metrics)
-    tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
+    login_tokens = LoginTokens(settings.tokens, login, datasets)
+    identify = [signer.identify, issuers.identify]
+    if login.issuer is not None:
+        identify.append(login_tokens.identify)
+    tokens = BearerTokens(settings.callers, identify)
     hosts = Hosts(settings.server.host, settings.server.hosts)
     authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
     routes = _build_routes(shared, committer, datasets, signer)
+    if login.issuer is not None:
+        routes.append(build_login(LoginPages(flow, login_tokens, login.viewers)))
     encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
     previews = Previews(resolver, encoded, worker_command())
     pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews))

@@ -25,7 +25,7 @@ from shardgate.http.auth.access import (
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.request import Request, token_in
 from shardgate.observability.metrics import note_caller
-from shardgate.settings import PUBLIC, RESERVED, CallerSettings
+from shardgate.settings import PUBLIC, RESERVED, SIGN_IN, CallerSettings
 
 _READS: Final = ("GET", "HEAD")
 _RESERVED: Final = RESERVED | {""}
@@ -169,7 +169,7 @@ class Authenticator:
 
         Beside private datasets, an unknown one counts as private.
         """
-        if request.method in _READS:
+        if request.method in _READS and request.name not in SIGN_IN:
             dataset = self._datasets.get(request.dataset)
             if dataset is None:
                 is_public = request.dataset in _RESERVED or self._datasets.is_all_public

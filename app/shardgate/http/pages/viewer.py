@@ -82,8 +82,13 @@ class Address:
         """Return the page of the viewer; `None` if none can read from here."""
         if is_installed:
             return f"{self.origin}{self.root_path}/{VIEWER}"
+        return PUBLIC_VIEWER if self.is_trustworthy else None
+
+    @property
+    def is_trustworthy(self) -> bool:
+        """Return whether nobody can listen on the way: it is encrypted, or on this machine."""
         scheme, _, host = self.origin.partition("://")
-        return PUBLIC_VIEWER if scheme == "https" or _THIS_MACHINE.fullmatch(host) else None
+        return scheme == "https" or _THIS_MACHINE.fullmatch(host) is not None
 
 
 def address_of(request: Request) -> Address:

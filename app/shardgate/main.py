@@ -18,7 +18,7 @@ from shardgate.http.asgi import AsgiApp
 from shardgate.http.auth.access import Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
 from shardgate.http.auth.code_flow import CodeFlow
-from shardgate.http.auth.login import LoginPages, LoginTokens, build_login
+from shardgate.http.auth.login import LoginPages, LoginTokens, build_login, caller_of_page
 from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.auth.tokens import TokenSigner, build_tokens
@@ -113,18 +113,24 @@ def create_app(
     if login.issuer is not None:
         identify.append(login_tokens.identify)
     tokens = BearerTokens(settings.callers, identify)
-    hosts = Hosts(settings.server.host, settings.server.hosts)
-    authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
+    authenticator = Authenticator(
+        datasets,
+        tokens,
+        Signatures(settings.callers),
+        Hosts(settings.server.host, settings.server.hosts),
+        partial(caller_of_page, login_tokens) if login.issuer is not None else lambda _: None,
+    )
     routes = _build_routes(shared, committer, datasets, signer)
     if login.issuer is not None:
-        routes.append(build_login(LoginPages(flow, login_tokens, login.viewers)))
+        sign_in_pages = LoginPages(flow, login_tokens, login.viewers, on_end=tokens.forget)
+        routes.append(build_login(sign_in_pages))
     encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
     previews = Previews(resolver, encoded, worker_command())
-    pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews))
-    start_page = StartPage(datasets, OverviewCache(resolver))
+    pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews, login.viewers))
+    start_page = StartPage(datasets, OverviewCache(resolver), login)
     api = build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
     writing = _build_writing(shared, rewrites, authenticator)
-    pages, sessions = DatasetPages(resolver), shared.sessions
+    pages, sessions = DatasetPages(resolver, login.viewers), shared.sessions
     data = DataPlane(datasets, authenticator, resolver, sessions, writing, pages=pages, cors=cors)
     shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
     gateway = Gateway(

@@ -223,6 +223,39 @@ def test_person_without_rights_is_told(context: BrowserContext, viewer: str, ser
     assert page.is_visible("text=Retry")
 
 
+def test_link_of_a_private_array_lets_sign_in(
+    context: BrowserContext, viewer: str, service: str
+) -> None:
+    """Somebody who is signed in at the pages opens the array, and the viewer signs in as well."""
+    page = context.new_page()
+    page.goto(f"{service}/login")
+    page.click("[aria-label='Authorize as ada']")
+    page.click("text=private")
+    page.wait_for_selector("text=Arrays below")
+    page.goto(f"{service}/api/datasets/private/viewer?path=sharded")
+    assert page.url.startswith(f"{viewer}/#!")
+    page.wait_for_function("window.viewer")
+    sign_in(page, "ada")
+    picture_when_still(page, 1)
+
+
+def test_signing_out_ends_pages_and_viewers(
+    context: BrowserContext, viewer: str, service: str
+) -> None:
+    """Somebody who signs out at the start page is asked to sign in by pages and the viewer."""
+    seen = open_viewer(context, viewer, service)
+    demand_closed(sign_in(seen, "ada"))
+    demand_picture(seen)
+    page = context.new_page()
+    page.goto(service)
+    page.wait_for_selector("text=private")
+    page.click("text=Sign out")
+    page.wait_for_selector("text=Sign in")
+    assert page.is_hidden("text=private")
+
+    open_viewer(context, viewer, service).wait_for_selector(_LOGIN)
+
+
 @pytest.fixture
 def listener(service: str, tmp_path: Path) -> Generator[str]:
     """Serve a page of an origin that is not listed; it hides where it comes from."""

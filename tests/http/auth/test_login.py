@@ -516,6 +516,195 @@ def test_refused_consent_is_told(browser: Browser, provider: Provider) -> None:
     assert "refused the sign-in: access_denied" in browser.page().text
 
 
+def begin_session(browser: Browser) -> httpx.Response:
+    """Sign in for the pages of the service, and return the last response."""
+    begun = browser.begin("/login")
+    back = browser.client.get(begun.headers["location"]).headers["location"]
+    return browser.client.get(back)
+
+
+HTML: Final = {"accept": "text/html"}
+
+
+def test_person_signs_in_for_pages(browser: Browser) -> None:
+    """Signing in at `/login` ends at the start page, with a cookie for HTTP and this site only."""
+    response = begin_session(browser)
+    cookies = response.headers.get_list("set-cookie")
+
+    assert (response.status_code, response.headers["location"]) == (303, "/")
+    assert re.fullmatch(
+        r"shardgate-session=[^;]+; HttpOnly; Max-Age=3600; Path=/; SameSite=lax", cookies[0]
+    )
+    assert cookies[1].startswith('shardgate-attempt=""; HttpOnly; Max-Age=0')
+
+
+def test_start_page_shows_what_the_person_may_see(browser: Browser) -> None:
+    """The start page lists private datasets of who has signed in, and says how to."""
+    before = browser.client.get("/", headers=HTML).text
+    begin_session(browser)
+    after = browser.client.get("/", headers=HTML).text
+
+    assert 'href="./login"' in before
+    assert "./private/" not in before
+    assert 'data-post="./login/end"' in after
+    assert "./private/" in after
+    assert "./secret/" not in after
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/private/", HTML),
+        ("/api/datasets/private", {}),
+        ("/api/datasets/private", {"sec-fetch-site": "same-origin"}),
+        ("/private/", HTML | {"sec-fetch-site": "none"}),
+        (
+            "/private/",
+            HTML
+            | {
+                "sec-fetch-site": "cross-site",
+                "sec-fetch-mode": "navigate",
+                "sec-fetch-dest": "document",
+            },
+        ),
+    ],
+)
+def test_cookie_opens_pages(browser: Browser, path: str, headers: dict[str, str]) -> None:
+    """The cookie opens pages of private datasets, and what pages read from the API."""
+    assert browser.client.get(path, headers=headers).status_code == 401
+    begin_session(browser)
+
+    assert browser.client.get(path, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", "/private/text.txt", {}),
+        ("GET", "/private/text.txt", HTML),
+        ("HEAD", "/private/text.txt", {}),
+        ("GET", "/private/", {}),
+        ("GET", "/private/?list-type=2", HTML),
+        ("PUT", "/private/text.txt", HTML),
+        ("PUT", "/private/folder/", HTML),
+        ("DELETE", "/private/text.txt", {}),
+        ("DELETE", "/private?prefix=text", HTML),
+        ("POST", "/private?delete", {}),
+        ("POST", "/api/datasets/private/sessions", {}),
+        ("POST", "/api/tokens", {}),
+        ("GET", "/metrics", HTML),
+        ("GET", "/~a/private/", HTML),
+        ("GET", "/private/", HTML | {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}),
+        ("GET", "/private/", HTML | {"sec-fetch-site": "same-site", "sec-fetch-dest": "image"}),
+        (
+            "GET",
+            "/private/",
+            HTML
+            | {
+                "sec-fetch-site": "cross-site",
+                "sec-fetch-mode": "navigate",
+                "sec-fetch-dest": "iframe",
+            },
+        ),
+        ("GET", "/api/datasets/private", {"sec-fetch-site": "same-site"}),
+        ("GET", "/api/datasets/private", {"sec-fetch-site": "cross-site"}),
+    ],
+)
+def test_cookie_opens_neither_data_nor_writes(
+    browser: Browser, method: str, path: str, headers: dict[str, str]
+) -> None:
+    """The cookie opens no data, no writes, and nothing that pages of other sites ask for."""
+    begin_session(browser)
+
+    expected = 403 if "list-type" in path else 401  # as S3 spells it
+    assert browser.client.request(method, path, headers=headers).status_code == expected
+
+
+def test_secret_dataset_stays_unknown_to_who_has_signed_in(browser: Browser) -> None:
+    """A dataset that the person may not read is indistinguishable from one that is not there."""
+    begin_session(browser)
+    known, unknown = (browser.client.get(f"/{name}/", headers=HTML) for name in ("secret", "nope"))
+
+    assert known.status_code == unknown.status_code == 404
+    assert known.text.replace("secret", "nope") == unknown.text
+
+
+def test_session_is_no_token_and_no_token_a_session(browser: Browser) -> None:
+    """The cookie is no bearer token, and a token no cookie."""
+    token = browser.page().message["token"]
+    cookie = browser.client.cookies["shardgate-session"]
+    bearer = {"authorization": f"Bearer {cookie}"}
+    browser.client.cookies.clear()
+
+    assert browser.client.get("/private/text.txt", headers=bearer).status_code == 401
+    browser.client.cookies["shardgate-session"] = token
+    assert browser.client.get("/private/", headers=HTML).status_code == 401
+
+
+def test_cookie_of_plain_http_is_ignored_elsewhere(browser: Browser) -> None:
+    """Under a name of the service only the cookie with the prefix counts."""
+    begin_session(browser)
+    cookie = browser.client.cookies["shardgate-session"]
+    headers = HTML | {"host": "service.example"}
+    plain = browser.client.get("/private/", headers=headers)
+    browser.client.cookies.clear()
+    browser.client.cookies["__Host-shardgate-session"] = cookie
+    safe = browser.client.get("/private/", headers=headers)
+
+    assert (plain.status_code, safe.status_code) == (401, 200)
+
+
+def test_signing_out_ends_the_tokens_of_the_session(browser: Browser, other: Browser) -> None:
+    """Signing out ends all tokens of the browser, cached ones too, and none of another browser."""
+    ended = [browser.page().message["token"] for _ in range(2)]
+    kept = other.page().message["token"]
+
+    def statuses() -> list[int]:
+        return [
+            httpx.get(
+                f"{browser.client.base_url}/api/datasets",
+                headers={"authorization": f"Bearer {token}"},
+            ).status_code
+            for token in (*ended, kept)
+        ]
+
+    assert statuses() == [200, 200, 200]
+    cookie = browser.client.cookies["shardgate-session"]
+    response = browser.client.post("/login/end")
+    assert response.status_code == 204
+    assert "shardgate-session" not in browser.client.cookies
+    assert statuses() == [401, 401, 200]
+    browser.client.cookies["shardgate-session"] = cookie
+    assert browser.client.get("/private/", headers=HTML).status_code == 401
+
+
+def test_another_person_begins_another_session(browser: Browser, provider: Provider) -> None:
+    """Somebody else who signs in with the browser does not share the session of the first."""
+    first = browser.page().message["token"]
+    provider.claims = {"sub": "bob"}
+    browser.page()
+    browser.client.post("/login/end")
+    response = browser.client.get("/api/datasets", headers={"authorization": f"Bearer {first}"})
+
+    assert response.status_code == 200
+
+
+def test_signing_out_without_a_session_does_nothing(browser: Browser) -> None:
+    """Signing out twice, or with a wrong cookie, is no error."""
+    browser.client.cookies["shardgate-session"] = "a.b.c"
+
+    assert browser.client.post("/login/end").status_code == 204
+    assert browser.client.get("/login/end").status_code == 405
+
+
+def test_person_without_rights_begins_no_session(browser: Browser, provider: Provider) -> None:
+    """Somebody who may read no private dataset gets no cookie."""
+    provider.claims = {"groups": []}
+
+    assert begin_session(browser).status_code == 403
+    assert "shardgate-session" not in browser.client.cookies
+
+
 def tokens(now: float, secret: str = SECRET, **changes: Any) -> LoginTokens:
     """Return a signer at a time."""
     shared = TokenSettings(secret=SecretStr(secret))
@@ -548,7 +737,7 @@ def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
 
 def test_nobody_without_a_rule_gets_a_token() -> None:
     """A caller who fulfils no rule of a private dataset gets no token."""
-    assert tokens(1000).sign(Caller("lab:ada", frozenset({"public", "lab:lab"}))) is None
+    assert tokens(1000).sign(Caller("lab:ada", frozenset({"public", "lab:lab"})), "a") is None
 
 
 def test_service_without_login_has_no_routes(provider: Provider, tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ for a message of that window, which goes to the origins of the settings only.
 """
 
 import hmac
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jwt
 import orjson
 from fastapi import APIRouter, Request, Response
+from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse
 
 from shardgate.errors import (
@@ -27,8 +29,9 @@ from shardgate.http.auth.tokens import read_grant
 from shardgate.http.pages.rendering import PageTemplate
 from shardgate.http.pages.viewer import Address, address_of
 from shardgate.http.problems import status_of
+from shardgate.http.request import Request as GatewayRequest
 from shardgate.observability.logging import log_failure
-from shardgate.settings import PUBLIC, LoginSettings, TokenSettings
+from shardgate.settings import PUBLIC, RESERVED, LoginSettings, TokenSettings
 
 ATTEMPT_S: Final = 600
 """Longest time to sign in at the issuer."""
@@ -37,7 +40,16 @@ _ISSUER: Final = "shardgate"
 _PURPOSE: Final = b"shardgate: signing in: "
 _VIEWER: Final = "viewer"
 _ATTEMPT: Final = "attempt"
-_SAFE_MODES: Final = {"sec-fetch-dest": "document", "sec-fetch-mode": "navigate"}
+_SESSION: Final = "session"
+_SAFE_MODES: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "navigate"))
+_OWN_SITES: Final = (b"same-origin", b"none")
+
+
+class Session(NamedTuple):
+    """Time in which somebody is signed in, from one browser."""
+
+    session_id: str
+    caller: Caller
 
 
 class LoginTokens:
@@ -56,16 +68,21 @@ class LoginTokens:
     ) -> None:
         self._secret = settings.secret.get_secret_value().encode()
         self._audience = f"{login.issuer}/{login.client_id}"
-        self._lifetime_s = min(login.lifetime_s, settings.longest_s)
+        self.lifetime_s = min(login.lifetime_s, settings.longest_s)
         self._now = now
+        self._ended: dict[str, float] = {}
+        """Sessions that people have ended, until their tokens expire."""
         self._private = [dataset for dataset in datasets if not dataset.is_public]
 
-    def sign(self, caller: Caller) -> str | None:
-        """Return a token to read what *caller* may read; `None` if that is public only."""
+    def sign(self, caller: Caller, session_id: str) -> Mapping[str, str] | None:
+        """Return a token and a cookie, by kind, of what *caller* may read in a session; `None` if
+        that is public only.
+        """
         known = frozenset[str]().union(*(dataset.readers for dataset in self._private))
         if not (rules := sorted(known & caller.grants)):
             return None
-        return self.seal(_VIEWER, {"sub": caller.name, "rules": rules}, self._lifetime_s)
+        claims = {"sub": caller.name, "rules": rules, "sid": session_id}
+        return {kind: self.seal(kind, claims, self.lifetime_s) for kind in (_VIEWER, _SESSION)}
 
     async def identify(self, token: str) -> Identity | None:
         """Return who has signed in; `None` for other tokens. Raises: `UnauthenticatedError`."""
@@ -77,10 +94,24 @@ class LoginTokens:
         claims = self.unseal(_VIEWER, token)
         if claims is None:
             raise UnauthenticatedError("the token has expired, or is not of this service")
+        return Identity(self._caller_of(claims), claims["exp"])
+
+    def session(self, cookie: str) -> "Session | None":
+        """Return the session of a *cookie*; `None` if it has ended."""
+        claims = self.unseal(_SESSION, cookie)
+        return None if claims is None else Session(claims["sid"], self._caller_of(claims))
+
+    def end(self, session_id: str) -> None:
+        """Refuse tokens and cookies of a session from now on, in this process."""
+        now = self._now()
+        ended = {each: until_s for each, until_s in self._ended.items() if until_s > now}
+        self._ended = {**ended, session_id: now + self.lifetime_s}
+
+    def _caller_of(self, claims: Mapping[str, Any]) -> Caller:
         rules = frozenset(claims["rules"])
         readable = [each for each in self._private if not each.readers.isdisjoint(rules)]
         grants = {PUBLIC, *(read_grant(dataset.name) for dataset in readable)}
-        return Identity(Caller(claims["sub"], frozenset(grants)), claims["exp"])
+        return Caller(claims["sub"], frozenset(grants))
 
     def seal(self, kind: str, claims: Mapping[str, object], lifetime_s: int) -> str:
         """Sign *claims* for *lifetime_s*."""
@@ -89,7 +120,7 @@ class LoginTokens:
         return jwt.encode(named, self._key(kind), _ALGORITHM, {"typ": _type(kind)})
 
     def unseal(self, kind: str, token: str) -> Mapping[str, Any] | None:
-        """Return the claims that `seal` has signed as *kind*; `None` if expired or not."""
+        """Return the claims that `seal` has signed as *kind*; `None` if ended or not."""
         options: Any = {"require": ["exp"], "verify_exp": False}
         try:
             claims = jwt.decode(
@@ -102,7 +133,8 @@ class LoginTokens:
             )
         except jwt.PyJWTError:
             return None
-        return claims if claims["exp"] > self._now() else None
+        is_over = claims["exp"] <= self._now() or claims.get("sid") in self._ended
+        return None if is_over else claims
 
     def _key(self, kind: str) -> bytes:
         return hmac.digest(self._secret, _PURPOSE + kind.encode(), "sha256")
@@ -115,31 +147,45 @@ def _type(kind: str) -> str:
 class LoginPages:
     """Sends browsers to the issuer, and answers when they come back."""
 
-    def __init__(self, flow: CodeFlow, tokens: LoginTokens, viewers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        flow: CodeFlow,
+        tokens: LoginTokens,
+        viewers: Sequence[str],
+        on_end: Callable[[], None],
+    ) -> None:
+        """*on_end* is called when tokens end before their time."""
+        self._on_end = on_end
         self._flow = flow
         self._tokens = tokens
         self._viewers = viewers
         self._page = PageTemplate("login.html", "login.js")
 
-    async def begin(self, request: Request) -> Response:
-        """Send the browser to the issuer. Raises: `ForbiddenError`, `IssuerUnavailableError`."""
+    async def begin(self, request: Request, *, is_page: bool = False) -> Response:
+        """Send the browser to the issuer, for a viewer, or for a *page* of this service.
+
+        Raises: `ForbiddenError`, `IssuerUnavailableError`.
+        """
         address = _demand_address(request)
         _demand_navigation(request)
-        opener = _opener(request)
+        opener = None if is_page else _opener(request)
         self._targets(opener, address)
         attempt = Attempt.new()
-        response = RedirectResponse(
-            await self._flow.begin(attempt, _callback(address)), HTTPStatus.SEE_OTHER
-        )
-        sealed = self._tokens.seal(_ATTEMPT, {**attempt._asdict(), "opener": opener}, ATTEMPT_S)
-        _set_cookie(response, address, sealed, ATTEMPT_S)
+        location = await self._flow.begin(attempt, _callback(address))
+        response = RedirectResponse(location, HTTPStatus.SEE_OTHER)
+        claims = {**attempt._asdict(), "opener": opener, "is_page": is_page}
+        sealed = self._tokens.seal(_ATTEMPT, claims, ATTEMPT_S)
+        _set_cookie(response, address, _ATTEMPT, sealed, ATTEMPT_S)
         return response
 
     async def finish(self, request: Request) -> Response:
-        """Hand a token to the window that has opened this one. Raises: `ShardgateError`."""
+        """Hand a token to the window that has opened this one, or go to the start page.
+
+        Raises: `ShardgateError`.
+        """
         address = _demand_address(request)
         _demand_navigation(request)
-        sealed = self._tokens.unseal(_ATTEMPT, request.cookies.get(_cookie_name(address), ""))
+        sealed = self._tokens.unseal(_ATTEMPT, _cookie(request, address, _ATTEMPT))
         if sealed is None:
             raise ForbiddenError(
                 "this browser has begun no sign-in here, or it took too long; begin again"
@@ -147,13 +193,35 @@ class LoginPages:
         attempt = Attempt(*(sealed[name] for name in Attempt._fields))
         claims = await self._flow.finish(attempt, _callback(address), _answer_in(request))
         caller = self._flow.issuer.caller_of(claims)
-        if (token := self._tokens.sign(caller)) is None:
-            raise ForbiddenError(f"{caller.name} has signed in, but may read no dataset here")
-        return await self._render(
-            f"{caller.name} has signed in. This window may be closed.",
-            message={"token": token, "app_urls": [address.origin]},
-            origins=self._targets(sealed["opener"], address),
+        known = self._tokens.session(_cookie(request, address, _SESSION))
+        is_same = known is not None and known.caller.name == caller.name
+        session_id = (
+            known.session_id if known is not None and is_same else secrets.token_urlsafe(16)
         )
+        if (signed := self._tokens.sign(caller, session_id)) is None:
+            raise ForbiddenError(f"{caller.name} has signed in, but may read no dataset here")
+        response: Response
+        if sealed["is_page"]:
+            response = RedirectResponse(f"{address.root_path}/", HTTPStatus.SEE_OTHER)
+        else:
+            response = await self._render(
+                f"{caller.name} has signed in. This window may be closed.",
+                message={"token": signed[_VIEWER], "app_urls": [address.origin]},
+                origins=self._targets(sealed["opener"], address),
+            )
+        _set_cookie(response, address, _SESSION, signed[_SESSION], self._tokens.lifetime_s)
+        return response
+
+    def end(self, request: Request) -> Response:
+        """End the session of the browser, and the tokens that were handed out in it."""
+        address = address_of(request)
+        session = self._tokens.session(_cookie(request, address, _SESSION))
+        if session is not None:
+            self._tokens.end(session.session_id)
+            self._on_end()
+        response = Response(status_code=HTTPStatus.NO_CONTENT)
+        _set_cookie(response, address, _SESSION, "", 0)
+        return response
 
     async def refuse(self, error: ShardgateError) -> Response:
         """Say why nobody was signed in."""
@@ -207,7 +275,7 @@ def _demand_address(request: Request) -> Address:
 
 def _demand_navigation(request: Request) -> None:
     """Check that a window shows the response, no frame of a page. Raises: `ForbiddenError`."""
-    for name, expected in _SAFE_MODES.items():
+    for name, expected in _SAFE_MODES:
         if request.headers.get(name, expected) != expected:
             raise ForbiddenError("signing in needs a window of its own")
 
@@ -224,22 +292,55 @@ def _callback(address: Address) -> str:
     return f"{address.origin}{address.root_path}/login/callback"
 
 
-def _cookie_name(address: Address) -> str:
+def _cookie_name(kind: str, *, is_secure: bool) -> str:
     """Return a name that no other host and no plain http can set, where there is https."""
-    prefix = "__Host-" if address.origin.startswith("https://") else ""
-    return f"{prefix}shardgate-{_ATTEMPT}"
+    return f"{'__Host-' if is_secure else ''}shardgate-{kind}"
 
 
-def _set_cookie(response: Response, address: Address, value: str, lifetime_s: int) -> None:
+def _cookie(request: Request, address: Address, kind: str) -> str:
+    return request.cookies.get(_cookie_name(kind, is_secure=address.is_secure), "")
+
+
+def _set_cookie(
+    response: Response, address: Address, kind: str, value: str, lifetime_s: int
+) -> None:
     response.set_cookie(
-        _cookie_name(address),
+        _cookie_name(kind, is_secure=address.is_secure),
         value,
         max_age=lifetime_s,
         path="/",
-        secure=address.origin.startswith("https://"),
+        secure=address.is_secure,
         httponly=True,
         samesite="lax",
     )
+
+
+def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller | None:
+    """Return who has signed in, if *request* is for a page, or of a page that reads the API.
+
+    A cookie opens neither data nor writes: browsers send it with requests that others make.
+    """
+    headers = request.headers
+    is_navigation = all(headers.get(name.encode()) == mode.encode() for name, mode in _SAFE_MODES)
+    is_own = headers.get(b"sec-fetch-site", b"none") in _OWN_SITES
+    if not _is_page(request) or not (is_own or is_navigation):
+        return None
+    address = Address.of(headers.get(b"host", b"").decode("latin-1"), "http", "", None)
+    cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
+    sent = cookies.get(_cookie_name(_SESSION, is_secure=True))
+    if sent is None and address.is_trustworthy:
+        sent = cookies.get(_cookie_name(_SESSION, is_secure=False))
+    session = tokens.session(sent or "")
+    return None if session is None else session.caller
+
+
+def _is_page(request: GatewayRequest) -> bool:
+    if request.method not in {"GET", "HEAD"} or request.segment is not None:
+        return False
+    if request.name in RESERVED or request.raw_path in {b"/", b""}:
+        return request.name in {"api", ""}
+    is_folder = request.fault is None and (request.key or "/").endswith("/") and not request.query
+    return is_folder and b"text/html" in request.headers.get(b"accept", b"").lower()
 
 
 def build_login(pages: LoginPages) -> APIRouter:
@@ -251,10 +352,11 @@ def build_login(pages: LoginPages) -> APIRouter:
         address = address_of(request)
         return {"login_url": f"{address.origin}{address.root_path}/login"}
 
+    @router.get("/login")
     @router.get("/login/api/v1/authorize")
     async def begin_login(request: Request) -> Response:
         try:
-            return await pages.begin(request)
+            return await pages.begin(request, is_page=request.url.path.endswith("/login"))
         except ShardgateError as error:
             return await pages.refuse(error)
 
@@ -264,7 +366,11 @@ def build_login(pages: LoginPages) -> APIRouter:
             response = await pages.finish(request)
         except ShardgateError as error:
             response = await pages.refuse(error)
-        _set_cookie(response, address_of(request), "", 0)
+        _set_cookie(response, address_of(request), _ATTEMPT, "", 0)
         return response
+
+    @router.post("/login/end")
+    async def end_login(request: Request) -> Response:
+        return pages.end(request)
 
     return router

@@ -340,6 +340,10 @@ LAB = {"url": "https://a.example", "audience": "b"}
     [
         ({"datasets": {"em": {"url": "/em", "read": ["bob"]}}}, "names no caller and no issuer"),
         ({"datasets": {"em": {"url": "/em", "read": ["lab:"]}}}, "names no caller and no issuer"),
+        (
+            {"issuers": {"lab": LAB}, "datasets": {"em": {"url": "/em", "read": ["lab:group="]}}},
+            "names no caller and no issuer",
+        ),
         ({"server": {"metrics": ["bob"]}}, "server.metrics: 'bob' names no caller"),
         ({"callers": {"public": {}}}, "is not a name for a caller"),
         ({"callers": {"a:b": {}}}, "is not a name for a caller"),

@@ -35,6 +35,10 @@ WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
 """Schemes of datasets that clients may write to."""
 PUBLIC: Final = "public"
 """Rule that every caller fulfils."""
+GROUP: Final = "group="
+EMAIL: Final = "email="
+CLAIM_RULES: Final = (GROUP, EMAIL)
+"""Beginnings of the part of a rule after ``ISSUER:`` that name the claim it is about."""
 Validator = Literal["etag", "last-modified"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SHORTEST_SECRET: Final = 32
@@ -358,7 +362,7 @@ class DatasetSettings(Section):
     writable: bool = False
     """Accept writes; `file://`, `s3://` and `memory://` only."""
     read: _Names = (PUBLIC,)
-    """Who may read: `public`, names of callers, `ISSUER:VALUE`; writers may read, too."""
+    """Who may read: `public`, names of callers, rules of an issuer; writers may read, too."""
     write: _Names | None = None
     """Who may write if `writable`; default: everybody, if everybody may read."""
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
@@ -467,7 +471,7 @@ class Settings(Section):
     def _is_rule(self, rule: str) -> bool:
         issuer, colon, value = rule.partition(":")
         if colon:
-            return issuer in self.issuers and bool(value)
+            return issuer in self.issuers and value not in {"", *CLAIM_RULES}
         return rule == PUBLIC or rule in self.callers
 
 

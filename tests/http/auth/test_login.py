@@ -48,6 +48,7 @@ def login_settings(**changes: Any) -> LoginSettings:
 def settings(provider: Provider, folder: Path, **changes: Any) -> Settings:
     """Return settings of a public dataset, one for the lab, and one for others."""
     rules = {"open": ("public",), "private": ("lab:lab",), "secret": ("lab:chiefs",)}
+    rules |= {"mine": ("lab:email=eve@a.example",)}
     write_files({f"{name}/text.txt": TEXT for name in rules}, folder)
     return Settings(
         server=ServerSettings(hosts=("service.example",)),
@@ -248,6 +249,18 @@ def test_token_lets_read_what_its_rules_say(browser: Browser) -> None:
     assert status("/private/text.txt", **bearer) == 200
     assert status(f"/~{token}/private/text.txt") == 200
     assert status("/secret/text.txt", **bearer) == 404
+
+
+def test_verified_address_is_a_right(browser: Browser, provider: Provider) -> None:
+    """A dataset whose rule is an address is read by who has verified it at the issuer."""
+    provider.claims = {"groups": [], "email": "eve@a.example", "email_verified": True}
+    bearer = {"authorization": f"Bearer {browser.page().message['token']}"}
+    mine, others = (
+        browser.client.get(f"/{name}/text.txt", headers=bearer).status_code
+        for name in ("mine", "private")
+    )
+
+    assert (mine, others) == (200, 404)
 
 
 def test_token_lets_neither_write_nor_make_tokens(browser: Browser) -> None:

@@ -20,7 +20,7 @@ from jwt.algorithms import AllowedPublicKeys
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import IssuerUnavailableError, UnauthenticatedError
 from shardgate.http.auth.access import Caller, Identity
-from shardgate.settings import PUBLIC, IssuerSettings, issuer_url
+from shardgate.settings import CLAIM_RULES, EMAIL, GROUP, PUBLIC, IssuerSettings, issuer_url
 
 TIMEOUT_S: Final = 5.0
 """Longest wait for the keys of an issuer."""
@@ -178,9 +178,17 @@ def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) ->
         raise UnauthenticatedError(f"the token {reason}") from None
 
 
-def grants(issuer: str, claims: Mapping[str, Any], names: Sequence[str]) -> frozenset[str]:
-    """Return `public`, and ``ISSUER:VALUE`` for the values of the claims called *names*."""
+def grants(issuer: str, claims: Claims, names: Sequence[str]) -> frozenset[str]:
+    """Return `public`, and rules of *issuer* that the *claims* fulfil: ``ISSUER:VALUE`` for the
+    values of claims called *names*, ``ISSUER:group=VALUE``, and ``ISSUER:email=VALUE`` if verified.
+
+    A value that is spelled like the latter two fulfils neither: people choose some claims.
+    """
     values = {value for name in names for value in _claim_values(claims, name)}
+    values = {value for value in values if not value.startswith(CLAIM_RULES)}
+    values |= {f"{GROUP}{value}" for value in _claim_values(claims, "groups")}
+    if claims.get("email_verified") is True:
+        values |= {f"{EMAIL}{value}" for value in _claim_values(claims, "email")}
     return frozenset({PUBLIC, *(f"{issuer}:{value}" for value in values)})
 
 

@@ -123,7 +123,7 @@ def create_app(
     routes = _build_routes(shared, committer, datasets, signer)
     if login.issuer is not None:
         sign_in_pages = LoginPages(flow, login_tokens, login.viewers, on_end=tokens.forget)
-        routes.append(build_login(sign_in_pages))
+        routes.append(build_login(sign_in_pages, RequestBodyReader(shared.bodies)))
     encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
     previews = Previews(resolver, encoded, worker_command())
     pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews, login.viewers))

@@ -750,7 +750,9 @@ def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
 
 def test_nobody_without_a_rule_gets_a_token() -> None:
     """A caller who fulfils no rule of a private dataset gets no token."""
-    assert tokens(1000).sign(Caller("lab:ada", frozenset({"public", "lab:lab"})), "a") is None
+    caller = Caller("lab:ada", frozenset({"public", "lab:lab"}))
+
+    assert tokens(1000).rights_of(caller, "a") is None
 
 
 def test_service_without_login_has_no_routes(provider: Provider, tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ class Attempt(NamedTuple):
         return Attempt(*(secrets.token_urlsafe(_SECRET_NBYTES) for _ in Attempt._fields))
 
 
+def challenge_of(verifier: str) -> str:
+    """Return the S256 challenge of a *verifier* (RFC 7636 §4.2)."""
+    return urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+
+
 class _Endpoints(NamedTuple):
     authorization: str
     token: str
@@ -94,7 +99,6 @@ class CodeFlow:
         Raises: `IssuerUnavailableError`.
         """
         endpoints = await self._endpoints()
-        challenge = urlsafe_b64encode(sha256(attempt.verifier.encode()).digest()).rstrip(b"=")
         query = {
             "response_type": "code",
             "client_id": self._client_id,
@@ -102,7 +106,7 @@ class CodeFlow:
             "scope": " ".join(self._settings.scopes),
             "state": attempt.state,
             "nonce": attempt.nonce,
-            "code_challenge": challenge.decode(),
+            "code_challenge": challenge_of(attempt.verifier),
             "code_challenge_method": "S256",
         }
         return f"{endpoints.authorization}?{urlencode(query)}"

@@ -5,15 +5,18 @@ for a message of that window, which goes to the origins of the settings only.
 """
 
 import hmac
+import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import jwt
 import orjson
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
 from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse
 
@@ -23,9 +26,11 @@ from shardgate.errors import (
     ShardgateError,
     UnauthenticatedError,
 )
+from shardgate.http.api.openapi import RequestDocument
 from shardgate.http.auth.access import Caller, Datasets, Identity
-from shardgate.http.auth.code_flow import Attempt, CodeFlow
+from shardgate.http.auth.code_flow import Attempt, CodeFlow, challenge_of
 from shardgate.http.auth.tokens import read_grant
+from shardgate.http.body import RequestBodyReader
 from shardgate.http.pages.rendering import PageTemplate
 from shardgate.http.pages.viewer import Address, address_of
 from shardgate.http.problems import status_of
@@ -41,6 +46,13 @@ _PURPOSE: Final = b"shardgate: signing in: "
 _VIEWER: Final = "viewer"
 _ATTEMPT: Final = "attempt"
 _SESSION: Final = "session"
+_CODE: Final = "code"
+_CODE_S: Final = 120
+"""Longest time from the end of a sign-in in the browser to the exchange of its code."""
+_LONGEST_CODE: Final = 16 * 1024
+_CHALLENGE: Final = re.compile("[A-Za-z0-9_-]{43}")
+_PORT: Final = re.compile("([1-9][0-9]{3,4})?")
+_LAST_PORT: Final = 65_535
 _SAFE_MODES: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "navigate"))
 _OWN_SITES: Final = (b"same-origin", b"none")
 
@@ -74,15 +86,11 @@ class LoginTokens:
         """Sessions that people have ended, until their tokens expire."""
         self._private = [dataset for dataset in datasets if not dataset.is_public]
 
-    def sign(self, caller: Caller, session_id: str) -> Mapping[str, str] | None:
-        """Return a token and a cookie, by kind, of what *caller* may read in a session; `None` if
-        that is public only.
-        """
+    def rights_of(self, caller: Caller, session_id: str) -> Mapping[str, Any] | None:
+        """Return claims of what *caller* may read in a session; `None` if that is public only."""
         known = frozenset[str]().union(*(dataset.readers for dataset in self._private))
-        if not (rules := sorted(known & caller.grants)):
-            return None
-        claims = {"sub": caller.name, "rules": rules, "sid": session_id}
-        return {kind: self.seal(kind, claims, self.lifetime_s) for kind in (_VIEWER, _SESSION)}
+        rules = sorted(known & caller.grants)
+        return {"sub": caller.name, "rules": rules, "sid": session_id} if rules else None
 
     async def identify(self, token: str) -> Identity | None:
         """Return who has signed in; `None` for other tokens. Raises: `UnauthenticatedError`."""
@@ -113,9 +121,9 @@ class LoginTokens:
         grants = {PUBLIC, *(read_grant(dataset.name) for dataset in readable)}
         return Caller(claims["sub"], frozenset(grants))
 
-    def seal(self, kind: str, claims: Mapping[str, object], lifetime_s: int) -> str:
-        """Sign *claims* for *lifetime_s*."""
-        expires_at_s = int(self._now()) + lifetime_s
+    def seal(self, kind: str, claims: Mapping[str, object], lifetime_s: int | None = None) -> str:
+        """Sign *claims*, which stay readable, for *lifetime_s*; default: that of the settings."""
+        expires_at_s = int(self._now()) + (lifetime_s or self.lifetime_s)
         named = {**claims, "iss": _ISSUER, "aud": self._audience, "exp": expires_at_s}
         return jwt.encode(named, self._key(kind), _ALGORITHM, {"typ": _type(kind)})
 
@@ -161,28 +169,43 @@ class LoginPages:
         self._viewers = viewers
         self._page = PageTemplate("login.html", "login.js")
 
-    async def begin(self, request: Request, *, is_page: bool = False) -> Response:
-        """Send the browser to the issuer, for a viewer, or for a *page* of this service.
+    async def begin_in_viewer(self, request: Request) -> Response:
+        """Begin to sign in for the page that has opened the window. Raises: see `_begin`."""
+        opener = _opener(request)
+        self._targets(opener, address_of(request))
+        return await self._begin(request, {"for": _VIEWER, "opener": opener})
 
-        Raises: `ForbiddenError`, `IssuerUnavailableError`.
+    async def begin_in_page(self, request: Request) -> Response:
+        """Begin to sign in for pages of this service. Raises: see `_begin`."""
+        return await self._begin(request, {"for": _SESSION})
+
+    async def begin_in_command(self, request: Request) -> Response:
+        """Begin to sign in for the command on the machine of the browser, which may listen.
+
+        Raises: `BadParameterError`, see `_begin`.
         """
+        if request.headers.get("sec-fetch-site", "none") != "none" or _opener(request) is not None:
+            raise ForbiddenError("a page has led here; enter the URL that the command prints")
+        challenge = request.query_params.get("challenge", "")
+        port = request.query_params.get("port", "")
+        is_port = _PORT.fullmatch(port) and int(port or 0) <= _LAST_PORT
+        if not _CHALLENGE.fullmatch(challenge) or not is_port:
+            raise BadParameterError("the command sends a challenge, and may send a port")
+        return await self._begin(request, {"for": _CODE, "challenge": challenge, "port": port})
+
+    async def _begin(self, request: Request, purpose: Mapping[str, object]) -> Response:
+        """Send the browser to the issuer. Raises: `ForbiddenError`, `IssuerUnavailableError`."""
         address = _demand_address(request)
         _demand_navigation(request)
-        opener = None if is_page else _opener(request)
-        self._targets(opener, address)
         attempt = Attempt.new()
         location = await self._flow.begin(attempt, _callback(address))
         response = RedirectResponse(location, HTTPStatus.SEE_OTHER)
-        claims = {**attempt._asdict(), "opener": opener, "is_page": is_page}
-        sealed = self._tokens.seal(_ATTEMPT, claims, ATTEMPT_S)
+        sealed = self._tokens.seal(_ATTEMPT, {**attempt._asdict(), **purpose}, ATTEMPT_S)
         _set_cookie(response, address, _ATTEMPT, sealed, ATTEMPT_S)
         return response
 
     async def finish(self, request: Request) -> Response:
-        """Hand a token to the window that has opened this one, or go to the start page.
-
-        Raises: `ShardgateError`.
-        """
+        """Hand out what the browser was sent to the issuer for. Raises: `ShardgateError`."""
         address = _demand_address(request)
         _demand_navigation(request)
         sealed = self._tokens.unseal(_ATTEMPT, _cookie(request, address, _ATTEMPT))
@@ -198,19 +221,48 @@ class LoginPages:
         session_id = (
             known.session_id if known is not None and is_same else secrets.token_urlsafe(16)
         )
-        if (signed := self._tokens.sign(caller, session_id)) is None:
+        if (rights := self._tokens.rights_of(caller, session_id)) is None:
             raise ForbiddenError(f"{caller.name} has signed in, but may read no dataset here")
-        response: Response
-        if sealed["is_page"]:
-            response = RedirectResponse(f"{address.root_path}/", HTTPStatus.SEE_OTHER)
-        else:
-            response = await self._render(
-                f"{caller.name} has signed in. This window may be closed.",
-                message={"token": signed[_VIEWER], "app_urls": [address.origin]},
-                origins=self._targets(sealed["opener"], address),
-            )
-        _set_cookie(response, address, _SESSION, signed[_SESSION], self._tokens.lifetime_s)
+        cookie = self._tokens.seal(_SESSION, rights)
+        response = await self._hand_out(sealed, rights, address)
+        _set_cookie(response, address, _SESSION, cookie, self._tokens.lifetime_s)
         return response
+
+    async def _hand_out(
+        self, sealed: Mapping[str, Any], rights: Mapping[str, Any], address: Address
+    ) -> Response:
+        """Return the response to the browser that has begun with *sealed*."""
+        name = rights["sub"]
+        match sealed["for"]:
+            case "session":
+                return RedirectResponse(f"{address.root_path}/", HTTPStatus.SEE_OTHER)
+            case "code":
+                claims, port = {**rights, "challenge": sealed["challenge"]}, sealed["port"]
+                code = self._tokens.seal(_CODE, claims, _CODE_S)
+                return await self._render(
+                    f"{name} has signed in. The command shardgate login may read with it.",
+                    code=code,
+                    link=f"http://127.0.0.1:{port}/?code={code}" if port else "",
+                )
+        message = {"token": self._tokens.seal(_VIEWER, rights), "app_urls": [address.origin]}
+        return await self._render(
+            f"{name} has signed in. This window may be closed.",
+            message=orjson.dumps(message).decode(),
+            origins=orjson.dumps(self._targets(sealed["opener"], address)).decode(),
+        )
+
+    def redeem(self, code: str, verifier: str) -> "IssuedToken":
+        """Return the token that the command gets for a *code*. Raises: `ForbiddenError`.
+
+        The code itself has no token in it: it comes through the browser, which remembers it.
+        """
+        claims = self._tokens.unseal(_CODE, code)
+        challenge = "" if claims is None else claims["challenge"]
+        if claims is None or not hmac.compare_digest(challenge, challenge_of(verifier)):
+            raise ForbiddenError("the code is not of this sign-in, or took too long; begin again")
+        rights = {name: claims[name] for name in ("sub", "rules", "sid")}
+        expires_at = datetime.now(UTC) + timedelta(seconds=self._tokens.lifetime_s)
+        return IssuedToken(token=self._tokens.seal(_VIEWER, rights), expires_at=expires_at)
 
     def end(self, request: Request) -> Response:
         """End the session of the browser, and the tokens that were handed out in it."""
@@ -230,18 +282,13 @@ class LoginPages:
         return await self._render(f"You are not signed in: {error}.", status)
 
     async def _render(
-        self,
-        text: str,
-        status: HTTPStatus = HTTPStatus.OK,
-        *,
-        message: Mapping[str, object] | None = None,
-        origins: Sequence[str] = (),
+        self, text: str, status: HTTPStatus = HTTPStatus.OK, **values: str
     ) -> Response:
+        """Return the page that says *text*; *values* are the others of ``login.html``."""
         content = await self._page.render(
+            **{"message": "", "origins": "", "code": "", "link": ""} | values,
             text=text,
-            is_refused=message is None,
-            message="" if message is None else orjson.dumps(message).decode(),
-            origins=orjson.dumps(origins).decode(),
+            is_refused=status != HTTPStatus.OK,
         )
         headers = {name.decode(): value.decode() for name, value in self._page.headers}
         return Response(content, status, headers, "text/html")
@@ -343,34 +390,61 @@ def _is_page(request: GatewayRequest) -> bool:
     return is_folder and b"text/html" in request.headers.get(b"accept", b"").lower()
 
 
-def build_login(pages: LoginPages) -> APIRouter:
+class IssuedToken(BaseModel):
+    """A token for the command."""
+
+    token: Annotated[str, Field(repr=False)]
+    expires_at: datetime
+
+
+class CodeExchange(RequestDocument):
+    """Code that the browser brought to the command, and the secret of the command."""
+
+    code: Annotated[str, Field(max_length=_LONGEST_CODE, repr=False)]
+    verifier: Annotated[str, Field(max_length=128, repr=False)]
+
+
+def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
     """Build the routes of signing in."""
     router = APIRouter(include_in_schema=False)
+
+    async def said(answering: Awaitable[Response]) -> Response:
+        """Return the response, or the page that says why nobody is signed in."""
+        try:
+            return await answering
+        except ShardgateError as error:
+            return await pages.refuse(error)
 
     @router.get("/auth_info")
     async def describe_login(request: Request) -> dict[str, str]:
         address = address_of(request)
         return {"login_url": f"{address.origin}{address.root_path}/login"}
 
-    @router.get("/login")
     @router.get("/login/api/v1/authorize")
-    async def begin_login(request: Request) -> Response:
-        try:
-            return await pages.begin(request, is_page=request.url.path.endswith("/login"))
-        except ShardgateError as error:
-            return await pages.refuse(error)
+    async def begin_in_viewer(request: Request) -> Response:
+        return await said(pages.begin_in_viewer(request))
+
+    @router.get("/login")
+    async def begin_in_page(request: Request) -> Response:
+        return await said(pages.begin_in_page(request))
+
+    @router.get("/login/command")
+    async def begin_in_command(request: Request) -> Response:
+        return await said(pages.begin_in_command(request))
 
     @router.get("/login/callback")
-    async def finish_login(request: Request) -> Response:
-        try:
-            response = await pages.finish(request)
-        except ShardgateError as error:
-            response = await pages.refuse(error)
+    async def finish(request: Request) -> Response:
+        response = await said(pages.finish(request))
         _set_cookie(response, address_of(request), _ATTEMPT, "", 0)
         return response
 
+    @router.post("/login/token")
+    async def redeem(request: Request) -> IssuedToken:
+        sent = await bodies.read_document(request, CodeExchange)
+        return pages.redeem(sent.code, sent.verifier)
+
     @router.post("/login/end")
-    async def end_login(request: Request) -> Response:
+    async def end(request: Request) -> Response:
         return pages.end(request)
 
     return router

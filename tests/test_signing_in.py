@@ -154,7 +154,7 @@ def test_documented_program_reads_with_the_header(
     np.testing.assert_array_equal(found["by_tensorstore"].read().result(), stored)
 
 
-def test_code_is_entered_where_there_is_no_browser(service: Service) -> None:
+def test_code_is_entered_without_a_browser(service: Service) -> None:
     """Without a browser the address shows a code, which the command takes."""
     said: list[str] = []
     token = sign_in(service.url, said.append, lambda: code_in(browse(said[0].split()[-1])))
@@ -173,7 +173,7 @@ def test_code_of_another_command_is_refused(service: Service) -> None:
 
 @pytest.mark.parametrize("code", ["", "a", "a.b.c"])
 def test_wrong_code_is_refused(service: Service, code: str) -> None:
-    """What is no code is refused."""
+    """A text that is no code is refused."""
     with pytest.raises(ForbiddenError):
         sign_in(service.url, lambda _: None, lambda: code)
 
@@ -263,12 +263,12 @@ def test_listener_waits_for_the_right_code() -> None:
 
 
 def test_service_without_sign_in_is_told(tmp_path: Path) -> None:
-    """A service that signs nobody in is an error in words."""
+    """A service without sign-in is an error in words."""
     datasets = {"open": DatasetSettings(url=str(tmp_path))}
     with serving(Settings(datasets=datasets)) as url, pytest.raises(ForbiddenError) as caught:
         sign_in(url, print, str)
 
-    assert "signs nobody in" in str(caught.value)
+    assert "does not offer sign-in" in str(caught.value)
 
 
 def later(seconds: float) -> str:

@@ -42,7 +42,7 @@ class KeptToken(NamedTuple):
 
 
 class TokenFile:
-    """Keeps the tokens of this user, by the URL of the service, where nobody else reads them."""
+    """File of the user's tokens by the URL of the service, with mode 0600."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,7 +86,9 @@ def sign_in(
     query = {"challenge": challenge_of(verifier)}
     with httpx.Client(timeout=30) as client:
         if _send(client, "GET", f"{base}/auth_info").status_code != HTTPStatus.OK:
-            raise ForbiddenError(f"{base} signs nobody in")
+            raise ForbiddenError(
+                f"{base} does not offer sign-in; its configuration needs login.issuer"
+            )
         if ask is not None:
             tell(f"Open this address in a browser:\n{base}/login/command?{urlencode(query)}")
             return _redeem(client, base, ask().strip(), verifier)
@@ -173,6 +175,6 @@ class _Listener(HTTPServer):
         while self.token is None:
             self.timeout = until - time.monotonic()
             if self.timeout <= 0:
-                raise ForbiddenError("nobody has signed in within ten minutes")
+                raise ForbiddenError("the sign-in took longer than ten minutes")
             self.handle_request()
         return self.token

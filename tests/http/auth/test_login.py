@@ -335,12 +335,12 @@ def test_foreign_redirect_uri_is_ignored(browser: Browser) -> None:
 
 @pytest.mark.parametrize("path", [AUTHORIZE, CALLBACK, "/auth_info"])
 def test_unknown_host_is_refused(browser: Browser, path: str) -> None:
-    """A host name that is not of the service signs nobody in."""
+    """Sign-in under a host name that is not of the service is refused."""
     assert browser.client.get(path, headers={"host": "rebound.example"}).status_code == 421
 
 
-def test_plain_http_signs_nobody_in(browser: Browser) -> None:
-    """Under a name of the service, without TLS, nobody signs in."""
+def test_sign_in_over_plain_http_is_refused(browser: Browser) -> None:
+    """Sign-in under a name of the service without TLS is refused."""
     begun = browser.begin(host="service.example")
 
     assert begun.status_code == 403
@@ -348,7 +348,7 @@ def test_plain_http_signs_nobody_in(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("path", [AUTHORIZE, CALLBACK, "/auth_info"])
-def test_nobody_signs_in_below_a_token(browser: Browser, path: str) -> None:
+def test_sign_in_below_a_token_is_refused(browser: Browser, path: str) -> None:
     """Below a token in the path there is no sign-in."""
     assert browser.client.get(f"/~token{path}").status_code == 400
 
@@ -748,7 +748,7 @@ def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
     assert changed.unseal("viewer", sealed) is None
 
 
-def test_nobody_without_a_rule_gets_a_token() -> None:
+def test_caller_without_a_rule_gets_no_token() -> None:
     """A caller who fulfils no rule of a private dataset gets no token."""
     caller = Caller("lab:ada", frozenset({"public", "lab:lab"}))
 

@@ -147,7 +147,7 @@ class Authenticator:
         hosts: Hosts,
         find_session: Callable[[Request], Caller | None] = lambda _: None,
     ) -> None:
-        """*find_session* returns who has signed in, for requests without other credentials."""
+        """*find_session* returns the caller of a cookie, for requests without other credentials."""
         self._find_session = find_session
         self._hosts = hosts
         self._datasets = datasets

@@ -114,7 +114,7 @@ class CodeFlow:
     async def finish(
         self, attempt: Attempt, redirect_uri: str, answer: Mapping[str, str]
     ) -> Claims:
-        """Return the claims of who has signed in, by the *answer* that the browser brought.
+        """Return the verified claims of the ID token; *answer* is the query of the redirect.
 
         Raises: `ForbiddenError`, `UnauthenticatedError`, `IssuerUnavailableError`.
         """

@@ -57,15 +57,15 @@ _SAFE_MODES: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "naviga
 _OWN_SITES: Final = (b"same-origin", b"none")
 
 
-class Session(NamedTuple):
-    """Time in which somebody is signed in, from one browser."""
+class BrowserSession(NamedTuple):
+    """Session of a person in one browser."""
 
     session_id: str
     caller: Caller
 
 
 class LoginTokens:
-    """Signs what is handed out to people who sign in, and verifies it.
+    """Signs tokens and cookies of people who have signed in, and verifies them.
 
     Each kind has a key of its own. A token names the rules of datasets that its bearer fulfils, and
     lets read what the current settings allow by them.
@@ -93,7 +93,7 @@ class LoginTokens:
         return {"sub": caller.name, "rules": rules, "sid": session_id} if rules else None
 
     async def identify(self, token: str) -> Identity | None:
-        """Return who has signed in; `None` for other tokens. Raises: `UnauthenticatedError`."""
+        """Identify a *token*; `None` for other kinds. Raises: `UnauthenticatedError`."""
         try:
             if jwt.get_unverified_header(token).get("typ") != _type(_VIEWER):
                 return None
@@ -104,10 +104,10 @@ class LoginTokens:
             raise UnauthenticatedError("the token has expired, or is not of this service")
         return Identity(self._caller_of(claims), claims["exp"])
 
-    def session(self, cookie: str) -> "Session | None":
+    def session(self, cookie: str) -> BrowserSession | None:
         """Return the session of a *cookie*; `None` if it has ended."""
         claims = self.unseal(_SESSION, cookie)
-        return None if claims is None else Session(claims["sid"], self._caller_of(claims))
+        return None if claims is None else BrowserSession(claims["sid"], self._caller_of(claims))
 
     def end(self, session_id: str) -> None:
         """Refuse tokens and cookies of a session from now on, in this process."""
@@ -276,7 +276,7 @@ class LoginPages:
         return response
 
     async def refuse(self, error: ShardgateError) -> Response:
-        """Say why nobody was signed in."""
+        """Return the page that explains *error*."""
         status = status_of(error)
         log_failure(status, error)
         return await self._render(f"You are not signed in: {error}.", status)
@@ -313,7 +313,7 @@ def _opener(request: Request) -> str | None:
 
 
 def _demand_address(request: Request) -> Address:
-    """Return the address of the service, where nobody can listen. Raises: `ForbiddenError`."""
+    """Return the address of the service; it must be https or local. Raises: `ForbiddenError`."""
     address = address_of(request)
     if not address.is_trustworthy:
         raise ForbiddenError("signing in needs https")
@@ -363,7 +363,7 @@ def _set_cookie(
 
 
 def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller | None:
-    """Return who has signed in, if *request* is for a page, or of a page that reads the API.
+    """Return the caller of the session cookie, if *request* is for a page or reads the API for one.
 
     A cookie opens neither data nor writes: browsers send it with requests that others make.
     """
@@ -408,8 +408,8 @@ def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
     """Build the routes of signing in."""
     router = APIRouter(include_in_schema=False)
 
-    async def said(answering: Awaitable[Response]) -> Response:
-        """Return the response, or the page that says why nobody is signed in."""
+    async def explained(answering: Awaitable[Response]) -> Response:
+        """Return the response, or the page that explains its error."""
         try:
             return await answering
         except ShardgateError as error:
@@ -422,19 +422,19 @@ def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
 
     @router.get("/login/api/v1/authorize")
     async def begin_in_viewer(request: Request) -> Response:
-        return await said(pages.begin_in_viewer(request))
+        return await explained(pages.begin_in_viewer(request))
 
     @router.get("/login")
     async def begin_in_page(request: Request) -> Response:
-        return await said(pages.begin_in_page(request))
+        return await explained(pages.begin_in_page(request))
 
     @router.get("/login/command")
     async def begin_in_command(request: Request) -> Response:
-        return await said(pages.begin_in_command(request))
+        return await explained(pages.begin_in_command(request))
 
     @router.get("/login/callback")
     async def finish(request: Request) -> Response:
-        response = await said(pages.finish(request))
+        response = await explained(pages.finish(request))
         _set_cookie(response, address_of(request), _ATTEMPT, "", 0)
         return response
 

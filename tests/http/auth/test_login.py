@@ -6,10 +6,13 @@ import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from shardgate.http.auth.access import Caller, Datasets
@@ -527,6 +530,44 @@ def test_refused_consent_is_told(browser: Browser, provider: Provider) -> None:
     provider.answer = {"code": None, "error": "access_denied"}
 
     assert "refused the sign-in: access_denied" in browser.page().text
+
+
+TEXTS: Final = st.text(st.characters(codec="utf-8"), max_size=40)
+HEADERS: Final = st.text(st.characters(min_codepoint=33, max_codepoint=255), max_size=40)
+
+
+@given(answer=st.lists(st.tuples(st.sampled_from(["code", "state", "iss", "error", "a"]), TEXTS)))
+@settings_of_hypothesis(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_answer_but_the_issuers_is_refused(
+    browser: Browser, answer: list[tuple[str, str]]
+) -> None:
+    """Whatever a browser brings back instead of the issuer's answer is refused, in a page."""
+    browser.begin()
+    page = browser.come_back(f"{CALLBACK}?{urlencode(answer)}")
+
+    assert page.response.status_code in {400, 403}
+    assert page.text.startswith("You are not signed in: ")
+    assert not page.message
+
+
+@given(cookie=HEADERS, referer=HEADERS, host=st.one_of(st.none(), HEADERS))
+@settings_of_hypothesis(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_header_is_answered(
+    browser: Browser, cookie: str, referer: str, host: str | None
+) -> None:
+    """Headers of any characters open nothing, and are no fault of the service."""
+    headers = {"cookie": f"shardgate-session={cookie}", "referer": referer, "accept": "text/html"}
+    headers |= {} if host is None else {"host": host}
+    sent = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
+    begun = browser.client.get(AUTHORIZE, headers=sent)
+    page = browser.client.get("/private/", headers=sent)
+
+    assert begun.status_code in {400, 403, 421}
+    assert page.status_code in {400, 401, 421}
 
 
 def begin_session(browser: Browser) -> httpx.Response:

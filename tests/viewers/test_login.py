@@ -239,6 +239,28 @@ def test_link_of_a_private_array_lets_sign_in(
     picture_when_still(page, 1)
 
 
+def test_command_gets_its_token_from_the_browser(
+    context: BrowserContext, service: str, ca_file: str, tmp_path: Path
+) -> None:
+    """Somebody signs in for `shardgate login`, allows it, and the command prints its header."""
+    command = [sys.executable, "-m", "shardgate", "login", service]
+    variables = environ(BROWSER="true %s", SSL_CERT_FILE=ca_file, XDG_CONFIG_HOME=str(tmp_path))
+    with subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        page = context.new_page()
+        page.goto(process.stderr.readline().strip())
+        page.click("[aria-label='Authorize as ada']")
+        page.click("text=Allow it")
+        page.wait_for_selector("text=You are signed in.")
+        header, _ = process.communicate(timeout=60)
+
+    assert header.startswith("Authorization: Bearer ")
+    assert page.url.startswith("http://127.0.0.1:")
+
+
 def test_signing_out_ends_pages_and_viewers(
     context: BrowserContext, viewer: str, service: str
 ) -> None:

@@ -61,9 +61,12 @@ class TokenFile:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             text = json.dumps({**self._read(), url.rstrip("/"): token._asdict()}, indent=1)
             descriptor, name = tempfile.mkstemp(dir=folder)  # which only this user may read
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).replace(self._path)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                Path(name).replace(self._path)
+            finally:
+                Path(name).unlink(missing_ok=True)
         except OSError as error:
             raise ConfigurationError(f"{self._path}: {error.strerror}") from error
 

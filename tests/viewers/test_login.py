@@ -16,7 +16,7 @@ from typing import Final
 import httpx
 import pytest
 import trustme
-from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize
+from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize
 from pydantic import SecretStr
 from zarr.storage import LocalStore
 
@@ -276,6 +276,31 @@ def test_signing_out_ends_pages_and_viewers(
     assert page.is_hidden("text=private")
 
     open_viewer(context, viewer, service).wait_for_selector(_LOGIN)
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_window_without_a_viewer_says_so(
+    context: BrowserContext, viewer: str, service: str, provider: str, *, is_cut_off: bool
+) -> None:
+    """A window that no viewer has opened, or that the issuer cuts off from it, says so."""
+
+    def cut_off(route: Route) -> None:
+        response = route.fetch()
+        headers = response.headers | {"cross-origin-opener-policy": "same-origin"}
+        route.fulfill(response=response, headers=headers)
+
+    if is_cut_off:
+        context.route(f"{provider}/oauth2/authorize?*", cut_off)
+        page = open_viewer(context, viewer, service)
+        with page.expect_popup() as opened:
+            page.click(_LOGIN)
+        window = opened.value
+    else:
+        window = context.new_page()
+        window.goto(f"{service}/login/api/v1/authorize")
+    window.click("[aria-label='Authorize as ada']")
+
+    window.wait_for_selector("text=But no viewer can be reached from this window")
 
 
 @pytest.fixture

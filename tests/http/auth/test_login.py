@@ -759,6 +759,31 @@ def test_person_without_rights_begins_no_session(browser: Browser, provider: Pro
     assert "shardgate-session" not in browser.client.cookies
 
 
+def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
+    provider: Provider, tmp_path: Path
+) -> None:
+    """Somebody who fulfils hundreds of rules gets a token, but no cookie, and reads why."""
+    groups = [f"group-{number}-with-a-long-name" for number in range(200)]
+    provider.claims = {"groups": groups}
+    many = {
+        group: DatasetSettings(url=f"memory://{group}", read=(f"lab:{group}",)) for group in groups
+    }
+    configured = settings(provider, tmp_path).model_copy(update={"datasets": many})
+    with serving(configured) as url:
+        browser = Browser(url)
+        with browser.client:
+            refused = Page(begin_session(browser))
+            token = browser.page().message["token"]
+            shown = browser.client.get(
+                "/api/datasets", headers={"authorization": f"Bearer {token}"}
+            ).json()
+
+    assert refused.response.status_code == 403
+    assert "more rules than a cookie can hold" in refused.text
+    assert "shardgate-session" not in browser.client.cookies
+    assert len(shown["datasets"]) == len(groups)
+
+
 def tokens(now: float, secret: str = SECRET, **changes: Any) -> LoginTokens:
     """Return a signer at a time."""
     shared = TokenSettings(secret=SecretStr(secret))

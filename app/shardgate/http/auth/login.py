@@ -46,6 +46,8 @@ _PURPOSE: Final = b"shardgate: signing in: "
 _VIEWER: Final = "viewer"
 _ATTEMPT: Final = "attempt"
 _SESSION: Final = "session"
+_LONGEST_COOKIE: Final = 3800
+"""Browsers drop longer ones, which have 4,096 bytes with their names and attributes."""
 _CODE: Final = "code"
 _CODE_S: Final = 120
 """Longest time from the end of a sign-in in the browser to the exchange of its code."""
@@ -224,8 +226,12 @@ class LoginPages:
         if (rights := self._tokens.rights_of(caller, session_id)) is None:
             raise ForbiddenError(f"{caller.name} has signed in, but may read no dataset here")
         cookie = self._tokens.seal(_SESSION, rights)
+        fits = len(cookie) <= _LONGEST_COOKIE
+        if not fits and sealed["for"] == _SESSION:
+            raise ForbiddenError(f"{caller.name} fulfils more rules than a cookie can hold")
         response = await self._hand_out(sealed, rights, address)
-        _set_cookie(response, address, _SESSION, cookie, self._tokens.lifetime_s)
+        if fits:
+            _set_cookie(response, address, _SESSION, cookie, self._tokens.lifetime_s)
         return response
 
     async def _hand_out(

@@ -366,6 +366,26 @@ def test_another_browser_cannot_come_back(browser: Browser, other: Browser) -> N
     assert not page.message
 
 
+def test_any_replica_finishes_a_sign_in(
+    browser: Browser, provider: Provider, tmp_path: Path
+) -> None:
+    """A sign-in that one replica has begun is finished by another, under their common name."""
+    headers = {"host": "service.example", "x-forwarded-proto": "https"}
+    begun = browser.begin(**headers)
+    cookie = begun.headers["set-cookie"].partition(";")[0]
+    back = urlsplit(browser.client.get(begun.headers["location"]).headers["location"])
+    with serving(settings(provider, tmp_path)) as url:
+        page = Page(
+            httpx.get(f"{url}{back.path}?{back.query}", headers={**headers, "cookie": cookie})
+        )
+    token = page.message["token"]
+    response = browser.client.get("/private/text.txt", headers={"authorization": f"Bearer {token}"})
+
+    assert back.netloc == "service.example"
+    assert page.message["app_urls"] == ["https://service.example"]
+    assert response.status_code == 200
+
+
 def test_code_of_another_person_cannot_be_injected(browser: Browser, other: Browser) -> None:
     """A code of one browser is refused in another one, even under that one's state."""
     stolen = parse_qs(urlsplit(browser.sign_in()).query)["code"][0]

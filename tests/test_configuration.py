@@ -401,6 +401,16 @@ def test_inconsistent_access_rules_are_refused(
     assert told in complaint(None, {}, document)
 
 
+def test_root_that_is_named_like_a_reference_set_is_one() -> None:
+    """A root on the command line has the format kerchunk if it ends in .json, .parq or alike."""
+    roots = {"json": "s3://x/a.json", "parquet": "/y/A.PARQ/", "zstd": "/y/a.json.zst"}
+    others = {"zarr": "/y/a.zarr", "bucket": "s3://x"}
+    settings = load(None, {}, RootOptions().tables(roots | others))
+
+    formats = {name: each.format for name, each in settings.datasets.items()}
+    assert formats == dict.fromkeys(roots, "kerchunk") | dict.fromkeys(others, "auto")
+
+
 def test_options_reach_every_root_and_prefix() -> None:
     """`--anonymous` applies to every bucket and allowed prefix, and not to folders."""
     options = RootOptions(("s3://b/p", "/v"), anonymous=True)

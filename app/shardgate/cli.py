@@ -58,6 +58,13 @@ Anonymous = Annotated[
     bool, typer.Option("--anonymous", help="Send no credentials to S3, GCS or Azure.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+AsReferences = Annotated[
+    bool,
+    typer.Option("--references", help="Write the keys below KEY as a reference set of kerchunk."),
+]
+Output = Annotated[
+    Path | None, typer.Option(help="File for --references, in place of standard output.")
+]
 Version = Annotated[
     bool,
     typer.Option(
@@ -148,12 +155,14 @@ def inspect(
     as_shard: Annotated[
         bool, typer.Option("--shard", help="KEY is the name of a shard object.")
     ] = False,
+    references: AsReferences = False,
+    output: Output = None,
     anonymous: Anonymous = False,
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
     _version: Version = False,
 ) -> None:
-    """Show the arrays of a root, the location of a key, or the index of a shard.
+    """Show the arrays of a root, the location of a key, the index of a shard, or all references.
 
     The exit code is 1 if anything shown is damaged, or nothing is found.
     """
@@ -178,6 +187,9 @@ def inspect(
         return await locate_in(root, VirtualKey(key or ""))
 
     options = RootOptions(allow_virtual or (), anonymous=anonymous)
+    if references:
+        _write_references(url, key or "", output, options)
+        return
     document: dict[str, Any]
     nothing, is_damaged = "", False
     if key is None:
@@ -197,6 +209,33 @@ def inspect(
     else:
         display.show(*drawn)
     _finish(nothing, is_damaged=is_damaged)
+
+
+def _write_references(url: str, folder: str, output: Path | None, options: Any) -> None:
+    """Write a reference set to *output*, which is replaced once all is written."""
+    import asyncio
+
+    from shardgate.datasets import with_root
+    from shardgate.read.listing import Root, explain_emptiness
+    from shardgate.survey.reference_set import write_references
+
+    async def write(root: Root) -> str:
+        if nothing := await explain_emptiness(root):
+            return nothing
+        prefix = f"{folder.rstrip('/')}/" if folder else ""
+        if output is None:
+            await write_references(root, prefix, sys.stdout.write)
+            return ""
+        partial = output.with_name(f".{output.name}.partial")
+        try:
+            with partial.open("w") as file:
+                await write_references(root, prefix, file.write)
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+        return ""
+
+    _finish(asyncio.run(with_root(url, write, options)), is_damaged=False)
 
 
 @app.command()

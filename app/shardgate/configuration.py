@@ -33,6 +33,8 @@ _ROUNDS: Final = 4
 _ANONYMOUS: Final = "anonymous"
 """Store of public buckets."""
 _CLOUDS: Final = ("s3://", "gs://", "az://")
+_REFERENCE_SETS: Final = (".json", ".json.gz", ".json.zst", ".parq", ".parquet")
+"""Ends of URLs of roots that are reference sets of kerchunk."""
 
 
 class _Complaint(NamedTuple):
@@ -215,6 +217,8 @@ class RootOptions(NamedTuple):
         """Return the tables `stores` and `datasets` of the settings for *roots*, URLs by name."""
         datasets = {name: self._with_store({"url": url}) for name, url in roots.items()}
         for table in datasets.values():
+            if table["url"].rstrip("/").lower().endswith(_REFERENCE_SETS):
+                table["format"] = "kerchunk"
             if self.writable:
                 table["writable"] = True
             if self.allow_virtual:
@@ -275,6 +279,6 @@ def _default_name(url: str) -> str:
     """Return the last part of the path, without the extension of a format."""
     path = url if "://" in url else str(Path(url).expanduser().absolute())
     name = PurePosixPath(path).name
-    for ending in (".zarr", ".precomputed", ".icechunk"):
+    for ending in (".zip", ".ozx", ".zarr", ".precomputed", ".icechunk"):
         name = name.removesuffix(ending)
     return name

@@ -1,7 +1,8 @@
 """Datasets of the configuration: their roots, formats, and rules of access."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Final
@@ -12,12 +13,15 @@ from shardgate.errors import ConfigurationError, StorageError
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.icechunk.layout import Icechunk
+from shardgate.formats.kerchunk.layout import Kerchunk
+from shardgate.formats.members import MemberFormat
 from shardgate.formats.neuroglancer_precomputed.layout import MARKER as INFO
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
 from shardgate.formats.references import Allowed, allow
 from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
+from shardgate.formats.zip.layout import Zip
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.auth.tokens import read_grant
 from shardgate.model import ObjectRef
@@ -28,8 +32,15 @@ from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import PUBLIC, DatasetSettings, LimitSettings, Settings
 from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
-from shardgate.storage.stores import Stores, parse_root
+from shardgate.storage.stores import Stores, parse_root, split_object
 
+ARCHIVES: Final = ("zip", "kerchunk")
+"""Names of the formats whose containers may be one object."""
+_FILES_PER_DIRECTORY: Final = 8
+"""Part of the largest file up to which the directory of an archive is decoded: that takes ten times
+its bytes of memory, and the result has to fit into the cache."""
+_FILES_PER_SET: Final = 4
+"""Likewise for reference sets, which take up to twelve times their bytes."""
 _FILES_AT_ONCE: Final = 2
 """Concurrent decodes may take so many times the largest file, and one of them more."""
 
@@ -48,7 +59,7 @@ def _open(stores: Stores, name: str, settings: Settings) -> ServedDataset:
     return ServedDataset(
         name=name,
         root=open_root(stores, settings, name),
-        containers=Containers(formats(dataset, settings.limits, allowed), dataset.format),
+        containers=open_containers(dataset, settings.limits, allowed),
         format=dataset.format,
         cache_control=(dataset.cache_control or f"{scope}, max-age=60").encode(),
         is_writable=dataset.writable,
@@ -68,17 +79,23 @@ def session_formats(limits: LimitSettings) -> list[Format]:
     return [DocumentFormat("zarr", ZARR_JSON, (zarr,), limits.metadata_bytes)]
 
 
-def open_root(stores: Stores, settings: Settings, name: str) -> ObjectRef:
-    """Open the root of the dataset *name*."""
-    dataset = settings.datasets[name]
+def open_root(stores: Stores, settings: Settings, dataset_name: str) -> ObjectRef:
+    """Open the root of the dataset *dataset_name*."""
+    dataset = settings.datasets[dataset_name]
     store = settings.stores[dataset.store] if dataset.store else None
-    return stores.open_root(
-        dataset.url,
-        store,
-        dataset.store,
-        dataset.redirects,
-        follow_links=dataset.follow_links,
+    url, name = split_object(dataset.url) if _may_be_object(dataset) else (dataset.url, "")
+    root = stores.open_root(
+        url, store, dataset.store, dataset.redirects, follow_links=dataset.follow_links
     )
+    return root.join(name)
+
+
+def _may_be_object(dataset: DatasetSettings) -> bool:
+    """Return whether the root may be one object: an archive or a reference set."""
+    is_bucket = not parse_root(dataset.url).key and not dataset.url.startswith("file")
+    if dataset.view == "raw" or is_bucket:
+        return False
+    return dataset.format in ARCHIVES or dataset.url.lower().endswith((".zip", ".ozx"))
 
 
 def make_folders(settings: Settings) -> list[str]:
@@ -88,7 +105,7 @@ def make_folders(settings: Settings) -> list[str]:
         if not dataset.url.startswith("file://"):
             continue
         folder, reason = Path(os.fsdecode(folder_of(parse_root(dataset.url).bucket))), ""
-        if not dataset.writable:
+        if not dataset.writable or _may_be_object(dataset):
             reason = "" if folder.exists() else "does not exist"
         else:
             try:
@@ -123,16 +140,16 @@ def open_allowed(
     return tuple(allowed)
 
 
-def formats(
+def open_containers(
     dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...] = ()
-) -> list[Format]:
-    """Return the formats of *dataset*; virtual references of Icechunk must be in *allowed*."""
+) -> Containers:
+    """Open the formats of *dataset*; virtual references must be in *allowed*."""
     if dataset.view == "raw":
-        return []
+        return Containers((), dataset.format)
     sizes = limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes
     zarr = Zarr2022(*sizes), Zarr3(*sizes)
     precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
-    is_named = dataset.format != "auto"
+    is_named = dataset.format not in ("auto", *ARCHIVES)
     known: tuple[Format, ...] = (
         DocumentFormat("zarr", ZARR_JSON, zarr, limits.metadata_bytes, is_named=is_named),
         DocumentFormat("precomputed", INFO, precomputed, limits.metadata_bytes, is_named=is_named),
@@ -140,7 +157,21 @@ def formats(
             limits.repository_file_bytes, limits.whole_index_bytes, allowed, is_named=is_named
         ),
     )
-    return [each for each in known if dataset.format in ("auto", each.name)]
+    formats = [each for each in known if not is_named or dataset.format == each.name]
+    return Containers(formats, dataset.format, _archives(dataset, limits, allowed))
+
+
+def _archives(
+    dataset: DatasetSettings, limits: LimitSettings, allowed: tuple[Allowed, ...]
+) -> Sequence[MemberFormat]:
+    match dataset.format:
+        case "auto" | "zip":
+            most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
+            return (Zip(most_nbytes, limits.decoded_bytes, is_named=dataset.format == "zip"),)
+        case "kerchunk":
+            most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
+            return (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
+    return ()
 
 
 def exposures(settings: Settings) -> Iterator[str]:
@@ -189,5 +220,5 @@ async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: 
         fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
         dataset = settings.datasets["root"]
         allowed = open_allowed(stores, dataset, settings)
-        containers = Containers(formats(dataset, settings.limits, allowed))
+        containers = replace(open_containers(dataset, settings.limits, allowed), format="auto")
         return await call(Root(ref, stores, containers, fetch))

@@ -59,12 +59,11 @@ def guide(base: str) -> str:
     """Return instructions for the examples that are served at *base*."""
     chunk = f"{base}/image/s0/c/2/3/4"
     viewer = f"{base}/api/datasets/{{}}/viewer"
-    lines = [f"{base}/{Path(name).stem}/" for name in EXAMPLES]
     states = {"tagged": f"{base}/history/@tag.{TAG}", "now": f"{base}/history/@branch.main"}
-    lines += [
-        "",
-        "What is served, and how to read it:",
+    lines = [
+        "Open these in a browser. The first lists the examples, each of the others shows one:",
         f"  {base}/",
+        *(f"  {base}/{Path(name).stem}/" for name in EXAMPLES),
         "",
         "One inner chunk of a shard is an object of its own:",
         f"  curl -sSD - -o /dev/null {chunk}",

@@ -204,7 +204,7 @@ class LimitSettings(Section):
     decoded_bytes: ByteSize = ByteSize(64 * 1024**2)
     """Largest minishard index, mesh manifest, or object whose content coding is removed."""
     repository_file_bytes: ByteSize = ByteSize(512 * 1024**2)
-    """Largest file of an Icechunk repository: `repo`, snapshots, manifests, logs."""
+    """Largest file of an Icechunk repository; 1/4 of it for reference sets, 1/8 for archives."""
     coalesce_gap_bytes: ByteSize = ByteSize(1024**2)
     """Most bytes read between or around wanted chunks, where that is faster than another read."""
     stream_bytes: ByteSize = ByteSize(4 * 1024**2)
@@ -355,8 +355,8 @@ class DatasetSettings(Section):
     """A local path or `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `http(s)://`, `memory://`."""
     store: str | None = None
     """Name of a `[stores.NAME]` table."""
-    format: Literal["auto", "zarr", "precomputed", "icechunk"] = "auto"
-    """Container format; `auto` looks for `zarr.json`, `info`, `repo` at the root and below."""
+    format: Literal["auto", "zarr", "precomputed", "icechunk", "zip", "kerchunk"] = "auto"
+    """Container format; `auto` looks for `zarr.json`, `info`, `repo`, `*.zip` and `*.ozx`."""
     view: Literal["unsharded", "raw"] = "unsharded"
     """`raw` serves the objects as stored, with Range."""
     writable: bool = False
@@ -368,7 +368,7 @@ class DatasetSettings(Section):
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
     """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
     virtual_chunk_prefixes: _List[Annotated[VirtualPrefix, BeforeValidator(table_of_url)]] = ()
-    """Icechunk: URL prefixes of allowed virtual references; a table also names a store."""
+    """Icechunk, kerchunk: URL prefixes of allowed references; a table also names a store."""
     redirects: _List[_ServerUrl] = ()
     """URL prefixes, in addition to the root, to which an `http(s)://` root may redirect."""
     follow_links: bool = False

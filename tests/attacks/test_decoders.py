@@ -41,6 +41,7 @@ from shardgate.formats.icechunk.snapshot import (
 from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
+from shardgate.formats.zip.directory import parse_end
 from shardgate.http.api.commit_body import parse_commit, parse_commit_lines
 from shardgate.http.auth.oidc import decode_jwks
 from shardgate.http.body import decode_aws_chunked
@@ -60,6 +61,7 @@ from shardgate.storage.http_headers import parse_content_range, parse_unsatisfie
 from shardgate.storage.refusals import parse_document
 from tests.attacks.mutating import Change, at_random, changes
 from tests.formats.zarr.building import array_metadata, sharding
+from tests.formats.zip.archives import Entry, archive
 from tests.support import repositories
 from tests.support.processor import processor_time_below
 from tests.support.sessions import GROUP, array_document
@@ -148,6 +150,7 @@ DECODERS: Final = {
         Decoder(parse_parts, [PARTS], REFUSED),
         Decoder(parse_content_range, [b"bytes 0-9/10", b"bytes 0-9/*"]),
         Decoder(parse_unsatisfied, [b"bytes */10"]),
+        Decoder(parse_end, [archive(Entry(b"a"), end64={}, comment=b"note")], DAMAGED),
         Decoder(parse_document, [b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"]),
     )
 }

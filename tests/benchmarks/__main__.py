@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from . import (
+    archives,
     blocks,
     calls,
     charts,
@@ -30,7 +31,7 @@ from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, nginx_files
 
-_PARTS: Final = "abcdefghijklmnopqrs"
+_PARTS: Final = "abcdefghijklmnopqrst"
 
 
 def main() -> int:
@@ -74,6 +75,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "q": lambda here: tls.measure(here, root, store, **load),
             "r": lambda here: nginx_cache.measure(here, root, store, **load),
             "s": trains.measure,
+            "t": lambda here: archives.measure(here, root, store, **load),
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }
         for names, measure in parts.items():
@@ -91,7 +93,8 @@ def _parse() -> argparse.Namespace:
         help="a: chunk cached, b: index cached, c: 304, d: blocks, e: memory, f: minishard index, "
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
         "m: far store, n: sizes, o: calls, p: views in Chromium, "
-        "q: store over TLS, r: cache of nginx, s: commits of several clients",
+        "q: store over TLS, r: cache of nginx, s: commits of several clients, "
+        "t: archives",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -105,7 +108,7 @@ def _parse() -> argparse.Namespace:
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
     if not parts or set(parts) - set(_PARTS):
-        raise argparse.ArgumentTypeError("the parts are a to s")
+        raise argparse.ArgumentTypeError("the parts are a to t")
     return parts
 
 

@@ -79,6 +79,31 @@ def _nested() -> Iterator[Case]:
     yield Case("nested/transposes_everywhere", by_tensorstore, VALUES, SHARDS, everywhere)
 
 
+def _rectilinear() -> Iterator[Case]:
+    values = counted((16, 6, 36))
+    values[4:8, :, :12] = 0
+    values[8:12, 3:, 20:] = 0
+    rows, columns = (4, 4, 8), (12, 24)
+    inner = {
+        "endian": [BIG],
+        "zstd": [LITTLE, ZSTD, CRC],
+        "transpose": [transpose(2, 0, 1), LITTLE],
+    }
+    table: dict[str, list[Json]] = {
+        "end": [sharding(INNER)],
+        "start": [sharding(INNER, index=[BIG], location="start")],
+        "nested": [sharding((4, 3, 12), [sharding(INNER)])],
+        "transpose": [transpose(2, 0, 1), sharding((4, 2, 3))],
+        "crc": [sharding(INNER), CRC],
+        **{f"inside_{name}": [sharding(INNER, codecs)] for name, codecs in inner.items()},
+    }
+    for name, codecs in table.items():
+        lists = rows, (6,), columns
+        yield Case(f"rectilinear/{name}", by_zarr, values, (8, 6, 24), codecs, edges=lists)
+    part, edges = values[:, :5], (rows, 6, columns)
+    yield Case("rectilinear/part", by_zarr, part, (8, 6, 24), [sharding(INNER)], edges=edges)
+
+
 def _after_sharding() -> Iterator[Case]:
     table: dict[str, list[Json]] = {
         "crc": [sharding(INNER), CRC],
@@ -226,6 +251,7 @@ CASES: Final[tuple[Case, ...]] = (
     *_index(),
     *_transposes(),
     *_nested(),
+    *_rectilinear(),
     *_after_sharding(),
     *_inside(),
     *_keys(),

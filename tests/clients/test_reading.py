@@ -344,7 +344,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Draw a random nesting of shards, written by a library."""
-    nesting = draw(nestings(letters=False))
+    nesting = draw(nestings(letters=False, regular=True))
     writers = [by_zarr] if _has_checksum_after(nesting.codecs) else [by_tensorstore, by_zarr]
     return Case(
         name="a",

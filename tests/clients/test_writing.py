@@ -303,7 +303,7 @@ def read_in_time(url: str, expected: list[int]) -> None:
 
 ONLY_TENSORSTORE: Final = ("transpose/outer_", "transpose/both", "nested/transposes_everywhere")
 """Sharded arrays that zarr-python cannot read."""
-ONLY_ZARR: Final = ("after/", *BEYOND["tensorstore"])
+ONLY_ZARR: Final = ("after/", "rectilinear/", *BEYOND["tensorstore"])
 """Sharded arrays that TensorStore cannot read."""
 OLD: Final = "document/endian"
 """Prefix of sharded arrays that neither reads, since both lack the codec's old name."""
@@ -311,7 +311,7 @@ TABLE: Final = [name for name in BY_NAME if not name.startswith(OLD)]
 ON_SEAWEEDFS: Final = (
     "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/two_tensorstore",
     "after/crc_after_both", "inside/zstd_crc_tensorstore", "keys/v2_dot", "fill/nan_zarr",
-    "shape/0d_default_zarr", "plain/v2",
+    "shape/0d_default_zarr", "rectilinear/end", "plain/v2",
 )  # fmt: skip
 FURTHER: Final = [
     name
@@ -411,7 +411,7 @@ def test_stored_shards_have_the_last_put_values(
 RESIZED: Final = [
     pytest.param(client, name, marks=pytest.mark.soak if is_further else ())
     for name, case in BY_NAME.items()
-    if not name.startswith("plain/")
+    if not name.startswith(("plain/", "rectilinear/"))
     for client in ("zarr", "tensorstore")
     if client == "zarr" or (case.values.ndim and not name.startswith(ONLY_ZARR))
     for is_further in [client == "tensorstore" and name in FURTHER]

@@ -59,6 +59,8 @@ class Case:
     key_encoding: Json = field(default_factory=lambda: default_keys("/"))
     dimension_names: Sequence[str | None] | None = None
     attributes: Json = field(default_factory=dict)
+    edges: Sequence[int | Sequence[int]] | None = None
+    """Lengths of the shards along each dimension, where they differ; *shards* has the largest."""
     edit: Callable[[Json], Json] | None = None
     """Edit of the written ``zarr.json``, for forms that no current writer produces."""
 
@@ -129,15 +131,16 @@ def by_zarr_v2(case: Case, path: Path) -> None:
 
 
 def _create(case: Case, path: Path, **options: Any) -> None:
-    array: Any = zarr.create(
-        store=path,
-        shape=case.values.shape,
-        chunks=case.shards,
-        fill_value=case.fill_value,
-        attributes=case.attributes,
-        **options,
-    )
-    array[...] = case.values
+    with rectilinear_allowed():
+        array: Any = zarr.create(
+            store=path,
+            shape=case.values.shape,
+            chunks=case.edges or case.shards,
+            fill_value=case.fill_value,
+            attributes=case.attributes,
+            **options,
+        )
+        array[...] = case.values
 
 
 def by_tensorstore(case: Case, path: Path) -> None:
@@ -157,9 +160,15 @@ def by_tensorstore(case: Case, path: Path) -> None:
     tensorstore.open(spec, create=True).result().write(case.values).result()
 
 
+def rectilinear_allowed() -> Any:
+    """Return a block in which zarr-python knows grids of chunks of several sizes."""
+    return zarr.config.set({"array.rectilinear_chunks": True})
+
+
 def read_zarr(store: Any) -> Values:
     """Read all of an array with zarr-python, from a folder or a store."""
-    return np.asarray(zarr.open_array(store, mode="r")[...])
+    with rectilinear_allowed():
+        return np.asarray(zarr.open_array(store, mode="r")[...])
 
 
 def read_tensorstore(path: Path | Json) -> Values:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardgate.formats.compression import announced_nbytes, decode_content, inflate, inflated_nbytes
+from shardgate.formats.compression import (
+    CODINGS,
+    announced_nbytes,
+    decode_content,
+    inflate,
+    inflated_nbytes,
+    is_sendable,
+    raw_deflate,
+)
 from shardgate.formats.reading import DecodeError
 from tests.support.zipped import ENCODERS, encoded, zipped
 
@@ -113,3 +121,39 @@ def test_deflate_without_its_frame_is_decoded(content: bytes) -> None:
     data = raw.compress(content) + raw.flush()
 
     assert decode_content("deflate", data, _MOST_NBYTES) == content
+
+
+def _raw(content: bytes) -> bytes:
+    compressor = zlib.compressobj(wbits=-15)
+    return compressor.compress(content) + compressor.flush()
+
+
+@given(_contents)
+def test_raw_deflate_announces_its_size_and_is_checked(content: bytes) -> None:
+    """Raw DEFLATE is decoded if its size and its CRC-32 are those that its coding announces."""
+    nbytes, crc, data = len(content), zlib.crc32(content), _raw(content)
+    coding = raw_deflate(nbytes, crc)
+
+    assert announced_nbytes(coding, data) == nbytes
+    assert decode_content(coding, data, nbytes) == content
+    for wrong in (raw_deflate(nbytes + 1, crc), raw_deflate(nbytes, crc ^ 1)):
+        with pytest.raises(DecodeError, match="bytes once inflated, instead of"):
+            decode_content(wrong, data, _MOST_NBYTES)
+
+
+def test_raw_deflate_beyond_a_limit_is_refused() -> None:
+    """Raw DEFLATE that announces more than the limit, or holds more than announced, is refused."""
+    data = _raw(bytes(1000))
+    with pytest.raises(DecodeError, match="1000 bytes once inflated, more than 999"):
+        decode_content(raw_deflate(1000, 0), data, 999)
+    with pytest.raises(DecodeError, match="more than 999 bytes once inflated"):
+        decode_content(raw_deflate(999, 0), data, _MOST_NBYTES)
+
+
+def test_raw_deflate_is_no_coding_of_http() -> None:
+    """Raw DEFLATE is never sent as such, whatever a client accepts, and no store can name it."""
+    coding = raw_deflate(5, 7)
+
+    assert not is_sendable(coding)
+    assert all(map(is_sendable, CODINGS))
+    assert coding != coding.lower()  # as `content_coding` spells the headers of a store

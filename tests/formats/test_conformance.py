@@ -208,7 +208,7 @@ async def test_overwrite_during_a_read_yields_the_old_or_new_chunk(
             assert await data.read(key) in {old, new[key]}, (key, reads_before)
 
 
-_MARKERS = ("zarr.json", "info", "repo", "refs/branch.main/ref.json", ".array.json")
+_MARKERS = ("zarr.json", "info", "repo", "refs/branch.main/ref.json", ".array.json", ".ozx")
 
 
 class _LosingStore(MemoryStore):

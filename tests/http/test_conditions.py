@@ -1,6 +1,7 @@
 """`shardgate.http`: ranges, preconditions, headers and errors of responses."""
 
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 
 from shardgate import errors
 from shardgate.errors import BadHeaderError
+from shardgate.formats.compression import raw_deflate
 from shardgate.http.conditions import (
     Conditions,
+    Negotiation,
     UnsatisfiableError,
     accepts,
     content_range,
@@ -18,10 +21,11 @@ from shardgate.http.conditions import (
     parse_range,
     resolve_range,
 )
+from shardgate.http.conditions import choose as choose_part
 from shardgate.http.problems import STATUS
 from shardgate.http.request import Headers, combine_headers
-from shardgate.model import EVERYTHING, ByteRange, ETag, SuffixRange
-from shardgate.read.bodies import Selection
+from shardgate.model import EVERYTHING, ByteRange, ETag, Inline, SuffixRange
+from shardgate.read.bodies import Entity, Selection
 
 
 @pytest.mark.parametrize(
@@ -249,6 +253,19 @@ def test_accept_encoding_is_parsed(header: str | None, *, is_accepted: bool) -> 
 def test_all_codings_must_be_accepted(coding: str, header: str, *, is_accepted: bool) -> None:
     """An object with several codings is accepted by a client that accepts each of them."""
     assert accepts(coding, header.encode()) is is_accepted
+
+
+@pytest.mark.parametrize("accepted", [b"*", b"deflate, raw", b"identity;q=0", None])
+@pytest.mark.parametrize("is_s3", [True, False])
+def test_raw_deflate_is_inflated_for_every_client(accepted: bytes | None, *, is_s3: bool) -> None:
+    """Raw DEFLATE is inflated for S3 clients too; a precondition is decided without reading it."""
+    etag = ETag('"a"')
+    entity = Entity(etag, 3, Inline(b"abc", etag), coding=raw_deflate(9, 0))
+    negotiate = partial(Negotiation, accepted, is_s3)
+    known = Conditions.parse("GET", {b"if-none-match": b'"a-identity"'})
+
+    assert choose_part(Conditions.parse("GET", {}), negotiate, entity) is None
+    assert choose_part(known, negotiate, entity) == Selection(HTTPStatus.NOT_MODIFIED)
 
 
 MANY = 10_000

@@ -25,7 +25,7 @@ from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.building import array_metadata, consolidated, sharding
 from tests.formats.zarr.case import CASES as ZARR
 from tests.read.stores import CallOn, WatchedStore
-from tests.support.resolving import ROOT, known_formats
+from tests.support.resolving import ROOT, known_containers
 from tests.write.writers import Between, Replica, chunks_of, filled, replica, stored, zarr_json
 
 _MARKER = r"(^|/)(zarr\.json|info|repo|refs/branch\.main/ref\.json)$"
@@ -41,7 +41,7 @@ class _Case:
         for directory, document in nodes.items():
             marker = ROOT.join(directory.replace("_", "/")).join("zarr.json")
             self.store.place(marker, json.dumps(document).encode())
-        self.containers = Containers(known_formats())
+        self.containers = known_containers()
         self.fetch = ReadCache(self.store, MetadataCache(2**20), ttl_s=60)
 
     async def find(self, key: str) -> tuple[ObjectRef, str]:
@@ -454,7 +454,7 @@ async def test_chunks_of_one_shard_have_one_name(case: Case) -> None:
         layout, rest, _ = await containers.search(ROOT, VirtualKey(key), watched)
         return layout, rest
 
-    containers = Containers(known_formats(whole_index_bytes=0))
+    containers = known_containers(whole_index_bytes=0)
     names = {}
     for key in (*case.chunks, *case.absent, *filter(case.is_metadata, objects)):
         layout, rest = await find(key)

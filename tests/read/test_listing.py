@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,7 +24,14 @@ from tests.formats.neuroglancer_precomputed import case as precomputed_case
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
 from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
 from tests.formats.zarr import case as zarr_case
-from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard, sharding
+from tests.formats.zarr.building import (
+    LITTLE,
+    array_metadata,
+    encode_shard,
+    rectilinear,
+    regular,
+    sharding,
+)
 from tests.read.stores import Unlisted, WatchedStore
 from tests.support.resolving import NOTHING, ROOT, Reading, reading
 
@@ -98,13 +105,22 @@ async def test_folded_keys_take_one_index_each() -> None:
     assert traced.count("list") <= 8
 
 
-async def test_huge_sparse_array_is_listed() -> None:
+_HUGE = [2, 2, [4, 2**58 - 1]]
+
+
+@pytest.mark.parametrize(
+    ("grid", "row", "column"),
+    [
+        (regular(4, 4), 4 * 123456789012345678, 28),
+        (rectilinear(_HUGE, [8, [4, 2**58]]), 4 * 123456789012345678 - 4, 32),
+    ],
+)
+async def test_huge_sparse_array_is_listed(grid: dict[str, Any], row: int, column: int) -> None:
     """An array of 2^120 elements with one shard is listed with fewer than 20 calls."""
-    metadata = array_metadata([2**60, 2**60], [4, 4], [sharding([1, 1])])
+    metadata = array_metadata([2**60, 2**60], [], [sharding([1, 1])], chunk_grid=grid)
     shards = {"c/123456789012345678/7": encode_shard([b"x"] * 16)}
     traced = _Traced(_array(metadata, shards))
-    rows = range(123456789012345678 * 4, 123456789012345678 * 4 + 4)
-    expected = [f"c/{row}/{column}" for row in rows for column in range(28, 32)]
+    expected = [f"c/{row + i}/{column + j}" for i in range(4) for j in range(4)]
 
     assert await traced.page(Window("c/")) == sorted(expected)
     assert await traced.page(Window("", expected[3])) == [*sorted(expected)[4:], "zarr.json"]
@@ -307,6 +323,8 @@ class Drawn(NamedTuple):
     """A sharded array of bytes, one element a chunk."""
 
     metadata: dict[str, Any]
+    counts: list[int]
+    """Number of shards along each dimension."""
     shards: dict[Cell, bytes]
     cells: set[Cell]
     """Elements that are stored."""
@@ -319,19 +337,39 @@ def drawn_arrays(draw: st.DrawFn) -> Drawn:
     """Draw an array, sparse or full."""
     ndim = draw(st.integers(0, 3))
     size = st.integers(1, 25 if ndim == 1 else 12 if ndim == 2 else 5)
-    shape, shard = [draw(size) for _ in range(ndim)], [draw(st.integers(1, 4)) for _ in range(ndim)]
+    shape = [draw(size) for _ in range(ndim)]
+    sizes = [draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)) for _ in range(ndim)]
+    edges = [_cover(n, lengths) for n, lengths in zip(shape, sizes, strict=True)]
+    is_regular = all(len(lengths) == 1 for lengths in sizes)
+    grid = regular(*(lengths[0] for lengths in sizes)) if is_regular else rectilinear(*edges)
     name, separator = draw(st.sampled_from(["default", "v2"])), draw(st.sampled_from("/."))
     encoding = {"name": name, "configuration": {"separator": separator}}
     head = ["c"] if name == "default" else []
     cells = _cells(shape)
     chosen = set(cells if draw(st.booleans()) else draw(st.lists(st.sampled_from(cells))))
-    metadata = array_metadata(shape, shard, [sharding([1] * ndim)], chunk_key_encoding=encoding)
+    members = {"chunk_grid": grid, "chunk_key_encoding": encoding}
+    metadata = array_metadata(shape, [], [sharding([1] * ndim)], **members)
     shards = {}
-    for at in sorted({tuple(i // n for i, n in zip(cell, shard, strict=True)) for cell in chosen}):
-        corner = [i * n for i, n in zip(at, shard, strict=True)]
+    for at in _cells([len(lengths) for lengths in edges]):
+        corner = [sum(lengths[:i]) for i, lengths in zip(at, edges, strict=True)]
+        shard = [lengths[i] for i, lengths in zip(at, edges, strict=True)]
         inner = [tuple(map(sum, zip(corner, i, strict=True))) for i in _cells(shard)]
-        shards[at] = encode_shard([b"x" if cell in chosen else None for cell in inner])
-    return Drawn(metadata, shards, chosen, lambda at: separator.join([*head, *map(str, at)]) or "0")
+        if not chosen.isdisjoint(inner):
+            shards[at] = encode_shard([b"x" if cell in chosen else None for cell in inner])
+    counts = [len(lengths) for lengths in edges]
+    return Drawn(
+        metadata, counts, shards, chosen, lambda at: separator.join([*head, *map(str, at)]) or "0"
+    )
+
+
+def _cover(size: int, lengths: Sequence[int]) -> list[int]:
+    """Repeat *lengths* until they cover *size*."""
+    found: list[int] = []
+    for length in cycle(lengths):
+        if sum(found) >= size:
+            break
+        found.append(length)
+    return found
 
 
 @st.composite
@@ -341,9 +379,7 @@ def repositories(draw: st.DrawFn) -> Tree:
         case = draw(st.sampled_from(icechunk_case.CASES))
         documents = {"zarr.json", "g/zarr.json", "g/a/zarr.json"}
         return case.build(case.chunks), documents | set(case.chunks)
-    metadata, shards, cells, spell = draw(drawn_arrays())
-    sizes = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-    grid = [-(-n // size) for n, size in zip(metadata["shape"], sizes, strict=True)]
+    metadata, grid, shards, cells, spell = draw(drawn_arrays())
     builder = Builder()
     builder.group("/")
     refs = [Ref(index=at, inline=data) for at, data in shards.items()]
@@ -354,7 +390,7 @@ def repositories(draw: st.DrawFn) -> Tree:
 @st.composite
 def arrays(draw: st.DrawFn) -> Tree:
     """Draw a sharded array with unrelated objects beside it."""
-    metadata, shards, cells, spell = draw(drawn_arrays())
+    metadata, _, shards, cells, spell = draw(drawn_arrays())
     objects = {"zarr.json": json.dumps(metadata).encode()}
     objects |= {spell(at): data for at, data in shards.items()}
     beside = draw(st.sets(st.sampled_from(["a/b", "c.txt", "notes", "z/c/0/0", "z/c/1"])))

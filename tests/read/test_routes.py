@@ -14,7 +14,7 @@ from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
 from tests.read.stores import Clock, SearchedContainers, settle
-from tests.support.resolving import ROOT, Reading, known_formats, reading
+from tests.support.resolving import ROOT, Reading, known_containers, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
 _GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
@@ -117,7 +117,7 @@ async def _expect_of_zarr(store: _FarStore, key: str, waits: list[set[str]]) -> 
     """Read a chunk with the format configured, and assert which reads waited together."""
     store.waits.clear()
     data = reading(store)
-    known = Containers(known_formats()[:1], "zarr")
+    known = Containers(known_containers().formats[:1], "zarr")
     data.dataset = replace(data.dataset, containers=known)
     assert await data.read(key) == _CHUNKS["c/0/0"]
     assert store.waits == waits

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from shardgate.datasets import formats as configured_formats
+from shardgate.datasets import open_containers
 from shardgate.formats.contract import Format
 from shardgate.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
 from shardgate.read.bodies import Body, Entity, Selection
@@ -52,13 +52,11 @@ async def gather(body: Body) -> bytes:
     return body if isinstance(body, bytes) else b"".join([piece async for piece in body])
 
 
-def known_formats(
-    *, whole_index_bytes: int = 2**20, decoded_bytes: int = 2**20
-) -> tuple[Format, ...]:
-    """Return the formats that the service looks for."""
+def known_containers(*, whole_index_bytes: int = 2**20, decoded_bytes: int = 2**20) -> Containers:
+    """Return the containers that the service looks for."""
     sizes = {"whole_index_bytes": whole_index_bytes, "decoded_bytes": decoded_bytes}
     limits = LimitSettings.model_validate({"metadata_bytes": 2**20} | sizes)
-    return tuple(configured_formats(DatasetSettings(url="memory://data"), limits))
+    return open_containers(DatasetSettings(url="memory://data"), limits)
 
 
 def reading(
@@ -93,6 +91,6 @@ def reading(
         clock=clock,
     )
     sizes = {"whole_index_bytes": whole_index_nbytes, "decoded_bytes": decoded_bytes}
-    known = formats or known_formats(**sizes)
-    dataset = Dataset("data", root, Containers(known), "auto")
+    containers = Containers(formats) if formats else known_containers(**sizes)
+    dataset = Dataset("data", root, containers, "auto")
     return Reading(resolver, fetch, chunks, budget, dataset)

@@ -86,13 +86,15 @@ def test_page_fits_a_phone(browser: Browser, url: str, pictures: Path, name: str
     assert width(taken) == 360
 
 
-def test_filter_hides_other_datasets(browser: Browser, url: str) -> None:
-    """Text in the filter box leaves the lines of datasets with that in their names."""
-    with opened(browser, f"{url}/", viewport=DESK) as desk:
-        desk.get_by_role("searchbox").fill("STOR")
-        rows = desk.locator("tbody tr:visible th")
+@pytest.mark.parametrize("viewport", [DESK, HAND])
+def test_filter_hides_other_datasets(browser: Browser, url: str, viewport: ViewportSize) -> None:
+    """Text in the filter box leaves, and counts, the lines of datasets with it in their names."""
+    with opened(browser, f"{url}/", viewport=viewport) as page:
+        page.get_by_role("searchbox").fill("STOR")
+        rows = page.locator("tbody tr:visible th")
 
         assert rows.all_inner_texts() == ["history"]
+        assert page.get_by_role("status").inner_text() == "1 of 7"
 
 
 def test_snippet_is_selected_or_copied_by_one_click(browser: Browser, url: str) -> None:

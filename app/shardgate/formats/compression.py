@@ -19,6 +19,8 @@ from shardgate.formats.reading import DecodeError
 
 CODINGS: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """Content codings that `decode_content` removes."""
+_RAW_DEFLATE: Final = "raw DEFLATE"
+"""Begins codings of entries of archives: those of HTTP are in lower case."""
 _USUAL_RATIO: Final = 16
 """Guess for codings that do not announce the size."""
 _PIECE_NBYTES: Final = 256 * 1024
@@ -62,8 +64,22 @@ def inflated_nbytes(data: bytes) -> int:
     return int.from_bytes(data[-4:], "little")
 
 
+def raw_deflate(nbytes: int, crc: int) -> str:
+    """Return the coding of *nbytes* bytes with the CRC-32 *crc* that are deflated without a frame,
+    as in archives. Clients get the content only.
+    """
+    return f"{_RAW_DEFLATE} {nbytes} {crc}"
+
+
+def is_sendable(coding: str) -> bool:
+    """Return whether *coding* may be one of HTTP's, which a client can accept."""
+    return not coding.startswith(_RAW_DEFLATE)
+
+
 def announced_nbytes(coding: str, data: bytes) -> int:
-    """Return the decoded size that *data* announces, or a guess: untrusted."""
+    """Return the decoded size that *coding* or *data* announces, or a guess: untrusted."""
+    if not is_sendable(coding):
+        return _numbers_of(coding)[0]
     if coding == "gzip":
         return inflated_nbytes(data)
     if coding == "zstd":
@@ -73,7 +89,11 @@ def announced_nbytes(coding: str, data: bytes) -> int:
 
 
 def decode_content(coding: str, data: bytes, most_nbytes: int) -> bytes:
-    """Remove one of `CODINGS`. Raises: `DecodeError`, also for more than *most_nbytes*."""
+    """Remove one of `CODINGS`, or a `raw_deflate`. Raises: `DecodeError`, also for more than
+    *most_nbytes*.
+    """
+    if not is_sendable(coding):
+        return _inflate_checked(data, *_numbers_of(coding), most_nbytes)
     match coding:
         case "gzip":
             return inflate(data, most_nbytes)
@@ -86,6 +106,21 @@ def decode_content(coding: str, data: bytes, most_nbytes: int) -> bytes:
         case "zstd":
             return decompress_zstd(data, most_nbytes)
     raise DecodeError(f"no decoder for the content coding {coding}")
+
+
+def _numbers_of(coding: str) -> tuple[int, int]:
+    *_, nbytes, crc = coding.split(" ")
+    return int(nbytes), int(crc)
+
+
+def _inflate_checked(data: bytes, nbytes: int, crc: int, most_nbytes: int) -> bytes:
+    if nbytes > most_nbytes:
+        raise DecodeError(f"{nbytes} bytes once inflated, more than {most_nbytes}")
+    content = inflate_to_array(data, nbytes, wbits=_RAW_WBITS)
+    if len(content) != nbytes or zlib_ng.crc32(content) != crc:
+        found = f"{len(content)} bytes once inflated"
+        raise DecodeError(f"{found}, instead of {nbytes} with the CRC-32 {crc:08x}")
+    return bytes(content)
 
 
 def _decompress_brotli(data: bytes, most_nbytes: int) -> bytes:

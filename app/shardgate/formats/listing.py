@@ -157,39 +157,35 @@ PLAIN: Final = ListingRules(is_plain=True)
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Integers in the order of their decimal texts, as in keys: *first* + *step* * place, for the
-    places below *stop* in the runs of *size* places that *runs* counts.
-    """
+    """Numbers of cells in the order of their decimal texts, as in keys."""
 
-    runs: Rows
-    """Numbers of the runs, none before a smaller one."""
-    size: int
-    stop: int
-    first: int = 0
-    step: int = 1
+    shards: Rows
+    """Shards along *axis* that are stored, none before a smaller one."""
+    axis: "Axis"
 
     def walk(self, after: str) -> Iterator[int]:
-        """Yield the places of the numbers whose texts are not before *after*."""
-        if self.first < 0:
+        """Yield the cells in stored shards whose texts are not before *after*."""
+        if self.axis.first < 0:
             for digit in range(1, 10):
                 yield from self._below(-1, digit, after)
         for digit in range(10):
             yield from self._below(1, digit, after)
 
     def _below(self, sign: int, number: int, after: str) -> Iterator[int]:
-        """Yield the places of *number* with *sign*, and of numbers whose texts begin with its."""
+        """Yield the cells of *number* with *sign*, and of numbers whose texts begin with its."""
         text = f"{'-' * (sign < 0)}{number}"
         if text < after and not after.startswith(text):
             return
         if self._any(sign, number, number + 1):
-            yield (sign * number - self.first) // self.step
+            yield (sign * number - self.axis.first) // self.axis.step
         if number and self._any_longer(sign, number):
             for digit in range(10):
                 yield from self._below(sign, 10 * number + digit, after)
 
     def _any_longer(self, sign: int, number: int) -> bool:
         low, high = 10 * number, 10 * number + 10
-        largest = max(-self.first, self.first + self.step * self.stop)
+        count, first, step = self.axis.count, self.axis.first, self.axis.step
+        largest = max(-first, first + step * count)
         while low <= largest:
             if self._any(sign, low, high):
                 return True
@@ -200,12 +196,13 @@ class Steps:
         """Return whether there is a number with *sign* and a magnitude from *low* to *high*."""
         if sign < 0:
             low, high = 1 - high, 1 - low
-        start = max(0, -((self.first - low) // self.step))
-        stop = min(self.stop, -((self.first - high) // self.step))
+        axis, shards = self.axis, self.shards
+        start = max(0, -((axis.first - low) // axis.step))
+        stop = min(axis.count, -((axis.first - high) // axis.step))
         if start >= stop:
             return False
-        at = _find(self.runs, start // self.size)
-        return at < len(self.runs) and max(start, int(self.runs[at]) * self.size) < stop
+        at = _find(shards, axis.shard_of(start))
+        return at < len(shards) and max(start, axis.first_cell(int(shards[at]))) < stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +215,13 @@ class Axis:
     first: int = 0
     """The number of cell 0 in keys."""
     step: int = 1
+
+    def shard_of(self, cell: int) -> int:
+        """Return the position along this axis of the shard that holds *cell*."""
+        return cell // self.size
+
+    def first_cell(self, shard: int) -> int:
+        return shard * self.size
 
 
 class _Unread(NamedTuple):
@@ -293,16 +297,15 @@ class Grid:
             yield cell
             return
         if not rows.shape[1]:
-            shard = tuple(at // axis.size for at, axis in zip(cell, self.axes, strict=False))
+            shard = tuple(axis.shard_of(at) for at, axis in zip(cell, self.axes, strict=False))
             if shard not in self.levels:
                 yield _Unread(shard)
             self.levels.move_to_end(shard)
             rows = self.levels[shard]
         axis, column = self.axes[dim], rows[:, 0]
-        steps = Steps(column, axis.size, axis.count, axis.first, axis.step)
-        for at in steps.walk(window.rest(start)):
-            below = (*cell, at)
-            low, high = (_find(column, at // axis.size, side) for side in _SIDES)
+        for at in Steps(column, axis).walk(window.rest(start)):
+            below, shard_at = (*cell, at), axis.shard_of(at)
+            low, high = (_find(column, shard_at, side) for side in _SIDES)
             yield from self._walk(wanted, below, rows[low:high, 1:], is_folding=is_folding)
             window = wanted()
             if window.is_past(self.spell(below)) or not window.meets(start):

@@ -4,10 +4,13 @@ A format whose container is an index of names opens as a `MemberLayout` of `Memb
 the containers among them, by the same markers as in a store, and reads them where they lie.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from hashlib import blake2b
+from heapq import merge
+from typing import Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +19,23 @@ from shardgate.errors import ReadOnlyError
 from shardgate.formats.contract import Layout, Target
 from shardgate.formats.listing import LAST, ListingRules
 from shardgate.formats.reading import Fetch
-from shardgate.model import Coded, Inline, Location, Missing, ObjectRef, Part, Stored, VirtualKey
+from shardgate.model import (
+    Coded,
+    Inline,
+    Location,
+    Missing,
+    ObjectRef,
+    Part,
+    Referenced,
+    Stored,
+    VirtualKey,
+)
+
+NO_KEY: Final = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)|[\\\x00-\x1f\x7f]")
+"""In names that are no keys: empty, ``.`` and ``..`` segments, backslashes, control characters."""
+
+_SORTED_AT_ONCE: Final = 2**14
+"""Names that are sorted in one call, during which no other thread runs: a million takes 2 s."""
 
 type Place = Stored | Coded | Part | Inline | Missing
 """Location of a member: a range of one version, or of the current version, of an object, perhaps
@@ -34,7 +53,7 @@ class Members(Protocol):
         self, prefix: str, after: str, delimiter: str, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
         """Yield the names that begin with *prefix* and sort after *after*, in the order of their
-        UTF-8 bytes, each with its size in bytes.
+        UTF-8 bytes, each with its size in bytes, or without if only the object at its place tells.
 
         With the *delimiter* ``/``, names that have it behind the prefix are cut there, and come
         once, with the slash and without a size.
@@ -54,8 +73,16 @@ class SortedNames(Sequence[str]):
     @classmethod
     def of(cls, names: Sequence[bytes]) -> tuple[Self, NDArray[np.intp]]:
         """Sort *names*, which are distinct UTF-8; return their old positions in the new order."""
-        order = np.array(sorted(range(len(names)), key=names.__getitem__), np.intp)
-        lengths = np.fromiter(map(len, names), np.uint64, len(names))
+
+        def key(at: int) -> bytes:
+            return names[at]
+
+        count = len(names)
+        starts = range(0, count, _SORTED_AT_ONCE)
+        runs = [sorted(range(at, count)[:_SORTED_AT_ONCE], key=key) for at in starts]
+        merged: Iterator[int] = merge(*runs, key=key)
+        order = np.fromiter(merged, np.intp, count)
+        lengths = np.fromiter((len(name) for name in names), np.uint64, count)
         bounds = np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths[order])])
         return cls(b"".join(names[at] for at in order.tolist()), bounds), order
 
@@ -96,6 +123,22 @@ class SortedNames(Sequence[str]):
             at = bisect_left(every, (folder + LAST).encode(), at + 1, key=self._name)
 
 
+class MemberFormat(Protocol):
+    """A format whose containers have members."""
+
+    def is_container(self, name: str) -> bool:
+        """Return whether an object of this name may be a container."""
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> "MemberLayout | None":
+        """Open *directory*; `None` if it is no container. Raises: `DamagedError`."""
+
+
+def refer(place: Part) -> Referenced:
+    """Return *place* with an id of its object, since ETags of several objects can be equal."""
+    reference_id = blake2b("/".join(place.ref).encode(), digest_size=8).hexdigest()
+    return Referenced(place, reference_id, is_immutable=False)
+
+
 @dataclass(frozen=True, slots=True)
 class MemberLayout(Layout):
     """Layout of a container of members, each served as it lies there; *directory* is the prefix of
@@ -104,12 +147,19 @@ class MemberLayout(Layout):
 
     directory: ObjectRef
     members: Members
+    decoded_nbytes: int
+    """Most bytes of a member that is decoded into memory: a shard or metadata."""
+
+    def name_of(self, ref: ObjectRef) -> VirtualKey:
+        """Return the name of the member that is called *ref* below `directory`."""
+        return VirtualKey(ref.key.removeprefix(self.directory.prefix.key))
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        return await self.members.find(key, fetch)
+        place = await self.members.find(key, fetch)
+        return refer(place) if isinstance(place, Part) else place
 
-    async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
-        raise ReadOnlyError(f"{self.directory}: its entries are read only")
+    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+        raise ReadOnlyError(f"{self.directory}: {key or 'it'} is read only")
 
     def encloses(self, _: VirtualKey) -> bool:
         return True

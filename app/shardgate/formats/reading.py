@@ -49,7 +49,8 @@ class Read[T: Weighable](NamedTuple):
     """The only version to read; such a read never goes stale, unless this is only a time."""
     memory_nbytes: Callable[[bytes | None, int], int] | None = None
     """Returns the memory that decoding takes: of the data, or at most for *request* if `None`;
-    raises `DecodeError`. Where it is set, the data are decoded off the event loop.
+    raises `DecodeError`. Where it is set, the data are decoded off the event loop. It is compared
+    like *decode*: methods of equal values are not equal.
     """
 
 

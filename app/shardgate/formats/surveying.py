@@ -37,7 +37,7 @@ class Description:
     index_location: tuple[str, ...] = ()
     """Of each index on the way to a chunk, outermost first."""
     sharding: str | None = None
-    """Mapping of chunks to shards, where there is no grid of shards."""
+    """Mapping of chunks to shards, where these have no common shape."""
     why_sharded: str = ""
     """Reason why a sharded collection is not served unsharded."""
 

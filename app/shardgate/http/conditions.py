@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from shardgate.errors import BadHeaderError
-from shardgate.formats.compression import CODINGS
+from shardgate.formats.compression import CODINGS, is_sendable
 from shardgate.model import EVERYTHING, ByteRange, ByteRequest, ETag, SuffixRange
 from shardgate.read.bodies import Demand, Entity, Selection
 from shardgate.storage.http_headers import CODING_ALIASES, parse_date
@@ -226,18 +226,25 @@ def choose(
     coding = entity.coding
     if not coding:
         return conditions.choose(entity.etag, entity.length, entity.modified_s)
+    if not is_sendable(coding):
+        return _choose_unread(conditions, entity)
     accepted, is_s3 = negotiate()
     if not is_s3:
         is_accepted = accepts(coding, accepted)
         can_inflate = coding in CODINGS and not refuses_identity(accepted)
         if can_inflate and not (is_accepted and conditions.is_plain_get):
-            status = conditions.precondition(entity.inflated_etag, entity.modified_s)
-            return None if status is None else Selection(status)
+            return _choose_unread(conditions, entity)
         if not is_accepted:
             return Selection(HTTPStatus.NOT_ACCEPTABLE)
         conditions = conditions._replace(range=None)
     chosen = conditions.choose(entity.etag, entity.length, entity.modified_s)
     return chosen._replace(coding=coding, is_s3=is_s3)
+
+
+def _choose_unread(conditions: Conditions, entity: Entity) -> Selection | None:
+    """Select nothing of the inflated form of *entity* if a precondition says so; else `None`."""
+    status = conditions.precondition(entity.inflated_etag, entity.modified_s)
+    return None if status is None else Selection(status)
 
 
 def etag_of_selected(entity: Entity, selection: Selection) -> ETag:

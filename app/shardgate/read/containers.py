@@ -16,10 +16,12 @@ from shardgate.formats.contract import (
     Translator,
 )
 from shardgate.formats.listing import PLAIN, ListingRules
+from shardgate.formats.members import MemberFormat, MemberLayout
 from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.model import MISSING, VOLATILE, ByteRange, Location, ObjectRef, VirtualKey, Whole
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, ReadCache
+from shardgate.read.nesting import MemberFetch, MemberFolder, NestedLayout
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
 """Ends of keys that may name chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
@@ -88,6 +90,8 @@ class Containers:
     formats: Sequence[Format]
     format: str = "auto"
     """The configured format. Below a named one, keys like those of chunks name no objects."""
+    archives: Sequence[MemberFormat] = ()
+    """The formats of containers with members, among which those of `formats` are found too."""
 
     @property
     def markers(self) -> str:
@@ -95,6 +99,10 @@ class Containers:
         nowhere = ObjectRef("", "")
         names = [read.ref.key for fmt in self.formats for read in fmt.markers(nowhere)]
         return ", ".join(names)
+
+    def is_archive(self, name: str) -> bool:
+        """Return whether an object of this name may be a container by itself."""
+        return any(fmt.is_container(name) for fmt in self.archives)
 
     async def search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
@@ -105,6 +113,10 @@ class Containers:
         """
         if (claimed := await self.claimed(root, key, fetch)) is not None:
             return claimed
+        if (archive := await self.archive_of(root, key, fetch)) is not None:
+            outer, start = archive
+            members = MemberContainers(self.formats, outer=outer)
+            return await members.search(outer.directory, VirtualKey(key[start:]), fetch)
         container, fault = await self._search(root, key, fetch, prefetch)
         found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
@@ -157,6 +169,8 @@ class Containers:
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory* if it is a container. Raises: `DamagedError`, `MetadataMissingError`."""
+        if (archive := await self._open_archive(directory, fetch)) is not None:
+            return archive
         opened, damage = await self._open(directory, fetch)
         if opened is not None:
             return opened[1]
@@ -176,6 +190,27 @@ class Containers:
             except DamagedError as damaged:
                 damage = damage or damaged
         return None, damage
+
+    async def archive_of(
+        self, root: ObjectRef, key: str, fetch: Fetch
+    ) -> tuple[MemberLayout, int] | None:
+        """Open the first object on the way to *key* that is a container by itself, if there is one;
+        return where the names of its members begin in *key*. Raises: `DamagedError`.
+        """
+        start = 0
+        while self.archives:
+            layout = await self._open_archive(root.join(key[:start].rstrip("/")), fetch)
+            if layout is not None:
+                return layout, start
+            if not (start := key.find("/", start) + 1):
+                break
+        return None
+
+    async def _open_archive(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
+        for fmt in self.archives:
+            if (layout := await fmt.open(directory, fetch)) is not None:
+                return layout
+        return None
 
     def passthrough(self, root: ObjectRef) -> Layout:
         """Return the layout of the keys outside of all containers below *root*."""
@@ -220,6 +255,30 @@ class Containers:
             if not (start := key.find("/", start) + 1):
                 break
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberContainers(Containers):
+    """Opens containers among the members of *outer*, and reads them there."""
+
+    outer: MemberLayout
+
+    async def search(
+        self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
+    ) -> Container:
+        search = Containers(self.formats).search
+        layout, rest, _ = await search(root, key, MemberFetch(self.outer, fetch), prefetch)
+        if type(layout) is PassThrough:
+            folder, _, name = key.rpartition("/")
+            layout, rest = MemberFolder(root.join(folder)), VirtualKey(name)
+        return Container(NestedLayout(self.outer, layout), rest)
+
+    async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
+        layout = await Containers(self.formats).open(directory, MemberFetch(self.outer, fetch))
+        return None if layout is None else NestedLayout(self.outer, layout)
+
+    def passthrough(self, root: ObjectRef) -> Layout:
+        return NestedLayout(self.outer, PassThrough(root))
 
 
 def _likely_markers(

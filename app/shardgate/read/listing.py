@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from shardgate.formats.listing import (
     Wanted,
     Window,
 )
+from shardgate.formats.members import MemberLayout
 from shardgate.formats.reading import Fetch
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.model import (
@@ -42,7 +43,8 @@ from shardgate.model import (
     join_path,
 )
 from shardgate.read.bodies import Entity
-from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
+from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers, MemberContainers
+from shardgate.read.nesting import NestedLayout
 from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
@@ -66,6 +68,15 @@ _MAX_KEY_NBYTES: Final = 1024
 _INVALID_KEY: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 
 
+class ListsObjects(Protocol):
+    """Lists what lies below a prefix; see `ObjectReader.list`."""
+
+    def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Yield objects and common prefixes in the order of their keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class Root:
     """A root, with everything needed to list and read below it."""
@@ -74,9 +85,61 @@ class Root:
     store: ObjectReader
     containers: Containers
     fetch: Fetch
+    members: ListsObjects | None = None
+    """Lists the members, if the root is among those of a container."""
+
+    @property
+    def listing(self) -> ListsObjects:
+        return self.members or self.store
 
     def key_of(self, ref: ObjectRef) -> str:
         return ref.key.removeprefix(self.ref.prefix.key)
+
+
+@dataclass(frozen=True, slots=True)
+class _MemberListing:
+    """Lists the members of a container as if they were objects."""
+
+    outer: MemberLayout
+    fetch: Fetch
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        directory = self.outer.directory.prefix
+        within = Window(prefix.key, after).below(directory.key)
+        names = self.outer.members.below(within.prefix, within.after, delimiter, self.fetch)
+        while batch := await take(names, _BATCH):
+            sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
+            for (name, _), nbytes in zip(batch, sizes, strict=True):
+                yield Listed(ObjectRef(directory.bucket, directory.key + name), nbytes)
+
+    async def _size(self, member: tuple[str, int | None]) -> int | None:
+        """Return the size of a member that `Members.below` yields; if only its object tells, and
+        cannot be read, 0.
+        """
+        name, nbytes = member
+        if nbytes is not None or name.endswith("/"):
+            return nbytes
+        try:
+            place = await self.outer.members.find(name, self.fetch)
+        except (DamagedError, NotAllowedError):
+            return 0
+        return place.byte_range.length if isinstance(place, Stored | Part) else 0
+
+
+async def enter(root: Root, path: str) -> tuple[Root, int]:
+    """Return the root of the members that *path*, which has a slash behind each folder, leads to,
+    and the length of its beginning that names their container; else *root* and 0.
+    """
+    archive = await root.containers.archive_of(root.ref, path, root.fetch)
+    return (root, 0) if archive is None else (_within(root, archive[0]), archive[1])
+
+
+def _within(root: Root, layout: MemberLayout) -> Root:
+    containers = MemberContainers(root.containers.formats, outer=layout)
+    listing = _MemberListing(layout, root.fetch)
+    return Root(layout.directory, root.store, containers, root.fetch, listing)
 
 
 class OpenedContainer(NamedTuple):
@@ -84,6 +147,7 @@ class OpenedContainer(NamedTuple):
 
     path: str
     found: Layout | DamagedError
+    listing: Listing
 
 
 class Visited(NamedTuple):
@@ -103,15 +167,20 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
     while paths:
         path, is_doubtful = paths.pop()
         layout = None
+        listing = partial(list_names, root.listing, root.ref.join(path))
         try:
             layout = await root.containers.open(root.ref.join(path), root.fetch)
         except DamagedError as damage:
             is_doubtful = True
-            yield OpenedContainer(path, damage)
+            yield OpenedContainer(path, damage, listing)
         else:
+            if isinstance(layout, MemberLayout):
+                async for found in find_containers(_within(root, layout)):
+                    yield found._replace(path=join_path(path, found.path))
+                continue
             if layout is not None:
                 is_doubtful = False
-                yield OpenedContainer(path, layout)
+                yield OpenedContainer(path, layout, listing)
             elif is_doubtful and LIKE_A_CHUNK.search(path):
                 continue
         if layout is None or not layout.encloses(VirtualKey("")):
@@ -142,11 +211,11 @@ async def find_collections(root: Root) -> AsyncGenerator[Visited]:
 
 async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visited]:
     """Describe the collections of one container."""
-    path, layout = opened
+    path, layout, listing = opened
     if isinstance(layout, DamagedError):
         return [Visited(path, path, layout)]
     try:
-        found = await layout.collections(root.fetch, listing_of(root, path), run_in_thread)
+        found = await layout.collections(root.fetch, listing, run_in_thread)
     except DamagedError as damage:
         return [Visited(path, path, damage)]
     except OfflineError as offline:
@@ -155,13 +224,8 @@ async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visite
     return [Visited(join_path(path, b), path, each) for b, each in zip(below, found, strict=True)]
 
 
-def listing_of(root: Root, path: str) -> Listing:
-    """Return a function that lists the objects of the container at *path*."""
-    return partial(list_names, root.store, root.ref.join(path))
-
-
 async def list_names(
-    store: ObjectReader, container: ObjectRef, prefix: str, *, delimiter: str = ""
+    store: ListsObjects, container: ObjectRef, prefix: str, *, delimiter: str = ""
 ) -> AsyncGenerator[str]:
     """Yield the names below *prefix*, relative to *container*; see `Listing`."""
     start = container.prefix
@@ -180,8 +244,8 @@ async def _directories(
     try:
         names: Sequence[str] = [
             listed.ref.key.removeprefix(directory.key).rstrip("/")
-            async for listed in root.store.list(directory, delimiter="/")
-            if listed.size is None
+            async for listed in root.listing.list(directory, delimiter="/")
+            if listed.size is None or root.containers.is_archive(listed.ref.key)
         ]
     except StorageUnusableError:
         if layout is None and not is_needed:
@@ -241,15 +305,28 @@ class Tree:
         inside of one; keys in that are for the caller to fold.
         """
         root, prefix = self.root, self.window.prefix
+        members, start = await enter(root, prefix)
+        if members is not root:
+            async for found in self._within(members, prefix[:start]):
+                yield found
+            return
         claimed = await root.containers.claimed(root.ref, VirtualKey(prefix), root.fetch)
         if claimed is not None:
             layout, rest, _ = claimed
-            start = _ListedFolder(prefix.removesuffix(rest), layout, "")
+            folder = _ListedFolder(prefix.removesuffix(rest), layout, "")
         else:
             layout = await self._open(root.ref) or root.containers.passthrough(root.ref)
-            start = _ListedFolder("", layout, "")
-        async for found in self._walk(start):
+            folder = _ListedFolder("", layout, "")
+        async for found in self._walk(folder):
             yield found
+
+    async def _within(self, members: Root, lead: str) -> AsyncGenerator[FoundKey]:
+        """Walk the keys of *members*, which all begin with *lead*."""
+        tree = Tree(members, self.window.below(lead))
+        async for found in tree.walk():
+            self.is_late = tree.is_late
+            yield found._replace(key=lead + found.key)
+            tree.window, tree.misses = self.window.below(lead), self.misses
 
     async def _walk(self, directory: _ListedFolder) -> AsyncGenerator[FoundKey]:
         inside = VirtualKey(directory.inside)
@@ -263,7 +340,7 @@ class Tree:
     async def _virtual(self, directory: _ListedFolder, walk: Walk) -> AsyncGenerator[FoundKey]:
         lead, layout = directory.path.removesuffix(directory.inside), directory.layout
         container = self.root.ref.join(lead.rstrip("/"))
-        objects = partial(list_names, self.root.store, container)
+        objects = partial(list_names, self.root.listing, container)
         names = partial(objects, delimiter="/")
         io = ListingIO(names, objects, self.root.fetch, run_in_thread, bounded_gather)
         async for found in self._chunks(walk, lambda: self.window.below(lead), io):
@@ -341,7 +418,7 @@ class Tree:
             after = child + LAST
         is_folded = bool(delimiter) and prefix.startswith(path)
         bucket, start = self.root.ref.prefix
-        async for listed in self.root.store.list(
+        async for listed in self.root.listing.list(
             ObjectRef(bucket, start + max(path, prefix)),
             delimiter="" if rules.is_plain and not is_folded else "/",
             after=start + after if after else "",
@@ -364,7 +441,11 @@ class Tree:
         below = _ListedFolder(key, directory.layout, inside, directory.depth + 1)
         if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
             ref = self.root.ref.join(key.removesuffix("/"))
-            if (layout := await self._open(ref)) is not None:
+            if isinstance(layout := await self._open(ref), MemberLayout):
+                async for found in self._within(_within(self.root, layout), key):
+                    yield found
+                return
+            if layout is not None:
                 below = _ListedFolder(key, layout, "", below.depth)
         async for found in self._walk(below):
             yield found
@@ -475,7 +556,8 @@ async def _locate_all(
         _, found, layout, inside = each
         if layout is None:
             return found
-        place = await layout.locate(inside, tree.root.fetch)
+        look_up = layout.locate_listed if isinstance(layout, NestedLayout) else layout.locate
+        place = await look_up(inside, tree.root.fetch)
         if isinstance(place, Whole):  # served unchanged: it is as it was listed
             return found if isinstance(found, Listed) else MISSING
         return place

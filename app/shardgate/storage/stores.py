@@ -255,3 +255,9 @@ def parse_root(url: str) -> ObjectRef:
     if not bucket:
         raise ConfigurationError(f"{url}: has no bucket or host")
     return ObjectRef(f"{scheme}://{bucket}", key)
+
+
+def split_object(url: str) -> tuple[str, str]:
+    """Split the URL of a root that is one object into its folder and its name."""
+    folder, _, name = url.rstrip("/").rpartition("/")
+    return f"{folder}/", unquote(name) if url.startswith(("file", *_WEB)) else name

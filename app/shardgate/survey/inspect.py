@@ -47,9 +47,9 @@ from shardgate.read.listing import (
     Root,
     Visited,
     collections_of,
+    enter,
     find_collections,
     find_containers,
-    listing_of,
 )
 from shardgate.read.resolver import Resolver
 from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
@@ -138,11 +138,11 @@ async def inspect_root(
 async def inspect_refs(root: Root) -> list[RefDescription | DamageReport]:
     """List the refs of all repositories below *root*."""
     reports: list[RefDescription | DamageReport] = []
-    async for path, layout in find_containers(root):
+    async for path, layout, listing in find_containers(root):
         if not isinstance(layout, Stateful):
             continue
         try:
-            states = await layout.states(root.fetch, listing_of(root, path))
+            states = await layout.states(root.fetch, listing)
         except DamagedError as error:
             reports.append(DamageReport(path, str(error.ref), error.reason))
         except OfflineError as error:
@@ -349,10 +349,11 @@ class _Summarizer:
                 return await self._add_below_ref(layout, rest)
             if rest and layout.encloses(rest):
                 return True
-        below = replace(self._root, ref=self._root.ref.join(self._path))
+        entered, start = await enter(self._root, self._folder)
+        below = replace(entered, ref=entered.ref.join(self._path[start:]))
         async with aclosing(find_containers(below)) as containers:
             async for opened in containers:
-                path, found = opened
+                path, found, _ = opened
                 if isinstance(found, Stateful):
                     if len(self.repositories) == MAX_REPOSITORIES:
                         return False

@@ -28,6 +28,7 @@ from shardgate.formats.surveying import (
     Fault,
     Finding,
     IndexEntry,
+    Listing,
     NeededObject,
     Ranges,
     Report,
@@ -50,7 +51,6 @@ from shardgate.read.listing import (
     Root,
     collections_of,
     find_containers,
-    list_names,
 )
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.contract import Found, ObjectReader
@@ -127,13 +127,13 @@ class _Verifier:
         self._add(part, path)
 
     async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding]:
-        path, layout = opened
+        _, layout, _ = opened
         if not isinstance(layout, Stateful):
             for _, _, found in await collections_of(self._root, opened):
                 if isinstance(found, DamagedError):
                     self._add_damage(found)
                 else:
-                    async for finding in _findings_of(self._root, path, found, chunks=self._chunks):
+                    async for finding in _findings_of(found, opened.listing, chunks=self._chunks):
                         yield finding
             return
         fetch = DirectFetch(self._root.store)
@@ -152,7 +152,7 @@ class _Verifier:
 
 
 async def _findings_of(
-    root: Root, container: str, collection: ChunkCollection, *, chunks: bool
+    collection: ChunkCollection, listing: Listing, *, chunks: bool
 ) -> AsyncGenerator[Finding]:
     """Yield the stored shards, or all possible ones where the store cannot list."""
     description, shards = collection.description, collection.shards
@@ -165,7 +165,7 @@ async def _findings_of(
     if shards is None:
         return
     try:
-        async for name in list_names(root.store, root.ref.join(container), shards.prefix):
+        async for name in listing(shards.prefix):
             if (shard := shards.named(name)) is not None:
                 yield Enclosed("", shard)
     except StorageUnusableError as error:

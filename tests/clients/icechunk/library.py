@@ -88,8 +88,8 @@ async def _read_all(store: Any, without_chunks: Container[str]) -> list[Node]:
 
 
 def chunk_keys(document: Json) -> Iterator[str]:
-    """Yield the chunk keys of an array's grid, and of a border around it."""
-    if document["node_type"] == "group":
+    """Yield the chunk keys of an array's regular grid, and of a border around it."""
+    if document["node_type"] == "group" or document["chunk_grid"]["name"] == "rectilinear":
         return
     sizes = document["chunk_grid"]["configuration"]["chunk_shape"]
     grid = [-(-length // size) + 1 for length, size in zip(document["shape"], sizes, strict=True)]

@@ -44,8 +44,9 @@ STORABLE: Final = tuple(
     if case.write is not by_zarr_v2
     and case.key_encoding.get("name") == "default"
     and case.key_encoding.get("configuration", {}).get("separator", "/") == "/"
+    and not any(isinstance(lengths, int) for lengths in case.edges or ())
 )
-"""Arrays that the library can store: it supports one encoding of keys."""
+"""Arrays that the library can store: it supports one encoding of keys, and lists of lengths."""
 
 
 def storage(folder: Path) -> icechunk.Storage:

@@ -138,7 +138,9 @@ def test_every_storable_array_reads_as_by_the_library(
 ) -> None:
     """Every array that the library can store reads as by the library, inline and native."""
     folder = tmp_path / "placed/all"
-    write_placed(folder, version, tmp_path / "cases", STORABLE)
+    in_version_2 = () if version == "v2" else ("rectilinear/",)
+    names = tuple(name for name in STORABLE if not name.startswith(in_version_2))
+    write_placed(folder, version, tmp_path / "cases", names)
     repo = icechunk.Repository.open(storage(folder))
     session = repo.readonly_session(branch)
     nodes = nodes_of(session)
@@ -146,7 +148,7 @@ def test_every_storable_array_reads_as_by_the_library(
         compare_documents(client, f"/bucket/placed/all/@branch.{branch}", nodes)
         compare_nodes(client, f"/bucket/placed/all/@branch.{branch}", nodes, session.store)
 
-    assert len(nodes) > len(STORABLE) > 100
+    assert len(nodes) > len(names) > 100
 
 
 UNKNOWN_TO_TENSORSTORE: Final = {"dtype/string", "after/gzip"}

@@ -186,10 +186,13 @@ async def test_listing_of_a_group_has_its_members(prefix: str, expected: list[st
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("@v1/g/a/c/0", "write @tag.v1"),
-        ("@main/g/a/c/0", "write @branch.main"),
-        ("@branch.v1/zarr.json", "write @tag.v1"),
-        ("@v2/zarr.json", "refs are spelled @branch.NAME, @tag.NAME or @SNAPSHOTID"),
+        ("@v1/g/a/c/0", "there is no ref @v1: write @tag.v1"),
+        ("@main/g/a/c/0", "there is no ref @main: write @branch.main"),
+        ("@branch.v1/zarr.json", "there is no ref @branch.v1: write @tag.v1"),
+        (
+            "@tag.v2/zarr.json",
+            "there is no ref @tag.v2: refs are spelled @branch.NAME, @tag.NAME or @SNAPSHOTID",
+        ),
         ("@tag.v1/none", ""),
         ("@session.x/zarr.json", ""),
         ("g/a/c/9", "g/a has 4 chunks, c/0 to c/3"),

@@ -141,6 +141,22 @@ def build(
     return objects
 
 
+def build_rectilinear(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return a 2-d array of 9 x 7 elements in inner chunks of 2 x 2, whose shards have 2, 6 and 4
+    rows, and 6 and 4 columns.
+    """
+    rows, columns = [(0, 1), (1, 4), (4, 6)], [(0, 3), (3, 5)]
+    metadata = array_metadata([9, 7], [], [sharding([2, 2])], **ANY_LENGTH)
+    metadata["chunk_grid"] = rectilinear([2, 6, 4], [6, 4])
+    objects = {"zarr.json": json.dumps(metadata).encode()}
+    for (i, height), (j, width) in itertools.product(enumerate(rows), enumerate(columns)):
+        cells = itertools.product(range(*height), range(*width))
+        inner = [chunks.get(f"c/{row}/{column}") for row, column in cells]
+        if any(chunk is not None for chunk in inner):
+            objects[f"c/{i}/{j}"] = encode_shard(inner)
+    return objects
+
+
 def build_nested(chunks: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return a 1-d array of 8 inner chunks in shards of 2 shards of 2, the inner index first."""
     inner_codec = sharding([1], index_location="start", index_codecs=[BIG])

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.formats.case import Case
 from tests.formats.zarr import draft
-from tests.formats.zarr.building import build, build_nested, chunk_bytes
+from tests.formats.zarr.building import build, build_nested, build_rectilinear, chunk_bytes
 
 
 def _case(name: str, *, checksummed: bool = True, **options: Any) -> Case:
@@ -37,6 +37,16 @@ CASES = (
     ),
     _case("checksum-after", trailer=True),
     _case("checksum-after-start", trailer=True, location="start"),
+    Case(
+        "rectilinear",
+        build_rectilinear,
+        {
+            key: chunk_bytes(number)
+            for number, key in enumerate(["c/0/0", "c/1/3", "c/3/0", "c/3/2", "c/4/3"])
+        },
+        absent=("c/0/1", "c/1/0", "c/2/3", "c/4/0", "c/5/0", "c/4/4", "c/00/0", "c/0", "c"),
+        checksummed=True,
+    ),
     Case(
         "nested",
         build_nested,

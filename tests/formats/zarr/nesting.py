@@ -18,8 +18,10 @@ from tests.formats.zarr.building import (
     array_metadata,
     checksum,
     encode_shard,
+    rectilinear,
     sharding,
 )
+from tests.formats.zarr.building import regular as regular_grid
 
 type Numbers = NDArray[np.int64]
 type Coords = tuple[int, ...]
@@ -33,7 +35,8 @@ class Nesting:
     """An array of nested shards with a few thousand elements at most."""
 
     shape: tuple[int, ...]
-    shard_shape: tuple[int, ...]
+    edges: tuple[tuple[int, ...], ...]
+    """Lengths of the shards along each dimension."""
     inner_chunk_shape: tuple[int, ...]
     document: dict[str, Any]
 
@@ -43,30 +46,32 @@ class Nesting:
         codecs: list[Any] = self.document["codecs"]
         return codecs
 
-    def _grid(self, chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(-(-n // c) for n, c in zip(self.shape, chunk_shape, strict=True))
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """Shape of the first shard, and of all others on a regular grid."""
+        return tuple(lengths[0] for lengths in self.edges)
 
     def coords(self) -> Iterator[tuple[int, ...]]:
         """Return the coordinates of every inner chunk in the array, in C order."""
-        return itertools.product(*map(range, self._grid(self.inner_chunk_shape)))
+        sizes = zip(self.shape, self.inner_chunk_shape, strict=True)
+        return itertools.product(*(range(-(-n // chunk)) for n, chunk in sizes))
 
     def _shards(self) -> Iterator[tuple[Coords, Numbers]]:
         """Return the coordinates of every shard, and for each element the number of its chunk."""
-        grid = self._grid(self.shard_shape)
         numbers = np.arange(math.prod(self._chunk_counts), dtype=np.int64)
         numbers = numbers.reshape(self._chunk_counts)
         for axis, inner in enumerate(self.inner_chunk_shape):
             numbers = np.repeat(numbers, inner, axis=axis)
-        for coords in itertools.product(*map(range, grid)):
-            yield coords, numbers[_box(coords, self.shard_shape)]
+        for coords in itertools.product(*(range(len(lengths)) for lengths in self.edges)):
+            places = zip(self.edges, coords, strict=True)
+            starts = ((sum(lengths[:at]), lengths[at]) for lengths, at in places)
+            yield coords, numbers[tuple(slice(start, start + n) for start, n in starts)]
 
     @property
     def _chunk_counts(self) -> Coords:
         """Number of inner chunks along each dimension, up to the end of the last shards."""
-        axes = zip(
-            self._grid(self.shard_shape), self.shard_shape, self.inner_chunk_shape, strict=True
-        )
-        return tuple(n * shard // inner for n, shard, inner in axes)
+        axes = zip(self.edges, self.inner_chunk_shape, strict=True)
+        return tuple(sum(lengths) // inner for lengths, inner in axes)
 
     def build(self, chunks: Mapping[Coords, bytes], gap: bytes = b"gap") -> dict[str, bytes]:
         """Return the objects of the array with only these inner chunks, each followed by *gap*."""
@@ -132,8 +137,10 @@ def _encode(
 
 
 @st.composite
-def nestings(draw: st.DrawFn, *, letters: bool = True) -> Nesting:
-    """Draw an array of up to three dimensions and three levels of shards."""
+def nestings(draw: st.DrawFn, *, letters: bool = True, regular: bool = False) -> Nesting:
+    """Draw an array of up to three dimensions and three levels of shards, which may differ in
+    size unless the grid shall be *regular*.
+    """
     ndim, depth = draw(st.integers(0, 3)), draw(st.integers(1, 3))
     small = st.integers(1, 2 if ndim == 3 else 3)
     sizes = st.tuples(*[small] * ndim)
@@ -146,12 +153,29 @@ def nestings(draw: st.DrawFn, *, letters: bool = True) -> Nesting:
         if math.prod(counts) > limit:
             counts = (1,) * ndim
         chunk_shape = tuple(n * c for n, c in zip(chunk_shape, counts, strict=True))
-    shard_shape = chunk_shape
-    shape = tuple(draw(st.integers(1, 2 * n)) for n in shard_shape)
     codecs = draw(_chains(tuple(reversed(shapes)), tuple(range(ndim)), letters=letters))
-    return Nesting(
-        shape, shard_shape, inner, array_metadata(list(shape), list(shard_shape), codecs)
-    )
+    if not regular and draw(st.booleans()):
+        lengths = (
+            st.lists(st.integers(1, n // size).map(size.__mul__), min_size=1, max_size=3)
+            for n, size in zip(chunk_shape, shapes[-1], strict=True)
+        )
+        edges = draw(st.tuples(*lengths).map(lambda each: tuple(map(tuple, each))))
+        shape = tuple(draw(st.integers(1, sum(lengths))) for lengths in edges)
+        grid = rectilinear(*(draw(_spellings(lengths)) for lengths in edges))
+    else:
+        shape = tuple(draw(st.integers(1, 2 * n)) for n in chunk_shape)
+        edges = tuple((n,) * -(-size // n) for size, n in zip(shape, chunk_shape, strict=True))
+        grid = regular_grid(*chunk_shape)
+    document = array_metadata(list(shape), list(chunk_shape), codecs, chunk_grid=grid)
+    return Nesting(shape, edges, inner, document)
+
+
+@st.composite
+def _spellings(draw: st.DrawFn, lengths: tuple[int, ...]) -> Any:
+    """Draw a spelling of *lengths* in a rectilinear grid."""
+    runs = [[length, len(list(same))] for length, same in itertools.groupby(lengths)]
+    paired = [run if run[1] > 1 or draw(st.booleans()) else run[0] for run in runs]
+    return draw(st.sampled_from([list(lengths), paired, *([lengths[0]] if len(runs) == 1 else [])]))
 
 
 @st.composite

@@ -19,7 +19,15 @@ from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
 from tests.formats.mutating import members, mutations
-from tests.formats.zarr.building import BIG, CRC, LITTLE, array_metadata, consolidated, sharding
+from tests.formats.zarr.building import (
+    BIG,
+    CRC,
+    LITTLE,
+    array_metadata,
+    consolidated,
+    rectilinear,
+    sharding,
+)
 from tests.formats.zarr.nesting import Nesting, nestings
 from tests.support.resolving import ROOT
 
@@ -78,6 +86,10 @@ _NOT_UNDERSTOOD: list[tuple[dict[str, Any], str]] = [
     ({"chunk_key_encoding": {"name": "default", "configuration": {"separator": "/../"}}},
      "the separator is neither"),
     ({"codecs": [sharding([3, 3])]}, "do not divide"),
+    ({"chunk_grid": {"name": "rectilinear"}}, "chunk_shapes does not have 2 dimensions"),
+    ({"chunk_grid": rectilinear(4, [3, 5])}, r"\[2, 3\] do not divide shards of \[4, 5\]"),
+    ({"chunk_grid": rectilinear(4, [9, 4])}, "3 elements do not divide a shard of 4"),
+    ({"chunk_grid": rectilinear(4, [3])}, "chunk_shapes covers 3 elements of 6"),
 ]  # fmt: skip
 _ODD: list[Any] = [None, [], 3, "x", {}, {"metadata": None}]
 
@@ -91,7 +103,7 @@ _ODD: list[Any] = [None, [], 3, "x", {}, {"metadata": None}]
         *(({**GROUP, "consolidated_metadata": other}, "") for other in _ODD),
         ({**SHARDED, "codecs": [sharding([2, 3]), GZIP]}, "gzip after sharding_indexed"),
         ({**SHARDED, "codecs": [sharding([2, 3]), {"name": "x" * 10_000}]}, "xxx"),
-        ({**SHARDED, "chunk_grid": {"name": "rectilinear"}}, "the chunk grid is rectilinear"),
+        ({**SHARDED, "chunk_grid": {"name": "hexagonal"}}, "the chunk grid is hexagonal"),
         ({**SHARDED, "chunk_key_encoding": {"name": "fanout"}}, "chunk key encoding is fanout"),
         ({**SHARDED, "storage_transformers": [{"name": "mirror"}]}, "storage transformers"),
         ({**SHARDED, "x_warp": {"name": "warp", "must_understand": True}}, "extension x_warp must"),
@@ -105,7 +117,7 @@ def test_other_nodes_are_served_byte_by_byte(document: dict[str, Any], reason: s
     node = _read(data)
 
     assert (node.served, node.is_rewritten, node.array) == (data, False, None)
-    assert reason in node.why_sharded
+    assert re.search(reason, node.why_sharded)
     assert bool(reason) is bool(node.why_sharded)
     assert len(node.why_sharded) < 200
 
@@ -151,7 +163,7 @@ def test_chunk_keys_have_the_encoding_of_the_array(encoding: Any, key: str) -> N
 
     assert array is not None
     assert array.keys.parse(key) == (3, 1)
-    assert array.shard_key((12, 4)) == key
+    assert array.keys.format(array.shard((12, 4)).coords) == key
 
 
 @pytest.mark.parametrize(
@@ -194,8 +206,11 @@ _NESTED = array_metadata(
 )
 
 
+_RECTILINEAR = {**_NESTED, "chunk_grid": rectilinear([4, [8, 2]], 4)}
+
+
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(mutations(_NESTED, consolidated({"a": _NESTED})))
+@given(mutations(_NESTED, _RECTILINEAR, consolidated({"a": _NESTED})))
 def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
     """Metadata with random wrong values decode to a node or raise DecodeError."""
     try:
@@ -210,9 +225,10 @@ def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
             origin = array.origin(coords)
             if origin is None:
                 continue
-            assert array.keys.owns(array.shard_key(origin))
-            for level in array.levels:
-                assert 0 <= level.entry(origin) < level.index.entry_count
+            shard = array.shard(origin)
+            assert array.keys.owns(array.keys.format(shard.coords))
+            for level, entry in zip(shard.levels, shard.entry, strict=True):
+                assert 0 <= entry < level.index.entry_count
 
 
 type Json = dict[str, Any]
@@ -241,7 +257,7 @@ async def translated(given: Json, stored: Json | None, **nodes: Json) -> Json:
     ("member", "value"),
     [
         ("chunk_grid", {"name": "regular", "configuration": {"chunk_shape": [2, 2]}}),
-        ("chunk_grid", {"name": "rectilinear", "configuration": {"chunk_shape": [2, 3]}}),
+        ("chunk_grid", rectilinear(2, 3)),
         ("chunk_grid", None),
         ("codecs", [LITTLE]),
         ("codecs", [BIG, GZIP]),
@@ -333,6 +349,7 @@ _INDEX_FIRST_INSIDE = {
 }
 _INDEX_UNSAID = sharding([1, 3], [LITTLE])
 del _INDEX_UNSAID["configuration"]["index_location"]
+_LINED = {**SHARDED, "chunk_grid": rectilinear([4, [2, 3]], [6])}
 _COMPLEX = {**SHARDED, "data_type": "complex64", "fill_value": ["NaN", 1]}
 _OF_COMPLEX = {**served(_COMPLEX), "fill_value": ["NaN", 1.0]}
 
@@ -347,9 +364,13 @@ _OF_COMPLEX = {**served(_COMPLEX), "fill_value": ["NaN", 1.0]}
          {**_BOTH_WAYS_SHARDED, **_ATTRIBUTES}),
         (served(_SHARDED_INSIDE), _SHARDED_INSIDE, _SHARDED_INSIDE),
         (_OF_COMPLEX, _COMPLEX, {**_OF_COMPLEX, **{k: SHARDED[k] for k in _REWRITTEN}}),
+        ({**served(_LINED), **_ATTRIBUTES, "shape": [10, 3]}, _LINED,
+         {**_LINED, **_ATTRIBUTES, "shape": [10, 3]}),
+        ({**_LINED, **_ATTRIBUTES}, _LINED, {**_LINED, **_ATTRIBUTES}),
     ],
     ids=["served and changed", "stored and changed", "stored, defaults left out",
-         "served as it is", "chunks that are shards to clients", "pairs of real numbers"],
+         "served as it is", "chunks that are shards to clients", "pairs of real numbers",
+         "shards of several sizes", "shards of several sizes, stored and changed"],
 )  # fmt: skip
 async def test_array_keeps_its_shards(given: Json, stored: Json, expected: Json) -> None:
     """An array keeps its shards when a client writes its served metadata, changed or not."""
@@ -370,6 +391,9 @@ _NO_SHARDS = "arrays are served without shards here"
          SHARDED, {}, _NO_SHARDS),
         ({**SHARDED, "data_type": "int16"}, SHARDED, {}, "^data_type cannot change"),
         (SHARDED, _BOTH_WAYS_SHARDED, {}, _NO_SHARDS),
+        ({**served(_LINED), "shape": [11, 6]}, _LINED, {},
+         "^chunk_shapes covers 10 elements of 11: .* delete it with"),
+        ({**SHARDED, "chunk_grid": rectilinear([4, [2, 4]], [6])}, _LINED, {}, _NO_SHARDS),
         ({**served(_SHARDED_INSIDE), "codecs": _INSIDE[:1]}, _SHARDED_INSIDE, {},
          "^codecs cannot change"),
         ({**served(_INDEX_FIRST_INSIDE), "codecs": [_INDEX_UNSAID, GZIP]}, _INDEX_FIRST_INSIDE, {},

@@ -1,6 +1,7 @@
 """Descriptions of arrays, and surveys of their shards."""
 
 import json
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.formats.zarr.building import (
     LITTLE,
     array_metadata,
     build,
+    rectilinear,
     sharding,
 )
 from tests.formats.zarr.nesting import Nesting, nestings
@@ -49,6 +51,14 @@ def test_key_off_the_grid_is_no_shard() -> None:
         assert _GRID.named(key) is None
     for key in ("c/3/0", "c/0/4", "zarr.json", "c/01/0"):
         assert _GRID.holding(VirtualKey(key)) is None
+
+
+def test_countless_shards_are_enumerated_one_by_one() -> None:
+    """Shards beyond counting are enumerated without a list of them."""
+    array = parse_array(array_metadata([2, 2**62], [1, 1], [sharding([1, 1])]))
+    found = islice(ZarrShards(ROOT, array).every(), 2)
+
+    assert [shard.ref for shard in found] == [ROOT.join("c/0/0"), ROOT.join("c/0/1")]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -136,6 +146,27 @@ def test_sharded_array_is_described_with_its_shards() -> None:
         chunks_per_shard=(4, 4),
         index_location=("end", "start"),
     )
+
+
+def test_array_with_shards_of_several_sizes_is_described_by_the_largest() -> None:
+    """An array with shards of several sizes has no shard shape; its largest shard is named."""
+    grid = rectilinear([4, [2, 2]], [6, 8])
+    described = _described(array_metadata([8, 8], [], [sharding([2, 2])], chunk_grid=grid))
+
+    assert (described.shard_shape, described.chunks_per_shard) == (None, None)
+    assert described.sharding == "rectilinear, at most 4×8"
+    assert (described.inner_chunk_shape, described.why_sharded) == ((2, 2), "")
+
+
+async def test_shards_beyond_the_array_are_none_of_it() -> None:
+    """Shards that only elements beyond the shape would fill are neither named nor enumerated."""
+    document = array_metadata([5], [], [sharding([1])], chunk_grid=rectilinear([2, [4, 3]]))
+    shards = ZarrShards(ROOT, parse_array(document))
+
+    assert [shard.ref.key for shard in shards.every()] == [ROOT.join(f"c/{n}").key for n in (0, 1)]
+    assert shards.named("c/1") is not None
+    assert shards.named("c/2") is None
+    assert shards.holding(VirtualKey("c/5")) is None
 
 
 @pytest.mark.parametrize(

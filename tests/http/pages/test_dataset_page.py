@@ -156,6 +156,13 @@ def test_breadcrumbs_lead_to_every_folder_above(client: httpx.Client, path: str)
     assert {client.get(link).status_code for link in links} == {200}
 
 
+def test_dataset_page_links_its_description(client: httpx.Client) -> None:
+    """The page of a dataset links the description of the dataset for programs."""
+    *_, link = open_page(client, "/image/").links("header")
+
+    assert client.get(urljoin("/image/", link)).json()["name"] == "image"
+
+
 def test_volume_page_lists_scales_by_their_sharding(client: httpx.Client) -> None:
     """The page of a precomputed volume has its scales, with the mapping of chunks to shards."""
     page = open_page(client, "/cells/")

@@ -256,13 +256,15 @@ class RepositoryLayout(Layout):
         return enclose(node, coords, place)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
-        """Return how the ref is spelled, if *key* begins with none; else the grid of chunks."""
+        """Return how refs are spelled, if *key* begins with none that exists; else the grid."""
         ref, path = split_ref(key)
         if ref is None:
             return ""
         is_named = path != key and await self.repository.refs.resolve(ref, fetch) is not None
         if key.startswith("@") and not is_named:
-            return await self.repository.suggest_ref(key.partition("/")[0], fetch)
+            spelled = key.partition("/")[0]
+            hint = await self.repository.suggest_ref(spelled, fetch)
+            return f"there is no ref {spelled}: {hint}"
         if (found := await self._find(key, fetch)) is None:
             return ""
         node, rest = found.node, found.rest
@@ -365,19 +367,18 @@ class RepositoryLayout(Layout):
         """
         if node.chunks is None or (address := node.parse(key)) is None:
             return MISSING
-        coords, origin = address
+        coords, levels, element = address
         found = await self.repository.find(node.node_id, node.chunks, coords, fetch)
         if found is None:
             return MISSING
         manifest, referenced = found
         place: ShardPlace = referenced.place
-        if (array := node.document.array) is not None and origin is not None:
-            for level in array.levels:
-                entry, most_nbytes = level.entry(origin), self.whole_index_nbytes
-                try:
-                    place = await locate_entry(place, level.index, entry, fetch, most_nbytes)
-                except DecodeError as error:
-                    raise DamagedError(manifest, f"{key}: {error}") from error
+        for level in levels:
+            entry, most_nbytes = level.entry(element), self.whole_index_nbytes
+            try:
+                place = await locate_entry(place, level.index, entry, fetch, most_nbytes)
+            except DecodeError as error:
+                raise DamagedError(manifest, f"{key}: {error}") from error
         if not isinstance(place, Stored | Part | Inline):
             return MISSING
         return referenced._replace(place=place)

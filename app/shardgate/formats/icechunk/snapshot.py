@@ -10,7 +10,7 @@ import json
 from collections.abc import Container, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
-from operator import floordiv, lt
+from operator import lt
 from typing import Any, Final, NamedTuple
 
 from shardgate.formats.documents import json_memory_nbytes
@@ -37,6 +37,7 @@ from shardgate.formats.icechunk.flatbuffers import (
 from shardgate.formats.icechunk.metadata_items import METADATA, Metadata, read_metadata
 from shardgate.formats.icechunk.repo_info import SnapshotInfo, checked_us
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.array_spec import ShardAddress
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.metadata import Node as ZarrNode
@@ -272,15 +273,6 @@ class Chunks:
         return len(coords) == len(self.grid) and all(map(lt, coords, self.grid))
 
 
-class ParsedKey(NamedTuple):
-    """A chunk of a served array."""
-
-    coords: tuple[int, ...]
-    """Of the chunk that is stored: the shard, where the array is sharded."""
-    origin: tuple[int, ...] | None
-    """First array element of the inner chunk."""
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotNode:
     """An array or a group as it is served."""
@@ -290,17 +282,19 @@ class SnapshotNode:
     document: ZarrNode
     chunks: Chunks | None = None
 
-    def parse(self, key: str) -> ParsedKey | None:
-        """Parse the key of a chunk below the node; `None` for any other key."""
-        if self.chunks is None:
+    def parse(self, key: str) -> ShardAddress | None:
+        """Parse the key of a chunk below the node; `None` for any other key. Without shards, a
+        chunk is its own shard, and has no index.
+        """
+        if self.chunks is None or (coords := self.chunks.keys.parse(key)) is None:
             return None
-        coords, array = self.chunks.keys.parse(key), self.document.array
-        origin = None if array is None or coords is None else array.origin(coords)
-        if array is not None:
-            coords = origin and tuple(map(floordiv, origin, array.shard_shape))
-        if coords is None or not self.chunks.has(coords):
+        if (array := self.document.array) is None:
+            address = ShardAddress(coords, (), coords)
+        elif (origin := array.origin(coords)) is None:
             return None
-        return ParsedKey(coords, origin)
+        else:
+            address = array.shard(origin)
+        return address if self.chunks.has(address.coords) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter, mul
+from operator import floordiv, itemgetter
 from typing import cast
 
 from shardgate.errors import DamagedError, NotAllowedError, StorageError, UnknownRefError
@@ -24,8 +24,8 @@ from shardgate.formats.surveying import (
     Survey,
     uncheckable,
 )
+from shardgate.formats.zarr.array_spec import ArraySpec
 from shardgate.formats.zarr.codecs import ChunkForm, chunk_form
-from shardgate.formats.zarr.metadata import ArraySpec
 from shardgate.formats.zarr.survey import ZarrShard, describe
 from shardgate.model import ByteRange, Inline, ObjectRef, Part, Stored, VirtualKey
 
@@ -47,9 +47,8 @@ class _SurveyedArray:
         array = self.node.document.array
         if array is None:
             return f"{self.key}/{self.chunks.keys.format(coords)}"
-        shape = zip(coords, array.shard_shape, array.inner_chunk_shape, strict=True)
-        inner = tuple(at * shard // inner for at, shard, inner in shape)
-        return f"{self.key}/{array.keys.format(inner)}"
+        first = map(floordiv, array.shard_origin(coords), array.inner_chunk_shape)
+        return f"{self.key}/{array.keys.format(tuple(first))}"
 
 
 async def survey_ref(
@@ -187,7 +186,7 @@ def enclose(
 
 def enclose_shard(array: ArraySpec, coords: tuple[int, ...], place: Stored | Part) -> ZarrShard:
     """Return the shard of *array* at the grid position *coords*, stored at *place*."""
-    return ZarrShard(place.ref, array, tuple(map(mul, coords, array.shard_shape)), inside=place)
+    return ZarrShard(place.ref, array, array.shard_origin(coords), inside=place)
 
 
 @dataclass(frozen=True, slots=True)

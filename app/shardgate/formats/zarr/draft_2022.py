@@ -19,11 +19,12 @@ from shardgate.formats.documents import DocumentDecoder, Json, parse_json, show,
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import DecodeError, Fetch, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Description, Listing, Shards
+from shardgate.formats.zarr.array_spec import ArraySpec
 from shardgate.formats.zarr.codecs import ChunkForm, item_nbytes, shape_of
 from shardgate.formats.zarr.index import IndexCodec, ShardingLevel
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
-from shardgate.formats.zarr.metadata import ArraySpec, Node, parse_sent, parse_stored
+from shardgate.formats.zarr.metadata import Node, parse_sent, parse_stored
 from shardgate.formats.zarr.survey import ZarrShards, walk_chunks
 from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 

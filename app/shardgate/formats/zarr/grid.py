@@ -1,13 +1,20 @@
 """``chunk_grid`` of Zarr v3: ``regular``, or the extension ``rectilinear``."""
 
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.formats.documents import Json
+from shardgate.formats.listing import Axis
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import codec_name, configuration, shape_of
+
+_MAX_SIZE: Final = 2**63 - 1
 
 type EdgeLengths = tuple[tuple[int, int], ...]
 """Lengths of the chunks along a dimension, in elements, each with its number of repeats."""
@@ -31,6 +38,64 @@ class ChunkGrid:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class ShardEdges:
+    """The shards along a dimension, in runs of shards of one length."""
+
+    lengths: Sequence[int]
+    """In array elements."""
+    starts: Sequence[int]
+    """The first array element of each run."""
+    numbers: Sequence[int]
+    """The position in the grid of the first shard of each run."""
+
+    @classmethod
+    def of(cls, runs: EdgeLengths, size: int) -> Self:
+        """Check and index the shards of a dimension of *size* elements. Raises: `DecodeError`."""
+        lengths, starts, numbers = array("q"), array("q"), array("q")
+        start = number = 0
+        for length, repeats in runs:
+            if not length or start > _MAX_SIZE:
+                raise DecodeError("chunk_shapes has a size of 0, or a sum above 2^63-1")
+            lengths.append(length)
+            starts.append(start)
+            numbers.append(number)
+            start, number = start + length * repeats, number + repeats
+        if not runs or start < size:
+            raise DecodeError(f"chunk_shapes covers {start} elements of {size}")
+        return cls(lengths, starts, numbers)
+
+    @property
+    def nbytes(self) -> int:
+        return 3 * 8 * len(self.starts)
+
+    def shard_of(self, element: int) -> int:
+        """Return the position in the grid of the shard that holds the array element *element*."""
+        run = bisect_right(self.starts, element) - 1
+        return self.numbers[run] + (element - self.starts[run]) // self.lengths[run]
+
+    def extent(self, shard: int) -> tuple[int, int]:
+        """Return the first array element of a shard, and its length."""
+        run = bisect_right(self.numbers, shard) - 1
+        length = self.lengths[run]
+        return self.starts[run] + (shard - self.numbers[run]) * length, length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RectilinearAxis(Axis):
+    """One dimension of a grid of chunks in shards of different lengths."""
+
+    edges: ShardEdges
+    chunk_length: int
+    """In array elements."""
+
+    def shard_of(self, cell: int) -> int:
+        return self.edges.shard_of(cell * self.chunk_length)
+
+    def first_cell(self, shard: int) -> int:
+        return self.edges.extent(shard)[0] // self.chunk_length
+
+
 def read_chunk_shape(chunk_grid: Json, ndim: int | None = None) -> tuple[int, ...] | None:
     """Return the ``chunk_shape`` of a regular grid; `None` for another. Raises: `DecodeError`."""
     if codec_name(chunk_grid) != "regular":
@@ -50,6 +115,14 @@ def parse_grid(chunk_grid: Json, shape: tuple[int, ...]) -> ChunkGrid:
     return ChunkGrid(tuple(map(_read_edges, lists, shape)))
 
 
+def read_shard_edges(chunk_grid: Json, shape: tuple[int, ...]) -> tuple[ShardEdges, ...]:
+    """Read the ``rectilinear`` grid of a sharded array of *shape*. Raises: `DecodeError`."""
+    grid = parse_grid(chunk_grid, shape)
+    if (kind := configuration(chunk_grid).get("kind")) != "inline":
+        raise DecodeError(f"the kind of the chunk grid is not inline: {str(kind)[:80]}")
+    return tuple(map(ShardEdges.of, grid.edges, shape))
+
+
 def _repeat(size: int, length: int) -> EdgeLengths:
     """Cover *length*; old writers give chunks of size 0 to dimensions of length 0."""
     if not size and length:
@@ -63,6 +136,11 @@ def _read_edges(sizes: Json, length: int) -> EdgeLengths:
         return _repeat(sizes, length)
     if not isinstance(sizes, list):
         raise DecodeError(f"chunk_shapes has no list of sizes: {str(sizes)[:80]}")
-    runs = [[run, 1] if type(run) is int else run for run in sizes]
-    pairs = (shape_of(run, "a size and its count", 2, least=0) for run in runs)
-    return tuple((size, count) for size, count in pairs)
+    return tuple(map(_read_run, sizes))
+
+
+def _read_run(run: Json) -> tuple[int, int]:
+    if type(run) is int and 0 <= run <= _MAX_SIZE:  # many lists have a size for each chunk
+        return run, 1
+    size, count = shape_of([run, 1] if type(run) is int else run, "a size and its count", 2, 0)
+    return size, count

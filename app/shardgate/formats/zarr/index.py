@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import floordiv
 from struct import Struct
 from typing import Any, Final, Literal, NamedTuple
 
@@ -191,6 +192,17 @@ class ShardingLevel:
         """Return the index entry of the inner chunk that holds the array element *origin*."""
         axes = zip(origin, self.inner_chunk_shape, self.chunks_per_shard, self.strides, strict=True)
         return sum([at // chunk % count * stride for at, chunk, count, stride in axes])
+
+    def resized(self, shard_shape: tuple[int, ...]) -> "ShardingLevel":
+        """Return the codec of shards of *shard_shape*, which is nowhere larger than before."""
+        counts = tuple(map(floordiv, shard_shape, self.inner_chunk_shape))
+        strides, stride = [0] * len(counts), 1
+        # Of axes with equal strides all but one have one chunk, and their order does not matter.
+        for axis in sorted(range(len(counts)), key=self.strides.__getitem__):
+            strides[axis] = stride
+            stride *= counts[axis]
+        index = replace(self.index, entry_count=stride)
+        return ShardingLevel(self.inner_chunk_shape, counts, tuple(strides), index)
 
 
 def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stored | None:

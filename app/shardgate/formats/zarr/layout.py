@@ -11,8 +11,9 @@ from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing
+from shardgate.formats.zarr.array_spec import ArraySpec
 from shardgate.formats.zarr.index import IndexCodec, shard_of
-from shardgate.formats.zarr.metadata import ArraySpec, Node, NodeTranslator, parse_node
+from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
 from shardgate.formats.zarr.rewrite import ZarrRewriter
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe, walk_chunks
 from shardgate.model import (
@@ -142,9 +143,10 @@ async def locate_chunk(
         return Whole(directory.join(key))
     if (origin := array.origin(coords)) is None:
         return MISSING
-    location: Chunk = Whole(directory.join(array.shard_key(origin)))
-    for level in array.levels:
-        entry = level.entry(origin)
+    coords, levels, element = array.shard(origin)
+    location: Chunk = Whole(directory.join(array.keys.format(coords)))
+    for level in levels:
+        entry = level.entry(element)
         location = await locate_entry(
             location, level.index, entry, fetch, limits.whole_index_nbytes
         )
@@ -157,11 +159,13 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
     if coords is None or (origin := array.origin(coords)) is None:
         grid = array.explain_absence(key, "it")
         raise BadKeyError(f"{key} is no chunk of an array of shape {list(array.shape)}: {grid}")
-    ref, indexes = directory.join(array.shard_key(origin)), array.indexes
+    shard = array.shard(origin)
+    ref = directory.join(array.keys.format(shard.coords))
+    indexes = tuple(level.index for level in shard.levels)
     largest, most = max(index.nbytes for index in indexes), limits.written_nbytes
     if largest > most:
         raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most}")
-    return Slot(ZarrRewriter(ref, indexes, array.chunk), array.entry(origin))
+    return Slot(ZarrRewriter(ref, indexes, array.chunk), shard.entry)
 
 
 async def locate_entry(

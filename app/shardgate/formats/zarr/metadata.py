@@ -6,17 +6,15 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import floordiv, lt, mul
 from typing import Final
 
 import numpy as np
 
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.documents import Json, parse_json, write_json
-from shardgate.formats.listing import Axis
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread
+from shardgate.formats.zarr.array_spec import ArraySpec, RectilinearArraySpec
 from shardgate.formats.zarr.codecs import (
-    ChunkForm,
     chunk_form,
     codec_name,
     configuration,
@@ -25,8 +23,7 @@ from shardgate.formats.zarr.codecs import (
     shape_of,
     unshard,
 )
-from shardgate.formats.zarr.grid import read_chunk_shape
-from shardgate.formats.zarr.index import IndexCodec, ShardingLevel
+from shardgate.formats.zarr.grid import read_chunk_shape, read_shard_edges
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange, ObjectRef
 
@@ -61,56 +58,6 @@ _FLOATS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ArraySpec:
-    """A sharded array and the array of inner chunks served for it; shapes are in array elements."""
-
-    shape: tuple[int, ...]
-    shard_shape: tuple[int, ...]
-    keys: ChunkKeys
-    """Of the inner chunks, and of the shards."""
-    levels: tuple[ShardingLevel, ...]
-    """The sharding codecs, at least one, outermost first."""
-    codecs: tuple[Json, ...]
-    """Of the innermost chunks, which are served."""
-    chunk: ChunkForm
-
-    @property
-    def inner_chunk_shape(self) -> tuple[int, ...]:
-        """Shape of the chunks that are served."""
-        return self.levels[-1].inner_chunk_shape
-
-    @property
-    def indexes(self) -> tuple[IndexCodec, ...]:
-        return tuple(level.index for level in self.levels)
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        """The grid of the inner chunks."""
-        shapes = zip(self.shape, self.inner_chunk_shape, self.shard_shape, strict=True)
-        return tuple(Axis(-(-size // inner), shard // inner) for size, inner, shard in shapes)
-
-    def origin(self, coords: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the first array element of the inner chunk at *coords*; `None` off the array."""
-        origin = tuple(map(mul, coords, self.levels[-1].inner_chunk_shape))
-        return origin if all(map(lt, origin, self.shape)) else None
-
-    def explain_absence(self, key: str, name: str) -> str:
-        """Return the grid of the array *name* if *key* is like that of a chunk, and not on it."""
-        coords = self.keys.parse(key)
-        if not self.keys.owns(key) or (coords is not None and self.origin(coords) is not None):
-            return ""
-        return f"{name or 'the array'} has {self.keys.describe([axis.count for axis in self.axes])}"
-
-    def entry(self, origin: tuple[int, ...]) -> tuple[int, ...]:
-        """Return, for each level, the index entry that holds the array element *origin*."""
-        return tuple(level.entry(origin) for level in self.levels)
-
-    def shard_key(self, origin: tuple[int, ...]) -> str:
-        """Return the key of the shard that holds the array element *origin*."""
-        return self.keys.format(tuple(map(floordiv, origin, self.shard_shape)))
-
-
-@dataclass(frozen=True, slots=True)
 class Node:
     """A node of a Zarr hierarchy."""
 
@@ -127,7 +74,8 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        return len(self.served) + _NODE_OVERHEAD
+        array_nbytes = 0 if self.array is None else self.array.nbytes
+        return len(self.served) + array_nbytes + _NODE_OVERHEAD
 
 
 def parse_node(document: Json, data: bytes) -> Node:
@@ -171,12 +119,14 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
             raise DecodeError(f"the extension {name:.80} must be understood")
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
-    if (shard_shape := read_chunk_shape(grid, len(shape))) is None:
-        raise DecodeError(f"the chunk grid is {codec_name(grid):.80}")
+    shard_shape = read_chunk_shape(grid, len(shape))
+    edges = read_shard_edges(grid, shape) if shard_shape is None else ()
+    if shard_shape is None:
+        shard_shape = tuple(max(each.lengths) for each in edges)
     if document.get("storage_transformers"):
         raise DecodeError("storage transformers change the keys or the bytes of shards")
     levels, codecs = unshard(document["codecs"], shard_shape)
-    return ArraySpec(
+    members = (
         shape,
         shard_shape,
         chunk_keys(document.get("chunk_key_encoding"), len(shape)),
@@ -184,6 +134,12 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
         codecs,
         chunk_form(codecs, levels[-1].inner_chunk_shape, document.get("data_type")),
     )
+    if not edges:
+        return ArraySpec(*members)
+    for each, size in zip(edges, levels[0].inner_chunk_shape, strict=True):
+        if odd := next((length for length in each.lengths if length % size), 0):
+            raise DecodeError(f"inner chunks of {size} elements do not divide a shard of {odd}")
+    return RectilinearArraySpec(*members, edges)
 
 
 def chunk_keys(encoding: Json, ndim: int) -> ChunkKeys:

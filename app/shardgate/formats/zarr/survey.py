@@ -5,8 +5,8 @@ from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
-from operator import floordiv, lt, mul
+from math import prod
+from operator import floordiv, lt
 from typing import Final
 
 import numpy as np
@@ -15,10 +15,11 @@ from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.listing import Cell, Grid, GridWalk, ListingIO, ListNames, Rows, Wanted
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import Description, EntryTable, Fault, IndexEntry, Ranges, Survey
+from shardgate.formats.zarr.array_spec import ArraySpec, RectilinearArraySpec
 from shardgate.formats.zarr.codecs import codec_name, shape_of
 from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, ShardingLevel, shard_of
-from shardgate.formats.zarr.metadata import ArraySpec, Node, consolidated_nodes
+from shardgate.formats.zarr.metadata import Node, consolidated_nodes
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
 
 _FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})/", re.ASCII)
@@ -48,6 +49,10 @@ def _describe(node: Node) -> Description:
     if names is not None and not is_list:
         raise DecodeError(f"dimension_names is no list of names: {str(names)[:80]}")
     indexes = spec.indexes if spec else ()
+    shard_shape, sharding = spec.shard_shape if spec else None, None
+    if isinstance(spec, RectilinearArraySpec):
+        sharding = f"rectilinear, at most {'×'.join(map(str, spec.shard_shape))}"
+        shard_shape = None
     return Description(
         path="",
         format="zarr",
@@ -57,9 +62,12 @@ def _describe(node: Node) -> Description:
         dimension_names=None if names is None else tuple(names),
         inner_chunk_shape=inner,
         codecs=tuple(map(codec_name, codecs)),
-        shard_shape=spec.shard_shape if spec else None,
-        chunks_per_shard=tuple(map(floordiv, spec.shard_shape, inner)) if spec else None,
+        shard_shape=shard_shape,
+        chunks_per_shard=tuple(map(floordiv, shard_shape, inner))
+        if shard_shape is not None
+        else None,
         index_location=tuple(index.location for index in indexes),
+        sharding=sharding,
         why_sharded=node.why_sharded,
     )
 
@@ -127,7 +135,7 @@ class ZarrShards:
 
     def named(self, key: str) -> "ZarrShard | None":
         coords = self.array.keys.parse(key)
-        if coords is None or not all(map(lt, coords, self._counts)):
+        if coords is None or not all(map(lt, coords, self.array.shard_counts)):
             return None
         return self._shard(coords)
 
@@ -135,19 +143,18 @@ class ZarrShards:
         coords = self.array.keys.parse(key)
         if coords is None or (origin := self.array.origin(coords)) is None:
             return None
-        return self._shard(tuple(map(floordiv, origin, self.array.shard_shape)))
+        return self._shard(self.array.shard(origin).coords)
 
     def every(self) -> Iterator["ZarrShard"]:
-        return map(self._shard, product(*map(range, self._counts)))
-
-    @property
-    def _counts(self) -> tuple[int, ...]:
-        shape, shard_shape = self.array.shape, self.array.shard_shape
-        return tuple(-(-n // size) for n, size in zip(shape, shard_shape, strict=True))
+        counts = self.array.shard_counts
+        strides = [prod(counts[axis + 1 :]) for axis in range(len(counts))]
+        for number in range(prod(counts)):  # itertools.product would list each dimension
+            at = zip(strides, counts, strict=True)
+            yield self._shard(tuple(number // stride % count for stride, count in at))
 
     def _shard(self, coords: tuple[int, ...]) -> "ZarrShard":
         ref = self.directory.join(self.array.keys.format(coords))
-        return ZarrShard(ref, self.array, tuple(map(mul, coords, self.array.shard_shape)))
+        return ZarrShard(ref, self.array, self.array.shard_origin(coords))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,7 @@ class ZarrShard:
     @property
     def level(self) -> ShardingLevel:
         """The sharding codec that wrote it."""
-        return self.array.levels[self.depth]
+        return self.array.shard(self.origin).levels[self.depth]
 
     async def cells(self, io: ListingIO) -> AsyncIterator[Rows]:
         """Yield the cells whose chunks it holds; their places are not checked. See `GridWalk`."""

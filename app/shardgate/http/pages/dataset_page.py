@@ -121,6 +121,7 @@ class DatasetPages:
         return await self._page.render(
             url=url,
             up="../" * (key.count("/") + 1),
+            api=api,
             crumbs=_crumbs(request.name, key),
             node=node,
             array=array and array.found,

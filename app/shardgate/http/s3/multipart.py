@@ -19,6 +19,7 @@ from shardgate.errors import (
     TooLargeError,
     UnsupportedError,
 )
+from shardgate.formats.compression import is_sendable
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.body import Payload, check_digests, read_payload
 from shardgate.http.request import RequestHeaders, check_key, quote_segment
@@ -171,7 +172,9 @@ async def copy(
     if directive not in (b"COPY", b"REPLACE"):
         raise BadHeaderError("x-amz-metadata-directive is COPY or REPLACE")
 
-    def choose(entity: Entity) -> Selection:
+    def choose(entity: Entity) -> Selection | None:
+        if not is_sendable(entity.coding):
+            return None
         if demand is not None and demand(entity.names) is not None:
             raise PreconditionFailedError(f"{key}: its version fails a precondition of the copy")
         wanted = part or ByteRange(0, entity.length)

@@ -1,9 +1,12 @@
 for (const filter of document.querySelectorAll("input[type=search]")) {
   filter.hidden = false;
   const rows = [...document.querySelectorAll("[data-name]")];
+  const count = document.querySelector("[role=status]");
   filter.addEventListener("input", () => {
     const wanted = filter.value.toLowerCase();
     for (const row of rows) row.hidden = !row.dataset.name.toLowerCase().includes(wanted);
+    const shown = rows.filter((row) => !row.hidden).length;
+    count.textContent = wanted ? `${shown} of ${rows.length}` : rows.length;
   });
 }
 for (const button of document.querySelectorAll("button.copy")) {

@@ -1,0 +1,1 @@
+"""Reference sets of kerchunk: keys that stand for parts of files in any format."""

@@ -1,0 +1,219 @@
+"""Reference sets in JSON, of version 0 and 1, decoded to columns without a Python object for each
+reference.
+"""
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shardgate.formats.compression import announced_nbytes, decode_content
+from shardgate.formats.documents import Json, json_memory_nbytes
+from shardgate.formats.kerchunk.reference_table import (
+    BASE64,
+    CONSOLIDATED,
+    MEMORY_PER_BYTE,
+    Holder,
+    ReferenceSet,
+    TableBuilder,
+    check_values,
+    consolidate,
+    locate,
+)
+from shardgate.formats.kerchunk.templates import Templates, generate
+from shardgate.formats.members import Place
+from shardgate.formats.reading import DecodeError, Fetch, Read
+from shardgate.formats.references import Allowed
+from shardgate.model import MISSING, ByteRange, ObjectRef
+
+_DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
+"""Names of the metadata documents of Zarr v2."""
+_LEAST_NBYTES: Final = 32
+"""Bytes of text for each reference, of which a set of the largest size may have so many. Each takes
+250 bytes of memory while the set is decoded.
+"""
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_MOST_CONSOLIDATED_NBYTES: Final = 16 * 1024**2
+_MEMBERS: Final = ("version", "templates", "gen")
+_SPACE: Final = r"[ \t\r\n]*"
+_BEGIN, _COLON, _NEXT, _END = (
+    re.compile(f"{_SPACE}({mark}){_SPACE}") for mark in (r"\{", ":", "[,}]", r"\Z")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSet:
+    """Members of the set *ref*."""
+
+    ref: ObjectRef
+    limit_nbytes: int
+    allowed: tuple[Allowed, ...]
+
+    @property
+    def read(self) -> Read[ReferenceSet]:
+        request, decode = ByteRange(0, self.limit_nbytes + 1), JsonSetDecoder(self.limit_nbytes)
+        return Read("metadata", self.ref, request, decode, None, memory_nbytes)
+
+    async def find(self, name: str, fetch: Fetch) -> Place:
+        found = await fetch(self.read)
+        row = None if found is None else found.value.names.position(name)
+        if found is None or row is None:
+            return MISSING
+        holder = Holder(self.ref, found.etag, found.value.table)
+        return await locate(holder, row, name, self.allowed, fetch)
+
+    async def below(
+        self, prefix: str, after: str, delimiter: str, fetch: Fetch
+    ) -> AsyncIterator[tuple[str, int | None]]:
+        found = await fetch(self.read)
+        if found is not None:
+            for name, row in found.value.names.below(prefix, after, delimiter):
+                yield name, None if row is None else found.value.table.length_of(row)
+
+
+def memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
+    """Return the memory that decoding takes: the text, and what it is decoded to."""
+    if data is None:
+        return MEMORY_PER_BYTE * most_nbytes
+    if (coding := _coding(data)) is not None:
+        return MEMORY_PER_BYTE * min(announced_nbytes(coding, data), most_nbytes)
+    return json_memory_nbytes(data)
+
+
+def _coding(data: bytes) -> str | None:
+    """Return the compression that *data* begins like; `None` for JSON."""
+    return next((name for magic, name in _COMPRESSED.items() if data.startswith(magic)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSetDecoder:
+    """Decodes a set of at most *limit_nbytes*, also once it is inflated."""
+
+    limit_nbytes: int
+
+    def __call__(self, data: bytes) -> ReferenceSet:
+        if len(data) > self.limit_nbytes:
+            raise DecodeError(f"a reference set of more than {self.limit_nbytes} bytes")
+        if (coding := _coding(data)) is not None:
+            data = decode_content(coding, data, self.limit_nbytes)
+        check_values(data, self.limit_nbytes)
+        try:
+            return _decode(_Cursor(data.decode()), self.limit_nbytes // _LEAST_NBYTES)
+        except DecodeError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(f"no reference set: {error}") from None
+
+
+class _Cursor:
+    """A place in JSON, behind the values that have been taken and the space that follows.
+
+    An object is walked with a Python call for each member, so that other threads can run.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._decode = json.JSONDecoder().raw_decode
+
+    def begins(self, text: str) -> bool:
+        """Return whether *text* follows."""
+        return self._text.startswith(text, self._at)
+
+    def skip(self, mark: re.Pattern[str]) -> str:
+        """Skip a *mark* with the space around it, and return it."""
+        if (found := mark.match(self._text, self._at)) is None:
+            raise DecodeError(f"no reference set: malformed JSON at letter {self._at}")
+        self._at = found.end()
+        return found[1]
+
+    def value(self) -> Json:
+        """Take the value here."""
+        value, self._at = self._decode(self._text, self._at)
+        return value
+
+    def members(self) -> Iterator[str]:
+        """Yield the names in the object here; the caller takes each value."""
+        self.skip(_BEGIN)
+        is_last = self.begins("}") and bool(self.skip(_NEXT))
+        while not is_last:
+            if not self.begins('"'):
+                raise DecodeError(f"no reference set: malformed JSON at letter {self._at}")
+            name: str = self.value()
+            self.skip(_COLON)
+            yield name
+            is_last = self.skip(_NEXT) == "}"
+
+
+def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
+    flat, nested, others = TableBuilder(most_rows), TableBuilder(most_rows), dict[str, Json]()
+    for name in cursor.members():
+        if name == "refs" and cursor.begins("{"):
+            for key in cursor.members():
+                _add(nested, key, cursor.value())
+        elif name in _MEMBERS:
+            others[name] = cursor.value()
+        else:
+            _add(flat, name, cursor.value())
+    cursor.skip(_END)
+    match others.pop("version", None):
+        case None if not len(nested):
+            for name, value in others.items():
+                _add(flat, name, value)
+            builder, urls = flat, flat.urls
+        case 1:
+            builder, urls = nested, _expand(nested, others)
+        case version:
+            raise DecodeError(f"no reference set of version 0 or 1: {repr(version)[:80]}")
+    _consolidate(builder)
+    return builder.build(urls)
+
+
+def _add(builder: TableBuilder, name: str, value: Json) -> None:
+    match value:
+        case [str() | None as url, int(offset), int(length)]:
+            builder.add_part(name, url or "", offset, length)
+        case [str() | None as url]:
+            builder.add_whole(name, url or "")
+        case str():
+            data = value.encode()
+            is_coded = data.startswith(BASE64)
+            builder.add_bytes(name, base64.b64decode(data[len(BASE64) :]) if is_coded else data)
+        case dict():
+            builder.add_bytes(name, json.dumps(value).encode())
+        case _:
+            reason = "expected a text, an object, [url] or [url, offset, length]"
+            raise DecodeError(f"no reference set: {name[:200]!r}: {reason}")
+
+
+def _expand(builder: TableBuilder, others: Json) -> Sequence[str]:
+    """Add the references that ``gen`` generates, and return the URLs without templates."""
+    texts = others.get("templates", {})
+    templates = Templates(texts)
+    urls = [templates.render(url) for url in builder.urls] if texts else builder.urls
+    for key, url, part in generate(others.get("gen", []), templates):
+        if part is None:
+            builder.add_whole(key, url)
+        else:
+            builder.add_part(key, url, *part)
+    return [*urls, *builder.urls[len(urls) :]]
+
+
+def _consolidate(builder: TableBuilder) -> None:
+    """Add consolidated metadata of a Zarr v2 group, where the set itself has its documents."""
+    if builder.bytes_of(b".zgroup") is None or builder.bytes_of(CONSOLIDATED.encode()) is not None:
+        return
+    documents, room = dict[str, Json](), _MOST_CONSOLIDATED_NBYTES
+    for name in builder.names:
+        if name.rpartition(b"/")[2] not in _DOCUMENTS:
+            continue
+        data = builder.bytes_of(name)
+        if data is None or (room := room - len(data)) < 0:
+            return
+        try:
+            documents[name.decode()] = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+    builder.add_bytes(CONSOLIDATED, consolidate(documents))

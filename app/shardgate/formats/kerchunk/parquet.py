@@ -1,0 +1,357 @@
+"""Columns of integers and of texts or bytes in Parquet files, without nesting.
+
+Every length is checked before it is used, and nothing is inflated beyond a bound: libraries for all
+of Parquet end the process, or take any memory, on some damaged files.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardgate.formats.compression import decode_content
+from shardgate.formats.reading import DecodeError
+
+NULL: Final = 2**32 - 1
+"""Code of an absent value."""
+_MAGIC: Final = b"PAR1"
+_MOST_HEADER_NBYTES: Final = 1024**2
+"""Longest footer or header of a page: fields become Python objects. Few kB are usual."""
+_MOST_DEPTH: Final = 16
+_MOST_VARINT_NBYTES: Final = 10
+_CODINGS: Final = {0: "", 2: "gzip", 4: "br", 6: "zstd"}
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+_PLAIN: Final = 0
+_DICTIONARY: Final = (2, 8)
+_HEADERS: Final = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_2: 8}
+"""Fields of the headers of pages, by their kinds."""
+_INTEGERS: Final[Mapping[int, np.dtype[np.signedinteger]]] = {
+    1: np.dtype("<i4"),
+    2: np.dtype("<i8"),
+}
+_BYTES: Final = 6
+_OPTIONAL: Final = 1
+_LENGTH: Final = struct.Struct("<I")
+_TAIL_NBYTES: Final = 8
+
+type _Struct = dict[int, Any]
+"""Fields by their numbers in the Thrift definition of Parquet."""
+
+
+class _Reader:
+    """Reads Thrift's compact protocol: varints, and structs that begin at a byte."""
+
+    def __init__(self, data: bytes | memoryview, at: int = 0) -> None:
+        self._data = data
+        self.at = at
+
+    def take(self, nbytes: int) -> bytes:
+        if not 0 <= nbytes <= len(self._data) - self.at:
+            raise DecodeError(f"Parquet: {nbytes} bytes at {self.at} of {len(self._data)}")
+        self.at += nbytes
+        return bytes(self._data[self.at - nbytes : self.at])
+
+    def varint(self) -> int:
+        value = 0
+        for place in range(_MOST_VARINT_NBYTES):
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:  # noqa: PLR2004  the bit that says that more follow
+                return value
+        raise DecodeError(f"Parquet: a varint before {self.at} does not end")
+
+    def fields(self, depth: int = 0) -> _Struct:
+        if depth > _MOST_DEPTH:
+            raise DecodeError("Parquet: metadata are nested too deeply")
+        fields, number = dict[int, Any](), 0
+        while (head := self.take(1)[0]) != 0:
+            number = number + (head >> 4) if head >> 4 else self._signed()
+            fields[number] = self._value(head & 15, depth)
+        return fields
+
+    def _signed(self) -> int:
+        value = self.varint()
+        return value >> 1 ^ -(value & 1)
+
+    def _value(self, kind: int, depth: int) -> Any:
+        found: Any
+        match kind:
+            case 1 | 2:
+                found = kind == 1
+            case 3:
+                (found,) = self.take(1)
+            case 4 | 5 | 6:
+                found = self._signed()
+            case 7:
+                found = self.take(8)
+            case 8:
+                found = self.take(self.varint())
+            case 9 | 10:
+                (head,) = self.take(1)
+                count, inner = head >> 4, head & 15
+                count = self.varint() if count == 15 else count  # noqa: PLR2004  a length follows
+                inner = 3 if inner in (1, 2) else inner  # booleans have a byte each in lists
+                found = [self._value(inner, depth + 1) for _ in range(count)]
+            case 12:
+                found = self.fields(depth + 1)
+            case _:
+                raise DecodeError(f"Parquet: unknown type {kind} in metadata")
+        return found
+
+
+class Texts(NamedTuple):
+    """A column of texts or bytes."""
+
+    codes: NDArray[np.uint32]
+    """Position of each row in `values`, or `NULL`."""
+    values: Sequence[bytes]
+
+
+class _Chunk(NamedTuple):
+    """The pages of one column in one group of rows."""
+
+    kind: int
+    is_optional: bool
+    coding: str
+    rows: int
+    start: int
+    nbytes: int
+    decoded_nbytes: int
+    """Bytes of all pages, as the footer announces them: an upper bound."""
+
+
+class _ColumnPage(NamedTuple):
+    """A decompressed page."""
+
+    kind: int
+    """Physical type of the values."""
+    is_dictionary: bool
+    present: NDArray[np.bool_]
+    """By row, whether it has a value; a dictionary has no rows."""
+    encoding: int
+    values: int
+    """Number of values in `data`."""
+    data: bytes
+
+
+class ParquetFile:
+    """A file of at most *most_rows* rows. Its methods raise `DecodeError`."""
+
+    def __init__(self, data: bytes, most_rows: int) -> None:
+        if len(data) < len(_MAGIC) + _TAIL_NBYTES or data[:4] != _MAGIC or data[-4:] != _MAGIC:
+            raise DecodeError("it is no Parquet file")
+        (nbytes,) = _LENGTH.unpack_from(data, len(data) - _TAIL_NBYTES)
+        start = len(data) - _TAIL_NBYTES - nbytes
+        if nbytes > _MOST_HEADER_NBYTES or start < len(_MAGIC):
+            raise DecodeError(f"Parquet: a footer of {nbytes} bytes")
+        footer = _Reader(data[start:-_TAIL_NBYTES]).fields()
+        self._data = memoryview(data)[:start]
+        fields = _fields(_get(footer, 2, list))
+        self._chunks: dict[str, list[_Chunk]] = {name: [] for name in fields}
+        self.rows = 0
+        for group in _get(footer, 4, list):
+            rows = _get(group, 3, int)
+            self.rows += rows
+            if not 0 <= rows <= self.rows <= most_rows:
+                raise DecodeError(f"Parquet: expected at most {most_rows} rows")
+            for column in _get(group, 1, list):
+                meta = _get(column, 3, dict)
+                path = _get(meta, 3, list)
+                name = _name(path[0]) if path and isinstance(path[0], bytes) else ""
+                if name in fields:
+                    self._chunks[name].append(_chunk(meta, rows, is_optional=fields[name]))
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """The names of its columns."""
+        return self._chunks.keys()
+
+    @property
+    def decoded_nbytes(self) -> int:
+        """Most bytes of all pages once they are decompressed."""
+        return sum(chunk.decoded_nbytes for chunks in self._chunks.values() for chunk in chunks)
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """Return a column of integers; rows without a value are 0."""
+        if name not in self.names:
+            raise DecodeError(f"Parquet: there is no column {name}")
+        return self._column(name, _integers, np.int64(0))
+
+    def texts(self, name: str) -> Texts:
+        """Return a column of texts or bytes; without the column no row has a value."""
+        numbers: dict[bytes, int] = {}
+
+        def number(page: _ColumnPage) -> NDArray[np.uint32]:
+            found = (numbers.setdefault(text, len(numbers)) for text in _texts(page))
+            return np.fromiter(found, np.uint32, page.values)
+
+        return Texts(self._column(name, number, np.uint32(NULL)), list(numbers))
+
+    def _column[T: np.generic](
+        self, name: str, decode: Callable[[_ColumnPage], NDArray[T]], absent: T
+    ) -> NDArray[T]:
+        chunks = self._chunks.get(name)
+        if chunks is None:
+            return np.full(self.rows, absent)
+        parts = [np.full(0, absent)]
+        for chunk in chunks:
+            dictionary = parts[0]
+            for page in self._pages(chunk):
+                if page.is_dictionary:
+                    dictionary = decode(page)
+                    continue
+                column = np.full(len(page.present), absent)
+                if page.values and page.encoding == _PLAIN:
+                    column[page.present] = decode(page)
+                elif page.values:
+                    column[page.present] = dictionary[_codes(page, len(dictionary))]
+                parts.append(column)
+        column = np.concatenate(parts)
+        if len(column) != self.rows:
+            raise DecodeError(f"Parquet: {len(column)} of {self.rows} rows have the column {name}")
+        return column
+
+    def _pages(self, chunk: _Chunk) -> Iterator[_ColumnPage]:
+        at, stop, rows, room = chunk.start, chunk.start + chunk.nbytes, 0, chunk.decoded_nbytes
+        if not 0 <= at <= stop <= len(self._data):
+            raise DecodeError(f"Parquet: a column at {at} ends past {len(self._data)} bytes")
+        while rows < chunk.rows:
+            reader = _Reader(self._data[at : min(stop, at + _MOST_HEADER_NBYTES)])
+            header = reader.fields()
+            at += reader.at
+            kind, decoded, stored = (_get(header, number, int) for number in (1, 2, 3))
+            if not 0 <= stored <= stop - at or not 0 <= decoded <= room:
+                raise DecodeError(f"Parquet: a page of {stored} bytes, {decoded} once inflated")
+            room -= decoded
+            body = bytes(self._data[at : at + stored])
+            at += stored
+            if kind in _HEADERS:
+                page = _page(chunk, _get(header, _HEADERS[kind], dict), kind, body, decoded)
+                rows += len(page.present)
+                if rows > chunk.rows:
+                    raise DecodeError(f"Parquet: more than {chunk.rows} rows in a column")
+                yield page
+
+
+def _get[T](fields: Any, number: int, kind: type[T]) -> T:
+    """Return a field of metadata. Raises: `DecodeError`, unless it is there and of this *kind*."""
+    found = fields.get(number) if isinstance(fields, dict) else None
+    if not isinstance(found, kind):
+        raise DecodeError(f"Parquet: a field {number} of metadata is missing or of another type")
+    return found
+
+
+def _fields(schema: Sequence[Any]) -> Mapping[str, bool]:
+    """Return the names of columns that are not nested, and whether their values are optional."""
+    names = {}
+    for element in schema[1:]:
+        name = _name(_get(element, 4, bytes))
+        if element.get(5):  # the number of its children
+            raise DecodeError(f"Parquet: the column {name[:80]!r} is nested")
+        names[name] = element.get(3) == _OPTIONAL
+    return names
+
+
+def _chunk(meta: _Struct, rows: int, *, is_optional: bool) -> _Chunk:
+    if (coding := _CODINGS.get(_get(meta, 4, int))) is None:
+        raise DecodeError(f"Parquet: compression {meta[4]}, which is not zstd, gzip or brotli")
+    kind, decoded_nbytes, nbytes, start = (_get(meta, number, int) for number in (1, 6, 7, 9))
+    start = min(start, _get(meta, 11, int)) if 11 in meta else start  # noqa: PLR2004  a dictionary
+    return _Chunk(kind, is_optional, coding, rows, start, nbytes, decoded_nbytes)
+
+
+def _name(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
+def _page(
+    chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes: int
+) -> _ColumnPage:
+    """Decompress a page of *kind*, and split it into levels and values."""
+    count, levels_nbytes, is_coded = _get(header, 1, int), 0, bool(chunk.coding)
+    rows = 0 if kind == _DICTIONARY_PAGE else count
+    if not 0 <= rows <= chunk.rows or count < 0:
+        raise DecodeError(f"Parquet: a page of {count} rows in {chunk.rows}")
+    levels = b""
+    if kind == _DATA_PAGE_2:
+        lengths = _get(header, 6, int), _get(header, 5, int)
+        levels_nbytes = sum(lengths)
+        if min(lengths) < 0 or levels_nbytes > min(len(body), decoded_nbytes):
+            raise DecodeError("Parquet: levels that end past their page")
+        levels, is_coded = body[lengths[0] : levels_nbytes], is_coded and header.get(7, True)
+    data = body[levels_nbytes:]
+    if is_coded:
+        data = decode_content(chunk.coding, data, decoded_nbytes - levels_nbytes) if data else b""
+    if kind == _DATA_PAGE and chunk.is_optional:
+        reader = _Reader(data)
+        levels = reader.take(*_LENGTH.unpack(reader.take(4)))
+        data = data[reader.at :]
+    present = np.ones(rows, np.bool_)
+    if chunk.is_optional and rows:
+        present = _unpack(levels, 1, rows) == 1
+        count = int(present.sum())
+    encoding = _get(header, 4 if kind == _DATA_PAGE_2 else 2, int)
+    if kind == _DICTIONARY_PAGE:
+        encoding = _PLAIN
+    if encoding != _PLAIN and encoding not in _DICTIONARY:
+        raise DecodeError(f"Parquet: the encoding {encoding} of values is not decoded")
+    if encoding == _PLAIN and count * _LENGTH.size > len(data):  # each value has 4 bytes or more
+        raise DecodeError(f"Parquet: a page of {len(data)} bytes has no {count} values")
+    return _ColumnPage(chunk.kind, kind == _DICTIONARY_PAGE, present, encoding, count, data)
+
+
+def _integers(page: _ColumnPage) -> NDArray[np.int64]:
+    if (kind := _INTEGERS.get(page.kind)) is None or len(page.data) < page.values * kind.itemsize:
+        raise DecodeError(f"Parquet: a page has no {page.values} integers")
+    return np.frombuffer(page.data, kind, page.values).astype(np.int64)
+
+
+def _texts(page: _ColumnPage) -> Iterator[bytes]:
+    if page.kind != _BYTES:
+        raise DecodeError("Parquet: a column has no texts or bytes")
+    at, data = 0, page.data
+    for _ in range(page.values):
+        start = at + _LENGTH.size
+        if start > len(data):
+            raise DecodeError("Parquet: a page of texts is too short")
+        (nbytes,) = _LENGTH.unpack_from(data, at)
+        at = start + nbytes
+        if at > len(data):
+            raise DecodeError("Parquet: a text ends past its page")
+        yield data[start:at]
+
+
+def _codes(page: _ColumnPage, count: int) -> NDArray[np.uint32]:
+    """Return the positions in a dictionary of *count* values."""
+    if not page.values:
+        return np.zeros(0, np.uint32)
+    codes = _unpack(page.data[1:], page.data[0] if page.data else 0, page.values)
+    if codes.max() >= count:
+        raise DecodeError(f"Parquet: a value {codes.max()} of {count} in a dictionary")
+    return codes
+
+
+def _unpack(data: bytes, bits: int, count: int) -> NDArray[np.uint32]:
+    """Decode the hybrid of runs and packed groups of eight: *count* integers of so many *bits*."""
+    if bits > 32:  # noqa: PLR2004  the most that the format knows
+        raise DecodeError(f"Parquet: integers of {bits} bits")
+    unpacked, at, reader = np.zeros(count, np.uint32), 0, _Reader(data)
+    weights = 1 << np.arange(bits, dtype=np.uint32)
+    while at < count and bits:
+        head = reader.varint()
+        if head & 1:
+            packed = np.frombuffer(reader.take((head >> 1) * bits), np.uint8)
+            every = np.unpackbits(packed, bitorder="little")[: (count - at) * bits]
+            values = every[: len(every) // bits * bits].reshape(-1, bits) @ weights
+            unpacked[at : at + len(values)] = values
+            at += len(values)
+        else:
+            value = int.from_bytes(reader.take((bits + 7) // 8), "little")
+            unpacked[at : at + (head >> 1)] = value & 0xFFFFFFFF
+            at += head >> 1
+        if head < 2:  # noqa: PLR2004  nothing comes of it
+            raise DecodeError("Parquet: an empty run")
+    return unpacked

@@ -1,0 +1,231 @@
+"""References as numpy columns: parts of objects, whole objects, and bytes held in the set."""
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from sys import getsizeof
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardgate.errors import DamagedError
+from shardgate.formats.documents import Json, json_memory_nbytes
+from shardgate.formats.members import NO_KEY, Place, SortedNames
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.references import Allowed, resolve
+from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
+
+BASE64: Final = b"base64:"
+"""Beginning of bytes that are written as text."""
+CONSOLIDATED: Final = ".zmetadata"
+"""Name of the consolidated metadata of Zarr v2, and of the catalog of a set in Parquet."""
+ABSENT: Final = 2**32 - 1
+"""Source of a row without a reference."""
+INLINE: Final = 2**32 - 2
+"""Source of bytes in the set itself."""
+WHOLE: Final = 2**64 - 1
+"""Length of a reference to a whole object."""
+MOST_NBYTES: Final = 2**63 - 1
+"""Largest end of a part of an object."""
+MEMORY_PER_BYTE: Final = 8
+"""Memory that JSON may take while it is decoded, for each byte that it may have."""
+_VIEW_REVISION: Final = "k1"
+"""Part of ETags; to be changed when the same set is served in another form."""
+
+
+class SourcePart(NamedTuple):
+    """A part of the object at *url*, or all of it."""
+
+    url: str
+    byte_range: ByteRange | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceTable:
+    """Rows of references: 20 bytes each, beside the distinct URLs and the bytes in the set."""
+
+    urls: Sequence[str]
+    sources: NDArray[np.uint32]
+    """Position in `urls`, or `INLINE`, or `ABSENT`."""
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]
+    inline: bytes
+
+    @property
+    def nbytes(self) -> int:
+        columns = self.sources.nbytes + self.offsets.nbytes + self.lengths.nbytes
+        return columns + len(self.inline) + sum(map(getsizeof, self.urls)) + 8 * len(self.urls)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def lookup(self, row: int) -> SourcePart | bytes | None:
+        """Return the reference in *row*; `None` if it has none."""
+        source, start = self.sources.item(row), self.offsets.item(row)
+        length = self.lengths.item(row)
+        if source == ABSENT:
+            return None
+        if source == INLINE:
+            return self.inline[start : start + length]
+        part = None if length == WHOLE else ByteRange(start, start + length)
+        return SourcePart(self.urls[source], part)
+
+    def length_of(self, row: int) -> int | None:
+        """Return the bytes of the key in *row*; `None` where only its object tells."""
+        length = self.lengths.item(row)
+        return None if length == WHOLE else length
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceSet:
+    """References by name."""
+
+    names: SortedNames
+    table: ReferenceTable
+    """Its rows are in the order of the names."""
+    is_metadata: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        return self.names.nbytes + self.table.nbytes
+
+
+class TableBuilder:
+    """Collects references by name; the last of a name counts, and names that are no keys do not."""
+
+    def __init__(self, most_rows: int) -> None:
+        self._most_rows = most_rows
+        self._rows: dict[bytes, int] = {}
+        self._numbers: dict[str, int] = {}
+        self._sources = array("I")
+        self._offsets = array("Q")
+        self._lengths = array("Q")
+        self._inline = bytearray()
+
+    def add_bytes(self, name: str, data: bytes) -> None:
+        self._set(name, INLINE, len(self._inline), len(data))
+        self._inline += data
+
+    def add_part(self, name: str, url: str, offset: int, length: int) -> None:
+        """Add a part of the object at *url*. Raises: `DecodeError`."""
+        if not 0 <= offset <= offset + length <= MOST_NBYTES:
+            raise DecodeError(f"{name}: {length} bytes at {offset} are no part of an object")
+        self._set(name, self._number(url), offset, length)
+
+    def add_whole(self, name: str, url: str) -> None:
+        self._set(name, self._number(url), 0, WHOLE)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def bytes_of(self, name: bytes) -> bytes | None:
+        """Return the bytes of *name*, if the set holds them."""
+        row = self._rows.get(name)
+        if row is None or self._sources[row] != INLINE:
+            return None
+        start = self._offsets[row]
+        return bytes(self._inline[start : start + self._lengths[row]])
+
+    @property
+    def names(self) -> Iterator[bytes]:
+        return iter(self._rows)
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Distinct URLs, in the order in which they were added."""
+        return list(self._numbers)
+
+    def build(self, urls: Sequence[str]) -> ReferenceSet:
+        """Return the set, with *urls* in place of those that were added."""
+        names, order = SortedNames.of(list(self._rows))
+        rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))[order]
+        table = ReferenceTable(
+            tuple(urls),
+            np.array(self._sources, np.uint32)[rows],
+            np.array(self._offsets, np.uint64)[rows],
+            np.array(self._lengths, np.uint64)[rows],
+            bytes(self._inline),
+        )
+        return ReferenceSet(names, table)
+
+    def _set(self, name: str, source: int, offset: int, length: int) -> None:
+        if NO_KEY.search(text := name.encode()) is not None:
+            return
+        row = self._rows.setdefault(text, len(self._sources))
+        if row < len(self._sources):
+            self._sources[row], self._offsets[row], self._lengths[row] = source, offset, length
+            return
+        if row == self._most_rows:
+            raise DecodeError(f"more than {row} references: a set in Parquet can have more")
+        self._sources.append(source)
+        self._offsets.append(offset)
+        self._lengths.append(length)
+
+    def _number(self, url: str) -> int:
+        return self._numbers.setdefault(url, len(self._numbers))
+
+
+def check_values(data: bytes, limit_nbytes: int) -> None:
+    """Raise `DecodeError` if the values in the JSON *data* may take much more than the limit."""
+    if (nbytes := json_memory_nbytes(data)) > MEMORY_PER_BYTE * limit_nbytes:
+        raise DecodeError(f"it would take {nbytes} bytes of memory, for {len(data)} of JSON")
+
+
+def consolidate(documents: Mapping[str, Json]) -> bytes:
+    """Return consolidated metadata of Zarr v2, which has *documents* by their keys."""
+    return json.dumps({"zarr_consolidated_format": 1, "metadata": documents}).encode()
+
+
+class Holder(NamedTuple):
+    """An object that holds references."""
+
+    ref: ObjectRef
+    etag: ETag
+    table: ReferenceTable
+
+
+async def locate(
+    holder: Holder, row: int, name: str, allowed: Sequence[Allowed], fetch: Fetch
+) -> Place:
+    """Locate the key *name*, whose reference is in *row*. Raises: `DamagedError`,
+    `NotAllowedError`.
+    """
+    match holder.table.lookup(row):
+        case None:
+            return MISSING
+        case bytes(data):
+            return Inline(data, ETag(f'{holder.etag[:-1]}-{row:x}-{_VIEW_REVISION}"'))
+        case SourcePart(url, part):
+            try:
+                ref = resolve_source(url, allowed)
+            except DecodeError as error:
+                raise DamagedError(holder.ref, f"{name}: {error}") from error
+            return await _whole(ref, fetch) if part is None else Part(ref, part)
+
+
+async def _whole(ref: ObjectRef, fetch: Fetch) -> Stored:
+    """Locate all of an object, which must exist and have bytes."""
+    first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
+    if first is None:
+        raise DamagedError(ref, "does not exist, though it is referred to")
+    return Stored(ref, ByteRange(0, first.size), first.etag)
+
+
+def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
+    """Return the object at *url* as fsspec understands it: only http URLs are percent-encoded, and
+    an absolute path is that of a local file. Raises: `DecodeError`, `NotAllowedError`.
+    """
+    located = f"file://{url}" if url.startswith("/") else url
+    scheme, is_url, place = located.partition("://")
+    if not is_url:
+        shown = repr(url[:200]) if url else "nothing"
+        raise DecodeError(f"a reference to {shown}: expected a URL, or the absolute path of a file")
+    authority, slash, path = place.partition("/")
+    if scheme.lower() not in ("http", "https"):
+        path = quote(path)
+    elif "?" in place:
+        raise DecodeError("a reference to a URL with a query")
+    return resolve(f"{scheme}://{authority}{slash}{path}", allowed)

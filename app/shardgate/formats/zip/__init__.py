@@ -1,0 +1,1 @@
+"""Zip archives: their entries are served as if they were objects."""

@@ -1,0 +1,300 @@
+"""The central directory of an archive, and the records at its end, decoded into a table of entries.
+
+Sections are those of APPNOTE 6.3.10. Offsets count from the beginning of the archive; other bytes
+may lie in front of it, such as a program that extracts it.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from zlib_ng import zlib_ng
+
+from shardgate.formats.documents import Marked, begins_like_page
+from shardgate.formats.members import NO_KEY, SortedNames
+from shardgate.formats.reading import DecodeError
+
+_END: Final = Struct("<4s4H2LH")
+"""§4.3.16: signature, this disk and the directory's first, entries on this disk and on all, bytes
+and offset of the directory, bytes of the comment."""
+_LOCATOR: Final = Struct("<4sLQL")
+"""§4.3.15: signature, disk and offset of the zip64 end record, number of disks."""
+_END64: Final = Struct("<4sQ2H2L4Q")
+"""§4.3.14: signature, bytes that follow, two versions, then as in `_END`."""
+_END64_NBYTES: Final = 44
+_MOST: Final = (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+"""Values of the fields of `_END` that stand for those of `_END64`."""
+_MOST_COMMENT_NBYTES: Final = 0xFFFF
+TAIL_NBYTES: Final = _MOST_COMMENT_NBYTES + _END.size + _LOCATOR.size + _END64.size
+"""Holds all records at the end, and in most archives a directory of some hundred entries."""
+
+_RECORD: Final = np.dtype(
+    [("signature", "S4"), ("versions", "<u4"), ("flags", "<u2"), ("method", "<u2"),
+     ("time", "<u4"), ("crc", "<u4"), ("nbytes", "<u4"), ("size", "<u4"), ("name", "<u2"),
+     ("extra", "<u2"), ("comment", "<u2"), ("disk", "<u2"), ("attributes", "S6"), ("start", "<u4")]
+)  # fmt: skip
+"""§4.3.12, up to the name."""
+_LENGTHS: Final = Struct("<8xH18x3H")
+"""Flags, and the lengths of name, extra fields and comment in a record of the directory."""
+_EXTRA: Final = Struct("<2H")
+_ZIP64: Final = 0x0001
+_UNICODE_PATH: Final = 0x7075
+_NEW_NAME_AT: Final = 5
+_WIDENED: Final = {"size": 0xFFFFFFFF, "nbytes": 0xFFFFFFFF, "start": 0xFFFFFFFF, "disk": 0xFFFF}
+"""Values of fields of `_RECORD` that stand for one of the zip64 extra field, in its order."""
+
+LOCAL_HEADER: Final = Struct("<4s2xHH16xHH")
+"""§4.3.7: signature, flags, method, lengths of name and extra fields."""
+STORED: Final = 0
+DEFLATED: Final = 8
+_METHODS: Final = {9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ"}
+_UTF8: Final = 0x800
+UNREADABLE: Final = 0x2061
+"""Flags (§4.4.4) of data that are encrypted, or a patch of other data."""
+
+_ROW: Final = np.dtype(
+    [("start", "<u8"), ("stop", "<u8"), ("nbytes", "<u8"), ("size", "<u8"), ("crc", "<u4"),
+     ("disk", "<u4"), ("name_crc", "<u4"), ("name_nbytes", "<u2"), ("method", "<u2"),
+     ("flags", "<u2")]
+)  # fmt: skip
+_MEMORY_PER_BYTE: Final = 10
+"""Entries with short names take that; a byte in code page 437 may take three in UTF-8, twice."""
+_SETTING: Final = "limits.repository_file_bytes"
+_SEVERAL: Final = "it is one of several disks"
+
+
+class ZipEntry(NamedTuple):
+    """One row of a `CentralDirectory`."""
+
+    start: int
+    """Offset of the local header."""
+    stop: int
+    """Offset of the next local header, or of the directory."""
+    nbytes: int
+    """Length as stored."""
+    size: int
+    """Length of the content."""
+    crc: int
+    """CRC-32 of the content."""
+    disk: int
+    name_crc: int
+    """CRC-32 of the name as the archive spells it."""
+    name_nbytes: int
+    method: int
+    flags: int
+
+    @property
+    def fault(self) -> str:
+        """Reason why the entry cannot be read; empty for none."""
+        if self.flags & UNREADABLE:
+            return "it is encrypted, or a patch"
+        if self.method not in (STORED, DEFLATED):
+            name = _METHODS.get(self.method, "unknown")
+            return f"its compression method is {self.method} ({name}), neither stored nor deflated"
+        if self.nbytes != self.size and (self.method == STORED or not self.nbytes):
+            return f"its {self.size} bytes are stored as {self.nbytes} bytes"
+        return "it is empty, and its CRC-32 is not" if self.crc and not self.size else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CentralDirectory:
+    """Entries whose names are keys, in the order of these; of equal names the last one counts."""
+
+    names: SortedNames
+    rows: NDArray[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.names.nbytes + self.rows.nbytes
+
+    def lookup(self, name: str) -> ZipEntry | None:
+        at = self.names.position(name)
+        return None if at is None else ZipEntry(*self.rows[at].item())
+
+
+class EndRecord(NamedTuple):
+    """The records at the end of an archive."""
+
+    start: int
+    """Offset of the directory."""
+    directory_nbytes: int
+    entry_count: int
+    from_end: int
+    """Bytes of the object from the beginning of the directory on."""
+    directory: CentralDirectory | None = None
+    """The directory, if it was read along."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.directory is None else self.directory.nbytes
+
+    def shift(self, size: int) -> int:
+        """Return how many bytes precede the archive in an object of *size* bytes."""
+        if (shift := size - self.from_end - self.start) < 0:
+            raise DecodeError(f"its end places the central directory {-shift} bytes past itself")
+        return shift
+
+
+@dataclass(frozen=True, slots=True)
+class TailDecoder:
+    """Decodes the last `TAIL_NBYTES` of an archive, whose directory may have *limit_nbytes*."""
+
+    limit_nbytes: int
+
+    def __call__(self, tail: bytes) -> Marked[EndRecord]:
+        if (end := parse_end(tail)) is None:
+            if begins_like_page(tail):
+                return Marked(is_page=True)
+            raise DecodeError("it has no end record: it is truncated, or no zip archive")
+        if (nbytes := end.directory_nbytes) > self.limit_nbytes:
+            reason = f"its central directory has {nbytes} bytes, over {self.limit_nbytes}"
+            raise DecodeError(f"{reason}: {_SETTING}")
+        if (start := len(tail) - end.from_end) < 0:
+            return Marked(end)
+        directory = CentralDirectoryDecoder(end)(tail[start : start + nbytes])
+        return Marked(end._replace(directory=directory))
+
+
+def parse_end(tail: bytes) -> EndRecord | None:
+    """Parse the records at the end of an archive; `None` without one. The last end record counts,
+    and bytes may follow its comment.
+    """
+    at = len(tail) - _END.size
+    if at < 0 or not tail.startswith(b"PK\5\6", at) or not tail.endswith(b"\0\0"):
+        at = tail.rfind(b"PK\5\6", max(0, at - _MOST_COMMENT_NBYTES))
+    if at < 0 or len(tail) < at + _END.size:
+        return None
+    _, *disks, count, nbytes, start, comment_nbytes = _END.unpack_from(tail, at)
+    if at + _END.size + comment_nbytes > len(tail):
+        raise DecodeError("it ends within its comment")
+    found = (*disks, count, nbytes, start)
+    located = at - _LOCATOR.size
+    if located >= 0 and tail.startswith(b"PK\6\7", located):
+        at = located - _END64.size
+        found = _parse_end64(tail, at, found)
+    disk, first, here, count, nbytes, start = found
+    if disk or first or here != count:
+        raise DecodeError(_SEVERAL)
+    if nbytes < count * _RECORD.itemsize:
+        raise DecodeError(f"its central directory of {nbytes} bytes cannot have {count} entries")
+    return EndRecord(start, nbytes, count, len(tail) - at + nbytes)
+
+
+def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]:
+    """Parse the zip64 end record at *at*, and its locator; *narrow* are the fields of `_END`."""
+    if at < 0 or not tail.startswith(b"PK\6\6", at):
+        raise DecodeError("its zip64 end record is not right before the locator of that")
+    _, record_nbytes, _, _, *fields = _END64.unpack_from(tail, at)
+    _, disk, start, disks = _LOCATOR.unpack_from(tail, at + _END64.size)
+    agree = all(old in (new, most) for old, new, most in zip(narrow, fields, _MOST, strict=True))
+    is_there = start == fields[-1] + fields[-2] and record_nbytes == _END64_NBYTES
+    if disk or disks > 1 or not agree or not is_there:
+        raise DecodeError("its zip64 end record contradicts the end record or the locator")
+    return tuple(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class CentralDirectoryDecoder:
+    """Decodes the central directory that *end* describes."""
+
+    end: EndRecord
+
+    def __call__(self, data: bytes) -> CentralDirectory:
+        starts, crcs, fixed, numbers = array("Q"), array("I"), bytearray(), dict[bytes, int]()
+        at = 0
+        for number in range(self.end.entry_count):
+            if at + _RECORD.itemsize > len(data) or not data.startswith(b"PK\1\2", at):
+                raise DecodeError(f"its central directory has no entry {number} at {at}")
+            flags, name_nbytes, extra_nbytes, comment_nbytes = _LENGTHS.unpack_from(data, at)
+            name_at = at + _RECORD.itemsize
+            extra_at = name_at + name_nbytes
+            stop = extra_at + extra_nbytes
+            name = data[name_at:extra_at]
+            crc = zlib_ng.crc32(name)
+            starts.append(at)
+            crcs.append(crc)
+            fixed += data[at:name_at]
+            if (key := _key(name, flags, data[extra_at:stop], crc)) is not None:
+                numbers[key] = number
+            at = stop + comment_nbytes
+        if at != len(data):
+            raise DecodeError(f"its central directory has {len(data)} bytes, its entries {at}")
+        records = np.frombuffer(fixed, _RECORD)
+        rows = np.zeros(len(records), _ROW)
+        rows["name_crc"], rows["name_nbytes"] = crcs, records["name"]
+        for field in ("start", "nbytes", "size", "crc", "disk", "method", "flags"):
+            rows[field] = records[field]
+        _widen(data, starts, records, rows)
+        if np.any(rows["disk"]):
+            raise DecodeError(_SEVERAL)
+        _find_stops(rows, self.end.start)
+        names, order = SortedNames.of(list(numbers))
+        return CentralDirectory(names, rows[np.fromiter(numbers.values(), np.intp)[order]])
+
+
+def memory_nbytes(_: bytes | None, nbytes: int) -> int:
+    """Return the memory that decoding a directory of *nbytes* takes at most; see `Read`."""
+    return _MEMORY_PER_BYTE * nbytes
+
+
+def _key(name: bytes, flags: int, extra: bytes, crc: int) -> bytes | None:
+    """Return the key of an entry in UTF-8, by its *name* with its *crc*; `None` for no key."""
+    if b"up" in extra:  # §4.6.9: version 1, the CRC-32 of the name that it replaces, a name
+        field = _find_extra(extra, _UNICODE_PATH) or b""
+        if field.startswith(b"\1" + crc.to_bytes(4, "little")) and len(field) > _NEW_NAME_AT:
+            name, flags = field[_NEW_NAME_AT:], _UTF8
+    if not name.isascii():
+        try:
+            name = name.decode("utf-8" if flags & _UTF8 else "cp437").encode()
+        except UnicodeDecodeError:
+            return None
+    return None if NO_KEY.search(name) else name
+
+
+def _find_extra(fields: bytes, header_id: int) -> bytes | None:
+    """Find an extra field (§4.5.1)."""
+    at = 0
+    while at + _EXTRA.size <= len(fields):
+        found, nbytes = _EXTRA.unpack_from(fields, at)
+        at += _EXTRA.size
+        if at + nbytes > len(fields):
+            raise DecodeError("an extra field of an entry ends past the others")
+        if found == header_id:
+            return fields[at : at + nbytes]
+        at += nbytes
+    return None
+
+
+def _widen(data: bytes, starts: Sequence[int], records: NDArray[Any], rows: NDArray[Any]) -> None:
+    """Set the numbers in *rows* that do not fit into *records* (§4.5.3)."""
+    is_wide = np.any([records[name] == most for name, most in _WIDENED.items()], axis=0)
+    for number in np.flatnonzero(is_wide).tolist():
+        record = records[number]
+        extra_at = starts[number] + _RECORD.itemsize + int(record["name"])
+        extra = data[extra_at : extra_at + int(record["extra"])]
+        field, at = _find_extra(extra, _ZIP64) or b"", 0
+        for name, most in _WIDENED.items():
+            if record[name] == most:
+                nbytes = _ROW[name].itemsize
+                if at + nbytes > len(field):
+                    raise DecodeError(f"entry {number} has no zip64 {name}")
+                rows[name][number] = int.from_bytes(field[at : at + nbytes], "little")
+                at += nbytes
+
+
+def _find_stops(rows: NDArray[Any], end: int) -> None:
+    """Set where the next entry, or the directory at *end*, begins; refuse entries that overlap."""
+    order = np.argsort(rows["start"], kind="stable")
+    starts = rows["start"][order]
+    stops = np.append(starts[1:], np.array([end], np.uint64))
+    room = stops - starts
+    header = LOCAL_HEADER.size + rows["name_nbytes"][order].astype(np.uint64)
+    is_bad = (stops < starts) | (room < header) | (rows["nbytes"][order] > room - header)
+    if np.any(is_bad):
+        start = starts[np.flatnonzero(is_bad)[0]]
+        raise DecodeError(f"its entry at {start} overlaps the next one, or the central directory")
+    rows["stop"][order] = stops

@@ -1,0 +1,111 @@
+"""Write the keys of a dataset as a reference set of kerchunk: each with the part of the object that
+it is, so that readers of reference sets need no service.
+"""
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final
+from urllib.parse import quote, unquote
+
+from shardgate.concurrency import bounded_gather, take
+from shardgate.errors import ConfigurationError, NotAllowedError
+from shardgate.formats.listing import Window
+from shardgate.model import (
+    MISSING,
+    Coded,
+    Inline,
+    Location,
+    Missing,
+    ObjectRef,
+    Part,
+    Referenced,
+    Stored,
+    VirtualKey,
+    Whole,
+)
+from shardgate.read.listing import FoundKey, Root, Tree
+from shardgate.storage.contract import Listed
+from shardgate.storage.http_store import url_of
+
+_BATCH: Final = 128
+_BASE64: Final = "base64:"
+
+type Reference = str | Sequence[str | int]
+"""A text, a whole object, or a part of one: URL, offset and length in bytes."""
+
+
+async def write_references(root: Root, folder: str, write: Callable[[str], object]) -> int:
+    """Write all keys below *folder*, empty or with a final slash, in JSON of version 1, by calls of
+    *write*; return their number. Raises: `ShardgateError`, also where no reference is possible.
+    """
+    count = 0
+    write('{"version": 1, "refs": {')
+    async with aclosing(find_references(root, folder)) as references:
+        async for key, reference in references:
+            write(f"{',' if count else ''}\n{json.dumps(key)}: {json.dumps(reference)}")
+            count += 1
+    write("\n}}\n")
+    return count
+
+
+async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[str, Reference]]:
+    """Yield the keys below *folder*, relative to it, and their references."""
+
+    async def locate(found: FoundKey) -> Location | None:
+        layout, inside = found.layout, found.inside
+        if layout is None:
+            if not isinstance(found.found, Listed):
+                return found.found
+            # It is served as it is stored, perhaps in a container whose members lie elsewhere.
+            key = VirtualKey(found.key)
+            layout, inside, _ = await root.containers.search(root.ref, key, root.fetch)
+        place = await layout.locate(inside, root.fetch)
+        is_listed = not isinstance(place, Whole) or isinstance(found.found, Listed)
+        return place if is_listed else MISSING
+
+    tree = Tree(root, Window(folder))
+    async with aclosing(tree.walk()) as walk:
+        while batch := await take(walk, _BATCH):
+            for found, place in zip(batch, await bounded_gather(locate, batch), strict=True):
+                tree.window = tree.window._replace(after=max(tree.window.after, found.key))
+                tree.misses = tree.misses + 1 if isinstance(place, Missing) else 0
+                if not isinstance(place, Missing) and found.key.startswith(folder):
+                    yield found.key.removeprefix(folder), _refer(found.key, place)
+
+
+def _refer(key: str, place: Location | None) -> Reference:
+    match place.place if isinstance(place, Referenced) else place:
+        case Inline(data):
+            return _text(data)
+        case Whole(ref):
+            return [url_of_object(ref)]
+        case Stored(ref, (start, stop)) | Part(ref, (start, stop)) if ref.bucket:
+            return [url_of_object(ref), start, stop - start]
+        case Part():
+            raise NotAllowedError(f"{key}: a virtual reference below no prefix of --allow-virtual")
+        case Coded(_, coding):
+            stored = coding.rstrip("0123456789 ")  # the size and checksum of raw DEFLATE
+            reason = f"its bytes are stored with {stored}, which a reference cannot say"
+            raise ConfigurationError(f"{key}: {reason}")
+    raise ConfigurationError(f"{key}: it has no place")
+
+
+def _text(data: bytes) -> str:
+    """Return *data* as text if it is one, else in base64."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = _BASE64
+    return _BASE64 + base64.b64encode(data).decode() if text.startswith(_BASE64) else text
+
+
+def url_of_object(ref: ObjectRef) -> str:
+    """Return the URL of an object as fsspec takes it: only those of web servers are encoded."""
+    bucket, key = url_of(ref.bucket), ref.key
+    if bucket.startswith("file://"):
+        bucket = unquote(bucket)
+    elif bucket.startswith(("http://", "https://")):
+        key = quote(key)
+    return f"{bucket.rstrip('/')}/{key}"

@@ -1,0 +1,289 @@
+"""Reference sets in JSON: both versions, their documents, and hostile ones."""
+
+import base64
+import gzip
+import json
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardgate.formats.kerchunk.json_set import JsonSetDecoder
+from shardgate.formats.kerchunk.reference_table import ReferenceSet, SourcePart
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange
+from tests.formats.kerchunk.sets import (
+    LIMIT_NBYTES,
+    fsspec_of,
+    kerchunk_of,
+    opening,
+    write_hdf5,
+    write_json,
+)
+
+GROUP = '{"zarr_format":2}'
+
+
+def _decode(document: Any, limit_nbytes: int = LIMIT_NBYTES) -> ReferenceSet:
+    data = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return JsonSetDecoder(limit_nbytes)(data)
+
+
+def _found(document: Any) -> dict[str, SourcePart | bytes | None]:
+    found = _decode(document)
+    return {name: found.table.lookup(row) for row, name in enumerate(found.names)}
+
+
+@pytest.mark.parametrize("inline_nbytes", [0, 100])
+async def test_keys_of_a_file_are_read_as_by_fsspec(tmp_path: Path, inline_nbytes: int) -> None:
+    """Each key of a set that kerchunk made of an HDF5 file has the bytes that fsspec reads."""
+    write_hdf5(tmp_path / "a.h5")
+    write_json(
+        path := tmp_path / "refs.json",
+        kerchunk_of(tmp_path / "a.h5", inline_nbytes=inline_nbytes),
+    )
+    peer = fsspec_of(path)
+
+    async with opening(path) as opened:
+        names = await opened.names()
+        found = {name: await opened.read(name) for name in names}
+
+    assert len(names) > 20
+    assert names == {name: len(data or b"") for name, data in found.items()}
+    assert names.keys() - peer.references.keys() == {".zmetadata"}
+    assert {name: peer.cat_file(name) for name in peer.references}.items() <= found.items()
+
+
+TEXTS = st.text(string.ascii_letters + '/.0é\u4e2d{}:, "\\', min_size=1, max_size=12)
+VALUES = st.one_of(
+    TEXTS,
+    st.binary(max_size=9).map(lambda data: f"base64:{base64.b64encode(data).decode()}"),
+    st.dictionaries(TEXTS, st.integers() | TEXTS | st.none() | st.lists(st.booleans())),
+    st.tuples(TEXTS.map("s3://b/".__add__)),
+    st.tuples(TEXTS.map("s3://b/".__add__), st.integers(0, 2**62 - 1), st.integers(0, 2**62)),
+)
+
+
+@given(
+    refs=st.dictionaries(TEXTS, VALUES, max_size=8),
+    version=st.sampled_from([0, 1]),
+    indent=st.sampled_from([None, 0, "\t"]),
+)
+def test_set_is_decoded_as_by_the_standard_library(
+    refs: dict[str, Any], version: int, indent: int | str | None
+) -> None:
+    """All keys and values of any set, however it is spaced, are those that `json` loads."""
+    document = {"refs": refs, "version": 1} if version else refs
+    text = json.dumps(document, indent=indent, ensure_ascii=bool(version))
+    found = _found(text.encode())
+
+    expected: dict[str, Any] = {}
+    for name, value in refs.items():
+        if "\\" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            continue  # it is no key
+        match value:
+            case str():
+                is_coded = value.startswith("base64:")
+                expected[name] = base64.b64decode(value[7:]) if is_coded else value.encode()
+            case dict():
+                expected[name] = json.dumps(value).encode()
+            case (url,):
+                expected[name] = SourcePart(url, None)
+            case (url, start, length):
+                expected[name] = SourcePart(url, ByteRange(start, start + length))
+    assert found == expected
+    assert list(found) == sorted(expected)
+
+
+def test_last_of_equal_names_counts() -> None:
+    """A name that comes twice has its last reference, as for other readers of JSON."""
+    assert _found(b'{"a": "1", "b": "2", "a": ["s3://b/x", 3, 4]}') == {
+        "a": SourcePart("s3://b/x", ByteRange(3, 7)),
+        "b": b"2",
+    }
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/./b", "a\nb", "a\\b"])
+def test_name_that_is_no_key_is_left_out(name: str) -> None:
+    """A name that no request can have, as kerchunk gives scalars of GRIB, is left out."""
+    assert _found({name: "x", "b": "y"}) == {"b": b"y"}
+
+
+def test_templates_and_patterns_are_expanded() -> None:
+    """The example of the specification has the references that it says."""
+    document = {
+        "version": 1,
+        "templates": {"u": "server.domain/path", "f": "{{c}}"},
+        "gen": [
+            {
+                "key": "gen_key{{i}}",
+                "url": "http://{{u}}_{{i}}",
+                "offset": "{{(i + 1) * 1000}}",
+                "length": "1000",
+                "dimensions": {"i": {"stop": 2}},
+            }
+        ],
+        "refs": {
+            "key0": "data",
+            "key1": ["http://target_url", 10000, 100],
+            "key2": ["http://{{u}}", 10000, 100],
+            "key3": ["http://{{f(c='text')}}", 10000, 100],
+        },
+    }
+
+    assert _found(document) == {
+        "gen_key0": SourcePart("http://server.domain/path_0", ByteRange(1000, 2000)),
+        "gen_key1": SourcePart("http://server.domain/path_1", ByteRange(2000, 3000)),
+        "key0": b"data",
+        "key1": SourcePart("http://target_url", ByteRange(10000, 10100)),
+        "key2": SourcePart("http://server.domain/path", ByteRange(10000, 10100)),
+        "key3": SourcePart("http://text", ByteRange(10000, 10100)),
+    }
+
+
+def test_braces_without_templates_are_literal() -> None:
+    """A URL with braces is not evaluated in a set without templates."""
+    assert _found({"version": 1, "refs": {"a": ["s3://b/{{x}}"]}}) == {
+        "a": SourcePart("s3://b/{{x}}", None)
+    }
+
+
+DOCUMENTS = {".zgroup": GROUP, ".zattrs": {"a": 1}, "t/.zarray": '{"shape":[1]}'}
+
+
+@pytest.mark.parametrize("is_versioned", [False, True])
+def test_consolidated_metadata_are_made_of_the_documents(*, is_versioned: bool) -> None:
+    """A Zarr v2 group in a set has consolidated metadata with all its documents."""
+    refs = {**DOCUMENTS, "t/0": ["s3://b/x", 0, 4]}
+    found = _found({"version": 1, "refs": refs} if is_versioned else refs)
+
+    made = found[".zmetadata"]
+    assert isinstance(made, bytes)
+    assert json.loads(made) == {
+        "zarr_consolidated_format": 1,
+        "metadata": {
+            ".zgroup": {"zarr_format": 2},
+            ".zattrs": {"a": 1},
+            "t/.zarray": {"shape": [1]},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"t/.zattrs": ["s3://b/attributes"]},
+        {"t/.zattrs": "{not JSON"},
+        {"t/.zattrs": "[" * 100_000},
+        {".zgroup": ["s3://b/group"]},
+    ],
+)
+def test_incomplete_metadata_are_not_consolidated(change: dict[str, Any]) -> None:
+    """Where a document is not in the set, or no JSON, none are consolidated: some would hide it."""
+    assert ".zmetadata" not in _found(DOCUMENTS | change)
+
+
+def test_consolidated_metadata_of_the_set_are_kept() -> None:
+    """Consolidated metadata that the set has are served as they are."""
+    assert _found(DOCUMENTS | {".zmetadata": "mine"})[".zmetadata"] == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"", "malformed JSON at letter 0"),
+        (b"[]", "malformed JSON at letter 0"),
+        (b'{"a": "b"', "malformed JSON at letter 9"),
+        (b'{"a" "b"}', "malformed JSON at letter 4"),
+        (b'{"a": "b",}', "malformed JSON at letter 10"),
+        (b'{"a": "b"} {}', "malformed JSON at letter 11"),
+        (b'{a: "b"}', "malformed JSON at letter 1"),
+        (b'{"a": b}', "Expecting value"),
+        (b'{"a": "\xff"}', "utf-8"),
+        (b'{"a": "\\ud800"}', "utf-8"),
+        (b'{"a": ' + b"[" * 100_000, "recursion"),
+        (b'{"a": ["s3://b/x", ' + b"9" * 5000 + b", 1]}", "integer string conversion"),
+        ({"a": 1}, "'a': expected a text"),
+        ({"a": None}, "'a': expected a text"),
+        ({"a": []}, "'a': expected a text"),
+        ({"a": ["s3://b/x", 1]}, "'a': expected a text"),
+        ({"a": ["s3://b/x", 1.5, 2]}, "'a': expected a text"),
+        ({"a": ["s3://b/x", -1, 2]}, "2 bytes at -1 are no part"),
+        ({"a": ["s3://b/x", 1, -2]}, "-2 bytes at 1 are no part"),
+        ({"a": ["s3://b/x", 2**63, 1]}, "are no part"),
+        ({"a": "base64:A"}, "base64"),
+        ({"version": 2, "refs": {}}, "version 0 or 1: 2"),
+        ({"version": "1", "refs": {}}, "version 0 or 1: '1'"),
+        ({"refs": {"a": "b"}}, "version 0 or 1: None"),
+        ({"gen": [], "a": "b"}, "'gen': expected a text"),
+        ({"version": 1, "templates": [1]}, "templates: expected"),
+        ({"version": 1, "gen": {}}, "gen: expected"),
+    ],
+)
+def test_document_of_another_kind_is_refused(document: Any, reason: str) -> None:
+    """Malformed JSON, unknown versions and invalid references are refused with a reason."""
+    with pytest.raises(DecodeError, match=reason):
+        _decode(document)
+
+
+def test_set_above_the_limit_is_refused() -> None:
+    """A set with a byte more than the limit is refused."""
+    data = json.dumps({"a": "b" * 100}).encode()
+
+    assert len(_decode(data, len(data)).names) == 1
+    with pytest.raises(DecodeError, match="of more than"):
+        _decode(data, len(data) - 1)
+
+
+@pytest.mark.parametrize("value", ["[[]]", '{"b":[{}]}', '[["b"]]'])
+def test_set_of_values_that_take_much_memory_is_refused(value: str) -> None:
+    """Many small values, which take many times their text, are refused before they are decoded."""
+    inner = value[1:-1]
+    data = f'{{"a": {value[0]}{",".join([inner] * 10**5)}{value[-1]}}}'.encode()
+
+    with pytest.raises(DecodeError, match="it would take"):
+        _decode(data, len(data))
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_compressed_set_is_inflated_up_to_the_limit(compress: Callable[[bytes], bytes]) -> None:
+    """A set that is compressed by gzip or zstd is decoded, unless it is too long once inflated."""
+    data = json.dumps({"a": "b" * 10**5}).encode()
+
+    assert len(_decode(compress(data), len(data)).names) == 1
+    with pytest.raises(DecodeError, match="more than"):
+        _decode(compress(data), len(data) - 1)
+
+
+async def test_compressed_set_is_known_by_its_name(tmp_path: Path) -> None:
+    """The name of a compressed set tells that it is one."""
+    for suffix, compress in ((".json.gz", gzip.compress), (".json.zst", zstandard.compress)):
+        path = tmp_path / f"refs{suffix}"
+        path.write_bytes(compress(json.dumps({"a": "base64:AAE="}).encode()))
+        async with opening(path) as opened:
+            assert await opened.read("a") == b"\0\1"
+
+
+def test_reference_takes_twenty_bytes_beside_its_name() -> None:
+    """A hundred thousand references to a few files take 28 bytes each, and their names."""
+    names = [f"t/{i}.{j}" for i in range(100) for j in range(1000)]
+    refs = {name: [f"s3://bucket/{n % 7}.nc", n, 1000] for n, name in enumerate(names)}
+    found = _decode({"version": 1, "refs": refs})
+
+    assert found.nbytes <= 28 * len(names) + sum(map(len, names)) + 2000
+
+
+@given(st.binary(max_size=40), st.integers(0, 200))
+def test_changed_bytes_are_decoded_or_refused(changed: bytes, at: int) -> None:
+    """Any change of a set gives a set or a `DecodeError`, and nothing else."""
+    refs = {"a": ["s3://{{u}}", 1, 2], "b": {"c": "d"}}
+    data = json.dumps({"version": 1, "templates": {"u": "b/x"}, "refs": refs}).encode()
+    try:
+        _decode(data[:at] + changed + data[at + len(changed) :])
+    except DecodeError as error:
+        assert str(error)  # noqa: PT017 - a reason is the fact

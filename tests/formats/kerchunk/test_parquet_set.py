@@ -1,0 +1,297 @@
+"""Reference sets in Parquet: keys, listings, and hostile catalogs and tables."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardgate.errors import DamagedError
+from shardgate.formats.kerchunk.parquet_set import CatalogDecoder, ReferenceGrid, TableDecoder
+from shardgate.formats.kerchunk.reference_table import SourcePart
+from shardgate.formats.listing import Window
+from shardgate.formats.reading import DecodeError
+from shardgate.model import ByteRange
+from tests.formats.kerchunk.sets import (
+    LIMIT_NBYTES,
+    kerchunk_of,
+    opening,
+    read_by_fsspec,
+    write_hdf5,
+    write_parquet,
+)
+
+ZARRAY = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 2], "dtype": "<i4"}
+
+
+def _catalog(**changes: Any) -> bytes:
+    array = ZARRAY | changes.pop("array", {})
+    metadata = {".zgroup": {"zarr_format": 2}, "t/.zarray": array}
+    return json.dumps({"metadata": metadata, "record_size": 4} | changes).encode()
+
+
+def _parsed(found: Mapping[str, bytes | None]) -> dict[str, Any]:
+    """Parse documents, which two libraries write with spaces and without."""
+    return {
+        name: json.loads(data or b"") if "/.z" in f"/{name}" else data
+        for name, data in found.items()
+    }
+
+
+@pytest.mark.parametrize("record_size", [5, 1000])
+@pytest.mark.parametrize("inline_nbytes", [0, 100])
+async def test_keys_of_a_file_are_read_as_by_fsspec(
+    tmp_path: Path, record_size: int, inline_nbytes: int
+) -> None:
+    """Each key of a set that kerchunk made of an HDF5 file has the bytes that fsspec reads, and
+    the names are those of the set in JSON.
+    """
+    write_hdf5(tmp_path / "a.h5")
+    refs = kerchunk_of(tmp_path / "a.h5", inline_nbytes=inline_nbytes)
+    write_parquet(path := tmp_path / "refs.parq", refs, record_size)
+
+    async with opening(path) as opened:
+        names = await opened.names()
+        found = {name: await opened.read(name) for name in names}
+
+    assert list(names) == sorted([*refs["refs"], ".zmetadata"])
+    assert names == {name: len(data or b"") for name, data in found.items()}
+    del found[".zmetadata"]
+    assert _parsed(found) == _parsed(read_by_fsspec(path, found))
+
+
+async def test_other_keys_are_missing(tmp_path: Path) -> None:
+    """Chunks without a reference, off the grid, or spelled in another way are missing."""
+    write_hdf5(tmp_path / "a.h5")
+    write_parquet(path := tmp_path / "refs.parq", kerchunk_of(tmp_path / "a.h5"))
+    others = ["", "t", "t/", "t/0", "t/00.0", "t/0.3", "t/4.0", "t/-1.0", "t/0.0/0", "t/a.b", "x/0"]
+
+    async with opening(path) as opened:
+        assert [await opened.read(name) for name in [*others, "g/u/0", "g/u/39", "e/0.0"]] == [
+            None
+        ] * (len(others) + 3)
+
+
+async def test_first_chunk_costs_two_reads_before_its_own(tmp_path: Path) -> None:
+    """A chunk is found by the catalog and one table, and no other table is read."""
+    write_hdf5(tmp_path / "a.h5")
+    write_parquet(path := tmp_path / "refs.parq", kerchunk_of(tmp_path / "a.h5"))
+    for table in path.glob("*/refs.*.parq"):
+        if table != path / "t" / "refs.1.parq":
+            table.unlink()
+
+    async with opening(path) as opened:
+        assert await opened.read("t/2.2")
+        assert await opened.read("t/0.0") is None
+
+
+async def test_rows_of_each_kind_are_read_as_by_fsspec(tmp_path: Path) -> None:
+    """A row of offset and size 0 refers to a whole object; bytes in a row precede its path."""
+    (tmp_path / "a.bin").write_bytes(b"0123456789")
+    source = f"{tmp_path}/a.bin"
+    refs: dict[str, Any] = {
+        ".zgroup": '{"zarr_format":2}',
+        "t/.zarray": json.dumps(ZARRAY),
+        "t/0.0": [source],
+        "t/0.1": [source, 3, 2],
+        "t/0.2": [source, 4, 0],
+        "t/1.0": b"\0\xff",
+        "t/1.1": "base64:AAE=",
+    }
+    write_parquet(path := tmp_path / "refs.parq", {"version": 1, "refs": refs}, 10)
+    keys = [key for key in refs if key.startswith("t/") and not key.endswith(".zarray")]
+
+    async with opening(path) as opened:
+        found = {key: await opened.read(key) for key in keys}
+        names = await opened.names("t/0")
+
+    assert found == read_by_fsspec(path, keys)
+    assert [*found.values()] == [b"0123456789", b"34", b"", b"\0\xff", b"\0\1"]
+    assert names == {"t/0.0": None, "t/0.1": 2, "t/0.2": 0}
+
+
+@pytest.mark.parametrize("delimiter", ["", "/"])
+@pytest.mark.parametrize("prefix", ["", "t", "t/", "t/1", "g/u/1", "g/", "x"])
+async def test_listing_is_that_of_the_set_in_json(
+    tmp_path: Path, prefix: str, delimiter: str
+) -> None:
+    """Names from any prefix, any name on, folded or not, are those of the same set in JSON."""
+    write_hdf5(tmp_path / "a.h5")
+    refs = kerchunk_of(tmp_path / "a.h5")
+    write_parquet(path := tmp_path / "refs.parq", refs)
+    json_path = tmp_path / "refs.json"
+    json_path.write_text(json.dumps(refs))
+
+    async with opening(path) as opened, opening(json_path) as expected:
+        every = ["", *await expected.names(), "t/1", "t/1.", "t0", "zz"]
+        for after in every:
+            found = await opened.names(prefix, after, delimiter)
+            assert list(found) == list(await expected.names(prefix, after, delimiter)), after
+
+
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    separator=st.sampled_from(["/", "."]),
+    chance=st.randoms(use_true_random=False),
+)
+def test_numbers_and_keys_of_a_grid_are_inverse(
+    counts: list[int], separator: str, chance: Any
+) -> None:
+    """Keys of present chunks come in the order of their bytes, and each names its number."""
+    grid = ReferenceGrid(tuple(counts), separator)
+    present = np.array([chance.random() < 0.5 for _ in range(math.prod(counts))])
+    found = list(grid.keys(present.reshape(counts), "t/", Window("")))
+
+    assert sorted(number for _, number in found) == np.flatnonzero(present).tolist()
+    assert [key for key, _ in found] == sorted(key for key, _ in found)
+    assert [grid.number(key.removeprefix("t/")) for key, _ in found] == [n for _, n in found]
+
+
+async def test_keys_in_folders_are_listed_in_them(tmp_path: Path) -> None:
+    """Chunks of an array whose keys have slashes are folded, and listed, by folders."""
+    write_hdf5(tmp_path / "a.h5")
+    write_parquet(path := tmp_path / "refs.parq", kerchunk_of(tmp_path / "a.h5"))
+    catalog = path / ".zmetadata"
+    catalog.write_text(
+        catalog.read_text().replace('"dimension_separator":"."', '"dimension_separator":"/"')
+    )
+
+    async with opening(path) as opened:
+        folders = [*await opened.names("t/", delimiter="/")]
+        inside = [*await opened.names("t/1/", "t/1/0", "/")]
+
+    assert folders == ["t/.zarray", "t/.zattrs", "t/0/", "t/1/", "t/2/", "t/3/"]
+    assert inside == ["t/1/1", "t/1/2"]
+
+
+def test_separator_of_the_array_is_that_of_its_keys() -> None:
+    """An array whose keys have slashes has its chunks in folders."""
+    catalog = CatalogDecoder(LIMIT_NBYTES)(_catalog(array={"dimension_separator": "/"}))
+
+    assert catalog.find("t/1/2") == ("t", 5)
+    assert catalog.find("t/1.2") is None
+
+
+def test_document_of_a_catalog_may_be_text() -> None:
+    """A metadata document that is a text is served as it is."""
+    metadata = {"t/.zarray": json.dumps(ZARRAY)}
+    catalog = CatalogDecoder(LIMIT_NBYTES)(
+        json.dumps({"metadata": metadata, "record_size": 4}).encode()
+    )
+    row = catalog.documents.names.position("t/.zarray")
+
+    assert row is not None
+    assert catalog.documents.table.lookup(row) == json.dumps(ZARRAY).encode()
+    assert catalog.find("t/0.0") == ("t", 0)
+
+
+def test_consolidated_metadata_are_no_catalog() -> None:
+    """Consolidated metadata of a Zarr v2 group have no size of records."""
+    data = json.dumps({"metadata": {}, "zarr_consolidated_format": 1}).encode()
+
+    assert not CatalogDecoder(LIMIT_NBYTES)(data).is_metadata
+    assert CatalogDecoder(LIMIT_NBYTES)(_catalog()).is_metadata
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"record_size": 0}, "record_size: expected"),
+        ({"record_size": -4}, "record_size: expected"),
+        ({"record_size": 2**22 + 1}, "record_size: expected"),
+        ({"metadata": {"t/.zarray": 3}}, "t/.zarray: expected a document"),
+        ({"metadata": {"t/.zarray": "{"}}, "no JSON"),
+        ({"metadata": {"t/.zarray": "[]"}}, "expected a document"),
+        ({"metadata": {"t/.zarray": {}}}, "invalid"),
+        ({"array": {"shape": [4]}}, "invalid"),
+        ({"array": {"shape": [4, -6]}}, "invalid"),
+        ({"array": {"shape": [4, 1.5]}}, "invalid"),
+        ({"array": {"chunks": [2, 0]}}, "invalid"),
+        ({"array": {"shape": [2**62, 2**62]}}, "invalid"),
+        ({"array": {"dimension_separator": "-"}}, "invalid"),
+    ],
+)
+def test_invalid_catalog_is_refused(changes: Any, reason: str) -> None:
+    """Sizes, shapes and documents that cannot be are refused with a reason."""
+    with pytest.raises(DecodeError, match=reason):
+        CatalogDecoder(LIMIT_NBYTES)(_catalog(**changes))
+
+
+@pytest.mark.parametrize("data", [b"", b"[1", b"{" * 100_000, b"\xff", b'{"a": ' + b"[" * 10**5])
+def test_malformed_catalog_is_refused(data: bytes) -> None:
+    """A catalog that is no JSON is refused."""
+    with pytest.raises(DecodeError, match="no JSON"):
+        CatalogDecoder(LIMIT_NBYTES)(data)
+
+
+async def test_array_of_too_many_chunks_is_not_listed(tmp_path: Path) -> None:
+    """Chunks of any number are found, but not listed: absent ones would have to be looked up."""
+    path = tmp_path / "refs.parq"
+    path.mkdir()
+    (path / ".zmetadata").write_bytes(_catalog(array={"shape": [2**40, 2], "chunks": [1, 1]}))
+
+    async with opening(path) as opened:
+        assert await opened.read("t/1099511627775.1") is None
+        assert list(await opened.names(delimiter="/")) == [".zgroup", ".zmetadata", "t/"]
+        with pytest.raises(DamagedError, match="too many to be listed"):
+            await opened.names()
+
+
+def _table(tmp_path: Path, refs: dict[str, Any], record_size: int = 4) -> bytes:
+    path = tmp_path / "refs.parq"
+    documents = {"t/.zarray": json.dumps(ZARRAY)}
+    write_parquet(path, {"version": 1, "refs": documents | refs}, record_size)
+    return (path / "t" / "refs.0.parq").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        (["s3://b/x", -1, 3], "a negative offset or size"),
+        (["s3://b/x", 1, -3], "a negative offset or size"),
+        (["s3://b/x", 2**63 - 1, 1], "past the end of any object"),
+        ("base64:YmFzZTY0OkE=", "neither UTF-8 nor base64"),
+    ],
+)
+def test_invalid_reference_is_refused(tmp_path: Path, reference: Any, reason: str) -> None:
+    """A table with a reference to no part of an object, or with no base64, is refused."""
+    with pytest.raises(DecodeError, match=reason):
+        TableDecoder(4, LIMIT_NBYTES)(_table(tmp_path, {"t/0.0": reference}))
+
+
+def test_table_that_inflates_above_the_limit_is_refused(tmp_path: Path) -> None:
+    """A table is refused by the bytes of its pages, before they are inflated."""
+    data = _table(tmp_path, {"t/0.0": "x" * 10**6})
+
+    assert len(data) < 10**4
+    assert len(TableDecoder(4, 2 * 10**6)(data)) == 4
+    with pytest.raises(DecodeError, match="of more than 1000000 bytes"):
+        TableDecoder(4, 10**6)(data)
+
+
+def test_reference_takes_twenty_bytes(tmp_path: Path) -> None:
+    """Fifty thousand references to a few files take 20 bytes each."""
+    count = 50_000
+    refs: dict[str, Any] = {f"t/{n}": [f"s3://bucket/{n % 5}.nc", n, 1000] for n in range(count)}
+    refs["t/.zarray"] = json.dumps(ZARRAY | {"shape": [count], "chunks": [1]})
+    table = TableDecoder(count, LIMIT_NBYTES)(_table(tmp_path, refs, count))
+
+    assert table.nbytes <= 20 * count + 1000
+    assert table.lookup(49_999) == SourcePart("s3://bucket/4.nc", ByteRange(49_999, 50_999))
+
+
+async def test_short_table_is_damage(tmp_path: Path) -> None:
+    """A table with fewer rows than its records is damage where one is looked up that it lacks."""
+    data = _table(tmp_path, {"t/0.0": ["s3://b/x", 0, 1]})
+    path = tmp_path / "refs.parq"
+    (path / ".zmetadata").write_bytes(_catalog(record_size=6))
+    assert len(TableDecoder(4, LIMIT_NBYTES)(data)) == 4
+
+    async with opening(path) as opened:
+        with pytest.raises(DamagedError, match=r"refs.0.parq: it has 4 references, and no 5"):
+            await opened.read("t/1.2")

@@ -1,0 +1,158 @@
+"""Where references lead: URLs as fsspec understands them, below allowed prefixes."""
+
+from pathlib import Path
+
+import pytest
+
+from shardgate.errors import DamagedError, NotAllowedError
+from shardgate.formats.kerchunk.reference_table import TableBuilder, resolve_source
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.references import allow
+from shardgate.model import MISSING, Inline, ObjectRef, Part, Stored
+from tests.formats.kerchunk.sets import opening, write_json
+
+ROOTS = {
+    "s3://bucket/": ObjectRef("s3", ""),
+    "file:///data": ObjectRef("file", ""),
+    "https://host/a": ObjectRef("https", ""),
+}
+ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://bucket/a/b.nc", ("s3", "a/b.nc")),
+        ("s3://bucket/a%20b?c#d", ("s3", "a%20b?c#d")),
+        ("s3://bucket/é b", ("s3", "é b")),
+        ("/data/a b%20.nc", ("file", "a b%20.nc")),
+        ("file:///data/a%20b", ("file", "a%20b")),
+        ("https://host/a/b%20c", ("https", "b c")),
+        ("https://HOST:443/a/b#c", ("https", "b")),
+    ],
+)
+def test_url_leads_to_the_object_that_fsspec_reads(url: str, expected: tuple[str, str]) -> None:
+    """URLs of web servers are percent-encoded, others not; a path is that of a local file."""
+    assert resolve_source(url, ALLOWED) == ObjectRef(*expected)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://other/a",
+        "s3://bucket/../other/a",
+        "s3://bucket/a/./b",
+        "/etc/passwd",
+        "/data/../etc/passwd",
+        "/data//x",
+        "file:///data2/x",
+        "http://host/a/b",
+        "https://host/ab",
+        "https://host/a/%2e%2e/b",
+    ],
+)
+def test_url_outside_of_allowed_prefixes_is_not_followed(url: str) -> None:
+    """Other buckets, hosts and folders, and ways out of the allowed ones, are not allowed."""
+    with pytest.raises(NotAllowedError):
+        resolve_source(url, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("", "a reference to nothing: expected a URL"),
+        ("data/a.nc", "'data/a.nc': expected a URL, or the absolute path"),
+        ("memory://bucket/a", "known scheme"),
+        ("simplecache::s3://bucket/a", "known scheme"),
+        ("https://host/a/b?token=1", "with a query"),
+        ("s3://key:secret@bucket/a", "holds credentials"),
+        ("s3://bucket/a/", "to a folder"),
+    ],
+)
+def test_unusable_url_is_damage(url: str, reason: str) -> None:
+    """Relative paths, unknown schemes, queries and credentials are refused with a reason."""
+    with pytest.raises(DecodeError, match=reason) as caught:
+        resolve_source(url, ALLOWED)
+    assert "secret" not in str(caught.value)
+    assert "token=1" not in str(caught.value)
+
+
+async def test_reference_has_the_location_of_its_kind(tmp_path: Path) -> None:
+    """Parts, whole objects and bytes are located; other names are missing."""
+    (tmp_path / "a.nc").write_bytes(b"0123456789")
+    source = f"{tmp_path}/a.nc"
+    write_json(
+        path := tmp_path / "refs.json",
+        {"part": [source, 2, 3], "whole": [source], "text": "abc", "empty": [source, 0, 0]},
+    )
+
+    async with opening(path) as opened:
+        places = {
+            name: await opened.members.find(name, opened.fetch)
+            for name in ("part", "whole", "text", "empty", "other", "")
+        }
+        read = {name: await opened.read(name) for name in places}
+
+    assert isinstance(places["part"], Part)
+    assert isinstance(places["whole"], Stored)
+    assert isinstance(places["text"], Inline)
+    assert places["other"] is MISSING
+    assert read == {
+        "part": b"234",
+        "whole": b"0123456789",
+        "text": b"abc",
+        "empty": b"",
+        "other": None,
+        "": None,
+    }
+
+
+async def test_missing_whole_object_is_damage(tmp_path: Path) -> None:
+    """A reference to a whole object that does not exist is damage, not absence."""
+    write_json(path := tmp_path / "refs.json", {"whole": [f"{tmp_path}/absent.nc"]})
+
+    async with opening(path) as opened:
+        with pytest.raises(DamagedError, match="does not exist, though it is referred to"):
+            await opened.read("whole")
+
+
+async def test_unusable_reference_is_damage_of_its_key_alone(tmp_path: Path) -> None:
+    """A reference without a URL is damage that names the key; others of the set are read."""
+    write_json(path := tmp_path / "refs.json", {"bad": [None, 0, 1], "good": "abc"})
+
+    async with opening(path) as opened:
+        assert await opened.read("good") == b"abc"
+        with pytest.raises(DamagedError, match=r"refs.json: bad: a reference to nothing"):
+            await opened.read("bad")
+
+
+async def test_inline_bytes_have_the_version_of_their_set(tmp_path: Path) -> None:
+    """The ETag of bytes in a set changes with the set."""
+    path, etags = tmp_path / "refs.json", set()
+    for text in ("a", "b", "bc"):
+        write_json(path, {"k": text})
+        async with opening(path) as opened:
+            place = await opened.members.find("k", opened.fetch)
+        assert isinstance(place, Inline)
+        etags.add(place.etag)
+
+    assert len(etags) == 3
+
+
+def test_part_past_the_end_of_any_object_is_refused() -> None:
+    """The end of a part is less than 2**63."""
+    builder = TableBuilder(2)
+    builder.add_part("a", "s3://b/x", 2**63 - 2, 1)
+
+    with pytest.raises(DecodeError, match="no part of an object"):
+        builder.add_part("a", "s3://b/x", 2**63 - 1, 1)
+
+
+def test_more_references_than_the_limit_are_refused() -> None:
+    """A set may replace references, but not have more than its limit."""
+    builder = TableBuilder(2)
+    for name in ("a", "b", "a"):
+        builder.add_bytes(name, b"")
+
+    with pytest.raises(DecodeError, match="more than 2 references"):
+        builder.add_bytes("c", b"")

@@ -1,0 +1,45 @@
+"""`shardgate.formats.zarr.array_spec`: the shards of inner chunks."""
+
+from hypothesis import given, settings
+
+from shardgate.formats.zarr.metadata import parse_array
+from tests.formats.zarr.building import array_metadata, rectilinear, sharding
+from tests.formats.zarr.nesting import Nesting, nestings
+
+
+@settings(max_examples=100)
+@given(nestings())
+def test_each_inner_chunk_has_an_entry_of_its_own_in_its_shard(nesting: Nesting) -> None:
+    """Each inner chunk lies in its shard, where no other chunk has its entry."""
+    array = parse_array(nesting.document)
+    origins = [origin for at in nesting.coords() if (origin := array.origin(at)) is not None]
+    shards = [array.shard(origin) for origin in origins]
+
+    assert len({(shard.coords, shard.entry) for shard in shards}) == len(origins)
+    for origin, shard in zip(origins, shards, strict=True):
+        starts = array.shard_origin(shard.coords)
+        lengths = [edges[at] for edges, at in zip(nesting.edges, shard.coords, strict=True)]
+        places = zip(starts, origin, lengths, strict=True)
+        assert all(start <= at < start + length for start, at, length in places)
+    assert array.shard_counts == tuple(
+        1 + max(at) for at in zip(*(shard.coords for shard in shards), strict=True)
+    )
+
+
+def test_index_of_a_shard_has_an_entry_for_each_of_its_chunks() -> None:
+    """Shards of several sizes have indexes of several sizes; the array names the largest."""
+    document = array_metadata([20], [], [sharding([2])], chunk_grid=rectilinear([4, 10, 6]))
+    array = parse_array(document)
+
+    counts = [array.shard((at,)).levels[0].index.entry_count for at in (0, 4, 14)]
+    assert counts == [2, 5, 3]
+    assert array.indexes[0].entry_count == 5
+
+
+def test_memory_of_an_array_includes_the_sizes_of_its_shards() -> None:
+    """An array of many sizes of shards weighs more than a regular one."""
+    lengths = [2, 4] * 1000
+    document = array_metadata([6000], [4], [sharding([2])])
+
+    assert parse_array(document).nbytes == 0
+    assert parse_array({**document, "chunk_grid": rectilinear(lengths)}).nbytes >= 8 * 2000

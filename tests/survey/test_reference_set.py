@@ -1,0 +1,200 @@
+"""`shardgate.survey.reference_set`: references that fsspec, zarr-python and the service read."""
+
+import json
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+
+from shardgate.configuration import RootOptions
+from shardgate.datasets import with_root
+from shardgate.errors import ConfigurationError, NotAllowedError
+from shardgate.model import ObjectRef
+from shardgate.read.listing import Root
+from shardgate.settings import DatasetSettings, Settings
+from shardgate.survey.reference_set import url_of_object, write_references
+from tests.formats.case import Case
+from tests.formats.icechunk.building import Ref
+from tests.formats.icechunk.building_repo import ref
+from tests.formats.icechunk.case import CASES as ICECHUNK
+from tests.formats.icechunk.repositories import lab
+from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
+from tests.formats.zarr.case import CASES as ZARR
+from tests.support.files import write_files
+from tests.support.serving import client_of
+
+CASES: Final = (*ZARR, *PRECOMPUTED, *ICECHUNK)
+INFLATED: Final = ("gzip-data", "skeletons", "gzip-meshes")
+"""Cases with chunks that are stored with gzip."""
+
+
+async def references_of(folder: Path, prefix: str = "", **options: Any) -> dict[str, Any]:
+    """Return the reference set of the keys below *prefix* of a local root."""
+    parts: list[str] = []
+
+    async def write(root: Root) -> int:
+        return await write_references(root, prefix, parts.append)
+
+    count = await with_root(str(folder), write, RootOptions(**options))
+    document: dict[str, Any] = json.loads("".join(parts))
+    assert document["version"] == 1
+    assert len(document["refs"]) == count
+    return document
+
+
+def fsspec_of(document: dict[str, Any]) -> Any:
+    """Open a set with fsspec."""
+    return fsspec.filesystem("reference", fo=document, remote_protocol="file")
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each.name not in INFLATED], ids=str)
+async def test_references_lead_to_all_chunks(case: Case, tmp_path: Path) -> None:
+    """Each chunk of a sharded container is read by fsspec, and absent chunks are no keys."""
+    write_files(case.build(case.chunks), tmp_path)
+    document = await references_of(tmp_path)
+    peer = fsspec_of(document)
+
+    assert {key: peer.cat_file(key) for key in case.chunks} == case.chunks
+    assert not [key for key in case.absent if key in document["refs"]]
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each.name in INFLATED], ids=str)
+async def test_chunks_that_are_served_inflated_are_refused(case: Case, tmp_path: Path) -> None:
+    """A chunk that is stored compressed, and served inflated, ends the set with its key."""
+    write_files(case.build(case.chunks), tmp_path)
+
+    with pytest.raises(ConfigurationError, match="stored with gzip, which a reference cannot say"):
+        await references_of(tmp_path)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+async def test_zarr_reads_arrays_by_their_references(tmp_path: Path, *, is_sparse: bool) -> None:
+    """zarr-python reads a sharded hierarchy by references as unsharded arrays, without a service.
+
+    The service itself serves the set with the same keys and bytes.
+    """
+    group = zarr.create_group(tmp_path / "a b.zarr", attributes={"title": "é"})
+    array = group.create_array("x", shape=(400, 40), dtype="i4", chunks=(2, 2), shards=(200, 20))
+    if is_sparse:
+        array[399, 39] = 7
+    else:
+        array[:50] = np.arange(2000).reshape(50, 40)
+    document = await references_of(tmp_path / "a b.zarr")
+    (path := tmp_path / "refs.json").write_text(json.dumps(document))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fsspec's local files are not asynchronous
+        options = {"fo": str(path), "remote_protocol": "file"}
+        found: Any = zarr.open_group("reference://", storage_options=options, mode="r")
+        assert found.attrs["title"] == "é"
+        assert found["x"].shards is None
+        np.testing.assert_array_equal(found["x"][...], array[...])
+    table = {"url": str(path), "format": "kerchunk", "virtual_chunk_prefixes": (tmp_path.as_uri(),)}
+    datasets = {
+        "set": DatasetSettings.model_validate(table),
+        "data": DatasetSettings(url=str(tmp_path / "a b.zarr")),
+    }
+    with client_of(Settings(datasets=datasets)) as client:
+        for key in document["refs"]:
+            assert client.get(f"/set/{key}").content == client.get(f"/data/{key}").content
+
+
+def _repository(tmp_path: Path) -> Path:
+    write_files({"x": b"...xy"}, tmp_path / "beside")
+    location = f"{(tmp_path / 'beside').as_uri()}/x"
+    reference = Ref(index=[0], location=location, offset=3, length=2)
+    write_files(lab(reference).build(tags=[ref("v 1", 0)]), tmp_path / "lab")
+    return tmp_path / "lab"
+
+
+async def test_virtual_references_keep_their_places(tmp_path: Path) -> None:
+    """A virtual chunk of Icechunk has the place that its manifest names, below any ref."""
+    folder, allowed = _repository(tmp_path), [(tmp_path / "beside").as_uri()]
+    for prefix in ("", "@tag.v 1/"):
+        document = await references_of(folder, prefix, allow_virtual=allowed)
+
+        assert document["refs"]["a/c/0"] == [f"file://{tmp_path}/beside/x", 3, 2]
+        assert fsspec_of(document).cat_file("a/c/0") == b"xy"
+
+
+async def test_virtual_reference_that_is_not_allowed_is_refused(tmp_path: Path) -> None:
+    """A virtual chunk outside of the allowed prefixes ends the set with its key."""
+    with pytest.raises(NotAllowedError, match="a/c/0: a virtual reference below no prefix of"):
+        await references_of(_repository(tmp_path))
+
+
+async def test_keys_below_a_prefix_are_relative_to_it(tmp_path: Path) -> None:
+    """Keys of a folder alone are written without its name."""
+    for name in ("a", "b"):
+        zarr.create_array(tmp_path / name, data=np.arange(4), chunks=(2,), shards=(4,))
+
+    document = await references_of(tmp_path, "b/")
+
+    assert sorted(document["refs"]) == ["c/0", "c/1", "zarr.json"]
+
+
+def _archive(path: Path, method: int, shards: tuple[int, ...] | None) -> Path:
+    with zarr.storage.ZipStore(path, mode="w", compression=method) as store:
+        zarr.create_array(store, data=np.arange(8), chunks=(2,), shards=shards)
+    return path
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+async def test_references_lead_into_archives(tmp_path: Path, method: int) -> None:
+    """Inner chunks of shards in an archive have their places in it, or are in the set."""
+    document = await references_of(_archive(tmp_path / "a.zip", method, (4,)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        options = {"fo": document, "remote_protocol": "file"}
+        found: Any = zarr.open_array("reference://", storage_options=options, mode="r")
+        np.testing.assert_array_equal(found[...], np.arange(8))
+    is_inline = isinstance(document["refs"]["c/0"], str)
+    assert is_inline is (method == zipfile.ZIP_DEFLATED)
+
+
+async def test_deflated_entries_are_refused(tmp_path: Path) -> None:
+    """An entry that is served inflated ends the set with its key."""
+    with pytest.raises(
+        ConfigurationError, match="c/0: its bytes are stored with raw DEFLATE, which"
+    ):
+        await references_of(_archive(tmp_path / "a.zip", zipfile.ZIP_DEFLATED, None))
+
+
+async def test_plain_objects_are_referred_to_as_a_whole(tmp_path: Path) -> None:
+    """Objects that are served as they are stored have no offset."""
+    zarr.create_array(tmp_path / "a", data=np.arange(4), chunks=(2,))
+
+    document = await references_of(tmp_path)
+
+    assert document["refs"]["a/c/1"] == [f"file://{tmp_path}/a/c/1"]
+
+
+@pytest.mark.parametrize(
+    ("ref", "expected"),
+    [
+        (ObjectRef("s3://bucket", "a b%/c"), "s3://bucket/a b%/c"),
+        (ObjectRef("guarded+s3+lab://bucket", "a"), "s3://bucket/a"),
+        (ObjectRef("https://host", "a b%/c"), "https://host/a%20b%25/c"),
+        (ObjectRef("guarded+https://host/a%20b", "c d"), "https://host/a%20b/c%20d"),
+        (ObjectRef("file:///a%20b", "c d%"), "file:///a b/c d%"),
+    ],
+)
+def test_url_is_spelled_as_fsspec_reads_it(ref: ObjectRef, expected: str) -> None:
+    """Keys of buckets and names of files are literal; paths on web servers are encoded."""
+    assert url_of_object(ref) == expected
+
+
+def test_bytes_in_a_set_are_text_or_base64() -> None:
+    """Bytes that are no text, or look like base64, are written in base64."""
+    from shardgate.survey.reference_set import _text  # noqa: PLC0415
+
+    assert _text(b"plain") == "plain"
+    assert _text(b"\xff") == "base64:/w=="
+    assert _text(b"base64:x") == "base64:YmFzZTY0Ong="

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from shardgate.http.auth.access import Caller, Datasets
-from shardgate.http.auth.login import LoginTokens
+from shardgate.http.auth.login import LoginTokens, caller_of_page
+from shardgate.http.request import Request
 from shardgate.settings import (
     DatasetSettings,
     IssuerSettings,
@@ -832,6 +833,17 @@ def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
     sealed = tokens(1000).seal("viewer", {"sub": "a"}, 60)
 
     assert changed.unseal("viewer", sealed) is None
+
+
+@pytest.mark.parametrize(("path", "is_opened"), [("/private/", True), ("/~a/private/", False)])
+def test_cookie_is_ignored_below_a_token(path: str, *, is_opened: bool) -> None:
+    """A request with a token in its path has no caller of a cookie."""
+    signer = tokens(1000)
+    cookie = signer.seal("session", {"sub": "lab:ada", "rules": [], "sid": "a"})
+    headers = {b"accept": b"text/html", b"cookie": f"__Host-shardgate-session={cookie}".encode()}
+    caller = caller_of_page(signer, Request("GET", path.encode(), [], headers, b""))
+
+    assert (caller is not None) == is_opened
 
 
 def test_caller_without_a_rule_gets_no_token() -> None:

@@ -388,7 +388,7 @@ def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller | Non
 
 
 def _is_page(request: GatewayRequest) -> bool:
-    if request.method not in {"GET", "HEAD"}:
+    if request.method not in {"GET", "HEAD"} or request.segment is not None:
         return False
     if request.name in RESERVED or request.raw_path in {b"/", b""}:
         return request.name in {"api", ""}

@@ -599,6 +599,7 @@ def begin_session(browser: Browser) -> httpx.Response:
 
 
 HTML: Final = {"accept": "text/html"}
+SESSION: Final = "shardgate-session"
 
 
 def test_person_signs_in_for_pages(browser: Browser) -> None:
@@ -707,19 +708,19 @@ def test_secret_dataset_stays_unknown_to_who_has_signed_in(browser: Browser) -> 
 def test_session_is_no_token_and_no_token_a_session(browser: Browser) -> None:
     """The cookie is no bearer token, and a token no cookie."""
     token = browser.page().message["token"]
-    cookie = browser.client.cookies["shardgate-session"]
+    cookie = browser.client.cookies[SESSION]
     bearer = {"authorization": f"Bearer {cookie}"}
     browser.client.cookies.clear()
 
     assert browser.client.get("/private/text.txt", headers=bearer).status_code == 401
-    browser.client.cookies["shardgate-session"] = token
+    browser.client.cookies[SESSION] = token
     assert browser.client.get("/private/", headers=HTML).status_code == 401
 
 
 def test_cookie_of_plain_http_is_ignored_elsewhere(browser: Browser) -> None:
     """Under a name of the service only the cookie with the prefix counts."""
     begin_session(browser)
-    cookie = browser.client.cookies["shardgate-session"]
+    cookie = browser.client.cookies[SESSION]
     headers = HTML | {"host": "service.example"}
     plain = browser.client.get("/private/", headers=headers)
     browser.client.cookies.clear()
@@ -744,29 +745,52 @@ def test_signing_out_ends_the_tokens_of_the_session(browser: Browser, other: Bro
         ]
 
     assert statuses() == [200, 200, 200]
-    cookie = browser.client.cookies["shardgate-session"]
+    cookie = browser.client.cookies[SESSION]
     response = browser.client.post("/login/end")
     assert response.status_code == 204
-    assert "shardgate-session" not in browser.client.cookies
+    assert SESSION not in browser.client.cookies
     assert statuses() == [401, 401, 200]
-    browser.client.cookies["shardgate-session"] = cookie
+    browser.client.cookies[SESSION] = cookie
     assert browser.client.get("/private/", headers=HTML).status_code == 401
 
 
-def test_another_person_begins_another_session(browser: Browser, provider: Provider) -> None:
-    """Somebody else who signs in with the browser does not share the session of the first."""
-    first = browser.page().message["token"]
-    provider.claims = {"sub": "bob"}
-    browser.page()
-    browser.client.post("/login/end")
-    response = browser.client.get("/api/datasets", headers={"authorization": f"Bearer {first}"})
+def is_valid(url: object, token: str) -> bool:
+    """Return whether the service takes *token*."""
+    headers = {"authorization": f"Bearer {token}"}
+    return httpx.get(f"{url}/api/datasets", headers=headers).is_success
 
-    assert response.status_code == 200
+
+@pytest.mark.parametrize("claims", [{"sub": "bob"}, {"sub": "bob", "groups": []}, {"groups": []}])
+def test_another_sign_in_ends_the_session(
+    browser: Browser, provider: Provider, claims: dict[str, Any]
+) -> None:
+    """A session ends when the browser signs in somebody else, or its owner may read no more."""
+    first = browser.page().message["token"]
+    cookie = browser.client.cookies[SESSION]
+    assert is_valid(browser.client.base_url, first)
+    provider.claims = claims
+    browser.page()
+    kept = browser.client.cookies.get(SESSION)
+    browser.client.cookies.clear()
+    browser.client.cookies[SESSION] = cookie
+
+    assert not is_valid(browser.client.base_url, first)
+    assert browser.client.get("/private/", headers=HTML).status_code == 401
+    assert kept != cookie
+    assert (kept is None) == ("groups" in claims)
+
+
+def test_person_who_signs_in_again_keeps_the_session(browser: Browser) -> None:
+    """Tokens stay valid when their owner signs in again with the same browser."""
+    first = browser.page().message["token"]
+    browser.page()
+
+    assert is_valid(browser.client.base_url, first)
 
 
 def test_signing_out_without_a_session_does_nothing(browser: Browser) -> None:
     """Signing out twice, or with a wrong cookie, is no error."""
-    browser.client.cookies["shardgate-session"] = "a.b.c"
+    browser.client.cookies[SESSION] = "a.b.c"
 
     assert browser.client.post("/login/end").status_code == 204
     assert browser.client.get("/login/end").status_code == 405
@@ -777,7 +801,7 @@ def test_person_without_rights_begins_no_session(browser: Browser, provider: Pro
     provider.claims = {"groups": []}
 
     assert begin_session(browser).status_code == 403
-    assert "shardgate-session" not in browser.client.cookies
+    assert SESSION not in browser.client.cookies
 
 
 def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
@@ -801,7 +825,7 @@ def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
 
     assert refused.response.status_code == 403
     assert "more rules than a cookie can hold" in refused.text
-    assert "shardgate-session" not in browser.client.cookies
+    assert SESSION not in browser.client.cookies
     assert len(shown["datasets"]) == len(groups)
 
 

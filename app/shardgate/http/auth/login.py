@@ -220,11 +220,16 @@ class LoginPages:
         caller = self._flow.issuer.caller_of(claims)
         known = self._tokens.session(_cookie(request, address, _SESSION))
         is_same = known is not None and known.caller.name == caller.name
-        session_id = (
-            known.session_id if known is not None and is_same else secrets.token_urlsafe(16)
-        )
-        if (rights := self._tokens.rights_of(caller, session_id)) is None:
-            raise ForbiddenError(f"{caller.name} has signed in, but may read no dataset here")
+        session_id = known.session_id if known and is_same else secrets.token_urlsafe(16)
+        rights = self._tokens.rights_of(caller, session_id)
+        if rights is None or not is_same:
+            self._end(known)
+        if rights is None:
+            name = caller.name
+            error = ForbiddenError(f"{name} has signed in, but may read no dataset here")
+            response = await self.refuse(error)
+            _set_cookie(response, address, _SESSION, "", 0)
+            return response
         cookie = self._tokens.seal(_SESSION, rights)
         fits = len(cookie) <= _LONGEST_COOKIE
         if not fits and sealed["for"] == _SESSION:
@@ -273,13 +278,15 @@ class LoginPages:
     def end(self, request: Request) -> Response:
         """End the session of the browser, and the tokens that were handed out in it."""
         address = address_of(request)
-        session = self._tokens.session(_cookie(request, address, _SESSION))
-        if session is not None:
-            self._tokens.end(session.session_id)
-            self._on_end()
+        self._end(self._tokens.session(_cookie(request, address, _SESSION)))
         response = Response(status_code=HTTPStatus.NO_CONTENT)
         _set_cookie(response, address, _SESSION, "", 0)
         return response
+
+    def _end(self, session: BrowserSession | None) -> None:
+        if session is not None:
+            self._tokens.end(session.session_id)
+            self._on_end()
 
     async def refuse(self, error: ShardgateError) -> Response:
         """Return the page that explains *error*."""

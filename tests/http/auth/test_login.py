@@ -422,12 +422,22 @@ def test_replayed_answer_is_refused(browser: Browser) -> None:
     assert "invalid_grant" in browser.come_back(back).text
 
 
-def test_failed_answer_ends_the_attempt(browser: Browser) -> None:
-    """After a wrong answer the attempt is over."""
+def test_failed_answer_ends_the_attempt(browser: Browser, provider: Provider) -> None:
+    """After an answer with the state of the attempt it is over, whatever else the answer says."""
+    provider.answer = {"code": None, "error": "access_denied"}
     back = browser.sign_in()
-    browser.come_back(f"{CALLBACK}?code=a&state=b")
+    browser.come_back(back)
 
     assert "has begun no sign-in" in browser.come_back(back).text
+
+
+@pytest.mark.parametrize("query", ["", "?code=a", "?code=a&state=b", "?state=a&state=b"])
+def test_page_that_does_not_know_the_state_cancels_nothing(browser: Browser, query: str) -> None:
+    """A sign-in goes on after another site has opened the URL that the issuer sends browsers to."""
+    back = browser.sign_in()
+    assert not browser.come_back(f"{CALLBACK}{query}").message
+
+    assert browser.come_back(back).message
 
 
 @pytest.mark.parametrize(
@@ -794,6 +804,21 @@ def test_signing_out_without_a_session_does_nothing(browser: Browser) -> None:
 
     assert browser.client.post("/login/end").status_code == 204
     assert browser.client.get("/login/end").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("site", "status"),
+    [(None, 204), ("same-origin", 204), ("none", 204), ("same-site", 403), ("cross-site", 403)],
+)
+def test_only_own_pages_sign_out(browser: Browser, site: str | None, status: int) -> None:
+    """A form or fetch of another site, or of another port, ends no session."""
+    token = browser.page().message["token"]
+    headers = {} if site is None else {"sec-fetch-site": site}
+    response = browser.client.post("/login/end", headers=headers)
+
+    assert response.status_code == status
+    assert ("set-cookie" in response.headers) == (status == 204)
+    assert is_valid(browser.client.base_url, token) == (status == 403)
 
 
 def test_person_without_rights_begins_no_session(browser: Browser, provider: Provider) -> None:

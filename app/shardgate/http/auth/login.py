@@ -56,7 +56,7 @@ _CHALLENGE: Final = re.compile("[A-Za-z0-9_-]{43}")
 _PORT: Final = re.compile("([1-9][0-9]{3,4})?")
 _LAST_PORT: Final = 65_535
 _SAFE_MODES: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "navigate"))
-_OWN_SITES: Final = (b"same-origin", b"none")
+_OWN_SITES: Final = ("same-origin", "none")
 
 
 class BrowserSession(NamedTuple):
@@ -215,6 +215,19 @@ class LoginPages:
             raise ForbiddenError(
                 "this browser has begun no sign-in here, or it took too long; begin again"
             )
+        try:
+            response = await self._sign_in(request, sealed, address)
+        except ShardgateError as error:
+            response = await self.refuse(error)
+        # Any site can lead here, but only the issuer knows the state.
+        if request.query_params.get("state") == sealed["state"]:
+            _set_cookie(response, address, _ATTEMPT, "", 0)
+        return response
+
+    async def _sign_in(
+        self, request: Request, sealed: Mapping[str, Any], address: Address
+    ) -> Response:
+        """Return the response to the issuer's answer to *sealed*, with the cookie of a session."""
         attempt = Attempt(*(sealed[name] for name in Attempt._fields))
         claims = await self._flow.finish(attempt, _callback(address), _answer_in(request))
         caller = self._flow.issuer.caller_of(claims)
@@ -276,7 +289,9 @@ class LoginPages:
         return IssuedToken(token=self._tokens.seal(_VIEWER, rights), expires_at=expires_at)
 
     def end(self, request: Request) -> Response:
-        """End the session of the browser, and the tokens that were handed out in it."""
+        """End the session of the browser, and its tokens. Raises: `ForbiddenError` to others."""
+        if request.headers.get("sec-fetch-site", "none") not in _OWN_SITES:
+            raise ForbiddenError("only pages of this service sign out")
         address = address_of(request)
         self._end(self._tokens.session(_cookie(request, address, _SESSION)))
         response = Response(status_code=HTTPStatus.NO_CONTENT)
@@ -382,7 +397,7 @@ def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller | Non
     """
     headers = request.headers
     is_navigation = all(headers.get(name.encode()) == mode.encode() for name, mode in _SAFE_MODES)
-    is_own = headers.get(b"sec-fetch-site", b"none") in _OWN_SITES
+    is_own = headers.get(b"sec-fetch-site", b"none").decode("latin-1") in _OWN_SITES
     if not _is_page(request) or not (is_own or is_navigation):
         return None
     address = Address.of(headers.get(b"host", b"").decode("latin-1"), "http", "", None)
@@ -447,9 +462,7 @@ def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
 
     @router.get("/login/callback")
     async def finish(request: Request) -> Response:
-        response = await explained(pages.finish(request))
-        _set_cookie(response, address_of(request), _ATTEMPT, "", 0)
-        return response
+        return await explained(pages.finish(request))
 
     @router.post("/login/token")
     async def redeem(request: Request) -> IssuedToken:

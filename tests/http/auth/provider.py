@@ -39,6 +39,7 @@ class _Handler(Handler["Provider"]):
             case "/token":
                 form = {name: values[0] for name, values in parse_qs(self.body().decode()).items()}
                 provider.forms.append(form)
+                provider.cookies.append(self.headers.get("Cookie"))
                 self._send(*provider.redeem(form, self.headers.get("Authorization")))
             case _:
                 self._send(404, {})
@@ -53,6 +54,7 @@ class _Handler(Handler["Provider"]):
         body = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
+        self.send_header("Set-Cookie", f"person={secrets.token_hex()}; Path=/")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -66,6 +68,8 @@ class Provider:
         self.url = self._listener.url
         self.seen: list[tuple[str, str, dict[str, str]]] = []
         self.forms: list[dict[str, str]] = []
+        self.cookies: list[str | None] = []
+        """Cookies of requests for tokens; each answer sets one."""
         self._codes: dict[str, dict[str, str]] = {}
         self.reset()
 

@@ -126,6 +126,16 @@ async def test_verifier_is_always_sent(provider: Provider) -> None:
     assert provider.forms[0]["redirect_uri"] == REDIRECT_URI
 
 
+async def test_cookies_of_the_issuer_are_not_kept(provider: Provider) -> None:
+    """The request for somebody's token has no cookie of the one before."""
+    provider.cookies.clear()
+    async with open_flow(provider) as flow:
+        for _ in range(2):
+            await sign_in(flow)
+
+    assert provider.cookies == [None, None]
+
+
 async def test_issuer_that_names_itself_always_has_to(provider: Provider) -> None:
     """The answer of an issuer that says it names itself is refused without `iss` (RFC 9207)."""
     provider.extra = {"authorization_response_iss_parameter_supported": True}

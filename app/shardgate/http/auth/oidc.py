@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from math import inf
 from typing import Any, Final, NamedTuple, Self
 
@@ -275,9 +276,12 @@ class IssuerKeys:
 
 
 def open_client(timeout_s: float) -> httpx.AsyncClient:
-    """Open a client that follows no redirects."""
+    """Open a client that neither follows redirects nor keeps cookies, which may be of a person."""
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-    return httpx.AsyncClient(headers=headers, follow_redirects=False, timeout=timeout_s)
+    jar = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+    return httpx.AsyncClient(
+        headers=headers, cookies=jar, follow_redirects=False, timeout=timeout_s
+    )
 
 
 async def read_keys(

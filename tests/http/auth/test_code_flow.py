@@ -1,7 +1,9 @@
 """`shardgate.http.auth.code_flow`: what it asks of issuers, and what it takes of their answers."""
 
+import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Generator
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,14 @@ def provider(running: Provider) -> Generator[Provider]:
 
 
 @asynccontextmanager
-async def open_flow(provider: Provider, **changes: Any) -> AsyncGenerator[CodeFlow]:
+async def open_flow(
+    provider: Provider, clock: Callable[[], float] = time.monotonic, **changes: Any
+) -> AsyncGenerator[CodeFlow]:
     """Open the client's side, with *changes* of its settings."""
     good = {"issuer": "lab", "client_id": CLIENT_ID, "client_secret": SecretStr(CLIENT_SECRET)}
     issuers = {"lab": IssuerSettings(url=provider.url, audience="shardgate")}
     settings = LoginSettings(**{**good, **changes})
-    async with Issuers(issuers) as opened, CodeFlow(opened, settings) as flow:
+    async with Issuers(issuers) as opened, CodeFlow(opened, settings, clock) as flow:
         yield flow
 
 
@@ -170,15 +174,63 @@ async def test_unsafe_configuration_is_refused(
             await flow.begin(Attempt.new(), REDIRECT_URI)
 
 
-async def test_configuration_is_read_once(provider: Provider) -> None:
-    """The configuration of the issuer is kept, and read again only after a failure."""
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+async def test_configuration_is_kept_while_the_issuer_is_down(provider: Provider) -> None:
+    """The configuration is read each hour, and kept if the issuer cannot be asked then."""
     provider.seen.clear()
-    provider.extra = {"issuer": "https://evil.example"}
-    async with open_flow(provider) as flow:
-        with pytest.raises(IssuerUnavailableError):
-            await flow.begin(Attempt.new(), REDIRECT_URI)
-        provider.extra = {}
-        for _ in range(3):
-            await flow.begin(Attempt.new(), REDIRECT_URI)
+    clock = Clock()
+    async with open_flow(provider, clock) as flow:
+        for clock.now in (0, 3599, 3600, 3601):
+            if clock.now == 3600:
+                provider.extra = {"issuer": "https://evil.example"}
+            assert (await flow.begin(Attempt.new(), REDIRECT_URI)).startswith(provider.url)
 
     assert len(provider.seen) == 2
+
+
+async def test_issuer_that_fails_is_left_alone(provider: Provider) -> None:
+    """After a failure sign-ins fail at once, until the issuer is asked again a minute later."""
+    provider.seen.clear()
+    provider.extra = {"issuer": "https://evil.example"}
+    clock = Clock()
+    async with open_flow(provider, clock) as flow:
+        for clock.now in (0, 0, 59):
+            with pytest.raises(IssuerUnavailableError):
+                await flow.begin(Attempt.new(), REDIRECT_URI)
+        assert len(provider.seen) == 1
+        provider.extra, clock.now = {}, 60
+        await flow.begin(Attempt.new(), REDIRECT_URI)
+
+    assert len(provider.seen) == 2
+
+
+async def test_sign_ins_share_the_first_read(provider: Provider) -> None:
+    """Sign-ins that begin together read the configuration once, and all go on."""
+    provider.seen.clear()
+    async with open_flow(provider) as flow:
+        urls = await asyncio.gather(*(flow.begin(Attempt.new(), REDIRECT_URI) for _ in range(3)))
+
+    assert (len(urls), len(provider.seen)) == (3, 1)
+
+
+async def test_attempt_asks_for_one_token(provider: Provider) -> None:
+    """A second answer to an attempt is refused without a question to the issuer."""
+    attempt = Attempt.new()
+    answer = {"state": attempt.state, "code": "a"}
+    provider.forms.clear()
+    async with open_flow(provider) as flow:
+        for reason in ("invalid_grant", "is over"):
+            with pytest.raises(ForbiddenError, match=reason):
+                await flow.finish(attempt, REDIRECT_URI, answer)
+
+    assert len(provider.forms) == 1

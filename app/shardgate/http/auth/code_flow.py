@@ -1,11 +1,12 @@
 """Authorization code flow of OpenID Connect with PKCE, the client's side (RFC 6749, 7636, 9207)."""
 
 import hmac
+import logging
 import re
 import secrets
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from http import HTTPStatus
@@ -21,6 +22,7 @@ from shardgate.concurrency import SingleFlight, run_in_thread
 from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.http.auth.oidc import (
     KEYS_S,
+    RETRY_S,
     TIMEOUT_S,
     Claims,
     Issuer,
@@ -36,6 +38,9 @@ from shardgate.settings import LoginSettings
 _REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED)
 _ERROR: Final = re.compile("[a-z_]{1,64}")
 _SECRET_NBYTES: Final = 32
+_MOST_FINISHED: Final = 4096
+_READ: Final = "configuration"
+_log = logging.getLogger(__name__)
 
 
 class Attempt(NamedTuple):
@@ -71,13 +76,21 @@ class _Endpoints(NamedTuple):
 class CodeFlow:
     """Signs people in at the issuer of the settings."""
 
-    def __init__(self, issuers: Issuers, settings: LoginSettings) -> None:
+    def __init__(
+        self,
+        issuers: Issuers,
+        settings: LoginSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._issuers = issuers
         self._settings = settings
         self._client_id = settings.client_id or ""
         self._known: _Endpoints | None = None
         self._stale_at = -inf
-        self._reads = SingleFlight[str]()
+        self._reads = SingleFlight[str](outlasts=True)
+        self._finished: dict[str, None] = {}
+        """States of attempts that are over, the oldest first."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -120,6 +133,11 @@ class CodeFlow:
         """
         if not hmac.compare_digest(answer.get("state", "").encode(), attempt.state.encode()):
             raise ForbiddenError("the answer of the issuer belongs to another sign-in")
+        if attempt.state in self._finished:
+            raise ForbiddenError("this sign-in is over; begin again")
+        if len(self._finished) >= _MOST_FINISHED:
+            del self._finished[next(iter(self._finished))]
+        self._finished[attempt.state] = None
         endpoints, issuer = await self._endpoints(), self.issuer
         sent = answer.get("iss")
         if sent != issuer.settings.url and (sent is not None or endpoints.sends_iss):
@@ -187,23 +205,34 @@ class CodeFlow:
         return None if secret is None else secret.get_secret_value()
 
     async def _endpoints(self) -> _Endpoints:
-        """Return the endpoints, which are read once an hour."""
-        if self._known is None or time.monotonic() >= self._stale_at:
-            self._known = await self._reads.run("", self._read)
-            self._stale_at = time.monotonic() + KEYS_S
+        """Return the endpoints, which are read once an hour, or `RETRY_S` after a failure.
+
+        Raises: `IssuerUnavailableError` if they were never read.
+        """
+        is_first = self._known is None and _READ in self._reads
+        if is_first or self._clock() >= self._stale_at:
+            await self._reads.run(_READ, self._read)
+        if self._known is None:
+            raise IssuerUnavailableError(f"{self.issuer.settings.url}: did not answer before")
         return self._known
 
-    async def _read(self) -> _Endpoints:
+    async def _read(self) -> None:
+        self._stale_at = self._clock() + RETRY_S
         url = self.issuer.settings.url
-        async with asking(url, TIMEOUT_S):
-            said = await discover(self._client, url)
-            methods = said.get("token_endpoint_auth_methods_supported")
-            return _Endpoints(
-                endpoint(said, "authorization_endpoint"),
-                endpoint(said, "token_endpoint"),
-                takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
-                sends_iss=said.get("authorization_response_iss_parameter_supported") is True,
-            )
+        try:
+            async with asking(url, TIMEOUT_S):
+                said = await discover(self._client, url)
+                methods = said.get("token_endpoint_auth_methods_supported")
+                self._known = _Endpoints(
+                    endpoint(said, "authorization_endpoint"),
+                    endpoint(said, "token_endpoint"),
+                    takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
+                    sends_iss=said.get("authorization_response_iss_parameter_supported") is True,
+                )
+        except IssuerUnavailableError as error:
+            _log.warning("no configuration of the issuer %s", error)
+        else:
+            self._stale_at = self._clock() + KEYS_S
 
 
 def _reason(error: str) -> str:

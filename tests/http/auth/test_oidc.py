@@ -324,6 +324,7 @@ def test_claim_values_are_granted(name: str, values: set[str]) -> None:
         ({"email": "ada@a.example", "email_verified": "true"}, set()),
         ({"email": "ada@a.example", "email_verified": 1}, set()),
         ({"email": 5, "email_verified": True}, set()),
+        ({"email": ["ada@a.example"], "email_verified": True}, set()),
         ({"nickname": ["email=ada@a.example", "group=lab", "Ada"]}, {"sso:Ada"}),
         ({"nickname": "group=lab", "groups": []}, set()),
     ],

@@ -188,8 +188,8 @@ def grants(issuer: str, claims: Claims, names: Sequence[str]) -> frozenset[str]:
     values = {value for name in names for value in _claim_values(claims, name)}
     values = {value for value in values if not value.startswith(CLAIM_RULES)}
     values |= {f"{GROUP}{value}" for value in _claim_values(claims, "groups")}
-    if claims.get("email_verified") is True:
-        values |= {f"{EMAIL}{value}" for value in _claim_values(claims, "email")}
+    if claims.get("email_verified") is True and isinstance(claims.get("email"), str):
+        values.add(f"{EMAIL}{claims['email']}")
     return frozenset({PUBLIC, *(f"{issuer}:{value}" for value in values)})
 
 

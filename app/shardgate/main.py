@@ -229,7 +229,7 @@ def _build_access(settings: Settings, datasets: Datasets, bodies: RequestBodyRea
     if login.issuer is None:
         tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
         return _Access(Authenticator(datasets, tokens, signatures, hosts), routes, [issuers])
-    login_tokens, flow = LoginTokens(settings.tokens, login, datasets), CodeFlow(issuers, login)
+    login_tokens, flow = LoginTokens(settings, datasets), CodeFlow(issuers, login)
     identify = [signer.identify, login_tokens.identify, issuers.identify]
     tokens = BearerTokens(settings.callers, identify)
     pages = LoginPages(flow, login_tokens, login.viewers, on_end=tokens.forget)

@@ -198,9 +198,9 @@ def test_person_signs_in_again_after_the_token_has_expired(
     page = open_viewer(context, viewer, service)
     sign_in(page, "ada")
     demand_picture(page)
-    past = LoginTokens(
-        settings.tokens, settings.login, Datasets({}), lambda: time.time() - 86_400
-    ).seal("viewer", {"sub": "sso:ada", "rules": ["sso:lab"]}, 3600)
+    past = LoginTokens(settings, Datasets({}), lambda: time.time() - 86_400).seal(
+        "viewer", {"sub": "sso:ada", "rules": ["sso:lab"]}, 3600
+    )
     page.evaluate(_REPLACE_TOKEN, past)
     page.close()
 

@@ -2,6 +2,7 @@
 
 import html
 import json
+import logging
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -540,8 +541,8 @@ def test_id_token_of_another_key_is_refused(browser: Browser, provider: Provider
         ((200, {"access_token": "a"}), 403, "sent no ID token"),
         ((200, {"id_token": "a.b.c"}), 403, "sent no ID token"),
         ((200, []), 403, "sent no ID token"),
-        ((500, {}), 503, "answers 500"),
-        ((302, {}), 503, "answers 302"),
+        ((500, {}), 503, "the issuer cannot be asked at the moment"),
+        ((302, {}), 503, "the issuer cannot be asked at the moment"),
     ],
 )
 def test_refusal_of_the_issuer_is_told(
@@ -554,6 +555,18 @@ def test_refusal_of_the_issuer_is_told(
     assert page.response.status_code == status
     assert reason in page.text
     assert "<b>" not in page.response.text
+
+
+def test_fault_of_the_issuer_is_logged_only(
+    browser: Browser, provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page does not show the URL and the fault of an issuer, which the log has."""
+    provider.refusal = 500, {}
+    with caplog.at_level(logging.WARNING, logger="shardgate"):
+        page = browser.page()
+
+    assert provider.url not in page.response.text
+    assert f"{provider.url}: its token_endpoint answers 500" in caplog.text
 
 
 def test_refused_consent_is_told(browser: Browser, provider: Provider) -> None:
@@ -854,10 +867,14 @@ def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
     assert len(shown["datasets"]) == len(groups)
 
 
-def tokens(now: float, secret: str = SECRET, **changes: Any) -> LoginTokens:
-    """Return a signer at a time."""
-    shared = TokenSettings(secret=SecretStr(secret))
-    return LoginTokens(shared, login_settings(**changes), Datasets({}), lambda: now)
+def tokens(now: float, secret: str = SECRET, url: str = "https://a", **login: Any) -> LoginTokens:
+    """Return a signer at a time, for people who sign in at *url*."""
+    configured = Settings(
+        tokens=TokenSettings(secret=SecretStr(secret)),
+        issuers={"lab": IssuerSettings(url=url, audience="-")},
+        login=login_settings(**login),
+    )
+    return LoginTokens(configured, Datasets({}), lambda: now)
 
 
 def test_token_is_good_until_it_expires() -> None:
@@ -874,11 +891,11 @@ def test_token_is_good_until_it_expires() -> None:
     [
         tokens(1000, "another secret, which replaced the one before"),
         tokens(1000, client_id="another"),
-        tokens(1000, issuer="another"),
+        tokens(1000, url="https://b"),
     ],
 )
 def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
-    """Another secret, client or issuer ends all tokens."""
+    """Another secret, client, or URL of the issuer ends all tokens."""
     sealed = tokens(1000).seal("viewer", {"sub": "a"}, 60)
 
     assert changed.unseal("viewer", sealed) is None

@@ -5,6 +5,7 @@ for a message of that window, which goes to the origins of the settings only.
 """
 
 import hmac
+import logging
 import re
 import secrets
 import time
@@ -23,6 +24,7 @@ from starlette.responses import RedirectResponse
 from shardgate.errors import (
     BadParameterError,
     ForbiddenError,
+    IssuerUnavailableError,
     ShardgateError,
     UnauthenticatedError,
 )
@@ -36,7 +38,7 @@ from shardgate.http.pages.viewer import Address, address_of
 from shardgate.http.problems import status_of
 from shardgate.http.request import Request as GatewayRequest
 from shardgate.observability.logging import log_failure
-from shardgate.settings import PUBLIC, RESERVED, LoginSettings, TokenSettings
+from shardgate.settings import PUBLIC, RESERVED, Settings
 
 ATTEMPT_S: Final = 600
 """Longest time to sign in at the issuer."""
@@ -57,6 +59,7 @@ _PORT: Final = re.compile("([1-9][0-9]{3,4})?")
 _LAST_PORT: Final = 65_535
 _SAFE_MODES: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "navigate"))
 _OWN_SITES: Final = ("same-origin", "none")
+_log = logging.getLogger(__name__)
 
 
 class BrowserSession(NamedTuple):
@@ -75,14 +78,14 @@ class LoginTokens:
 
     def __init__(
         self,
-        settings: TokenSettings,
-        login: LoginSettings,
+        settings: Settings,
         datasets: Datasets,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._secret = settings.secret.get_secret_value().encode()
-        self._audience = f"{login.issuer}/{login.client_id}"
-        self.lifetime_s = min(login.lifetime_s, settings.longest_s)
+        login, shared = settings.login, settings.tokens
+        self._secret = shared.secret.get_secret_value().encode()
+        self._audience = f"{settings.issuers[login.issuer or ''].url} {login.client_id}"
+        self.lifetime_s = min(login.lifetime_s, shared.longest_s)
         self._now = now
         self._ended: dict[str, float] = {}
         """Sessions that people have ended, until their tokens expire."""
@@ -305,9 +308,12 @@ class LoginPages:
 
     async def refuse(self, error: ShardgateError) -> Response:
         """Return the page that explains *error*."""
-        status = status_of(error)
+        status, reason = status_of(error), str(error)
         log_failure(status, error)
-        return await self._render(f"You are not signed in: {error}.", status)
+        if isinstance(error, IssuerUnavailableError):
+            _log.warning("nobody can sign in at the issuer %s", error)
+            reason = "the issuer cannot be asked at the moment; try again in a minute"
+        return await self._render(f"You are not signed in: {reason}.", status)
 
     async def _render(
         self, text: str, status: HTTPStatus = HTTPStatus.OK, **values: str

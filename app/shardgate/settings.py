@@ -312,7 +312,7 @@ class LoginSettings(Section):
     scopes: _List[Annotated[str, AfterValidator(scope)]] = ("openid",)
     """Scopes to ask for; many issuers send groups only with one more."""
     viewers: _List[Annotated[str, AfterValidator(web_origin)]] = ()
-    """Origins whose pages get a token when somebody signs in there, besides this service."""
+    """Origins whose pages get a token when somebody signs in there; default: none."""
     lifetime_s: PositiveInt = 3600
     """Lifetime of such a token, `tokens.longest_s` at most."""
 

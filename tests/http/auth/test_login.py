@@ -220,7 +220,7 @@ def test_token_goes_to_the_listed_origins_only(browser: Browser, url: str) -> No
     assert page.response.status_code == 200
     assert page.message.keys() == {"token", "app_urls"}
     assert page.message["app_urls"] == [url]
-    assert page.origins == [VIEWER, OTHER, url]
+    assert page.origins == [VIEWER, OTHER]
     assert "lab:ada has signed in" in page.text
 
 
@@ -325,6 +325,26 @@ def test_page_that_is_not_listed_cannot_begin(browser: Browser, referer: str) ->
     assert begun.status_code == 403
     assert "login.viewers does not name" in Page(begun).text
     assert "set-cookie" not in begun.headers
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_own_page_cannot_begin_for_a_viewer(browser: Browser, url: str, *, is_named: bool) -> None:
+    """A script of the service's own pages gets no token, unless the settings list its origin."""
+    begun = browser.begin(
+        **({"referer": f"{url}/docs"} if is_named else {"sec-fetch-site": "same-origin"})
+    )
+
+    assert begun.status_code == 403
+    assert f"login.viewers does not name {url}" in Page(begun).text
+
+
+def test_service_without_viewers_begins_for_none(provider: Provider, tmp_path: Path) -> None:
+    """Without origins in the settings no window begins a sign-in, whoever has opened it."""
+    with serving(settings(provider, tmp_path, viewers=())) as url:
+        begun = httpx.get(url + AUTHORIZE)
+
+    assert begun.status_code == 403
+    assert "login.viewers does not name any page" in Page(begun).text
 
 
 def test_foreign_redirect_uri_is_ignored(browser: Browser) -> None:

@@ -177,7 +177,9 @@ class LoginPages:
     async def begin_in_viewer(self, request: Request) -> Response:
         """Begin to sign in for the page that has opened the window. Raises: see `_begin`."""
         opener = _opener(request)
-        self._targets(opener, address_of(request))
+        if opener is None and request.headers.get("sec-fetch-site") == "same-origin":
+            opener = address_of(request).origin
+        self._targets(opener)
         return await self._begin(request, {"for": _VIEWER, "opener": opener})
 
     async def begin_in_page(self, request: Request) -> Response:
@@ -275,7 +277,7 @@ class LoginPages:
         return await self._render(
             f"{name} has signed in. This window may be closed.",
             message=orjson.dumps(message).decode(),
-            origins=orjson.dumps(self._targets(sealed["opener"], address)).decode(),
+            origins=orjson.dumps(self._targets(sealed["opener"])).decode(),
         )
 
     def redeem(self, code: str, verifier: str) -> "IssuedToken":
@@ -327,16 +329,15 @@ class LoginPages:
         headers = {name.decode(): value.decode() for name, value in self._page.headers}
         return Response(content, status, headers, "text/html")
 
-    def _targets(self, opener: str | None, address: Address) -> Sequence[str]:
+    def _targets(self, opener: str | None) -> Sequence[str]:
         """Return the origins that may get the token, of which *opener* is one, where the browser
         names it. Raises: `ForbiddenError`.
         """
-        allowed = [*self._viewers, address.origin]
-        if opener is None:
-            return allowed
-        if opener not in allowed:
-            raise ForbiddenError(f"login.viewers does not name {opener}, where you come from")
-        return [opener]
+        if opener is None and self._viewers:
+            return self._viewers
+        if opener is not None and opener in self._viewers:
+            return [opener]
+        raise ForbiddenError(f"login.viewers does not name {opener or 'any page'}")
 
 
 def _opener(request: Request) -> str | None:

@@ -16,7 +16,7 @@ from typing import Final
 import httpx
 import pytest
 import trustme
-from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize
+from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, ViewportSize
 from pydantic import SecretStr
 from zarr.storage import LocalStore
 
@@ -339,6 +339,24 @@ def test_unlisted_page_that_names_itself_is_refused(
 
     opened.value.wait_for_selector(f"text=login.viewers does not name {listener}")
     assert opened.value.url.startswith(service)
+
+
+def test_own_page_cannot_look_into_the_window(
+    context: BrowserContext, service: str, tmp_path: Path
+) -> None:
+    """A page of the service that opens the window by way of another site cannot read the token."""
+    refresh = f'<meta http-equiv="refresh" content="0; url={service}/login/api/v1/authorize">'
+    (tmp_path / "index.html").write_text(f'<meta name="referrer" content="no-referrer">{refresh}')
+    with paging(tmp_path) as other:
+        page = context.new_page()
+        page.goto(service)
+        with page.expect_popup() as opened:
+            page.evaluate("url => { window.popup = window.open(url); }", other)
+        opened.value.click("[aria-label='Authorize as ada']")
+        opened.value.wait_for_selector("text=sso:ada has signed in")
+
+        with pytest.raises(Error, match="SecurityError"):
+            page.evaluate("popup.document.body.innerHTML")
 
 
 def test_frame_of_a_page_is_refused(context: BrowserContext, listener: str) -> None:

@@ -327,6 +327,8 @@ class LoginPages:
             is_refused=status != HTTPStatus.OK,
         )
         headers = {name.decode(): value.decode() for name, value in self._page.headers}
+        # Of no origin, so that scripts of this service's own pages cannot look into the window.
+        headers["content-security-policy"] += "; sandbox allow-scripts"
         return Response(content, status, headers, "text/html")
 
     def _targets(self, opener: str | None) -> Sequence[str]:

@@ -106,6 +106,10 @@ class Browser:
     def __init__(self, url: str) -> None:
         self.client = httpx.Client(base_url=url, timeout=60, verify=False)  # noqa: S501 - http
 
+    def name(self, kind: str) -> str:
+        """Return the name of a cookie."""
+        return f"shardgate-{kind}-{self.client.base_url.port}"
+
     def begin(self, path: str = AUTHORIZE, **headers: str) -> httpx.Response:
         """Open the window."""
         return self.client.get(path, headers=headers)
@@ -196,8 +200,16 @@ def test_cookie_of_an_attempt_is_short_and_bound(browser: Browser) -> None:
     cookie = browser.begin().headers["set-cookie"]
 
     assert re.fullmatch(
-        r"shardgate-attempt=[^;]+; HttpOnly; Max-Age=600; Path=/; SameSite=lax", cookie
+        rf"{browser.name('attempt')}=[^;]+; HttpOnly; Max-Age=600; Path=/; SameSite=lax", cookie
     )
+
+
+def test_cookie_of_another_port_is_another(browser: Browser) -> None:
+    """Over plain http the cookie of a service on another port of the host is ignored."""
+    begin_session(browser)
+    headers = HTML | {"host": "127.0.0.1:1"}
+
+    assert browser.client.get("/private/", headers=headers).status_code == 401
 
 
 def test_cookie_cannot_be_set_by_others_over_https(browser: Browser) -> None:
@@ -468,7 +480,7 @@ def test_forged_cookie_is_refused(browser: Browser, cookie: str) -> None:
     """A cookie that the service has not signed begins nothing."""
     back = browser.sign_in()
     browser.client.cookies.clear()
-    browser.client.cookies["shardgate-attempt"] = cookie
+    browser.client.cookies[browser.name("attempt")] = cookie
 
     assert "has begun no sign-in" in browser.come_back(back).text
 
@@ -476,10 +488,10 @@ def test_forged_cookie_is_refused(browser: Browser, cookie: str) -> None:
 def test_token_is_no_cookie_and_no_cookie_a_token(browser: Browser) -> None:
     """A token in the place of the cookie is refused, and the cookie as a token."""
     back = browser.sign_in()
-    cookie = browser.client.cookies["shardgate-attempt"]
+    cookie = browser.client.cookies[browser.name("attempt")]
     token = browser.page().message["token"]
     browser.client.cookies.clear()
-    browser.client.cookies["shardgate-attempt"] = token
+    browser.client.cookies[browser.name("attempt")] = token
     bearer = {"authorization": f"Bearer {cookie}"}
 
     assert "has begun no sign-in" in browser.come_back(back).text
@@ -624,7 +636,11 @@ def test_any_header_is_answered(
     browser: Browser, cookie: str, referer: str, host: str | None
 ) -> None:
     """Headers of any characters open nothing, and are no fault of the service."""
-    headers = {"cookie": f"shardgate-session={cookie}", "referer": referer, "accept": "text/html"}
+    headers = {
+        "cookie": f"{browser.name('session')}={cookie}",
+        "referer": referer,
+        "accept": "text/html",
+    }
     headers |= {} if host is None else {"host": host}
     sent = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
     begun = browser.client.get(AUTHORIZE, headers=sent)
@@ -642,7 +658,6 @@ def begin_session(browser: Browser) -> httpx.Response:
 
 
 HTML: Final = {"accept": "text/html"}
-SESSION: Final = "shardgate-session"
 
 
 def test_person_signs_in_for_pages(browser: Browser) -> None:
@@ -652,9 +667,10 @@ def test_person_signs_in_for_pages(browser: Browser) -> None:
 
     assert (response.status_code, response.headers["location"]) == (303, "/")
     assert re.fullmatch(
-        r"shardgate-session=[^;]+; HttpOnly; Max-Age=3600; Path=/; SameSite=lax", cookies[0]
+        rf"{browser.name('session')}=[^;]+; HttpOnly; Max-Age=3600; Path=/; SameSite=lax",
+        cookies[0],
     )
-    assert cookies[1].startswith('shardgate-attempt=""; HttpOnly; Max-Age=0')
+    assert cookies[1].startswith(f'{browser.name("attempt")}=""; HttpOnly; Max-Age=0')
 
 
 def test_start_page_shows_what_the_person_may_see(browser: Browser) -> None:
@@ -751,19 +767,19 @@ def test_secret_dataset_stays_unknown_to_who_has_signed_in(browser: Browser) -> 
 def test_session_is_no_token_and_no_token_a_session(browser: Browser) -> None:
     """The cookie is no bearer token, and a token no cookie."""
     token = browser.page().message["token"]
-    cookie = browser.client.cookies[SESSION]
+    cookie = browser.client.cookies[browser.name("session")]
     bearer = {"authorization": f"Bearer {cookie}"}
     browser.client.cookies.clear()
 
     assert browser.client.get("/private/text.txt", headers=bearer).status_code == 401
-    browser.client.cookies[SESSION] = token
+    browser.client.cookies[browser.name("session")] = token
     assert browser.client.get("/private/", headers=HTML).status_code == 401
 
 
 def test_cookie_of_plain_http_is_ignored_elsewhere(browser: Browser) -> None:
     """Under a name of the service only the cookie with the prefix counts."""
     begin_session(browser)
-    cookie = browser.client.cookies[SESSION]
+    cookie = browser.client.cookies[browser.name("session")]
     headers = HTML | {"host": "service.example"}
     plain = browser.client.get("/private/", headers=headers)
     browser.client.cookies.clear()
@@ -788,12 +804,12 @@ def test_signing_out_ends_the_tokens_of_the_session(browser: Browser, other: Bro
         ]
 
     assert statuses() == [200, 200, 200]
-    cookie = browser.client.cookies[SESSION]
+    cookie = browser.client.cookies[browser.name("session")]
     response = browser.client.post("/login/end")
     assert response.status_code == 204
-    assert SESSION not in browser.client.cookies
+    assert browser.name("session") not in browser.client.cookies
     assert statuses() == [401, 401, 200]
-    browser.client.cookies[SESSION] = cookie
+    browser.client.cookies[browser.name("session")] = cookie
     assert browser.client.get("/private/", headers=HTML).status_code == 401
 
 
@@ -809,13 +825,13 @@ def test_another_sign_in_ends_the_session(
 ) -> None:
     """A session ends when the browser signs in somebody else, or its owner may read no more."""
     first = browser.page().message["token"]
-    cookie = browser.client.cookies[SESSION]
+    cookie = browser.client.cookies[browser.name("session")]
     assert is_valid(browser.client.base_url, first)
     provider.claims = claims
     browser.page()
-    kept = browser.client.cookies.get(SESSION)
+    kept = browser.client.cookies.get(browser.name("session"))
     browser.client.cookies.clear()
-    browser.client.cookies[SESSION] = cookie
+    browser.client.cookies[browser.name("session")] = cookie
 
     assert not is_valid(browser.client.base_url, first)
     assert browser.client.get("/private/", headers=HTML).status_code == 401
@@ -833,7 +849,7 @@ def test_person_who_signs_in_again_keeps_the_session(browser: Browser) -> None:
 
 def test_signing_out_without_a_session_does_nothing(browser: Browser) -> None:
     """Signing out twice, or with a wrong cookie, is no error."""
-    browser.client.cookies[SESSION] = "a.b.c"
+    browser.client.cookies[browser.name("session")] = "a.b.c"
 
     assert browser.client.post("/login/end").status_code == 204
     assert browser.client.get("/login/end").status_code == 405
@@ -859,7 +875,7 @@ def test_person_without_rights_begins_no_session(browser: Browser, provider: Pro
     provider.claims = {"groups": []}
 
     assert begin_session(browser).status_code == 403
-    assert SESSION not in browser.client.cookies
+    assert browser.name("session") not in browser.client.cookies
 
 
 def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
@@ -883,7 +899,7 @@ def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
 
     assert refused.response.status_code == 403
     assert "more rules than a cookie can hold" in refused.text
-    assert SESSION not in browser.client.cookies
+    assert browser.name("session") not in browser.client.cookies
     assert len(shown["datasets"]) == len(groups)
 
 

@@ -376,20 +376,26 @@ def _callback(address: Address) -> str:
     return f"{address.origin}{address.root_path}/login/callback"
 
 
-def _cookie_name(kind: str, *, is_secure: bool) -> str:
-    """Return a name that no other host and no plain http can set, where there is https."""
-    return f"{'__Host-' if is_secure else ''}shardgate-{kind}"
+def _cookie_name(kind: str, address: Address) -> str:
+    """Return a name that over https no other host and no plain http can set.
+
+    Over plain http it has the port: browsers send cookies to all ports of a host.
+    """
+    if address.is_secure:
+        return f"__Host-shardgate-{kind}"
+    port = address.origin.rpartition(":")[2]
+    return f"shardgate-{kind}-{port if port.isdecimal() else 80}"
 
 
 def _cookie(request: Request, address: Address, kind: str) -> str:
-    return request.cookies.get(_cookie_name(kind, is_secure=address.is_secure), "")
+    return request.cookies.get(_cookie_name(kind, address), "")
 
 
 def _set_cookie(
     response: Response, address: Address, kind: str, value: str, lifetime_s: int
 ) -> None:
     response.set_cookie(
-        _cookie_name(kind, is_secure=address.is_secure),
+        _cookie_name(kind, address),
         value,
         max_age=lifetime_s,
         path="/",
@@ -409,12 +415,13 @@ def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller | Non
     is_own = headers.get(b"sec-fetch-site", b"none").decode("latin-1") in _OWN_SITES
     if not _is_page(request) or not (is_own or is_navigation):
         return None
-    address = Address.of(headers.get(b"host", b"").decode("latin-1"), "http", "", None)
+    host = headers.get(b"host", b"").decode("latin-1")
     cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
-    sent = cookies.get(_cookie_name(_SESSION, is_secure=True))
-    if sent is None and address.is_trustworthy:
-        sent = cookies.get(_cookie_name(_SESSION, is_secure=False))
-    session = tokens.session(sent or "")
+    # Behind a proxy the scheme is not known here: only https can have set the former.
+    addresses = [Address.of(host, scheme, "", None) for scheme in ("https", "http")]
+    named = [cookies.get(_cookie_name(_SESSION, each)) for each in addresses if each.is_trustworthy]
+    sent = next((cookie for cookie in named if cookie is not None), "")
+    session = tokens.session(sent)
     return None if session is None else session.caller
 
 

@@ -7,8 +7,10 @@ import re
 import stat
 import subprocess
 import sys
+from base64 import urlsafe_b64encode
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final, NamedTuple
@@ -176,6 +178,29 @@ def test_wrong_code_is_refused(service: Service, code: str) -> None:
     """A text that is no code is refused."""
     with pytest.raises(ForbiddenError):
         sign_in(service.url, lambda _: None, lambda: code)
+
+
+def test_page_of_a_code_warns(service: Service) -> None:
+    """The page with a code says when to enter it, and to give it to nobody."""
+    page = browse(service.command_url(challenge=_CHALLENGE))
+
+    assert "only if you have just started" in page
+    assert "Give it to nobody" in page
+
+
+def test_code_ends_with_its_session(service: Service) -> None:
+    """A code is worth nothing after its owner has signed out."""
+    verifier = "a" * 43
+    challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+    statuses = []
+    with httpx.Client(follow_redirects=True, timeout=60) as client:
+        page = html.unescape(client.get(service.command_url(challenge=challenge)).text)
+        for _ in range(2):
+            sent = {"code": code_in(page), "verifier": verifier}
+            statuses.append(client.post(f"{service.url}/login/token", json=sent).status_code)
+            client.post(f"{service.url}/login/end")
+
+    assert statuses == [200, 403]
 
 
 def test_code_has_no_token(service: Service) -> None:

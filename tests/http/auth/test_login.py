@@ -370,6 +370,16 @@ def test_foreign_redirect_uri_is_ignored(browser: Browser) -> None:
     assert query["state"] != ["a"]
 
 
+@pytest.mark.parametrize("path", [AUTHORIZE, CALLBACK, "/auth_info", "/login", "/login/command"])
+def test_slash_too_many_is_not_found(browser: Browser, path: str) -> None:
+    """A slash at the end is 404, no redirect, which would take the code to plain http."""
+    headers = {"host": "service.example", "x-forwarded-proto": "https"}
+    response = browser.client.get(f"{path}/?code=a", headers=headers)
+
+    assert response.status_code == 404
+    assert "location" not in response.headers
+
+
 @pytest.mark.parametrize("path", [AUTHORIZE, CALLBACK, "/auth_info"])
 def test_unknown_host_is_refused(browser: Browser, path: str) -> None:
     """Sign-in under a host name that is not of the service is refused."""

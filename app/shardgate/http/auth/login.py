@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import jwt
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse
@@ -448,9 +448,22 @@ class CodeExchange(RequestDocument):
     verifier: Annotated[str, Field(max_length=128, repr=False)]
 
 
+async def _describe_login(request: Request) -> dict[str, str]:
+    address = address_of(request)
+    return {"login_url": f"{address.origin}{address.root_path}/login"}
+
+
+async def _refuse_slash() -> None:
+    """Answer 404, not with a redirect, which would take a code to http:// behind TLS."""
+    raise HTTPException(HTTPStatus.NOT_FOUND)
+
+
 def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
     """Build the routes of signing in."""
     router = APIRouter(include_in_schema=False)
+    router.add_api_route("/auth_info", _describe_login)
+    for path in ("/auth_info/", "/login/", "/login/{path:path}/"):
+        router.add_api_route(path, _refuse_slash)
 
     async def explained(answering: Awaitable[Response]) -> Response:
         """Return the response, or the page that explains its error."""
@@ -458,11 +471,6 @@ def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
             return await answering
         except ShardgateError as error:
             return await pages.refuse(error)
-
-    @router.get("/auth_info")
-    async def describe_login(request: Request) -> dict[str, str]:
-        address = address_of(request)
-        return {"login_url": f"{address.origin}{address.root_path}/login"}
 
     @router.get("/login/api/v1/authorize")
     async def begin_in_viewer(request: Request) -> Response:

@@ -27,6 +27,7 @@ from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, Settings
 from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
 from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, providing
+from tests.storage.listening import Handler, Listener
 from tests.support.processes import environ
 from tests.support.serving import serving
 from tests.test_docs_examples import program
@@ -285,6 +286,59 @@ def test_listener_waits_for_the_right_code() -> None:
 
     assert token.token == "token"
     assert statuses == [400, 400, 400, 200]
+
+
+def test_listener_waits_for_a_service_that_cannot_be_reached(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A service that cannot be reached when the browser comes is told there, and asked again."""
+    failures = [ConfigurationError("unplugged")]
+
+    def redeem(_: str) -> KeptToken:
+        if failures:
+            raise failures.pop()
+        return KeptToken("token", "")
+
+    pages: list[str] = []
+    with _Listener() as listener:
+        listener.redeem = redeem
+        url = f"http://127.0.0.1:{listener.server_port}/?code=a"
+        visitor = Thread(target=lambda: pages.extend(httpx.get(url).text for _ in range(2)))
+        visitor.start()
+        listener.wait()
+        visitor.join()
+
+    assert "cannot be reached" in pages[0]
+    assert "You are signed in" in pages[1]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class _Liar(Handler[str]):
+    def answer(self) -> None:
+        """Answer each request with the owner's text for a token."""
+        body = json.dumps({"token": self.server.owner, "expires_at": later(3600)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize("token", ["a\nX-Other: b", "\x1b[2J", "a b", "", "é"])
+def test_answer_that_is_no_token_is_refused(token: str) -> None:
+    """A token with characters that no token has is refused: it would end the header."""
+    listener = Listener(_Liar, token)
+    with listener.running(), pytest.raises(ForbiddenError, match="no bearer token"):
+        sign_in(listener.url, lambda _: None, lambda: "code")
+
+
+def test_unreachable_service_is_one_line(variables: dict[str, str]) -> None:
+    """A service that cannot be reached is an error of one line."""
+    done = run("http://127.0.0.1:1", variables)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("shardgate: error: http://127.0.0.1:1/auth_info: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_service_without_sign_in_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -26,6 +27,8 @@ _WAIT_S: Final = 600.0
 """Longest wait for the browser."""
 _LEFT_S: Final = 60.0
 """A token that is kept is used if it is valid for longer."""
+_TOKEN: Final = re.compile("[A-Za-z0-9._~+/-]+=*")
+"""A bearer token (RFC 6750 §2.1): it is printed as a part of a header."""
 _PAGE: Final = "<!doctype html><meta charset=utf-8><title>Shardgate</title><p>"
 
 
@@ -126,7 +129,10 @@ def _redeem(client: httpx.Client, base: str, code: str, verifier: str) -> KeptTo
     try:
         document = response.json()
         if response.is_success:
-            return KeptToken(str(document["token"]), str(document["expires_at"]))
+            token = KeptToken(str(document["token"]), str(document["expires_at"]))
+            if _TOKEN.fullmatch(token.token):
+                return token
+            raise ForbiddenError("the service sent no bearer token")
         reason = str(document["detail"])
     except (LookupError, TypeError, ValueError):
         reason = f"the service answers {response.status_code}"
@@ -149,9 +155,13 @@ class _Handler(BaseHTTPRequestHandler):
         code = parse_qs(urlsplit(self.path).query).get("code", [""])[0]
         status, text = HTTPStatus.BAD_REQUEST, "This is not the sign-in that was begun here."
         if code:
-            with suppress(ForbiddenError):
+            try:
                 self.server.token = self.server.redeem(code)
                 status, text = HTTPStatus.OK, "You are signed in. This window may be closed."
+            except ForbiddenError:
+                pass
+            except ConfigurationError:
+                text = "The service cannot be reached. Load this page again."
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")

@@ -53,7 +53,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-COMMANDS = ("serve", "demo", "inspect", "verify")
+COMMANDS = ("serve", "demo", "inspect", "verify", "login")
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
@@ -115,6 +115,9 @@ def test_help_version_and_usage_errors_import_little(
         (["serve", "--allow-virtual", "ftp://b/c", "a=/tmp"], "datasets.a.virtual_chunk_prefixes"),
         (["inspect", "/no/where"], "file:///no/where"),
         (["verify", "/no/where"], "file:///no/where"),
+        (["login", "ftp://a"], "ftp://a is not the https:// URL of a server"),
+        (["login", "http://a.example"], "http://a.example is not the https:// URL of a server"),
+        (["login", "http://127.0.0.1:1"], "http://127.0.0.1:1/auth_info: "),
         (["serv"], "No such command 'serv'"),
     ],
 )

@@ -340,6 +340,10 @@ LAB = {"url": "https://a.example", "audience": "b"}
     [
         ({"datasets": {"em": {"url": "/em", "read": ["bob"]}}}, "names no caller and no issuer"),
         ({"datasets": {"em": {"url": "/em", "read": ["lab:"]}}}, "names no caller and no issuer"),
+        (
+            {"issuers": {"lab": LAB}, "datasets": {"em": {"url": "/em", "read": ["lab:group="]}}},
+            "names no caller and no issuer",
+        ),
         ({"server": {"metrics": ["bob"]}}, "server.metrics: 'bob' names no caller"),
         ({"callers": {"public": {}}}, "is not a name for a caller"),
         ({"callers": {"a:b": {}}}, "is not a name for a caller"),
@@ -350,6 +354,23 @@ LAB = {"url": "https://a.example", "audience": "b"}
         ({"issuers": {"lab": {"url": "http://a.example", "audience": "b"}}}, "is not the https://"),
         ({"issuers": {"lab": LAB, "again": LAB}}, "issuers.again: has the url of another issuer"),
         ({"tokens": {"secret": "short"}}, "at least 32"),
+        ({"login": {"issuer": "lab", "client_id": "a"}}, "login.issuer: names no [issuers]"),
+        ({"issuers": {"lab": LAB}, "login": {"issuer": "lab"}}, "issuer and client_id go together"),
+        ({"login": {"client_secret": "a", "client_secret_file": "b"}}, "exclude each other"),
+        ({"login": {"scopes": ["groups"]}}, "scopes includes openid"),
+        ({"login": {"scopes": ["openid groups"]}}, "is not a scope"),
+        ({"login": {"viewers": ["*"]}}, "is no origin such as"),
+        ({"login": {"viewers": ["https://a.example/"]}}, "is no origin such as"),
+        ({"login": {"viewers": ["https://A.example"]}}, "is no origin such as"),
+        ({"login": {"viewers": ["http://a.example"]}}, "is no origin such as"),
+        ({"login": {"viewers": ["null"]}}, "is no origin such as"),
+        (
+            {
+                "server": {"cors_origins": ["https://b.example"]},
+                "login": {"viewers": ["https://a.example", "https://b.example"]},
+            },
+            "login.viewers: https://a.example is not in server.cors_origins",
+        ),
         (
             {"callers": ANA, "datasets": {"em": {"url": "/em", "read": ["ana"], "writable": True}}},
             "write says who may",

@@ -292,6 +292,36 @@ def verify(
     _finish(nothing, is_damaged=bool(report.damages))
 
 
+@app.command()
+def login(
+    url: Annotated[str, typer.Argument(help="The service, such as https://chunks.example.")],
+    *,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Ask for a code that a browser elsewhere shows.")
+    ] = False,
+    _version: Version = False,
+) -> None:
+    """Sign in by a browser, keep the token for this user, and print the header to send.
+
+    A token that was kept is printed while the service takes it.
+    """
+    with _importing():
+        from shardgate.signing_in import TokenFile, is_accepted, sign_in
+
+    def tell(text: str) -> None:
+        typer.echo(text, err=True)
+
+    def ask() -> str:
+        return str(typer.prompt("Code", err=True))
+
+    file = TokenFile(Path(typer.get_app_dir("shardgate")) / "tokens.json")
+    token = file.get(url)
+    if token is None or not is_accepted(url, token):
+        token = sign_in(url, tell, ask if no_browser else None)
+        file.put(url, token)
+    typer.echo(f"Authorization: Bearer {token.token}")
+
+
 def main() -> None:
     """Run the command; each error is one line, and exit code 2."""
     try:

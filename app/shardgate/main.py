@@ -1,8 +1,13 @@
 """The composition root: settings in, an ASGI application out. Importing it does nothing."""
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+)
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +22,8 @@ from shardgate.http.api.sessions import build_commits, build_sessions
 from shardgate.http.asgi import AsgiApp
 from shardgate.http.auth.access import Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
+from shardgate.http.auth.code_flow import CodeFlow
+from shardgate.http.auth.login import LoginPages, LoginTokens, build_login, caller_of_page
 from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.auth.tokens import TokenSigner, build_tokens
@@ -69,6 +76,16 @@ class Shared(NamedTuple):
     sessions: Sessions
 
 
+class _Access(NamedTuple):
+    """Parts that tell callers apart."""
+
+    authenticator: Authenticator
+    routes: Sequence[APIRouter]
+    """Routes of tokens, and of signing in."""
+    opened: Sequence[AbstractAsyncContextManager[object]]
+    """Parts to open while the service runs."""
+
+
 def create_app(
     settings: Settings,
     *,
@@ -82,9 +99,9 @@ def create_app(
     rewrites = Rewrites(shared.stores, shared.fetch, shared.rewriting, on_rewrite)
     budget = shared.decoding.share(shared.decoding.max_bytes // 4)
     committer = Committer(RepoSwaps(shared.stores, shared.fetch), budget, shared.metrics.on_commit)
-    issuers = Issuers(settings.issuers)
-    signer = TokenSigner(settings.tokens)
-
+    datasets = Datasets(shared.datasets, settings.server.metrics)
+    bodies = RequestBodyReader(shared.bodies)
+    access = _build_access(settings, datasets, bodies)
     access_log = open_access_log(settings.server)
 
     @asynccontextmanager
@@ -96,24 +113,22 @@ def create_app(
             if tracing is not None:
                 stack.push_async_callback(tracing.aclose)
             await stack.enter_async_context(shared.stores)
-            await stack.enter_async_context(issuers)
+            for opened in access.opened:
+                await stack.enter_async_context(opened)
             await stack.enter_async_context(aclosing(rewrites))
             await stack.enter_async_context(aclosing(committer))
             yield
 
     cors = Cors(settings.server.cors_origins)
-    datasets = Datasets(shared.datasets, settings.server.metrics)
-    tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
-    hosts = Hosts(settings.server.host, settings.server.hosts)
-    authenticator = Authenticator(datasets, tokens, Signatures(settings.callers), hosts)
-    routes = _build_routes(shared, committer, datasets, signer)
+    routes = [*access.routes, *_build_routes(shared, committer, datasets, bodies)]
     encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
-    previews = Previews(resolver, encoded, worker_command())
-    pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews))
-    start_page = StartPage(datasets, OverviewCache(resolver))
+    previews, viewers = Previews(resolver, encoded, worker_command()), settings.login.viewers
+    pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews, viewers))
+    start_page = StartPage(datasets, OverviewCache(resolver), settings.login)
     api = build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
-    writing = _build_writing(shared, rewrites, authenticator)
-    pages, sessions = DatasetPages(resolver), shared.sessions
+    writing = _build_writing(shared, rewrites, access.authenticator)
+    pages, sessions = DatasetPages(resolver, viewers), shared.sessions
+    authenticator = access.authenticator
     data = DataPlane(datasets, authenticator, resolver, sessions, writing, pages=pages, cors=cors)
     shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
     gateway = Gateway(
@@ -205,11 +220,28 @@ def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
     return on_call
 
 
+def _build_access(settings: Settings, datasets: Datasets, bodies: RequestBodyReader) -> _Access:
+    issuers, login = Issuers(settings.issuers), settings.login
+    signer = TokenSigner(settings.tokens)
+    hosts = Hosts(settings.server.host, settings.server.hosts)
+    signatures = Signatures(settings.callers)
+    routes = [build_tokens(datasets, signer, bodies)]
+    if login.issuer is None:
+        tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
+        return _Access(Authenticator(datasets, tokens, signatures, hosts), routes, [issuers])
+    login_tokens, flow = LoginTokens(settings, datasets), CodeFlow(issuers, login)
+    identify = [signer.identify, login_tokens.identify, issuers.identify]
+    tokens = BearerTokens(settings.callers, identify)
+    pages = LoginPages(flow, login_tokens, login.viewers, on_end=tokens.forget)
+    find_session = partial(caller_of_page, login_tokens)
+    authenticator = Authenticator(datasets, tokens, signatures, hosts, find_session)
+    return _Access(authenticator, [*routes, build_login(pages, bodies)], [issuers, flow])
+
+
 def _build_routes(
-    shared: Shared, committer: Committer, datasets: Datasets, signer: TokenSigner
+    shared: Shared, committer: Committer, datasets: Datasets, bodies: RequestBodyReader
 ) -> list[APIRouter]:
     resolver = shared.resolver
-    bodies = RequestBodyReader(shared.bodies)
     commits = build_commits(
         datasets,
         resolver,
@@ -222,7 +254,6 @@ def _build_routes(
         build_repository_changes(datasets, resolver, committer.swaps, bodies),
         commits,
         build_sessions(datasets, resolver, shared.sessions, committer, bodies),
-        build_tokens(datasets, signer, bodies),
     ]
 
 

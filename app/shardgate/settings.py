@@ -24,15 +24,21 @@ from pydantic import (
 
 from shardgate.model import LogLevel
 
-RESERVED: Final = frozenset(
-    {"api", "docs", "redoc", "openapi.json", "healthz", "readyz", "metrics", "viewer"}
-)
+SIGN_IN: Final = frozenset({"auth_info", "login"})
+"""First path segments of signing in."""
+RESERVED: Final = SIGN_IN | {
+    *("api", "docs", "redoc", "openapi.json", "healthz", "readyz", "metrics", "viewer")
+}
 """First path segments of the service, which no dataset can be called."""
 SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
 WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
 """Schemes of datasets that clients may write to."""
 PUBLIC: Final = "public"
 """Rule that every caller fulfils."""
+GROUP: Final = "group="
+EMAIL: Final = "email="
+CLAIM_RULES: Final = (GROUP, EMAIL)
+"""Beginnings of the part of a rule after ``ISSUER:`` that name the claim it is about."""
 Validator = Literal["etag", "last-modified"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SHORTEST_SECRET: Final = 32
@@ -64,10 +70,16 @@ issuer_url: Final = matches(
 origin: Final = matches(
     r"\*|null|[a-z][a-z0-9+.-]*://[^/@\s]+", "is no origin such as https://viewer.example"
 )
+web_origin: Final = matches(
+    r"(https://[a-z0-9._-]+|http://(localhost|127\.0\.0\.1))(:[0-9]{1,5})?",
+    "is no origin such as https://viewer.example, nor one on this machine",
+)
+"""Check of one origin as browsers spell it, which must be encrypted or local."""
 host_name: Final = matches(
     r"\*|[A-Za-z0-9_][A-Za-z0-9._-]*", "is no host name such as chunks.example"
 )
 header_value: Final = matches(r"[\x20-\x7e]+", "is not a header value")
+scope: Final = matches(r"[\x21\x23-\x5b\x5d-\x7e]+", "is not a scope")
 digest: Final = matches("[0-9A-Fa-f]{64}", "is not a SHA-256 digest of 64 hexadecimal characters")
 
 
@@ -286,6 +298,35 @@ class IssuerSettings(Section):
     """Claims that a rule `NAME:VALUE` is compared with; `a.b` is `b` within `a`."""
 
 
+class LoginSettings(Section):
+    """Signing in at an issuer, for people who use viewers that can ask for it."""
+
+    issuer: str | None = None
+    """Name of the `[issuers.NAME]` table where people sign in; default: they cannot."""
+    client_id: Annotated[str, AfterValidator(header_value)] | None = None
+    """Id that the issuer knows this service by."""
+    client_secret: SecretStr | None = None
+    """Secret that belongs to it; default: none, a public client."""
+    client_secret_file: Path | None = None
+    """File of the secret, read at each sign-in."""
+    scopes: _List[Annotated[str, AfterValidator(scope)]] = ("openid",)
+    """Scopes to ask for; many issuers send groups only with one more."""
+    viewers: _List[Annotated[str, AfterValidator(web_origin)]] = ()
+    """Origins whose pages get a token when somebody signs in there; default: none."""
+    lifetime_s: PositiveInt = 3600
+    """Lifetime of such a token, `tokens.longest_s` at most."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.issuer is None) != (self.client_id is None):
+            raise ValueError("issuer and client_id go together")
+        if self.client_secret is not None and self.client_secret_file is not None:
+            raise ValueError("client_secret and client_secret_file exclude each other")
+        if "openid" not in self.scopes:
+            raise ValueError("scopes includes openid")
+        return self
+
+
 class TokenSettings(Section):
     """Short-lived tokens for the paths of viewers."""
 
@@ -321,7 +362,7 @@ class DatasetSettings(Section):
     writable: bool = False
     """Accept writes; `file://`, `s3://` and `memory://` only."""
     read: _Names = (PUBLIC,)
-    """Who may read: `public`, names of callers, `ISSUER:VALUE`; writers may read, too."""
+    """Who may read: `public`, names of callers, rules of an issuer; writers may read, too."""
     write: _Names | None = None
     """Who may write if `writable`; default: everybody, if everybody may read."""
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
@@ -371,6 +412,7 @@ class Settings(Section):
     server: ServerSettings = ServerSettings()
     cache: CacheSettings = CacheSettings()
     limits: LimitSettings = LimitSettings()
+    login: LoginSettings = LoginSettings()
     tokens: TokenSettings = TokenSettings()
     stores: dict[str, StoreSettings] = Field(default_factory=dict)
     callers: dict[_CallerName, CallerSettings] = Field(default_factory=dict)
@@ -381,7 +423,8 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Self:
-        _refuse([*self._unknown_stores(), *self._unknown_callers(), *self._duplicates()])
+        faults = self._unknown_stores, self._unknown_callers, self._duplicates, self._wrong_login
+        _refuse(complaint for find in faults for complaint in find())
         return self
 
     def _unknown_stores(self) -> Iterator[str]:
@@ -418,10 +461,17 @@ class Settings(Section):
                 yield f"issuers.{name}: has the url of another issuer"
             known.add(issuer.url)
 
+    def _wrong_login(self) -> Iterator[str]:
+        if self.login.issuer not in {None, *self.issuers}:
+            yield "login.issuer: names no [issuers] table"
+        allowed = self.server.cors_origins
+        if "*" not in allowed and (others := set(self.login.viewers) - {*allowed}):
+            yield f"login.viewers: {min(others)} is not in server.cors_origins, so cannot read"
+
     def _is_rule(self, rule: str) -> bool:
         issuer, colon, value = rule.partition(":")
         if colon:
-            return issuer in self.issuers and bool(value)
+            return issuer in self.issuers and value not in {"", *CLAIM_RULES}
         return rule == PUBLIC or rule in self.callers
 
 

@@ -141,6 +141,8 @@ def test_answer_that_is_not_to_be_kept_is_not_kept(
         ("GET", "/em/@session.x{}", {}),
         ("GET", "/api{}", {}),
         ("GET", "/viewer{}", {}),
+        ("GET", "/login{}", {}),
+        ("GET", "/auth_info{}", {}),
         ("GET", "/", {}),
         ("GET", "/em", {}),
         ("GET", "/em/", {}),

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -63,14 +64,18 @@ def serving(
     *,
     wrap: Callable[[ObjectStore], ObjectStore] | None = None,
     around: Callable[[AsgiApp], Any] = lambda app: app,
+    certificate: Path | None = None,
 ) -> Generator[str]:
     """Run the service with *settings*, and yield its URL without a final slash.
 
-    Its stores are wrapped by *wrap*, and the application by *around*.
+    Its stores are wrapped by *wrap*, and the application by *around*. With a *certificate*, a file
+    that holds its key as well, the service speaks TLS.
     """
     app = around(create_app(settings) if wrap is None else create_app(settings, wrap=wrap))
     quiet = settings.server.model_copy(update={"log_level": "critical"})
-    server = _Server(configure(app, quiet))
+    config = configure(app, quiet)
+    config.ssl_certfile = certificate
+    server = _Server(config)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
@@ -80,7 +85,7 @@ def serving(
         try:
             wait_until(lambda: server.started or not thread.is_alive())
             assert server.started, "the server does not start; its reason is in the log"
-            yield f"http://127.0.0.1:{port}"
+            yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{port}"
         finally:
             server.stop()
             thread.join(2 * _STOP_S)

@@ -157,7 +157,9 @@ class Neuroglancer:
                 refused = [each for each in asked if each.status not in {200, 206}]
                 raise AssertionError(f"not all is loaded: {faults} {refused}") from error
             faults += page.evaluate(_FAULTS)
-            values = {layer: _values(page, layer, rows) for layer, rows in (voxels or {}).items()}
+            values = {
+                layer: read_values(page, layer, rows) for layer, rows in (voxels or {}).items()
+            }
         file.write_bytes(picture)
         return View(asked, faults, values, _decode(picture))
 
@@ -201,7 +203,8 @@ def picture_when_still(page: Page, layers: int) -> bytes:
     raise Error("the picture does not come to rest")
 
 
-def _values(page: Page, layer: str, voxels: Voxels) -> list[int | None]:
+def read_values(page: Page, layer: str, voxels: Voxels) -> list[int | None]:
+    """Return the values that *layer* shows at *voxels*; `None` where no chunk is loaded."""
     found = page.evaluate(_VALUES, [layer, (voxels + 0.5).tolist()])
     return [None if value is None else int(value) for value in found]
 

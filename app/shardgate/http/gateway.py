@@ -39,7 +39,7 @@ from shardgate.http.responses import ALLOW, NO_STORE, Cors, Responder
 from shardgate.http.shard_affinity import NAME as SHARDS
 from shardgate.http.shard_affinity import PREFIX, ShardAffinity
 from shardgate.http.write import FOREIGN
-from shardgate.settings import RESERVED
+from shardgate.settings import RESERVED, SIGN_IN
 
 _NO_BODY: Final = (b"content-length", b"0")
 _OPEN: Final = ("/healthz", "/docs", "/openapi.json")
@@ -226,7 +226,9 @@ class Gateway:
             status = HTTPStatus.TEMPORARY_REDIRECT
             await responder.send(status, [location, _NO_BODY, NO_STORE])
             return
-        if request.segment is not None and path.rstrip("/") in _NOT_BELOW_TOKENS:
+        if request.segment is not None and (
+            path.rstrip("/") in _NOT_BELOW_TOKENS or request.name in SIGN_IN
+        ):
             await responder.fail(BadKeyError("this is not served below a token"))
             return
         try:

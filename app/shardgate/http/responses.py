@@ -222,7 +222,7 @@ def page_headers(*, style: str = "", script: str = "") -> Headers:
     if style:
         policy.append(f"style-src '{csp_digest(style)}'")
     if script:
-        policy.append(f"script-src '{csp_digest(script)}'")
+        policy += [f"script-src '{csp_digest(script)}'", "connect-src 'self'"]
     return [
         (b"content-security-policy", "; ".join([*policy, "frame-ancestors 'none'"]).encode()),
         NO_REFERRER,

@@ -71,7 +71,7 @@ async def test_claims_are_granted(issuer: Issuer, issuers: Issuers) -> None:
     known = await issuers.identify(issuer.sign(said))
 
     assert known is not None
-    assert known.caller.grants == {"public", "sso:openid", "sso:em", "sso:lab"}
+    assert known.caller.grants == {*("public", "sso:openid", "sso:em", "sso:lab", "sso:group=lab")}
     assert known.until_s == expires + LEEWAY_S
 
 
@@ -244,7 +244,7 @@ async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
             forged = other.sign({"iss": issuer.url}, key=make_key("theirs"))
 
             assert known is not None
-            assert known.caller.grants == {"public", "other:em"}
+            assert known.caller.grants == {"public", "other:em", "other:group=em"}
             assert "does not have" in await refusal(issuers, forged)
 
 
@@ -307,4 +307,30 @@ def test_claim_values_are_granted(name: str, values: set[str]) -> None:
 
     A dotted name is a path, unless a claim has the whole name.
     """
-    assert grants("sso", CLAIMS, [name]) == {"public", *(f"sso:{value}" for value in values)}
+    groups = {"group=lab", "group=data team"}
+    assert grants("sso", CLAIMS, [name]) == {
+        *("public", *(f"sso:{value}" for value in values | groups))
+    }
+
+
+@pytest.mark.parametrize(
+    ("claims", "granted"),
+    [
+        ({"groups": ["lab", 5, "a=b"]}, {"sso:group=lab", "sso:group=a=b"}),
+        ({"groups": "lab"}, {"sso:group=lab"}),
+        ({"email": "ada@a.example", "email_verified": True}, {"sso:email=ada@a.example"}),
+        ({"email": "ada@a.example"}, set()),
+        ({"email": "ada@a.example", "email_verified": False}, set()),
+        ({"email": "ada@a.example", "email_verified": "true"}, set()),
+        ({"email": "ada@a.example", "email_verified": 1}, set()),
+        ({"email": 5, "email_verified": True}, set()),
+        ({"email": ["ada@a.example"], "email_verified": True}, set()),
+        ({"nickname": ["email=ada@a.example", "group=lab", "Ada"]}, {"sso:Ada"}),
+        ({"nickname": "group=lab", "groups": []}, set()),
+    ],
+)
+def test_groups_and_addresses_are_told_from_other_claims(
+    claims: dict[str, object], granted: set[str]
+) -> None:
+    """Groups and verified addresses fulfil rules of their own, which no other claim fulfils."""
+    assert grants("sso", claims, ["nickname"]) == {"public"} | granted

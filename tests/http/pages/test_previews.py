@@ -360,7 +360,7 @@ def test_private_dataset_is_shown_to_its_readers_only(client: httpx.Client) -> N
     assert strangers[0].text.replace("private", "nothing") == strangers[1].text
     assert shown.content == get(client, "data", path="bytes").content
     assert shown.headers["cache-control"] == "private, max-age=60"
-    assert shown.headers["vary"] == "Authorization"
+    assert shown.headers["vary"] == "Authorization, Cookie"
 
 
 def test_invalid_path_or_ref_is_400(client: httpx.Client) -> None:

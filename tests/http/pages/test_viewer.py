@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Generator
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -11,9 +12,12 @@ import httpx
 import pytest
 
 from shardgate import demo
+from shardgate.http.auth.access import ServedDataset
 from shardgate.http.pages.viewer import PUBLIC_VIEWER, VIEWER, Address
 from shardgate.http.responses import csp_digest
-from shardgate.settings import DatasetSettings, Settings
+from shardgate.model import ObjectRef
+from shardgate.read.containers import Containers
+from shardgate.settings import PUBLIC, DatasetSettings, Settings
 from tests.support.pages import parse
 from tests.support.serving import client_of
 
@@ -187,3 +191,28 @@ def test_public_viewer_needs_https_or_localhost(
 ) -> None:
     """A service without the viewer links the public one, if it has https or is localhost."""
     assert Address.of(host, proto, "", None).viewer(is_installed=False) == expected
+
+
+PRIVATE = ServedDataset(
+    "em", ObjectRef("memory://em", ""), Containers([]), "zarr", readers=frozenset({"lab:em"})
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "dataset", "viewer"),
+    [
+        (Address("https://a.example", ""), PRIVATE, "https://viewer.example/"),
+        (Address("https://a.example", ""), replace(PRIVATE, readers=frozenset({PUBLIC})), None),
+        (Address("http://127.0.0.1:8000", ""), PRIVATE, None),
+        (Address("https://a.example", "/below"), PRIVATE, None),
+        (Address("https://a.example", "", "token"), PRIVATE, None),
+    ],
+)
+def test_private_dataset_opens_where_people_sign_in(
+    address: Address, dataset: ServedDataset, viewer: str | None
+) -> None:
+    """A private dataset is opened in a viewer that signs people in, where its protocol works."""
+    viewers = ["https://viewer.example", "https://other.example"]
+
+    assert address.signing_viewer(dataset, viewers) == viewer
+    assert address.signing_viewer(dataset, []) is None

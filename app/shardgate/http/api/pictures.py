@@ -40,6 +40,8 @@ def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -
         named = datasets.find(dataset, request.scope["caller"])
         preview = await previews.get(named, path, ref)
         headers = {name.decode(): value.decode() for name, value in cache_headers(named)}
+        if not named.is_public:
+            headers["vary"] = "Authorization, Cookie"
         if preview.is_placeholder:
             headers["cache-control"] = "no-cache"
         headers["etag"] = preview.etag

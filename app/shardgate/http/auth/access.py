@@ -42,7 +42,7 @@ class Caller:
     name: str
     """The name in logs."""
     grants: frozenset[str]
-    """Rules that the caller fulfils: `public`, the name of a caller, `ISSUER:VALUE`."""
+    """Rules that the caller fulfils: `public`, the name of a caller, rules of an issuer."""
 
 
 NOBODY: Final = Caller("", frozenset({PUBLIC}))

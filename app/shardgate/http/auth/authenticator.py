@@ -25,7 +25,7 @@ from shardgate.http.auth.access import (
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.request import Request, token_in
 from shardgate.observability.metrics import note_caller
-from shardgate.settings import PUBLIC, RESERVED, CallerSettings
+from shardgate.settings import PUBLIC, RESERVED, SIGN_IN, CallerSettings
 
 _READS: Final = ("GET", "HEAD")
 _RESERVED: Final = RESERVED | {""}
@@ -102,6 +102,10 @@ class BearerTokens:
         known = self._cached.get(sent)
         return known if known is not None and known.until_s > time.time() else None
 
+    def forget(self) -> None:
+        """Identify each token anew."""
+        self._cached.clear()
+
     async def identify(self, sent: SentToken) -> Caller:
         """Return the caller. Raises: `UnauthenticatedError`, `IssuerUnavailableError`."""
         if (cached := self.cached(sent)) is not None:
@@ -136,8 +140,15 @@ class Authenticator:
     """Identifies callers, except of public data: S3 clients always send credentials."""
 
     def __init__(
-        self, datasets: Datasets, tokens: BearerTokens, signatures: Signatures, hosts: Hosts
+        self,
+        datasets: Datasets,
+        tokens: BearerTokens,
+        signatures: Signatures,
+        hosts: Hosts,
+        find_session: Callable[[Request], Caller | None] = lambda _: None,
     ) -> None:
+        """*find_session* returns the caller of a cookie, for requests without other credentials."""
+        self._find_session = find_session
         self._hosts = hosts
         self._datasets = datasets
         self._tokens = tokens
@@ -169,7 +180,7 @@ class Authenticator:
 
         Beside private datasets, an unknown one counts as private.
         """
-        if request.method in _READS:
+        if request.method in _READS and request.name not in SIGN_IN:
             dataset = self._datasets.get(request.dataset)
             if dataset is None:
                 is_public = request.dataset in _RESERVED or self._datasets.is_all_public
@@ -219,4 +230,4 @@ class Authenticator:
             return signed.caller
         if authorization:
             raise UnauthenticatedError("Authorization is neither a bearer token nor S3's signature")
-        return NOBODY
+        return self._find_session(request) or NOBODY

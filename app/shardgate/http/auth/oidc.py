@@ -4,9 +4,10 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from math import inf
 from typing import Any, Final, NamedTuple, Self
 
@@ -20,7 +21,7 @@ from jwt.algorithms import AllowedPublicKeys
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import IssuerUnavailableError, UnauthenticatedError
 from shardgate.http.auth.access import Caller, Identity
-from shardgate.settings import PUBLIC, IssuerSettings, issuer_url
+from shardgate.settings import CLAIM_RULES, EMAIL, GROUP, PUBLIC, IssuerSettings, issuer_url
 
 TIMEOUT_S: Final = 5.0
 """Longest wait for the keys of an issuer."""
@@ -72,13 +73,33 @@ class VerificationKey(NamedTuple):
     key: AllowedPublicKeys
 
 
+type Claims = Mapping[str, Any]
 type ReadKeys = Callable[[], Awaitable[Sequence[VerificationKey]]]
 
 
-class _Issuer(NamedTuple):
+class Issuer(NamedTuple):
+    """An issuer, and its keys."""
+
     name: str
     settings: IssuerSettings
     keys: "IssuerKeys"
+
+    async def verify(self, token: str, claimed: Mapping[str, Any], audience: str) -> "Claims":
+        """Verify a *token* for *audience*, whose parts are *claimed*; return its claims.
+
+        Raises: `UnauthenticatedError`, `IssuerUnavailableError`.
+        """
+        key = await _find_key(self.keys, claimed["header"])
+        claims = _verify(token, key, self.settings.url, audience)
+        subject: str = claims["sub"]
+        if not (subject.isprintable() and 0 < len(subject) <= _LONGEST_NAME):
+            raise UnauthenticatedError("the sub of the token cannot be a name")
+        return claims
+
+    def caller_of(self, claims: "Claims") -> Caller:
+        """Return the caller that verified *claims* are of."""
+        granted = grants(self.name, claims, self.settings.claims)
+        return Caller(f"{self.name}:{claims['sub']}", granted)
 
 
 class Issuers:
@@ -89,7 +110,7 @@ class Issuers:
     ) -> None:
         self._settings = settings
         self._timeout_s = timeout_s
-        self._issuers: dict[str, _Issuer] = {}
+        self._issuers: dict[str, Issuer] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -99,7 +120,7 @@ class Issuers:
         for name, issuer in self._settings.items():
             keys = IssuerKeys(functools.partial(read_keys, client, issuer, self._timeout_s))
             self._stack.push_async_callback(keys.aclose)
-            self._issuers[issuer.url] = _Issuer(name, issuer, keys)
+            self._issuers[issuer.url] = Issuer(name, issuer, keys)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -118,14 +139,13 @@ class Issuers:
         issuer = self._issuers.get(url) if isinstance(url, str) else None
         if issuer is None:
             return None
-        key = await _find_key(issuer.keys, claimed["header"])
-        claims = _verify(token, key, issuer.settings)
-        subject: str = claims["sub"]
-        if not (subject.isprintable() and 0 < len(subject) <= _LONGEST_NAME):
-            raise UnauthenticatedError("the sub of the token cannot be a name")
-        granted = grants(issuer.name, claims, issuer.settings.claims)
-        caller = Caller(f"{issuer.name}:{subject}", granted)
-        return Identity(caller, min(int(claims["exp"]) + LEEWAY_S, time.time() + IDENTITY_S))
+        claims = await issuer.verify(token, claimed, issuer.settings.audience)
+        until_s = min(int(claims["exp"]) + LEEWAY_S, time.time() + IDENTITY_S)
+        return Identity(issuer.caller_of(claims), until_s)
+
+    def named(self, name: str) -> Issuer:
+        """Return the issuer that settings call *name*."""
+        return self._issuers[self._settings[name].url]
 
 
 async def _find_key(keys: "IssuerKeys", header: Mapping[str, Any]) -> VerificationKey:
@@ -140,7 +160,7 @@ async def _find_key(keys: "IssuerKeys", header: Mapping[str, Any]) -> Verificati
     return key
 
 
-def _verify(token: str, key: VerificationKey, issuer: IssuerSettings) -> Mapping[str, Any]:
+def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) -> Claims:
     """Return the verified claims of *token*."""
     try:
         return jwt.decode(
@@ -148,8 +168,8 @@ def _verify(token: str, key: VerificationKey, issuer: IssuerSettings) -> Mapping
             key.key,
             algorithms=sorted(key.algorithms),
             options={"require": list(_REQUIRED), "enforce_minimum_key_length": True},
-            audience=issuer.audience,
-            issuer=issuer.url,
+            audience=audience,
+            issuer=issuer_url,
             leeway=LEEWAY_S,
         )
     except jwt.MissingRequiredClaimError as error:
@@ -159,9 +179,17 @@ def _verify(token: str, key: VerificationKey, issuer: IssuerSettings) -> Mapping
         raise UnauthenticatedError(f"the token {reason}") from None
 
 
-def grants(issuer: str, claims: Mapping[str, Any], names: Sequence[str]) -> frozenset[str]:
-    """Return `public`, and ``ISSUER:VALUE`` for the values of the claims called *names*."""
+def grants(issuer: str, claims: Claims, names: Sequence[str]) -> frozenset[str]:
+    """Return `public`, and rules of *issuer* that the *claims* fulfil: ``ISSUER:VALUE`` for the
+    values of claims called *names*, ``ISSUER:group=VALUE``, and ``ISSUER:email=VALUE`` if verified.
+
+    A value that is spelled like the latter two fulfils neither: people choose some claims.
+    """
     values = {value for name in names for value in _claim_values(claims, name)}
+    values = {value for value in values if not value.startswith(CLAIM_RULES)}
+    values |= {f"{GROUP}{value}" for value in _claim_values(claims, "groups")}
+    if claims.get("email_verified") is True and isinstance(claims.get("email"), str):
+        values.add(f"{EMAIL}{claims['email']}")
     return frozenset({PUBLIC, *(f"{issuer}:{value}" for value in values)})
 
 
@@ -248,40 +276,74 @@ class IssuerKeys:
 
 
 def open_client(timeout_s: float) -> httpx.AsyncClient:
-    """Open a client that follows no redirects."""
+    """Open a client that neither follows redirects nor keeps cookies, which may be of a person."""
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-    return httpx.AsyncClient(headers=headers, follow_redirects=False, timeout=timeout_s)
+    jar = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+    return httpx.AsyncClient(
+        headers=headers, cookies=jar, follow_redirects=False, timeout=timeout_s
+    )
 
 
 async def read_keys(
     client: httpx.AsyncClient, issuer: IssuerSettings, timeout_s: float
 ) -> tuple[VerificationKey, ...]:
     """Read the keys of *issuer* in *timeout_s* altogether. Raises: `IssuerUnavailableError`."""
+    async with asking(issuer.url, timeout_s):
+        url = issuer.jwks_url or endpoint(await discover(client, issuer.url), "jwks_uri")
+        return decode_jwks(await _get(client, url))
+
+
+@asynccontextmanager
+async def asking(issuer: str, timeout_s: float) -> AsyncGenerator[None]:
+    """Bound the time of requests to *issuer*. Raises: `IssuerUnavailableError` for any failure."""
     try:
         async with asyncio.timeout(timeout_s):
-            url = issuer.jwks_url or await _discover(client, issuer.url)
-            return decode_jwks(await _get(client, url))
+            yield
     except TimeoutError as error:
-        raise IssuerUnavailableError(f"{issuer.url}: does not answer in time") from error
+        raise IssuerUnavailableError(f"{issuer}: does not answer in time") from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise IssuerUnavailableError(f"{issuer.url}: {error or type(error).__name__}") from error
+        raise IssuerUnavailableError(f"{issuer}: {error or type(error).__name__}") from error
 
 
-async def _discover(client: httpx.AsyncClient, issuer: str) -> str:
-    """Return the ``jwks_uri`` of *issuer* (OpenID Connect Discovery §4)."""
-    match orjson.loads(await _get(client, f"{issuer.rstrip('/')}{_DISCOVERY}")):
-        case {"issuer": str(named), "jwks_uri": str(url)} if named == issuer:
-            if issuer.startswith(_ENCRYPTED) and not url.startswith(_ENCRYPTED):
-                raise ValueError("its jwks_uri is not https://")
-            return issuer_url(url)
-        case _:
-            raise ValueError("its configuration is of another issuer, or names no jwks_uri")
+async def discover(client: httpx.AsyncClient, issuer: str) -> Mapping[str, Any]:
+    """Read the configuration of *issuer* (OpenID Connect Discovery §4).
+
+    Raises: `httpx.HTTPError`, `ValueError` if it is malformed or of another issuer.
+    """
+    document: Any = orjson.loads(await _get(client, f"{issuer.rstrip('/')}{_DISCOVERY}"))
+    if not isinstance(document, dict) or document.get("issuer") != issuer:
+        raise ValueError("its configuration is of another issuer")
+    return document
+
+
+def endpoint(configuration: Mapping[str, Any], name: str) -> str:
+    """Return the URL called *name* in the *configuration* of an issuer, encrypted as the issuer is.
+
+    Raises: `ValueError`.
+    """
+    url = configuration.get(name)
+    if not isinstance(url, str):
+        raise ValueError(f"its configuration names no {name}")  # noqa: TRY004 - a document, no call
+    if configuration["issuer"].startswith(_ENCRYPTED) and not url.startswith(_ENCRYPTED):
+        raise ValueError(f"its {name} is not https://")
+    return issuer_url(url)
 
 
 async def _get(client: httpx.AsyncClient, url: str) -> bytes:
-    async with client.stream("GET", url) as response:
-        if response.status_code != HTTPStatus.OK:
-            raise ValueError(f"{url} answers {response.status_code}")
+    status, body = await exchange(client, "GET", url)
+    if status != HTTPStatus.OK:
+        raise ValueError(f"{url} answers {status}")
+    return body
+
+
+async def exchange(
+    client: httpx.AsyncClient, method: str, url: str, **options: Any
+) -> tuple[int, bytes]:
+    """Send a request to an issuer; return the status and the body, whose size is bounded.
+
+    Raises: `httpx.HTTPError`, `ValueError`.
+    """
+    async with client.stream(method, url, **options) as response:
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise ValueError(f"{url} has a Content-Encoding that was not accepted")
         body = bytearray()
@@ -289,7 +351,7 @@ async def _get(client: httpx.AsyncClient, url: str) -> bytes:
             body += piece
             if len(body) > _MOST_NBYTES:
                 raise ValueError(f"{url} has more than {_MOST_NBYTES} bytes")
-        return bytes(body)
+        return response.status_code, bytes(body)
 
 
 def decode_jwks(data: bytes) -> tuple[VerificationKey, ...]:

@@ -84,8 +84,9 @@ class _FolderContents:
 class DatasetPages:
     """Shows the folders of datasets."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, signing_viewers: Sequence[str] = ()) -> None:
         self._resolver = resolver
+        self._signing_viewers = signing_viewers
         self._page = PageTemplate("dataset.html")
 
     @property
@@ -115,7 +116,8 @@ class DatasetPages:
         node, array = found.node, found.array
         is_shown = key == folder and node is not None and is_viewable(node)
         is_drawn = is_shown and has_viewer and node is not None and node.axes
-        is_linked = is_shown and address.viewer(is_installed=has_viewer) is not None
+        viewer = address.signing_viewer(dataset, self._signing_viewers)
+        is_linked = is_shown and (viewer or address.viewer(is_installed=has_viewer)) is not None
         return await self._page.render(
             url=url,
             up="../" * (key.count("/") + 1),

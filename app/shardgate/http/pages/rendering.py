@@ -26,12 +26,12 @@ _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 class PageTemplate:
-    """A page with the common style and script, which are in it."""
+    """A page with the common style and a script, which are in it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, script_name: str = "page.js") -> None:
         self._template = _ENVIRONMENT.get_template(name)
         style = (_TEMPLATES / "page.css").read_text("utf-8")
-        script = (_TEMPLATES / "page.js").read_text("utf-8")
+        script = (_TEMPLATES / script_name).read_text("utf-8")
         self._parts = {"style": style, "script": script}
         self.headers: Headers = page_headers(style=style, script=script)
 

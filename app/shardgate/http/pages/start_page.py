@@ -22,6 +22,7 @@ from shardgate.http.pages.viewer_state import is_drawn
 from shardgate.http.request import quote_key
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
+from shardgate.settings import LoginSettings
 from shardgate.survey.inspect import FolderOverview, summarize
 
 _WAIT_S: Final = 0.2
@@ -36,9 +37,15 @@ _log = logging.getLogger(__name__)
 class StartPage:
     """Shows the datasets that the caller may read."""
 
-    def __init__(self, datasets: Datasets, overviews: "OverviewCache") -> None:
+    def __init__(
+        self,
+        datasets: Datasets,
+        overviews: "OverviewCache",
+        login: LoginSettings = LoginSettings(),  # noqa: B008 - it is frozen
+    ) -> None:
         self._datasets = datasets
         self._overviews = overviews
+        self._login = login
         self._page = PageTemplate("start.html")
 
     async def __call__(self, request: Request) -> Response:
@@ -51,6 +58,8 @@ class StartPage:
         content = await self._page.render(
             lines=[_make_line(each, overviews.get(each.name), caller) for each in known],
             has_viewer=viewer is not None,
+            has_login=self._login.issuer is not None,
+            caller_name=caller.name,
             has_previews=has_viewer,
             viewer_command=install_command("viewer"),
             has_metrics=self._datasets.may_watch(caller),

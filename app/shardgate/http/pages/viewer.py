@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from shardgate.errors import BadParameterError, DamagedError, install_command
+from shardgate.http.auth.access import ServedDataset
 from shardgate.http.pages.nodes import NodeView, find_images, read_node
 from shardgate.http.pages.previews import Previews
 from shardgate.http.pages.viewer_state import (
@@ -78,12 +80,31 @@ class Address:
         token = "" if self.token is None else f"/~{self.token}"
         return f"{self.origin}{self.root_path}{token}"
 
+    def signing_viewer(self, dataset: Dataset, viewers: Sequence[str]) -> str | None:
+        """Return the page, of *viewers* that sign people in, to open a private *dataset*; `None`
+        if they cannot from here, or need not.
+        """
+        if not viewers or not self.is_secure or self.root_path or self.token is not None:
+            return None
+        is_private = isinstance(dataset, ServedDataset) and not dataset.is_public
+        return f"{viewers[0]}/" if is_private else None
+
     def viewer(self, *, is_installed: bool) -> str | None:
         """Return the page of the viewer; `None` if none can read from here."""
         if is_installed:
             return f"{self.origin}{self.root_path}/{VIEWER}"
-        scheme, _, host = self.origin.partition("://")
-        return PUBLIC_VIEWER if scheme == "https" or _THIS_MACHINE.fullmatch(host) else None
+        return PUBLIC_VIEWER if self.is_trustworthy else None
+
+    @property
+    def is_secure(self) -> bool:
+        """Return whether it is encrypted."""
+        return self.origin.startswith("https://")
+
+    @property
+    def is_trustworthy(self) -> bool:
+        """Return whether nobody can listen on the way: it is encrypted, or on this machine."""
+        host = self.origin.partition("://")[2]
+        return self.is_secure or _THIS_MACHINE.fullmatch(host) is not None
 
 
 def address_of(request: Request) -> Address:
@@ -100,16 +121,21 @@ def address_of(request: Request) -> Address:
 class ViewerLinks:
     """Makes links that open nodes in Neuroglancer, with the contrast of their previews."""
 
-    def __init__(self, resolver: Resolver, previews: Previews) -> None:
+    def __init__(
+        self, resolver: Resolver, previews: Previews, signing_viewers: Sequence[str] = ()
+    ) -> None:
         self._resolver = resolver
         self._previews = previews
+        self._signing_viewers = signing_viewers
 
     async def link(self, dataset: Dataset, path: str, address: Address) -> str:
         """Return a link to the node at *path*, or else to the first one below it that is drawn.
 
         Raises: `BadParameterError` where no viewer can show it, any `ShardgateError` of reading.
         """
-        viewer = address.viewer(is_installed=viewer_folder() is not None)
+        signing_viewer = address.signing_viewer(dataset, self._signing_viewers)
+        viewer = signing_viewer or address.viewer(is_installed=viewer_folder() is not None)
+        base = address.base if signing_viewer is None else f"middleauth+{address.base}"
         if viewer is None:
             hint = install_command("viewer")
             raise BadParameterError(f"there is no viewer; {hint} in the checkout adds one")
@@ -118,7 +144,7 @@ class ViewerLinks:
             if node is not None and is_viewable(node):
                 contrast = await self._contrast(dataset, node)
                 key = f"{dataset.name}/{each}".rstrip("/")
-                state = state_of(node, f"{address.base}/{quote_key(key)}", key, contrast)
+                state = state_of(node, f"{base}/{quote_key(key)}", key, contrast)
                 return link_to(viewer, state)
         raise BadParameterError(f"{dataset.name}/{path} has nothing that Neuroglancer draws")
 

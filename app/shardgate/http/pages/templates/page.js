@@ -18,3 +18,10 @@ for (const button of document.querySelectorAll("button.copy")) {
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 }
+for (const button of document.querySelectorAll("button[data-post]")) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    await fetch(button.dataset.post, { method: "POST" });
+    location.reload();
+  });
+}

@@ -1,0 +1,193 @@
+"""``shardgate login``: sign in at a service by a browser, and keep the token for this user."""
+
+import json
+import os
+import re
+import secrets
+import tempfile
+import time
+import webbrowser
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import httpx
+
+from shardgate.errors import ConfigurationError, ForbiddenError
+from shardgate.http.auth.code_flow import challenge_of
+from shardgate.settings import issuer_url
+
+_WAIT_S: Final = 600.0
+"""Longest wait for the browser."""
+_LEFT_S: Final = 60.0
+"""A token that is kept is used if it is valid for longer."""
+_TOKEN: Final = re.compile("[A-Za-z0-9._~+/-]+=*")
+"""A bearer token (RFC 6750 §2.1): it is printed as a part of a header."""
+_PAGE: Final = "<!doctype html><meta charset=utf-8><title>Shardgate</title><p>"
+
+
+class KeptToken(NamedTuple):
+    """A token, and when it expires, as RFC 3339 has it."""
+
+    token: str
+    expires_at: str
+
+    @property
+    def is_valid(self) -> bool:
+        """Return whether it can be used for some time."""
+        return datetime.fromisoformat(self.expires_at).timestamp() > time.time() + _LEFT_S
+
+
+class TokenFile:
+    """File of the user's tokens by the URL of the service, with mode 0600."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, url: str) -> KeptToken | None:
+        """Return a valid token for *url*."""
+        with suppress(LookupError, TypeError, ValueError):
+            token = KeptToken(**self._read()[url.rstrip("/")])
+            return token if token.is_valid else None
+        return None
+
+    def put(self, url: str, token: KeptToken) -> None:
+        """Keep *token* for *url*."""
+        folder = self._path.parent
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            text = json.dumps({**self._read(), url.rstrip("/"): token._asdict()}, indent=1)
+            descriptor, name = tempfile.mkstemp(dir=folder)  # which only this user may read
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                Path(name).replace(self._path)
+            finally:
+                Path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"{self._path}: {error.strerror}") from error
+
+    def _read(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            found = json.loads(self._path.read_text("utf-8"))
+            return found if isinstance(found, dict) else {}
+        return {}
+
+
+def sign_in(
+    url: str, tell: Callable[[str], None], ask: Callable[[], str] | None = None
+) -> KeptToken:
+    """Sign in at the service at *url*: by the browser of this machine, or with a code to *ask* for.
+
+    Raises: `ConfigurationError` if it cannot be reached, `ForbiddenError`.
+    """
+    base = _base(url)
+    verifier = secrets.token_urlsafe(32)
+    query = {"challenge": challenge_of(verifier)}
+    with httpx.Client(timeout=30) as client:
+        if _send(client, "GET", f"{base}/auth_info").status_code != HTTPStatus.OK:
+            raise ForbiddenError(
+                f"{base} does not offer sign-in; its configuration needs login.issuer"
+            )
+        if ask is not None:
+            tell(f"Open this address in a browser:\n{base}/login/command?{urlencode(query)}")
+            return _redeem(client, base, ask().strip(), verifier)
+        with _Listener() as listener:
+            listener.redeem = lambda code: _redeem(client, base, code, verifier)
+            query["port"] = str(listener.server_port)
+            address = f"{base}/login/command?{urlencode(query)}"
+            tell(f"Sign in with the browser, which opens\n{address}")
+            # A browser in the terminal ends only after it has been here.
+            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            return listener.wait()
+
+
+def is_accepted(url: str, token: KeptToken) -> bool:
+    """Return whether the service at *url* takes *token*. Raises: `ConfigurationError`."""
+    headers = {"Authorization": f"Bearer {token.token}"}
+    with httpx.Client(timeout=30) as client:
+        return _send(client, "GET", f"{_base(url)}/api/datasets", headers=headers).is_success
+
+
+def _base(url: str) -> str:
+    try:
+        return issuer_url(url).rstrip("/")
+    except ValueError as error:
+        raise ConfigurationError(f"{url} {error}") from None
+
+
+def _redeem(client: httpx.Client, base: str, code: str, verifier: str) -> KeptToken:
+    """Exchange a *code* for a token."""
+    body = {"code": code, "verifier": verifier}
+    response = _send(client, "POST", f"{base}/login/token", json=body)
+    try:
+        document = response.json()
+        if response.is_success:
+            token = KeptToken(str(document["token"]), str(document["expires_at"]))
+            if _TOKEN.fullmatch(token.token):
+                return token
+            raise ForbiddenError("the service sent no bearer token")
+        reason = str(document["detail"])
+    except (LookupError, TypeError, ValueError):
+        reason = f"the service answers {response.status_code}"
+    raise ForbiddenError(reason)
+
+
+def _send(client: httpx.Client, method: str, url: str, **options: Any) -> httpx.Response:
+    try:
+        return client.request(method, url, **options)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigurationError(f"{url}: {error or type(error).__name__}") from error
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: "_Listener"
+    timeout = 10
+
+    def do_GET(self) -> None:
+        """Take the code that the browser brings; other requests end nothing."""
+        code = parse_qs(urlsplit(self.path).query).get("code", [""])[0]
+        status, text = HTTPStatus.BAD_REQUEST, "This is not the sign-in that was begun here."
+        if code:
+            try:
+                self.server.token = self.server.redeem(code)
+                status, text = HTTPStatus.OK, "You are signed in. This window may be closed."
+            except ForbiddenError:
+                pass
+            except ConfigurationError:
+                text = "The service cannot be reached. Load this page again."
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.end_headers()
+        self.wfile.write(f"{_PAGE}{text}</p>".encode())
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called
+        """Log nothing: requests hold codes."""
+
+
+class _Listener(HTTPServer):
+    """Waits on this machine for the browser."""
+
+    redeem: Callable[[str], KeptToken]
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.token: KeptToken | None = None
+
+    def wait(self) -> KeptToken:
+        """Return the token. Raises: `ForbiddenError` if the browser takes too long."""
+        until = time.monotonic() + _WAIT_S
+        while self.token is None:
+            self.timeout = until - time.monotonic()
+            if self.timeout <= 0:
+                raise ForbiddenError("the sign-in took longer than ten minutes")
+            self.handle_request()
+        return self.token

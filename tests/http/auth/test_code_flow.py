@@ -1,0 +1,236 @@
+"""`shardgate.http.auth.code_flow`: what it asks of issuers, and what it takes of their answers."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
+from shardgate.http.auth.code_flow import Attempt, CodeFlow
+from shardgate.http.auth.oidc import Claims, Issuers
+from shardgate.settings import IssuerSettings, LoginSettings
+from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
+
+REDIRECT_URI = "https://service.example/login/callback"
+
+
+@pytest.fixture(scope="module")
+def running() -> Generator[Provider]:
+    """Run a provider."""
+    with providing() as provider:
+        yield provider
+
+
+@pytest.fixture
+def provider(running: Provider) -> Generator[Provider]:
+    """Return the provider, which follows the specifications."""
+    yield running
+    running.reset()
+
+
+@asynccontextmanager
+async def open_flow(
+    provider: Provider, clock: Callable[[], float] = time.monotonic, **changes: Any
+) -> AsyncGenerator[CodeFlow]:
+    """Open the client's side, with *changes* of its settings."""
+    good = {"issuer": "lab", "client_id": CLIENT_ID, "client_secret": SecretStr(CLIENT_SECRET)}
+    issuers = {"lab": IssuerSettings(url=provider.url, audience="shardgate")}
+    settings = LoginSettings(**{**good, **changes})
+    async with Issuers(issuers) as opened, CodeFlow(opened, settings, clock) as flow:
+        yield flow
+
+
+async def sign_in(flow: CodeFlow) -> Claims:
+    """Sign in, and return the claims."""
+    attempt = Attempt.new()
+    url = await flow.begin(attempt, REDIRECT_URI)
+    async with httpx.AsyncClient() as client:
+        location = (await client.get(url)).headers["location"]
+    return await flow.finish(attempt, REDIRECT_URI, dict(parse_qsl(urlsplit(location).query)))
+
+
+async def test_secrets_of_attempts_are_long_and_distinct() -> None:
+    """Each attempt has three secrets of 256 bits, fit for a verifier of PKCE."""
+    known = {*Attempt.new(), *Attempt.new()}
+
+    assert len(known) == 6
+    assert {len(each) for each in known} == {len(secrets.token_urlsafe(32))}
+
+
+@pytest.mark.parametrize("method", ["client_secret_basic", "client_secret_post"])
+async def test_secret_is_sent_as_the_issuer_wants_it(provider: Provider, method: str) -> None:
+    """The secret is sent in a header, or in the form to an issuer that takes no header."""
+    provider.auth_method = method
+    provider.extra = {"token_endpoint_auth_methods_supported": [method]}
+    async with open_flow(provider) as flow:
+        claims = await sign_in(flow)
+
+    assert claims["sub"] == "ada"
+
+
+async def test_client_without_a_secret_signs_in(provider: Provider) -> None:
+    """A public client names itself in the form, and is protected by PKCE alone."""
+    provider.auth_method = "none"
+    async with open_flow(provider, client_secret=None) as flow:
+        claims = await sign_in(flow)
+
+    assert claims["sub"] == "ada"
+
+
+async def test_secret_is_read_from_its_file(provider: Provider, tmp_path: Path) -> None:
+    """The file of the secret is read at each sign-in; without it nobody signs in."""
+    file = tmp_path / "secret"
+    async with open_flow(provider, client_secret=None, client_secret_file=file) as flow:
+        with pytest.raises(ConfigurationError, match="client_secret_file cannot be read"):
+            await sign_in(flow)
+        file.write_text(f"{CLIENT_SECRET}\n")
+        claims = await sign_in(flow)
+
+    assert claims["sub"] == "ada"
+
+
+async def test_scopes_are_asked_for(provider: Provider) -> None:
+    """The scopes of the settings are asked for."""
+    async with open_flow(provider, scopes=("openid", "groups")) as flow:
+        url = await flow.begin(Attempt.new(), REDIRECT_URI)
+
+    assert dict(parse_qsl(urlsplit(url).query))["scope"] == "openid groups"
+
+
+@pytest.mark.parametrize(
+    "challenge", [{"code_challenge": "plain"}, {"code_challenge_method": "plain"}]
+)
+async def test_downgraded_challenge_is_noticed(
+    provider: Provider, challenge: dict[str, str]
+) -> None:
+    """A code that was asked for with another challenge is worth nothing to this service."""
+    attempt = Attempt.new()
+    async with open_flow(provider) as flow:
+        asked = dict(parse_qsl(urlsplit(await flow.begin(attempt, REDIRECT_URI)).query))
+        location = provider.authorize(asked | challenge)
+        with pytest.raises(ForbiddenError, match="invalid_grant"):
+            await flow.finish(attempt, REDIRECT_URI, dict(parse_qsl(urlsplit(location).query)))
+
+
+async def test_verifier_is_always_sent(provider: Provider) -> None:
+    """Each code is exchanged with the verifier of its attempt."""
+    provider.forms.clear()
+    async with open_flow(provider) as flow:
+        await sign_in(flow)
+
+    assert len(provider.forms[0]["code_verifier"]) == 43
+    assert provider.forms[0]["redirect_uri"] == REDIRECT_URI
+
+
+async def test_cookies_of_the_issuer_are_not_kept(provider: Provider) -> None:
+    """The request for somebody's token has no cookie of the one before."""
+    provider.cookies.clear()
+    async with open_flow(provider) as flow:
+        for _ in range(2):
+            await sign_in(flow)
+
+    assert provider.cookies == [None, None]
+
+
+async def test_issuer_that_names_itself_always_has_to(provider: Provider) -> None:
+    """The answer of an issuer that says it names itself is refused without `iss` (RFC 9207)."""
+    provider.extra = {"authorization_response_iss_parameter_supported": True}
+    async with open_flow(provider) as flow:
+        with pytest.raises(ForbiddenError, match="not from the issuer that was asked"):
+            await sign_in(flow)
+        provider.answer = {"iss": provider.url}
+        claims = await sign_in(flow)
+
+    assert claims["sub"] == "ada"
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        {"issuer": "https://evil.example"},
+        {"authorization_endpoint": None},
+        {"token_endpoint": 5},
+        {"authorization_endpoint": "http://evil.example/authorize"},
+        {"token_endpoint": "file:///etc/passwd"},
+        {"authorization_endpoint": "javascript:alert(1)"},
+        {"authorization_endpoint": "https://login.example/authorize?client_id=other"},
+    ],
+)
+async def test_unsafe_configuration_is_refused(
+    provider: Provider, configuration: dict[str, object]
+) -> None:
+    """A configuration of another issuer, or with an endpoint that is no safe URL, is refused."""
+    provider.extra = configuration
+    async with open_flow(provider) as flow:
+        with pytest.raises(IssuerUnavailableError):
+            await flow.begin(Attempt.new(), REDIRECT_URI)
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+async def test_configuration_is_kept_while_the_issuer_is_down(provider: Provider) -> None:
+    """The configuration is read each hour, and kept if the issuer cannot be asked then."""
+    provider.seen.clear()
+    clock = Clock()
+    async with open_flow(provider, clock) as flow:
+        for clock.now in (0, 3599, 3600, 3601):
+            if clock.now == 3600:
+                provider.extra = {"issuer": "https://evil.example"}
+            assert (await flow.begin(Attempt.new(), REDIRECT_URI)).startswith(provider.url)
+
+    assert len(provider.seen) == 2
+
+
+async def test_issuer_that_fails_is_left_alone(provider: Provider) -> None:
+    """After a failure sign-ins fail at once, until the issuer is asked again a minute later."""
+    provider.seen.clear()
+    provider.extra = {"issuer": "https://evil.example"}
+    clock = Clock()
+    async with open_flow(provider, clock) as flow:
+        for clock.now in (0, 0, 59):
+            with pytest.raises(IssuerUnavailableError):
+                await flow.begin(Attempt.new(), REDIRECT_URI)
+        assert len(provider.seen) == 1
+        provider.extra, clock.now = {}, 60
+        await flow.begin(Attempt.new(), REDIRECT_URI)
+
+    assert len(provider.seen) == 2
+
+
+async def test_sign_ins_share_the_first_read(provider: Provider) -> None:
+    """Sign-ins that begin together read the configuration once, and all go on."""
+    provider.seen.clear()
+    async with open_flow(provider) as flow:
+        urls = await asyncio.gather(*(flow.begin(Attempt.new(), REDIRECT_URI) for _ in range(3)))
+
+    assert (len(urls), len(provider.seen)) == (3, 1)
+
+
+async def test_attempt_asks_for_one_token(provider: Provider) -> None:
+    """A second answer to an attempt is refused without a question to the issuer."""
+    attempt = Attempt.new()
+    answer = {"state": attempt.state, "code": "a"}
+    provider.forms.clear()
+    async with open_flow(provider) as flow:
+        for reason in ("invalid_grant", "is over"):
+            with pytest.raises(ForbiddenError, match=reason):
+                await flow.finish(attempt, REDIRECT_URI, answer)
+
+    assert len(provider.forms) == 1

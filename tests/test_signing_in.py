@@ -1,0 +1,387 @@
+"""`shardgate.signing_in`: the command `shardgate login`."""
+
+import html
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Generator
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import httpx
+import jwt
+import numpy as np
+import pytest
+import zarr
+from pydantic import SecretStr
+
+from shardgate.errors import ConfigurationError, ForbiddenError
+from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, Settings
+from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
+from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, providing
+from tests.storage.listening import Handler, Listener
+from tests.support.processes import environ
+from tests.support.serving import serving
+from tests.test_docs_examples import program
+
+_BROWSER: Final = """#!{python}
+import html, re, sys, httpx
+with httpx.Client(follow_redirects=True, timeout=60) as client:
+    page = client.get(sys.argv[1]).text
+    client.get(html.unescape(re.search('href="(http[^"]+)"', page)[1]))
+"""
+"""A browser whose person is known to the provider, and allows what is asked."""
+_CHALLENGE: Final = "a" * 43
+
+
+def browse(address: str) -> str:
+    """Open *address*, and return the page at which the sign-in ends."""
+    with httpx.Client(follow_redirects=True, timeout=60, verify=False) as client:  # noqa: S501
+        return html.unescape(client.get(address).text)
+
+
+def link_in(page: str) -> str:
+    """Return the link that allows the command to read."""
+    found = re.search(r'href="(http[^"]+)"', page)
+    assert found, page
+    return found[1]
+
+
+def code_in(page: str) -> str:
+    """Return the code that is shown."""
+    found = re.search("<pre[^>]*><code>([^<]+)<", page)
+    assert found, page
+    return found[1]
+
+
+class Service(NamedTuple):
+    """A running service, and the folder of its private dataset."""
+
+    url: str
+    folder: Path
+
+    def command_url(self, **query: object) -> str:
+        """Return the address that the command opens, with *query*."""
+        return f"{self.url}/login/command?{urlencode(query)}"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
+    """Serve an array to those who have signed in at a provider."""
+    folder = tmp_path_factory.mktemp("private")
+    data = np.arange(64, dtype="uint8").reshape(8, 8)
+    zarr.create_array(folder, name="sharded", data=data, chunks=(2, 2), shards=(4, 4))
+    with providing() as provider:
+        settings = Settings(
+            issuers={"lab": IssuerSettings(url=provider.url, audience="shardgate")},
+            login=LoginSettings(
+                issuer="lab", client_id=CLIENT_ID, client_secret=SecretStr(CLIENT_SECRET)
+            ),
+            datasets={"private": DatasetSettings(url=str(folder), read=("lab:lab",))},
+        )
+        with serving(settings) as url:
+            yield Service(url, folder)
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a user with a browser and an empty folder for settings."""
+    browser = tmp_path / "browser"
+    browser.write_text(_BROWSER.format(python=sys.executable))
+    browser.chmod(0o755)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return environ(BROWSER=f"{browser} %s", XDG_CONFIG_HOME=str(tmp_path / "config"), PATH=path)
+
+
+def run(url: str, variables: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    command = [sys.executable, "-m", "shardgate", "login", url]
+    return subprocess.run(
+        command, env=variables, capture_output=True, text=True, check=False, timeout=120, **options
+    )
+
+
+def test_command_prints_the_header_and_keeps_the_token(
+    service: Service, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """The command signs in by the browser, and prints a header that reads; again without one."""
+    first = run(service.url, variables)
+    again = run(f"{service.url}/", variables | {"BROWSER": "false %s"})
+    name, value = first.stdout.strip().split(": ")
+    file = tmp_path / "config/shardgate/tokens.json"
+
+    assert httpx.get(f"{service.url}/private/sharded/zarr.json", headers={name: value}).is_success
+    assert (again.stdout, again.stderr) == (first.stdout, "")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_token_that_has_ended_is_replaced(
+    service: Service, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """A kept token that the service no longer takes is replaced by another sign-in."""
+    first = run(service.url, variables)
+    file = tmp_path / "config/shardgate/tokens.json"
+    kept = json.loads(file.read_text())
+    kept[service.url]["token"] += "a"
+    file.write_text(json.dumps(kept))
+    again = run(service.url, variables)
+
+    assert again.returncode == 0
+    assert again.stdout != first.stdout.replace("\n", "a\n")
+    assert json.loads(file.read_text())[service.url]["token"] in again.stdout
+
+
+def test_documented_program_reads_with_the_header(
+    service: Service, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsspec, obstore and TensorStore read a private array as the documents show."""
+    for name in ("BROWSER", "XDG_CONFIG_HOME", "PATH"):
+        monkeypatch.setenv(name, variables[name])
+    text = program("docs/operating.md", "HTTPStore(").replace("http://127.0.0.1:8000", service.url)
+    found: dict[str, Any] = {}
+    exec(text, found)  # noqa: S102 - what is documented
+    stored = zarr.open_array(service.folder, path="sharded")[:]
+
+    for name in ("by_fsspec", "by_obstore"):
+        np.testing.assert_array_equal(found[name][:], stored)
+    np.testing.assert_array_equal(found["by_tensorstore"].read().result(), stored)
+
+
+def test_code_is_entered_without_a_browser(service: Service) -> None:
+    """Without a browser the address shows a code, which the command takes."""
+    said: list[str] = []
+    token = sign_in(service.url, said.append, lambda: code_in(browse(said[0].split()[-1])))
+
+    assert token.is_valid
+    assert is_accepted(service.url, token)
+
+
+def test_code_of_another_command_is_refused(service: Service) -> None:
+    """A code is worth nothing to a command that has not begun its sign-in."""
+    code = code_in(browse(service.command_url(challenge=_CHALLENGE)))
+
+    with pytest.raises(ForbiddenError, match="not of this sign-in"):
+        sign_in(service.url, lambda _: None, lambda: code)
+
+
+@pytest.mark.parametrize("code", ["", "a", "a.b.c"])
+def test_wrong_code_is_refused(service: Service, code: str) -> None:
+    """A text that is no code is refused."""
+    with pytest.raises(ForbiddenError):
+        sign_in(service.url, lambda _: None, lambda: code)
+
+
+def test_page_of_a_code_warns(service: Service) -> None:
+    """The page with a code says when to enter it, and to give it to nobody."""
+    page = browse(service.command_url(challenge=_CHALLENGE))
+
+    assert "only if you have just started" in page
+    assert "Give it to nobody" in page
+
+
+def test_code_ends_with_its_session(service: Service) -> None:
+    """A code is worth nothing after its owner has signed out."""
+    verifier = "a" * 43
+    challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+    statuses = []
+    with httpx.Client(follow_redirects=True, timeout=60) as client:
+        page = html.unescape(client.get(service.command_url(challenge=challenge)).text)
+        for _ in range(2):
+            sent = {"code": code_in(page), "verifier": verifier}
+            statuses.append(client.post(f"{service.url}/login/token", json=sent).status_code)
+            client.post(f"{service.url}/login/end")
+
+    assert statuses == [200, 403]
+
+
+def test_code_has_no_token(service: Service) -> None:
+    """A code, which browsers remember, opens no data, and neither do texts that it is made of."""
+    code = code_in(browse(service.command_url(challenge=_CHALLENGE)))
+    known = jwt.decode(code, options={"verify_signature": False})
+    texts = [code, *(value for value in known.values() if isinstance(value, str))]
+
+    assert known.keys() == {"sub", "rules", "sid", "challenge", "iss", "aud", "exp"}
+    assert [is_accepted(service.url, KeptToken(text, "")) for text in texts] == [False] * len(texts)
+
+
+def test_browser_is_sent_to_this_machine_only(service: Service) -> None:
+    """The page links to the port of the command on this machine, after the person has agreed."""
+    page = browse(service.command_url(challenge=_CHALLENGE, port=54321))
+
+    assert urlsplit(link_in(page)).netloc == "127.0.0.1:54321"
+    assert "Only if you have just started" in page
+    assert 'data-message=""' in page
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"challenge": "short"},
+        {"challenge": "a" * 44},
+        {"challenge": f"{'a' * 42}="},
+        {"challenge": _CHALLENGE, "port": "80"},
+        {"challenge": _CHALLENGE, "port": "65536"},
+        {"challenge": _CHALLENGE, "port": "8000@evil.example"},
+        {"challenge": _CHALLENGE, "port": "evil.example"},
+        {"challenge": _CHALLENGE, "port": "٨٠٠٠"},
+    ],
+)
+def test_wrong_request_of_a_command_is_refused(service: Service, query: dict[str, str]) -> None:
+    """A challenge or port that is none begins nothing."""
+    response = httpx.get(service.command_url(**query))
+
+    assert response.status_code == 400
+    assert "set-cookie" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"referer": "https://evil.example/"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none", "sec-fetch-dest": "iframe"},
+    ],
+)
+def test_page_cannot_begin_for_a_command(service: Service, headers: dict[str, str]) -> None:
+    """A link or frame of a page begins no sign-in of a command, so none can be phished for."""
+    response = httpx.get(service.command_url(challenge=_CHALLENGE), headers=headers)
+
+    assert response.status_code == 403
+    assert "set-cookie" not in response.headers
+
+
+def test_listener_waits_for_the_right_code() -> None:
+    """Requests of others do not end the wait: of no code, and of a wrong one."""
+
+    def redeem(code: str) -> KeptToken:
+        if code != "right":
+            raise ForbiddenError(code)
+        return KeptToken("token", "")
+
+    statuses: list[int] = []
+    paths = ("favicon.ico", "?code=wrong", "?state=a", "?code=right")
+    with _Listener() as listener:
+        listener.redeem = redeem
+        url = f"http://127.0.0.1:{listener.server_port}/"
+
+        def visit() -> None:
+            statuses.extend(httpx.get(url + path).status_code for path in paths)
+
+        visitor = Thread(target=visit)
+        visitor.start()
+        token = listener.wait()
+        visitor.join()
+
+    assert token.token == "token"
+    assert statuses == [400, 400, 400, 200]
+
+
+def test_listener_waits_for_a_service_that_cannot_be_reached(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A service that cannot be reached when the browser comes is told there, and asked again."""
+    failures = [ConfigurationError("unplugged")]
+
+    def redeem(_: str) -> KeptToken:
+        if failures:
+            raise failures.pop()
+        return KeptToken("token", "")
+
+    pages: list[str] = []
+    with _Listener() as listener:
+        listener.redeem = redeem
+        url = f"http://127.0.0.1:{listener.server_port}/?code=a"
+        visitor = Thread(target=lambda: pages.extend(httpx.get(url).text for _ in range(2)))
+        visitor.start()
+        listener.wait()
+        visitor.join()
+
+    assert "cannot be reached" in pages[0]
+    assert "You are signed in" in pages[1]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class _Liar(Handler[str]):
+    def answer(self) -> None:
+        """Answer each request with the owner's text for a token."""
+        body = json.dumps({"token": self.server.owner, "expires_at": later(3600)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize("token", ["a\nX-Other: b", "\x1b[2J", "a b", "", "é"])
+def test_answer_that_is_no_token_is_refused(token: str) -> None:
+    """A token with characters that no token has is refused: it would end the header."""
+    listener = Listener(_Liar, token)
+    with listener.running(), pytest.raises(ForbiddenError, match="no bearer token"):
+        sign_in(listener.url, lambda _: None, lambda: "code")
+
+
+def test_unreachable_service_is_one_line(variables: dict[str, str]) -> None:
+    """A service that cannot be reached is an error of one line."""
+    done = run("http://127.0.0.1:1", variables)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("shardgate: error: http://127.0.0.1:1/auth_info: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_service_without_sign_in_is_told(tmp_path: Path) -> None:
+    """A service without sign-in is an error in words."""
+    datasets = {"open": DatasetSettings(url=str(tmp_path))}
+    with serving(Settings(datasets=datasets)) as url, pytest.raises(ForbiddenError) as caught:
+        sign_in(url, print, str)
+
+    assert "does not offer sign-in" in str(caught.value)
+
+
+def later(seconds: float) -> str:
+    """Return a time from now."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"https://a": 5}', '{"https://a": {"token": "a"}}']
+)
+def test_malformed_file_has_no_tokens(tmp_path: Path, text: str) -> None:
+    """A file that was not written by the command has no tokens, and is replaced."""
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    file, token = TokenFile(path), KeptToken("token", later(3600))
+
+    assert file.get("https://a") is None
+    file.put("https://a", token)
+    assert file.get("https://a/") == token
+
+
+def test_file_keeps_tokens_of_several_services(tmp_path: Path) -> None:
+    """Tokens are kept by service, and those that expire soon are not returned."""
+    file = TokenFile(tmp_path / "new/folder/tokens.json")
+    file.put("https://a", KeptToken("first", later(3600)))
+    file.put("https://b/", KeptToken("second", later(30)))
+
+    assert file.get("https://a") is not None
+    assert file.get("https://b") is None
+    assert file.get("https://c") is None
+
+
+def test_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """A configuration directory that cannot be made is an error with its path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"file/tokens\.json"):
+        TokenFile(tmp_path / "file/tokens.json").put("https://a", KeptToken("a", later(60)))

@@ -190,11 +190,13 @@ def inspect(
     if references:
         _write_references(url, key or "", output, options)
         return
-    document: dict[str, Any]
     nothing, is_damaged = "", False
     if key is None:
         arrays, refs, nothing = asyncio.run(with_root(url, describe, options))
-        document = {"arrays": list(map(asdict, arrays)), "refs": list(map(asdict, refs))}
+        document: dict[str, Any] = {
+            "arrays": list(map(asdict, arrays)),
+            "refs": list(map(asdict, refs)),
+        }
         drawn = [display.draw_table(arrays), *([display.draw_table(refs)] if refs else [])]
         is_damaged = any(isinstance(each, survey.DamageReport) for each in (*arrays, *refs))
     else:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers, MemberContainers
-from shardgate.read.nesting import NestedLayout
+from shardgate.read.nesting import ListsObjects, MemberListing, NestedLayout
 from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
@@ -69,15 +69,6 @@ _MAX_KEY_NBYTES: Final = 1024
 _INVALID_KEY: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 
 
-class ListsObjects(Protocol):
-    """Lists what lies below a prefix; see `ObjectReader.list`."""
-
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """Yield objects and common prefixes in the order of their keys."""
-
-
 @dataclass(frozen=True, slots=True)
 class Root:
     """A root, with everything needed to list and read below it."""
@@ -97,39 +88,6 @@ class Root:
         return ref.key.removeprefix(self.ref.prefix.key)
 
 
-@dataclass(frozen=True, slots=True)
-class _MemberListing:
-    """Lists the members of a container as if they were objects."""
-
-    outer: MemberLayout
-    fetch: Fetch
-
-    async def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        directory = self.outer.directory.prefix
-        within = Window(prefix.key, after).below(directory.key)
-        names = self.outer.members.below(within.prefix, within.after, delimiter, self.fetch)
-        while batch := await take(names, _BATCH):
-            sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
-            for (name, _), nbytes in zip(batch, sizes, strict=True):
-                ref = ObjectRef(directory.bucket, directory.key + name)
-                yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
-
-    async def _size(self, member: tuple[str, int | None]) -> int | None:
-        """Return the size of a member that `Members.below` yields; if only its object tells, and
-        cannot be read, 0.
-        """
-        name, nbytes = member
-        if nbytes is not None or name.endswith("/"):
-            return nbytes
-        try:
-            place = await self.outer.members.find(name, self.fetch)
-        except (DamagedError, NotAllowedError):
-            return 0
-        return place.byte_range.length if isinstance(place, Stored | Part) else 0
-
-
 async def enter(root: Root, path: str) -> tuple[Root, int]:
     """Return the root of the members that *path*, which has a slash behind each folder, leads to,
     and the length of its beginning that names their container; else *root* and 0.
@@ -140,7 +98,7 @@ async def enter(root: Root, path: str) -> tuple[Root, int]:
 
 def _within(root: Root, layout: MemberLayout) -> Root:
     containers = MemberContainers(root.containers.formats, outer=layout)
-    listing = _MemberListing(layout, root.fetch)
+    listing = MemberListing(layout, root.fetch)
     return Root(layout.directory, root.store, containers, root.fetch, listing)
 
 

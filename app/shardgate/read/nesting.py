@@ -6,13 +6,22 @@ translated to where the members lie: an inner chunk of a shard in an archive is 
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
-from shardgate.concurrency import run_in_thread
-from shardgate.errors import DamagedError
+from shardgate.concurrency import bounded_gather, run_in_thread, take
+from shardgate.errors import DamagedError, NotAllowedError
 from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.contract import Layout, StoredObjects, Target
-from shardgate.formats.listing import GridWalk, Item, ListingIO, ListingRules, Rows, Walk, Wanted
+from shardgate.formats.listing import (
+    GridWalk,
+    Item,
+    ListingIO,
+    ListingRules,
+    Rows,
+    Walk,
+    Wanted,
+    Window,
+)
 from shardgate.formats.members import MemberLayout, Place, refer
 from shardgate.formats.reading import (
     DecodeError,
@@ -42,7 +51,10 @@ from shardgate.model import (
     Whole,
 )
 from shardgate.read.perform import max_nbytes_on_loop
+from shardgate.storage.contract import Listed
 
+_LISTED_AT_ONCE: Final = 128
+_LOCATED_AT_ONCE: Final = 64
 _SMALL_PART_NBYTES: Final = 64 * 1024
 """Parts of up to so many bytes are decoded each time, from the content of their member."""
 
@@ -352,3 +364,45 @@ class NestedShard:
             case Inline(data, etag):
                 return replace(survey, whole=Stored(ref, part, Fixed(etag)), data=data)
         return None
+
+
+class ListsObjects(Protocol):
+    """Lists objects below a prefix; see `ObjectReader.list`."""
+
+    def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Yield objects and common prefixes in the order of their keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberListing:
+    """Lists the members of a container as if they were objects."""
+
+    outer: MemberLayout
+    fetch: Fetch
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        directory = self.outer.directory.prefix
+        within = Window(prefix.key, after).below(directory.key)
+        names = self.outer.members.below(within.prefix, within.after, delimiter, self.fetch)
+        while batch := await take(names, _LISTED_AT_ONCE):
+            sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
+            for (name, _), nbytes in zip(batch, sizes, strict=True):
+                ref = ObjectRef(directory.bucket, directory.key + name)
+                yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
+
+    async def _size(self, member: tuple[str, int | None]) -> int | None:
+        """Return the size of a member that `Members.below` yields; if only its object tells, and
+        cannot be read, 0.
+        """
+        name, nbytes = member
+        if nbytes is not None or name.endswith("/"):
+            return nbytes
+        try:
+            place = await self.outer.members.find(name, self.fetch)
+        except (DamagedError, NotAllowedError):
+            return 0
+        return place.byte_range.length if isinstance(place, Stored | Part) else 0

@@ -15,7 +15,7 @@ from shardgate.formats.contract import (
     Target,
     Translator,
 )
-from shardgate.formats.icechunk.layout import Icechunk
+from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.members import MemberFormat, MemberLayout
 from shardgate.formats.reading import Fetch, Opaque, Read
@@ -279,7 +279,7 @@ class MemberContainers(Containers):
     outer: MemberLayout
 
     def __post_init__(self) -> None:
-        found = tuple(fmt for fmt in self.formats if not isinstance(fmt, Icechunk))
+        found = tuple(fmt for fmt in self.formats if isinstance(fmt, DocumentFormat))
         object.__setattr__(self, "formats", found)
 
     async def search(

@@ -170,6 +170,7 @@ def inspect(
         import asyncio
         import json
         from dataclasses import asdict
+        from functools import partial
 
         from shardgate.configuration import RootOptions
         from shardgate.datasets import with_root
@@ -182,10 +183,7 @@ def inspect(
             return [], [], nothing
         return await survey.inspect_root(root), await survey.inspect_refs(root), ""
 
-    async def locate(root: Root) -> survey.ChunkReport | survey.IndexReport:
-        locate_in = survey.inspect_shard if as_shard else survey.inspect_key
-        return await locate_in(root, VirtualKey(key or ""))
-
+    locate: Any = survey.inspect_shard if as_shard else survey.inspect_key
     options = RootOptions(allow_virtual or (), anonymous=anonymous)
     if references:
         _write_references(url, key or "", output, options)
@@ -193,23 +191,23 @@ def inspect(
     nothing, is_damaged = "", False
     if key is None:
         arrays, refs, nothing = asyncio.run(with_root(url, describe, options))
-        document: dict[str, Any] = {
-            "arrays": list(map(asdict, arrays)),
-            "refs": list(map(asdict, refs)),
-        }
+        tables = {"arrays": arrays, "refs": refs}
+        document: dict[str, Any] = {name: list(map(asdict, each)) for name, each in tables.items()}
         drawn = [display.draw_table(arrays), *([display.draw_table(refs)] if refs else [])]
         is_damaged = any(isinstance(each, survey.DamageReport) for each in (*arrays, *refs))
     else:
-        document = asdict(asyncio.run(with_root(url, locate, options)))
+        document = asdict(
+            asyncio.run(with_root(url, partial(locate, key=VirtualKey(key)), options))
+        )
         drawn = [display.draw_facts(document)]
         if document.get("state") == "absent":
             nothing = f"{key}: {document['reason']}"
     if as_json:
         typer.echo(json.dumps(document, indent=2))
-    elif key is None and not any(document.values()):
-        typer.echo("" if nothing else display.NO_COLLECTIONS, nl=not nothing)
-    else:
+    elif key is not None or any(document.values()):
         display.show(*drawn)
+    elif not nothing:
+        typer.echo(display.NO_COLLECTIONS)
     _finish(nothing, is_damaged=is_damaged)
 
 

@@ -121,7 +121,7 @@ async def _open(data: bytes) -> list[Figure]:
     assert isinstance(layout.members, ZipMembers)
     opened = len(store.calls)
     directory = await layout.members.open_directory(DirectFetch(store))
-    names = sum(map(len, directory.names))
+    names = sum(len(name) for name, _ in directory.names.below("", "", ""))
     held = (directory.nbytes - names) / _ENTRIES
     return [
         Figure.over("t", "an archive of 100,000 entries opened", "s", seconds, Goal("at most", 1)),

@@ -67,7 +67,7 @@ class Members(Protocol):
         """
 
 
-class SortedNames(Sequence[str]):
+class SortedNames:
     """Names in the order of their UTF-8 bytes, held as one text: 8 bytes a name and its own."""
 
     __slots__ = ("_bounds", "_text")
@@ -100,9 +100,6 @@ class SortedNames(Sequence[str]):
     def __len__(self) -> int:
         return len(self._bounds) - 1
 
-    def __getitem__(self, at: int) -> str:  # type: ignore[override]
-        return self._name(at).decode()
-
     def _name(self, at: int) -> bytes:
         return self._text[self._bounds.item(at) : self._bounds.item(at + 1)]
 
@@ -134,7 +131,7 @@ class MemberFormat(Protocol):
     """A format whose containers have members."""
 
     @property
-    def markers(self) -> Sequence[str]:
+    def patterns(self) -> Sequence[str]:
         """Patterns of the names of containers, or of objects in them, for people."""
 
     def is_container(self, name: str) -> bool:

@@ -105,7 +105,7 @@ class Containers:
         """The names of the objects that mark containers, for people."""
         nowhere = ObjectRef("", "")
         names = [read.ref.key for fmt in self.formats for read in fmt.markers(nowhere)]
-        return ", ".join([*names, *(name for fmt in self.archives for name in fmt.markers)])
+        return ", ".join([*names, *(each for fmt in self.archives for each in fmt.patterns)])
 
     def is_archive(self, name: str) -> bool:
         """Return whether an object of this name may be a container by itself."""
@@ -113,7 +113,14 @@ class Containers:
 
     def may_enter_archive(self, key: str) -> bool:
         """Return whether a folder on the way to *key* is named like an archive."""
-        return "." in key and any(map(self.is_archive, key.split("/")[:-1]))
+        return any(map(self.is_archive, key.split("/")[:-1]))
+
+    def within(self, outer: MemberLayout) -> "MemberContainers":
+        """Return those among the members of *outer*: no repositories, whose references lead to
+        whole objects.
+        """
+        formats = [fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)]
+        return MemberContainers(formats, outer=outer)
 
     async def search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
@@ -126,8 +133,8 @@ class Containers:
             return claimed
         if (archive := await self.archive_of(root, key, fetch)) is not None:
             outer, start = archive
-            members = MemberContainers(self.formats, outer=outer)
-            return await members.search(outer.directory, VirtualKey(key[start:]), fetch)
+            name = VirtualKey(key[start:])
+            return await self.within(outer).search(outer.directory, name, fetch)
         container, fault = await self._search(root, key, fetch, prefetch)
         found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
@@ -272,15 +279,9 @@ class Containers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberContainers(Containers):
-    """Opens containers among the members of *outer*, and reads them there: not repositories, whose
-    references lead to whole objects.
-    """
+    """Opens containers among the members of *outer*, and reads them there."""
 
     outer: MemberLayout
-
-    def __post_init__(self) -> None:
-        found = tuple(fmt for fmt in self.formats if isinstance(fmt, DocumentFormat))
-        object.__setattr__(self, "formats", found)
 
     async def search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
@@ -366,7 +367,8 @@ class Routes:
             layout, _, outer = route.container
             rest = VirtualKey(key[len(name[2]) :])
             around = [each for each, start in outer if each.encloses(VirtualKey(key[start:]))]
-            if layout.encloses(rest) and not around and not _hides_archive(dataset, layout, rest):
+            is_hiding = "." in rest and _hides_archive(dataset, layout, rest)
+            if layout.encloses(rest) and not around and not is_hiding:
                 tracker.adopt(route.tracker)
                 return Container(layout, rest)
         return await self._search(dataset, key, tracker)

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -44,7 +43,7 @@ from shardgate.model import (
     join_path,
 )
 from shardgate.read.bodies import Entity
-from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers, MemberContainers
+from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
 from shardgate.read.nesting import ListsObjects, MemberListing, NestedLayout
 from shardgate.storage.contract import Listed, ObjectReader
 
@@ -97,8 +96,7 @@ async def enter(root: Root, path: str) -> tuple[Root, int]:
 
 
 def _within(root: Root, layout: MemberLayout) -> Root:
-    containers = MemberContainers(root.containers.formats, outer=layout)
-    listing = MemberListing(layout, root.fetch)
+    containers, listing = root.containers.within(layout), MemberListing(layout, root.fetch)
     return Root(layout.directory, root.store, containers, root.fetch, listing)
 
 
@@ -123,11 +121,9 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
 
     Below a damaged one directories of chunks are passed over.
     """
-    paths = [("", False)]
-    for number in count():
-        if not paths:
-            return
-        await yield_to_loop(number)  # metadata of members need no reads
+    paths, opened = [("", False)], 0
+    while paths:
+        await yield_to_loop(opened := opened + 1)  # metadata of members need no reads
         path, is_doubtful = paths.pop()
         layout = None
         listing = partial(list_names, root.listing, root.ref.join(path))

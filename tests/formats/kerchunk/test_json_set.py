@@ -36,7 +36,11 @@ def _decode(document: Any, limit_nbytes: int = LIMIT_NBYTES) -> ReferenceSet:
 
 def _found(document: Any) -> dict[str, SourcePart | bytes | None]:
     found = _decode(document)
-    return {name: found.table.lookup(row) for row, name in enumerate(found.names)}
+    return {
+        name: found.table.lookup(row)
+        for name, row in found.names.below("", "", "")
+        if row is not None
+    }
 
 
 @pytest.mark.parametrize("inline_nbytes", [0, 100])

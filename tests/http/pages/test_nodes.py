@@ -159,7 +159,7 @@ async def test_precomputed_node_has_scale_and_offset() -> None:
 
 
 async def test_long_lists_are_cut_before_they_are_read() -> None:
-    """Of long lists only the first items are read: invalid ones behind them do no harm."""
+    """Long lists are read up to a bound: invalid items behind that do no harm."""
     odd: list[Any] = [7] * 10_000
     level = {"path": "s0", "coordinateTransformations": [{"scale": [2.0] * 5}] * 4 + odd}
     multiscale = {"axes": AXES, "datasets": [level] * 64 + odd}

@@ -26,7 +26,7 @@ class Kerchunk:
     allowed: tuple[Allowed, ...] = ()
 
     @property
-    def markers(self) -> Sequence[str]:
+    def patterns(self) -> Sequence[str]:
         return [*(f"*{suffix}" for suffix in SET_SUFFIXES), CONSOLIDATED]
 
     def is_container(self, name: str) -> bool:

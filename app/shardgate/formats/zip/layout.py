@@ -44,7 +44,7 @@ class Zip:
     """The object that the settings name, which may have any name."""
 
     @property
-    def markers(self) -> Sequence[str]:
+    def patterns(self) -> Sequence[str]:
         return [f"*{suffix}" for suffix in ARCHIVE_SUFFIXES]
 
     def is_container(self, name: str) -> bool:

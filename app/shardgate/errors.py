@@ -184,6 +184,10 @@ class UnknownSessionError(RequestError):
     """The repository has no such session, or it has ended."""
 
 
+class UnknownTokenError(RequestError):
+    """The caller has made no such token, or it has expired."""
+
+
 class ConflictError(ShardgateError):
     """The write conflicts with the stored state."""
 

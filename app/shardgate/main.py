@@ -23,10 +23,13 @@ from shardgate.http.asgi import AsgiApp
 from shardgate.http.auth.access import Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
 from shardgate.http.auth.code_flow import CodeFlow
-from shardgate.http.auth.login import LoginPages, LoginTokens, build_login, caller_of_page
+from shardgate.http.auth.login import LoginPages, build_login
+from shardgate.http.auth.login_sessions import LoginTokens, caller_of_page
 from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.sigv4 import Signatures
-from shardgate.http.auth.tokens import TokenSigner, build_tokens
+from shardgate.http.auth.token_page import build_token_page
+from shardgate.http.auth.token_records import TokenRecords
+from shardgate.http.auth.tokens import TokenMint, TokenSigner, build_tokens
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.gateway import ConcurrencyLimiter, Gateway
 from shardgate.http.instrumentation import InstrumentedApp
@@ -42,6 +45,7 @@ from shardgate.http.write import WritePlane
 from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.icechunk.trains import Committer
+from shardgate.model import ObjectRef
 from shardgate.observability.logging import open_access_log
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.tracing import Tracing
@@ -51,6 +55,7 @@ from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.resolver import Resolver
 from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
+from shardgate.storage.memory import MemoryStore
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import Call, OnCall, TracedStore
 from shardgate.write.rewrite import Rewrites
@@ -101,7 +106,7 @@ def create_app(
     committer = Committer(RepoSwaps(shared.stores, shared.fetch), budget, shared.metrics.on_commit)
     datasets = Datasets(shared.datasets, settings.server.metrics)
     bodies = RequestBodyReader(shared.bodies)
-    access = _build_access(settings, datasets, bodies)
+    access = _build_access(shared, datasets, bodies)
     access_log = open_access_log(settings.server)
 
     @asynccontextmanager
@@ -127,7 +132,7 @@ def create_app(
     start_page = StartPage(datasets, OverviewCache(resolver), settings.login)
     api = build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
     writing = _build_writing(shared, rewrites, access.authenticator)
-    pages, sessions = DatasetPages(resolver, viewers), shared.sessions
+    pages, sessions = DatasetPages(resolver, settings.login), shared.sessions
     authenticator = access.authenticator
     data = DataPlane(datasets, authenticator, resolver, sessions, writing, pages=pages, cors=cors)
     shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
@@ -220,22 +225,36 @@ def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
     return on_call
 
 
-def _build_access(settings: Settings, datasets: Datasets, bodies: RequestBodyReader) -> _Access:
+def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader) -> _Access:
+    settings = shared.settings
     issuers, login = Issuers(settings.issuers), settings.login
-    signer = TokenSigner(settings.tokens)
     hosts = Hosts(settings.server.host, settings.server.hosts)
     signatures = Signatures(settings.callers)
-    routes = [build_tokens(datasets, signer, bodies)]
+    records = _open_records(settings, shared.stores)
+    mint = TokenMint(datasets, TokenSigner(settings.tokens, records), records)
+    routes, identify = [build_tokens(mint, bodies)], [mint.signer.identify]
     if login.issuer is None:
-        tokens = BearerTokens(settings.callers, [signer.identify, issuers.identify])
+        tokens = BearerTokens(settings.callers, [*identify, issuers.identify])
+        records.on_end = tokens.forget
         return _Access(Authenticator(datasets, tokens, signatures, hosts), routes, [issuers])
-    login_tokens, flow = LoginTokens(settings, datasets), CodeFlow(issuers, login)
-    identify = [signer.identify, login_tokens.identify, issuers.identify]
-    tokens = BearerTokens(settings.callers, identify)
-    pages = LoginPages(flow, login_tokens, login.viewers, on_end=tokens.forget)
-    find_session = partial(caller_of_page, login_tokens)
+    sessions, flow = LoginTokens(settings, datasets, records), CodeFlow(issuers, login)
+    tokens = BearerTokens(settings.callers, [*identify, sessions.identify, issuers.identify])
+    records.on_end = tokens.forget
+    routes += [
+        build_token_page(sessions, mint, bodies),
+        build_login(LoginPages(flow, sessions, login.viewers), bodies),
+    ]
+    find_session = partial(caller_of_page, sessions)
     authenticator = Authenticator(datasets, tokens, signatures, hosts, find_session)
-    return _Access(authenticator, [*routes, build_login(pages, bodies)], [issuers, flow])
+    return _Access(authenticator, routes, [issuers, flow])
+
+
+def _open_records(settings: Settings, stores: Stores) -> TokenRecords:
+    tokens = settings.tokens
+    if tokens.url is None:
+        return TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
+    store = settings.stores[tokens.store] if tokens.store else None
+    return TokenRecords(stores, stores.open_root(tokens.url, store, tokens.store))
 
 
 def _build_routes(

@@ -337,6 +337,10 @@ class TokenSettings(Section):
     """Key that signs tokens, 32 characters or more, equal on all replicas; default: random."""
     longest_s: PositiveInt = 12 * 3600
     """Longest lifetime of a token."""
+    url: _RootUrl | None = None
+    """Writable folder of records of tokens, for all replicas; default: memory of each process."""
+    store: str | None = None
+    """Name of a `[stores.NAME]` table for it."""
 
 
 class VirtualPrefix(Section):
@@ -423,7 +427,13 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Self:
-        faults = self._unknown_stores, self._unknown_callers, self._duplicates, self._wrong_login
+        faults = (
+            self._unknown_stores,
+            self._unknown_callers,
+            self._duplicates,
+            self._wrong_login,
+            self._wrong_records,
+        )
         _refuse(complaint for find in faults for complaint in find())
         return self
 
@@ -467,6 +477,19 @@ class Settings(Section):
         allowed = self.server.cors_origins
         if "*" not in allowed and (others := set(self.login.viewers) - {*allowed}):
             yield f"login.viewers: {min(others)} is not in server.cors_origins, so cannot read"
+
+    def _wrong_records(self) -> Iterator[str]:
+        if self.tokens.store not in {None, *self.stores}:
+            yield "tokens.store: names no [stores] table"
+        if (url := self.tokens.url) is None:
+            return
+        if url.partition("://")[0] not in WRITABLE_SCHEMES:
+            schemes = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)
+            yield f"tokens.url: {url} begins with none of {schemes}, which can be written to"
+        for name, dataset in self.datasets.items():
+            folders = f"{url}/", f"{dataset.url}/"
+            if max(folders).startswith(min(folders)):
+                yield f"tokens.url: {url} and datasets.{name} lie in each other"
 
     def _is_rule(self, rule: str) -> bool:
         issuer, colon, value = rule.partition(":")

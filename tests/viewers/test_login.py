@@ -21,7 +21,9 @@ from pydantic import SecretStr
 from zarr.storage import LocalStore
 
 from shardgate.http.auth.access import Datasets
-from shardgate.http.auth.login import LoginTokens
+from shardgate.http.auth.login_sessions import LoginTokens
+from shardgate.http.auth.token_records import TokenRecords
+from shardgate.model import ObjectRef
 from shardgate.settings import (
     DatasetSettings,
     IssuerSettings,
@@ -29,6 +31,7 @@ from shardgate.settings import (
     Settings,
     TokenSettings,
 )
+from shardgate.storage.memory import MemoryStore
 from tests.support.lacking import lack
 from tests.support.processes import environ, free_ports, wait_until
 from tests.support.serving import serving
@@ -198,7 +201,8 @@ def test_person_signs_in_again_after_the_token_has_expired(
     page = open_viewer(context, viewer, service)
     sign_in(page, "ada")
     demand_picture(page)
-    past = LoginTokens(settings, Datasets({}), lambda: time.time() - 86_400).seal(
+    records = TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
+    past = LoginTokens(settings, Datasets({}), records, lambda: time.time() - 86_400).seal(
         "viewer", {"sub": "sso:ada", "rules": ["sso:lab"]}, 3600
     )
     page.evaluate(_REPLACE_TOKEN, past)

@@ -42,6 +42,7 @@ _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
         errors.UnknownRepositoryError,
         errors.UnknownRefError,
         errors.UnknownSessionError,
+        errors.UnknownTokenError,
     ),
     HTTPStatus.CONFLICT: (errors.ConflictError, errors.CommitConflictError),
     HTTPStatus.METHOD_NOT_ALLOWED: (errors.ReadOnlyError,),

@@ -10,7 +10,12 @@ from http import HTTPStatus
 from typing import Final, cast
 
 from shardgate.concurrency import is_many, run_in_thread, yield_to_loop
-from shardgate.errors import RequestError, ShardgateError, StorageUnusableError
+from shardgate.errors import (
+    RequestError,
+    ShardgateError,
+    StorageUnusableError,
+    UnauthenticatedError,
+)
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
@@ -19,6 +24,7 @@ from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ClientGoneError
 from shardgate.http.conditions import Conditions, Negotiation, choose, etag_of_selected, whole_of
 from shardgate.http.pages.dataset_page import MOST_NAMES, DatasetPages
+from shardgate.http.problems import status_headers
 from shardgate.http.request import (
     Answer,
     Exchange,
@@ -148,7 +154,7 @@ class DataPlane:
             if exchange.status:
                 _log.warning("an answer broke off", exc_info=error)
                 raise
-            await responder.fail(error)
+            await self._fail(responder, error)
         except ClientGoneError:
             pass
         except Exception:
@@ -157,6 +163,16 @@ class DataPlane:
             _log.exception("a request failed")
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             await responder.problem(status, "a fault of this service")
+
+    async def _fail(self, responder: Responder, error: ShardgateError) -> None:
+        """Send *error* as a problem, or lead a browser to the sign-in where that may help."""
+        body = None
+        if isinstance(error, UnauthenticatedError):
+            body = await self._pages.render_refusal(responder.request, str(error))
+        if body is None:
+            await responder.fail(error)
+        else:
+            await self._send_html(responder, HTTPStatus.UNAUTHORIZED, body)
 
     async def _respond_read(self, request: Request, responder: Responder) -> None:
         method, query = request.method, request.query
@@ -292,9 +308,12 @@ class DataPlane:
             detail = f"there are no keys below {dataset.name}/{prefix}"
             await _send_missing(responder, dataset, detail)
             return
+        await self._send_html(responder, HTTPStatus.OK, body)
+
+    async def _send_html(self, responder: Responder, status: HTTPStatus, body: bytes) -> None:
         length = (b"content-length", b"%d" % len(body))
         headers = [(b"content-type", _HTML), length, *self._pages.headers, NO_STORE, _VARY]
-        await responder.send(HTTPStatus.OK, headers, body)
+        await responder.send(status, headers + status_headers(status), body)
 
 
 def _negotiate(request: Request) -> Negotiation:

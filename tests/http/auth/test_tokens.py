@@ -15,26 +15,38 @@ import pytest
 from joserfc import jws
 from joserfc.errors import BadSignatureError
 from joserfc.jwk import OctKey
+from pydantic import ValidationError
 
 from shardgate.errors import UnauthenticatedError
 from shardgate.http.auth.access import Caller
 from shardgate.http.auth.oidc import Issuers
+from shardgate.http.auth.token_records import TokenRecords
 from shardgate.http.auth.tokens import TokenSigner, read_grant
+from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings, TokenSettings
+from shardgate.storage.memory import MemoryStore
 from tests.http.auth.issuing import JWKS, Issuer, forge, issuing, make_key, spell
 from tests.http.auth.people import TEXT, People, settings
 from tests.storage.faulty import Fault
 from tests.support.files import write_files
+from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
 
 NOW = 1_000_000.0
 LONGEST_S = 7200
 SECRET = "a secret that all replicas share"
+RECORDS = ObjectRef("memory://tokens", "")
 
 
-def minter(secret: str = SECRET, now: float = NOW) -> TokenSigner:
-    """Return a signer whose clock is fixed."""
-    return TokenSigner(TokenSettings(secret=secret), lambda: now)
+def minter(secret: str = SECRET, now: float = NOW, store: MemoryStore | None = None) -> TokenSigner:
+    """Return a signer whose clock is fixed, with the records in *store*."""
+    records = TokenRecords(store or MemoryStore(), RECORDS, lambda: now)
+    return TokenSigner(TokenSettings(secret=secret), records, lambda: now)
+
+
+def random_minter() -> TokenSigner:
+    """Return a signer with the secret that each start makes."""
+    return TokenSigner(TokenSettings(), TokenRecords(MemoryStore(), RECORDS))
 
 
 async def refusal(minter: TokenSigner, token: str) -> str:
@@ -53,7 +65,8 @@ async def test_signed_token_grants_reading_its_datasets(name: str) -> None:
     assert known is not None
     assert known.caller.name == name
     assert known.caller.grants == {"public", read_grant("em"), read_grant("lm")}
-    assert known.until_s == minted.expires_at.timestamp() == 1_000_060
+    assert known.until_s == 1_000_010
+    assert minted.expires_at.timestamp() == 1_000_060
     assert await minter(now=1_000_059.9).identify(minted.token) is not None
     assert "expired" in await refusal(minter(now=1_000_060), minted.token)
 
@@ -77,10 +90,10 @@ def test_a_token_is_short_and_fits_a_path() -> None:
 async def test_token_of_another_secret_is_refused() -> None:
     """A token signed with another secret is refused; by default each start makes a new one."""
     minted = minter("the secret of somebody else, as long").sign("ada", ["em"], 60)
-    token = TokenSigner(TokenSettings()).sign("ada", ["em"], 60).token
+    token = random_minter().sign("ada", ["em"], 60).token
 
     assert "not signed by this service" in await refusal(minter(), minted.token)
-    assert "not signed by this service" in await refusal(TokenSigner(TokenSettings()), token)
+    assert "not signed by this service" in await refusal(random_minter(), token)
 
 
 def tampered(**changes: object) -> str:
@@ -91,7 +104,7 @@ def tampered(**changes: object) -> str:
 
 
 HEADER = {"alg": "HS256", "typ": "shardgate+jwt"}
-CLAIMS = {"iss": "shardgate", "sub": "ada", "exp": 2_000_000, "datasets": ["em"]}
+CLAIMS = {"iss": "shardgate", "sub": "ada", "jti": "an-id", "exp": 2_000_000, "datasets": ["em"]}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +137,7 @@ async def test_tokens_of_issuers_and_of_the_service_are_distinct() -> None:
     alike = [forge(header, CLAIMS) for header in ({"alg": "HS256"}, {"typ": 5})]
     for token in ("", "opaque", "a.b.c", ours[:-1], f"{ours}.x", *alike):
         assert await minter().identify(token) is None
-    minted = TokenSigner(TokenSettings())
+    minted = random_minter()
     with issuing() as issuer:
         ours = minted.sign("ada", ["em"], 60).token
         theirs = issuer.sign({"datasets": ["em"]})
@@ -277,3 +290,105 @@ def test_unavailable_issuer_is_503(tmp_path: Path) -> None:
     assert [answer.status_code for answer in answers] == [503, 503]
     assert all("Retry-After" in answer.headers for answer in answers)
     assert all(issuer.url not in answer.text for answer in answers)
+
+
+def listed(people: People, name: str = "ana") -> list[dict[str, object]]:
+    """Return the tokens that the service lists for *name*."""
+    answer = people.ask("GET", "/api/tokens", name)
+    assert answer.status_code == 200
+    return list(answer.json()["tokens"])
+
+
+def test_made_tokens_are_listed_without_their_text(tmp_path: Path) -> None:
+    """A caller's valid tokens are listed, the newest first, with neither token nor path."""
+    with minting(tmp_path) as people:
+        made = [mint(people, {"dataset": name}).json() for name in ("private", "open")]
+        shown = people.ask("GET", "/api/tokens", "ana")
+        others = listed(people, "bob")
+
+    tokens = shown.json()["tokens"]
+    assert {each["token_id"]: each["datasets"] for each in tokens} == {
+        each["token_id"]: list(each["paths"]) for each in made
+    }
+    assert [each["expires_at"] for each in tokens] == [each["expires_at"] for each in made]
+    assert not any(each["token"] in shown.text for each in made)
+    assert others == []
+
+
+def test_revoked_token_is_refused(tmp_path: Path) -> None:
+    """A revoked token is 401 at once, cached or not, in header and path; another stays valid."""
+    with minting(tmp_path) as people:
+        made, kept = (mint(people, {"dataset": "private"}).json() for _ in range(2))
+        paths = [f"{each['paths']['private']}text.txt" for each in (made, kept)]
+        bearer = {"authorization": f"Bearer {made['token']}"}
+        before = [people.ask("GET", path).status_code for path in paths]
+        revoked = people.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
+        after = [people.ask("GET", path).status_code for path in paths]
+        by_header = people.ask("GET", "/private/text.txt", headers=bearer)
+        again = people.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
+        left = listed(people)
+
+    assert before == [200, 200]
+    assert revoked.status_code == 204
+    assert after == [401, 200]
+    assert by_header.status_code == 401
+    assert again.status_code == 204
+    assert [each["token_id"] for each in left] == [kept["token_id"]]
+
+
+def test_only_its_maker_revokes_a_token(people: People) -> None:
+    """The id of a token of somebody else, or of none, is 404; without credentials it is 401."""
+    made = mint(people, {"dataset": "private"}).json()
+    path = f"/api/tokens/{made['token_id']}"
+
+    assert people.ask("DELETE", path, "bob").status_code == 404
+    assert people.ask("DELETE", "/api/tokens/none", "ana").status_code == 404
+    assert people.ask("DELETE", path).status_code == 401
+    assert people.ask("GET", f"{made['paths']['private']}text.txt").content == TEXT
+
+
+def test_bearer_of_a_made_token_sees_and_revokes_none(people: People) -> None:
+    """Who was given a token can neither list nor revoke tokens of its maker."""
+    made = mint(people, {"dataset": "private"}).json()
+    bearer = {"authorization": f"Bearer {made['token']}"}
+
+    for method, path in (("GET", "/api/tokens"), ("DELETE", f"/api/tokens/{made['token_id']}")):
+        assert people.ask(method, path, headers=bearer).status_code == 403
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_replicas_share_records_of_tokens(kind: str, tmp_path: Path, seaweedfs: SeaweedFS) -> None:
+    """With `tokens.url` a token of one replica is listed, and revoked, by another one."""
+    s3 = {"url": f"s3://{seaweedfs.bucket}/{tmp_path.name}", "store": "weed"}
+    place = {"url": str(tmp_path / "records")} if kind == "file" else s3
+    tokens = TokenSettings.model_validate({"secret": SECRET, **place})
+    configured = settings(tmp_path, tokens=tokens, stores={"weed": seaweedfs.settings})
+    with serving(configured) as one, serving(configured) as two:
+        first, second = People(one, tmp_path), People(two, tmp_path)
+        made = mint(first, {"dataset": "private"}).json()
+        names = [each["token_id"] for each in listed(second)]
+        revoked = second.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
+        refused = first.ask("GET", f"{made['paths']['private']}text.txt")
+
+    assert names == [made["token_id"]]
+    assert revoked.status_code == 204
+    assert refused.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("tokens", "complaint"),
+    [
+        ({"url": "https://a.example/b"}, "tokens.url"),
+        ({"url": "s3://bucket", "store": "none"}, "tokens.store"),
+        ({"url": "/data/em"}, "datasets.em"),
+        ({"url": "/data/em/tokens"}, "datasets.em"),
+        ({"url": "/data"}, "datasets.em"),
+    ],
+)
+def test_unusable_folder_of_records_is_refused(tokens: dict[str, str], complaint: str) -> None:
+    """Records cannot lie in a store without writes, nor in a dataset or around one."""
+    with pytest.raises(ValidationError, match=re.escape(complaint)):
+        Settings(
+            tokens=TokenSettings.model_validate(tokens),
+            datasets={"em": DatasetSettings(url="/data/em")},
+        )

@@ -145,7 +145,7 @@ class Authenticator:
         tokens: BearerTokens,
         signatures: Signatures,
         hosts: Hosts,
-        find_session: Callable[[Request], Caller | None] = lambda _: None,
+        find_session: Callable[[Request], Awaitable[Caller | None]] | None = None,
     ) -> None:
         """*find_session* returns the caller of a cookie, for requests without other credentials."""
         self._find_session = find_session
@@ -230,4 +230,5 @@ class Authenticator:
             return signed.caller
         if authorization:
             raise UnauthenticatedError("Authorization is neither a bearer token nor S3's signature")
-        return self._find_session(request) or NOBODY
+        found = None if self._find_session is None else await self._find_session(request)
+        return found or NOBODY

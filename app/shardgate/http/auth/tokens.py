@@ -1,10 +1,11 @@
 """Short-lived tokens for paths of viewers: JWTs that only this service signs and verifies."""
 
 import hmac
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, NamedTuple, Self
 from urllib.parse import quote
 
 import jwt
@@ -14,6 +15,7 @@ from pydantic import BaseModel, Field, PositiveInt, model_validator
 from shardgate.errors import BadBodyError, ForbiddenError, UnauthenticatedError
 from shardgate.http.api.openapi import RequestDocument, new_router, reads
 from shardgate.http.auth.access import NOBODY, Caller, Datasets, Identity
+from shardgate.http.auth.token_records import CHECKED_S, TokenList, TokenRecord, TokenRecords
 from shardgate.http.body import RequestBodyReader
 from shardgate.settings import PUBLIC, TokenSettings
 
@@ -24,12 +26,15 @@ _ISSUER: Final = "shardgate"
 _PURPOSE: Final = b"shardgate: minted tokens"
 _GRANT: Final = "~"
 _DEFAULT_S: Final = 3600
+_ID_NBYTES: Final = 9
 _MOST_DATASETS: Final = 32
 
 
 class Token(BaseModel, use_attribute_docstrings=True):
     """A token that lets its bearer read."""
 
+    token_id: str
+    """By which it is revoked."""
     token: Annotated[str, Field(repr=False)]
     """For `Authorization: Bearer`, or a path."""
     expires_at: datetime
@@ -40,32 +45,45 @@ class Token(BaseModel, use_attribute_docstrings=True):
 class TokenSigner:
     """Signs tokens that let their bearer read datasets, and verifies them."""
 
-    def __init__(self, settings: TokenSettings, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: TokenSettings,
+        records: TokenRecords,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         secret = settings.secret.get_secret_value().encode()
         self._key = hmac.digest(secret, _PURPOSE, "sha256")
+        self._records = records
         self._now = now
         self.longest_s = settings.longest_s
+        self.default_s = min(_DEFAULT_S, settings.longest_s)
 
     def sign(
         self, caller_name: str, dataset_names: Sequence[str], lifetime_s: int, root_path: str = ""
     ) -> Token:
         """Return a token by which *caller_name* lets others read; *root_path* begins its paths."""
+        token_id = secrets.token_urlsafe(_ID_NBYTES)
         expires_at_s = int(self._now()) + lifetime_s
         claims = {
             "iss": _ISSUER,
             "sub": caller_name,
+            "jti": token_id,
             "exp": expires_at_s,
             "datasets": dataset_names,
         }
         token = jwt.encode(claims, self._key, _ALGORITHM, {"typ": _TYPE})
         return Token(
+            token_id=token_id,
             token=token,
             expires_at=datetime.fromtimestamp(expires_at_s, UTC),
             paths={name: f"{root_path}/~{token}/{name}/" for name in dataset_names},
         )
 
     async def identify(self, token: str) -> Identity | None:
-        """Return the signer and grants; `None` for other types. Raises: `UnauthenticatedError`."""
+        """Return the signer and grants; `None` for other types.
+
+        Raises: `UnauthenticatedError`, `StorageError`.
+        """
         try:
             if jwt.get_unverified_header(token).get("typ") != _TYPE:
                 return None
@@ -77,14 +95,18 @@ class TokenSigner:
                 self._key,
                 algorithms=[_ALGORITHM],
                 issuer=_ISSUER,
-                options={"require": ["sub", "exp", "datasets"], "verify_exp": False},
+                options={"require": ["sub", "jti", "exp", "datasets"], "verify_exp": False},
             )
         except jwt.PyJWTError:
             raise UnauthenticatedError("the token was not signed by this service") from None
         if claims["exp"] <= self._now():
             raise UnauthenticatedError("the token has expired")
+        await self._records.refresh()
+        if self._records.has_ended(claims["jti"]):
+            raise UnauthenticatedError("the token has been revoked")
         grants = frozenset({PUBLIC, *map(read_grant, claims["datasets"])})
-        return Identity(Caller(claims["sub"], grants), claims["exp"])
+        until_s = min(claims["exp"], self._now() + CHECKED_S)
+        return Identity(Caller(claims["sub"], grants), until_s)
 
 
 def read_grant(dataset_name: str) -> str:
@@ -114,29 +136,62 @@ class TokenOptions(RequestDocument):
         return list(dict.fromkeys(self.datasets or filter(None, [self.dataset])))
 
 
-def build_tokens(datasets: Datasets, signer: TokenSigner, bodies: RequestBodyReader) -> APIRouter:
-    """Build the route of tokens."""
+class TokenMint(NamedTuple):
+    """Makes tokens for callers, and records them."""
+
+    datasets: Datasets
+    signer: TokenSigner
+    records: TokenRecords
+
+    async def make(self, caller: Caller, options: TokenOptions, root_path: str) -> Token:
+        """Make a token for datasets that *caller* may read.
+
+        Raises: `BadBodyError`, `UnknownDatasetError`, see `TokenRecords.add`.
+        """
+        signer = self.signer
+        for name in options.names:
+            self.datasets.find(name, caller)
+        lifetime_s = options.expires_in_s or signer.default_s
+        if lifetime_s > signer.longest_s:
+            raise BadBodyError(f"expires_in_s: tokens live {signer.longest_s} s at most")
+        token = signer.sign(caller.name, options.names, lifetime_s, quote(root_path))
+        record = TokenRecord(
+            token_id=token.token_id, datasets=list(token.paths), expires_at=token.expires_at
+        )
+        await self.records.add(caller.name, record)
+        return token
+
+
+def build_tokens(tokens: TokenMint, bodies: RequestBodyReader) -> APIRouter:
+    """Build the routes of tokens."""
     router = new_router("/api/tokens", "Tokens")
 
     @router.post("", status_code=201, openapi_extra=reads(TokenOptions))
     async def mint_token(request: Request, response: Response) -> Token:
-        """Make a short-lived token to read datasets that the caller may read.
-
-        It cannot be revoked: its bearer has what it allows until it expires.
-        """
-        caller = request.scope["caller"]
-        if caller == NOBODY:
-            raise UnauthenticatedError("credentials are needed to make a token")
-        if any(grant.startswith(_GRANT) for grant in caller.grants):
-            raise ForbiddenError("a token made here makes no other")
+        """Make a short-lived token to read datasets that the caller may read."""
+        caller = _demand_maker(request)
         options = await bodies.read_document(request, TokenOptions)
-        for name in options.names:
-            datasets.find(name, caller)
-        lifetime_s = options.expires_in_s or min(_DEFAULT_S, signer.longest_s)
-        if lifetime_s > signer.longest_s:
-            raise BadBodyError(f"expires_in_s: tokens live {signer.longest_s} s at most")
         response.headers["Cache-Control"] = "no-store"
-        root_path = quote(request.scope["root_path"])
-        return signer.sign(caller.name, options.names, lifetime_s, root_path)
+        return await tokens.make(caller, options, request.scope["root_path"])
+
+    @router.get("")
+    async def list_tokens(request: Request) -> TokenList:
+        """List the valid tokens that the caller has made; it does not tell the tokens."""
+        return await tokens.records.list(_demand_maker(request).name)
+
+    @router.delete("/{token_id}", status_code=204)
+    async def revoke_token(request: Request, token_id: str) -> None:
+        """Revoke a token that the caller has made; other replicas refuse it within 10 s."""
+        await tokens.records.revoke(_demand_maker(request).name, token_id)
 
     return router
+
+
+def _demand_maker(request: Request) -> Caller:
+    """Return a caller who may make, list and revoke tokens."""
+    caller: Caller = request.scope["caller"]
+    if caller == NOBODY:
+        raise UnauthenticatedError("credentials are needed for tokens")
+    if any(grant.startswith(_GRANT) for grant in caller.grants):
+        raise ForbiddenError("a token made here makes, lists and revokes none")
+    return caller

@@ -14,6 +14,7 @@ from shardgate.errors import ShardgateError, UnknownRepositoryError
 from shardgate.formats.listing import Name
 from shardgate.formats.surveying import Description
 from shardgate.http.auth.access import ServedDataset
+from shardgate.http.auth.login_sessions import is_page
 from shardgate.http.pages import snippets
 from shardgate.http.pages.nodes import NodeView, read_node
 from shardgate.http.pages.rendering import PageTemplate, visible
@@ -23,6 +24,7 @@ from shardgate.http.request import Headers, Request, quote_key
 from shardgate.icechunk.repository import Ancestor, open_repository, read_history
 from shardgate.model import VirtualKey
 from shardgate.read.resolver import Resolver
+from shardgate.settings import LoginSettings
 from shardgate.survey.inspect import (
     LOOK_S,
     CollectionSummary,
@@ -84,15 +86,26 @@ class _FolderContents:
 class DatasetPages:
     """Shows the folders of datasets."""
 
-    def __init__(self, resolver: Resolver, signing_viewers: Sequence[str] = ()) -> None:
+    def __init__(self, resolver: Resolver, login: LoginSettings) -> None:
         self._resolver = resolver
-        self._signing_viewers = signing_viewers
+        self._login = login
+        self._refusal = PageTemplate("refused.html")
         self._page = PageTemplate("dataset.html")
 
     @property
     def headers(self) -> Headers:
         """Headers of all pages."""
         return self._page.headers
+
+    async def render_refusal(self, request: Request, reason: str) -> bytes | None:
+        """Return the page that says why *request* needs credentials, and leads to the sign-in;
+        `None` if people cannot sign in.
+        """
+        if self._login.issuer is None or not is_page(request):
+            return None
+        page = quote(f"{request.raw_path.decode('latin-1')}", safe="")
+        login = f"{request.root_path}/login?page={page}"
+        return await self._refusal.render(reason=reason, login=login)
 
     async def render(
         self,
@@ -116,7 +129,7 @@ class DatasetPages:
         node, array = found.node, found.array
         is_shown = key == folder and node is not None and is_viewable(node)
         is_drawn = is_shown and has_viewer and node is not None and node.axes
-        viewer = address.signing_viewer(dataset, self._signing_viewers)
+        viewer = address.signing_viewer(dataset, self._login.viewers)
         is_linked = is_shown and (viewer or address.viewer(is_installed=has_viewer)) is not None
         return await self._page.render(
             url=url,

@@ -25,3 +25,15 @@ for (const button of document.querySelectorAll("button[data-post]")) {
     location.reload();
   });
 }
+for (const button of document.querySelectorAll("button[data-mint]")) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    const { mint, dataset } = button.dataset;
+    const headers = { "content-type": "application/json" };
+    const response = await fetch(mint, { method: "POST", headers, body: JSON.stringify({ dataset }) });
+    const made = await response.json();
+    const shown = document.querySelector("#made");
+    shown.querySelector("code").textContent = response.ok ? location.origin + made.paths[dataset] : made.detail;
+    shown.hidden = false;
+  });
+}

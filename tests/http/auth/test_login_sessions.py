@@ -1,0 +1,371 @@
+"""`shardgate.http.auth.login_sessions`: cookies and tokens of people who have signed in."""
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from shardgate.http.auth.access import Caller, Datasets
+from shardgate.http.auth.login_sessions import LoginTokens, caller_of_page
+from shardgate.http.auth.token_records import TokenRecords
+from shardgate.http.request import Request
+from shardgate.model import ObjectRef
+from shardgate.settings import (
+    DatasetSettings,
+    IssuerSettings,
+    Settings,
+    TokenSettings,
+)
+from shardgate.storage.memory import MemoryStore
+from tests.http.auth.browsing import (
+    HTML,
+    SECRET,
+    Browser,
+    Page,
+    begin_session,
+    login_settings,
+    settings,
+)
+from tests.http.auth.provider import Provider
+from tests.support.serving import serving
+
+
+def tokens(now: float, secret: str = SECRET, url: str = "https://a", **login: Any) -> LoginTokens:
+    """Return a signer at a time, for people who sign in at *url*."""
+    configured = Settings(
+        tokens=TokenSettings(secret=SecretStr(secret)),
+        issuers={"lab": IssuerSettings(url=url, audience="-")},
+        login=login_settings(**login),
+    )
+    records = TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""), lambda: now)
+    return LoginTokens(configured, Datasets({}), records, lambda: now)
+
+
+def test_token_is_good_until_it_expires() -> None:
+    """Claims can be read for their lifetime, under the same kind."""
+    sealed = tokens(1000).seal("viewer", {"sub": "a"}, 60)
+
+    assert tokens(1059).unseal("viewer", sealed)
+    assert tokens(1060).unseal("viewer", sealed) is None
+    assert tokens(1000).unseal("attempt", sealed) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        tokens(1000, "another secret, which replaced the one before"),
+        tokens(1000, client_id="another"),
+        tokens(1000, url="https://b"),
+    ],
+)
+def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
+    """Another secret, client, or URL of the issuer ends all tokens."""
+    sealed = tokens(1000).seal("viewer", {"sub": "a"}, 60)
+
+    assert changed.unseal("viewer", sealed) is None
+
+
+@pytest.mark.parametrize(("path", "is_opened"), [("/private/", True), ("/~a/private/", False)])
+async def test_cookie_is_ignored_below_a_token(path: str, *, is_opened: bool) -> None:
+    """A request with a token in its path has no caller of a cookie."""
+    signer = tokens(1000)
+    cookie = signer.seal("session", {"sub": "lab:ada", "rules": [], "sid": "a"})
+    headers = {b"accept": b"text/html", b"cookie": f"__Host-shardgate-session={cookie}".encode()}
+    caller = await caller_of_page(signer, Request("GET", path.encode(), [], headers, b""))
+
+    assert (caller is not None) == is_opened
+
+
+def test_caller_without_a_rule_gets_no_token() -> None:
+    """A caller who fulfils no rule of a private dataset gets no token."""
+    caller = Caller("lab:ada", frozenset({"public", "lab:lab"}))
+
+    assert tokens(1000).rights_of(caller, "a") is None
+
+
+def test_person_signs_in_for_pages(browser: Browser) -> None:
+    """Signing in at `/login` ends at the start page, with a cookie for HTTP and this site only."""
+    response = begin_session(browser)
+    cookies = response.headers.get_list("set-cookie")
+
+    assert (response.status_code, response.headers["location"]) == (303, "/")
+    assert re.fullmatch(
+        rf"{browser.name('session')}=[^;]+; HttpOnly; Max-Age=3600; Path=/; SameSite=lax",
+        cookies[0],
+    )
+    assert cookies[1].startswith(f'{browser.name("attempt")}=""; HttpOnly; Max-Age=0')
+
+
+def test_start_page_shows_what_the_person_may_see(browser: Browser) -> None:
+    """The start page lists private datasets of who has signed in, and says how to."""
+    before = browser.client.get("/", headers=HTML).text
+    begin_session(browser)
+    after = browser.client.get("/", headers=HTML).text
+
+    assert 'href="./login"' in before
+    assert "./private/" not in before
+    assert 'data-post="./login/end"' in after
+    assert "./private/" in after
+    assert "./secret/" not in after
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/private/", HTML),
+        ("/api/datasets/private", {}),
+        ("/api/datasets/private", {"sec-fetch-site": "same-origin"}),
+        ("/private/", HTML | {"sec-fetch-site": "none"}),
+        (
+            "/private/",
+            HTML
+            | {
+                "sec-fetch-site": "cross-site",
+                "sec-fetch-mode": "navigate",
+                "sec-fetch-dest": "document",
+            },
+        ),
+    ],
+)
+def test_cookie_opens_pages(browser: Browser, path: str, headers: dict[str, str]) -> None:
+    """The cookie opens pages of private datasets, and what pages read from the API."""
+    assert browser.client.get(path, headers=headers).status_code == 401
+    begin_session(browser)
+
+    assert browser.client.get(path, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", "/private/text.txt", {}),
+        ("GET", "/private/text.txt", HTML),
+        ("HEAD", "/private/text.txt", {}),
+        ("GET", "/private/", {}),
+        ("GET", "/private/?list-type=2", HTML),
+        ("PUT", "/private/text.txt", HTML),
+        ("PUT", "/private/folder/", HTML),
+        ("DELETE", "/private/text.txt", {}),
+        ("DELETE", "/private?prefix=text", HTML),
+        ("POST", "/private?delete", {}),
+        ("POST", "/api/datasets/private/sessions", {}),
+        ("POST", "/api/tokens", {}),
+        ("GET", "/metrics", HTML),
+        ("GET", "/~a/private/", HTML),
+        ("GET", "/private/", HTML | {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}),
+        ("GET", "/private/", HTML | {"sec-fetch-site": "same-site", "sec-fetch-dest": "image"}),
+        (
+            "GET",
+            "/private/",
+            HTML
+            | {
+                "sec-fetch-site": "cross-site",
+                "sec-fetch-mode": "navigate",
+                "sec-fetch-dest": "iframe",
+            },
+        ),
+        ("GET", "/api/datasets/private", {"sec-fetch-site": "same-site"}),
+        ("GET", "/api/datasets/private", {"sec-fetch-site": "cross-site"}),
+    ],
+)
+def test_cookie_opens_neither_data_nor_writes(
+    browser: Browser, method: str, path: str, headers: dict[str, str]
+) -> None:
+    """The cookie opens no data, no writes, and nothing that pages of other sites ask for."""
+    begin_session(browser)
+
+    expected = 403 if "list-type" in path else 401  # as S3 spells it
+    assert browser.client.request(method, path, headers=headers).status_code == expected
+
+
+def test_private_page_leads_to_the_sign_in_and_back(browser: Browser) -> None:
+    """A private page is 401 with a link to the sign-in, which ends at that page."""
+    refused = browser.client.get("/private/a%20b/", headers=HTML)
+    found = re.search(r'href="([^"]*/login\?[^"]*)"', refused.text)
+    assert found
+    begun = browser.client.get(html.unescape(found[1]))
+    back = browser.client.get(begun.headers["location"]).headers["location"]
+
+    assert refused.status_code == 401
+    assert refused.headers["cache-control"] == "no-store"
+    assert "default-src 'none'" in refused.headers["content-security-policy"]
+    assert browser.client.get(back).headers["location"] == "/private/a%20b/"
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["//evil.example", "/\\evil.example", "https://evil.example", "/a\n", "", "a", "/" * 2000],
+)
+def test_sign_in_ends_at_a_page_of_this_service(browser: Browser, page: str) -> None:
+    """Signing in leads to the start page if another place than a path of this service is asked."""
+    begun = browser.begin(f"/login?{urlencode({'page': page})}")
+    back = browser.client.get(begun.headers["location"]).headers["location"]
+
+    assert browser.client.get(back).headers["location"] == "/"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [("/private/text.txt", HTML), ("/private/", {}), ("/private/", {"accept": "*/*"})],
+)
+def test_data_and_programs_get_a_problem_document(
+    browser: Browser, path: str, headers: dict[str, str]
+) -> None:
+    """Data, and listings for other clients than browsers, are 401 with a problem document."""
+    refused = browser.client.get(path, headers=headers)
+
+    assert refused.status_code == 401
+    assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_secret_dataset_stays_unknown_to_who_has_signed_in(browser: Browser) -> None:
+    """A dataset that the person may not read is indistinguishable from one that is not there."""
+    begin_session(browser)
+    known, unknown = (browser.client.get(f"/{name}/", headers=HTML) for name in ("secret", "nope"))
+
+    assert known.status_code == unknown.status_code == 404
+    assert known.text.replace("secret", "nope") == unknown.text
+
+
+def test_session_is_no_token_and_no_token_a_session(browser: Browser) -> None:
+    """The cookie is no bearer token, and a token no cookie."""
+    token = browser.page().message["token"]
+    cookie = browser.client.cookies[browser.name("session")]
+    bearer = {"authorization": f"Bearer {cookie}"}
+    browser.client.cookies.clear()
+
+    assert browser.client.get("/private/text.txt", headers=bearer).status_code == 401
+    browser.client.cookies[browser.name("session")] = token
+    assert browser.client.get("/private/", headers=HTML).status_code == 401
+
+
+def test_cookie_of_plain_http_is_ignored_elsewhere(browser: Browser) -> None:
+    """Under a name of the service only the cookie with the prefix counts."""
+    begin_session(browser)
+    cookie = browser.client.cookies[browser.name("session")]
+    headers = HTML | {"host": "service.example"}
+    plain = browser.client.get("/private/", headers=headers)
+    browser.client.cookies.clear()
+    browser.client.cookies["__Host-shardgate-session"] = cookie
+    safe = browser.client.get("/private/", headers=headers)
+
+    assert (plain.status_code, safe.status_code) == (401, 200)
+
+
+def test_signing_out_ends_the_tokens_of_the_session(browser: Browser, other: Browser) -> None:
+    """Signing out ends all tokens of the browser, cached ones too, and none of another browser."""
+    ended = [browser.page().message["token"] for _ in range(2)]
+    kept = other.page().message["token"]
+
+    def statuses() -> list[int]:
+        return [
+            httpx.get(
+                f"{browser.client.base_url}/api/datasets",
+                headers={"authorization": f"Bearer {token}"},
+            ).status_code
+            for token in (*ended, kept)
+        ]
+
+    assert statuses() == [200, 200, 200]
+    cookie = browser.client.cookies[browser.name("session")]
+    response = browser.client.post("/login/end")
+    assert response.status_code == 204
+    assert browser.name("session") not in browser.client.cookies
+    assert statuses() == [401, 401, 200]
+    browser.client.cookies[browser.name("session")] = cookie
+    assert browser.client.get("/private/", headers=HTML).status_code == 401
+
+
+def is_valid(url: object, token: str) -> bool:
+    """Return whether the service takes *token*."""
+    headers = {"authorization": f"Bearer {token}"}
+    return httpx.get(f"{url}/api/datasets", headers=headers).is_success
+
+
+@pytest.mark.parametrize("claims", [{"sub": "bob"}, {"sub": "bob", "groups": []}, {"groups": []}])
+def test_another_sign_in_ends_the_session(
+    browser: Browser, provider: Provider, claims: dict[str, Any]
+) -> None:
+    """A session ends when the browser signs in somebody else, or its owner may read no more."""
+    first = browser.page().message["token"]
+    cookie = browser.client.cookies[browser.name("session")]
+    assert is_valid(browser.client.base_url, first)
+    provider.claims = claims
+    browser.page()
+    kept = browser.client.cookies.get(browser.name("session"))
+    browser.client.cookies.clear()
+    browser.client.cookies[browser.name("session")] = cookie
+
+    assert not is_valid(browser.client.base_url, first)
+    assert browser.client.get("/private/", headers=HTML).status_code == 401
+    assert kept != cookie
+    assert (kept is None) == ("groups" in claims)
+
+
+def test_person_who_signs_in_again_keeps_the_session(browser: Browser) -> None:
+    """Tokens stay valid when their owner signs in again with the same browser."""
+    first = browser.page().message["token"]
+    browser.page()
+
+    assert is_valid(browser.client.base_url, first)
+
+
+def test_signing_out_without_a_session_does_nothing(browser: Browser) -> None:
+    """Signing out twice, or with a wrong cookie, is no error."""
+    browser.client.cookies[browser.name("session")] = "a.b.c"
+
+    assert browser.client.post("/login/end").status_code == 204
+    assert browser.client.get("/login/end").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("site", "status"),
+    [(None, 204), ("same-origin", 204), ("none", 204), ("same-site", 403), ("cross-site", 403)],
+)
+def test_only_own_pages_sign_out(browser: Browser, site: str | None, status: int) -> None:
+    """A form or fetch of another site, or of another port, ends no session."""
+    token = browser.page().message["token"]
+    headers = {} if site is None else {"sec-fetch-site": site}
+    response = browser.client.post("/login/end", headers=headers)
+
+    assert response.status_code == status
+    assert ("set-cookie" in response.headers) == (status == 204)
+    assert is_valid(browser.client.base_url, token) == (status == 403)
+
+
+def test_person_without_rights_begins_no_session(browser: Browser, provider: Provider) -> None:
+    """Somebody who may read no private dataset gets no cookie."""
+    provider.claims = {"groups": []}
+
+    assert begin_session(browser).status_code == 403
+    assert browser.name("session") not in browser.client.cookies
+
+
+def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
+    provider: Provider, tmp_path: Path
+) -> None:
+    """Somebody who fulfils hundreds of rules gets a token, but no cookie, and reads why."""
+    groups = [f"group-{number}-with-a-long-name" for number in range(200)]
+    provider.claims = {"groups": groups}
+    many = {
+        group: DatasetSettings(url=f"memory://{group}", read=(f"lab:{group}",)) for group in groups
+    }
+    configured = settings(provider, tmp_path).model_copy(update={"datasets": many})
+    with serving(configured) as url:
+        browser = Browser(url)
+        with browser.client:
+            refused = Page(begin_session(browser))
+            token = browser.page().message["token"]
+            shown = browser.client.get(
+                "/api/datasets", headers={"authorization": f"Bearer {token}"}
+            ).json()
+
+    assert refused.response.status_code == 403
+    assert "more rules than a cookie can hold" in refused.text
+    assert browser.name("session") not in browser.client.cookies
+    assert len(shown["datasets"]) == len(groups)

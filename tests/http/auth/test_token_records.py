@@ -1,0 +1,194 @@
+"""`shardgate.http.auth.token_records`: who made which tokens, and which have ended."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardgate.errors import StorageUnavailableError, TooManyRequestsError, UnknownTokenError
+from shardgate.http.auth.token_records import CHECKED_S, TokenRecord, TokenRecords
+from shardgate.model import ObjectRef
+from shardgate.storage.contract import Listed, ObjectStore
+from shardgate.storage.local import LocalStore
+from shardgate.storage.memory import MemoryStore
+
+NOW = 1_000_000.0
+
+
+class Clock:
+    """A clock that tests turn."""
+
+    now_s = NOW
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+class BrokenStore(MemoryStore):
+    """Fails to list while it is broken."""
+
+    is_broken = False
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """List, or fail."""
+        if self.is_broken:
+            raise StorageUnavailableError(prefix, "no answer")
+        async for each in super().list(prefix, delimiter=delimiter, after=after):
+            yield each
+
+
+def record(token_id: str, lifetime_s: float = 60, **more: Any) -> TokenRecord:
+    """Return the record of a token for `em`."""
+    expires_at = datetime.fromtimestamp(NOW + lifetime_s, UTC)
+    return TokenRecord(token_id=token_id, datasets=["em"], expires_at=expires_at, **more)
+
+
+def records_of(store: ObjectStore, clock: Clock, folder: Path | None = None) -> TokenRecords:
+    """Return records in *store*, of a process of their own."""
+    bucket = "memory://tokens" if folder is None else folder.as_uri()
+    return TokenRecords(store, ObjectRef(bucket, "" if folder else "a/b"), clock)
+
+
+async def ids(records: TokenRecords, owner: str = "ada") -> list[str]:
+    """Return the ids of the tokens of *owner*."""
+    return [each.token_id for each in (await records.list(owner)).tokens]
+
+
+@pytest.fixture(params=["memory", "file"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TokenRecords, TokenRecords]:
+    """Return the records of two processes at one place, which does not exist before."""
+    store = MemoryStore() if request.param == "memory" else LocalStore()
+    folder = None if request.param == "memory" else tmp_path / "new" / "records"
+    clock = Clock()
+    return records_of(store, clock, folder), records_of(store, clock, folder)
+
+
+async def test_records_are_those_of_the_owner(pair: tuple[TokenRecords, TokenRecords]) -> None:
+    """A process lists what another one has recorded for the same owner, and nothing of others."""
+    here, there = pair
+    await here.add("ada", record("one"))
+    await here.add("a/../b\ud800", record("two"))
+
+    assert (await there.list("ada")).tokens == (await here.list("ada")).tokens
+    assert await ids(there) == ["one"]
+    assert await ids(there, "a/../b\ud800") == ["two"]
+    assert await ids(there, "eve") == []
+
+
+async def test_newest_record_comes_first() -> None:
+    """Records are listed by the time at which they were made, whenever they expire."""
+    records = records_of(MemoryStore(), Clock())
+    for at, (token_id, lifetime_s) in enumerate([("a", 90), ("b", 30), ("c", 60)]):
+        made_at = datetime.fromtimestamp(NOW + at, UTC)
+        await records.add("ada", record(token_id, lifetime_s, made_at=made_at))
+
+    assert await ids(records) == ["c", "b", "a"]
+
+
+async def test_expired_record_is_removed() -> None:
+    """What has expired is not listed, and its object is removed."""
+    store, clock = MemoryStore(), Clock()
+    records = records_of(store, clock)
+    await records.add("ada", record("short", 60))
+    await records.add("ada", record("long", 120))
+    await records.revoke("ada", "short")
+    clock.now_s += 60
+    listed = await ids(records)
+    root = ObjectRef("memory://tokens", "")
+
+    assert listed == ["long"]
+    assert len([each async for each in store.list(root)]) == 1
+
+
+async def test_end_is_known_elsewhere_within_seconds(
+    pair: tuple[TokenRecords, TokenRecords],
+) -> None:
+    """What ends in one process has ended in another one when that looks again."""
+    here, there = pair
+    clock: Any = here._now
+    await there.refresh()
+    await here.add("ada", record("one"))
+    await here.revoke("ada", "one")
+    before = there.has_ended("one")
+    clock.now_s += CHECKED_S
+    await there.refresh()
+
+    assert here.has_ended("one")
+    assert not before
+    assert there.has_ended("one")
+
+
+async def test_unknown_token_cannot_be_revoked() -> None:
+    """A token that the owner has not made, or that has expired, is unknown."""
+    clock = Clock()
+    records = records_of(MemoryStore(), clock)
+    await records.add("ada", record("one"))
+    with pytest.raises(UnknownTokenError):
+        await records.revoke("eve", "one")
+    clock.now_s += 60
+    with pytest.raises(UnknownTokenError):
+        await records.revoke("ada", "one")
+
+
+async def test_tokens_of_one_caller_are_limited() -> None:
+    """A caller with a thousand valid tokens makes no more; another caller does."""
+    records = records_of(MemoryStore(), Clock())
+    for number in range(1000):
+        await records.add("ada", record(f"{number}"))
+    with pytest.raises(TooManyRequestsError, match="revoke"):
+        await records.add("ada", record("more"))
+    await records.add("eve", record("one"))
+
+    assert await ids(records, "eve") == ["one"]
+
+
+async def test_end_during_a_refresh_is_kept() -> None:
+    """A token that ends here while the others are being read has ended afterwards as well."""
+    store = MemoryStore()
+    records = records_of(store, Clock())
+
+    class EndingStore(BrokenStore):
+        async def list(
+            self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+        ) -> AsyncIterator[Listed]:
+            async for each in store.list(prefix, delimiter=delimiter, after=after):
+                yield each
+            await records.end("one", NOW + 60)
+
+    records._store = EndingStore()
+    await records.refresh()
+
+    assert records.has_ended("one")
+
+
+async def test_failing_store_forgets_no_end() -> None:
+    """While the store fails, what has ended stays so; before the first answer nothing is known."""
+    store, clock = BrokenStore(), Clock()
+    records, fresh = records_of(store, clock), records_of(store, clock)
+    await records.refresh()
+    await records.end("one", NOW + 600)
+    store.is_broken = True
+    clock.now_s += CHECKED_S
+    await records.refresh()
+    with pytest.raises(StorageUnavailableError):
+        await fresh.refresh()
+
+    assert records.has_ended("one")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[", b"\xff", b'{"token_id": 5}'])
+async def test_foreign_object_is_passed_over(data: bytes) -> None:
+    """An object that is no record does not keep the others from being listed."""
+    store = MemoryStore()
+    records = records_of(store, Clock())
+    await records.add("ada", record("one"))
+    [made] = [each.ref async for each in store.list(ObjectRef("memory://tokens", "a/b/made/"))]
+    for name in ("999999999999-x", "x", "999999999999"):
+        store.place(ObjectRef(made.bucket, f"{made.key.rpartition('/')[0]}/{name}"), data)
+
+    assert await ids(records) == ["one"]

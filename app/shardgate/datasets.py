@@ -102,22 +102,30 @@ def _may_be_object(dataset: DatasetSettings) -> bool:
 
 
 def make_folders(settings: Settings) -> list[str]:
-    """Make the folders of writable local roots; return warnings of folders that do not exist."""
+    """Make the folders of writable local roots, and that of records of tokens; return warnings of
+    folders that do not exist.
+    """
     warnings = []
     for name, dataset in settings.datasets.items():
-        if not dataset.url.startswith("file://"):
-            continue
-        folder, reason = Path(os.fsdecode(folder_of(parse_root(dataset.url).bucket))), ""
-        if not dataset.writable or _may_be_object(dataset):
-            reason = "" if folder.exists() else "does not exist"
-        else:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                reason = f"cannot be made: {error.strerror}"
-        if reason:
-            warnings.append(f"datasets.{name}.url: {dataset.url} {reason}")
+        is_made = dataset.writable and not _may_be_object(dataset)
+        warnings += _make_folder(f"datasets.{name}.url", dataset.url, is_made=is_made)
+    if settings.tokens.url is not None:
+        warnings += _make_folder("tokens.url", settings.tokens.url, is_made=True)
     return warnings
+
+
+def _make_folder(setting: str, url: str, *, is_made: bool) -> Iterator[str]:
+    """Yield a warning if the local folder *url* does not exist, or cannot be made."""
+    if not url.startswith("file://"):
+        return
+    folder = Path(os.fsdecode(folder_of(parse_root(url).bucket)))
+    try:
+        if is_made:
+            folder.mkdir(parents=True, exist_ok=True)
+        elif not folder.exists():
+            yield f"{setting}: {url} does not exist"
+    except OSError as error:
+        yield f"{setting}: {url} cannot be made: {error.strerror}"
 
 
 def open_allowed(

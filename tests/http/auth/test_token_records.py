@@ -61,9 +61,9 @@ async def ids(records: TokenRecords, owner: str = "ada") -> list[str]:
 
 @pytest.fixture(params=["memory", "file"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TokenRecords, TokenRecords]:
-    """Return the records of two processes at one place, which does not exist before."""
+    """Return the records of two processes at one place."""
     store = MemoryStore() if request.param == "memory" else LocalStore()
-    folder = None if request.param == "memory" else tmp_path / "new" / "records"
+    folder = None if request.param == "memory" else tmp_path
     clock = Clock()
     return records_of(store, clock, folder), records_of(store, clock, folder)
 

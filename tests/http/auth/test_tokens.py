@@ -360,6 +360,7 @@ def test_bearer_of_a_made_token_sees_and_revokes_none(people: People) -> None:
 def test_replicas_share_records_of_tokens(kind: str, tmp_path: Path, seaweedfs: SeaweedFS) -> None:
     """With `tokens.url` a token of one replica is listed, and revoked, by another one."""
     s3 = {"url": f"s3://{seaweedfs.bucket}/{tmp_path.name}", "store": "weed"}
+    (tmp_path / "records").mkdir()
     place = {"url": str(tmp_path / "records")} if kind == "file" else s3
     tokens = TokenSettings.model_validate({"secret": SECRET, **place})
     configured = settings(tmp_path, tokens=tokens, stores={"weed": seaweedfs.settings})

@@ -430,6 +430,22 @@ async def test_unread_body_is_not_buffered(
     assert server.connections == 1
 
 
+async def test_slow_reader_of_pieces_is_not_flooded(
+    serve: Serve, client: HttpClient, transport: ssl.SSLContext | None
+) -> None:
+    """A reader that is slower than the server never has more than 1 MiB of the body to read."""
+    server = await serve([Do.READ, answer(LARGE)], tls=transport)
+    response = await client.send("GET", server.target())
+    read, most_nbytes = b"", 0
+    async for piece in response.pieces():
+        read += piece
+        await asyncio.sleep(0.01)
+        most_nbytes = max(most_nbytes, response._nbytes)
+
+    assert read == LARGE
+    assert most_nbytes < MIB
+
+
 async def test_pieces_before_a_truncation_are_returned(serve: Serve, client: HttpClient) -> None:
     """The pieces before a truncation are returned, and each later read raises CutOffError."""
     server = await serve([Do.READ, HEAD, b"he", Do.CLOSE])

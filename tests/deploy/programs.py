@@ -47,7 +47,7 @@ def stages() -> list[Stage]:
         if keyword == "FROM":
             base, _, name = value.partition(" AS ")
             found.append(Stage(base, name, []))
-        else:
+        elif found:
             found[-1] = found[-1]._replace(
                 instructions=[*found[-1].instructions, (keyword, value.strip())]
             )

@@ -46,7 +46,8 @@ def test_commands_of_the_image_need_no_shell() -> None:
 
 
 PROGRAMS: Final = ("buildah", "debootstrap", "unshare", "setpriv")
-_BASE: Final = "docker.io/library/python:3.12-slim"
+_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+_BASE: Final = f"docker.io/library/python:{_PYTHON}-slim"
 _PATH: Final = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIBRARIES: Final = (
     "ca-certificates,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libreadline8,"
@@ -106,7 +107,7 @@ class Builder:
         mounts = [f"--volume={source}:{target}:ro" for source, target in self._pip_files().items()]
         self._buildah(
             "build", "--isolation=chroot", "--format=docker", "--pull-never", *mounts,
-            "--tag=shardgate", str(ROOT),
+            f"--build-arg=PYTHON={_PYTHON}", "--tag=shardgate", str(ROOT),
         )  # fmt: skip
         container = self._buildah("from", "--pull-never", "localhost/shardgate")
         docker = json.loads(self._buildah("inspect", "--type=image", "localhost/shardgate"))

@@ -310,7 +310,9 @@ def test_every_error_class_has_a_status() -> None:
 
 
 def test_storage_errors_are_not_404() -> None:
-    """Unknown datasets, repositories, refs, sessions and uploads are 404, unlike storage errors."""
+    """Unknown datasets, repositories, refs, sessions, uploads and tokens are 404, unlike storage
+    errors.
+    """
     absent = {error for error, status in STATUS.items() if status is HTTPStatus.NOT_FOUND}
 
     assert absent == {
@@ -318,5 +320,6 @@ def test_storage_errors_are_not_404() -> None:
         errors.UnknownRepositoryError,
         errors.UnknownRefError,
         errors.UnknownSessionError,
+        errors.UnknownTokenError,
         errors.UnknownUploadError,
     }

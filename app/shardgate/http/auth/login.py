@@ -185,12 +185,11 @@ class LoginPages:
             origins=orjson.dumps(self._targets(sealed["opener"])).decode(),
         )
 
-    def redeem(self, code: str, verifier: str) -> "IssuedToken":
-        """Return the token that the command gets for a *code*. Raises: `ForbiddenError`.
-
-        The code itself has no token in it: it comes through the browser, which remembers it.
+    async def redeem(self, code: str, verifier: str) -> "IssuedToken":
+        """Return the token that the command gets for a *code*, which has no token in it: it comes
+        through the browser, which remembers it. Raises: `ForbiddenError`, `StorageError`.
         """
-        claims = self._tokens.unseal(_CODE, code)
+        claims = await self._tokens.unseal_live(_CODE, code)
         challenge = "" if claims is None else claims["challenge"]
         if claims is None or not hmac.compare_digest(challenge, challenge_of(verifier)):
             raise ForbiddenError("the code is not of this sign-in, or took too long; begin again")
@@ -336,7 +335,7 @@ def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
     @router.post("/login/token")
     async def redeem(request: Request) -> IssuedToken:
         sent = await bodies.read_document(request, CodeExchange)
-        return pages.redeem(sent.code, sent.verifier)
+        return await pages.redeem(sent.code, sent.verifier)
 
     @router.post("/login/end")
     async def end(request: Request) -> Response:

@@ -76,7 +76,7 @@ class LoginTokens:
                 return None
         except jwt.PyJWTError:
             return None
-        claims = await self._live(VIEWER, token)
+        claims = await self.unseal_live(VIEWER, token)
         if claims is None:
             raise UnauthenticatedError("the token has expired, or is not of this service")
         until_s = min(claims["exp"], self._now() + CHECKED_S)
@@ -84,15 +84,18 @@ class LoginTokens:
 
     async def session(self, cookie: str) -> BrowserSession | None:
         """Return the session of a *cookie*; `None` if it has ended. Raises: `StorageError`."""
-        claims = await self._live(SESSION, cookie)
+        claims = await self.unseal_live(SESSION, cookie)
         return None if claims is None else BrowserSession(claims["sid"], self._caller_of(claims))
 
     async def end(self, session_id: str) -> None:
         """Refuse tokens and cookies of a session from now on. Raises: `StorageError`."""
         await self._records.end(session_id, self._now() + self.lifetime_s)
 
-    async def _live(self, kind: str, token: str) -> Mapping[str, Any] | None:
-        """Return the claims of a token or cookie unless its session has ended."""
+    async def unseal_live(self, kind: str, token: str) -> Mapping[str, Any] | None:
+        """Return the claims that `seal` has signed as *kind*, unless their session has ended.
+
+        Raises: `StorageError`.
+        """
         if (claims := self.unseal(kind, token)) is None:
             return None
         await self._records.refresh()

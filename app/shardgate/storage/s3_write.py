@@ -100,7 +100,7 @@ class S3WriteOptions(NamedTuple):
     whole_nbytes: int = 64 * 1024**2
     """Larger objects are sent in parts, and not assembled in memory."""
     stale_s: float = 3600.0
-    on_write: OnWrite = lambda _way, _ref, _notice: None
+    on_write: OnWrite = lambda _: None
 
 
 class S3Writer:
@@ -189,7 +189,7 @@ class S3Writer:
         if len(parts) <= 1 or len(write.ref.key.encode()) > _MAX_KEY_NBYTES:
             return None
         etag, notice = await self._multipart.put(write, parts, swap_request)
-        self._options.on_write("copy" if notice.copied else "put", write.ref, notice)
+        self._options.on_write(notice)
         return etag
 
     async def _send(self, write: ObjectWrite, pieces: Sequence[Piece]) -> ETag | Conflict:
@@ -203,7 +203,7 @@ class S3Writer:
         try:
             etag = await self._swapper.write(write, send)
         finally:
-            self._options.on_write("put", ref, WriteNotice(len(body), fetched))
+            self._options.on_write(WriteNotice(len(body), fetched))
         if not isinstance(etag, Conflict):
             self._fetcher.keep(ref, etag, body)
         return etag

@@ -60,7 +60,7 @@ class Stores(StoreWrapper):
         limits: LimitSettings,
         *,
         wrap: Wrap = lambda store: store,
-        on_write: OnWrite = lambda _way, _ref, _notice: None,
+        on_write: OnWrite = lambda _: None,
     ) -> None:
         self._limits = limits
         self._connecting: dict[str, Any] = {

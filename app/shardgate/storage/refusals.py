@@ -71,10 +71,6 @@ class Refusal:
     """Seconds by which the clock of the server, if it checks signatures, is ahead of ours."""
 
     @property
-    def is_no_such_key(self) -> bool:
-        return self.status == HTTPStatus.NOT_FOUND and self.code == NO_SUCH_KEY
-
-    @property
     def may_mean_suffix(self) -> bool:
         """True if a server that knows no suffix ranges can refuse one in this way."""
         if self.status == HTTPStatus.INTERNAL_SERVER_ERROR:

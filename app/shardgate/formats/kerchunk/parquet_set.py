@@ -4,7 +4,6 @@ Reference *i* of an array, counted in C order over its grid of chunks, is row ``
 ``{array}/refs.{i // record_size}.parq``. A table that does not exist has no references.
 """
 
-import base64
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from shardgate.formats.kerchunk import json_set
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
 from shardgate.formats.kerchunk.reference_table import (
     ABSENT,
-    BASE64,
     CONSOLIDATED,
     INLINE,
     MEMORY_PER_BYTE,
@@ -32,6 +30,7 @@ from shardgate.formats.kerchunk.reference_table import (
     TableBuilder,
     check_values,
     consolidate,
+    inline_bytes,
     locate,
 )
 from shardgate.formats.listing import Window
@@ -194,7 +193,7 @@ class TableDecoder:
                 raise DecodeError("a reference ends past the end of any object")
             lengths[(offsets == 0) & (lengths == 0)] = WHOLE
         try:
-            blobs = [_inline(value) for value in values]
+            blobs = list(map(inline_bytes, values))
             names = [text.decode() for text in texts]
         except ValueError as error:
             raise DecodeError(f"a reference is neither UTF-8 nor base64: {error}") from None
@@ -203,10 +202,6 @@ class TableDecoder:
         offsets[is_inline] = bounds[inline[is_inline]]
         lengths[is_inline] = np.diff(bounds)[inline[is_inline]]
         return ReferenceTable(names, sources, offsets, lengths, b"".join(blobs))
-
-
-def _inline(value: bytes) -> bytes:
-    return base64.b64decode(value[len(BASE64) :]) if value.startswith(BASE64) else value
 
 
 def _memory_nbytes(data: bytes | None, most_nbytes: int) -> int:

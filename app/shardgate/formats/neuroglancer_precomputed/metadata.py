@@ -71,6 +71,12 @@ class ShardedPart:
     voxel_nbytes: int | None = None
     """Bytes of a voxel, all channels, in a volume of raw chunks."""
 
+    def chunk_nbytes(self, chunk_id: int) -> int | None:
+        """Return the size of a chunk, where no encoding makes it depend on the values."""
+        if self.voxel_nbytes is None or not isinstance(self.names, VoxelBounds):
+            return None
+        return self.voxel_nbytes * self.names.count_voxels(chunk_id)
+
 
 _Offset = Annotated[Integer, Field(gt=-(2**63), lt=2**63)]
 _Size = Annotated[Integer, Field(ge=0, lt=2**63)]
@@ -150,13 +156,10 @@ class Info:
         return tuple(chain.from_iterable(self.parts_at.values()))
 
     @property
-    def faults(self) -> tuple[str, ...]:
-        return tuple(member.fault for member in self.members if member.fault)
-
-    @property
     def why_sharded(self) -> str:
         """Reasons why members stay sharded, of the first few."""
-        return "; ".join(self.faults[:_MOST_REASONS])
+        faults = [member.fault for member in self.members if member.fault]
+        return "; ".join(faults[:_MOST_REASONS])
 
 
 def parse_info(document: Json, data: bytes) -> Info | None:

@@ -41,7 +41,7 @@ def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_store_errors_are_counted_by_class(error: Exception, name: str) -> None:
     """Errors of stores are counted by class; a class that is not the service's is `other`."""
     metrics = Metrics([])
-    metrics.stores.on_call(Call("get", REF, None, 0.3, 10, error))
+    metrics.stores.on_call(Call("get", REF, 0.3, 10, error))
 
     assert _read(metrics, "shardgate_upstream_errors_total", store="s3+lab", error=name) == 1
 

@@ -267,8 +267,6 @@ class LocalStore:
         and links to a folder that contains them. A coded file has its plain name, if that has no
         dot: ``brain.nii.gz`` is no chunk.
         """
-        if delimiter not in ("", "/"):
-            raise ValueError(f"folders cannot be rolled up by {delimiter!r}")
         entries = iter(await self._run(_entries, prefix))
         if delimiter:
             behind = (entry for entry in entries if entry.ref.key > after)

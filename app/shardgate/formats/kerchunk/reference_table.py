@@ -205,15 +205,12 @@ async def locate(
                 ref = resolve_source(url, allowed)
             except DecodeError as error:
                 raise DamagedError(holder.ref, f"{name}: {error}") from error
-            return await _whole(ref, fetch) if part is None else Part(ref, part)
-
-
-async def _whole(ref: ObjectRef, fetch: Fetch) -> Stored:
-    """Locate all of an object, which must exist and have bytes."""
-    first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
-    if first is None:
-        raise DamagedError(ref, "does not exist, though it is referred to")
-    return Stored(ref, ByteRange(0, first.size), first.etag)
+            if part is not None:
+                return Part(ref, part)
+            first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
+            if first is None:
+                raise DamagedError(ref, "does not exist, though it is referred to")
+            return Stored(ref, ByteRange(0, first.size), first.etag)
 
 
 def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:

@@ -339,12 +339,11 @@ class HierarchyLayout(Layout):
             return PLAIN
         if not directory.startswith("data/root/"):
             return ListingRules()
-        found = await fetch(self._read_array(directory.removeprefix("data/root/")))
-        if found is None:
+        path = directory.removeprefix("data/root/")
+        if (found := await fetch(self._read_array(path))) is None:
             return ListingRules()
-        if (array := found.value.array) is None:
+        if (shards := self._shards(path, found.value.array)) is None:
             return PLAIN
-        shards = ZarrShards(self.directory, array, directory)
         walk = walk_chunks(shards)
         return ListingRules(lambda name: not _CHUNK_NAME.fullmatch(name), (walk,))
 

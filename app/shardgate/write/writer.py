@@ -307,8 +307,6 @@ class Writer:
 
     def _check_headers(self, target: Slot | Document | Whole, write: KeyWrite) -> None:
         coding, _, metadata = write.headers
-        if not coding and not metadata:
-            return
         if isinstance(target, Whole) and self._store.keeps_headers(target.ref):
             return
         if coding and coding not in CODINGS:

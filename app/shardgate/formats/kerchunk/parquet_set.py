@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
-from shardgate.formats.documents import Json, parse_json
+from shardgate.formats.documents import DocumentDecoder, Json
 from shardgate.formats.kerchunk import json_set
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
 from shardgate.formats.kerchunk.reference_table import (
@@ -121,15 +121,11 @@ class CatalogDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Catalog:
-        if len(data) > self.limit_nbytes:
-            raise DecodeError(f"a catalog of references of more than {self.limit_nbytes} bytes")
-        check_values(data, self.limit_nbytes)
-        try:
-            return _catalog(parse_json(data), self.limit_nbytes)
-        except DecodeError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise DecodeError(f"no JSON: {error}") from None
+        limit = self.limit_nbytes
+        if len(data) > limit:
+            raise DecodeError(f"a catalog of references of more than {limit} bytes")
+        check_values(data, limit)
+        return DocumentDecoder(lambda document, _: _catalog(document, limit), limit)(data)
 
 
 def _catalog(document: Json, most_documents: int) -> Catalog:

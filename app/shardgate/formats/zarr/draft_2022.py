@@ -7,6 +7,7 @@ elements are chunks: both share index, look-up, rewriting and surveys.
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from operator import mul
@@ -114,12 +115,10 @@ def parse_consolidated(document: Json, data: bytes) -> Node:
 
 
 def _unsharded(node: Json) -> Json:
-    try:
+    with suppress(DecodeError):
         if isinstance(node, dict) and node.get(_TRANSFORMERS):
             parse_draft_array(node)
             return without_transformer(node)
-    except DecodeError:
-        pass
     return node
 
 

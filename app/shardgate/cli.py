@@ -183,7 +183,6 @@ def inspect(
             return [], [], nothing
         return await survey.inspect_root(root), await survey.inspect_refs(root), ""
 
-    locate: Any = survey.inspect_shard if as_shard else survey.inspect_key
     options = RootOptions(allow_virtual or (), anonymous=anonymous)
     if references:
         _write_references(url, key or "", output, options)
@@ -191,14 +190,13 @@ def inspect(
     nothing, is_damaged = "", False
     if key is None:
         arrays, refs, nothing = asyncio.run(with_root(url, describe, options))
-        tables = {"arrays": arrays, "refs": refs}
-        document: dict[str, Any] = {name: list(map(asdict, each)) for name, each in tables.items()}
-        drawn = [display.draw_table(arrays), *([display.draw_table(refs)] if refs else [])]
+        document: dict[str, Any] = {"arrays": [*map(asdict, arrays)], "refs": [*map(asdict, refs)]}
+        drawn = [display.draw_table(each) for each in ([arrays, refs] if refs else [arrays])]
         is_damaged = any(isinstance(each, survey.DamageReport) for each in (*arrays, *refs))
     else:
-        document = asdict(
-            asyncio.run(with_root(url, partial(locate, key=VirtualKey(key)), options))
-        )
+        locate: Any = survey.inspect_shard if as_shard else survey.inspect_key
+        found = asyncio.run(with_root(url, partial(locate, key=VirtualKey(key)), options))
+        document = asdict(found)
         drawn = [display.draw_facts(document)]
         if document.get("state") == "absent":
             nothing = f"{key}: {document['reason']}"

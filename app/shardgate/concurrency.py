@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 from shardgate.errors import BusyError
 
-_LIMIT: Final = 8
 _YIELD_EVERY: Final = 64
 """Items between two yields; processing so many takes a few milliseconds at most."""
 _SWAPS: Final = 100
@@ -20,7 +19,7 @@ _LARGE_NBYTES: Final = 1024**2
 
 
 async def bounded_gather[A, T](
-    call: Callable[[A], Awaitable[T]], items: Sequence[A], /, *, limit: int = _LIMIT
+    call: Callable[[A], Awaitable[T]], items: Sequence[A], /, *, limit: int = 8
 ) -> list[T]:
     """Return *call* of all *items* in order, *limit* at a time; cancel the rest after an error."""
     results: dict[int, T] = {}

@@ -1,7 +1,7 @@
 """Datasets of the configuration: their roots, formats, and rules of access."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -176,24 +176,14 @@ def open_containers(
     )
     formats = [each for each in known if not is_named or dataset.format == each.name]
     own = root if _may_be_object(dataset) else None
-    archives = _archives(dataset, limits, allowed, own)
+    archives: tuple[MemberFormat, ...] = ()
+    if dataset.format in ("auto", "zip"):
+        most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
+        archives = (Zip(most_nbytes, limits.decoded_bytes, own),)
+    elif dataset.format == "kerchunk":
+        most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
+        archives = (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
     return Containers(formats, dataset.format, archives, check_absence if own else None)
-
-
-def _archives(
-    dataset: DatasetSettings,
-    limits: LimitSettings,
-    allowed: tuple[Allowed, ...],
-    root: ObjectRef | None,
-) -> Sequence[MemberFormat]:
-    match dataset.format:
-        case "auto" | "zip":
-            most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-            return (Zip(most_nbytes, limits.decoded_bytes, root),)
-        case "kerchunk":
-            most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
-            return (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
-    return ()
 
 
 def exposures(settings: Settings) -> Iterator[str]:
@@ -236,12 +226,9 @@ async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: 
     """Open the root *url* as `serve` does, and return the result of *call* with it."""
     settings = load(None, os.environ, options.tables({"root": url}))
     async with Stores(settings.limits) as stores:
-        ref = open_root(stores, settings, "root")
-        await stores.check_reachable(ref)
+        dataset = _open(stores, "root", settings)
+        await stores.check_reachable(dataset.root)
         memory = MetadataCache(settings.cache.index_bytes, open_decoding(settings.limits))
         fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
-        dataset = settings.datasets["root"]
-        allowed = open_allowed(stores, dataset, settings)
-        check = stores.check_absence
-        containers = open_containers(dataset, settings.limits, allowed, ref, check)
-        return await call(Root(ref, stores, replace(containers, format="auto"), fetch))
+        containers = replace(dataset.containers, format="auto")
+        return await call(Root(dataset.root, stores, containers, fetch))

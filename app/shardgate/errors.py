@@ -1,57 +1,11 @@
 """Errors, by the party that can act on them; `shardgate.http.problems` gives each leaf a status.
 
+These have others below them:
+
 ShardgateError
-├── ConfigurationError
 ├── RequestError
-│   ├── BadKeyError
-│   ├── BadHeaderError
-│   ├── BadParameterError
-│   ├── BadBodyError
-│   ├── DigestError
-│   ├── LengthRequiredError
-│   ├── TooLargeError
-│   ├── SlowBodyError
-│   ├── UnknownCodingError
-│   ├── UnsupportedError
-│   ├── ForeignPageError
-│   ├── MisdirectedError
-│   ├── UnauthenticatedError
-│   ├── SignatureError
-│   ├── ForbiddenError
-│   ├── TooManyRequestsError
-│   ├── PreconditionFailedError
-│   ├── BadPartError
-│   ├── PartOrderError
-│   ├── UnknownUploadError
-│   ├── UnknownDatasetError
-│   ├── UnknownRepositoryError
-│   ├── UnknownRefError
-│   └── UnknownSessionError
-├── ConflictError
-├── CommitConflictError
-├── ReadOnlyError
-├── UnwritableError
-├── NotAllowedError
-├── OfflineError
-├── LockedError
-├── ClockSkewError
-├── BusyError
-├── OverdueError
-├── IssuerUnavailableError
 └── ObjectError
-    ├── StorageError
-    │   ├── StorageDeniedError
-    │   ├── StorageSkewError
-    │   ├── StorageThrottledError
-    │   ├── StorageUnavailableError
-    │   ├── StorageUnusableError
-    │   ├── StorageTimeoutError
-    │   ├── TruncatedReadError
-    │   ├── StorageRedirectError
-    │   ├── RangeNotSatisfiedError
-    │   ├── MetadataMissingError
-    │   └── VersionChangedError
-    └── DamagedError
+    └── StorageError
 
 An object that does not exist is a value, not an error.
 """

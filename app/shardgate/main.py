@@ -117,11 +117,8 @@ def create_app(
                 stack.callback(access_log.close)
             if tracing is not None:
                 stack.push_async_callback(tracing.aclose)
-            await stack.enter_async_context(shared.stores)
-            for opened in access.opened:
-                await stack.enter_async_context(opened)
-            await stack.enter_async_context(aclosing(rewrites))
-            await stack.enter_async_context(aclosing(committer))
+            for part in (shared.stores, *access.opened, aclosing(rewrites), aclosing(committer)):
+                await stack.enter_async_context(part)
             yield
 
     cors = Cors(settings.server.cors_origins)

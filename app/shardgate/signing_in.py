@@ -123,7 +123,6 @@ def _base(url: str) -> str:
 
 
 def _redeem(client: httpx.Client, base: str, code: str, verifier: str) -> KeptToken:
-    """Exchange a *code* for a token."""
     body = {"code": code, "verifier": verifier}
     response = _send(client, "POST", f"{base}/login/token", json=body)
     try:

@@ -41,7 +41,7 @@ def _read(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_store_errors_are_counted_by_class(error: Exception, name: str) -> None:
     """Errors of stores are counted by class; a class that is not the service's is `other`."""
     metrics = Metrics([])
-    metrics.stores.on_call(Call("get", REF, None, 0.3, 10, error))
+    metrics.stores.on_call(Call("get", REF, 0.3, 10, error))
 
     assert _read(metrics, "shardgate_upstream_errors_total", store="s3+lab", error=name) == 1
 
@@ -76,12 +76,12 @@ def test_writes_add_up() -> None:
     metrics = Metrics([])
     metrics.stores.on_rewrite(3, 1)
     metrics.stores.on_rewrite(5, 0)
-    metrics.stores.on_write("copy", REF, WriteNotice(10, 20, 30))
-    metrics.stores.on_write("put", REF, WriteNotice(1, 2, 3))
+    metrics.stores.on_write(WriteNotice(10, 20, 30))
+    metrics.stores.on_write(WriteNotice(1, 2))
 
     _check(metrics, {"rewrite_changes_count": 2, "rewrite_changes_sum": 8, "swaps_lost_total": 1})
     _check(metrics, {"writes_total": 1}, way="copy")
-    moved = {"written_bytes_total": 11, "fetched_bytes_total": 22, "copied_bytes_total": 33}
+    moved = {"written_bytes_total": 11, "fetched_bytes_total": 22, "copied_bytes_total": 30}
     _check(metrics, moved)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 from uuid import uuid4
 
 from shardgate.model import ETag, ObjectRef
-from shardgate.storage.contract import WriteNotice, WriteWay
+from shardgate.storage.contract import WriteNotice
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.s3_write import S3WriteOptions
 from tests.support.seaweedfs import SeaweedFS
@@ -15,13 +15,11 @@ class Written:
 
     def __init__(self, server: SeaweedFS, url: str | None = None, **options: Any) -> None:
         self.server = server
-        self.notices: list[tuple[WriteWay, WriteNotice]] = []
+        self.notices: list[WriteNotice] = []
         self.store = S3Store(
             server.settings.model_copy(update={"endpoint_url": url or server.endpoint_url}),
             timeout_s=60,
-            options=S3WriteOptions(
-                on_write=lambda way, _, notice: self.notices.append((way, notice)), **options
-            ),
+            options=S3WriteOptions(on_write=self.notices.append, **options),
         )
         self.root = ObjectRef(f"s3://{server.bucket}", f"written/{uuid4().hex}")
         self.ref = self.root.join("key")

@@ -163,14 +163,13 @@ async def test_unchanged_parts_are_copied_by_the_server(large: LargeObject) -> N
     first = await large.rewrite(CHANGES, large.etag)
 
     assert large.seen() == (REWRITTEN, first)
-    ((way, moved),) = large.notices
-    assert way == "copy"
+    (moved,) = large.notices
     assert moved.sent <= 5 * MIB + len(b"newindex")
     assert moved.fetched <= 5 * MIB
     assert moved.sent + moved.copied == len(REWRITTEN)
     second = await large.rewrite([ByteRange(0, len(REWRITTEN)), b"2"], first)
     assert large.seen() == (REWRITTEN + b"2", second)
-    assert [way for way, _ in large.notices] == ["copy", "copy"]
+    assert [each.copied > 0 for each in large.notices] == [True, True]
 
 
 async def test_a_copy_has_the_headers_it_is_given(large: LargeObject) -> None:
@@ -236,7 +235,7 @@ async def test_large_new_object_is_sent_in_parts(
     await large.rewrite([LARGE, LARGE], ABSENT)
 
     assert large.seen()[0] == LARGE + LARGE
-    assert {way for way, _ in large.notices} == {"put"}
+    assert {each.copied for each in large.notices} == {0}
     await large.store.aclose()
 
 
@@ -244,7 +243,7 @@ async def test_small_object_is_sent_whole(large: LargeObject) -> None:
     """A small object is put as a whole, and the notice says so."""
     await large.rewrite([ByteRange(0, 10), b"new"], large.etag)
 
-    assert large.notices == [("put", WriteNotice(13, 10))]
+    assert large.notices == [WriteNotice(13, 10)]
 
 
 @pytest.mark.parametrize("is_old", [True, False])

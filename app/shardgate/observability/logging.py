@@ -32,7 +32,6 @@ _FAILURES: Final = "shardgate.failures"
 _MAX_QUEUED: Final = 32 * 1024
 _PAUSE_S: Final = 0.1
 """Time for which lines are gathered: waking the thread for each would cost as much as its line."""
-_CLOSE_S: Final = 1.0
 _CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
 
 _app_log: Final = logging.getLogger("shardgate")
@@ -82,7 +81,7 @@ class AccessLog:
         """Write the queued records, for up to a second."""
         self._is_closing.set()
         self._queue.put(None)
-        self._thread.join(_CLOSE_S)
+        self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
         """Write pieces of up to ``PIPE_BUF`` bytes, which a pipe takes whole, until `None`."""

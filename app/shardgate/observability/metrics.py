@@ -30,10 +30,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from shardgate.errors import RangeNotSatisfiedError, ShardgateError
-from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import CacheCounters, SizedLRUCache
-from shardgate.storage.contract import WriteNotice, WriteWay
+from shardgate.storage.contract import WriteNotice
 from shardgate.storage.wrappers import Call
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -247,9 +246,9 @@ class StoreMetrics:
         if call.error is not None and not isinstance(call.error, _NO_ERRORS):
             self._errors.labels(store, error_label(call.error)).inc()
 
-    def on_write(self, way: WriteWay, _: ObjectRef, notice: WriteNotice) -> None:
+    def on_write(self, notice: WriteNotice) -> None:
         """Count an object that was written to S3."""
-        self._writes.labels(way).inc()
+        self._writes.labels("copy" if notice.copied else "put").inc()
         for counter, nbytes in zip(self._written, notice, strict=True):
             counter.inc(nbytes)
 

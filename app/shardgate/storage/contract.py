@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, NotRequired, Protocol, TypedDict
+from typing import Final, NamedTuple, NotRequired, Protocol, TypedDict
 
 from shardgate.errors import BadKeyError, RangeNotSatisfiedError, VersionChangedError
 from shardgate.model import (
@@ -108,9 +108,6 @@ TEMPORARY: Final = ".shardgate-"
 UPLOADS: Final = f"{TEMPORARY}uploads/"
 """Folder of multipart uploads: the only names with that mark that callers may write and list."""
 
-type WriteWay = Literal["put", "copy"]
-"""``put``: all bytes were sent; ``copy``: the server copied some of them itself."""
-
 
 class WriteNotice(NamedTuple):
     """Bytes that one write of an object moved."""
@@ -122,7 +119,7 @@ class WriteNotice(NamedTuple):
     """Bytes that the server copied."""
 
 
-type OnWrite = Callable[[WriteWay, ObjectRef, WriteNotice], None]
+type OnWrite = Callable[[WriteNotice], None]
 """Called on the event loop after each write to S3, also a failed one."""
 
 
@@ -303,14 +300,13 @@ def is_unfinished(prefix: ObjectRef, ref: ObjectRef) -> bool:
     return TEMPORARY in ref.key[prefix.key.rfind("/") + 1 :]
 
 
-GAP_NBYTES: Final = 1024**2
 SPAN_NBYTES: Final = 16 * 1024**2
 _COPIED_NBYTES: Final = 1024**2
 
 
 def plan_spans(ranges: Iterable[ByteRange]) -> list[ByteRange]:
     """Coalesce *ranges* across gaps of up to 1 MiB into reads of up to 16 MiB."""
-    return coalesce(ranges, max_gap_nbytes=GAP_NBYTES, max_span_nbytes=SPAN_NBYTES)
+    return coalesce(ranges, max_gap_nbytes=1024**2, max_span_nbytes=SPAN_NBYTES)
 
 
 def assemble(pieces: Sequence[Piece], spans: Sequence[ByteRange], read: Sequence[bytes]) -> bytes:

@@ -39,7 +39,6 @@ _MAX_NBYTES: Final = 8192
 CODING_ALIASES: Final = {"x-gzip": "gzip", "x-compress": "compress"}
 _NO_CODINGS: Final = frozenset({"", "identity", "none", "aws-chunked", "utf-8", "utf8"})
 """``aws-chunked`` is a framing, and ``utf-8`` a charset, which some tools name in this place."""
-_OBJECTS: Final = 8192
 _STRONG_DATE_S: Final = 60
 
 
@@ -103,7 +102,7 @@ class VersionWatch:
     """
 
     def __init__(self) -> None:
-        self._versions: LRUCache[ObjectRef, tuple[tuple[int, int], ETag, bool]] = LRUCache(_OBJECTS)
+        self._versions: LRUCache[ObjectRef, tuple[tuple[int, int], ETag, bool]] = LRUCache(8192)
         """Last version by time and size, its ETag, and whether it had another one before."""
 
     def note(self, ref: ObjectRef, headers: Mapping[bytes, bytes], size: int, etag: ETag) -> None:

@@ -85,9 +85,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
         if self._token is not None:
             self._authorization = self._token.header
 
-    async def list(self, prefix: ObjectRef, **_: str) -> AsyncIterator[Listed]:
-        for each in tuple[Listed, ...]():
-            yield each
+    def list(self, prefix: ObjectRef, **_: str) -> AsyncIterator[Listed]:
         raise StorageUnusableError(prefix, "an HTTP server cannot be listed")
 
     async def check_reachable(self, root: ObjectRef) -> None:

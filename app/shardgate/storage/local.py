@@ -52,12 +52,9 @@ from shardgate.storage.local_files import (
 from shardgate.storage.local_write import LocalWriter, verify_locks
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_WARM_FILES: Final = 128
-_WARM_S: Final = 30
 _WARM_NBYTES: Final = 512 * 1024
 _PIECE_NBYTES: Final = 1024**2
 _TRIES: Final = 3
-_READ_THREADS: Final = 16
 _WRITE_THREADS: Final = 8
 """More threads contend for the interpreter more than they write."""
 _PROBED_FOLDERS: Final = 64
@@ -136,7 +133,7 @@ class WarmFiles:
     """
 
     def __init__(self) -> None:
-        self._files: TTLCache[tuple[ObjectRef, ETag], _OpenFile] = TTLCache(_WARM_FILES, _WARM_S)
+        self._files: TTLCache[tuple[ObjectRef, ETag], _OpenFile] = TTLCache(128, ttl=30)
         self._lock = threading.Lock()
 
     def keep(self, ref: ObjectRef, etag: ETag, fd: int, status: os.stat_result) -> None:
@@ -209,7 +206,7 @@ class LocalStore:
 
     def __init__(self, *, open_file: OpenFile = open_file) -> None:
         self._open_file = open_file
-        self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="local-store")
+        self._readers = ThreadPoolExecutor(16, thread_name_prefix="local-store")
         self._writers = ThreadPoolExecutor(_WRITE_THREADS, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()
@@ -270,8 +267,6 @@ class LocalStore:
         and links to a folder that contains them. A coded file has its plain name, if that has no
         dot: ``brain.nii.gz`` is no chunk.
         """
-        if delimiter not in ("", "/"):
-            raise ValueError(f"folders cannot be rolled up by {delimiter!r}")
         entries = iter(await self._run(_entries, prefix))
         if delimiter:
             behind = (entry for entry in entries if entry.ref.key > after)

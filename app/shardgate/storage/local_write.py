@@ -40,8 +40,6 @@ from shardgate.storage.local_files import (
 )
 
 _TRIES: Final = 32
-_SWEPT: Final = 4096
-_SWEEP_S: Final = 60
 _COPY_NBYTES: Final = 1024**2
 _FOLDER: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _FILE: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -58,7 +56,7 @@ class LocalWriter:
     """Writes files; its methods block."""
 
     def __init__(self) -> None:
-        self._swept: TTLCache[bytes, bool] = TTLCache(_SWEPT, _SWEEP_S)
+        self._swept: TTLCache[bytes, bool] = TTLCache(4096, ttl=60)
         self._lock = threading.Lock()
 
     def put(self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> ETag | Conflict:

@@ -67,9 +67,7 @@ _ABSENT_CODES: Final = frozenset({"BlobNotFound", "NoSuchKey"})
 _NO_BUCKET_CODES: Final = frozenset({"ContainerNotFound", "NoSuchBucket"})
 _NO_PREFIX: Final = "shardgate-looks-for-the-bucket"
 _PIECE_NBYTES: Final = 1024**2
-_PAGE: Final = 1000
 _TRIES: Final = 3
-_NO_TIMEOUT: Final = timedelta(days=365)
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _ABOUT_RANGE: Final = ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE")
 _NO_CREDENTIALS: Final = ("token request", "redential")
@@ -161,7 +159,7 @@ class CloudStore(ReadOnlyStore):
                 yield each
             return
         begin = after if after.startswith(folder.key) else None
-        async for page in obstore.list(store, folder.key, offset=begin, chunk_size=_PAGE):
+        async for page in obstore.list(store, folder.key, offset=begin, chunk_size=1000):
             for each in _listed(folder, page, ()):
                 yield each
 
@@ -367,7 +365,7 @@ def _open_client(bucket: str, settings: StoreSettings, silence: timedelta) -> Az
         "client_options": {
             "connect_timeout": silence,
             "read_timeout": silence,
-            "timeout": _NO_TIMEOUT,  # a body may be streamed slowly
+            "timeout": timedelta(days=365),  # a body may be streamed slowly
         },
         "retry_config": {"max_retries": 0},
     }

@@ -35,7 +35,6 @@ FAILURES: Final = (ExchangeError, OSError)
 _UNKNOWN: Final = frozenset({501, 505})
 """Server errors that say what the server never does."""
 _DENIED: Final = frozenset({401, 403, 407})
-_SKEWED: Final = "RequestTimeTooSkewed"
 _MOST_SKEW_S: Final = 600
 """Signatures of URLs are valid for 900 s, and URLs are used for 300 s."""
 _DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
@@ -52,7 +51,6 @@ _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
-_ACCESS_DENIED: Final = "AccessDenied"
 _NOT_ABSENT: Final = re.compile("expired|to perform: (?!s3:ListBucket)", re.IGNORECASE)
 """In messages of AccessDenied that do not depend on the existence of the object."""
 _CLOSED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -73,10 +71,6 @@ class Refusal:
     """Seconds by which the clock of the server, if it checks signatures, is ahead of ours."""
 
     @property
-    def is_no_such_key(self) -> bool:
-        return self.status == HTTPStatus.NOT_FOUND and self.code == NO_SUCH_KEY
-
-    @property
     def may_mean_suffix(self) -> bool:
         """True if a server that knows no suffix ranges can refuse one in this way."""
         if self.status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -90,7 +84,7 @@ class Refusal:
         It answers other codes to wrong keys and signatures. A response to HEAD tells no code.
         """
         is_denied = (self.method, self.status) == ("GET", HTTPStatus.FORBIDDEN) and (
-            self.code in ("", _ACCESS_DENIED)
+            self.code in ("", "AccessDenied")
         )
         return is_denied and not _NOT_ABSENT.search(self.message)
 
@@ -98,7 +92,7 @@ class Refusal:
         """Return the error for a refusal that is about neither absence, version nor range."""
         reason = f"the server answered {self.status} {self.code}".rstrip()
         is_denied = self.status in _DENIED
-        if self.code == _SKEWED or (is_denied and abs(self.skew_s) > _MOST_SKEW_S):
+        if self.code == "RequestTimeTooSkewed" or (is_denied and abs(self.skew_s) > _MOST_SKEW_S):
             difference = f"{abs(self.skew_s)} s {'ahead of' if self.skew_s < 0 else 'behind'}"
             reason += f"; the clock of this machine is {difference} the server's"
             return StorageSkewError(ref, reason)

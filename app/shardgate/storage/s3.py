@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final
 
 from shardgate.errors import StorageDeniedError, StorageUnavailableError
@@ -19,7 +20,7 @@ from shardgate.storage.contract import Listed, is_unfinished
 from shardgate.storage.http1_client import HttpClient, RequestTarget
 from shardgate.storage.http_headers import is_strong
 from shardgate.storage.http_reader import HttpReader
-from shardgate.storage.refusals import HttpMethod, Refusal
+from shardgate.storage.refusals import NO_SUCH_KEY, HttpMethod, Refusal
 from shardgate.storage.s3_client import S3Client, bucket_of, translated
 from shardgate.storage.s3_signing import S3Signer
 from shardgate.storage.s3_write import PutSender, S3WriteOptions, S3Writer
@@ -113,7 +114,7 @@ class S3Store(S3Writer, HttpReader):
         return True
 
     def _proves_absence(self, refusal: Refusal) -> bool:
-        return refusal.is_no_such_key
+        return refusal.status == HTTPStatus.NOT_FOUND and refusal.code == NO_SUCH_KEY
 
     def _may_hide_absence(self, refusal: Refusal) -> bool:
         return bool(refusal.code) and refusal.may_hide_absence

@@ -80,7 +80,6 @@ _REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
 DIGEST: Final = "shardgate_sha256"
 PAYER: Final = ("x-amz-request-payer", "requester")
 """Header, or parameter of a presigned URL, by which the caller agrees to pay."""
-_BODY_OPERATIONS: Final = ("PutObject", "UploadPart")
 _CONTINUE_S: Final = 1.0
 _BY_HOST: Final = "virtual"
 """Without it, presigned URLs lead to the endpoint of all regions, which redirects new buckets."""
@@ -90,6 +89,9 @@ _BARE_ETAG: Final = re.compile('[^"]+')
 _KEPT_IDS: Final = 8
 _DEFAULT_TYPE: Final = "binary/octet-stream"
 """Default of AWS; SeaweedFS guesses a type from the bytes."""
+
+_shared_loader: Final = cache(create_loader)
+"""Shares botocore's descriptions of S3 among stores; loading them takes 0.1 s."""
 
 type S3Answer = dict[str, Any]
 type Send = Callable[..., Awaitable[S3Answer | Refusal]]
@@ -110,11 +112,13 @@ class S3Client:
         deadline_s: float = 30.0,
     ) -> None:
         self._settings = settings
+        self.is_anonymous = settings.anonymous
+        """True if requests are not signed."""
         self._connections = connections
         self._timeouts = {"read": timeout_s, "write": max(timeout_s, deadline_s)}
         self._policy = RetryPolicy(2 * deadline_s)
         self._session = get_session()
-        self._session.register_component("data_loader", _loader())
+        self._session.register_component("data_loader", _shared_loader())
         key_id, secret = settings.access_key_id, settings.secret_access_key
         if key_id is not None and secret is not None:
             token = settings.session_token and settings.session_token.get_secret_value()
@@ -127,11 +131,6 @@ class S3Client:
     def ca_file(self) -> str | None:
         found: str | None = self._session.get_config_variable("ca_bundle")
         return found
-
-    @property
-    def is_anonymous(self) -> bool:
-        """True if requests are not signed."""
-        return self._settings.anonymous
 
     async def credentials(self) -> Any:
         """Return frozen credentials from the settings or botocore's chain, `None` without any."""
@@ -205,8 +204,7 @@ class S3Client:
                 if purpose not in self._clients:
                     created = self._session.create_client("s3", **self._options(purpose))
                     client = await self._stack.enter_async_context(created)
-                    _hash_in_thread(client)
-                    _expect_for_large_bodies(client)
+                    _prepare_for_large_bodies(client)
                     if self._settings.requester_pays:
                         client.meta.events.register("before-sign.s3", agree_to_pay)
                     self._clients[purpose] = client
@@ -217,7 +215,7 @@ class S3Client:
         endpoint = settings.endpoint_url or self._session.get_config_variable("endpoint_url")
         region = settings.region or self._session.get_config_variable("region")
         config = AioConfig(
-            signature_version=UNSIGNED if settings.anonymous else "s3v4",
+            signature_version=UNSIGNED if self.is_anonymous else "s3v4",
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             connect_timeout=self._timeouts["read"],
@@ -233,12 +231,6 @@ class S3Client:
             "endpoint_url": settings.endpoint_url,
             "config": config,
         }
-
-
-@cache
-def _loader() -> Any:
-    """Share botocore's descriptions of S3 among stores; loading them takes 0.1 s."""
-    return create_loader()
 
 
 def bucket_of(ref: ObjectRef) -> str:
@@ -453,17 +445,21 @@ class Swapper:
         return ObjectState(version_of(headers, size), ids)
 
 
-def _hash_in_thread(client: Any) -> None:
-    """Keep *client* from holding up the event loop when it sends large bodies.
+def _prepare_for_large_bodies(client: Any) -> None:
+    """Keep *client* from holding up the event loop when it sends large bodies, or in vain.
 
     botocore hashes a body while it signs; here a thread does in the event before. botocore makes
-    each body a file in memory, which aiohttp would copy.
+    each body a file in memory, which aiohttp would copy. It sends ``Expect: 100-continue``, which
+    costs a round trip and spares the body of a request that is refused, with small ones too.
     """
     AUTH_TYPE_MAPS.setdefault(_SIGNATURE, HashedBeforeAuth)
-    for operation in _BODY_OPERATIONS:
-        client.meta.events.register_first(f"choose-signer.s3.{operation}", _choose_signer)
-        client.meta.events.register(f"before-sign.s3.{operation}", _hash)
-        client.meta.events.register(f"before-send.s3.{operation}", _divide)
+    events = client.meta.events
+    events.unregister("before-call.s3", add_expect_header)
+    for operation in "PutObject", "UploadPart":
+        events.register(f"before-call.s3.{operation}", _expect)
+        events.register_first(f"choose-signer.s3.{operation}", _choose_signer)
+        events.register(f"before-sign.s3.{operation}", _hash)
+        events.register(f"before-send.s3.{operation}", _divide)
 
 
 def agree_to_pay(request: Any, signature_version: Any, **_: Any) -> None:
@@ -500,16 +496,6 @@ def _large(body: Any) -> bytes | None:
     """Return the bytes of a file in memory, without a copy, if they are many."""
     data = body.getvalue() if isinstance(body, BytesIO) else b""
     return data if is_large(len(data)) else None
-
-
-def _expect_for_large_bodies(client: Any) -> None:
-    """Send ``Expect: 100-continue``, which botocore does with every body, with large ones only.
-
-    It costs a round trip, and spares the body of a request that is refused.
-    """
-    client.meta.events.unregister("before-call.s3", add_expect_header)
-    for operation in _BODY_OPERATIONS:
-        client.meta.events.register(f"before-call.s3.{operation}", _expect)
 
 
 def _expect(params: Any, **_: Any) -> None:

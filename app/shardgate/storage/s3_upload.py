@@ -44,12 +44,8 @@ MIN_NBYTES: Final = 5 * 1024**2
 _COPIED_NBYTES: Final = 256 * 1024**2
 _SENT_NBYTES: Final = 16 * 1024**2
 _MAX_PARTS: Final = 10_000
-_READ_CONCURRENCY: Final = 8
-_PART_CONCURRENCY: Final = 4
 _KEPT_NBYTES: Final = 64 * 1024**2
 """Writers of a shard mostly write it again: the body that was sent last need not be fetched."""
-_SWEPT: Final = 4096
-_SWEEP_S: Final = 600
 _UNKNOWN_STATUS: Final = frozenset({405, 501})
 _UNKNOWN_CODES: Final = frozenset({"NotImplemented", "MethodNotAllowed"})
 type Part = ByteRange | list[Piece]
@@ -169,9 +165,7 @@ class BodyFetcher:
             spans, read, fetched = [ByteRange(0, size)], [body], 0
         else:
             spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
-            read = await bounded_gather(
-                lambda span: self._read(ref, span, version), spans, limit=_READ_CONCURRENCY
-            )
+            read = await bounded_gather(lambda span: self._read(ref, span, version), spans)
             fetched = sum(map(len, read))
         return await run_in_thread(assemble, pieces, spans, read, is_long=is_long), fetched
 
@@ -194,7 +188,7 @@ class MultipartWriter:
         self._swapper = swapper
         self._fetcher = fetcher
         self._stale = timedelta(seconds=stale_s)
-        self._swept: TTLCache[ObjectRef, bool] = TTLCache(_SWEPT, _SWEEP_S)
+        self._swept: TTLCache[ObjectRef, bool] = TTLCache(4096, ttl=600)
 
     async def put(
         self, write: ObjectWrite, parts: Sequence[Part], swap_request: SwapRequest
@@ -292,7 +286,7 @@ class _MultipartUpload:
     async def fill(self, parts: Sequence[Part]) -> None:
         await self.begin()
         numbered = list(enumerate(parts, 1))
-        self._parts = await bounded_gather(self._fill, numbered, limit=_PART_CONCURRENCY)
+        self._parts = await bounded_gather(self._fill, numbered, limit=4)
 
     async def complete(self, **conditions: str) -> S3Answer | Refusal:
         return await self._client.send(

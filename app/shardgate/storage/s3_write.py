@@ -66,7 +66,6 @@ from shardgate.storage.s3_upload import (
 )
 from shardgate.storage.wrappers import RetryPolicy
 
-_KNOWN_OBJECTS: Final = 4096
 _MAX_KEY_NBYTES: Final = 990
 """Longer keys leave no room for the suffix of a temporary object."""
 _WRONG: Final = '"00000000000000000000000000000000"'
@@ -81,7 +80,6 @@ _HEADERS: Final = {
 }
 """Names in HTTP of parameters of botocore."""
 _TRIES: Final = 5
-_AMAZON: Final = "AmazonS3"
 _SEAWEEDFS: Final = "SeaweedFS"
 """Checks preconditions when an upload is completed, but not atomically."""
 
@@ -100,7 +98,7 @@ class S3WriteOptions(NamedTuple):
     whole_nbytes: int = 64 * 1024**2
     """Larger objects are sent in parts, and not assembled in memory."""
     stale_s: float = 3600.0
-    on_write: OnWrite = lambda _way, _ref, _notice: None
+    on_write: OnWrite = lambda _: None
 
 
 class S3Writer:
@@ -115,7 +113,7 @@ class S3Writer:
         self._swapper = Swapper(client, reader)
         self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
         self._multipart = MultipartWriter(client, self._swapper, self._fetcher, options.stale_s)
-        self._written: LRUCache[ObjectRef, tuple[ETag, WriteIds]] = LRUCache(_KNOWN_OBJECTS)
+        self._written: LRUCache[ObjectRef, tuple[ETag, WriteIds]] = LRUCache(4096)
         """Version and ids of the last writes of this process."""
         self._features: dict[str, ServerFeatures] = {}
         self._verified: set[ObjectRef] = set()
@@ -189,7 +187,7 @@ class S3Writer:
         if len(parts) <= 1 or len(write.ref.key.encode()) > _MAX_KEY_NBYTES:
             return None
         etag, notice = await self._multipart.put(write, parts, swap_request)
-        self._options.on_write("copy" if notice.copied else "put", write.ref, notice)
+        self._options.on_write(notice)
         return etag
 
     async def _send(self, write: ObjectWrite, pieces: Sequence[Piece]) -> ETag | Conflict:
@@ -203,7 +201,7 @@ class S3Writer:
         try:
             etag = await self._swapper.write(write, send)
         finally:
-            self._options.on_write("put", ref, WriteNotice(len(body), fetched))
+            self._options.on_write(WriteNotice(len(body), fetched))
         if not isinstance(etag, Conflict):
             self._fetcher.keep(ref, etag, body)
         return etag
@@ -346,7 +344,7 @@ class ServerProbe:
         raise self._unwritable("refuses preconditions that hold")
 
     async def _find_swap_request(self) -> SwapRequest | None:
-        if _AMAZON not in self._server and await self._copies_conditionally():
+        if "AmazonS3" not in self._server and await self._copies_conditionally():
             return "copy"
         if _SEAWEEDFS not in self._server and await self._completes_conditionally():
             return "complete"

@@ -60,7 +60,7 @@ class Stores(StoreWrapper):
         limits: LimitSettings,
         *,
         wrap: Wrap = lambda store: store,
-        on_write: OnWrite = lambda _way, _ref, _notice: None,
+        on_write: OnWrite = lambda _: None,
     ) -> None:
         self._limits = limits
         self._connecting: dict[str, Any] = {
@@ -111,7 +111,10 @@ class Stores(StoreWrapper):
             root = ObjectRef(_web_prefix(ObjectRef(root.bucket, folder)).bucket, key)
             self._redirects[root.bucket] += map(_web_target, (whole, *redirects))
         elif kind == "file":
-            root = _split_file(root) if may_be_object else _check_folder(url, root)
+            if may_be_object:
+                root = _split_file(root)
+            elif Path(os.fsdecode(folder_of(root.bucket))).is_file():
+                raise ConfigurationError(f"{url}: is a file; its format and view need a folder")
             if follow_links:
                 root = ObjectRef(FOLLOWING + root.bucket, root.key)
         self._by_bucket[root.bucket] = self._kept(kind, lambda: self._open(kind, settings))
@@ -291,12 +294,6 @@ def parse_root(url: str) -> ObjectRef:
     if not bucket:
         raise ConfigurationError(f"{url}: has no bucket or host")
     return ObjectRef(f"{scheme}://{bucket}", key)
-
-
-def _check_folder(url: str, root: ObjectRef) -> ObjectRef:
-    if Path(os.fsdecode(folder_of(root.bucket))).is_file():
-        raise ConfigurationError(f"{url}: is a file; its format and view need a folder")
-    return root
 
 
 def _split_file(root: ObjectRef) -> ObjectRef:

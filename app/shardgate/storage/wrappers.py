@@ -225,7 +225,6 @@ class Call(NamedTuple):
 
     method: Method
     ref: ObjectRef
-    request: ByteRequest | None
     seconds: float
     nbytes: int
     """Bytes that were read, or new bytes that were to be written."""
@@ -243,7 +242,6 @@ class _Timer:
     on_call: OnCall
     method: Method
     ref: ObjectRef
-    request: ByteRequest | None = None
     nbytes: int = 0
     began_at: float = field(default_factory=time.perf_counter)
 
@@ -252,7 +250,7 @@ class _Timer:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         seconds = time.perf_counter() - self.began_at
-        self.on_call(Call(self.method, self.ref, self.request, seconds, self.nbytes, error))
+        self.on_call(Call(self.method, self.ref, seconds, self.nbytes, error))
 
 
 class TracedStore(StoreWrapper):
@@ -277,7 +275,7 @@ class TracedStore(StoreWrapper):
             return found
         finally:
             seconds = time.perf_counter() - began
-            self._on_call(Call("get", ref, request, seconds, nbytes, error, kind))
+            self._on_call(Call("get", ref, seconds, nbytes, error, kind))
 
     @asynccontextmanager
     async def stream(
@@ -288,7 +286,7 @@ class TracedStore(StoreWrapper):
                 timer.nbytes += len(piece)
                 yield piece
 
-        with _Timer(self._on_call, "stream", ref, byte_range) as timer:
+        with _Timer(self._on_call, "stream", ref) as timer:
             async with self._inner.stream(ref, byte_range, if_match=if_match) as pieces:
                 yield counted(pieces)
 

@@ -9,11 +9,11 @@ import asyncio
 import secrets
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
@@ -191,13 +191,13 @@ class Rewrites:
                 async with self._slots:
                     began_at = self._fetch.clock()
                     if requests := queue.take():
-                        await self._rewrite(shard, list(_changes_of(requests)))
+                        await self._rewrite(shard, list(chain(*requests)))
                 await queue.fill(min(_LONGEST_WAIT_S, self._fetch.clock() - began_at))
                 if not queue.requests:
                     return
         finally:
             del self._queues[shard]
-            for change in _changes_of([*requests, *queue.requests]):
+            for change in chain(*requests, *queue.requests):
                 change.done.cancel()
 
     async def _rewrite(self, shard: ShardRewriter[Any], changes: Sequence[ChunkChange]) -> None:
@@ -274,10 +274,6 @@ class Rewrites:
         for read, value in plan.indexes:
             self._fetch.put(read, Versioned(value, etag, size, modified_s))
         return {entry: Stored(shard.ref, place, etag) for entry, place in plan.places.items()}
-
-
-def _changes_of(requests: Iterable[ChangeRequest]) -> Iterable[ChunkChange]:
-    return (change for request in requests for change in request)
 
 
 type Segments = Mapping[int, tuple[int, int]]

@@ -139,7 +139,7 @@ class PassthroughWriter:
         async def attempt() -> ETag | Conflict:
             nonlocal translated
             stored, etag = await self._stored(ref)
-            _check(demand, ref, _document_names(etag))
+            _check(demand, ref, etag, is_document=True)
             translated = await document.translator.translate(
                 requested, stored, self._read_anew, run_in_thread
             )
@@ -171,7 +171,7 @@ class PassthroughWriter:
             return None
         stat = await self._store.stat(ref)
         etag = None if stat is None else stat.etag
-        _check(demand, ref, _document_names(etag) if is_document else _object_names(etag))
+        _check(demand, ref, etag, is_document=is_document)
         return ABSENT if etag is None else etag
 
     async def _read_anew[T: Weighable](
@@ -206,17 +206,11 @@ class PassthroughWriter:
             raise BadBodyError(str(error)) from error
 
 
-def _object_names(etag: ETag | None) -> Sequence[ETag]:
-    return () if etag is None else forms_of(etag)
-
-
-def _document_names(etag: ETag | None) -> Sequence[ETag]:
-    if etag is None:
-        return ()
-    return (*_object_names(etag), *_object_names(etag_of_rewritten(etag)))
-
-
-def _check(demand: Demand | None, ref: ObjectRef, names: Sequence[ETag]) -> None:
+def _check(demand: Demand | None, ref: ObjectRef, etag: ETag | None, *, is_document: bool) -> None:
+    """Raise `PreconditionFailedError` unless *demand* accepts the version *etag* of *ref*."""
+    names: Sequence[ETag] = () if etag is None else forms_of(etag)
+    if etag is not None and is_document:  # clients may know the ETag of its served form
+        names = (*names, *forms_of(etag_of_rewritten(etag)))
     if demand is not None and (reason := demand(names)) is not None:
         raise PreconditionFailedError(f"{ref}: {reason}")
 
@@ -313,8 +307,6 @@ class Writer:
 
     def _check_headers(self, target: Slot | Document | Whole, write: KeyWrite) -> None:
         coding, _, metadata = write.headers
-        if not coding and not metadata:
-            return
         if isinstance(target, Whole) and self._store.keeps_headers(target.ref):
             return
         if coding and coding not in CODINGS:

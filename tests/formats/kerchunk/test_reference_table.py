@@ -142,10 +142,10 @@ async def test_inline_bytes_have_the_version_of_their_set(tmp_path: Path) -> Non
 def test_part_past_the_end_of_any_object_is_refused() -> None:
     """The end of a part is less than 2**63."""
     builder = TableBuilder(2)
-    builder.add_part("a", "s3://b/x", 2**63 - 2, 1)
+    builder.add_source("a", "s3://b/x", (2**63 - 2, 1))
 
     with pytest.raises(DecodeError, match="no part of an object"):
-        builder.add_part("a", "s3://b/x", 2**63 - 1, 1)
+        builder.add_source("a", "s3://b/x", (2**63 - 1, 1))
 
 
 def test_more_references_than_the_limit_are_refused() -> None:

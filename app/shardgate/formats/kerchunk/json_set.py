@@ -2,7 +2,6 @@
 reference.
 """
 
-import base64
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,7 +11,6 @@ from typing import Final
 from shardgate.formats.compression import announced_nbytes, decode_content
 from shardgate.formats.documents import Json, json_memory_nbytes
 from shardgate.formats.kerchunk.reference_table import (
-    BASE64,
     CONSOLIDATED,
     MEMORY_PER_BYTE,
     Holder,
@@ -20,6 +18,7 @@ from shardgate.formats.kerchunk.reference_table import (
     TableBuilder,
     check_values,
     consolidate,
+    inline_bytes,
     locate,
 )
 from shardgate.formats.kerchunk.templates import Templates, generate
@@ -174,13 +173,11 @@ def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
 def _add(builder: TableBuilder, name: str, value: Json) -> None:
     match value:
         case [str() | None as url, int(offset), int(length)]:
-            builder.add_part(name, url or "", offset, length)
+            builder.add_source(name, url or "", (offset, length))
         case [str() | None as url]:
-            builder.add_whole(name, url or "")
+            builder.add_source(name, url or "", None)
         case str():
-            data = value.encode()
-            is_coded = data.startswith(BASE64)
-            builder.add_bytes(name, base64.b64decode(data[len(BASE64) :]) if is_coded else data)
+            builder.add_bytes(name, inline_bytes(value.encode()))
         case dict():
             builder.add_bytes(name, json.dumps(value).encode())
         case _:
@@ -193,11 +190,8 @@ def _expand(builder: TableBuilder, others: Json) -> Sequence[str]:
     texts = others.get("templates", {})
     templates = Templates(texts)
     urls = [templates.render(url) for url in builder.urls] if texts else builder.urls
-    for key, url, part in generate(others.get("gen", []), templates):
-        if part is None:
-            builder.add_whole(key, url)
-        else:
-            builder.add_part(key, url, *part)
+    for reference in generate(others.get("gen", []), templates):
+        builder.add_source(*reference)
     return [*urls, *builder.urls[len(urls) :]]
 
 

@@ -4,7 +4,6 @@ Reference *i* of an array, counted in C order over its grid of chunks, is row ``
 ``{array}/refs.{i // record_size}.parq``. A table that does not exist has no references.
 """
 
-import base64
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
-from shardgate.formats.documents import Json, parse_json
+from shardgate.formats.documents import DocumentDecoder, Json
 from shardgate.formats.kerchunk import json_set
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
 from shardgate.formats.kerchunk.reference_table import (
     ABSENT,
-    BASE64,
     CONSOLIDATED,
     INLINE,
     MEMORY_PER_BYTE,
@@ -32,6 +30,7 @@ from shardgate.formats.kerchunk.reference_table import (
     TableBuilder,
     check_values,
     consolidate,
+    inline_bytes,
     locate,
 )
 from shardgate.formats.listing import Window
@@ -122,15 +121,11 @@ class CatalogDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> Catalog:
-        if len(data) > self.limit_nbytes:
-            raise DecodeError(f"a catalog of references of more than {self.limit_nbytes} bytes")
-        check_values(data, self.limit_nbytes)
-        try:
-            return _catalog(parse_json(data), self.limit_nbytes)
-        except DecodeError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise DecodeError(f"no JSON: {error}") from None
+        limit = self.limit_nbytes
+        if len(data) > limit:
+            raise DecodeError(f"a catalog of references of more than {limit} bytes")
+        check_values(data, limit)
+        return DocumentDecoder(lambda document, _: _catalog(document, limit), limit)(data)
 
 
 def _catalog(document: Json, most_documents: int) -> Catalog:
@@ -194,7 +189,7 @@ class TableDecoder:
                 raise DecodeError("a reference ends past the end of any object")
             lengths[(offsets == 0) & (lengths == 0)] = WHOLE
         try:
-            blobs = [_inline(value) for value in values]
+            blobs = list(map(inline_bytes, values))
             names = [text.decode() for text in texts]
         except ValueError as error:
             raise DecodeError(f"a reference is neither UTF-8 nor base64: {error}") from None
@@ -203,10 +198,6 @@ class TableDecoder:
         offsets[is_inline] = bounds[inline[is_inline]]
         lengths[is_inline] = np.diff(bounds)[inline[is_inline]]
         return ReferenceTable(names, sources, offsets, lengths, b"".join(blobs))
-
-
-def _inline(value: bytes) -> bytes:
-    return base64.b64decode(value[len(BASE64) :]) if value.startswith(BASE64) else value
 
 
 def _memory_nbytes(data: bytes | None, most_nbytes: int) -> int:

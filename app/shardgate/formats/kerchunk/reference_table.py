@@ -1,5 +1,6 @@
 """References as numpy columns: parts of objects, whole objects, and bytes held in the set."""
 
+import base64
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.references import Allowed, resolve
 from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
 
-BASE64: Final = b"base64:"
+_BASE64: Final = b"base64:"
 """Beginning of bytes that are written as text."""
 CONSOLIDATED: Final = ".zmetadata"
 """Name of the consolidated metadata of Zarr v2, and of the catalog of a set in Parquet."""
@@ -109,14 +110,13 @@ class TableBuilder:
         self._set(name, INLINE, len(self._inline), len(data))
         self._inline += data
 
-    def add_part(self, name: str, url: str, offset: int, length: int) -> None:
-        """Add a part of the object at *url*. Raises: `DecodeError`."""
-        if not 0 <= offset <= offset + length <= MOST_NBYTES:
+    def add_source(self, name: str, url: str, part: tuple[int, int] | None) -> None:
+        """Add the object at *url*, or its *part*: offset and length. Raises: `DecodeError`."""
+        offset, length = part or (0, WHOLE)
+        if part is not None and not 0 <= offset <= offset + length <= MOST_NBYTES:
             raise DecodeError(f"{name}: {length} bytes at {offset} are no part of an object")
-        self._set(name, self._number(url), offset, length)
-
-    def add_whole(self, name: str, url: str) -> None:
-        self._set(name, self._number(url), 0, WHOLE)
+        source = self._numbers.setdefault(url, len(self._numbers))
+        self._set(name, source, offset, length)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -164,8 +164,10 @@ class TableBuilder:
         self._offsets.append(offset)
         self._lengths.append(length)
 
-    def _number(self, url: str) -> int:
-        return self._numbers.setdefault(url, len(self._numbers))
+
+def inline_bytes(text: bytes) -> bytes:
+    """Return the bytes in the set that *text* stands for. Raises: `ValueError`."""
+    return base64.b64decode(text[len(_BASE64) :]) if text.startswith(_BASE64) else text
 
 
 def check_values(data: bytes, limit_nbytes: int) -> None:
@@ -203,15 +205,12 @@ async def locate(
                 ref = resolve_source(url, allowed)
             except DecodeError as error:
                 raise DamagedError(holder.ref, f"{name}: {error}") from error
-            return await _whole(ref, fetch) if part is None else Part(ref, part)
-
-
-async def _whole(ref: ObjectRef, fetch: Fetch) -> Stored:
-    """Locate all of an object, which must exist and have bytes."""
-    first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
-    if first is None:
-        raise DamagedError(ref, "does not exist, though it is referred to")
-    return Stored(ref, ByteRange(0, first.size), first.etag)
+            if part is not None:
+                return Part(ref, part)
+            first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
+            if first is None:
+                raise DamagedError(ref, "does not exist, though it is referred to")
+            return Stored(ref, ByteRange(0, first.size), first.etag)
 
 
 def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:

@@ -142,10 +142,9 @@ class PrecomputedLayout(Layout):
 
     def _slot(self, part: ShardedPart, chunk_id: int) -> Slot:
         sharding, most_nbytes = part.sharding, self.options.decoded_nbytes
-        here = self.info.value.parts_at[part.path]
         if part.kind in {Kind.MANIFESTS, Kind.FRAGMENTS}:
             raise ReadOnlyError("sharded multi-resolution meshes can only be read")
-        if len(here) > 1:
+        if len(self.info.value.parts_at[part.path]) > 1:
             raise ReadOnlyError(
                 f"{part.path or '.'}: several scales share one shard directory; not writable"
             )
@@ -154,8 +153,7 @@ class PrecomputedLayout(Layout):
                 f"a shard index of {sharding.index_nbytes} bytes, over {most_nbytes}"
             )
         number, _ = sharding.address(chunk_id)
-        shard = PrecomputedShard(self.directory, here[0], number, most_nbytes)
-        return Slot(ChunkRewriter(shard, part.voxel_nbytes), (chunk_id,))
+        return Slot(ChunkRewriter(self._shards(part).numbered(number)), (chunk_id,))
 
     def encloses(self, key: VirtualKey) -> bool:
         paths = self.info.value.paths
@@ -315,12 +313,8 @@ class IdWalk:
     ) -> list[tuple[bytes, Stored]]:
         """Read all indexes, and keep the first chunks from *low* on by their names."""
         page: list[tuple[bytes, Stored]] = []
-
-        async def read(shard: PrecomputedShard) -> Survey | None:
-            return await shard.survey(io.fetch)
-
         for some in batched(shards, _CONCURRENT_SHARDS):
-            for survey in await io.bounded_gather(read, some):
+            for survey in await io.bounded_gather(lambda shard: shard.survey(io.fetch), some):
                 if survey is not None:
                     page += await io.run_in_thread(self._first, survey, low)
                     page = sorted(page, key=itemgetter(0))[:_PAGE]

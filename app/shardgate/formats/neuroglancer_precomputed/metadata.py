@@ -71,6 +71,12 @@ class ShardedPart:
     voxel_nbytes: int | None = None
     """Bytes of a voxel, all channels, in a volume of raw chunks."""
 
+    def chunk_nbytes(self, chunk_id: int) -> int | None:
+        """Return the size of a chunk, where no encoding makes it depend on the values."""
+        if self.voxel_nbytes is None or not isinstance(self.names, VoxelBounds):
+            return None
+        return self.voxel_nbytes * self.names.count_voxels(chunk_id)
+
 
 _Offset = Annotated[Integer, Field(gt=-(2**63), lt=2**63)]
 _Size = Annotated[Integer, Field(ge=0, lt=2**63)]
@@ -150,13 +156,10 @@ class Info:
         return tuple(chain.from_iterable(self.parts_at.values()))
 
     @property
-    def faults(self) -> tuple[str, ...]:
-        return tuple(member.fault for member in self.members if member.fault)
-
-    @property
     def why_sharded(self) -> str:
         """Reasons why members stay sharded, of the first few."""
-        return "; ".join(self.faults[:_MOST_REASONS])
+        faults = [member.fault for member in self.members if member.fault]
+        return "; ".join(faults[:_MOST_REASONS])
 
 
 def parse_info(document: Json, data: bytes) -> Info | None:
@@ -169,6 +172,7 @@ def parse_info(document: Json, data: bytes) -> Info | None:
     parts_at: defaultdict[str, list[ShardedPart]] = defaultdict(list)
     members = tuple(_read(document, *member, parts_at) for member in _members(kind, document))
     is_rewritten = any(member.loses_sharding for member in members)
+    below = [each for name in _DIRECTORIES if isinstance(each := document.get(name), str)]
     return Info(
         served=_without_sharding(kind, data, members) if is_rewritten else data,
         is_rewritten=is_rewritten,
@@ -177,7 +181,7 @@ def parse_info(document: Json, data: bytes) -> Info | None:
         parts_at=dict(parts_at),
         faults_at={m.path: m.fault for m in members if m.fault and m.path is not None},
         paths=frozenset(member.path for member in members if member.path),
-        below=tuple(_below(document)),
+        below=tuple(filter(None, map(_normal, below))),
     )
 
 
@@ -185,23 +189,19 @@ def _read(
     document: Json, name: str, value: Json, parts_at: defaultdict[str, list[ShardedPart]]
 ) -> Member:
     """Read a member, and add its parts to *parts_at*; one that is malformed costs no other."""
-    path = None
+    path, parts, fault = None, tuple[ShardedPart, ...](), ""
     try:
-        path = path_of(value)
-        parts = tuple(_parts(document, name, value))
-        _check_count(parts, parts_at)
+        path = _path_of(value)
+        parts = tuple(_parts(document, name, value, path))
     except DecodeError as error:
-        return Member(name, value, path, fault=f"{_called(name, value)}: {error}")
+        fault = str(error)
+    if parts and len(parts) + len(parts_at.get(parts[0].path, ())) > _MAX_PARTS:
+        fault = f"chunks of more than {_MAX_PARTS} kinds are in one directory"
+    if fault:
+        return Member(name, value, path, fault=f"{_called(name, value)}: {fault}")
     for part in parts:
         parts_at[part.path].append(part)
     return Member(name, value, path, parts)
-
-
-def _check_count(
-    parts: Sequence[ShardedPart], parts_at: Mapping[str, Sequence[ShardedPart]]
-) -> None:
-    if parts and len(parts) + len(parts_at.get(parts[0].path, ())) > _MAX_PARTS:
-        raise DecodeError(f"chunks of more than {_MAX_PARTS} kinds are in one directory")
 
 
 def _called(name: str, value: Json) -> str:
@@ -236,7 +236,7 @@ def _objects(document: Json, name: str) -> Iterator[tuple[str, Json]]:
     return ((name, each) for each in found)
 
 
-def path_of(member: Json) -> str | None:
+def _path_of(member: Json) -> str | None:
     """Return the directory of *member*, relative to the ``info``; `None` if it is outside."""
     if not isinstance(member, dict):
         raise DecodeError("is no object")
@@ -246,12 +246,6 @@ def path_of(member: Json) -> str | None:
     return _normal(key)
 
 
-def _below(document: Json) -> Iterator[str]:
-    for name in _DIRECTORIES:
-        if isinstance(found := document.get(name), str) and (path := _normal(found)):
-            yield path
-
-
 def _normal(key: str) -> str | None:
     path = normpath(key)
     if "://" in key or path.startswith("/") or path.partition("/")[0] == "..":
@@ -259,18 +253,12 @@ def _normal(key: str) -> str | None:
     return "" if path == "." else path
 
 
-def is_sharded(member: Json) -> bool:
-    """Return whether *member* has shards here of the known format; others are served whole."""
-    sharding = member.get("sharding")
-    is_known = isinstance(sharding, dict) and sharding.get("@type") == SHARDED
-    return is_known and path_of(member) is not None
-
-
-def _parts(document: Json, name: str, member: Json) -> Iterator[ShardedPart]:
-    """Yield the parts of *member*, none of one that is not sharded."""
-    if not is_sharded(member):
+def _parts(document: Json, name: str, member: Json, path: str | None) -> Iterator[ShardedPart]:
+    """Yield the parts of *member*, none of one without shards of the known format at *path*."""
+    stored = member.get("sharding")
+    if path is None or not isinstance(stored, dict) or stored.get("@type") != SHARDED:
         return
-    path, sharding = path_of(member) or "", _parse(_SHARDING, member["sharding"])
+    sharding = _parse(_SHARDING, stored)
     if name == "scales":
         nbytes = _voxel_nbytes(document, member)
         for names in voxel_bounds(member):

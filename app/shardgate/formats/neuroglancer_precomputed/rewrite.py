@@ -15,7 +15,7 @@ from shardgate.errors import BadBodyError, ConflictError, DamagedError
 from shardgate.formats.compression import decode_content, deflate
 from shardgate.formats.contract import Entry, NewShard
 from shardgate.formats.neuroglancer_precomputed.index import MinishardPlaces, encode_minishard
-from shardgate.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
+from shardgate.formats.neuroglancer_precomputed.keys import Ids
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShard, ShardTables
 from shardgate.formats.reading import DecodeError, Fetch, Read
 from shardgate.formats.surveying import Ranges
@@ -29,8 +29,6 @@ class ChunkRewriter:
     """Rewrites *shard*; entries are chunk ids."""
 
     shard: PrecomputedShard
-    voxel_nbytes: int | None = None
-    """Bytes of a voxel, all channels, in a volume of raw chunks."""
 
     @property
     def ref(self) -> ObjectRef:
@@ -46,12 +44,10 @@ class ChunkRewriter:
                 raise BadBodyError(f"the body: {error}") from error
         if not plain:
             raise BadBodyError("the body is empty, and no chunk is")
-        names = self.shard.part.names
-        if self.voxel_nbytes is not None and isinstance(names, VoxelBounds):
-            nbytes = self.voxel_nbytes * names.count_voxels(entry[0])
-            if len(plain) != nbytes:
-                raise BadBodyError(f"{len(plain)} bytes of a chunk that has {nbytes}")
-        if self.shard.part.sharding.data_encoding == "raw":
+        part = self.shard.part
+        if (nbytes := part.chunk_nbytes(entry[0])) is not None and len(plain) != nbytes:
+            raise BadBodyError(f"{len(plain)} bytes of a chunk that has {nbytes}")
+        if part.sharding.data_encoding == "raw":
             return plain
         return body if coding == "gzip" else deflate(plain)
 

@@ -20,7 +20,7 @@ from shardgate.formats.neuroglancer_precomputed.index import (
     ShardObject,
     open_shard,
 )
-from shardgate.formats.neuroglancer_precomputed.keys import Ids, VoxelBounds
+from shardgate.formats.neuroglancer_precomputed.keys import Ids
 from shardgate.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import EntryTable, Fault, IndexEntry, Ranges, Survey
@@ -396,8 +396,7 @@ class ShardTables:
     def _check_voxels(self, entry: IndexEntry, data: bytes) -> str | None:
         part = self.shard.part
         encoding = str(part.member.get("encoding"))
-        if isinstance(part.names, VoxelBounds) and part.voxel_nbytes is not None:
-            nbytes = part.voxel_nbytes * part.names.count_voxels(entry.number)
+        if (nbytes := part.chunk_nbytes(entry.number)) is not None:
             is_whole = len(data) == nbytes
             return None if is_whole else f"the chunk has {len(data)} bytes instead of {nbytes}"
         if (edges := _EDGES.get(encoding)) is not None:

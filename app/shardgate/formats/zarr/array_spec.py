@@ -101,7 +101,6 @@ class RectilinearArraySpec(ArraySpec):
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The grid of the inner chunks."""
         each = zip(self.shape, self.inner_chunk_shape, self.edges, strict=True)
         return tuple(
             RectilinearAxis(-(-size // inner), edges=edges, chunk_length=inner)
@@ -110,12 +109,10 @@ class RectilinearArraySpec(ArraySpec):
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
-        """Number of shards along each dimension that hold elements of the array."""
         axes = zip(self.shape, self.edges, strict=True)
         return tuple(size and edges.shard_of(size - 1) + 1 for size, edges in axes)
 
     def shard(self, origin: tuple[int, ...]) -> ShardAddress:
-        """Return the shard that holds the array element *origin*."""
         axes = zip(self.edges, origin, strict=True)
         coords = tuple(edges.shard_of(at) for edges, at in axes)
         starts, shape = zip(*map(ShardEdges.extent, self.edges, coords), strict=True)
@@ -123,5 +120,4 @@ class RectilinearArraySpec(ArraySpec):
         return ShardAddress(coords, (outermost, *self.levels[1:]), tuple(map(sub, origin, starts)))
 
     def shard_origin(self, coords: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the first array element of the shard at *coords*."""
         return tuple(edges.extent(at)[0] for edges, at in zip(self.edges, coords, strict=True))

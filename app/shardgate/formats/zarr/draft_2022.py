@@ -7,6 +7,7 @@ elements are chunks: both share index, look-up, rewriting and surveys.
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from operator import mul
@@ -114,12 +115,10 @@ def parse_consolidated(document: Json, data: bytes) -> Node:
 
 
 def _unsharded(node: Json) -> Json:
-    try:
+    with suppress(DecodeError):
         if isinstance(node, dict) and node.get(_TRANSFORMERS):
             parse_draft_array(node)
             return without_transformer(node)
-    except DecodeError:
-        pass
     return node
 
 
@@ -339,12 +338,11 @@ class HierarchyLayout(Layout):
             return PLAIN
         if not directory.startswith("data/root/"):
             return ListingRules()
-        found = await fetch(self._read_array(directory.removeprefix("data/root/")))
-        if found is None:
+        path = directory.removeprefix("data/root/")
+        if (found := await fetch(self._read_array(path))) is None:
             return ListingRules()
-        if (array := found.value.array) is None:
+        if (shards := self._shards(path, found.value.array)) is None:
             return PLAIN
-        shards = ZarrShards(self.directory, array, directory)
         walk = walk_chunks(shards)
         return ListingRules(lambda name: not _CHUNK_NAME.fullmatch(name), (walk,))
 

@@ -174,11 +174,9 @@ def _with_nodes(group: JsonObject, nodes: dict[str, Json]) -> JsonObject:
 
 def _unsharded(node: Json) -> Json:
     """Return the document served for *node*: itself, unless it is a sharded array."""
-    try:
+    with suppress(DecodeError):
         if isinstance(node, dict) and has_sharding(node.get("codecs")):
             return without_shards(node, parse_array(node))
-    except DecodeError:
-        pass
     return node
 
 

@@ -133,10 +133,6 @@ class _Content:
     """Of a shard."""
     chunk_count: int = 1
 
-    @classmethod
-    def of_chunk(cls, body: bytes) -> "_Content":
-        return cls((body,), len(body), {(): ByteRange(0, len(body))})
-
 
 def _rewrite(
     codecs: tuple[IndexCodec, ...], old: OpenZarrShard | None, changes: Mapping[Entry, bytes | None]
@@ -144,8 +140,9 @@ def _rewrite(
     contents: dict[int, _Content | None] = {}
     for number, below in _grouped(changes).items():
         if len(codecs) == 1:
-            body = changes[(number,)]
-            contents[number] = None if body is None else _Content.of_chunk(body)
+            contents[number] = None
+            if (body := changes[(number,)]) is not None:
+                contents[number] = _Content((body,), len(body), {(): ByteRange(0, len(body))})
         else:
             inner = None if old is None else old.inner.get(number)
             new = _rewrite(codecs[1:], inner, {entry: changes[(number, *entry)] for entry in below})

@@ -207,8 +207,10 @@ class DocumentDecoder[S: Weighable]:
             return self.parse(parse_json(data), data)
         except DecodeError:
             raise
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise DecodeError(f"no JSON: {error}") from None
+        except RecursionError:
+            raise DecodeError("no JSON: it is nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ def test_consolidated_metadata_of_the_set_are_kept() -> None:
         (b'{"a": b}', "Expecting value"),
         (b'{"a": "\xff"}', "utf-8"),
         (b'{"a": "\\ud800"}', "utf-8"),
-        (b'{"a": ' + b"[" * 100_000, "recursion"),
+        (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"a": ["s3://b/x", ' + b"9" * 5000 + b", 1]}", "integer string conversion"),
         ({"a": 1}, "'a': expected a text"),
         ({"a": None}, "'a': expected a text"),

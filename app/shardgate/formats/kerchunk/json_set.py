@@ -102,8 +102,10 @@ class JsonSetDecoder:
             return _decode(_Cursor(data.decode()), self.limit_nbytes // _LEAST_NBYTES)
         except DecodeError:
             raise
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise DecodeError(f"no reference set: {error}") from None
+        except RecursionError:
+            raise DecodeError("no reference set: it is nested too deeply") from None
 
 
 class _Cursor:

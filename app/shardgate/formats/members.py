@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import merge
-from itertools import batched, islice
+from itertools import batched
 from sys import getsizeof
 from typing import Final, Protocol, Self
 
@@ -103,12 +103,11 @@ class SortedNames:
 
     def _since(self, wanted: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the names that are not before *wanted*, with their positions."""
-        number = max(0, bisect_left(self._blocks, wanted + _BEHIND_END) - 1)
-        for block in islice(self._blocks, number, None):
-            names = block.split(_END)
+        first = max(0, bisect_left(self._blocks, wanted + _BEHIND_END) - 1)
+        for number in range(first, len(self._blocks)):
+            names = self._blocks[number].split(_END)
             for at in range(bisect_left(names, wanted), len(names)):
                 yield number * _NAMES_PER_BLOCK + at, names[at]
-            number += 1
 
     def position(self, name: str) -> int | None:
         """Return the position of *name*; `None` if it is not among the names."""

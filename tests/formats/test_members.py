@@ -2,7 +2,13 @@
 
 import random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from shardgate.formats.members import SortedNames
+
+_names = st.text("ab é/", min_size=1, max_size=4)
+_texts = st.text("ab é/\0\n", max_size=5)
 
 
 def test_many_names_are_sorted_by_their_bytes() -> None:
@@ -23,3 +29,50 @@ def test_no_names_are_sorted() -> None:
 
     assert (len(found), len(order), found.position("a")) == (0, 0, None)
     assert list(found.below("", "", "")) == []
+
+
+@given(st.sets(_names, max_size=70), st.sets(_texts, max_size=20))
+def test_names_have_positions_and_other_texts_none(names: set[str], others: set[str]) -> None:
+    """Each name has its position in the order of their bytes; other texts have none."""
+    ordered = sorted(names, key=str.encode)
+    found, _ = SortedNames.of([name.encode() for name in names])
+
+    assert [found.position(name) for name in ordered] == list(range(len(ordered)))
+    assert {found.position(text) for text in others.difference(names)} <= {None}
+
+
+@given(st.sets(_names, max_size=70), _texts, _texts)
+def test_names_below_a_prefix_follow_any_text(names: set[str], start: str, last: str) -> None:
+    """The names that begin with a prefix and sort after a text come in order, with positions."""
+    ordered = sorted(names, key=str.encode)
+    found, _ = SortedNames.of([name.encode() for name in names])
+    expected = [(name, at) for at, name in enumerate(ordered)]
+
+    assert list(found.below(start, last, "")) == [
+        (name, at) for name, at in expected if name.startswith(start) and name > last
+    ]
+
+
+@given(st.sets(_names, max_size=70), _texts, _texts)
+def test_folders_are_folded_once(names: set[str], start: str, last: str) -> None:
+    """With a delimiter names are cut behind it, and each folder comes once, without a position."""
+    ordered = sorted(names, key=str.encode)
+    found, _ = SortedNames.of([name.encode() for name in names])
+    expected = dict[str, int | None]()
+    for at, name in enumerate(ordered):
+        head, slash, _ = name[len(start) :].partition("/")
+        if name.startswith(start):
+            expected.setdefault(f"{start}{head}{slash}", None if slash else at)
+
+    assert list(found.below(start, last, "/")) == [
+        (name, at) for name, at in expected.items() if name > last
+    ]
+
+
+def test_name_takes_few_bytes_beside_its_own() -> None:
+    """Many names weigh four bytes each beside their own."""
+    names = [b"%06d" % number for number in range(10_000)]
+
+    found, _ = SortedNames.of(names)
+
+    assert found.nbytes <= (6 + 4) * len(names)

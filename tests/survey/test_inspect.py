@@ -1,5 +1,6 @@
 """`shardgate.survey.inspect`: summary of a dataset for its overview."""
 
+import asyncio
 import json
 from typing import Any, Final
 
@@ -10,10 +11,12 @@ from zarr.core.buffer import cpu
 
 from shardgate.errors import StorageUnavailableError
 from shardgate.model import ObjectRef, VirtualKey
+from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import (
     MAX_COLLECTIONS,
     FolderOverview,
+    inspect_page,
     is_image,
     measure,
     summarize,
@@ -111,6 +114,37 @@ async def test_slow_or_failing_store_has_a_reason() -> None:
     store.gate.set()
     store.failure = StorageUnavailableError(ObjectRef("memory://bucket", "x"), "is on fire")
     assert "is on fire" in (await look(store)).reason
+
+
+class _Stuck(MemoryStore):
+    """Never answers reads of metadata in a folder ``b``."""
+
+    async def get(self, ref: ObjectRef, *args: Any, **options: Any) -> Found | NotModified | None:
+        """Wait, or read."""
+        if ref.key.endswith("b/zarr.json"):
+            await asyncio.Event().wait()
+        return await super().get(ref, *args, **options)
+
+
+async def test_page_has_what_was_found_in_time() -> None:
+    """A page that takes too long has the collections found until then, and the reason."""
+    opened = reading(filled(_Stuck(), a=ARRAY, b=ARRAY))
+
+    page = await inspect_page(opened.resolver.root(opened.dataset), limit=9, within_s=0.2)
+
+    assert [each.path for each in page.reports] == ["a"]
+    assert (page.is_all, page.reason) == (False, "the store took longer than 0.2 s")
+
+
+@pytest.mark.parametrize(("after", "expected"), [("", ["a", "b"]), ("b", ["c"]), ("c", [])])
+async def test_page_begins_behind_a_path(after: str, expected: list[str]) -> None:
+    """A page has the collections behind a path, up to its limit, and tells if these are all."""
+    opened = reading(filled(MemoryStore(), a=ARRAY, b=ARRAY, c=ARRAY))
+
+    page = await inspect_page(opened.resolver.root(opened.dataset), after=after, limit=2)
+
+    assert [each.path for each in page.reports] == expected
+    assert (page.is_all, page.reason) == (after != "", "")
 
 
 async def test_scale_of_a_volume_has_no_node() -> None:

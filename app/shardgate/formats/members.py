@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import merge
+from itertools import batched
+from sys import getsizeof
 from typing import Final, Protocol, Self
 
 import numpy as np
@@ -41,6 +43,9 @@ SET_SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
 SET_FOLDER_SUFFIXES: Final = (".parq", ".parquet")
 """Usual ends of the names of folders of reference sets in Parquet."""
 
+_NAMES_PER_BLOCK: Final = 16
+_END: Final = b"\0"
+_BEHIND_END: Final = b"\1"
 _SORTED_AT_ONCE: Final = 2**14
 """Names that are sorted in one call, during which no other thread runs: a million takes 2 s."""
 
@@ -68,14 +73,15 @@ class Members(Protocol):
 
 
 class SortedNames:
-    """Names in the order of their UTF-8 bytes, held as one text: 8 bytes a name and its own."""
+    """Names in the order of their UTF-8 bytes, without zero bytes: 4 bytes a name and its own."""
 
-    __slots__ = ("_bounds", "_text")
+    __slots__ = ("_blocks", "_count", "nbytes")
 
-    def __init__(self, text: bytes, bounds: NDArray[np.uint64]) -> None:
-        """Hold names that lie one after the other in *text*; *bounds* begins with 0."""
-        self._text = text
-        self._bounds = bounds
+    def __init__(self, blocks: Sequence[bytes], count: int) -> None:
+        """Hold *count* names, `_NAMES_PER_BLOCK` in each of *blocks*, with `_END` between them."""
+        self._blocks = blocks
+        self._count = count
+        self.nbytes = sum(map(getsizeof, blocks)) + 8 * len(blocks)
 
     @classmethod
     def of(cls, names: Sequence[bytes]) -> tuple[Self, NDArray[np.intp]]:
@@ -89,42 +95,41 @@ class SortedNames:
         runs = [sorted(range(at, count)[:_SORTED_AT_ONCE], key=key) for at in starts]
         merged: Iterator[int] = merge(*runs, key=key)
         order = np.fromiter(merged, np.intp, count)
-        lengths = np.fromiter((len(name) for name in names), np.uint64, count)
-        bounds = np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths[order])])
-        return cls(b"".join(names[at] for at in order.tolist()), bounds), order
-
-    @property
-    def nbytes(self) -> int:
-        return len(self._text) + self._bounds.nbytes
+        blocks = batched((names[at] for at in order.tolist()), _NAMES_PER_BLOCK)
+        return cls([_END.join(block) for block in blocks], count), order
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
+        return self._count
 
-    def _name(self, at: int) -> bytes:
-        return self._text[self._bounds.item(at) : self._bounds.item(at + 1)]
+    def _since(self, wanted: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the names that are not before *wanted*, with their positions."""
+        first = max(0, bisect_left(self._blocks, wanted + _BEHIND_END) - 1)
+        for number in range(first, len(self._blocks)):
+            names = self._blocks[number].split(_END)
+            for at in range(bisect_left(names, wanted), len(names)):
+                yield number * _NAMES_PER_BLOCK + at, names[at]
 
     def position(self, name: str) -> int | None:
         """Return the position of *name*; `None` if it is not among the names."""
         wanted = name.encode(errors="replace")
-        at = bisect_left(range(len(self)), wanted, key=self._name)
-        return at if at < len(self) and self._name(at) == wanted else None
+        at, found = next(self._since(wanted), (0, None))
+        return at if found == wanted else None
 
     def below(self, prefix: str, after: str, delimiter: str) -> Iterator[tuple[str, int | None]]:
         """Yield names with their positions as `Members.below` does; folded ones have none."""
-        every, start = range(len(self)), prefix.encode()
-        at = bisect_left(every, max(start, after.encode()), key=self._name)
-        while at < len(self) and (name := self._name(at)).startswith(start):
-            key = name.decode()
+        start = prefix.encode()
+        names = self._since(max(start, after.encode()))
+        while (found := next(names, None)) is not None and found[1].startswith(start):
+            key, at = found[1].decode(), found[0]
             slash = key.find(delimiter, len(prefix)) if delimiter else -1
             if slash < 0:
                 if key > after:
                     yield key, at
-                at += 1
                 continue
             folder = key[: slash + 1]
             if folder > after:
                 yield folder, None
-            at = bisect_left(every, (folder + LAST).encode(), at + 1, key=self._name)
+            names = self._since((folder + LAST).encode())
 
 
 class MemberFormat(Protocol):
@@ -162,7 +167,7 @@ class MemberLayout(Layout):
 
     def name_of(self, ref: ObjectRef) -> VirtualKey:
         """Return the name of the member that is called *ref* below `directory`."""
-        return VirtualKey(ref.key.removeprefix(self.directory.prefix.key))
+        return VirtualKey(ref.key[len(self.directory.key) :].lstrip("/"))
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         place = await self.members.find(key, fetch)

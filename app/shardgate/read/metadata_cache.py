@@ -269,9 +269,10 @@ class ReadCache:
 
     def _fresh(self, key: Hashable, ref: ObjectRef) -> CachedRead | None:
         entry: CachedRead | None = self.cache.get(key)
-        if entry is None or entry.expires_at <= self.clock() or self._is_forgotten(entry, ref):
-            return None
-        return entry
+        if entry is None or entry.expires_at == inf:
+            return entry
+        is_outdated = entry.expires_at <= self.clock() or self._is_forgotten(entry, ref)
+        return None if is_outdated else entry
 
     def _last(self, read: Read[Any]) -> CachedRead | None:
         entry: CachedRead | None = self.cache.get(read)
@@ -280,8 +281,6 @@ class ReadCache:
         return entry
 
     def _is_forgotten(self, entry: CachedRead, ref: ObjectRef) -> bool:
-        if entry.expires_at == inf:
-            return False
         if not self._forgotten:
             return entry.requested_at <= self._all_forgotten_at
         return entry.requested_at <= self._forgotten_at(ref)

@@ -86,15 +86,15 @@ class _PartMemory:
         return nbytes + (self.decoding(None, self.part_nbytes) if self.decoding else 0)
 
 
-def _clip(request: ByteRequest | None, nbytes: int) -> ByteRange:
-    """Return the part *request* of a member of *nbytes*."""
+def _clip(request: ByteRequest | None, nbytes: int) -> tuple[int, int]:
+    """Return where the part *request* of a member of *nbytes* starts and stops."""
     match request:
         case None:
-            return ByteRange(0, nbytes)
+            return 0, nbytes
         case ByteRange(start, stop):
-            return ByteRange(min(start, nbytes), min(stop, nbytes))
+            return min(start, nbytes), min(stop, nbytes)
         case SuffixRange(length):
-            return ByteRange(max(0, nbytes - length), nbytes)
+            return max(0, nbytes - length), nbytes
 
 
 type _InPlace = Stored | Part | Inline | Missing
@@ -148,11 +148,12 @@ class MemberFetch:
                 nbytes = announced_nbytes(coding, b"")
                 inside = self._decoding(read, place, coding)
             case Stored() | Part():
-                nbytes = place.byte_range.length
-                if not (part := _clip(read.request, nbytes)).length:
+                begin, end = place.byte_range
+                start, stop = _clip(read.request, nbytes := end - begin)
+                if start == stop:
                     etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
                     return await _decoded(read, b"", etag, nbytes)
-                request = place.byte_range.narrow(part)
+                request = ByteRange(begin + start, begin + stop)
                 inside = read._replace(ref=place.ref, request=request, version=place.version)
         if inside.kind == "metadata" and inside.version is not None:
             inside = inside._replace(kind="member")  # it is no marker: its archive has a history
@@ -170,7 +171,7 @@ class MemberFetch:
     def _decoding[T: Weighable](self, read: Read[T], place: Stored, coding: str) -> Read[T]:
         """Return the read of a member at *place* that decodes what *read* asks for."""
         nbytes, most_nbytes = announced_nbytes(coding, b""), self.outer.decoded_nbytes
-        part = _clip(read.request, nbytes)
+        part = ByteRange(*_clip(read.request, nbytes))
         decode = _PartDecoder(coding, most_nbytes, part, read.decode)
         memory = _PartMemory(min(nbytes, most_nbytes), part.length, read.memory_nbytes)
         return Read(read.kind, place.ref, place.byte_range, decode, place.version, memory)
@@ -178,7 +179,8 @@ class MemberFetch:
 
 def _is_small_part(read: Read[Any], coded: Coded) -> bool:
     nbytes = announced_nbytes(coded.coding, b"")
-    length = _clip(read.request, nbytes).length
+    start, stop = _clip(read.request, nbytes)
+    length = stop - start
     return length < nbytes and length <= _SMALL_PART_NBYTES and read.memory_nbytes is None
 
 
@@ -209,18 +211,15 @@ class NestedLayout(Layout):
     outer: MemberLayout
     inner: Layout
 
-    def reading(self, fetch: Fetch) -> MemberFetch:
-        return MemberFetch(self.outer, fetch)
-
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        reading = self.reading(fetch)
+        reading = MemberFetch(self.outer, fetch)
         return await self._translate(await self.inner.locate(key, reading), reading)
 
     async def locate_listed(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate *key* as far as a listing needs it: `Whole` for a member that is served as it is,
         whose place may cost a read, or may not be allowed.
         """
-        reading = self.reading(fetch)
+        reading = MemberFetch(self.outer, fetch)
         location = await self.inner.locate(key, reading)
         return location if isinstance(location, Whole) else await self._translate(location, reading)
 
@@ -245,14 +244,15 @@ class NestedLayout(Layout):
         return self.inner.encloses(key)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
-        rules = await self.inner.listing_rules(directory, self.reading(fetch))
+        rules = await self.inner.listing_rules(directory, MemberFetch(self.outer, fetch))
         return replace(rules, walks=[self._walking(walk) for walk in rules.walks])
 
     def _walking(self, walk: Walk) -> Walk:
         async def nested(wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str | Walk]:
             async for found in walk(wanted, self._inside(io)):
                 if isinstance(found, Item) and found.location is not None:
-                    location = await self._translate(found.location, self.reading(io.fetch))
+                    reading = MemberFetch(self.outer, io.fetch)
+                    location = await self._translate(found.location, reading)
                     yield found._replace(location=location)
                 elif isinstance(found, Item | str):
                     yield found
@@ -268,12 +268,12 @@ class NestedLayout(Layout):
         return replace(walk, walk=nested, stored=stored)
 
     def _inside(self, io: ListingIO) -> ListingIO:
-        return io._replace(fetch=self.reading(io.fetch))
+        return io._replace(fetch=MemberFetch(self.outer, io.fetch))
 
     async def collections(
         self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        found = await self.inner.collections(self.reading(fetch), listing, run_in_thread)
+        found = await self.inner.collections(MemberFetch(self.outer, fetch), listing, run_in_thread)
         return [
             replace(each, shards=each.shards and NestedShards(self, each.shards))
             if isinstance(each, ChunkCollection)
@@ -282,11 +282,11 @@ class NestedLayout(Layout):
         ]
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        shards = await self.inner.shards_at(key, self.reading(fetch))
+        shards = await self.inner.shards_at(key, MemberFetch(self.outer, fetch))
         return None if shards is None else NestedShards(self, shards)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
-        return await self.inner.explain_absence(key, self.reading(fetch))
+        return await self.inner.explain_absence(key, MemberFetch(self.outer, fetch))
 
     def expects(self, path: str) -> bool:
         return self.inner.expects(path)
@@ -350,7 +350,7 @@ class NestedShard:
         return self.inner.key
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        reading = self.layout.reading(fetch)
+        reading = MemberFetch(self.layout.outer, fetch)
         if (survey := await self.inner.survey(reading)) is None:
             return None
         ref, part, version = survey.whole

@@ -211,7 +211,7 @@ def _is_below(target: RequestTarget, prefix: RequestTarget) -> bool:
     return (
         target.origin == prefix.origin
         and segments[: len(expected)] == expected
-        and all(map(is_plain, segments))
+        and all(is_plain(each) and "/" not in each for each in segments)
     )
 
 

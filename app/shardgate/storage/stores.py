@@ -139,7 +139,7 @@ class Stores(StoreWrapper):
         """
         root, kind = _named(parse_root(url), name)
         _check_settings(url, settings or StoreSettings())
-        if not all(map(is_plain, root.key.split("/"))):
+        if not is_plain(root.key):
             raise ConfigurationError(f"{url}: contains '.' or '..' segments")
         if kind == "memory":
             raise ConfigurationError(f"{url}: virtual references cannot lead to memory://")

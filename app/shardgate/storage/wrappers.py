@@ -107,7 +107,7 @@ class GuardedStore(ReadOnlyStore, StoreWrapper):
 
     def store_of(self, ref: ObjectRef) -> ObjectStore:
         """Return the inner store; raise `StorageDeniedError` for segments such as ``..``."""
-        if not all(map(is_plain, ref.key.split("/"))):
+        if not is_plain(ref.key):
             raise StorageDeniedError(ref, "the key contains '.' or '..' segments")
         return self._inner
 
@@ -119,9 +119,9 @@ class GuardedStore(ReadOnlyStore, StoreWrapper):
         """Leave the inner store open for its other users."""
 
 
-def is_plain(segment: str) -> bool:
-    """Return whether no server or file system takes a path segment for more than a name."""
-    return {".", ".."}.isdisjoint(_SEPARATORS.split(segment)) and "/" not in segment
+def is_plain(key: str) -> bool:
+    """Return whether no server or file system takes a segment of *key* for more than a name."""
+    return {".", ".."}.isdisjoint(_SEPARATORS.split(key))
 
 
 def is_transient(error: StorageError) -> bool:

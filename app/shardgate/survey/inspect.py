@@ -1,7 +1,7 @@
 """Describe datasets: their collections, the location of a key, the state of a shard."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -56,6 +56,8 @@ from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
 
 LOOK_S: Final = 2.0
 """Longest look at a folder."""
+DESCRIBE_S: Final = 5.0
+"""Longest look at a root for a page of descriptions."""
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4
 _MEASURED_AT_ONCE: Final = 4
@@ -115,24 +117,57 @@ class ChunkReport:
     reason: str | None = None
 
 
-async def inspect_root(
-    root: Root, *, after: str = "", limit: int | None = None
-) -> list[Description | DamageReport]:
-    """Describe up to *limit* collections below *root* that follow the path *after*."""
+async def inspect_root(root: Root) -> list[Description | DamageReport]:
+    """Describe all collections below *root*."""
+    return [_report(visited) async for visited in find_collections(root)]
+
+
+class DescriptionPage(NamedTuple):
+    """Descriptions of collections in the order of a walk."""
+
+    reports: Sequence[Description | DamageReport]
+    is_all: bool
+    """True if no others follow."""
+    reason: str
+    """Reason why the walk ended early."""
+
+
+async def inspect_page(
+    root: Root, *, after: str = "", limit: int, within_s: float = DESCRIBE_S
+) -> DescriptionPage:
+    """Describe up to *limit* collections below *root* that follow the path *after*, those found
+    within *within_s* seconds.
+    """
     reports: list[Description | DamageReport] = []
-    is_behind = not after
-    async for visited in find_collections(root):
-        if not is_behind:
-            is_behind = visited.path == after
-            continue
-        if len(reports) == limit:
-            break
-        match visited.found:
-            case DamagedError(ref=ref, reason=reason):
-                reports.append(DamageReport(visited.path, str(ref), reason))
-            case ChunkCollection(description, _):
-                reports.append(replace(description, path=visited.path))
-    return reports
+
+    async def look() -> bool:
+        is_behind = not after
+        async with aclosing(find_collections(root)) as found:
+            async for visited in found:
+                if not is_behind:
+                    is_behind = visited.path == after
+                    continue
+                if len(reports) == limit:
+                    return False
+                reports.append(_report(visited))
+        return True
+
+    return DescriptionPage(reports, *await _in_time(look(), within_s))
+
+
+def _report(visited: Visited) -> Description | DamageReport:
+    if isinstance(found := visited.found, DamagedError):
+        return DamageReport(visited.path, str(found.ref), found.reason)
+    return replace(found.description, path=visited.path)
+
+
+async def _in_time(look: Awaitable[bool], within_s: float) -> tuple[bool, str]:
+    """Return whether *look* found all; if it takes longer than *within_s*, why it did not."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await look, ""
+    except TimeoutError:
+        return False, f"the store took longer than {within_s:g} s"
 
 
 async def inspect_refs(root: Root) -> list[RefDescription | DamageReport]:
@@ -314,14 +349,11 @@ async def summarize(
 
     After a failure or *within_s* seconds, return the part that was found.
     """
-    summarizer, is_all, reason = _Summarizer(resolver, dataset, folder, most), False, ""
+    summarizer = _Summarizer(resolver, dataset, folder, most)
     try:
-        async with asyncio.timeout(within_s):
-            is_all = await summarizer.run()
-    except TimeoutError:
-        reason = f"the store took longer than {within_s:g} s"
+        is_all, reason = await _in_time(summarizer.run(), within_s)
     except ShardgateError as error:
-        reason = str(error)
+        is_all, reason = False, str(error)
     collections, repositories = summarizer.collections, summarizer.repositories
     return FolderOverview(tuple(collections), tuple(repositories), is_all, reason)
 

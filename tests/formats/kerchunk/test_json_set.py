@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardgate.formats.kerchunk.json_set import JsonSetDecoder
@@ -82,6 +82,7 @@ def test_set_is_decoded_as_by_the_standard_library(
     refs: dict[str, Any], version: int, indent: int | str | None
 ) -> None:
     """All keys and values of any set, however it is spaced, are those that `json` loads."""
+    assume(version or refs.keys().isdisjoint({"version", "refs"}))  # these mark other versions
     document = {"refs": refs, "version": 1} if version else refs
     text = json.dumps(document, indent=indent, ensure_ascii=bool(version))
     found = _found(text.encode())

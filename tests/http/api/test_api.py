@@ -61,6 +61,15 @@ def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
     assert second["next"] is None
 
 
+def test_description_tells_whether_it_is_all(client: httpx.Client) -> None:
+    """A description with fewer arrays than the dataset has is not all, and has no reason."""
+    told = client.get("/api/datasets/em").json()
+    first = client.get("/api/datasets/em?limit=2").json()
+
+    assert (told["is_all"], told["next"], told["reason"]) == (True, None, "")
+    assert (first["is_all"], first["reason"]) == (False, "")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "said"),
     [

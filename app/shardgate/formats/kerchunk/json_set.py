@@ -5,7 +5,7 @@ reference.
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shardgate.formats.compression import announced_nbytes, decode_content
@@ -49,11 +49,12 @@ class JsonSet:
     ref: ObjectRef
     limit_nbytes: int
     allowed: tuple[Allowed, ...]
+    read: Read[ReferenceSet] = field(init=False, compare=False)
 
-    @property
-    def read(self) -> Read[ReferenceSet]:
+    def __post_init__(self) -> None:
         request, decode = ByteRange(0, self.limit_nbytes + 1), JsonSetDecoder(self.limit_nbytes)
-        return Read("metadata", self.ref, request, decode, None, memory_nbytes)
+        read = Read("metadata", self.ref, request, decode, None, memory_nbytes)
+        object.__setattr__(self, "read", read)
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         found = await fetch(self.read)

@@ -6,7 +6,7 @@ Reference *i* of an array, counted in C order over its grid of chunks, is row ``
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final, NamedTuple
 
@@ -215,12 +215,13 @@ class ParquetSet:
     directory: ObjectRef
     limit_nbytes: int
     allowed: tuple[Allowed, ...]
+    read: Read[Catalog] = field(init=False, compare=False)
 
-    @property
-    def read(self) -> Read[Catalog]:
+    def __post_init__(self) -> None:
         request, decode = ByteRange(0, self.limit_nbytes + 1), CatalogDecoder(self.limit_nbytes)
         ref = self.directory.join(CONSOLIDATED)
-        return Read("metadata", ref, request, decode, None, json_set.memory_nbytes)
+        read = Read("metadata", ref, request, decode, None, json_set.memory_nbytes)
+        object.__setattr__(self, "read", read)
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         found = await fetch(self.read)

@@ -58,8 +58,7 @@ UNREADABLE: Final = 0x2061
 
 _ROW: Final = np.dtype(
     [("start", "<u8"), ("stop", "<u8"), ("nbytes", "<u8"), ("size", "<u8"), ("crc", "<u4"),
-     ("disk", "<u4"), ("name_crc", "<u4"), ("name_nbytes", "<u2"), ("method", "<u2"),
-     ("flags", "<u2")]
+     ("name_crc", "<u4"), ("name_nbytes", "<u2"), ("method", "<u2"), ("flags", "<u2")]
 )  # fmt: skip
 _MEMORY_PER_BYTE: Final = 10
 """Entries with short names take that; a byte in code page 437 may take three in UTF-8, twice."""
@@ -80,7 +79,6 @@ class ZipEntry(NamedTuple):
     """Length of the content."""
     crc: int
     """CRC-32 of the content."""
-    disk: int
     name_crc: int
     """CRC-32 of the name as the archive spells it."""
     name_nbytes: int
@@ -226,10 +224,11 @@ class CentralDirectoryDecoder:
         records = np.frombuffer(fixed, _RECORD)
         rows = np.zeros(len(records), _ROW)
         rows["name_crc"], rows["name_nbytes"] = crcs, records["name"]
-        for field in ("start", "nbytes", "size", "crc", "disk", "method", "flags"):
+        for field in ("start", "nbytes", "size", "crc", "method", "flags"):
             rows[field] = records[field]
-        _widen(data, starts, records, rows)
-        if np.any(rows["disk"]):
+        disks = records["disk"].astype(np.uint32)
+        _widen(data, starts, records, rows, disks)
+        if np.any(disks):
             raise DecodeError(_SEVERAL)
         _find_stops(rows, self.end.start)
         names, order = SortedNames.of(list(numbers))
@@ -269,9 +268,16 @@ def _find_extra(fields: bytes, header_id: int) -> bytes | None:
     return None
 
 
-def _widen(data: bytes, starts: Sequence[int], records: NDArray[Any], rows: NDArray[Any]) -> None:
-    """Set the numbers in *rows* that do not fit into *records* (§4.5.3)."""
+def _widen(
+    data: bytes,
+    starts: Sequence[int],
+    records: NDArray[Any],
+    rows: NDArray[Any],
+    disks: NDArray[np.uint32],
+) -> None:
+    """Set the numbers in *rows* and *disks* that do not fit into *records* (§4.5.3)."""
     is_wide = np.any([records[name] == most for name, most in _WIDENED.items()], axis=0)
+    columns = {name: disks if name == "disk" else rows[name] for name in _WIDENED}
     for number in np.flatnonzero(is_wide).tolist():
         record = records[number]
         extra_at = starts[number] + _RECORD.itemsize + int(record["name"])
@@ -279,10 +285,10 @@ def _widen(data: bytes, starts: Sequence[int], records: NDArray[Any], rows: NDAr
         field, at = _find_extra(extra, _ZIP64) or b"", 0
         for name, most in _WIDENED.items():
             if record[name] == most:
-                nbytes = _ROW[name].itemsize
+                nbytes = columns[name].itemsize
                 if at + nbytes > len(field):
                     raise DecodeError(f"entry {number} has no zip64 {name}")
-                rows[name][number] = int.from_bytes(field[at : at + nbytes], "little")
+                columns[name][number] = int.from_bytes(field[at : at + nbytes], "little")
                 at += nbytes
 
 

@@ -23,7 +23,7 @@ from shardgate.observability.logging import log_failure
 from shardgate.observability.metrics import MEDIA_TYPE, Metrics
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
-from shardgate.survey.inspect import DamageReport, inspect_root
+from shardgate.survey.inspect import DamageReport, inspect_page
 
 _ABOUT: Final = """Control plane: datasets, Icechunk repositories, sessions and tokens. Data are at:
 
@@ -59,8 +59,14 @@ class DatasetDescription(DatasetSummary):
 
     arrays: list[Description]
     damaged: list[DamageReport]
+    is_all: bool
+    """Whether no others follow; if not, and without `next`, a look at the dataset takes too long to
+    find them.
+    """
     next: str | None = None
     """Path to continue after, where there are more arrays."""
+    reason: str = ""
+    """Why the look ended before `limit`."""
 
 
 class Readiness(BaseModel):
@@ -123,12 +129,14 @@ def _add_datasets(
     ) -> DatasetDescription:
         """Describe the arrays and other collections of a dataset, as stored and as served."""
         named = datasets.find(dataset, request.scope["caller"])
-        reports = await inspect_root(resolver.root(named), after=after, limit=limit)
+        page = await inspect_page(resolver.root(named), after=after, limit=limit)
         return DatasetDescription(
             **_summary(named, request).model_dump(),
-            arrays=[report for report in reports if isinstance(report, Description)],
-            damaged=[report for report in reports if isinstance(report, DamageReport)],
-            next=reports[-1].path if len(reports) == limit else None,
+            arrays=[report for report in page.reports if isinstance(report, Description)],
+            damaged=[report for report in page.reports if isinstance(report, DamageReport)],
+            is_all=page.is_all,
+            next=page.reports[-1].path if page.reports and not page.is_all else None,
+            reason=page.reason,
         )
 
 

@@ -105,7 +105,7 @@ def make_folders(settings: Settings) -> list[str]:
     """Make the folders of writable local roots, and that of records of tokens; return warnings of
     folders that do not exist.
     """
-    warnings = []
+    warnings = list[str]()
     for name, dataset in settings.datasets.items():
         is_made = dataset.writable and not _may_be_object(dataset)
         warnings += _make_folder(f"datasets.{name}.url", dataset.url, is_made=is_made)

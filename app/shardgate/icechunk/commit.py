@@ -269,23 +269,16 @@ class CommitBuilder:
         config = config_of(opened, tip.info)
         self._is_long = max(base.nbytes, changes.nbytes) > SHORT_NBYTES
         is_long = self._is_long or config.splitting is not None
-        try:
-            applied = await run_in_thread(_apply, changes, base, config, is_long=is_long)
-        except DecodeError as error:
-            raise DamagedError(opened.repo, str(error)) from error
+        apply = partial(_apply, changes, base, config)
+        applied = await opened.decode_in_thread(opened.repo, apply, is_long=is_long)
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         rewritten = await self._rewrite_all(applied, config.compression_level, files)
         amended = await self._read_log(tip.snapshot.object_id) if request.amend else None
-        try:
-            finish = partial(applied.finish, rewritten)
-            is_long = self._is_long or amended is not None
-            prepared, new = await run_in_thread(
-                self._finish, tip, base, finish, amended, is_long=is_long
-            )
-        except DecodeError as error:
-            name = opened.repository.file("snapshots", base.object_id)
-            raise DamagedError(name, str(error)) from error
+        name = opened.repository.file("snapshots", base.object_id)
+        finish = partial(self._finish, tip, base, applied, rewritten, amended)
+        is_long = self._is_long or amended is not None
+        prepared, new = await opened.decode_in_thread(name, finish, is_long=is_long)
         await files.add(new)
         return prepared
 
@@ -293,11 +286,12 @@ class CommitBuilder:
         self,
         tip: BranchTip,
         base: StoredSnapshot,
-        finish: Callable[[], Applied],
+        applied: Applied,
+        rewritten: Mapping[bytes, Rewritten],
         amended: TransactionLog | None,
     ) -> tuple[PreparedCommit, list[PreparedFile]]:
         """Make the snapshot and its log, and the files of both."""
-        applied = finish()
+        applied = applied.finish(rewritten)
         snapshot = self._snapshot(base, applied)
         log = applied.log if amended is None else merge_logs(amended, applied.log)
         object_id = snapshot.object_id
@@ -340,13 +334,9 @@ class CommitBuilder:
         async with self.budget.room(nbytes):
             read = await bounded_gather(lambda each: self._read_manifest(each, files), needed)
             manifests = dict(zip(needed, read, strict=True))
-            try:
-                rewritten, contents = await run_in_thread(
-                    rewrite_manifests, array, manifests, new_object_id, level, is_long=is_long
-                )
-            except DecodeError as error:
-                name = opened.directory.join(f"manifests ({array.path})")
-                raise DamagedError(name, str(error)) from error
+            rewrite = partial(rewrite_manifests, array, manifests, new_object_id, level)
+            name = opened.directory.join(f"manifests ({array.path})")
+            rewritten, contents = await opened.decode_in_thread(name, rewrite, is_long=is_long)
             limit = opened.repository.limit_nbytes
             is_decoded = not is_large(files.nbytes + sum(map(len, contents.values())))
             prepare = partial(_manifest_files, contents, limit, is_decoded=is_decoded)

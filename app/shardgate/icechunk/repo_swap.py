@@ -17,7 +17,7 @@ from math import inf
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from shardgate.concurrency import Backoff, retry_conflicts, run_in_thread
+from shardgate.concurrency import Backoff, retry_conflicts
 from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
@@ -218,7 +218,7 @@ class RepoSwaps:
         weight = _COPIES * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
         async with self.fetch.cache.decoding.room(weight):
             prepare = partial(self._prepare, ref, limit, file, plan)
-            prepared = await run_in_thread(prepare, is_long=file.info.is_long)
+            prepared = await opened.decode_in_thread(ref, prepare, is_long=file.info.is_long)
         if prepared.info is None:
             return prepared
         await self.write_backup(opened, file)
@@ -248,8 +248,6 @@ class RepoSwaps:
             return _Prepared(answer, data, info)
         except FutureError as error:
             raise ClockSkewError(f"{ref}: {error}") from error
-        except DecodeError as error:
-            raise DamagedError(ref, str(error)) from error
 
     async def write_backup(self, opened: OpenedRepository, file: RepoFile) -> None:
         """Write the copy of *file* in ``overwritten/``, unless that is done, and compare clocks.

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple, NoReturn, Self
 from shardgate.concurrency import bounded_gather, is_large, run_in_thread
 from shardgate.errors import (
     BadBodyError,
-    ClockSkewError,
     CommitConflictError,
     ConflictError,
     DamagedError,
@@ -35,7 +34,6 @@ from shardgate.formats.icechunk.manifest_writer import (
 from shardgate.formats.icechunk.metadata_items import encode_metadata
 from shardgate.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 from shardgate.formats.icechunk.repo_writer import (
-    FutureError,
     NewSnapshot,
     WriteId,
     check_metadata,
@@ -426,8 +424,6 @@ class CommitBuilder:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
             newest, now_us = f"snapshot {encode_id(base.object_id)}", self.swaps.now_us()
             flushed_at_us = moment_after(base.flushed_at_us, now_us, newest)
-        except FutureError as error:
-            raise ClockSkewError(f"{self.opened.directory}: {error}") from None
         except ValueError as error:
             raise BadBodyError(f"metadata: {error}") from None
         return StoredSnapshot(

@@ -39,7 +39,6 @@ from shardgate.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
     ROOT_METADATA,
-    FutureError,
     RefUpdate,
     RepoUpdate,
     create_repo,
@@ -237,17 +236,14 @@ class RepoSwaps:
     def _prepare[T](
         self, ref: ObjectRef, limit: int, file: RepoFile, plan: Callable[[RepoFile], Planned[T]]
     ) -> _Prepared[T]:
-        try:
-            answer, changes = plan(file)
-            if not changes:
-                return _Prepared(answer)
-            require_unlocked(file.info, ref)
-            info = rewrite_repo(file.info, changes, self.now_us(), file.backup)
-            data = seal_repo(info)
-            demand_readable(ref, data, limit)
-            return _Prepared(answer, data, info)
-        except FutureError as error:
-            raise ClockSkewError(f"{ref}: {error}") from error
+        answer, changes = plan(file)
+        if not changes:
+            return _Prepared(answer)
+        require_unlocked(file.info, ref)
+        info = rewrite_repo(file.info, changes, self.now_us(), file.backup)
+        data = seal_repo(info)
+        demand_readable(ref, data, limit)
+        return _Prepared(answer, data, info)
 
     async def write_backup(self, opened: OpenedRepository, file: RepoFile) -> None:
         """Write the copy of *file* in ``overwritten/``, unless that is done, and compare clocks.

@@ -23,7 +23,7 @@ from shardgate.errors import RequestError
 from shardgate.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from shardgate.formats.documents import parse_json
 from shardgate.formats.icechunk.apply import read_document, read_grid
-from shardgate.formats.icechunk.config import YamlConfigDecoder, read_config
+from shardgate.formats.icechunk.config import read_config, read_yaml_config
 from shardgate.formats.icechunk.flatbuffers import HEADER_NBYTES
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
 from shardgate.formats.icechunk.ids import decode_id
@@ -217,7 +217,7 @@ FILES: Final[dict[str, Callable[[str, bytes], object]]] = {
     "snapshots": read_snapshot,
     "manifests": read_manifest,
     "transactions": lambda name, data: TransactionLogDecoder(decode_id(name) or b"", MOST)(data),
-    "config.yaml": lambda _, data: YamlConfigDecoder(MOST)(data),
+    "config.yaml": lambda _, data: read_yaml_config(data),
 }
 """Readers of the files of a repository, by folder or file name."""
 

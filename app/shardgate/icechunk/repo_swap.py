@@ -72,8 +72,6 @@ _SET_S: Final = 1.0
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
 _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
 _NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
-_LIMIT_NBYTES: Final = 64 * 1024
-"""Bound of the first snapshot, which has some hundred bytes."""
 _MAX_NAME_NBYTES: Final = 255
 _UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
 
@@ -338,7 +336,7 @@ async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
     if not isinstance(found, Found):
         raise ConflictError(f"{ref} was deleted during the creation of a repository")
     try:
-        header = SnapshotHeaderDecoder(ROOT_ID, _LIMIT_NBYTES)(found.data)
+        header = SnapshotHeaderDecoder(ROOT_ID, limit_nbytes=64 * 1024)(found.data)
     except DecodeError as error:
         raise DamagedError(ref, str(error)) from error
     return header.flushed_at_us

@@ -56,8 +56,6 @@ from shardgate.storage.contract import ObjectStore
 _MAX_SWEPT: Final = 100
 _SWEEP_S: Final = 2.0
 _SWEEP_AGAIN_S: Final = 600.0
-_MAX_CHECKED: Final = 10_000
-_JOURNAL_NBYTES: Final = 32 * 1024**2
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 
 
@@ -108,10 +106,8 @@ class Sessions:
         self._formats = formats
         self._on_event = on_event
         self._clock = clock
-        self._entries: EntryCache = SizedLRUCache(_JOURNAL_NBYTES, entry_nbytes)
-        self._sweep_at: cachetools.LRUCache[SessionLocation, float] = cachetools.LRUCache(
-            _MAX_CHECKED
-        )
+        self._entries: EntryCache = SizedLRUCache(32 * 1024**2, entry_nbytes)
+        self._sweep_at = cachetools.LRUCache[SessionLocation, float](maxsize=10_000)
         """When a session has to be checked for expiry again."""
 
     async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:

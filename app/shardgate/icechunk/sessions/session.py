@@ -85,7 +85,6 @@ _RENEWALS: Final = 24
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
 """Longest wait of a write for the commit of its session."""
-_READS_AT_ONCE: Final = 32
 _CERTAIN_FAILURES: Final = (
     ClockSkewError,
     CommitConflictError,
@@ -448,7 +447,7 @@ async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> C
 
     listed = await journal.entries(node.node_id)
     inside = [coords for coords in listed if chunks.has(coords)]
-    await bounded_gather(read, inside, limit=_READS_AT_ONCE)
+    await bounded_gather(read, inside, limit=32)
     return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
 
 

@@ -68,7 +68,6 @@ from shardgate.storage.contract import (
     stream_of,
 )
 
-_READS_AT_ONCE: Final = 4
 _LISTED_AT_ONCE: Final = 256
 
 type _Journaled = dict[tuple[int, ...], ListedEntry]
@@ -241,7 +240,7 @@ class SessionStore:
         check_write(ref, pieces, expected)
         if entity is None or entity.etag != expected:
             raise VersionChangedError(ref)
-        read = await bounded_gather(partial(self._read, entity), spans, limit=_READS_AT_ONCE)
+        read = await bounded_gather(partial(self._read, entity), spans, limit=4)
         return assemble(pieces, spans, read)
 
 

@@ -63,6 +63,7 @@ from tests.attacks.mutating import Change, at_random, changes
 from tests.formats.zarr.building import array_metadata, sharding
 from tests.formats.zip.archives import Entry, archive
 from tests.support import repositories
+from tests.support.payloads import references
 from tests.support.processor import processor_time_below
 from tests.support.sessions import GROUP, array_document
 
@@ -208,7 +209,7 @@ def read_manifest(name: str, data: bytes) -> None:
                 manifest.lookup(node_id, tuple(coords))
         positions = manifest.positions(node_id, ndim).astype(np.int64)
         with suppress(DecodeError):
-            list(copy_payloads(manifest.references, positions))
+            references(copy_payloads(manifest.references, positions))
 
 
 FILES: Final[dict[str, Callable[[str, bytes], object]]] = {

@@ -12,11 +12,12 @@ from shardgate.errors import BadBodyError, NotAllowedError
 from shardgate.formats.icechunk.config import Config, VirtualContainer
 from shardgate.formats.icechunk.coords import Coords, last_of_each
 from shardgate.formats.icechunk.ids import encode_id
-from shardgate.formats.icechunk.manifest import Native, PayloadKind
+from shardgate.formats.icechunk.manifest import PayloadKind
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import Allowed, resolve
+from shardgate.model import ByteRange
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 _CHANGE_NBYTES: Final = 512
@@ -187,13 +188,11 @@ def _join_chunks(edits: Sequence[SetChunks]) -> ChunkChanges:
     return ChunkChanges(coords[order], payloads.take(order))
 
 
-def check_references(
-    changes: ChangeSet, config: Config, allowed: Sequence[Allowed]
-) -> Mapping[bytes, int]:
-    """Check inline chunks and virtual references against *config*, and return the least size of
-    each chunk file that *changes* refer to, in bytes. Raises: `NotAllowedError`, `BadBodyError`.
+def check_references(changes: ChangeSet, config: Config, allowed: Sequence[Allowed]) -> list[bytes]:
+    """Check inline chunks and virtual references against *config*, and return the ids of the chunk
+    files that *changes* refer to. Raises: `NotAllowedError`, `BadBodyError`.
     """
-    wanted: dict[bytes, int] = {}
+    wanted: set[bytes] = set()
     locations: dict[bytes, None] = {}
     most_nbytes = config.inline_chunk_threshold_bytes
     for changed in changes.chunks.values():
@@ -205,12 +204,10 @@ def check_references(
                     f"{most_nbytes}: POST it to /chunks"
                 )
         locations |= dict.fromkeys(payloads.values_of(PayloadKind.LOCATION))
-        natives = payloads.of_kind(PayloadKind.NATIVE)
-        stops = natives["start"] + natives["length"]
-        for chunk_id, stop in zip(natives["chunk_id"].tolist(), stops.tolist(), strict=True):
-            wanted[chunk_id] = max(wanted.get(chunk_id, 0), stop)
+        chunk_ids: list[bytes] = payloads.of_kind(PayloadKind.NATIVE)["chunk_id"].tolist()
+        wanted.update(each for each in chunk_ids)  # one by one: other threads can run in between
     _check_virtual(map(bytes.decode, locations), allowed, config.containers)
-    return wanted
+    return list(wanted)
 
 
 def _check_virtual(
@@ -234,15 +231,15 @@ def _check_virtual(
 def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
     """Check that native references lie in chunk files of these *lengths*."""
     for changed in changes.chunks.values():
-        for row, payload in zip(changed.coords, changed.payloads, strict=True):
-            if not isinstance(payload, Native):
+        is_native = changed.payloads.rows["kind"] == PayloadKind.NATIVE
+        coords, rows = changed.coords[is_native], changed.payloads.rows[is_native]
+        stops = rows["start"] + rows["length"]
+        references = zip(rows["chunk_id"].tolist(), stops.tolist(), strict=True)
+        for number, (chunk_id, stop) in enumerate(references):
+            length = lengths.get(chunk_id)
+            if length is not None and length >= stop:
                 continue
-            chunk_id, byte_range = payload
-            if (length := lengths.get(chunk_id)) is None:
-                found = "does not exist"
-            elif length < byte_range.stop:
-                found = f"has {length} bytes"
-            else:
-                continue
-            chunk = f"chunk {row.tolist()} refers to {byte_range} of {encode_id(chunk_id)}"
-            raise BadBodyError(f"{chunk}, which {found}")
+            found = "does not exist" if length is None else f"has {length} bytes"
+            byte_range = ByteRange(int(rows["start"][number]), stop)
+            chunk = f"chunk {coords[number].tolist()} refers to {byte_range} of"
+            raise BadBodyError(f"{chunk} {encode_id(chunk_id)}, which {found}")

@@ -30,6 +30,7 @@ from shardgate.icechunk.sessions.document import (
     SessionView,
     ViewedNode,
     delete_nodes,
+    may_have_shards,
     node_path,
     put_node,
     version_of,
@@ -189,7 +190,7 @@ class SessionStore:
     async def is_whole_chunk(self, key: str) -> bool:
         """Return whether *key* names a chunk that is stored as clients see it, not a shard."""
         address = (await self.session.view()).address(key)
-        return address is not None and not address.may_be_shard
+        return address is not None and not may_have_shards(address.node.document)
 
     async def erase(self, path: str) -> int:
         """Delete the node at *path* and all below it; return the number of nodes."""

@@ -369,9 +369,9 @@ class RefUpdates:
                 raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")
 
         _check_name(name)
-        created: Literal["branch_created", "tag_created"]
-        created = "tag_created" if kind == "tag" else "branch_created"
-        return await self._set(created, name, snapshot_id, check)
+        return await self._set(
+            "tag_created" if kind == "tag" else "branch_created", name, snapshot_id, check
+        )
 
     async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> NamedRef:
         """Move a branch that meets *demand* to another snapshot."""

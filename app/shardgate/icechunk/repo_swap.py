@@ -7,7 +7,6 @@ empty place, as the specification says under "Initialize New Repository".
 
 import asyncio
 import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.documents import Marked
 from shardgate.formats.icechunk.flatbuffers import decoded_nbytes, fits, memory_nbytes
-from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from shardgate.formats.icechunk.ids import decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN
 from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.icechunk.metadata_items import encode_metadata
@@ -53,6 +52,7 @@ from shardgate.formats.icechunk.snapshot import (
 )
 from shardgate.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from shardgate.formats.reading import DecodeError, Versioned
+from shardgate.icechunk.chunk_files import new_object_id
 from shardgate.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
 from shardgate.model import ETag, ObjectRef
 from shardgate.read.bodies import Demand
@@ -173,7 +173,7 @@ class RepoSwaps:
 
     def _name_backup(self) -> str:
         number = max(0, _YEAR_3000_MS - self.now_us() // 1000)  # sorts before earlier ones
-        return f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
+        return f"repo.{number:014d}.{encode_id(new_object_id())}"
 
     async def update[T](
         self,

@@ -97,11 +97,9 @@ class SessionStore:
         kind: str = OBJECT,
     ) -> Found | NotModified | None:
         entity = await self._find(ref.key)
+        check_condition(ref, if_match, entity and entity.etag)
         if entity is None:
-            if if_match is not None:
-                raise VersionChangedError(ref)
             return None
-        check_condition(ref, if_match, entity.etag, None)
         if entity.etag == if_none_match:
             return NOT_MODIFIED
         wanted = clamp(ref, request, entity.length, if_match)
@@ -115,7 +113,7 @@ class SessionStore:
         entity = await self._find(ref.key)
         if entity is None or entity.length < byte_range.stop:
             raise VersionChangedError(ref)
-        check_condition(ref, if_match, entity.etag, None)
+        check_condition(ref, if_match, entity.etag)
         if isinstance(source := entity.source, Inline):
             yield stream_of(source.data[byte_range.start : byte_range.stop])
             return
@@ -336,23 +334,18 @@ class _SessionListing:
     ) -> Listed | None:
         """Return the size of a chunk, and its ETag unless that takes a request for the object."""
         session = self.session
-        if entry is not None:
+        if entry is None:
+            reference = await session.lookup(address)
+        else:
             kept = await session.journal.get(address, entry.etag)
-            if kept is None or kept.entry is None:
-                return None
-            entity = session.entity_of(kept.entry)
-            return self._listed(key, entity.length, entity.etag)
-        if (found := await session.lookup(address)) is None:
-            return None
-        _, reference = found
+            reference = kept and kept.entry
         match reference:
-            case InlineChunk(data):
-                return self._listed(key, len(data), version_of(data))
-            case Native(_, byte_range):
-                etag = session.entity_of(reference).etag
-                return self._listed(key, byte_range.length, etag)
+            case InlineChunk() | Native():
+                entity = session.entity_of(reference)
+                return self._listed(key, entity.length, entity.etag)
             case Virtual(_, byte_range, _):
                 return self._listed(key, byte_range.length)
+        return None
 
 
 def _overlay(grid: tuple[int, ...], stored: list[Coords], journaled: _Journaled) -> Coords:

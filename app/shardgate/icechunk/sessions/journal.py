@@ -131,10 +131,7 @@ class SessionDocumentStore:
 
     async def _decode(self, found: Found) -> SessionDocument:
         try:
-            is_long = (
-                len(found.data) > _IN_THREAD_NBYTES
-                or zstd_capacity(found.data, self._limit_nbytes) > _ZSTD_BLOCK_NBYTES
-            )
+            is_long = zstd_capacity(found.data, self._limit_nbytes) > _ZSTD_BLOCK_NBYTES
             return await run_in_thread(
                 decode_session, found.data, self._limit_nbytes, is_long=is_long
             )

@@ -183,8 +183,8 @@ class PreparedFile(NamedTuple):
     kind: str
     object_id: bytes
     data: bytes
-    decode: Callable[[bytes], Weighable] | None = None
-    value: Weighable | None = None
+    decode: Callable[[bytes], Weighable]
+    value: Weighable | None
 
 
 @dataclass(slots=True)
@@ -228,7 +228,7 @@ class PreparedFiles:
     async def _put(self, file: PreparedFile) -> None:
         repository, kind, object_id = self._repository, file.kind, file.object_id
         etag = await put_new(self._swaps.store, repository.file(kind, object_id), file.data)
-        if file.decode is not None and file.value is not None:
+        if file.value is not None:
             read = repository.read_of(kind, object_id, file.decode)
             self._swaps.fetch.put(read, Versioned(file.value, etag, len(file.data)))
 

@@ -329,5 +329,5 @@ async def _check_references(
     config, allowed = config_of(opened, info), opened.repository.allowed
     is_long = changes.nbytes > SHORT_NBYTES
     wanted = await run_in_thread(check_references, changes, config, allowed, is_long=is_long)
-    lengths = await chunk_lengths(store, opened.repository, wanted)
-    await run_in_thread(check_natives, changes, lengths, is_long=is_long)
+    lengths = await chunk_lengths(store, opened.repository, list(wanted))
+    await run_in_thread(check_natives, changes, wanted, lengths, is_long=is_long)

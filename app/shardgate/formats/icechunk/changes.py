@@ -188,11 +188,13 @@ def _join_chunks(edits: Sequence[SetChunks]) -> ChunkChanges:
     return ChunkChanges(coords[order], payloads.take(order))
 
 
-def check_references(changes: ChangeSet, config: Config, allowed: Sequence[Allowed]) -> list[bytes]:
-    """Check inline chunks and virtual references against *config*, and return the ids of the chunk
-    files that *changes* refer to. Raises: `NotAllowedError`, `BadBodyError`.
+def check_references(
+    changes: ChangeSet, config: Config, allowed: Sequence[Allowed]
+) -> Mapping[bytes, int]:
+    """Check inline chunks and virtual references against *config*, and return the least size of
+    each chunk file that *changes* refer to, in bytes. Raises: `NotAllowedError`, `BadBodyError`.
     """
-    wanted: set[bytes] = set()
+    wanted: dict[bytes, int] = {}
     locations: dict[bytes, None] = {}
     most_nbytes = config.inline_chunk_threshold_bytes
     for changed in changes.chunks.values():
@@ -204,10 +206,12 @@ def check_references(changes: ChangeSet, config: Config, allowed: Sequence[Allow
                     f"{most_nbytes}: POST it to /chunks"
                 )
         locations |= dict.fromkeys(payloads.values_of(PayloadKind.LOCATION))
-        chunk_ids: list[bytes] = payloads.of_kind(PayloadKind.NATIVE)["chunk_id"].tolist()
-        wanted.update(each for each in chunk_ids)  # one by one: other threads can run in between
+        natives = payloads.of_kind(PayloadKind.NATIVE)
+        stops = natives["start"] + natives["length"]
+        for chunk_id, stop in zip(natives["chunk_id"].tolist(), stops.tolist(), strict=True):
+            wanted[chunk_id] = max(wanted.get(chunk_id, 0), stop)
     _check_virtual(map(bytes.decode, locations), allowed, config.containers)
-    return list(wanted)
+    return wanted
 
 
 def _check_virtual(
@@ -228,8 +232,14 @@ def _check_virtual(
             )
 
 
-def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
-    """Check that native references lie in chunk files of these *lengths*."""
+def check_natives(
+    changes: ChangeSet, wanted: Mapping[bytes, int], lengths: Mapping[bytes, int]
+) -> None:
+    """Check that native references lie in chunk files of these *lengths*: that all have at least
+    the *wanted* ones. Raises: `BadBodyError` for the first reference that does not.
+    """
+    if all(lengths.get(chunk_id, 0) >= nbytes for chunk_id, nbytes in wanted.items()):
+        return
     for changed in changes.chunks.values():
         is_native = changed.payloads.rows["kind"] == PayloadKind.NATIVE
         coords, rows = changed.coords[is_native], changed.payloads.rows[is_native]

@@ -202,11 +202,7 @@ class Sessions:
 
     async def discard(self, session: Session) -> None:
         """End *session* and delete its document and journal."""
-
-        def edit(document: SessionDocument | None) -> SessionDocument:
-            return _discarded(session.require_live(document))
-
-        await session.documents.edit(edit)
+        await session.documents.edit(lambda document: _discarded(session.require_live(document)))
         await self._remove(session.location)
         self._on_event("discarded")
 

@@ -23,7 +23,7 @@ from shardgate.errors import RequestError
 from shardgate.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from shardgate.formats.documents import parse_json
 from shardgate.formats.icechunk.apply import read_document, read_grid
-from shardgate.formats.icechunk.config import YamlConfigDecoder, read_config
+from shardgate.formats.icechunk.config import read_config, read_yaml_config
 from shardgate.formats.icechunk.flatbuffers import HEADER_NBYTES
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
 from shardgate.formats.icechunk.ids import decode_id
@@ -63,6 +63,7 @@ from tests.attacks.mutating import Change, at_random, changes
 from tests.formats.zarr.building import array_metadata, sharding
 from tests.formats.zip.archives import Entry, archive
 from tests.support import repositories
+from tests.support.payloads import references
 from tests.support.processor import processor_time_below
 from tests.support.sessions import GROUP, array_document
 
@@ -208,7 +209,7 @@ def read_manifest(name: str, data: bytes) -> None:
                 manifest.lookup(node_id, tuple(coords))
         positions = manifest.positions(node_id, ndim).astype(np.int64)
         with suppress(DecodeError):
-            list(copy_payloads(manifest.references, positions))
+            references(copy_payloads(manifest.references, positions))
 
 
 FILES: Final[dict[str, Callable[[str, bytes], object]]] = {
@@ -217,7 +218,7 @@ FILES: Final[dict[str, Callable[[str, bytes], object]]] = {
     "snapshots": read_snapshot,
     "manifests": read_manifest,
     "transactions": lambda name, data: TransactionLogDecoder(decode_id(name) or b"", MOST)(data),
-    "config.yaml": lambda _, data: YamlConfigDecoder(MOST)(data),
+    "config.yaml": lambda _, data: read_yaml_config(data),
 }
 """Readers of the files of a repository, by folder or file name."""
 

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from typing import Final
 
 from shardgate.concurrency import bounded_gather, take
@@ -46,10 +47,8 @@ async def chunk_lengths(
 
 
 def _group_by_letter(wanted: Sequence[bytes]) -> list[list[bytes]]:
-    by_letter: dict[str, list[bytes]] = {}
-    for chunk_id in wanted:
-        by_letter.setdefault(encode_id(chunk_id)[0], []).append(chunk_id)
-    return list(by_letter.values())
+    """Group ids by the first letter of their names, which spells the first five bits."""
+    return [list(some) for _, some in groupby(sorted(wanted), lambda chunk_id: chunk_id[0] >> 3)]
 
 
 async def _stat(

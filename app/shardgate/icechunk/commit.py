@@ -13,7 +13,6 @@ from typing import Final, NamedTuple, NoReturn, Self
 from shardgate.concurrency import bounded_gather, is_large, run_in_thread
 from shardgate.errors import (
     BadBodyError,
-    ClockSkewError,
     CommitConflictError,
     ConflictError,
     DamagedError,
@@ -35,7 +34,6 @@ from shardgate.formats.icechunk.manifest_writer import (
 from shardgate.formats.icechunk.metadata_items import encode_metadata
 from shardgate.formats.icechunk.repo_info import RepoInfo, SnapshotInfo
 from shardgate.formats.icechunk.repo_writer import (
-    FutureError,
     NewSnapshot,
     WriteId,
     check_metadata,
@@ -185,8 +183,8 @@ class PreparedFile(NamedTuple):
     kind: str
     object_id: bytes
     data: bytes
-    decode: Callable[[bytes], Weighable] | None = None
-    value: Weighable | None = None
+    decode: Callable[[bytes], Weighable]
+    value: Weighable | None
 
 
 @dataclass(slots=True)
@@ -230,7 +228,7 @@ class PreparedFiles:
     async def _put(self, file: PreparedFile) -> None:
         repository, kind, object_id = self._repository, file.kind, file.object_id
         etag = await put_new(self._swaps.store, repository.file(kind, object_id), file.data)
-        if file.decode is not None and file.value is not None:
+        if file.value is not None:
             read = repository.read_of(kind, object_id, file.decode)
             self._swaps.fetch.put(read, Versioned(file.value, etag, len(file.data)))
 
@@ -269,23 +267,16 @@ class CommitBuilder:
         config = config_of(opened, tip.info)
         self._is_long = max(base.nbytes, changes.nbytes) > SHORT_NBYTES
         is_long = self._is_long or config.splitting is not None
-        try:
-            applied = await run_in_thread(_apply, changes, base, config, is_long=is_long)
-        except DecodeError as error:
-            raise DamagedError(opened.repo, str(error)) from error
+        apply = partial(_apply, changes, base, config)
+        applied = await opened.decode_in_thread(opened.repo, apply, is_long=is_long)
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         rewritten = await self._rewrite_all(applied, config.compression_level, files)
         amended = await self._read_log(tip.snapshot.object_id) if request.amend else None
-        try:
-            finish = partial(applied.finish, rewritten)
-            is_long = self._is_long or amended is not None
-            prepared, new = await run_in_thread(
-                self._finish, tip, base, finish, amended, is_long=is_long
-            )
-        except DecodeError as error:
-            name = opened.repository.file("snapshots", base.object_id)
-            raise DamagedError(name, str(error)) from error
+        name = opened.repository.file("snapshots", base.object_id)
+        finish = partial(self._finish, tip, base, applied, rewritten, amended)
+        is_long = self._is_long or amended is not None
+        prepared, new = await opened.decode_in_thread(name, finish, is_long=is_long)
         await files.add(new)
         return prepared
 
@@ -293,11 +284,12 @@ class CommitBuilder:
         self,
         tip: BranchTip,
         base: StoredSnapshot,
-        finish: Callable[[], Applied],
+        applied: Applied,
+        rewritten: Mapping[bytes, Rewritten],
         amended: TransactionLog | None,
     ) -> tuple[PreparedCommit, list[PreparedFile]]:
         """Make the snapshot and its log, and the files of both."""
-        applied = finish()
+        applied = applied.finish(rewritten)
         snapshot = self._snapshot(base, applied)
         log = applied.log if amended is None else merge_logs(amended, applied.log)
         object_id = snapshot.object_id
@@ -340,13 +332,9 @@ class CommitBuilder:
         async with self.budget.room(nbytes):
             read = await bounded_gather(lambda each: self._read_manifest(each, files), needed)
             manifests = dict(zip(needed, read, strict=True))
-            try:
-                rewritten, contents = await run_in_thread(
-                    rewrite_manifests, array, manifests, new_object_id, level, is_long=is_long
-                )
-            except DecodeError as error:
-                name = opened.directory.join(f"manifests ({array.path})")
-                raise DamagedError(name, str(error)) from error
+            rewrite = partial(rewrite_manifests, array, manifests, new_object_id, level)
+            name = opened.directory.join(f"manifests ({array.path})")
+            rewritten, contents = await opened.decode_in_thread(name, rewrite, is_long=is_long)
             limit = opened.repository.limit_nbytes
             is_decoded = not is_large(files.nbytes + sum(map(len, contents.values())))
             prepare = partial(_manifest_files, contents, limit, is_decoded=is_decoded)
@@ -436,8 +424,6 @@ class CommitBuilder:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
             newest, now_us = f"snapshot {encode_id(base.object_id)}", self.swaps.now_us()
             flushed_at_us = moment_after(base.flushed_at_us, now_us, newest)
-        except FutureError as error:
-            raise ClockSkewError(f"{self.opened.directory}: {error}") from None
         except ValueError as error:
             raise BadBodyError(f"metadata: {error}") from None
         return StoredSnapshot(

@@ -7,7 +7,6 @@ empty place, as the specification says under "Initialize New Repository".
 
 import asyncio
 import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from math import inf
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from shardgate.concurrency import Backoff, retry_conflicts, run_in_thread
+from shardgate.concurrency import Backoff, retry_conflicts
 from shardgate.errors import (
     BadBodyError,
     ClockSkewError,
@@ -30,7 +29,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.documents import Marked
 from shardgate.formats.icechunk.flatbuffers import decoded_nbytes, fits, memory_nbytes
-from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from shardgate.formats.icechunk.ids import decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN
 from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.icechunk.metadata_items import encode_metadata
@@ -39,7 +38,6 @@ from shardgate.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
     ROOT_METADATA,
-    FutureError,
     RefUpdate,
     RepoUpdate,
     create_repo,
@@ -54,6 +52,7 @@ from shardgate.formats.icechunk.snapshot import (
 )
 from shardgate.formats.icechunk.transaction_log import TransactionLog, write_transaction_log
 from shardgate.formats.reading import DecodeError, Versioned
+from shardgate.icechunk.chunk_files import new_object_id
 from shardgate.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
 from shardgate.model import ETag, ObjectRef
 from shardgate.read.bodies import Demand
@@ -73,8 +72,6 @@ _SET_S: Final = 1.0
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
 _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
 _NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
-_LIMIT_NBYTES: Final = 64 * 1024
-"""Bound of the first snapshot, which has some hundred bytes."""
 _MAX_NAME_NBYTES: Final = 255
 _UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
 
@@ -176,7 +173,7 @@ class RepoSwaps:
 
     def _name_backup(self) -> str:
         number = max(0, _YEAR_3000_MS - self.now_us() // 1000)  # sorts before earlier ones
-        return f"repo.{number:014d}.{encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))}"
+        return f"repo.{number:014d}.{encode_id(new_object_id())}"
 
     async def update[T](
         self,
@@ -218,7 +215,7 @@ class RepoSwaps:
         weight = _COPIES * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
         async with self.fetch.cache.decoding.room(weight):
             prepare = partial(self._prepare, ref, limit, file, plan)
-            prepared = await run_in_thread(prepare, is_long=file.info.is_long)
+            prepared = await opened.decode_in_thread(ref, prepare, is_long=file.info.is_long)
         if prepared.info is None:
             return prepared
         await self.write_backup(opened, file)
@@ -237,19 +234,14 @@ class RepoSwaps:
     def _prepare[T](
         self, ref: ObjectRef, limit: int, file: RepoFile, plan: Callable[[RepoFile], Planned[T]]
     ) -> _Prepared[T]:
-        try:
-            answer, changes = plan(file)
-            if not changes:
-                return _Prepared(answer)
-            require_unlocked(file.info, ref)
-            info = rewrite_repo(file.info, changes, self.now_us(), file.backup)
-            data = seal_repo(info)
-            demand_readable(ref, data, limit)
-            return _Prepared(answer, data, info)
-        except FutureError as error:
-            raise ClockSkewError(f"{ref}: {error}") from error
-        except DecodeError as error:
-            raise DamagedError(ref, str(error)) from error
+        answer, changes = plan(file)
+        if not changes:
+            return _Prepared(answer)
+        require_unlocked(file.info, ref)
+        info = rewrite_repo(file.info, changes, self.now_us(), file.backup)
+        data = seal_repo(info)
+        demand_readable(ref, data, limit)
+        return _Prepared(answer, data, info)
 
     async def write_backup(self, opened: OpenedRepository, file: RepoFile) -> None:
         """Write the copy of *file* in ``overwritten/``, unless that is done, and compare clocks.
@@ -344,7 +336,7 @@ async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
     if not isinstance(found, Found):
         raise ConflictError(f"{ref} was deleted during the creation of a repository")
     try:
-        header = SnapshotHeaderDecoder(ROOT_ID, _LIMIT_NBYTES)(found.data)
+        header = SnapshotHeaderDecoder(ROOT_ID, limit_nbytes=64 * 1024)(found.data)
     except DecodeError as error:
         raise DamagedError(ref, str(error)) from error
     return header.flushed_at_us
@@ -377,9 +369,9 @@ class RefUpdates:
                 raise ConflictError(f"there was a tag {name!r}: its name cannot be used again")
 
         _check_name(name)
-        created: Literal["branch_created", "tag_created"]
-        created = "tag_created" if kind == "tag" else "branch_created"
-        return await self._set(created, name, snapshot_id, check)
+        return await self._set(
+            "tag_created" if kind == "tag" else "branch_created", name, snapshot_id, check
+        )
 
     async def reset_branch(self, name: str, snapshot_id: str, demand: Demand) -> NamedRef:
         """Move a branch that meets *demand* to another snapshot."""

@@ -295,12 +295,6 @@ class _Position(NamedTuple):
     before: datetime | None
 
 
-class _FilePage(NamedTuple):
-    operations: list[Operation]
-    is_all: bool
-    oldest: datetime | None
-
-
 async def read_operations(
     opened: OpenedRepository, after: str | None, limit: int
 ) -> ListPage[Operation]:
@@ -319,20 +313,26 @@ async def read_operations(
             info = await _read_backup(opened, place.name, ref)
         if info is None:
             return ListPage(operations, None, f"{ref} does not exist")
-        decode = partial(_decode, info, place, newer, limit - len(operations))
-        page = await opened.decode_in_thread(ref, decode)
-        operations += page.operations
-        if page.is_all and info.repo_before_updates is None:
-            return ListPage(operations, None)
+        room = limit - len(operations)
+        found, newer = await opened.decode_in_thread(
+            ref, partial(_decode, info, place, newer, room)
+        )
+        operations += found[:room]
         last = operations[-1].updated_at if operations else place.before
-        if not page.is_all:
+        if len(found) > room:
             return ListPage(operations, _spell_position(_Position(place.name, last)))
-        place, newer = _Position(info.repo_before_updates, last), page.oldest or newer
+        if info.repo_before_updates is None:
+            return ListPage(operations, None)
+        place = _Position(info.repo_before_updates, last)
     return ListPage(operations, _spell_position(place))
 
 
-def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int) -> _FilePage:
-    """Return up to *limit* operations of a file; raise `DecodeError` unless older than *newer*."""
+def _decode(
+    info: RepoInfo, place: _Position, newer: datetime | None, limit: int
+) -> tuple[list[Operation], datetime | None]:
+    """Return the operations of a file, one more than *limit* if there are more, and the time of the
+    oldest; raise `DecodeError` unless older than *newer*.
+    """
     operations: list[Operation] = []
     for number, update in enumerate(info.updates()):
         if newer is not None and update.updated_at >= newer:
@@ -340,12 +340,12 @@ def _decode(info: RepoInfo, place: _Position, newer: datetime | None, limit: int
         newer = update.updated_at
         if place.before is not None and update.updated_at >= place.before:
             continue
-        if len(operations) == limit:
-            return _FilePage(operations, is_all=False, oldest=newer)
         fields = {key: _field(value) for key, value in update.fields.items()}
         backup = update.backup_path if number else place.name
         operations.append(Operation(update.kind, update.updated_at, backup, fields))
-    return _FilePage(operations, is_all=True, oldest=newer)
+        if len(operations) > limit:
+            break
+    return operations, newer
 
 
 def _field(value: Value) -> object:

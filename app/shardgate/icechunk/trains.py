@@ -330,9 +330,4 @@ async def _check_references(
     is_long = changes.nbytes > SHORT_NBYTES
     wanted = await run_in_thread(check_references, changes, config, allowed, is_long=is_long)
     lengths = await chunk_lengths(store, opened.repository, list(wanted))
-    if await run_in_thread(_are_short, lengths, wanted, is_long=is_long):
-        await asyncio.to_thread(check_natives, changes, lengths)
-
-
-def _are_short(lengths: Mapping[bytes, int], wanted: Mapping[bytes, int]) -> bool:
-    return any(lengths.get(chunk_id, 0) < least for chunk_id, least in wanted.items())
+    await run_in_thread(check_natives, changes, wanted, lengths, is_long=is_long)

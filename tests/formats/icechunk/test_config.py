@@ -10,15 +10,13 @@ from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.config import (
     Config,
     VirtualContainer,
-    YamlConfigDecoder,
     decode_config,
     read_config,
+    read_yaml_config,
 )
 from shardgate.formats.icechunk.flexbuffers import encode_flexbuffer
 from shardgate.formats.icechunk.repo_info import RepoInfoDecoder
 from shardgate.formats.reading import DecodeError
-
-DECODE = YamlConfigDecoder(1 << 16)
 
 YAML = """
 inline_chunk_threshold_bytes: 12
@@ -54,7 +52,7 @@ def test_containers_are_decoded_with_name_and_prefix() -> None:
     s3 = {"name": "lab", "url_prefix": "s3://lab/", "store": {"s3": {"anonymous": True}}}
     lab = VirtualContainer("lab", "s3://lab/")
 
-    assert DECODE(YAML.encode()).containers == CONTAINERS
+    assert read_yaml_config(YAML.encode()).containers == CONTAINERS
     assert decode_config(_with({"s3://lab/": s3})).containers == (lab,)
 
 
@@ -63,7 +61,7 @@ def test_empty_configuration_has_defaults() -> None:
     for config in (None, {}, {"x": 1}, _with(None), _with({})):
         assert decode_config(config) == Config()
     for text in ("", "# nothing", "~", "virtual_chunk_containers:"):
-        assert DECODE(text.encode()) == Config()
+        assert read_yaml_config(text.encode()) == Config()
 
 
 S3 = {"url_prefix": "s3://lab/", "store": {"s3": {}}}
@@ -89,9 +87,9 @@ def test_invalid_container_is_refused(config: Any) -> None:
 def test_invalid_or_large_yaml_is_refused(text: str) -> None:
     """YAML with errors, aliases or deep nesting, or above the limit, raises DecodeError."""
     with pytest.raises(DecodeError, match="YAML"):
-        DECODE(text.encode())
+        read_yaml_config(text.encode())
     with pytest.raises(DecodeError, match="more than 65536 bytes"):
-        DECODE(text.encode().ljust((1 << 16) + 1))
+        read_yaml_config(text.encode().ljust((1 << 16) + 1))
 
 
 def test_errors_of_a_configuration_contain_no_secrets() -> None:
@@ -101,7 +99,7 @@ def test_errors_of_a_configuration_contain_no_secrets() -> None:
         decode_config({"virtual_chunk_containers": {"lab": container}})
     assert "secret" not in str(error.value)
     with pytest.raises(DecodeError, match="invalid YAML: mapping values") as error:
-        DECODE(b"a: 1\nb: 'https://me:secret@lab/': :\n")
+        read_yaml_config(b"a: 1\nb: 'https://me:secret@lab/': :\n")
     assert "secret" not in str(error.value)
 
 

@@ -40,6 +40,7 @@ from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
 from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
 from tests.formats.icechunk.peer import ARCHIVE, LIMIT, Peer, array, delete, read_manifest, write
+from tests.support.payloads import references
 
 new_id = partial(os.urandom, 12)
 
@@ -170,7 +171,7 @@ def test_rewritten_manifests_have_old_and_changed_references(
     sizes = rewrite.splits or (WHOLE,) * ndim
     expected = contents(rewrite.manifests, manifests, ndim)
     rows = rewrite.changes.coords.tolist()
-    expected |= dict(zip(map(tuple, rows), rewrite.changes.payloads, strict=True))
+    expected |= dict(zip(map(tuple, rows), references(rewrite.changes.payloads), strict=True))
     expected = {
         at: payload
         for at, payload in expected.items()

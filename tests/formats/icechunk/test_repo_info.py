@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardgate.formats.icechunk.config import Config, VirtualContainer, YamlConfigDecoder
+from shardgate.formats.icechunk.config import Config, VirtualContainer, read_yaml_config
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_info import (
     Availability,
@@ -335,5 +335,5 @@ def test_containers_of_both_versions_are_equal(tmp_path: Path) -> None:
     config = decode(create(tmp_path / "v2"), None).config
 
     assert isinstance(config, Config)
-    assert set(YamlConfigDecoder(WRITTEN_LIMIT)(yaml).containers) == CONTAINERS
+    assert set(read_yaml_config(yaml).containers) == CONTAINERS
     assert set(config.containers) == CONTAINERS

@@ -182,22 +182,17 @@ def _change_nodes(nodes: StoredNodes, changes: ChangeSet) -> dict[str, StoredNod
         for path, node in nodes.items()
         if node.node_id not in changes.deleted
     }
-    entering = list(_new_nodes(found, changes))
-    for node in entering:
-        _check_path(node.path)
-        if node.path in changed:
-            raise ConflictError(f"{node.path}: there is a node already")
-        changed[node.path] = node
-    left = {node.path for node in nodes.values() if node.node_id in changes.deleted}
-    _check_groups(changed, {node.path for node in entering}, left)
-    return changed
-
-
-def _new_nodes(found: Mapping[bytes, StoredNode], changes: ChangeSet) -> Iterator[StoredNode]:
     for node_id, (path, document) in changes.new.items():
         if node_id in found:
             raise ConflictError(f"{path}: another node has the id {encode_id(node_id)}")
-        yield StoredNode(node_id, path, document, _read_array(path, document))
+        _check_path(path)
+        if path in changed:
+            raise ConflictError(f"{path}: there is a node already")
+        changed[path] = StoredNode(node_id, path, document, _read_array(path, document))
+    entered = {path for path, _ in changes.new.values()}
+    left = {node.path for node in nodes.values() if node.node_id in changes.deleted}
+    _check_groups(changed, entered, left)
+    return changed
 
 
 def _update(node: StoredNode, changes: ChangeSet) -> StoredNode:
@@ -313,8 +308,6 @@ def _plan_rewrite(
 
 def _check_chunks(path: str, grid: tuple[int, ...], chunks: ChunkChanges) -> None:
     coords = chunks.coords
-    if len(coords) != len(chunks.payloads):
-        raise ValueError(f"{path}: {len(coords)} chunks, and {len(chunks.payloads)} payloads")
     outside = np.flatnonzero(~inside(coords, grid))
     if len(outside):
         first = coords[outside[0]].tolist()

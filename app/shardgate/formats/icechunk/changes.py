@@ -12,11 +12,12 @@ from shardgate.errors import BadBodyError, NotAllowedError
 from shardgate.formats.icechunk.config import Config, VirtualContainer
 from shardgate.formats.icechunk.coords import Coords, last_of_each
 from shardgate.formats.icechunk.ids import encode_id
-from shardgate.formats.icechunk.manifest import Native, PayloadKind
+from shardgate.formats.icechunk.manifest import PayloadKind
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import Allowed, resolve
+from shardgate.model import ByteRange
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 _CHANGE_NBYTES: Final = 512
@@ -231,18 +232,24 @@ def _check_virtual(
             )
 
 
-def check_natives(changes: ChangeSet, lengths: Mapping[bytes, int]) -> None:
-    """Check that native references lie in chunk files of these *lengths*."""
+def check_natives(
+    changes: ChangeSet, wanted: Mapping[bytes, int], lengths: Mapping[bytes, int]
+) -> None:
+    """Check that native references lie in chunk files of these *lengths*: that all have at least
+    the *wanted* ones. Raises: `BadBodyError` for the first reference that does not.
+    """
+    if all(lengths.get(chunk_id, 0) >= nbytes for chunk_id, nbytes in wanted.items()):
+        return
     for changed in changes.chunks.values():
-        for row, payload in zip(changed.coords, changed.payloads, strict=True):
-            if not isinstance(payload, Native):
+        is_native = changed.payloads.rows["kind"] == PayloadKind.NATIVE
+        coords, rows = changed.coords[is_native], changed.payloads.rows[is_native]
+        stops = rows["start"] + rows["length"]
+        references = zip(rows["chunk_id"].tolist(), stops.tolist(), strict=True)
+        for number, (chunk_id, stop) in enumerate(references):
+            length = lengths.get(chunk_id)
+            if length is not None and length >= stop:
                 continue
-            chunk_id, byte_range = payload
-            if (length := lengths.get(chunk_id)) is None:
-                found = "does not exist"
-            elif length < byte_range.stop:
-                found = f"has {length} bytes"
-            else:
-                continue
-            chunk = f"chunk {row.tolist()} refers to {byte_range} of {encode_id(chunk_id)}"
-            raise BadBodyError(f"{chunk}, which {found}")
+            found = "does not exist" if length is None else f"has {length} bytes"
+            byte_range = ByteRange(int(rows["start"][number]), stop)
+            chunk = f"chunk {coords[number].tolist()} refers to {byte_range} of"
+            raise BadBodyError(f"{chunk} {encode_id(chunk_id)}, which {found}")

@@ -28,7 +28,9 @@ _NULL: Final = "tag:yaml.org,2002:null"
 _MAX_DEPTH: Final = 32
 _MAX_LEVEL: Final = 22
 MAX_NBYTES: Final = 64 * 1024
-"""Largest configuration in YAML; the default one of the library has less than 2,000 bytes."""
+"""Largest configuration in YAML, of which a megabyte would take ten seconds; the default one of the
+library has less than 2,000 bytes.
+"""
 _MAX_FLEXBUFFER_NBYTES: Final = 1024**2
 """Largest configuration in ``repo``; 2,000 virtual chunk containers take a third."""
 _MAX_CONDITION_DEPTH: Final = 16
@@ -65,24 +67,19 @@ class Config:
         return containers + (0 if self.splitting is None else 10 * len(str(self.splitting)))
 
 
-@dataclass(frozen=True, slots=True)
-class YamlConfigDecoder:
-    """Decodes a ``config.yaml`` of at most *limit_nbytes*; a megabyte takes ten seconds."""
-
-    limit_nbytes: int
-
-    def __call__(self, data: bytes) -> Config:
-        if len(data) > self.limit_nbytes:
-            raise DecodeError(f"a configuration of more than {self.limit_nbytes} bytes")
-        try:
-            return decode_config(_plain(yaml.compose(data, _Loader)))
-        except DecodeError:
-            raise
-        except yaml.MarkedYAMLError as error:  # whose text repeats lines of the file
-            line = 1 + error.problem_mark.line if error.problem_mark else 0
-            raise DecodeError(f"invalid YAML: {error.problem} in line {line}") from None
-        except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise DecodeError(f"invalid YAML: {error}") from None
+def read_yaml_config(data: bytes) -> Config:
+    """Decode a ``config.yaml`` of at most `MAX_NBYTES`. Raises: `DecodeError`."""
+    if len(data) > MAX_NBYTES:
+        raise DecodeError(f"a configuration of more than {MAX_NBYTES} bytes")
+    try:
+        return decode_config(_plain(yaml.compose(data, _Loader)))
+    except DecodeError:
+        raise
+    except yaml.MarkedYAMLError as error:  # whose text repeats lines of the file
+        line = 1 + error.problem_mark.line if error.problem_mark else 0
+        raise DecodeError(f"invalid YAML: {error.problem} in line {line}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise DecodeError(f"invalid YAML: {error}") from None
 
 
 @lru_cache(maxsize=8)

@@ -221,10 +221,9 @@ def _lost(node: StoredNode, document: bytes, chunks: tuple[Coords, ...]) -> Iter
     except DecodeError:
         yield from chunks
         return
-    for coords in chunks:
-        if after is not None and before is not None:
-            lost = coords[~after.keeps(coords, before)]
-            if len(lost):
+    if after is not None and before is not None:
+        for coords in chunks:
+            if len(lost := coords[~after.keeps(coords, before)]):
                 yield lost
 
 

@@ -12,7 +12,6 @@ type Coords = U32s
 type Mask = NDArray[np.bool_]
 type Places = NDArray[np.int64]
 
-_MAX_CELLS: Final = 2**63
 _OBJECTS_NBYTES: Final = 700
 _AXIS_NBYTES: Final = 108
 
@@ -41,7 +40,7 @@ class Box(tuple[BoxAxis, ...]):
         for low, high in zip(reversed(lows), reversed(highs), strict=True):
             axes.append(BoxAxis(low, high - low + 1, cells))
             cells *= high - low + 1
-            if cells > _MAX_CELLS:
+            if cells > 2**63:
                 return None
         return cls(reversed(axes))
 

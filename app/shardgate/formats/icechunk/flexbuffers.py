@@ -25,8 +25,6 @@ _CONTAINER_NBYTES: Final = 56
 _KEY_NBYTES: Final = 48
 _WIDTHS: Final = (1, 2, 4, 8)
 _FLOATS: Final = {2: Struct("<e"), 4: Struct("<f"), 8: Struct("<d")}
-_UINT_STOP: Final = 2**64
-_INT_START: Final = -(2**63)
 
 
 class _FlexKind(IntEnum):
@@ -279,7 +277,7 @@ def _number_slot(value: float | None) -> _FlexSlot:
             return _FlexSlot(_K.NULL, 0, 1)
         case bool():
             return _FlexSlot(_K.BOOL, value, 1)
-        case int() if not _INT_START <= value < _UINT_STOP:
+        case int() if not -(2**63) <= value < 2**64:
             raise ValueError("an integer has more than 64 bits")
         case int() if value >= 0:
             return _uint_slot(value)

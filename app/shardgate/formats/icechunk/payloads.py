@@ -5,7 +5,6 @@ A commit may set a million chunks; none of them takes a Python object of its own
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final, Self
 
 import numpy as np
@@ -15,10 +14,7 @@ from shardgate.formats.icechunk.chunk_tables import Vectors, vector_at
 from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, PayloadKind, Reference, Virtual
-from shardgate.model import ByteRange, ETag, UnmodifiedSince
-
-_BATCH: Final = 4096
-"""Rows converted in one call, during which no other thread runs."""
+from shardgate.model import UnmodifiedSince
 
 _ROW: Final = np.dtype(
     [
@@ -95,24 +91,6 @@ class Payloads:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __iter__(self) -> Iterator[Reference | None]:
-        batches = (self.rows[at : at + _BATCH].tolist() for at in range(0, len(self.rows), _BATCH))
-        for start, length, value, etag, modified, chunk_id, kind in chain.from_iterable(batches):
-            match kind:
-                case PayloadKind.GONE:
-                    yield None
-                case PayloadKind.NATIVE:
-                    yield Native(chunk_id, ByteRange(start, start + length))
-                case PayloadKind.INLINE:
-                    yield InlineChunk(vector_at(self.data, value))
-                case _:
-                    checksum = UnmodifiedSince(modified) if modified else None
-                    yield Virtual(
-                        vector_at(self.data, value).decode(),
-                        ByteRange(start, start + length),
-                        ETag(vector_at(self.data, etag).decode()) if etag else checksum,
-                    )
 
     def take(self, places: Places) -> Self:
         return type(self)(self.rows[places], self.data)

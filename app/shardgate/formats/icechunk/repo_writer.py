@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.errors import BadBodyError, ConflictError
+from shardgate.errors import BadBodyError, ClockSkewError, ConflictError
 from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.config import Config
 from shardgate.formats.icechunk.coords import Places
@@ -93,19 +93,15 @@ class RefUpdate(NamedTuple):
 type RepoUpdate = NewSnapshot | RefUpdate
 
 
-class FutureError(ValueError):
-    """A stored time is ahead of the clock."""
-
-
 def moment_after(newest_us: int, now_us: int, newest: str) -> int:
     """Return the time, or the first after *newest_us* if the clock is a little behind that; both
     are microseconds since 1970, UTC.
 
-    Raises: `FutureError`, which names *newest*.
+    Raises: `ClockSkewError`, which names *newest*.
     """
     if newest_us > now_us + _MOST_AHEAD_US:
         ahead_s = (newest_us - now_us) // 1_000_000
-        raise FutureError(
+        raise ClockSkewError(
             f"{newest} was written {ahead_s} s ahead of {moment(now_us)}, the time here: the clock "
             "here is behind, or that of its writer was ahead; later ones must wait for that time"
         )
@@ -149,7 +145,7 @@ def rewrite_repo(
     Of several *changes*, made in order, only the last is ever the newest in a file: those before it
     have no backup, and readers find them in the file of the next that has one.
 
-    Raises: `DecodeError` if something of a newer specification would be lost, `FutureError`.
+    Raises: `DecodeError` if something of a newer specification would be lost, `ClockSkewError`.
     """
     if info.version != _VERSION:
         raise DecodeError(f"the file follows version {info.version}, not {_VERSION}")

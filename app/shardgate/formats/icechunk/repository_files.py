@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from shardgate.errors import DamagedError, NotAllowedError, OfflineError
 from shardgate.formats.documents import Marked, begins_like_page, check_not_blank
-from shardgate.formats.icechunk.config import MAX_NBYTES, VirtualContainer, YamlConfigDecoder
+from shardgate.formats.icechunk.config import MAX_NBYTES, VirtualContainer, read_yaml_config
 from shardgate.formats.icechunk.flatbuffers import MAGIC, memory_nbytes
 from shardgate.formats.icechunk.ids import decode_id, encode_id
 from shardgate.formats.icechunk.keys import (
@@ -220,8 +220,7 @@ class FileRefs:
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
         """Read ``config.yaml``, if there is one."""
         name = self.directory.join("config.yaml")
-        decode = YamlConfigDecoder(MAX_NBYTES)
-        found = await fetch(Read("config", name, ByteRange(0, MAX_NBYTES + 1), decode))
+        found = await fetch(Read("config", name, ByteRange(0, MAX_NBYTES + 1), read_yaml_config))
         return () if found is None else found.value.containers
 
 

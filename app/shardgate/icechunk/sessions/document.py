@@ -163,11 +163,6 @@ class ChunkAddress(NamedTuple):
     node: ViewedNode
     coords: tuple[int, ...]
 
-    @property
-    def may_be_shard(self) -> bool:
-        """`True` if the chunk may hold inner chunks."""
-        return _may_have_shards(self.node.document)
-
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
@@ -279,7 +274,8 @@ def _view_stored(path: str, stored: StoredNode) -> ViewedNode:
 
 
 @lru_cache(maxsize=512)
-def _may_have_shards(document: bytes) -> bool:
+def may_have_shards(document: bytes) -> bool:
+    """Return `True` if chunks of the array with this ``zarr.json`` may hold inner chunks."""
     try:
         return has_sharding(read_document(document).get("codecs"))
     except DecodeError:
@@ -339,22 +335,15 @@ def make_changes(view: SessionView, chunks: Mapping[bytes, ChunkChanges]) -> Cha
         if changed is None:
             continue
         if stored is None or changed.node_id != stored.node_id:
-            _check_group(view, path)
+            above = path.rpartition("/")[0]
+            if path and view.node(above) is None:
+                raise ConflictError(
+                    f"there is no group /{above} for /{path}: its zarr.json is missing"
+                )
             new[changed.node_id] = NodeDocument(f"/{path}", changed.document)
         elif changed.document != stored.document:
             updated[changed.node_id] = changed.document
     return ChangeSet(new, updated, frozenset(deleted), chunks=chunks)
-
-
-def _check_group(view: SessionView, path: str) -> None:
-    if not path:
-        return
-    above = path.rpartition("/")[0]
-    parent = view.node(above)
-    if parent is None:
-        raise ConflictError(f"there is no group /{above} for /{path}: its zarr.json is missing")
-    if parent.chunks is not None:
-        raise ConflictError(f"/{above} is an array: there is no node in it, such as /{path}")
 
 
 def _can_keep_chunks(old: Chunks | None, new: Chunks | None) -> bool:

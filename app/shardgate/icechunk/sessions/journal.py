@@ -47,7 +47,6 @@ _DOCUMENT_NAME: Final = re.compile(r"([0-9A-Z]{20})\.session")
 _FOLDERS: Final = 4
 """Folders of an array's entries. A local store locks one folder per replacement of an entry."""
 _ENTRY_OVERHEAD_NBYTES: Final = 512
-_DELETES_AT_ONCE: Final = 16
 _BACKOFF: Final = Backoff(first_s=0.04, longest_s=0.4)
 _IN_THREAD_NBYTES: Final = 64 * 1024
 _ZSTD_BLOCK_NBYTES: Final = 128 * 1024
@@ -132,10 +131,7 @@ class SessionDocumentStore:
 
     async def _decode(self, found: Found) -> SessionDocument:
         try:
-            is_long = (
-                len(found.data) > _IN_THREAD_NBYTES
-                or zstd_capacity(found.data, self._limit_nbytes) > _ZSTD_BLOCK_NBYTES
-            )
+            is_long = zstd_capacity(found.data, self._limit_nbytes) > _ZSTD_BLOCK_NBYTES
             return await run_in_thread(
                 decode_session, found.data, self._limit_nbytes, is_long=is_long
             )
@@ -237,13 +233,9 @@ class SessionJournal:
 
     async def clear(self) -> None:
         """Delete all entries; some servers list empty folders, which are skipped."""
-
-        async def remove(ref: ObjectRef) -> None:
-            await self._store.delete(ref, expected=None)
-
         listed = self._store.list(self._location.entries())
         refs = [each.ref async for each in listed if not each.ref.key.endswith("/")]
-        await bounded_gather(remove, refs, limit=_DELETES_AT_ONCE)
+        await bounded_gather(partial(self._store.delete, expected=None), refs, limit=16)
 
 
 def entry_nbytes(ref: ObjectRef, stored: StoredEntry) -> int:

@@ -5,7 +5,6 @@ A session is a dataset of plain Zarr, whose root is a volatile bucket of its own
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,19 +16,19 @@ import cachetools
 
 from shardgate.errors import (
     ClockSkewError,
-    DamagedError,
     ShardgateError,
     StorageError,
     UnknownRefError,
     UnknownSessionError,
 )
 from shardgate.formats.contract import Format
-from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
+from shardgate.formats.icechunk.ids import decode_id, encode_id
 from shardgate.formats.icechunk.keys import SESSION, Branch, session_prefix
 from shardgate.formats.icechunk.layout import RepositoryLayout
 from shardgate.formats.icechunk.repository_files import Repository
-from shardgate.formats.reading import DecodeError, Fetch
-from shardgate.icechunk.chunk_files import put_new
+from shardgate.formats.reading import Fetch
+from shardgate.icechunk.chunk_files import new_object_id, put_new
+from shardgate.icechunk.commit import config_of
 from shardgate.icechunk.repo_swap import demand_clock
 from shardgate.icechunk.repository import OpenedRepository
 from shardgate.icechunk.sessions.document import (
@@ -56,8 +55,6 @@ from shardgate.storage.contract import ObjectStore
 _MAX_SWEPT: Final = 100
 _SWEEP_S: Final = 2.0
 _SWEEP_AGAIN_S: Final = 600.0
-_MAX_CHECKED: Final = 10_000
-_JOURNAL_NBYTES: Final = 32 * 1024**2
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 
 
@@ -108,10 +105,8 @@ class Sessions:
         self._formats = formats
         self._on_event = on_event
         self._clock = clock
-        self._entries: EntryCache = SizedLRUCache(_JOURNAL_NBYTES, entry_nbytes)
-        self._sweep_at: cachetools.LRUCache[SessionLocation, float] = cachetools.LRUCache(
-            _MAX_CHECKED
-        )
+        self._entries: EntryCache = SizedLRUCache(32 * 1024**2, entry_nbytes)
+        self._sweep_at = cachetools.LRUCache[SessionLocation, float](maxsize=10_000)
         """When a session has to be checked for expiry again."""
 
     async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:
@@ -122,13 +117,12 @@ class Sessions:
         tip = await opened.repository.refs.resolve(Branch(branch), opened.fetch)
         if tip is None:
             raise UnknownRefError(f"there is no branch {branch} in {opened.directory}")
-        if isinstance(info.config, DecodeError):  # nothing could be committed
-            raise DamagedError(opened.repo, str(info.config))
-        now_s, inline_nbytes = self._clock(), info.config.inline_chunk_threshold_bytes
+        inline_nbytes = config_of(opened, info).inline_chunk_threshold_bytes
+        now_s = self._clock()
         document = SessionDocument(
             branch, tip.snapshot_id, inline_nbytes, now_s, now_s + LIFETIME_S
         )
-        session_id = encode_id(secrets.token_bytes(OBJECT_ID_NBYTES))
+        session_id = encode_id(new_object_id())
         name = SessionLocation(opened.directory, session_id).document
         await put_new(self._store, name, encode_session(document))
         try:
@@ -208,11 +202,7 @@ class Sessions:
 
     async def discard(self, session: Session) -> None:
         """End *session* and delete its document and journal."""
-
-        def edit(document: SessionDocument | None) -> SessionDocument:
-            return _discarded(session.require_live(document))
-
-        await session.documents.edit(edit)
+        await session.documents.edit(lambda document: _discarded(session.require_live(document)))
         await self._remove(session.location)
         self._on_event("discarded")
 

@@ -34,7 +34,7 @@ from shardgate.errors import (
     UnwritableError,
 )
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
-from shardgate.formats.icechunk.manifest import InlineChunk, Manifest, Native, Reference
+from shardgate.formats.icechunk.manifest import InlineChunk, Native, Reference
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.formats.icechunk.repository_files import Repository, named_by
@@ -85,7 +85,6 @@ _RENEWALS: Final = 24
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
 """Longest wait of a write for the commit of its session."""
-_READS_AT_ONCE: Final = 32
 _CERTAIN_FAILURES: Final = (
     ClockSkewError,
     CommitConflictError,
@@ -112,9 +111,6 @@ class ReplacedChunk(NamedTuple):
     """`None` for a chunk that is absent, or may be in any version."""
     entry: Expected = None
     """The expected version of its entry in the journal."""
-
-
-_ANY_CHUNK: Final = ReplacedChunk()
 
 
 @dataclass(eq=False)
@@ -261,18 +257,19 @@ class Session:
     ) -> ReplacedChunk | Conflict:
         """Find the chunk in the version *expected*, which a write replaces."""
         if expected is None:
-            return _ANY_CHUNK
+            return ReplacedChunk()
         entity, entry_etag = await self.find_chunk(view, address)
         if not is_as_expected(None if entity is None else entity.etag, expected):
             return CONFLICT
         return ReplacedChunk(entity, entry_etag or ABSENT)
 
-    async def lookup(self, address: ChunkAddress) -> tuple[Manifest, Reference] | None:
-        """Look up a chunk of the parent, and return its manifest and its reference."""
+    async def lookup(self, address: ChunkAddress) -> Reference | None:
+        """Look up a chunk of the parent."""
         node, coords = address
         if node.chunks is None:
             return None
-        return await self.repository.lookup(node.node_id, node.chunks, coords, self.fetch)
+        found = await self.repository.lookup(node.node_id, node.chunks, coords, self.fetch)
+        return found and found[1]
 
     async def _put_entry(
         self, address: ChunkAddress, entry: JournalEntry, expected: Expected
@@ -306,11 +303,7 @@ class Session:
         self, view: SessionView, address: ChunkAddress, entry: JournalEntry
     ) -> bool:
         node = next(iter(view.among({address.node.node_id})), None)
-        if node is None:
-            return False
-        if (found := await self.lookup(ChunkAddress(node, address.coords))) is None:
-            return entry is None
-        return entry == found[1]
+        return node is not None and entry == await self.lookup(ChunkAddress(node, address.coords))
 
     async def _entity_in_parent(self, referenced: Referenced) -> Entity:
         """Return the entity of a chunk reference; the ETag of a virtual one takes a request."""
@@ -448,7 +441,7 @@ async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> C
 
     listed = await journal.entries(node.node_id)
     inside = [coords for coords in listed if chunks.has(coords)]
-    await bounded_gather(read, inside, limit=_READS_AT_ONCE)
+    await bounded_gather(read, inside, limit=32)
     return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
 
 

@@ -30,6 +30,7 @@ from shardgate.icechunk.sessions.document import (
     SessionView,
     ViewedNode,
     delete_nodes,
+    may_have_shards,
     node_path,
     put_node,
     version_of,
@@ -68,7 +69,6 @@ from shardgate.storage.contract import (
     stream_of,
 )
 
-_READS_AT_ONCE: Final = 4
 _LISTED_AT_ONCE: Final = 256
 
 type _Journaled = dict[tuple[int, ...], ListedEntry]
@@ -97,11 +97,9 @@ class SessionStore:
         kind: str = OBJECT,
     ) -> Found | NotModified | None:
         entity = await self._find(ref.key)
+        check_condition(ref, if_match, entity and entity.etag)
         if entity is None:
-            if if_match is not None:
-                raise VersionChangedError(ref)
             return None
-        check_condition(ref, if_match, entity.etag, None)
         if entity.etag == if_none_match:
             return NOT_MODIFIED
         wanted = clamp(ref, request, entity.length, if_match)
@@ -115,7 +113,7 @@ class SessionStore:
         entity = await self._find(ref.key)
         if entity is None or entity.length < byte_range.stop:
             raise VersionChangedError(ref)
-        check_condition(ref, if_match, entity.etag, None)
+        check_condition(ref, if_match, entity.etag)
         if isinstance(source := entity.source, Inline):
             yield stream_of(source.data[byte_range.start : byte_range.stop])
             return
@@ -190,7 +188,7 @@ class SessionStore:
     async def is_whole_chunk(self, key: str) -> bool:
         """Return whether *key* names a chunk that is stored as clients see it, not a shard."""
         address = (await self.session.view()).address(key)
-        return address is not None and not address.may_be_shard
+        return address is not None and not may_have_shards(address.node.document)
 
     async def erase(self, path: str) -> int:
         """Delete the node at *path* and all below it; return the number of nodes."""
@@ -241,7 +239,7 @@ class SessionStore:
         check_write(ref, pieces, expected)
         if entity is None or entity.etag != expected:
             raise VersionChangedError(ref)
-        read = await bounded_gather(partial(self._read, entity), spans, limit=_READS_AT_ONCE)
+        read = await bounded_gather(partial(self._read, entity), spans, limit=4)
         return assemble(pieces, spans, read)
 
 
@@ -336,23 +334,18 @@ class _SessionListing:
     ) -> Listed | None:
         """Return the size of a chunk, and its ETag unless that takes a request for the object."""
         session = self.session
-        if entry is not None:
+        if entry is None:
+            reference = await session.lookup(address)
+        else:
             kept = await session.journal.get(address, entry.etag)
-            if kept is None or kept.entry is None:
-                return None
-            entity = session.entity_of(kept.entry)
-            return self._listed(key, entity.length, entity.etag)
-        if (found := await session.lookup(address)) is None:
-            return None
-        _, reference = found
+            reference = kept and kept.entry
         match reference:
-            case InlineChunk(data):
-                return self._listed(key, len(data), version_of(data))
-            case Native(_, byte_range):
-                etag = session.entity_of(reference).etag
-                return self._listed(key, byte_range.length, etag)
+            case InlineChunk() | Native():
+                entity = session.entity_of(reference)
+                return self._listed(key, entity.length, entity.etag)
             case Virtual(_, byte_range, _):
                 return self._listed(key, byte_range.length)
+        return None
 
 
 def _overlay(grid: tuple[int, ...], stored: list[Coords], journaled: _Journaled) -> Coords:

@@ -17,6 +17,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from shardgate import demo
 from tests.storage.faulty import FaultyServer
 from tests.support.adapters import adapt
 from tests.support.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
@@ -113,6 +114,12 @@ def seaweedfs(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator
     with running(weed, folder) as server:
         yield server
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def demo_paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write the examples of the demo into a folder of their own, to be read only."""
+    return demo.write(tmp_path_factory.mktemp("examples"))
 
 
 @pytest.fixture(scope="session")

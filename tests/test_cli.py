@@ -46,11 +46,9 @@ def get(url: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the examples once."""
-    folder = tmp_path_factory.mktemp("examples")
-    demo.write(folder)
-    return folder
+def examples(demo_paths: dict[str, Path]) -> Path:
+    """Return the folder of the examples."""
+    return demo_paths["image"].parent
 
 
 COMMANDS = ("serve", "demo", "inspect", "verify", "login")

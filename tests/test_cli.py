@@ -212,11 +212,10 @@ def test_configuration_file_is_served_with_a_warning(examples: Path, tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def guide(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[str]]:
+def guide(examples: Path) -> Generator[list[str]]:
     """Run the demo, and return the lines it prints."""
-    folder = tmp_path_factory.mktemp("demo") / "data"
     count = demo.guide("").count("\n") + 1
-    with running("demo", "--port", "0", "--dir", str(folder), lines=count) as (_, lines):
+    with running("demo", "--port", "0", "--dir", str(examples), lines=count) as (_, lines):
         yield lines
 
 
@@ -267,15 +266,14 @@ def test_the_demo_serves_cells_without_shards(guide: list[str], examples: Path) 
         assert len(np.unique(found)) > 50
 
 
-def test_the_demo_writes_once(tmp_path: Path) -> None:
+def test_the_demo_writes_once(examples: Path) -> None:
     """A second start of the demo leaves the files unchanged; they take less than 20 MiB."""
-    demo.write(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    demo.write(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in examples.rglob("*")}
+    demo.write(examples)
 
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in examples.rglob("*")} == before
     assert sum(path.stat().st_size for path in before) < 20 * 1024**2
-    assert {path.name for path in tmp_path.iterdir()} == set(demo.EXAMPLES)
+    assert {path.name for path in examples.iterdir()} == set(demo.EXAMPLES)
 
 
 def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:

@@ -77,7 +77,7 @@ async def _read_all(objects: Mapping[str, bytes]) -> dict[str, bytes | Exception
     return found
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(4_500, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [25, pytest.param(4_500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("name", "version"),
     [*((name, 2) for name in FILES), *((name, 1) for name in ("refs/branch.main", *FILES[1:]))],

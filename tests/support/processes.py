@@ -16,12 +16,8 @@ _STOP_S: Final = 20.0
 
 
 def environ(**more: str) -> dict[str, str]:
-    """Return the environment without settings of the service or of AWS, but for its authorities."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name == "AWS_CA_BUNDLE" or not name.startswith(("SHARDGATE_", "AWS_"))
-    }
+    """Return the environment without settings of the service or of AWS."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
     return kept | {"PYTHONPATH": str(ROOT)} | more
 
 

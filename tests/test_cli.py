@@ -63,7 +63,8 @@ def test_every_command_shows_help_and_version(command: tuple[str, ...]) -> None:
     assert shown.stdout == run(*command, "--help").stdout
     assert run(*command, "--version").stdout == f"shardgate {version('shardgate')}\n"
     if not command:
-        assert (run().returncode, run().stdout) == (0, shown.stdout)
+        alone = run()
+        assert (alone.returncode, alone.stdout) == (0, shown.stdout)
         assert all(name in shown.stdout for name in COMMANDS)
 
 
@@ -128,8 +129,15 @@ def test_invalid_start_is_one_line_and_exit_code_2(arguments: list[str], said: s
     assert failed.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGTERM, 1),
+        (signal.SIGINT, 1),
+        (signal.SIGINT, 2),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.soak),
+    ],
+)
 def test_service_runs_until_a_signal(examples: Path, workers: int, number: int) -> None:
     """`serve` prints a line with the URL of each dataset, and ends with exit code 0 by a signal."""
     arguments = ("serve", "--port", "0", "--workers", str(workers), str(examples / "image.zarr"))

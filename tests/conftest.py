@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests need, and the order of all tests."""
 
+import gc
 import os
 import shutil
 import ssl
@@ -16,6 +17,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from shardgate import demo
 from tests.storage.faulty import FaultyServer
 from tests.support.adapters import adapt
 from tests.support.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
@@ -24,6 +26,7 @@ from tests.support.seaweedfs import SeaweedFS, running
 
 _TESTS: Final = Path(__file__).parent
 _FIRST: Final = (_TESTS, _TESTS / "viewers")
+_YOUNG_OBJECTS: Final = 5_000
 _TOGETHER: Final = ("tests/clients", "tests/clients/icechunk", "tests/clients/precomputed")
 
 
@@ -56,17 +59,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=turn)
 
 
+def pytest_collection_finish() -> None:
+    """Collect garbage less often, and never walk modules and tests, which took 7 % of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _trusting() -> Generator[None]:
-    """Share one SSL context between httpx clients, as each would read all certificates."""
-    trusted = cache(httpx.create_ssl_context)
+def _trusting(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Share SSL contexts between httpx clients, and let those of botocore trust one authority.
+
+    Each would read the certificates of all authorities, up to a third of the time of a test.
+    """
+    file = str(tmp_path_factory.mktemp("trusted") / "ca.pem")
+    trustme.CA().cert_pem.write_to_path(file)
+
+    @cache
+    def trusted(*named: str | None, **more: Any) -> ssl.SSLContext:
+        return httpx.create_ssl_context(**more)
 
     def create(*, verify: ssl.SSLContext | bool, **more: Any) -> ssl.SSLContext:
-        is_usual = verify is True and not os.environ.keys() & {"SSL_CERT_FILE", "SSL_CERT_DIR"}
-        return trusted() if is_usual else httpx.create_ssl_context(verify=verify, **more)
+        if verify is not True:
+            return httpx.create_ssl_context(verify=verify, **more)
+        return trusted(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")), **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", create)
+        patch.setenv("AWS_CA_BUNDLE", file)
         yield
 
 
@@ -94,6 +114,12 @@ def seaweedfs(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator
     with running(weed, folder) as server:
         yield server
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def demo_paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write the examples of the demo into a folder of their own, to be read only."""
+    return demo.write(tmp_path_factory.mktemp("examples"))
 
 
 @pytest.fixture(scope="session")

@@ -46,11 +46,9 @@ def get(url: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the examples once."""
-    folder = tmp_path_factory.mktemp("examples")
-    demo.write(folder)
-    return folder
+def examples(demo_paths: dict[str, Path]) -> Path:
+    """Return the folder of the examples."""
+    return demo_paths["image"].parent
 
 
 COMMANDS = ("serve", "demo", "inspect", "verify", "login")
@@ -65,7 +63,8 @@ def test_every_command_shows_help_and_version(command: tuple[str, ...]) -> None:
     assert shown.stdout == run(*command, "--help").stdout
     assert run(*command, "--version").stdout == f"shardgate {version('shardgate')}\n"
     if not command:
-        assert (run().returncode, run().stdout) == (0, shown.stdout)
+        alone = run()
+        assert (alone.returncode, alone.stdout) == (0, shown.stdout)
         assert all(name in shown.stdout for name in COMMANDS)
 
 
@@ -130,8 +129,15 @@ def test_invalid_start_is_one_line_and_exit_code_2(arguments: list[str], said: s
     assert failed.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGTERM, 1),
+        (signal.SIGINT, 1),
+        (signal.SIGINT, 2),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.soak),
+    ],
+)
 def test_service_runs_until_a_signal(examples: Path, workers: int, number: int) -> None:
     """`serve` prints a line with the URL of each dataset, and ends with exit code 0 by a signal."""
     arguments = ("serve", "--port", "0", "--workers", str(workers), str(examples / "image.zarr"))
@@ -214,11 +220,10 @@ def test_configuration_file_is_served_with_a_warning(examples: Path, tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def guide(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[str]]:
+def guide(examples: Path) -> Generator[list[str]]:
     """Run the demo, and return the lines it prints."""
-    folder = tmp_path_factory.mktemp("demo") / "data"
     count = demo.guide("").count("\n") + 1
-    with running("demo", "--port", "0", "--dir", str(folder), lines=count) as (_, lines):
+    with running("demo", "--port", "0", "--dir", str(examples), lines=count) as (_, lines):
         yield lines
 
 
@@ -269,15 +274,14 @@ def test_the_demo_serves_cells_without_shards(guide: list[str], examples: Path) 
         assert len(np.unique(found)) > 50
 
 
-def test_the_demo_writes_once(tmp_path: Path) -> None:
+def test_the_demo_writes_once(examples: Path) -> None:
     """A second start of the demo leaves the files unchanged; they take less than 20 MiB."""
-    demo.write(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    demo.write(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in examples.rglob("*")}
+    demo.write(examples)
 
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in examples.rglob("*")} == before
     assert sum(path.stat().st_size for path in before) < 20 * 1024**2
-    assert {path.name for path in tmp_path.iterdir()} == set(demo.EXAMPLES)
+    assert {path.name for path in examples.iterdir()} == set(demo.EXAMPLES)
 
 
 def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:

@@ -173,12 +173,11 @@ def test_session_by_httpx_is_committed(url: str, capsys: pytest.CaptureFixture[s
     assert httpx.get(f"{url}/lab/hours/c/0").content == bytes(range(10))
 
 
-def test_troubleshooting_inspects_a_key(tmp_path: Path) -> None:
+def test_troubleshooting_inspects_a_key(demo_paths: dict[str, Path]) -> None:
     """The command for a failing key prints its shard and the range of its bytes."""
     page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
     (command,) = re.findall(r"^\$ shardgate (inspect .*)$", page, re.MULTILINE)
-    image = str(demo.write(tmp_path)["image"])
-    arguments = shlex.split(command.replace("s3://bucket/em.zarr", image))
+    arguments = shlex.split(command.replace("s3://bucket/em.zarr", str(demo_paths["image"])))
 
     done = commands.run(*arguments)
 

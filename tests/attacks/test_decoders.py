@@ -159,7 +159,7 @@ WITHIN: Final = {"chunk_tables.read_columns", "dialect.parse_xml", "sigv4.parse_
 """Decoders that are tested through others, since they take more than bytes."""
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(20_000, marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("examples", [30, pytest.param(20_000, marks=pytest.mark.soak)], ids=str)
 @pytest.mark.parametrize("name", DECODERS)
 def test_changed_input_is_decoded_or_raises_a_documented_error(name: str, examples: int) -> None:
     """Randomly changed input is decoded or raises a documented error, within 2 s of CPU time."""
@@ -238,7 +238,7 @@ def files(kind: str) -> list[tuple[str, bytes]]:
     return found
 
 
-@pytest.mark.parametrize("examples", [100, pytest.param(5_000, marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("examples", [50, pytest.param(5_000, marks=pytest.mark.soak)], ids=str)
 @pytest.mark.parametrize("kind", FILES)
 def test_changed_icechunk_file_is_decoded_or_raises_decode_error(kind: str, examples: int) -> None:
     """A randomly changed Icechunk file is decoded or raises DecodeError, within 2 s of CPU time."""

@@ -57,7 +57,7 @@ def play(url: str, operation: Any, examples: int, dataset: str) -> None:
     ask()
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("examples", [4, pytest.param(200, marks=pytest.mark.soak)], ids=str)
 def test_responses_for_a_repository_conform_to_the_openapi_document(
     url: str, examples: int
 ) -> None:

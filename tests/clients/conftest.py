@@ -66,7 +66,13 @@ local, remote, service = served_fixtures("clients")
 
 
 @pytest.fixture(scope="module")
-def client(local: str) -> Generator[httpx.Client]:
+def url(local: str) -> str:
+    """Return the URL of the service before the folder."""
+    return local
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Generator[httpx.Client]:
     """Open a client that sends no default headers and decodes no content coding."""
-    with connect(local) as opened:
+    with connect(url) as opened:
         yield opened

@@ -71,13 +71,6 @@ def url(folder: Path) -> Generator[str]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def client(url: str) -> Generator[httpx.Client]:
-    """Open a client."""
-    with connect(url) as opened:
-        yield opened
-
-
 ARCHIVES: Final = ("all/stored.zarr.zip", "all/deflated.ZIP", "all/scan.ozx", "scan", "named")
 in_each_archive = pytest.mark.parametrize("root", ARCHIVES)
 

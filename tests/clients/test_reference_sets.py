@@ -75,13 +75,6 @@ def url(folder: Path) -> Generator[str]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def client(url: str) -> Generator[httpx.Client]:
-    """Open a client."""
-    with connect(url) as opened:
-        yield opened
-
-
 SETS: Final = ("sets/refs.json", "sets/deep/flat.json", "sets/refs.parq", "json", "parquet")
 in_each_set = pytest.mark.parametrize("root", SETS)
 

@@ -30,7 +30,7 @@ from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachi
 
 SHORT: Final = settings(
     derandomize=True,
-    max_examples=4,
+    max_examples=2,
     phases=[Phase.generate],
     stateful_step_count=30,
     suppress_health_check=list(HealthCheck),

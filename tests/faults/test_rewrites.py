@@ -155,7 +155,15 @@ STEPS: Final = {SMALL: 3, LARGE: 10}
 """Least number of requests that the rewrite of a shard sends."""
 FOR_EVER: Final = 10**9
 
-mishaps = pytest.mark.parametrize("mishap", Mishap, ids=[each.name for each in Mishap])
+USUAL: Final = {Mishap.ANSWER_LOST, Mishap.BODY_LOST, Mishap.CONFLICT, Mishap.SLOW_DOWN}
+"""A mishap of each kind; tests/storage/test_s3_write.py has all of them in every run."""
+mishaps = pytest.mark.parametrize(
+    "mishap",
+    [
+        pytest.param(each, id=each.name, marks=() if each in USUAL else pytest.mark.soak)
+        for each in Mishap
+    ],
+)
 
 
 @pytest.fixture(scope="module")

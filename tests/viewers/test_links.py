@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -24,10 +25,14 @@ CORNER: Final = (slice(100, 104), slice(60, 70))
 """Rows and columns of the array, outside of the ball."""
 DATASETS: Final = ("folder", "repository", "archive", "references")
 soak = pytest.mark.soak
+in_a_folder = pytest.mark.parametrize(
+    "dataset", ["folder", *(pytest.param(name, marks=soak) for name in DATASETS[1:])]
+)
+"""Soak runs draw each kind of array from each kind of dataset; otherwise labels are."""
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Serve arrays of each kind: of a folder, and the same in a repository, an archive, and a set
     of references to the chunks of the folder.
     """
@@ -40,8 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     session = icechunk.Repository.create(storage).writable_session("main")
     put_all(session.store)
     session.commit("Put arrays of each kind")
-    paths = {"folder": folder, "repository": repository, "archive": archive}
-    paths |= demo.write(tmp_path_factory.mktemp("examples"))
+    paths = {"folder": folder, "repository": repository, "archive": archive, **demo_paths}
     datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
     datasets["references"] = DatasetSettings(
         url=str(references),
@@ -68,9 +72,7 @@ def draw(neuroglancer: Neuroglancer, url: str, dataset: str, path: str) -> Pixel
     return view.pixels
 
 
-@pytest.mark.parametrize(
-    "dataset", ["folder", *(pytest.param(name, marks=soak) for name in DATASETS[1:])]
-)
+@in_a_folder
 @pytest.mark.parametrize("path", ["uint8", "uint16", "float32"])
 def test_image_is_bright_inside_and_dark_outside(
     neuroglancer: Neuroglancer, url: str, dataset: str, path: str
@@ -82,7 +84,7 @@ def test_image_is_bright_inside_and_dark_outside(
     assert pixels[CORNER].max() < 15
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
+@in_a_folder
 def test_channels_have_their_colours(neuroglancer: Neuroglancer, url: str, dataset: str) -> None:
     """Balls of two active channels are red and green, yellow where they overlap; one is hidden."""
     pixels = draw(neuroglancer, url, dataset, "image")
@@ -117,7 +119,11 @@ def test_labels_are_coloured(neuroglancer: Neuroglancer, url: str, dataset: str)
 
 
 @pytest.mark.parametrize(
-    "line", [pytest.param("image", marks=soak), "cells", "tag.positive", "branch.main"]
+    "line",
+    [
+        "tag.positive",
+        *(pytest.param(each, marks=soak) for each in ("image", "cells", "branch.main")),
+    ],
 )
 def test_demo_link_shows_its_example(neuroglancer: Neuroglancer, url: str, line: str) -> None:
     """A link that the demo prints shows its data, and its requests are 200 or 404."""

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, Route, ViewportSize
 
-from shardgate import demo
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
 from tests.support.serving import serving
 from tests.viewers.conftest import REBOUND
@@ -33,12 +32,10 @@ soak = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Serve the examples, all of them in one folder too, an image of channels and a long URL."""
-    examples = tmp_path_factory.mktemp("examples")
-    paths = demo.write(examples)
-    paths |= {"everything": examples, "ome": tmp_path_factory.mktemp("ome")}
-    put_image(paths["ome"])
+    put_image(ome := tmp_path_factory.mktemp("ome"))
+    paths = {**demo_paths, "everything": demo_paths["image"].parent, "ome": ome}
     datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
     datasets["away"] = DatasetSettings(url=f"file:///{'nothing-at-all-' * 6}")
     with serving(Settings(datasets=datasets)) as served:

@@ -36,6 +36,15 @@ from tests.support.files import read_files
 from tests.support.serving import serving
 
 
+@pytest.mark.parametrize(
+    ("service", "volume"),
+    [
+        pytest.param(store, name, marks=pytest.mark.soak if name in further else ())
+        for store, further in (("local", ()), ("remote", FURTHER))
+        for name in BY_NAME
+    ],
+    indirect=True,
+)
 def test_chunks_equal_the_files_of_the_unsharded_twin(
     client: httpx.Client, written: Written, volume: Volume
 ) -> None:

@@ -77,7 +77,7 @@ async def _read_all(objects: Mapping[str, bytes]) -> dict[str, bytes | Exception
     return found
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(4_500, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [25, pytest.param(4_500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("name", "version"),
     [*((name, 2) for name in FILES), *((name, 1) for name in ("refs/branch.main", *FILES[1:]))],
@@ -103,10 +103,7 @@ def test_changed_file_leads_to_no_other_object(name: str, version: int, examples
                 assert each.reason
 
     gc.freeze()  # to walk what other tests left took 3 s in a long run
-    try:
-        check()
-    finally:
-        gc.unfreeze()
+    check()
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -32,11 +32,12 @@ NOTHING = "\N{EN DASH}"
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+def client(
+    demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[httpx.Client]:
     """Serve the examples, an empty folder and unreachable datasets."""
-    written = demo.write(tmp_path_factory.mktemp("examples"))
     empty = tmp_path_factory.mktemp("empty")
-    datasets = {name: DatasetSettings(url=str(path)) for name, path in written.items()} | {
+    datasets = {name: DatasetSettings(url=str(path)) for name, path in demo_paths.items()} | {
         "away": DatasetSettings(url=str(empty / "nothing")),
         "down": DatasetSettings(url="http://127.0.0.1:9/nothing"),
         "raw": DatasetSettings(url=str(empty), view="raw", writable=True),

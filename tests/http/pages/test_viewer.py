@@ -5,13 +5,13 @@ import re
 from collections.abc import Generator
 from dataclasses import replace
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import httpx
 import pytest
 
-from shardgate import demo
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.pages.viewer import PUBLIC_VIEWER, VIEWER, Address
 from shardgate.http.responses import csp_digest
@@ -93,10 +93,11 @@ def test_paths_outside_of_the_viewer_are_refused(client: httpx.Client, path: str
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+def examples(
+    demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[httpx.Client]:
     """Serve the examples, and a folder of them all."""
-    folder = tmp_path_factory.mktemp("examples")
-    paths = demo.write(folder) | {"all": folder}
+    paths = demo_paths | {"all": demo_paths["image"].parent}
     datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
     datasets["empty"] = DatasetSettings(url=str(tmp_path_factory.mktemp("empty")))
     with client_of(Settings(datasets=datasets)) as opened:

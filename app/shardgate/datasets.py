@@ -188,7 +188,7 @@ def open_containers(
 
 def exposures(settings: Settings) -> Iterator[str]:
     """Yield a warning for each dataset that lies in another one which more callers may read."""
-    places = {name: _place(settings, name) for name in settings.datasets}
+    places = _places(settings)
     for (inner, below), (outer, above) in permutations(places.items(), 2):
         one, other = settings.datasets[inner], settings.datasets[outer]
         if below[: len(above)] == above and other.readers - one.readers and not one.is_public:
@@ -198,28 +198,57 @@ def exposures(settings: Settings) -> Iterator[str]:
             )
 
 
-def _place(settings: Settings, name: str) -> tuple[str, ...]:
+def open_token_root(stores: Stores, settings: Settings) -> ObjectRef | None:
+    """Open the folder of records of tokens, if one is set.
+
+    Raises: `ConfigurationError` if a dataset lies in it, or it in a dataset.
+    """
+    url, store = settings.tokens.url, settings.tokens.store
+    if url is None:
+        return None
+    own = _place(settings, url, store)
+    for name, place in _places(settings).items():
+        if all(one == other for one, other in zip(own, place, strict=False)):
+            raise ConfigurationError(f"tokens.url: {url} and datasets.{name} lie in each other")
+    return stores.open_root(url, settings.stores[store] if store else None, store)
+
+
+def _places(settings: Settings) -> dict[str, tuple[str, ...]]:
+    return {
+        name: _place(settings, dataset.url, dataset.store)
+        for name, dataset in settings.datasets.items()
+    }
+
+
+def _place(settings: Settings, url: str, store: str | None) -> tuple[str, ...]:
     """Return the server and the segments of the path of a root."""
-    dataset = settings.datasets[name]
-    root = parse_root(dataset.url)
+    root = parse_root(url)
     scheme, _, place = root.bucket.partition("://")
     if scheme == "file":
         place = os.path.realpath(unquote(place))
     elif scheme in ("http", "https"):
         place = str(RequestTarget(root.bucket).origin)
-    endpoint = settings.stores[dataset.store].endpoint_url if dataset.store else None
+    endpoint = settings.stores[store].endpoint_url if store else None
     endpoint = endpoint or (os.environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None) or ""
     return scheme, endpoint.rstrip("/"), *filter(None, f"{place}/{root.key}".split("/"))
 
 
 async def check_reachable(settings: Settings) -> None:
-    """Open each root once. Raises: `ConfigurationError` that names an unreachable one."""
+    """Open each root once, and the folder of records of tokens.
+
+    Raises: `ConfigurationError` that names an unreachable one.
+    """
     async with Stores(settings.limits) as stores:
         for name in settings.datasets:
             try:
                 await stores.check_reachable(open_root(stores, settings, name))
             except StorageError as error:
                 raise ConfigurationError(f"datasets.{name}.url: {error}") from error
+        if (tokens := open_token_root(stores, settings)) is not None:
+            try:
+                await stores.check_reachable(tokens)
+            except StorageError as error:
+                raise ConfigurationError(f"tokens.url: {error}") from error
 
 
 async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: RootOptions) -> T:

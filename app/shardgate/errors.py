@@ -197,6 +197,10 @@ class IssuerUnavailableError(ShardgateError):
     """The keys of a token issuer cannot be read."""
 
 
+class TokenRecordsError(ShardgateError):
+    """The records of tokens cannot be read or written at the moment."""
+
+
 class ObjectError(ShardgateError):
     """The object *ref* cannot be used, because of *reason*."""
 

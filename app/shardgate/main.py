@@ -14,7 +14,12 @@ from typing import NamedTuple
 from fastapi import APIRouter
 
 from shardgate.concurrency import largest_share
-from shardgate.datasets import open_datasets, open_decoding, session_formats
+from shardgate.datasets import (
+    open_datasets,
+    open_decoding,
+    open_token_root,
+    session_formats,
+)
 from shardgate.http.api.api import build_api
 from shardgate.http.api.pictures import build_pictures
 from shardgate.http.api.repositories import build_repository_changes
@@ -232,26 +237,25 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
     routes, identify = [build_tokens(mint, bodies)], [mint.signer.identify]
     if login.issuer is None:
         tokens = BearerTokens(settings.callers, [*identify, issuers.identify])
-        records.on_end = tokens.forget
-        return _Access(Authenticator(datasets, tokens, signatures, hosts), routes, [issuers])
+        authenticator = Authenticator(datasets, tokens, signatures, hosts)
+        records.on_end = authenticator.forget
+        return _Access(authenticator, routes, [issuers, aclosing(records)])
     sessions, flow = LoginTokens(settings, datasets, records), CodeFlow(issuers, login)
     tokens = BearerTokens(settings.callers, [*identify, sessions.identify, issuers.identify])
-    records.on_end = tokens.forget
     routes += [
         build_token_page(sessions, mint, bodies),
         build_login(LoginPages(flow, sessions, login.viewers), bodies),
     ]
     find_session = partial(caller_of_page, sessions)
     authenticator = Authenticator(datasets, tokens, signatures, hosts, find_session)
-    return _Access(authenticator, routes, [issuers, flow])
+    records.on_end = authenticator.forget
+    return _Access(authenticator, routes, [issuers, flow, aclosing(records)])
 
 
 def _open_records(settings: Settings, stores: Stores) -> TokenRecords:
-    tokens = settings.tokens
-    if tokens.url is None:
+    if (root := open_token_root(stores, settings)) is None:
         return TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
-    store = settings.stores[tokens.store] if tokens.store else None
-    return TokenRecords(stores, stores.open_root(tokens.url, store, tokens.store))
+    return TokenRecords(stores, root)
 
 
 def _build_routes(

@@ -481,15 +481,10 @@ class Settings(Section):
     def _wrong_records(self) -> Iterator[str]:
         if self.tokens.store not in {None, *self.stores}:
             yield "tokens.store: names no [stores] table"
-        if (url := self.tokens.url) is None:
-            return
-        if url.partition("://")[0] not in WRITABLE_SCHEMES:
+        url = self.tokens.url
+        if url is not None and url.partition("://")[0] not in WRITABLE_SCHEMES:
             schemes = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)
             yield f"tokens.url: {url} begins with none of {schemes}, which can be written to"
-        for name, dataset in self.datasets.items():
-            folders = f"{url}/", f"{dataset.url}/"
-            if max(folders).startswith(min(folders)):
-                yield f"tokens.url: {url} and datasets.{name} lie in each other"
 
     def _is_rule(self, rule: str) -> bool:
         issuer, colon, value = rule.partition(":")

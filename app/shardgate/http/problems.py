@@ -51,6 +51,7 @@ _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
         errors.ClockSkewError,
         errors.BusyError,
         errors.IssuerUnavailableError,
+        errors.TokenRecordsError,
         errors.StorageSkewError,
         errors.StorageThrottledError,
         errors.StorageUnavailableError,

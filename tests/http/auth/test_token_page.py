@@ -110,6 +110,14 @@ def test_page_of_another_origin_makes_and_revokes_none(browser: Browser, site: s
     assert read(browser, made) == 200
 
 
+def test_page_of_a_viewer_makes_none(browser: Browser) -> None:
+    """A browser that names only the origin of a page of another site makes no link for it."""
+    begin_session(browser)
+    origin = {"origin": "https://viewer.example"}
+
+    assert browser.client.post(PAGE, json={"dataset": "private"}, headers=origin).status_code == 403
+
+
 def test_changes_need_a_session(browser: Browser) -> None:
     """Without a session no link is made or revoked."""
     assert make(browser).status_code == 401

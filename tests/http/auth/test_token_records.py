@@ -1,5 +1,6 @@
 """`shardgate.http.auth.token_records`: who made which tokens, and which have ended."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import StorageUnavailableError, TooManyRequestsError, UnknownTokenError
+from shardgate.errors import (
+    StorageUnavailableError,
+    TokenRecordsError,
+    TooManyRequestsError,
+    UnknownTokenError,
+)
+from shardgate.http.auth import token_records
 from shardgate.http.auth.token_records import CHECKED_S, TokenRecord, TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import Listed, ObjectStore
@@ -15,6 +22,7 @@ from shardgate.storage.local import LocalStore
 from shardgate.storage.memory import MemoryStore
 
 NOW = 1_000_000.0
+NAIVE = b'{"token_id": "x", "datasets": [], "expires_at": "2026-01-01T00:00:00", "made_at": 5}'
 
 
 class Clock:
@@ -51,7 +59,7 @@ def record(token_id: str, lifetime_s: float = 60, **more: Any) -> TokenRecord:
 def records_of(store: ObjectStore, clock: Clock, folder: Path | None = None) -> TokenRecords:
     """Return records in *store*, of a process of their own."""
     bucket = "memory://tokens" if folder is None else folder.as_uri()
-    return TokenRecords(store, ObjectRef(bucket, "" if folder else "a/b"), clock)
+    return TokenRecords(store, ObjectRef(bucket, "" if folder else "a/b"), clock, clock)
 
 
 async def ids(records: TokenRecords, owner: str = "ada") -> list[str]:
@@ -101,8 +109,14 @@ async def test_expired_record_is_removed() -> None:
     listed = await ids(records)
     root = ObjectRef("memory://tokens", "")
 
+    await records.add("ada", record("more", 120))
+
     assert listed == ["long"]
-    assert len([each async for each in store.list(root)]) == 1
+    left = [each.ref.key async for each in store.list(root)]
+    assert sorted(key.rpartition("-")[2] for key in left) == ["long", "more", "short"]
+    clock.now_s += 60
+    await records.refresh()
+    assert not [each async for each in store.list(ObjectRef("memory://tokens", "a/b/ended/"))]
 
 
 async def test_end_is_known_elsewhere_within_seconds(
@@ -135,16 +149,26 @@ async def test_unknown_token_cannot_be_revoked() -> None:
         await records.revoke("ada", "one")
 
 
-async def test_tokens_of_one_caller_are_limited() -> None:
-    """A caller with a thousand valid tokens makes no more; another caller does."""
+async def test_tokens_of_one_caller_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller with as many valid tokens as are allowed makes no more; another caller does."""
+    monkeypatch.setattr(token_records, "_MOST", 5)
     records = records_of(MemoryStore(), Clock())
-    for number in range(1000):
+    for number in range(5):
         await records.add("ada", record(f"{number}"))
-    with pytest.raises(TooManyRequestsError, match="revoke"):
+    with pytest.raises(TooManyRequestsError, match="have not expired"):
         await records.add("ada", record("more"))
     await records.add("eve", record("one"))
 
     assert await ids(records, "eve") == ["one"]
+
+
+async def test_list_has_the_tokens_that_expire_last() -> None:
+    """Of more than a hundred tokens those that expire last are listed."""
+    records = records_of(MemoryStore(), Clock())
+    for number in range(105):
+        await records.add("ada", record(f"{number}", 1000 + number))
+
+    assert set(await ids(records)) == {f"{number}" for number in range(5, 105)}
 
 
 async def test_end_during_a_refresh_is_kept() -> None:
@@ -175,13 +199,73 @@ async def test_failing_store_forgets_no_end() -> None:
     store.is_broken = True
     clock.now_s += CHECKED_S
     await records.refresh()
-    with pytest.raises(StorageUnavailableError):
+    with pytest.raises(TokenRecordsError):
         await fresh.refresh()
 
     assert records.has_ended("one")
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[", b"\xff", b'{"token_id": 5}'])
+class HangingStore(MemoryStore):
+    """Never lists while it hangs, and counts the attempts."""
+
+    is_hanging = False
+    attempts = 0
+
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """List, or hang."""
+        if self.is_hanging:
+            self.attempts += 1
+            await asyncio.Event().wait()
+        async for each in super().list(prefix, delimiter=delimiter, after=after):
+            yield each
+
+
+async def test_hanging_store_holds_no_request_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request works on with what is known after a short wait; the next ones do not wait, and
+    there is one attempt for all.
+    """
+    monkeypatch.setattr(token_records, "_WAIT_S", 0.01)
+    store, clock = HangingStore(), Clock()
+    records = records_of(store, clock)
+    await records.refresh()
+    store.is_hanging = True
+    clock.now_s += CHECKED_S
+    for _ in range(3):
+        await records.refresh()
+    clock.now_s += CHECKED_S
+    await records.refresh()
+
+    assert store.attempts == 1
+    assert records.fresh_s > 0
+    await records.aclose()
+
+
+async def test_failure_tells_no_place_of_the_records() -> None:
+    """What fails because of the store says neither where the records are, nor whose they are."""
+    store = BrokenStore()
+    records = records_of(store, Clock())
+    await records.refresh()
+    store.is_broken = True
+    for attempt in (records.add("ada", record("one")), records.revoke("ada", "x")):
+        with pytest.raises(TokenRecordsError) as caught:
+            await attempt
+        assert "memory" not in str(caught.value)
+
+
+async def test_end_outlasts_the_tokens_that_it_ends() -> None:
+    """A token that was made just before the end of its session never becomes valid again."""
+    clock = Clock()
+    records = records_of(MemoryStore(), clock)
+    await records.end("session", NOW + 60)
+    clock.now_s += 60 + CHECKED_S
+    await records.refresh()
+
+    assert records.has_ended("session")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[", b"\xff", b'{"token_id": 5}', NAIVE])
 async def test_foreign_object_is_passed_over(data: bytes) -> None:
     """An object that is no record does not keep the others from being listed."""
     store = MemoryStore()

@@ -17,11 +17,12 @@ from joserfc.errors import BadSignatureError
 from joserfc.jwk import OctKey
 from pydantic import ValidationError
 
-from shardgate.errors import UnauthenticatedError
+from shardgate.errors import ConfigurationError, UnauthenticatedError
 from shardgate.http.auth.access import Caller
 from shardgate.http.auth.oidc import Issuers
-from shardgate.http.auth.token_records import TokenRecords
-from shardgate.http.auth.tokens import TokenSigner, read_grant
+from shardgate.http.auth.token_records import CHECKED_S, TokenRecords
+from shardgate.http.auth.tokens import MADE, TokenSigner, read_grant
+from shardgate.main import create_app
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings, TokenSettings
 from shardgate.storage.memory import MemoryStore
@@ -64,8 +65,8 @@ async def test_signed_token_grants_reading_its_datasets(name: str) -> None:
 
     assert known is not None
     assert known.caller.name == name
-    assert known.caller.grants == {"public", read_grant("em"), read_grant("lm")}
-    assert known.until_s == 1_000_010
+    assert known.caller.grants == {"public", MADE, read_grant("em"), read_grant("lm")}
+    assert 1_000_000 < known.until_s <= 1_000_000 + CHECKED_S
     assert minted.expires_at.timestamp() == 1_000_060
     assert await minter(now=1_000_059.9).identify(minted.token) is not None
     assert "expired" in await refusal(minter(now=1_000_060), minted.token)
@@ -184,7 +185,7 @@ async def test_token_is_issued_for_datasets(people: People) -> None:
     assert answer.status_code == 201
     assert answer.headers["cache-control"] == "no-store"
     assert known is not None
-    assert known.caller == Caller("ana", frozenset({"public", read_grant("private")}))
+    assert known.caller == Caller("ana", frozenset({"public", MADE, read_grant("private")}))
     assert lifetime_of(answer) == pytest.approx(60, abs=20)
     assert told["paths"] == {"private": f"/~{told['token']}/private/"}
     told = mint(people, {"datasets": ["private", "open", "private"]}).json()
@@ -321,7 +322,7 @@ def test_revoked_token_is_refused(tmp_path: Path) -> None:
         made, kept = (mint(people, {"dataset": "private"}).json() for _ in range(2))
         paths = [f"{each['paths']['private']}text.txt" for each in (made, kept)]
         bearer = {"authorization": f"Bearer {made['token']}"}
-        before = [people.ask("GET", path).status_code for path in paths]
+        before = [people.ask("GET", path).status_code for path in paths * 3][:2]
         revoked = people.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
         after = [people.ask("GET", path).status_code for path in paths]
         by_header = people.ask("GET", "/private/text.txt", headers=bearer)
@@ -380,16 +381,37 @@ def test_replicas_share_records_of_tokens(kind: str, tmp_path: Path, seaweedfs: 
     ("tokens", "complaint"),
     [
         ({"url": "https://a.example/b"}, "tokens.url"),
-        ({"url": "s3://bucket", "store": "none"}, "tokens.store"),
-        ({"url": "/data/em"}, "datasets.em"),
-        ({"url": "/data/em/tokens"}, "datasets.em"),
-        ({"url": "/data"}, "datasets.em"),
+        ({"url": "s3://a", "store": "b"}, "tokens.store"),
     ],
 )
-def test_unusable_folder_of_records_is_refused(tokens: dict[str, str], complaint: str) -> None:
-    """Records cannot lie in a store without writes, nor in a dataset or around one."""
+def test_unusable_store_of_records_is_refused(tokens: dict[str, str], complaint: str) -> None:
+    """Records cannot lie in a store that takes no writes, or that the settings do not have."""
     with pytest.raises(ValidationError, match=re.escape(complaint)):
-        Settings(
-            tokens=TokenSettings.model_validate(tokens),
-            datasets={"em": DatasetSettings(url="/data/em")},
-        )
+        Settings(tokens=TokenSettings.model_validate(tokens))
+
+
+@pytest.mark.parametrize("place", ["em", "em/tokens", "", "link", "e%6D"])
+def test_records_and_datasets_do_not_lie_in_each_other(tmp_path: Path, place: str) -> None:
+    """A folder of records in a dataset, around one, or reached by a link, is refused."""
+    (tmp_path / "em").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "em")
+    settings = Settings(
+        tokens=TokenSettings.model_validate({"url": f"{tmp_path.as_uri()}/{place}"}),
+        datasets={"em": DatasetSettings(url=str(tmp_path / "em"))},
+    )
+    with pytest.raises(ConfigurationError, match=r"datasets\.em"):
+        create_app(settings)
+
+
+@pytest.mark.parametrize("document", [{"dataset": ""}, {"datasets": ["private", ""]}])
+def test_token_for_an_empty_name_is_refused(people: People, document: object) -> None:
+    """A request for a token without the name of a dataset fails with 400."""
+    assert mint(people, document).status_code == 400
+
+
+async def test_token_for_no_dataset_has_the_mark_of_made_tokens() -> None:
+    """A token that lets read nothing is still known as one that was made here."""
+    known = await minter().identify(minter().sign("ada", [], 60).token)
+
+    assert known is not None
+    assert known.caller.grants == {"public", MADE}

@@ -156,6 +156,11 @@ class Authenticator:
         self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
         """Readers with the end of validity, by dataset, credentials and whether in the path."""
 
+    def forget(self) -> None:
+        """Identify each caller anew, as a token has ended."""
+        self._tokens.forget()
+        self._readers.clear()
+
     def cached_reader(self, request: Request, dataset: ServedDataset | None) -> Caller | None:
         """Return the cached caller with the right to read *dataset*; see `DataPlane.answer`.
 

@@ -23,6 +23,7 @@ from shardgate.errors import (
     ForbiddenError,
     IssuerUnavailableError,
     ShardgateError,
+    TokenRecordsError,
 )
 from shardgate.http.api.openapi import RequestDocument
 from shardgate.http.auth.code_flow import Attempt, CodeFlow, challenge_of
@@ -168,7 +169,7 @@ class LoginPages:
         name = rights["sub"]
         match sealed["for"]:
             case "session":
-                location = f"{address.root_path}{sealed['page']}"
+                location = f"{address.root_path}{sealed.get('page', '/')}"
                 return RedirectResponse(location, HTTPStatus.SEE_OTHER)
             case "code":
                 claims, port = {**rights, "challenge": sealed["challenge"]}, sealed["port"]
@@ -187,7 +188,7 @@ class LoginPages:
 
     async def redeem(self, code: str, verifier: str) -> "IssuedToken":
         """Return the token that the command gets for a *code*, which has no token in it: it comes
-        through the browser, which remembers it. Raises: `ForbiddenError`, `StorageError`.
+        through the browser, which remembers it. Raises: `ForbiddenError`, `TokenRecordsError`.
         """
         claims = await self._tokens.unseal_live(_CODE, code)
         challenge = "" if claims is None else claims["challenge"]
@@ -201,8 +202,11 @@ class LoginPages:
         """End the session of the browser, and its tokens. Raises: `ForbiddenError` to others."""
         demand_own_page(request, "sign out")
         address = address_of(request)
-        await self._end(await self._tokens.session(cookie_of(request, address, SESSION)))
         response = Response(status_code=HTTPStatus.NO_CONTENT)
+        try:
+            await self._end(await self._tokens.session(cookie_of(request, address, SESSION)))
+        except TokenRecordsError as error:
+            response = await self.refuse(error)
         set_cookie(response, address, SESSION, "", 0)
         return response
 

@@ -13,10 +13,10 @@ import jwt
 from fastapi import Request, Response
 from starlette.requests import cookie_parser
 
-from shardgate.errors import ForbiddenError, UnauthenticatedError
+from shardgate.errors import ForbiddenError, TokenRecordsError, UnauthenticatedError
 from shardgate.http.auth.access import Caller, Datasets, Identity
-from shardgate.http.auth.token_records import CHECKED_S, TokenRecords
-from shardgate.http.auth.tokens import read_grant
+from shardgate.http.auth.token_records import TokenRecords
+from shardgate.http.auth.tokens import MADE, read_grant
 from shardgate.http.pages.viewer import Address
 from shardgate.http.request import Request as GatewayRequest
 from shardgate.settings import PUBLIC, RESERVED, Settings
@@ -69,7 +69,7 @@ class LoginTokens:
     async def identify(self, token: str) -> Identity | None:
         """Identify a *token*; `None` for other kinds.
 
-        Raises: `UnauthenticatedError`, `StorageError`.
+        Raises: `UnauthenticatedError`, `TokenRecordsError`.
         """
         try:
             if jwt.get_unverified_header(token).get("typ") != _type(VIEWER):
@@ -79,22 +79,22 @@ class LoginTokens:
         claims = await self.unseal_live(VIEWER, token)
         if claims is None:
             raise UnauthenticatedError("the token has expired, or is not of this service")
-        until_s = min(claims["exp"], self._now() + CHECKED_S)
+        until_s = min(claims["exp"], self._now() + self._records.fresh_s)
         return Identity(self._caller_of(claims), until_s)
 
     async def session(self, cookie: str) -> BrowserSession | None:
-        """Return the session of a *cookie*; `None` if it has ended. Raises: `StorageError`."""
+        """Return the session of a *cookie*; `None` if it has ended. Raises: `TokenRecordsError`."""
         claims = await self.unseal_live(SESSION, cookie)
         return None if claims is None else BrowserSession(claims["sid"], self._caller_of(claims))
 
     async def end(self, session_id: str) -> None:
-        """Refuse tokens and cookies of a session from now on. Raises: `StorageError`."""
+        """Refuse tokens and cookies of a session from now on. Raises: `TokenRecordsError`."""
         await self._records.end(session_id, self._now() + self.lifetime_s)
 
     async def unseal_live(self, kind: str, token: str) -> Mapping[str, Any] | None:
         """Return the claims that `seal` has signed as *kind*, unless their session has ended.
 
-        Raises: `StorageError`.
+        Raises: `TokenRecordsError`.
         """
         if (claims := self.unseal(kind, token)) is None:
             return None
@@ -104,7 +104,7 @@ class LoginTokens:
     def _caller_of(self, claims: Mapping[str, Any]) -> Caller:
         rules = frozenset(claims["rules"])
         readable = [each for each in self._private if not each.readers.isdisjoint(rules)]
-        grants = {PUBLIC, *(read_grant(dataset.name) for dataset in readable)}
+        grants = {PUBLIC, MADE, *(read_grant(dataset.name) for dataset in readable)}
         return Caller(claims["sub"], frozenset(grants))
 
     def seal(self, kind: str, claims: Mapping[str, object], lifetime_s: int | None = None) -> str:
@@ -169,9 +169,8 @@ def set_cookie(
 
 
 async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller | None:
-    """Return the caller of the session cookie, if *request* is for a page or reads the API for one.
-
-    Raises: `StorageError`.
+    """Return the caller of the session cookie, if *request* is for a page or reads the API for one,
+    and it is known that the session has not ended.
     """
     headers = request.headers
     is_navigation = all(headers.get(name.encode()) == mode.encode() for name, mode in NAVIGATION)
@@ -184,7 +183,10 @@ async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller
     addresses = [Address.of(host, scheme, "", None) for scheme in ("https", "http")]
     named = [cookies.get(_cookie_name(SESSION, each)) for each in addresses if each.is_trustworthy]
     sent = next((cookie for cookie in named if cookie is not None), "")
-    session = await tokens.session(sent)
+    try:
+        session = await tokens.session(sent)
+    except TokenRecordsError:
+        return None
     return None if session is None else session.caller
 
 
@@ -200,5 +202,7 @@ def is_page(request: GatewayRequest) -> bool:
 
 def demand_own_page(request: Request, action: str) -> None:
     """Check that no page of another origin sent *request*. Raises: `ForbiddenError`."""
-    if request.headers.get("sec-fetch-site", "none") not in _OWN_SITES:
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    is_own = request.headers.get("sec-fetch-site", "none") in _OWN_SITES
+    if not is_own or (origin is not None and origin.partition("://")[2] != host):
         raise ForbiddenError(f"only pages of this service {action}")

@@ -26,7 +26,7 @@ class TokenPage:
         self._page = PageTemplate("tokens.html")
 
     async def find_caller(self, request: Request) -> Caller | None:
-        """Return who has signed in with this browser. Raises: `StorageError`."""
+        """Return who has signed in with this browser. Raises: `TokenRecordsError`."""
         cookie = cookie_of(request, address_of(request), SESSION)
         session = await self._sessions.session(cookie)
         return None if session is None else session.caller
@@ -39,7 +39,7 @@ class TokenPage:
         return caller
 
     async def show(self, request: Request) -> Response:
-        """Answer with the page, or lead to the sign-in. Raises: `StorageError`."""
+        """Answer with the page, or lead to the sign-in. Raises: `TokenRecordsError`."""
         if (caller := await self.find_caller(request)) is None:
             location = f"{address_of(request).root_path}/login?page={PATH}"
             return RedirectResponse(location, HTTPStatus.SEE_OTHER)

@@ -4,26 +4,39 @@ They are small objects of a store that all replicas share, or of the memory of t
 record holds a token, or its signature.
 """
 
+import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from math import inf
 from typing import Final
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
 from shardgate.concurrency import SingleFlight, bounded_gather
-from shardgate.errors import StorageError, TooManyRequestsError, UnknownTokenError
+from shardgate.errors import (
+    StorageError,
+    TokenRecordsError,
+    TooManyRequestsError,
+    UnknownTokenError,
+)
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import Found, ObjectStore
 
-CHECKED_S: Final = 10.0
-"""Longest time until a process hears of tokens that have ended in another one."""
-_MOST: Final = 1000
-"""Most valid tokens of one caller."""
+CHECKED_S: Final = 5.0
+"""Time for which it is known which tokens have ended in other processes."""
+_WAIT_S: Final = 3.0
+"""Longest wait of a request for that; the read goes on without it."""
+_SKEW_S: Final = 60
+"""An end is kept for longer than the tokens that it ends, as clocks differ."""
+_MOST: Final = 10_000
+"""Most tokens of one caller that have not expired, revoked ones included."""
+_MOST_LISTED: Final = 100
+_MOST_REMOVED: Final = 100
+"""Expired objects that are removed at a time."""
 _AT_ONCE: Final = 16
 _DIGITS: Final = 12
 """Digits of times in names, which sort by them."""
@@ -36,52 +49,65 @@ class TokenRecord(BaseModel, use_attribute_docstrings=True):
     token_id: str
     datasets: list[str]
     """The datasets that it lets read."""
-    expires_at: datetime
-    made_at: datetime = Field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+    expires_at: AwareDatetime
+    made_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
 
 
 class TokenList(BaseModel, use_attribute_docstrings=True):
     """Tokens of a caller."""
 
     tokens: list[TokenRecord]
-    """The newest first."""
+    """The newest first; of many, those that expire last."""
 
 
 class TokenRecords:
     """Keeps an object for each token below ``made/`` and its owner's digest, and one for each that
     has ended, or session, below ``ended/``; their names begin with the time of expiry.
+
+    All methods but `refresh` raise `TokenRecordsError` while the store fails.
     """
 
     def __init__(
-        self, store: ObjectStore, root: ObjectRef, now: Callable[[], float] = time.time
+        self,
+        store: ObjectStore,
+        root: ObjectRef,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._root = root
         self._now = now
+        self._clock = clock
         self._ended: dict[str, float] = {}
-        """When those that have ended would have expired."""
+        """When the records of those that have ended expire."""
+        self._is_known = False
         self._stale_at = -inf
-        self._reads = SingleFlight[str]()
+        self._reads = SingleFlight[str](outlasts=True)
         self.on_end: Callable[[], None] = lambda: None
         """Called when a token has ended here."""
+
+    async def aclose(self) -> None:
+        """End reads in progress."""
+        await self._reads.aclose()
 
     async def add(self, owner: str, record: TokenRecord) -> None:
         """Keep *record* of a token that the caller *owner* has made.
 
-        Raises: `TooManyRequestsError`, `StorageError`.
+        Raises: `TooManyRequestsError`.
         """
         folder = self._made_by(owner)
-        if len(await self._names(folder)) >= _MOST:
-            raise TooManyRequestsError(f"{owner} has {_MOST} valid tokens; revoke some of them")
         name = _name(record.expires_at.timestamp(), record.token_id)
         document = record.model_dump_json().encode()
-        await self._store.put(folder.join(name), [document], expected=None)
+        with _reported():
+            names = await self._names(folder, removes=True)
+            if len(names) >= _MOST:
+                raise TooManyRequestsError(f"{owner} has {_MOST} tokens that have not expired")
+            await self._store.put(folder.join(name), [document], expected=None)
 
     async def list(self, owner: str) -> TokenList:
-        """Return the valid tokens of *owner*. Raises: `StorageError`."""
+        """Return the valid tokens of *owner*."""
         await self.refresh()
         folder = self._made_by(owner)
-        names = [name for name in await self._names(folder) if not self.has_ended(_id_of(name))]
 
         async def read(name: str) -> TokenRecord | None:
             found = await self._store.get(folder.join(name))
@@ -90,70 +116,99 @@ class TokenRecords:
                     return TokenRecord.model_validate_json(found.data)
             return None
 
-        found = filter(None, await bounded_gather(read, names, limit=_AT_ONCE))
-        return TokenList(tokens=sorted(found, key=lambda each: each.made_at, reverse=True))
+        with _reported():
+            names = [name for name in await self._names(folder) if not self.has_ended(_id_of(name))]
+            read_records = await bounded_gather(read, names[-_MOST_LISTED:], limit=_AT_ONCE)
+        records = filter(None, read_records)
+        return TokenList(tokens=sorted(records, key=lambda each: each.made_at, reverse=True))
 
     async def revoke(self, owner: str, token_id: str) -> None:
-        """End a token of *owner*. Raises: `UnknownTokenError`, `StorageError`."""
-        for name in await self._names(self._made_by(owner)):
+        """End a token of *owner*. Raises: `UnknownTokenError`."""
+        with _reported():
+            names = await self._names(self._made_by(owner))
+        for name in names:
             if _id_of(name) == token_id:
                 await self.end(token_id, _expiry_of(name))
                 return
         raise UnknownTokenError(f"{owner} has no valid token {token_id}")
 
     async def end(self, token_id: str, until_s: float) -> None:
-        """Refuse a token, or all of a session, that would be valid until *until_s*.
-
-        Raises: `StorageError`.
+        """Refuse a token, or all of a session, that would be valid until *until_s*; where this
+        fails, only in this process.
         """
-        ref = self._root.join("ended").join(_name(until_s, token_id))
-        await self._store.put(ref, [b"{}"], expected=None)
-        self._ended[token_id] = until_s
+        kept_until_s = until_s + _SKEW_S
+        self._ended[token_id] = kept_until_s
         self.on_end()
+        ref = self._root.join("ended").join(_name(kept_until_s, token_id))
+        with _reported():
+            await self._store.put(ref, [b"{}"], expected=None)
 
-    def has_ended(self, token_id: str | None) -> bool:
+    def has_ended(self, token_id: str) -> bool:
         """Return whether a token, or session, was known to have ended at the last `refresh`."""
         return token_id in self._ended
 
+    @property
+    def fresh_s(self) -> float:
+        """Seconds until that has to be read again."""
+        return self._stale_at - self._clock()
+
     async def refresh(self) -> None:
-        """Read which tokens have ended, if that is older than `CHECKED_S`; while that fails, those
-        that are known have. Raises: `StorageError` if they were never read.
+        """Read which tokens have ended, unless that is known; while it cannot be read, those that
+        are known have. Raises: `TokenRecordsError` if they were never read.
         """
-        if self._now() >= self._stale_at:
-            await self._reads.run("ended", self._read)
+        if self.fresh_s <= 0:
+            try:
+                async with asyncio.timeout(_WAIT_S):
+                    await self._reads.run("ended", self._read)
+            except TimeoutError:
+                self._stale_at = self._clock() + CHECKED_S
+        if not self._is_known:
+            raise TokenRecordsError("it cannot be read at the moment which tokens have ended")
 
     async def _read(self) -> None:
-        now = self._now()
         try:
-            names = await self._names(self._root.join("ended"))
+            names = await self._names(self._root.join("ended"), removes=True)
         except StorageError as error:
-            if self._stale_at == -inf:
-                raise
             _log.warning("it is not known which tokens have ended elsewhere: %s", error)
         else:
-            self._ended |= {_id_of(name): _expiry_of(name) for name in names}
-            self._ended = {each: until_s for each, until_s in self._ended.items() if until_s > now}
-        self._stale_at = now + CHECKED_S
+            now, found = self._now(), {_id_of(name): float(_expiry_of(name)) for name in names}
+            known = {each: until_s for each, until_s in self._ended.items() if until_s > now}
+            self._ended, self._is_known = known | found, True
+        self._stale_at = self._clock() + CHECKED_S
 
-    async def _names(self, folder: ObjectRef) -> Sequence[str]:
-        """Return the names in *folder* of what has not expired, and remove the others."""
-        names, expired, now = [], [], self._now()
+    async def _names(self, folder: ObjectRef, *, removes: bool = False) -> Sequence[str]:
+        """Return the names in *folder* of what has not expired, or remove some of the others."""
+        names: list[str] = []
+        expired: list[ObjectRef] = []
+        now = self._now()
         async for each in self._store.list(folder.prefix):
             name = each.ref.key.rpartition("/")[2]
             if _expiry_of(name) > now:
                 names.append(name)
-            else:
+            elif removes and len(expired) < _MOST_REMOVED:
                 expired.append(each.ref)
-        await bounded_gather(self._remove, expired, limit=_AT_ONCE)
+        try:
+            await bounded_gather(self._remove, expired, limit=_AT_ONCE)
+        except StorageError as error:
+            _log.warning("expired records of tokens cannot be removed: %s", error)
         return names
 
     async def _remove(self, ref: ObjectRef) -> None:
-        with suppress(StorageError):  # the next listing finds it again
-            await self._store.delete(ref, expected=None)
+        await self._store.delete(ref, expected=None)
 
     def _made_by(self, owner: str) -> ObjectRef:
         digest = hashlib.sha256(owner.encode(errors="surrogatepass")).hexdigest()
         return self._root.join("made").join(digest)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Log a `StorageError`, which names the place of the records, and raise another one."""
+    try:
+        yield
+    except StorageError as error:
+        _log.warning("records of tokens cannot be read or written: %s", error)
+        raise TokenRecordsError("the records of tokens cannot be used at the moment") from error
 
 
 def _name(expires_at_s: float, token_id: str) -> str:

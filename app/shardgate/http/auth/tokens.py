@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, PositiveInt, model_validator
 from shardgate.errors import BadBodyError, ForbiddenError, UnauthenticatedError
 from shardgate.http.api.openapi import RequestDocument, new_router, reads
 from shardgate.http.auth.access import NOBODY, Caller, Datasets, Identity
-from shardgate.http.auth.token_records import CHECKED_S, TokenList, TokenRecord, TokenRecords
+from shardgate.http.auth.token_records import TokenList, TokenRecord, TokenRecords
 from shardgate.http.body import RequestBodyReader
 from shardgate.settings import PUBLIC, TokenSettings
 
@@ -24,7 +24,10 @@ _TYPE: Final = "shardgate+jwt"
 _ISSUER: Final = "shardgate"
 """No URL, as issuers that can be configured are."""
 _PURPOSE: Final = b"shardgate: minted tokens"
-_GRANT: Final = "~"
+MADE: Final = "~"
+"""Grant of callers of tokens that are made here, which make, list and revoke none; it begins those
+for datasets, too.
+"""
 _DEFAULT_S: Final = 3600
 _ID_NBYTES: Final = 9
 _MOST_DATASETS: Final = 32
@@ -82,7 +85,7 @@ class TokenSigner:
     async def identify(self, token: str) -> Identity | None:
         """Return the signer and grants; `None` for other types.
 
-        Raises: `UnauthenticatedError`, `StorageError`.
+        Raises: `UnauthenticatedError`, `TokenRecordsError`.
         """
         try:
             if jwt.get_unverified_header(token).get("typ") != _TYPE:
@@ -104,22 +107,26 @@ class TokenSigner:
         await self._records.refresh()
         if self._records.has_ended(claims["jti"]):
             raise UnauthenticatedError("the token has been revoked")
-        grants = frozenset({PUBLIC, *map(read_grant, claims["datasets"])})
-        until_s = min(claims["exp"], self._now() + CHECKED_S)
+        grants = frozenset({PUBLIC, MADE, *map(read_grant, claims["datasets"])})
+        until_s = min(claims["exp"], self._now() + self._records.fresh_s)
         return Identity(Caller(claims["sub"], grants), until_s)
 
 
 def read_grant(dataset_name: str) -> str:
     """Return the grant of a token for the dataset, which no rule of settings can be called."""
-    return f"{_GRANT}{dataset_name}"
+    return f"{MADE}{dataset_name}"
+
+
+type _DatasetName = Annotated[str, Field(min_length=1)]
+_SEVERAL: Final = Field(min_length=1, max_length=_MOST_DATASETS)
 
 
 class TokenOptions(RequestDocument):
     """Datasets that a token lets read, and its lifetime."""
 
-    dataset: str | None = None
+    dataset: _DatasetName | None = None
     """One dataset; either this or `datasets`."""
-    datasets: Annotated[list[str], Field(min_length=1, max_length=_MOST_DATASETS)] | None = None
+    datasets: Annotated[list[_DatasetName], _SEVERAL] | None = None
     """Several."""
     expires_in_s: PositiveInt | None = None
     """At most `tokens.longest_s` of the settings; default: an hour, or that."""
@@ -181,7 +188,9 @@ def build_tokens(tokens: TokenMint, bodies: RequestBodyReader) -> APIRouter:
 
     @router.delete("/{token_id}", status_code=204)
     async def revoke_token(request: Request, token_id: str) -> None:
-        """Revoke a token that the caller has made; other replicas refuse it within 10 s."""
+        """Revoke a token that the caller has made; processes that share the records of tokens
+        refuse it within 10 s.
+        """
         await tokens.records.revoke(_demand_maker(request).name, token_id)
 
     return router
@@ -192,6 +201,6 @@ def _demand_maker(request: Request) -> Caller:
     caller: Caller = request.scope["caller"]
     if caller == NOBODY:
         raise UnauthenticatedError("credentials are needed for tokens")
-    if any(grant.startswith(_GRANT) for grant in caller.grants):
+    if MADE in caller.grants:
         raise ForbiddenError("a token made here makes, lists and revokes none")
     return caller

@@ -104,7 +104,7 @@ class DatasetPages:
         if self._login.issuer is None or not is_page(request):
             return None
         page = quote(f"{request.raw_path.decode('latin-1')}", safe="")
-        login = f"{request.root_path}/login?page={page}"
+        login = f"{quote(request.root_path)}/login?page={page}"
         return await self._refusal.render(reason=reason, login=login)
 
     async def render(

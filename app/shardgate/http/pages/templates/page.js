@@ -21,8 +21,9 @@ for (const button of document.querySelectorAll("button.copy")) {
 for (const button of document.querySelectorAll("button[data-post]")) {
   button.hidden = false;
   button.addEventListener("click", async () => {
-    await fetch(button.dataset.post, { method: "POST" });
-    location.reload();
+    const response = await fetch(button.dataset.post, { method: "POST" });
+    if (response.ok) location.reload();
+    else button.after(` ${(await response.json()).detail}`);
   });
 }
 for (const button of document.querySelectorAll("button[data-mint]")) {

@@ -430,6 +430,17 @@ async def test_unread_body_is_not_buffered(
     assert server.connections == 1
 
 
+async def test_small_pieces_are_handed_on_together(serve: Serve, client: HttpClient) -> None:
+    """A body in chunks of one byte that has arrived is one piece."""
+    body = b"1\r\na\r\n" * 10_000 + b"0\r\n\r\n"
+    server = await serve([Do.READ, CHUNKED, body])
+    response = await client.send("GET", server.target(), is_eager=True)
+    pieces = [piece async for piece in response.pieces()]
+
+    assert b"".join(pieces) == b"a" * 10_000
+    assert len(pieces) == 1
+
+
 async def test_slow_reader_of_pieces_is_not_flooded(
     serve: Serve, client: HttpClient, transport: ssl.SSLContext | None
 ) -> None:

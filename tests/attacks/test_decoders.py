@@ -155,8 +155,11 @@ DECODERS: Final = {
         Decoder(parse_document, [b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"]),
     )
 }
-WITHIN: Final = {"chunk_tables.read_columns", "dialect.parse_xml", "sigv4.parse_claim"}
-"""Decoders that are tested through others, since they take more than bytes."""
+WITHIN: Final = {
+    *("chunk_tables.read_columns", "config.read_yaml_config"),
+    *("dialect.parse_xml", "sigv4.parse_claim"),
+}
+"""Decoders that are tested through others, since they take more than bytes, or as `FILES`."""
 
 
 @pytest.mark.parametrize("examples", [30, pytest.param(20_000, marks=pytest.mark.soak)], ids=str)

@@ -351,6 +351,7 @@ def test_own_page_cannot_look_into_the_window(
     """A page of the service that opens the window by way of another site cannot read the token."""
     refresh = f'<meta http-equiv="refresh" content="0; url={service}/login/api/v1/authorize">'
     (tmp_path / "index.html").write_text(f'<meta name="referrer" content="no-referrer">{refresh}')
+    context.add_init_script("window.close = () => {}")  # it closes itself after a second
     with paging(tmp_path) as other:
         page = context.new_page()
         page.goto(service)

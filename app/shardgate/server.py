@@ -67,8 +67,8 @@ def run(settings: Settings, announce: Announce) -> None:
     )
     for warning in exposures(settings):
         _log.warning(warning)
-    if is_private and settings.server.workers > 1 and settings.tokens.url is None:
-        _log.warning("tokens.url is not set: a token is revoked in one process only")
+    if settings.login.issuer and settings.server.workers > 1 and settings.tokens.url is None:
+        _log.warning("tokens.url is not set: tokens are revoked in one process only")
     if config.workers == 1:
         try:
             _Server(config, announce_url).run([listener])

@@ -273,10 +273,10 @@ def test_imported_modules_are_precompiled(built: Image, array: Path) -> None:
 
 
 @soak
-def test_virtual_environment_is_below_256_megabytes(built: Image) -> None:
-    """The image's virtual environment takes less than 256 MB."""
+def test_virtual_environment_is_below_384_megabytes(built: Image) -> None:
+    """The image's virtual environment takes less than 384 MB, a third of them for the viewer."""
     added = subprocess.run(
         ["du", "-sb", built.root / "venv"], check=True, capture_output=True, text=True
     ).stdout
 
-    assert int(added.split()[0]) < 256e6, sys.version
+    assert int(added.split()[0]) < 384e6, sys.version

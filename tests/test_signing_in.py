@@ -158,7 +158,7 @@ def test_documented_program_reads_with_the_header(
 
 
 def test_code_is_entered_without_a_browser(service: Service) -> None:
-    """Without a browser the address shows a code, which the command takes."""
+    """The address shows a code, which the command takes on a machine without a browser."""
     said: list[str] = []
     token = sign_in(service.url, said.append, lambda: code_in(browse(said[0].split()[-1])))
 

@@ -55,7 +55,7 @@ def test_names_below_a_prefix_follow_any_text(names: set[str], start: str, last:
 
 @given(st.sets(_names, max_size=70), _texts, _texts)
 def test_folders_are_folded_once(names: set[str], start: str, last: str) -> None:
-    """With a delimiter names are cut behind it, and each folder comes once, without a position."""
+    """Names are cut behind the delimiter, and each folder comes once, without a position."""
     ordered = sorted(names, key=str.encode)
     found, _ = SortedNames.of([name.encode() for name in names])
     expected = dict[str, int | None]()

@@ -48,6 +48,8 @@ _REPLACE_TOKEN: Final = """token => {
     const stored = JSON.parse(localStorage.getItem(name));
     localStorage.setItem(name, JSON.stringify({...stored, accessToken: token}));
 }"""
+_HOLD_OPEN: Final = "window.close = () => { window.wouldClose = true; }"
+"""For windows that would close themselves, a second later, while a test looks at them."""
 _LISTENER: Final = """<!doctype html><meta charset="utf-8">
 <meta name="referrer" content="no-referrer">
 <script>
@@ -282,6 +284,28 @@ def test_signing_out_ends_pages_and_viewers(
     open_viewer(context, viewer, service).wait_for_selector(_LOGIN)
 
 
+def test_person_makes_and_revokes_a_link(context: BrowserContext, service: str) -> None:
+    """Somebody signs in from a private page, makes a link that reads it, and revokes the link."""
+    page = context.new_page()
+    page.goto(f"{service}/private/")
+    page.click("text=Sign in")
+    page.click("[aria-label='Authorize as ada']")
+    page.wait_for_url(f"{service}/private/")
+    page.goto(service)
+    page.click("text=Links")
+    page.click("text=Make a link")
+    link = page.wait_for_selector("#made code:not(:empty)")
+    assert link is not None
+    url = f"{link.text_content()}sharded/zarr.json"
+    before = httpx.get(url, verify=False)  # noqa: S501 - its own certificate
+    page.reload()
+    page.click("role=button[name='Revoke']")
+    page.wait_for_selector("text=There are none.")
+    after = httpx.get(url, verify=False)  # noqa: S501
+
+    assert (before.status_code, after.status_code) == (200, 401)
+
+
 @pytest.mark.parametrize("is_cut_off", [False, True])
 def test_window_without_a_viewer_says_so(
     context: BrowserContext, viewer: str, service: str, provider: str, *, is_cut_off: bool
@@ -318,6 +342,7 @@ def listener(service: str, tmp_path: Path) -> Generator[str]:
 
 def test_unlisted_page_gets_no_token(context: BrowserContext, listener: str) -> None:
     """A page of another origin opens the window, and hears and sees nothing of the token."""
+    context.add_init_script(_HOLD_OPEN)
     page = context.new_page()
     page.goto(listener)
     with page.expect_popup() as opened:
@@ -325,7 +350,7 @@ def test_unlisted_page_gets_no_token(context: BrowserContext, listener: str) -> 
     window = opened.value
     window.click("[aria-label='Authorize as ada']")
     window.wait_for_selector("text=sso:ada has signed in")
-    demand_closed(window)
+    wait_until(lambda: window.evaluate("Boolean(window.wouldClose)"))
 
     assert page.evaluate("heard") == []
     assert page.evaluate("window.name") == ""
@@ -351,7 +376,7 @@ def test_own_page_cannot_look_into_the_window(
     """A page of the service that opens the window by way of another site cannot read the token."""
     refresh = f'<meta http-equiv="refresh" content="0; url={service}/login/api/v1/authorize">'
     (tmp_path / "index.html").write_text(f'<meta name="referrer" content="no-referrer">{refresh}')
-    context.add_init_script("window.close = () => {}")  # it closes itself after a second
+    context.add_init_script(_HOLD_OPEN)
     with paging(tmp_path) as other:
         page = context.new_page()
         page.goto(service)

@@ -98,13 +98,13 @@ def resolve(
         raise DecodeError(f"a virtual reference to a folder: {_shown(location)}")
     if _climbs(place):
         raise NotAllowedError(f"a virtual reference has segments . or ..: {_shown(location)}")
-    within = {len(each.prefix.key): each for each in allowed if each.prefix.contains(place)}
+    within = [each for each in allowed if each.prefix.contains(place)]
     if not within:
         prefix = _suggested(place, containers or {})
         raise NotAllowedError(
             f"virtual references below {prefix} are not allowed: virtual_chunk_prefixes lacks it"
         )
-    nearest = within[max(within)]
+    nearest = max(within, key=lambda each: len(each.prefix.key))
     return nearest.root.join(place.key.removeprefix(nearest.prefix.key))
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,9 @@ from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailab
 from shardgate.http.auth.code_flow import Attempt, CodeFlow
 from shardgate.http.auth.oidc import Claims, Issuers
 from shardgate.settings import IssuerSettings, LoginSettings
-from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
+from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider
 
 REDIRECT_URI = "https://service.example/login/callback"
-
-
-@pytest.fixture(scope="module")
-def running() -> Generator[Provider]:
-    """Run a provider."""
-    with providing() as provider:
-        yield provider
-
-
-@pytest.fixture
-def provider(running: Provider) -> Generator[Provider]:
-    """Return the provider, which follows the specifications."""
-    yield running
-    running.reset()
 
 
 @asynccontextmanager

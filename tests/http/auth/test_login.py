@@ -215,7 +215,7 @@ def test_own_page_cannot_begin_for_a_viewer(browser: Browser, url: str, *, is_na
 
 
 def test_service_without_viewers_begins_for_none(provider: Provider, tmp_path: Path) -> None:
-    """Without origins in the settings no window begins a sign-in, whoever has opened it."""
+    """A service without origins in its settings begins no sign-in, whoever opens the window."""
     with serving(settings(provider, tmp_path, viewers=())) as url:
         begun = httpx.get(url + AUTHORIZE)
 

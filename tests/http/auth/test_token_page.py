@@ -19,14 +19,13 @@ def make(browser: Browser, dataset: str = "private", **headers: str) -> httpx.Re
     return browser.client.post(PAGE, json={"dataset": dataset}, headers=OWN | headers)
 
 
-def read(browser: Browser, made: dict[str, Any], dataset: str = "private") -> int:
-    """Read a key by the link, without cookies; return the status."""
-    path = f"{made['paths'][dataset]}text.txt"
-    return httpx.get(f"{browser.client.base_url}{path}".replace("//~", "/~")).status_code
+def read(browser: Browser, made: dict[str, Any]) -> httpx.Response:
+    """Read a key by a link, without cookies."""
+    return httpx.get(browser.client.base_url.join(f"{made['paths']['private']}text.txt"))
 
 
 def test_page_leads_to_the_sign_in_and_back(browser: Browser) -> None:
-    """Without a session the page leads to the sign-in, which ends at the page."""
+    """The page leads a browser without a session to the sign-in, which ends at the page."""
     first = browser.client.get(PAGE, headers=HTML)
     begun = browser.client.get(first.headers["location"])
     back = browser.client.get(begun.headers["location"]).headers["location"]
@@ -52,23 +51,22 @@ def test_link_reads_its_dataset_without_sign_in(browser: Browser) -> None:
     begin_session(browser)
     answer = make(browser)
     browser.client.post("/login/end")
-    url = f"{str(browser.client.base_url).rstrip('/')}{answer.json()['paths']['private']}text.txt"
 
     assert answer.status_code == 201
-    assert httpx.get(url).content == TEXT
+    assert read(browser, answer.json()).content == TEXT
 
 
 def test_revoked_link_is_refused(browser: Browser) -> None:
     """Revoking ends one link at once, and takes it from the page."""
     begin_session(browser)
     ended, kept = (make(browser).json() for _ in range(2))
-    before = [read(browser, each) for each in (ended, kept)]
+    before = [read(browser, each).status_code for each in (ended, kept)]
     answer = browser.client.post(f"{PAGE}/{ended['token_id']}/end", headers=OWN)
     text = browser.client.get(PAGE, headers=HTML).text
 
     assert before == [200, 200]
     assert answer.status_code == 204
-    assert [read(browser, each) for each in (ended, kept)] == [401, 200]
+    assert [read(browser, each).status_code for each in (ended, kept)] == [401, 200]
     assert ended["token_id"] not in text
     assert kept["token_id"] in text
 
@@ -86,7 +84,7 @@ def test_links_of_others_are_neither_shown_nor_revoked(
 
     assert made["token_id"] not in text
     assert answer.status_code == 404
-    assert read(browser, made) == 200
+    assert read(browser, made).content == TEXT
 
 
 @pytest.mark.parametrize("dataset", ["secret", "none"])
@@ -107,7 +105,7 @@ def test_page_of_another_origin_makes_and_revokes_none(browser: Browser, site: s
     assert make(browser, **foreign).status_code == 403
     end = browser.client.post(f"{PAGE}/{made['token_id']}/end", headers=foreign)
     assert end.status_code == 403
-    assert read(browser, made) == 200
+    assert read(browser, made).content == TEXT
 
 
 def test_page_of_a_viewer_makes_none(browser: Browser) -> None:
@@ -119,7 +117,7 @@ def test_page_of_a_viewer_makes_none(browser: Browser) -> None:
 
 
 def test_changes_need_a_session(browser: Browser) -> None:
-    """Without a session no link is made or revoked."""
+    """A browser without a session makes and revokes no link."""
     assert make(browser).status_code == 401
     assert browser.client.post(f"{PAGE}/a/end", headers=OWN).status_code == 401
 

@@ -163,7 +163,7 @@ async def test_tokens_of_one_caller_are_limited(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_list_has_the_tokens_that_expire_last() -> None:
-    """Of more than a hundred tokens those that expire last are listed."""
+    """A list of more than a hundred tokens has those that expire last."""
     records = records_of(MemoryStore(), Clock())
     for number in range(105):
         await records.add("ada", record(f"{number}", 1000 + number))

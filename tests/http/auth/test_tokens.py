@@ -30,6 +30,7 @@ from tests.http.auth.issuing import JWKS, Issuer, forge, issuing, make_key, spel
 from tests.http.auth.people import TEXT, People, settings
 from tests.storage.faulty import Fault
 from tests.support.files import write_files
+from tests.support.processes import wait_until
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
 
@@ -322,14 +323,14 @@ def test_revoked_token_is_refused(tmp_path: Path) -> None:
         made, kept = (mint(people, {"dataset": "private"}).json() for _ in range(2))
         paths = [f"{each['paths']['private']}text.txt" for each in (made, kept)]
         bearer = {"authorization": f"Bearer {made['token']}"}
-        before = [people.ask("GET", path).status_code for path in paths * 3][:2]
+        before = [[people.ask("GET", path).status_code for path in paths] for _ in range(3)]
         revoked = people.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
         after = [people.ask("GET", path).status_code for path in paths]
         by_header = people.ask("GET", "/private/text.txt", headers=bearer)
         again = people.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
         left = listed(people)
 
-    assert before == [200, 200]
+    assert before == [[200, 200]] * 3
     assert revoked.status_code == 204
     assert after == [401, 200]
     assert by_header.status_code == 401
@@ -359,7 +360,7 @@ def test_bearer_of_a_made_token_sees_and_revokes_none(people: People) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "s3"])
 def test_replicas_share_records_of_tokens(kind: str, tmp_path: Path, seaweedfs: SeaweedFS) -> None:
-    """With `tokens.url` a token of one replica is listed, and revoked, by another one."""
+    """A replica lists and revokes a token of another one, if both have the same `tokens.url`."""
     s3 = {"url": f"s3://{seaweedfs.bucket}/{tmp_path.name}", "store": "weed"}
     (tmp_path / "records").mkdir()
     place = {"url": str(tmp_path / "records")} if kind == "file" else s3
@@ -375,6 +376,31 @@ def test_replicas_share_records_of_tokens(kind: str, tmp_path: Path, seaweedfs: 
     assert names == [made["token_id"]]
     assert revoked.status_code == 204
     assert refused.status_code == 401
+
+
+def test_replica_that_knows_a_token_hears_that_it_was_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that has served a token refuses it after another one has revoked it."""
+    monkeypatch.setattr("shardgate.http.auth.token_records.CHECKED_S", 0.2)
+    (tmp_path / "records").mkdir()
+    tokens = TokenSettings.model_validate({"secret": SECRET, "url": str(tmp_path / "records")})
+    configured = settings(tmp_path, tokens=tokens)
+    with serving(configured) as one, serving(configured) as two:
+        first, second = People(one, tmp_path), People(two, tmp_path)
+        made, kept = (mint(first, {"dataset": "private"}).json() for _ in range(2))
+
+        def statuses() -> list[int]:
+            paths = [f"{each['paths']['private']}text.txt" for each in (made, kept)]
+            return [second.ask("GET", path).status_code for path in paths]
+
+        before = [statuses() for _ in range(3)]
+        first.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
+        wait_until(lambda: statuses() != [200, 200])
+        after = statuses()
+
+    assert before == [[200, 200]] * 3
+    assert after == [401, 200]
 
 
 @pytest.mark.parametrize(

@@ -441,6 +441,45 @@ async def test_small_pieces_are_handed_on_together(serve: Serve, client: HttpCli
     assert len(pieces) == 1
 
 
+class Transport(asyncio.Transport):
+    """Notes whether it was told to stop reading."""
+
+    is_paused = False
+
+    def write(self, data: object) -> None:
+        """Send nothing."""
+
+    def is_closing(self) -> bool:
+        """Return that it is open."""
+        return False
+
+    def pause_reading(self) -> None:
+        """Note it."""
+        self.is_paused = True
+
+    def abort(self) -> None:
+        """Close nothing."""
+
+
+async def test_flood_after_the_reader_was_woken_is_paused() -> None:
+    """A connection that fills its buffer again and again before its reader runs is paused."""
+    transport, buffer = Transport(), memoryview(bytearray(256 * 1024))
+    connection = Connection(60, buffer)
+    connection.connection_made(transport)
+    response = HttpResponse(connection, is_bodiless=False)
+    connection.send(b"", response, lambda _: None)
+    reading = asyncio.ensure_future(anext(response.pieces()))
+    await asyncio.sleep(0)
+    for data in (answer(LARGE)[: len(buffer)], *[LARGE[: len(buffer)]] * 2):
+        assert not transport.is_paused
+        connection.get_buffer(-1)[:] = data
+        connection.buffer_updated(len(buffer))
+
+    assert transport.is_paused
+    assert len(await reading) > 0
+    connection.close()
+
+
 async def test_slow_reader_of_pieces_is_not_flooded(
     serve: Serve, client: HttpClient, transport: ssl.SSLContext | None
 ) -> None:

@@ -169,7 +169,7 @@ class LoginPages:
         name = rights["sub"]
         match sealed["for"]:
             case "session":
-                location = f"{address.root_path}{sealed.get('page', '/')}"
+                location = f"{address.root_path}{sealed['page']}"
                 return RedirectResponse(location, HTTPStatus.SEE_OTHER)
             case "code":
                 claims, port = {**rights, "challenge": sealed["challenge"]}, sealed["port"]
@@ -219,7 +219,7 @@ class LoginPages:
         status, reason = status_of(error), str(error)
         log_failure(status, error)
         if isinstance(error, IssuerUnavailableError):
-            _log.warning("nobody can sign in at the issuer %s", error)
+            _log.warning("signing in fails at the issuer %s", error)
             reason = "the issuer cannot be asked at the moment; try again in a minute"
         return await self._render(f"You are not signed in: {reason}.", status)
 

@@ -18,7 +18,7 @@ PATH: Final = "/login/tokens"
 
 
 class TokenPage:
-    """Shows the tokens of the person who has signed in."""
+    """Page of the tokens of one person, by the session of the browser."""
 
     def __init__(self, sessions: LoginTokens, tokens: TokenMint) -> None:
         self._sessions = sessions
@@ -26,16 +26,19 @@ class TokenPage:
         self._page = PageTemplate("tokens.html")
 
     async def find_caller(self, request: Request) -> Caller | None:
-        """Return who has signed in with this browser. Raises: `TokenRecordsError`."""
+        """Return the caller of the browser's session, if any. Raises: `TokenRecordsError`."""
         cookie = cookie_of(request, address_of(request), SESSION)
         session = await self._sessions.session(cookie)
         return None if session is None else session.caller
 
     async def demand_caller(self, request: Request) -> Caller:
-        """Return who has signed in, for a change. Raises: `ForbiddenError`, see `find_caller`."""
+        """Return the caller of the browser's session, for a change.
+
+        Raises: `ForbiddenError`, `UnauthenticatedError`, see `find_caller`.
+        """
         demand_own_page(request, "make and revoke tokens")
         if (caller := await self.find_caller(request)) is None:
-            raise UnauthenticatedError("nobody has signed in with this browser")
+            raise UnauthenticatedError("this browser has no session; sign in first")
         return caller
 
     async def show(self, request: Request) -> Response:

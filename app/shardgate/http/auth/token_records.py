@@ -177,7 +177,7 @@ class TokenRecords:
         self._stale_at = self._clock() + CHECKED_S
 
     async def _names(self, folder: ObjectRef, *, removes: bool = False) -> Sequence[str]:
-        """Return the names in *folder* of what has not expired, or remove some of the others."""
+        """Return the names of unexpired objects in *folder*; *removes* some of the expired ones."""
         names: list[str] = []
         expired: list[ObjectRef] = []
         now = self._now()

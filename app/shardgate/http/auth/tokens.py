@@ -197,7 +197,10 @@ def build_tokens(tokens: TokenMint, bodies: RequestBodyReader) -> APIRouter:
 
 
 def _demand_maker(request: Request) -> Caller:
-    """Return a caller who may make, list and revoke tokens."""
+    """Return the caller of *request*, if it may make, list and revoke tokens.
+
+    Raises: `UnauthenticatedError`, `ForbiddenError`.
+    """
     caller: Caller = request.scope["caller"]
     if caller == NOBODY:
         raise UnauthenticatedError("credentials are needed for tokens")

@@ -246,7 +246,10 @@ class Gateway:
             await self._call_api(asgi, responder, caller)
 
     async def _call_api(self, asgi: Asgi, responder: Responder, caller: Caller) -> None:
-        """Call the API, whose routes find *caller*, token and body of the request in the scope."""
+        """Call the API, whose routes find *caller*, token and body of the request in the scope.
+
+        HEAD is GET to them: ASGI servers send no body.
+        """
         request, (scope, receive, send) = responder.request, asgi
 
         async def send_completed(message: MutableMapping[str, Any]) -> None:
@@ -255,6 +258,7 @@ class Gateway:
             await send(message)
 
         below = {
+            "method": "GET" if request.method == "HEAD" else request.method,
             "root_path": request.root_path,
             "path": request.root_path + request.path,
             "raw_path": request.raw_path,

@@ -42,6 +42,18 @@ def test_datasets_are_listed(client: httpx.Client) -> None:
     assert client.get("/").json() == client.get("/api/datasets").json()
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz", "/readyz", "/metrics", "/docs", "/api/datasets", "/api/datasets/em"]
+)
+def test_head_equals_get_without_a_body(client: httpx.Client, path: str) -> None:
+    """HEAD of a route that has GET returns its status, type and length."""
+    head, got = client.head(path), client.get(path)
+
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert path == "/metrics" or head.headers["content-length"] == got.headers["content-length"]
+
+
 def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
     """A dataset is described by its arrays with shape, chunks and shards, and its damaged nodes.
 

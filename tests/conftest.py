@@ -66,6 +66,16 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(_YOUNG_OBJECTS)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape lone surrogates of attacks in captured logs, which xdist cannot send."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _trusting(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
     """Share SSL contexts between httpx clients, and let those of botocore trust one authority.

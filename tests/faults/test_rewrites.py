@@ -276,6 +276,7 @@ def spoil_each_step(site: Site, spoilt: Gateway, shape: Shape, mishap: Mishap) -
         is_reached = len(site.proxy.seen) > nth
         assert theirs.is_success, theirs.text
         race.demand(spoilt, is_done=ours.is_success)
+        site.lab.remove(race.name)
         statuses.add(ours.status_code)
         nth += 1
     assert nth > STEPS[shape]

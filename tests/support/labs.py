@@ -1,6 +1,7 @@
 """Arrays in stores that zarr-python reads without the service."""
 
 import itertools
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,12 @@ class Lab:
         if self.seaweedfs is None:
             return zarr.open_array(self.folder / name, mode="r")
         return zarr.open_array(self.seaweedfs.zarr_store(f"{self.folder.name}/{name}"), mode="r")
+
+    def remove(self, name: str) -> None:
+        """Remove the array, and free its place on the disk."""
+        shutil.rmtree(self.folder / name)
+        if self.seaweedfs is not None:
+            self.seaweedfs.remove_below(f"{self.folder.name}/{name}/")
 
     def left(self, name: str) -> list[str]:
         """Return the names of unfinished objects and uploads, or of temporary files."""

@@ -7,6 +7,7 @@ from itertools import batched
 from pathlib import Path
 from typing import Any, Final, cast
 
+import httpx
 from botocore.exceptions import BotoCoreError, ClientError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
@@ -25,8 +26,10 @@ class SeaweedFS:
     secret_access_key = "testsecret"
     region = "us-east-1"
 
-    def __init__(self, port: int, bucket: str) -> None:
+    def __init__(self, port: int, bucket: str, master: str) -> None:
+        """Reach S3 at *port*, and the master of its volumes at the port *master*."""
         self.endpoint_url = f"http://127.0.0.1:{port}"
+        self._vacuum_url = f"http://127.0.0.1:{master}/vol/vacuum?garbageThreshold=0.3"
         self.bucket = bucket
         self.client = open_boto3(
             self.endpoint_url,
@@ -74,6 +77,12 @@ class SeaweedFS:
         """Remove *key*; it need not exist."""
         self.client.delete_object(Bucket=self.bucket, Key=key)
 
+    def remove_below(self, prefix: str) -> None:
+        """Remove the objects below *prefix*, and free what removed and replaced ones take."""
+        for each in self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix)["Contents"]:
+            self.delete(each["Key"])
+        httpx.get(self._vacuum_url, timeout=60).raise_for_status()
+
     def upload_folder(self, path: Path, prefix: str) -> None:
         """Store each file below *path* under its relative name below *prefix*."""
         for file in sorted(path.rglob("*")):
@@ -104,7 +113,8 @@ def running(
     A second run on the same ports, of `own_ports`, is the same server again.
     """
     port, listening = ports or own_ports(folder)
-    server = SeaweedFS(port, "test")
+    (master,) = (each for each in listening if each.startswith("-master.port="))
+    server = SeaweedFS(port, "test", master.partition("=")[2])
     command = [
         str(weed),
         f"-logdir={folder}",

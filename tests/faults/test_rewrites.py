@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import httpx
 import pytest
 
-from tests.faults.sites import DEADLINE_S, IMPATIENT, Site, killed, opened
+from tests.faults.sites import DEADLINE_S, IMPATIENT, PATIENT, Site, killed, opened
 from tests.storage.proxy import Mishap
 from tests.support.gateways import Gateway, of_dataset, start_gateway
 from tests.support.labs import LARGE, SMALL, Lab, Shape, value
@@ -173,6 +173,13 @@ def spoilt(site: Site) -> Generator[Gateway]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def patient(site: Site) -> Generator[Gateway]:
+    """Start a gateway behind the proxy whose timeouts a busy machine does not reach."""
+    with site.behind_proxy(**PATIENT) as made:
+        yield made
+
+
 class Race:
     """Two chunks of one shard, put concurrently, beside others that do not change."""
 
@@ -207,7 +214,10 @@ class Race:
         assert ours == self.new[OURS] or (not is_done and ours == self.old[OURS])
         expected = {self._key(at): data for at, data in (self.old | self.new).items()}
         assert found == expected | {self._key(OURS): ours}
-        assert self._put(gateway, OURS).is_success
+        deadline = time.monotonic() + DEADLINE_S
+        while (answer := self._put(gateway, OURS)).status_code == HTTPStatus.GATEWAY_TIMEOUT:
+            assert time.monotonic() < deadline
+        assert answer.is_success, answer.text
         assert self._site.lab.read(self.name) == expected
         assert self._site.get(gateway, self._key(THEIRS)) == self.new[THEIRS]
 
@@ -230,10 +240,10 @@ class Race:
 )
 @mishaps
 def test_put_succeeds_after_one_failed_request_to_the_store(
-    site: Site, spoilt: Gateway, mishap: Mishap, shape: Shape
+    site: Site, patient: Gateway, mishap: Mishap, shape: Shape
 ) -> None:
     """A PUT gets 200 when any one request to the store fails, and keeps others' chunks."""
-    assert spoil_each_step(site, spoilt, shape, mishap) == {HTTPStatus.OK}
+    assert spoil_each_step(site, patient, shape, mishap) == {HTTPStatus.OK}
 
 
 @pytest.mark.soak

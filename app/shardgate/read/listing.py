@@ -401,6 +401,8 @@ class Tree:
         if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
             ref = self.root.ref.join(key.removesuffix("/"))
             if isinstance(layout := await self._open(ref), MemberLayout):
+                if self.root.containers.is_archive(ref.key):
+                    return  # from above it is one object
                 async for found in self._within(_within(self.root, layout), key):
                     yield found
                 return

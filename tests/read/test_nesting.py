@@ -345,16 +345,19 @@ async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int)
 
 @every_method
 async def test_listed_members_are_those_that_are_read(method: int) -> None:
-    """Size and ETag of each listed member, in an array or in none, are those of its read form."""
+    """Size, ETag and time of each listed member, in an array or not, are those of its read form."""
     files = {
         "notes/a.txt": bytes(1000),
         "b.txt": bytes(99),
         "docs/c/x": bytes(300),
         "0.0": b"a",
     }
-    data = reading(_archived({**files, **zarr.build(_CHUNKS)}, method))
+    store = _archived({**files, **zarr.build(_CHUNKS)}, method)
+    stat = await store.stat(ROOT.join(NAME))
+    data = reading(store)
     page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
 
+    assert stat is not None
     assert len(page.entries) == len(files) + len(_CHUNKS) + 1
     for entry in page.entries:
         key = VirtualKey(entry.key)
@@ -362,6 +365,7 @@ async def test_listed_members_are_those_that_are_read(method: int) -> None:
             assert opened is not None
             assert opened.entity.length == entry.nbytes
             assert entry.etag in {None, opened.entity.etag}
+            assert entry.modified_s == opened.entity.modified_s == stat.modified_s
 
 
 @every_method

@@ -295,6 +295,11 @@ class NestedLayout(Layout):
         return self.inner.names_below()
 
 
+def time_of_members(layout: Layout | None) -> int | None:
+    """Return the time of the object that has all members of *layout*; see `MemberLayout`."""
+    return layout.outer.modified_s if isinstance(layout, NestedLayout) else None
+
+
 def _narrow(place: _InPlace, part: ByteRange) -> _InPlace:
     match place:
         case Inline(data, etag):

@@ -37,6 +37,7 @@ from tests.formats.icechunk import case as icechunk
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr import case as zarr_case
+from tests.formats.zip.archives import Entry, archive, deflated
 from tests.read.stores import SearchedContainers, WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, reading
 from tests.support.zipped import zipped
@@ -418,6 +419,22 @@ async def test_damaged_metadata_in_an_archive_are_named() -> None:
         await data.read(f"{NAME}/c/0/0")
     report = await verify(data.resolver.root(data.dataset), chunks=False)
     assert [each.object for each in report.damages] == [str(ROOT.join(f"{NAME}/zarr.json"))]
+
+
+@pytest.mark.parametrize("key", ["notes.txt", "c/0/0"])
+async def test_deflated_member_that_is_too_large_is_refused_without_reading_it(key: str) -> None:
+    """A deflated file or shard that the directory says to be too large to inflate is not read."""
+    objects = {**zarr.build(_CHUNKS), "notes.txt": bytes(5000)}
+    limit = 4999 if key == "notes.txt" else len(objects["c/0/0"]) - 1
+    entries = [Entry(n.encode(), d, 8 if n == key else 0) for n, d in objects.items()]
+    whole, store = archive(*entries), WatchedStore()
+    filled({NAME: whole}, store)
+    data = reading(store, decoded_bytes=limit)
+
+    with pytest.raises(DamagedError, match=f"once inflated, more than {limit}"):
+        await data.read(f"{NAME}/{key}")
+    starts = {call.request.start for call in store.calls if isinstance(call.request, ByteRange)}
+    assert whole.index(deflated(objects[key])) not in starts
 
 
 async def test_container_outside_of_an_archive_does_not_reach_into_it() -> None:

@@ -421,6 +421,19 @@ async def test_damaged_metadata_in_an_archive_are_named() -> None:
     assert [each.object for each in report.damages] == [str(ROOT.join(f"{NAME}/zarr.json"))]
 
 
+async def test_metadata_that_cannot_be_read_hide_no_other_members() -> None:
+    """A `zarr.json` with an unknown compression is damage, as are keys like those of chunks below
+    it; other members are read.
+    """
+    entries = Entry(b"zarr.json", b"{}", method=12), Entry(b"c/0/0"), Entry(b"notes.txt")
+    data = reading(filled({NAME: archive(*entries)}))
+
+    for key in ("zarr.json", "c/0/0"):
+        with pytest.raises(DamagedError, match=r"zarr\.json: its compression method is 12"):
+            await data.read(f"{NAME}/{key}")
+    assert await data.read(f"{NAME}/notes.txt") == b"content"
+
+
 @pytest.mark.parametrize("key", ["notes.txt", "c/0/0"])
 async def test_deflated_member_that_is_too_large_is_refused_without_reading_it(key: str) -> None:
     """A deflated file or shard that the directory says to be too large to inflate is not read."""

@@ -423,14 +423,16 @@ async def test_damaged_metadata_in_an_archive_are_named() -> None:
 
 async def test_metadata_that_cannot_be_read_hide_no_other_members() -> None:
     """A `zarr.json` with an unknown compression is damage, as are keys like those of chunks below
-    it; other members are read.
+    it; other members are read, and all are listed.
     """
     entries = Entry(b"zarr.json", b"{}", method=12), Entry(b"c/0/0"), Entry(b"notes.txt")
     data = reading(filled({NAME: archive(*entries)}))
+    names = [name async for name, _ in data.resolver.list(data.dataset, VirtualKey(f"{NAME}/"))]
 
     for key in ("zarr.json", "c/0/0"):
         with pytest.raises(DamagedError, match=r"zarr\.json: its compression method is 12"):
             await data.read(f"{NAME}/{key}")
+    assert names == ["c/", "notes.txt", "zarr.json"]
     assert await data.read(f"{NAME}/notes.txt") == b"content"
 
 

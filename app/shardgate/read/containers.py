@@ -138,7 +138,7 @@ class Containers:
         container, fault = await self._search(root, key, fetch, prefetch)
         found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
-        if fault is not None and fault.ref == root.join(key):
+        if fault is not None and key and fault.ref == root.join(key):
             raise fault
         if isinstance(fault, MetadataMissingError):
             if is_like_a_chunk:

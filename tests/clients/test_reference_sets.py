@@ -250,6 +250,20 @@ def test_sharded_array_of_a_set_is_unsharded(tmp_path: Path) -> None:
     assert listed == {key.removeprefix("c/"): len(chunk) for key, chunk in chunks.items()}
 
 
+@pytest.mark.parametrize("path", ["absent", "/absent"])
+def test_metadata_that_cannot_be_read_hide_no_other_keys(tmp_path: Path, path: str) -> None:
+    """Keys of a set whose `zarr.json` refers to no source, or is no reference, are served."""
+    source = f"{tmp_path}{path}" if path.startswith("/") else path
+    write_json(tmp_path / "refs.json", {"zarr.json": [source, 0, 9], "notes": "text"})
+    options = {"format": "kerchunk", "virtual_chunk_prefixes": (f"file://{tmp_path}",)}
+    root = DatasetSettings.model_validate({"url": f"{tmp_path}/refs.json"} | options)
+    with serving(Settings(datasets={"set": root})) as url, connect(url) as client:
+        notes, page, metadata = (client.get(f"/set/{key}") for key in ("notes", "", "zarr.json"))
+
+    assert ("notes" in page.text, notes.content) == (True, b"text")
+    assert metadata.status_code == 424
+
+
 def test_hostile_set_is_listed(client: httpx.Client) -> None:
     """References that are not followed are listed with their lengths, whole objects with their own,
     or with 0 if they do not exist.

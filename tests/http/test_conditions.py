@@ -269,6 +269,22 @@ def test_raw_deflate_is_inflated_for_every_client(accepted: bytes | None, *, is_
     assert choose_part(known, negotiate, entity) == Selection(HTTPStatus.NOT_MODIFIED)
 
 
+def test_head_of_raw_deflate_tells_its_size_unread() -> None:
+    """HEAD of raw DEFLATE, which announces its size, selects that without the inflated form."""
+    etag = ETag('"a"')
+    entity = Entity(etag, 3, Inline(b"abc", etag), coding=raw_deflate(9, 0))
+    negotiate = partial(Negotiation, None, is_s3=False)
+    head, known, changed = (
+        Conditions.parse("HEAD", headers)
+        for headers in ({}, {b"if-match": b'"a-identity"'}, {b"if-match": b'"a"'})
+    )
+
+    whole = Selection(HTTPStatus.OK, ByteRange(0, 9))
+    assert choose_part(head, negotiate, entity) == whole
+    assert choose_part(known, negotiate, entity) == whole
+    assert choose_part(changed, negotiate, entity) == Selection(HTTPStatus.PRECONDITION_FAILED)
+
+
 MANY = 10_000
 
 

@@ -281,6 +281,14 @@ async def test_chunk_directories_below_a_damaged_array_are_not_searched() -> Non
     assert not any(call.ref.key.startswith(ROOT.join("c/0").key) for call in store.calls)
 
 
+async def test_listing_that_begins_within_an_archive_goes_on_behind_it() -> None:
+    """A listing from above has no key of an archive, even if it begins after one of these."""
+    data = reading(filled({"a.zip": archive(Entry(b"x"), Entry(b"y")), "b": b""}))
+    page = await data.resolver.page(data.dataset, Window("", "a.zip/x"), 10)
+
+    assert [entry.key for entry in page.entries] == ["b"]
+
+
 async def test_search_in_an_archive_lets_others_run() -> None:
     """Other tasks run while many folders of an archive, in memory, are searched for containers."""
     folders, turns = 640, 0

@@ -37,6 +37,7 @@ from tests.formats.icechunk import case as icechunk
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.zarr import building as zarr
 from tests.formats.zarr import case as zarr_case
+from tests.formats.zip.archives import Entry, archive, deflated
 from tests.read.stores import SearchedContainers, WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, reading
 from tests.support.zipped import zipped
@@ -345,16 +346,19 @@ async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int)
 
 @every_method
 async def test_listed_members_are_those_that_are_read(method: int) -> None:
-    """Size and ETag of each listed member, in an array or in none, are those of its read form."""
+    """Size, ETag and time of each listed member, in an array or not, are those of its read form."""
     files = {
         "notes/a.txt": bytes(1000),
         "b.txt": bytes(99),
         "docs/c/x": bytes(300),
         "0.0": b"a",
     }
-    data = reading(_archived({**files, **zarr.build(_CHUNKS)}, method))
+    store = _archived({**files, **zarr.build(_CHUNKS)}, method)
+    stat = await store.stat(ROOT.join(NAME))
+    data = reading(store)
     page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
 
+    assert stat is not None
     assert len(page.entries) == len(files) + len(_CHUNKS) + 1
     for entry in page.entries:
         key = VirtualKey(entry.key)
@@ -362,6 +366,7 @@ async def test_listed_members_are_those_that_are_read(method: int) -> None:
             assert opened is not None
             assert opened.entity.length == entry.nbytes
             assert entry.etag in {None, opened.entity.etag}
+            assert entry.modified_s == opened.entity.modified_s == stat.modified_s
 
 
 @every_method
@@ -414,6 +419,37 @@ async def test_damaged_metadata_in_an_archive_are_named() -> None:
         await data.read(f"{NAME}/c/0/0")
     report = await verify(data.resolver.root(data.dataset), chunks=False)
     assert [each.object for each in report.damages] == [str(ROOT.join(f"{NAME}/zarr.json"))]
+
+
+async def test_metadata_that_cannot_be_read_hide_no_other_members() -> None:
+    """A `zarr.json` with an unknown compression is damage, as are keys like those of chunks below
+    it; other members are read, and all are listed.
+    """
+    entries = Entry(b"zarr.json", b"{}", method=12), Entry(b"c/0/0"), Entry(b"notes.txt")
+    data = reading(filled({NAME: archive(*entries)}))
+    names = [name async for name, _ in data.resolver.list(data.dataset, VirtualKey(f"{NAME}/"))]
+
+    for key in ("zarr.json", "c/0/0"):
+        with pytest.raises(DamagedError, match=r"zarr\.json: its compression method is 12"):
+            await data.read(f"{NAME}/{key}")
+    assert names == ["c/", "notes.txt", "zarr.json"]
+    assert await data.read(f"{NAME}/notes.txt") == b"content"
+
+
+@pytest.mark.parametrize("key", ["notes.txt", "c/0/0"])
+async def test_deflated_member_that_is_too_large_is_refused_without_reading_it(key: str) -> None:
+    """A deflated file or shard that the directory says to be too large to inflate is not read."""
+    objects = {**zarr.build(_CHUNKS), "notes.txt": bytes(5000)}
+    limit = 4999 if key == "notes.txt" else len(objects["c/0/0"]) - 1
+    entries = [Entry(n.encode(), d, 8 if n == key else 0) for n, d in objects.items()]
+    whole, store = archive(*entries), WatchedStore()
+    filled({NAME: whole}, store)
+    data = reading(store, decoded_bytes=limit)
+
+    with pytest.raises(DamagedError, match=f"once inflated, more than {limit}"):
+        await data.read(f"{NAME}/{key}")
+    starts = {call.request.start for call in store.calls if isinstance(call.request, ByteRange)}
+    assert whole.index(deflated(objects[key])) not in starts
 
 
 async def test_container_outside_of_an_archive_does_not_reach_into_it() -> None:

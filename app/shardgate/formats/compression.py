@@ -88,12 +88,20 @@ def announced_nbytes(coding: str, data: bytes) -> int:
     return _USUAL_RATIO * len(data)
 
 
+def find_excess(coding: str, most_nbytes: int) -> str:
+    """Return why content of the size in a `raw_deflate` is refused; empty for other codings."""
+    nbytes = 0 if is_sendable(coding) else _numbers_of(coding)[0]
+    return f"{nbytes} bytes once inflated, more than {most_nbytes}" if nbytes > most_nbytes else ""
+
+
 def decode_content(coding: str, data: bytes, most_nbytes: int) -> bytes:
     """Remove one of `CODINGS`, or a `raw_deflate`. Raises: `DecodeError`, also for more than
     *most_nbytes*.
     """
     if not is_sendable(coding):
-        return _inflate_checked(data, *_numbers_of(coding), most_nbytes)
+        if reason := find_excess(coding, most_nbytes):
+            raise DecodeError(reason)
+        return _inflate_checked(data, *_numbers_of(coding))
     match coding:
         case "gzip":
             return inflate(data, most_nbytes)
@@ -113,9 +121,7 @@ def _numbers_of(coding: str) -> tuple[int, int]:
     return int(nbytes), int(crc)
 
 
-def _inflate_checked(data: bytes, nbytes: int, crc: int, most_nbytes: int) -> bytes:
-    if nbytes > most_nbytes:
-        raise DecodeError(f"{nbytes} bytes once inflated, more than {most_nbytes}")
+def _inflate_checked(data: bytes, nbytes: int, crc: int) -> bytes:
     content = inflate_to_array(data, nbytes, wbits=_RAW_WBITS)
     if len(content) != nbytes or zlib_ng.crc32(content) != crc:
         found = f"{len(content)} bytes once inflated"

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from shardgate.errors import BadHeaderError
-from shardgate.formats.compression import CODINGS, is_sendable
+from shardgate.formats.compression import CODINGS, announced_nbytes, is_sendable
 from shardgate.model import EVERYTHING, ByteRange, ByteRequest, ETag, SuffixRange
 from shardgate.read.bodies import Demand, Entity, Selection
 from shardgate.storage.http_headers import CODING_ALIASES, parse_date
@@ -227,6 +227,9 @@ def choose(
     if not coding:
         return conditions.choose(entity.etag, entity.length, entity.modified_s)
     if not is_sendable(coding):
+        if conditions.is_head:
+            nbytes = announced_nbytes(coding, b"")
+            return conditions.choose(entity.inflated_etag, nbytes, entity.modified_s)
         return _choose_unread(conditions, entity)
     accepted, is_s3 = negotiate()
     if not is_s3:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from shardgate.concurrency import divide
 from shardgate.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
-from shardgate.formats.compression import announced_nbytes, decode_content
+from shardgate.formats.compression import announced_nbytes, decode_content, find_excess
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, Coded, ETag, Fixed, Inline, ObjectRef, Stored, condition_of
 from shardgate.read.budget import ByteReservation
@@ -164,6 +164,8 @@ class BodyReader:
 
     async def _inflate(self, held: ByteReservation, entity: Entity) -> bytes:
         coding = entity.coding
+        if reason := find_excess(coding, self._decoded_bytes):
+            raise DecodeError(reason)
         if entity.length > self._decoded_bytes:
             raise DecodeError(f"{entity.length} bytes of {coding} are too many to inflate")
         body = await self.read(held, entity, ByteRange(0, entity.length))

@@ -138,7 +138,7 @@ class Containers:
         container, fault = await self._search(root, key, fetch, prefetch)
         found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
-        if fault is not None and fault.ref == root.join(key):
+        if fault is not None and key and fault.ref == root.join(key):
             raise fault
         if isinstance(fault, MetadataMissingError):
             if is_like_a_chunk:
@@ -169,10 +169,12 @@ class Containers:
                 opened, damage, fault, is_total = None, None, error, False
             if opened is not None:
                 fmt, found = opened
-                formats, rest, fault, is_total = (fmt,), VirtualKey(key[start:]), damage, False
+                formats, rest, is_total = (fmt,), VirtualKey(key[start:]), False
+                fault = damage and damage[1]
                 outer.append((found, start))
             elif damage is not None:
-                fault, is_total = damage, self.translator(damage.ref) is None
+                fmt, fault = damage
+                is_total = not isinstance(fmt, DocumentFormat)
             elif any(each.expects(key[begin : start - 1]) for each, begin in outer):
                 reason = "has no metadata, though consolidated metadata describe an array there"
                 fault = fault or DamagedError(directory, reason)
@@ -193,20 +195,20 @@ class Containers:
         if opened is not None:
             return opened[1]
         if damage is not None:
-            raise damage
+            raise damage[1]
         return None
 
     async def _open(
         self, directory: ObjectRef, fetch: Fetch
-    ) -> tuple[tuple[Format, Layout] | None, DamagedError | None]:
-        """Open *directory* by the first format that can, and return the damage of other markers."""
+    ) -> tuple[tuple[Format, Layout] | None, tuple[Format, DamagedError] | None]:
+        """Open *directory* by the first format that can, and return the damage that another met."""
         damage = None
         for fmt in self.formats:
             try:
                 if (layout := await fmt.open(directory, fetch)) is not None:
                     return (fmt, layout), damage
             except DamagedError as damaged:
-                damage = damage or damaged
+                damage = damage or (fmt, damaged)
         return None, damage
 
     async def archive_of(

@@ -44,7 +44,7 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
-from shardgate.read.nesting import ListsObjects, MemberListing, NestedLayout
+from shardgate.read.nesting import ListsObjects, MemberListing, NestedLayout, time_of_members
 from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
@@ -401,6 +401,8 @@ class Tree:
         if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
             ref = self.root.ref.join(key.removesuffix("/"))
             if isinstance(layout := await self._open(ref), MemberLayout):
+                if self.root.containers.is_archive(ref.key):
+                    return  # from above it is one object
                 async for found in self._within(_within(self.root, layout), key):
                     yield found
                 return
@@ -550,6 +552,8 @@ def _entry(
             entity, modified_s = Entity.at(source), object_modified_s(ref)
         case (Inline() | Coded()) as source:
             entity = Entity.at(source)
+            if modified_s is None:
+                modified_s = time_of_members(found.layout)
         case _:
             return ListedKey(found.key, None, None, modified_s)
     return ListedKey(found.key, entity.length, entity.etag, modified_s)

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, cast
 
 from shardgate.concurrency import bounded_gather, run_in_thread, take
 from shardgate.errors import DamagedError, NotAllowedError
-from shardgate.formats.compression import announced_nbytes, decode_content
+from shardgate.formats.compression import announced_nbytes, decode_content, find_excess
 from shardgate.formats.contract import Layout, StoredObjects, Target
 from shardgate.formats.listing import (
     GridWalk,
@@ -171,9 +171,11 @@ class MemberFetch:
     def _decoding[T: Weighable](self, read: Read[T], place: Stored, coding: str) -> Read[T]:
         """Return the read of a member at *place* that decodes what *read* asks for."""
         nbytes, most_nbytes = announced_nbytes(coding, b""), self.outer.decoded_nbytes
+        if reason := find_excess(coding, most_nbytes):
+            raise DamagedError(read.ref, reason)
         part = ByteRange(*_clip(read.request, nbytes))
         decode = _PartDecoder(coding, most_nbytes, part, read.decode)
-        memory = _PartMemory(min(nbytes, most_nbytes), part.length, read.memory_nbytes)
+        memory = _PartMemory(nbytes, part.length, read.memory_nbytes)
         return Read(read.kind, place.ref, place.byte_range, decode, place.version, memory)
 
 
@@ -293,6 +295,11 @@ class NestedLayout(Layout):
 
     def names_below(self) -> Sequence[str] | None:
         return self.inner.names_below()
+
+
+def time_of_members(layout: Layout | None) -> int | None:
+    """Return the time of the object that has all members of *layout*; see `MemberLayout`."""
+    return layout.outer.modified_s if isinstance(layout, NestedLayout) else None
 
 
 def _narrow(place: _InPlace, part: ByteRange) -> _InPlace:

@@ -39,6 +39,7 @@ from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.containers import Container, Dataset, Routes
 from shardgate.read.listing import Page, Root, list_page
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CachedRead, ReadCache
+from shardgate.read.nesting import time_of_members
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
 from shardgate.storage.http_headers import object_headers
 
@@ -191,7 +192,8 @@ class Resolver:
             case (Stored(ref) as place) | (Coded(Stored(ref)) as place):
                 return Entity.at(place, tracker.modified.get(ref))
             case (Inline() | Coded()) as document:
-                return Entity.at(document, tracker.modified.get(dataset.root.join(key)))
+                times, members_s = tracker.modified, time_of_members(layout)
+                return Entity.at(document, times.get(dataset.root.join(key), members_s))
             case Whole(ref):
                 return await self._whole(ref, opening, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):

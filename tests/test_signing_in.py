@@ -166,6 +166,20 @@ def test_code_is_entered_without_a_browser(service: Service) -> None:
     assert is_accepted(service.url, token)
 
 
+def test_header_alone_is_printed(service: Service, variables: dict[str, str]) -> None:
+    """With a code that is entered, too, the output is the header alone, which programs read."""
+    command = [sys.executable, "-m", "shardgate", "login", service.url, "--no-browser"]
+    with subprocess.Popen(
+        command, env=variables, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stderr
+        address = [process.stderr.readline() for _ in range(2)][1].strip()
+        output, _ = process.communicate(f"{code_in(browse(address))}\n", timeout=60)
+
+    assert re.fullmatch(r"Authorization: Bearer \S+\n", output)
+
+
 def test_code_of_another_command_is_refused(service: Service) -> None:
     """A code is worth nothing to a command that has not begun its sign-in."""
     code = code_in(browse(service.command_url(challenge=_CHALLENGE)))
@@ -329,6 +343,48 @@ def test_answer_that_is_no_token_is_refused(token: str) -> None:
     listener = Listener(_Liar, token)
     with listener.running(), pytest.raises(ForbiddenError, match="no bearer token"):
         sign_in(listener.url, lambda _: None, lambda: "code")
+
+
+class _Refuser(Handler[object]):
+    def answer(self) -> None:
+        """Answer each request as a service that is called by a name it does not have."""
+        body = b'{"detail": "server.hosts does not name this"}'
+        self.send_response(421)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_refusal_of_the_service_is_told() -> None:
+    """A service that refuses the first request is told in its own words."""
+    listener = Listener(_Refuser, object())
+    with listener.running(), pytest.raises(ForbiddenError, match=r"server\.hosts does not name"):
+        sign_in(listener.url, print, str)
+
+
+def test_machine_without_a_browser_is_told(service: Service, variables: dict[str, str]) -> None:
+    """Where no browser opens, the command names the option for a browser elsewhere."""
+    command = [sys.executable, "-m", "shardgate", "login", service.url]
+    environment = variables | {"BROWSER": "false %s"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        told = [process.stderr.readline() for _ in range(3)][2]
+        process.kill()
+
+    assert "--no-browser" in told
+
+
+def test_token_that_cannot_be_kept_is_printed(
+    service: Service, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """A token that the user has no place for is printed, and the command says why."""
+    (tmp_path / "config").write_text("")
+    done = run(service.url, variables)
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("Authorization: Bearer ")
+    assert "The token is not kept: " in done.stderr
+    assert "tokens.json: Not a directory" in done.stderr
 
 
 def test_unreachable_service_is_one_line(variables: dict[str, str]) -> None:

@@ -91,10 +91,13 @@ def sign_in(
     verifier = secrets.token_urlsafe(32)
     query = {"challenge": challenge_of(verifier)}
     with httpx.Client(timeout=30) as client:
-        if _send(client, "GET", f"{base}/auth_info").status_code != HTTPStatus.OK:
+        response = _send(client, "GET", f"{base}/auth_info")
+        if response.status_code == HTTPStatus.NOT_FOUND:
             raise ForbiddenError(
                 f"{base} does not offer sign-in; its configuration needs login.issuer"
             )
+        if response.status_code != HTTPStatus.OK:
+            raise ForbiddenError(f"{base}/auth_info: {_reason(response)}")
         if ask is not None:
             tell(f"Open this address in a browser:\n{base}/login/command?{urlencode(query)}")
             return _redeem(client, base, ask().strip(), verifier)
@@ -104,8 +107,13 @@ def sign_in(
             address = f"{base}/login/command?{urlencode(query)}"
             tell(f"Sign in with the browser, which opens\n{address}")
             # A browser in the terminal ends only after it has been here.
-            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            Thread(target=_browse, args=(address, tell), daemon=True).start()
             return listener.wait()
+
+
+def _browse(address: str, tell: Callable[[str], None]) -> None:
+    if not webbrowser.open(address):
+        tell("No browser opens on this machine: open the address here, or use --no-browser.")
 
 
 def is_accepted(url: str, token: KeptToken) -> bool:
@@ -125,17 +133,21 @@ def _base(url: str) -> str:
 def _redeem(client: httpx.Client, base: str, code: str, verifier: str) -> KeptToken:
     body = {"code": code, "verifier": verifier}
     response = _send(client, "POST", f"{base}/login/token", json=body)
-    try:
-        document = response.json()
-        if response.is_success:
+    if response.is_success:
+        with suppress(LookupError, TypeError, ValueError):
+            document = response.json()
             token = KeptToken(str(document["token"]), str(document["expires_at"]))
             if _TOKEN.fullmatch(token.token):
                 return token
-            raise ForbiddenError("the service sent no bearer token")
-        reason = str(document["detail"])
-    except (LookupError, TypeError, ValueError):
-        reason = f"the service answers {response.status_code}"
-    raise ForbiddenError(reason)
+        raise ForbiddenError("the service sent no bearer token")
+    raise ForbiddenError(_reason(response))
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return what a problem document says, or else the status."""
+    with suppress(LookupError, TypeError, ValueError):
+        return str(response.json()["detail"])
+    return f"the service answers {response.status_code}"
 
 
 def _send(client: httpx.Client, method: str, url: str, **options: Any) -> httpx.Response:

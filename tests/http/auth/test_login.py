@@ -244,6 +244,14 @@ def test_slash_too_many_is_not_found(browser: Browser, path: str) -> None:
     assert "location" not in response.headers
 
 
+def test_unknown_path_of_signing_in_is_not_found(browser: Browser) -> None:
+    """A path below `/login` that is no route is 404, no redirect to one with a slash."""
+    response = browser.client.get("/login/unknown?code=a")
+
+    assert response.status_code == 404
+    assert "location" not in response.headers
+
+
 @pytest.mark.parametrize("path", [AUTHORIZE, CALLBACK, "/auth_info"])
 def test_unknown_host_is_refused(browser: Browser, path: str) -> None:
     """Sign-in under a host name that is not of the service is refused."""
@@ -444,6 +452,7 @@ def test_id_token_of_another_key_is_refused(browser: Browser, provider: Provider
     [
         ((400, {"error": "invalid_grant"}), 403, "refused the sign-in: invalid_grant"),
         ((401, {"error": "<b>bold</b>"}), 403, "refused the sign-in."),
+        ((403, {"error": "invalid_grant"}), 403, "refused the sign-in: invalid_grant"),
         ((200, {"access_token": "a"}), 403, "sent no ID token"),
         ((200, {"id_token": "a.b.c"}), 403, "sent no ID token"),
         ((200, []), 403, "sent no ID token"),

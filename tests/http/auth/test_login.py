@@ -81,7 +81,7 @@ def test_cookie_cannot_be_set_by_others_over_https(browser: Browser) -> None:
     headers = {"host": "service.example", "x-forwarded-proto": "https"}
     begun = browser.client.get(AUTHORIZE, headers=headers)
 
-    assert begun.headers["set-cookie"].startswith("__Host-shardgate-attempt=")
+    assert begun.headers["set-cookie"].startswith("__Host-shardgate-attempt-443=")
     assert "; Secure" in begun.headers["set-cookie"]
     assert (
         "redirect_uri=https%3A%2F%2Fservice.example%2Flogin%2Fcallback"

@@ -345,6 +345,17 @@ def test_answer_that_is_no_token_is_refused(token: str) -> None:
         sign_in(listener.url, lambda _: None, lambda: "code")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("SSL_CERT_FILE", "/nowhere"), ("ALL_PROXY", "ftp://127.0.0.1:1")]
+)
+def test_wrong_environment_is_told(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Certificates or a proxy of the environment that cannot be used are an error in words."""
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ConfigurationError, match="SSL_CERT_FILE, SSL_CERT_DIR or a proxy"):
+        sign_in("https://127.0.0.1:1", print, str)
+
+
 class _Refuser(Handler[object]):
     def answer(self) -> None:
         """Answer each request as a service that is called by a name it does not have."""

@@ -90,7 +90,7 @@ def sign_in(
     base = _base(url)
     verifier = secrets.token_urlsafe(32)
     query = {"challenge": challenge_of(verifier)}
-    with httpx.Client(timeout=30) as client:
+    with _open_client() as client:
         response = _send(client, "GET", f"{base}/auth_info")
         if response.status_code == HTTPStatus.NOT_FOUND:
             raise ForbiddenError(
@@ -119,8 +119,16 @@ def _browse(address: str, tell: Callable[[str], None]) -> None:
 def is_accepted(url: str, token: KeptToken) -> bool:
     """Return whether the service at *url* takes *token*. Raises: `ConfigurationError`."""
     headers = {"Authorization": f"Bearer {token.token}"}
-    with httpx.Client(timeout=30) as client:
+    with _open_client() as client:
         return _send(client, "GET", f"{_base(url)}/api/datasets", headers=headers).is_success
+
+
+def _open_client() -> httpx.Client:
+    try:
+        return httpx.Client(timeout=30)
+    except (ImportError, OSError, ValueError) as error:
+        reason = "SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used"
+        raise ConfigurationError(f"{reason}: {error}") from error
 
 
 def _base(url: str) -> str:

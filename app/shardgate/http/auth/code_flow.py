@@ -36,7 +36,7 @@ from shardgate.http.auth.oidc import (
 from shardgate.settings import LoginSettings
 
 _REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-"""Statuses of OAuth errors: those of RFC 6749 §5.2, and the one that Auth0 has for a wrong code."""
+"""Statuses of OAuth errors: those of RFC 6749 §5.2, and 403, as some issuers have it."""
 _ERROR: Final = re.compile("[a-z_]{1,64}")
 _SECRET_NBYTES: Final = 32
 _MOST_FINISHED: Final = 4096

@@ -3,10 +3,12 @@
 import html
 import json
 import os
+import pty
 import re
 import stat
 import subprocess
 import sys
+import termios
 from base64 import urlsafe_b64encode
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
@@ -28,7 +30,7 @@ from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, S
 from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
 from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, providing
 from tests.storage.listening import Handler, Listener
-from tests.support.processes import environ
+from tests.support.processes import environ, wait_until
 from tests.support.serving import serving
 from tests.test_docs_examples import program
 
@@ -178,6 +180,42 @@ def test_header_alone_is_printed(service: Service, variables: dict[str, str]) ->
         output, _ = process.communicate(f"{code_in(browse(address))}\n", timeout=60)
 
     assert re.fullmatch(r"Authorization: Bearer \S+\n", output)
+
+
+class _Echo(Handler[object]):
+    def answer(self) -> None:
+        """Answer a code with its end as the token."""
+        code = json.loads(self.body() or "{}").get("code", "")
+        body = json.dumps({"token": code[-64:], "expires_at": later(3600)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_long_code_is_entered_at_a_terminal(variables: dict[str, str]) -> None:
+    """A code of more bytes than a line that the terminal edits arrives as a whole."""
+    listener, end = Listener(_Echo, object()), "e" * 64
+    command = [sys.executable, "-m", "shardgate", "login", listener.url, "--no-browser"]
+    ours, theirs = pty.openpty()
+    with (
+        listener.running(),
+        os.fdopen(theirs, "rb") as stdin,
+        subprocess.Popen(
+            command, env=variables, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+        os.fdopen(ours, "wb", buffering=0) as terminal,  # closes first, and so ends the command
+    ):
+        assert process.stderr
+        told = b""
+        while not told.endswith(b"Code: "):
+            told += process.stderr.read(1)
+        wait_until(lambda: not termios.tcgetattr(theirs)[3] & termios.ICANON)
+        code = b"a" * 8000 + end.encode() + b"\n"
+        Thread(target=terminal.write, args=(code,)).start()
+        output, _ = process.communicate(timeout=60)
+
+    assert output.decode() == f"Authorization: Bearer {end}\n"
 
 
 def test_code_of_another_command_is_refused(service: Service) -> None:

@@ -304,15 +304,16 @@ def login(
     A token that was kept is printed while the service takes it.
     """
     with _importing():
-        from shardgate.signing_in import TokenFile, is_accepted, sign_in
+        from shardgate.signing_in import TokenFile, is_accepted, long_lines, sign_in
 
     def tell(text: str) -> None:
         typer.echo(text, err=True)
 
     def ask() -> str:
         typer.echo("Code: ", nl=False, err=True)  # `typer.prompt` writes to the output, too
-        if not (line := sys.stdin.readline()):
-            raise typer.Abort
+        with long_lines():
+            if not (line := sys.stdin.readline()):
+                raise typer.Abort
         return line
 
     file = TokenFile(Path(typer.get_app_dir("shardgate")) / "tokens.json")

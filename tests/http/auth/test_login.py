@@ -234,7 +234,10 @@ def test_foreign_redirect_uri_is_ignored(browser: Browser) -> None:
     assert query["state"] != ["a"]
 
 
-@pytest.mark.parametrize("path", [AUTHORIZE, CALLBACK, "/auth_info", "/login", "/login/command"])
+@pytest.mark.parametrize(
+    "path",
+    [AUTHORIZE, CALLBACK, "/auth_info", "/login", "/login/command", "/api/datasets", "/docs"],
+)
 def test_slash_too_many_is_not_found(browser: Browser, path: str) -> None:
     """A slash at the end is 404, no redirect, which would take the code to plain http."""
     headers = {"host": "service.example", "x-forwarded-proto": "https"}

@@ -3,10 +3,12 @@
 import html
 import json
 import os
+import pty
 import re
 import stat
 import subprocess
 import sys
+import termios
 from base64 import urlsafe_b64encode
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
@@ -28,7 +30,7 @@ from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, S
 from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
 from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, providing
 from tests.storage.listening import Handler, Listener
-from tests.support.processes import environ
+from tests.support.processes import environ, wait_until
 from tests.support.serving import serving
 from tests.test_docs_examples import program
 
@@ -164,6 +166,56 @@ def test_code_is_entered_without_a_browser(service: Service) -> None:
 
     assert token.is_valid
     assert is_accepted(service.url, token)
+
+
+def test_header_alone_is_printed(service: Service, variables: dict[str, str]) -> None:
+    """With a code that is entered, too, the output is the header alone, which programs read."""
+    command = [sys.executable, "-m", "shardgate", "login", service.url, "--no-browser"]
+    with subprocess.Popen(
+        command, env=variables, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stderr
+        address = [process.stderr.readline() for _ in range(2)][1].strip()
+        output, _ = process.communicate(f"{code_in(browse(address))}\n", timeout=60)
+
+    assert re.fullmatch(r"Authorization: Bearer \S+\n", output)
+
+
+class _Echo(Handler[object]):
+    def answer(self) -> None:
+        """Answer a code with its end as the token."""
+        code = json.loads(self.body() or "{}").get("code", "")
+        body = json.dumps({"token": code[-64:], "expires_at": later(3600)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_long_code_is_entered_at_a_terminal(variables: dict[str, str]) -> None:
+    """A code of more bytes than a line that the terminal edits arrives as a whole."""
+    listener, end = Listener(_Echo, object()), "e" * 64
+    command = [sys.executable, "-m", "shardgate", "login", listener.url, "--no-browser"]
+    ours, theirs = pty.openpty()
+    with (
+        listener.running(),
+        os.fdopen(theirs, "rb") as stdin,
+        subprocess.Popen(
+            command, env=variables, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+        os.fdopen(ours, "wb", buffering=0) as terminal,  # closes first, and so ends the command
+    ):
+        assert process.stderr
+        told = b""
+        while not told.endswith(b"Code: "):
+            told += process.stderr.read(1)
+        wait_until(lambda: not termios.tcgetattr(theirs)[3] & termios.ICANON)
+        code = b"a" * 8000 + end.encode() + b"\n"
+        Thread(target=terminal.write, args=(code,)).start()
+        output, _ = process.communicate(timeout=60)
+
+    assert output.decode() == f"Authorization: Bearer {end}\n"
 
 
 def test_code_of_another_command_is_refused(service: Service) -> None:
@@ -329,6 +381,59 @@ def test_answer_that_is_no_token_is_refused(token: str) -> None:
     listener = Listener(_Liar, token)
     with listener.running(), pytest.raises(ForbiddenError, match="no bearer token"):
         sign_in(listener.url, lambda _: None, lambda: "code")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("SSL_CERT_FILE", "/nowhere"), ("ALL_PROXY", "ftp://127.0.0.1:1")]
+)
+def test_wrong_environment_is_told(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Certificates or a proxy of the environment that cannot be used are an error in words."""
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ConfigurationError, match="SSL_CERT_FILE, SSL_CERT_DIR or a proxy"):
+        sign_in("https://127.0.0.1:1", print, str)
+
+
+class _Refuser(Handler[object]):
+    def answer(self) -> None:
+        """Answer each request as a service that is called by a name it does not have."""
+        body = b'{"detail": "server.hosts does not name this"}'
+        self.send_response(421)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_refusal_of_the_service_is_told() -> None:
+    """A service that refuses the first request is told in its own words."""
+    listener = Listener(_Refuser, object())
+    with listener.running(), pytest.raises(ForbiddenError, match=r"server\.hosts does not name"):
+        sign_in(listener.url, print, str)
+
+
+def test_machine_without_a_browser_is_told(service: Service, variables: dict[str, str]) -> None:
+    """Where no browser opens, the command names the option for a browser elsewhere."""
+    command = [sys.executable, "-m", "shardgate", "login", service.url]
+    environment = variables | {"BROWSER": "false %s"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        told = [process.stderr.readline() for _ in range(3)][2]
+        process.kill()
+
+    assert "--no-browser" in told
+
+
+def test_token_that_cannot_be_kept_is_printed(
+    service: Service, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """A token that the user has no place for is printed, and the command says why."""
+    (tmp_path / "config").write_text("")
+    done = run(service.url, variables)
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("Authorization: Bearer ")
+    assert "The token is not kept: " in done.stderr
+    assert "tokens.json: Not a directory" in done.stderr
 
 
 def test_unreachable_service_is_one_line(variables: dict[str, str]) -> None:

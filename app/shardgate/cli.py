@@ -304,19 +304,26 @@ def login(
     A token that was kept is printed while the service takes it.
     """
     with _importing():
-        from shardgate.signing_in import TokenFile, is_accepted, sign_in
+        from shardgate.signing_in import TokenFile, is_accepted, long_lines, sign_in
 
     def tell(text: str) -> None:
         typer.echo(text, err=True)
 
     def ask() -> str:
-        return str(typer.prompt("Code", err=True))
+        typer.echo("Code: ", nl=False, err=True)  # `typer.prompt` writes to the output, too
+        with long_lines():
+            if not (line := sys.stdin.readline()):
+                raise typer.Abort
+        return line
 
     file = TokenFile(Path(typer.get_app_dir("shardgate")) / "tokens.json")
     token = file.get(url)
     if token is None or not is_accepted(url, token):
         token = sign_in(url, tell, ask if no_browser else None)
-        file.put(url, token)
+        try:
+            file.put(url, token)
+        except ConfigurationError as error:
+            tell(f"The token is not kept: {error}")
     typer.echo(f"Authorization: Bearer {token.token}")
 
 

@@ -311,6 +311,8 @@ class LoginSettings(Section):
     """File of the secret, read at each sign-in."""
     scopes: _List[Annotated[str, AfterValidator(scope)]] = ("openid",)
     """Scopes to ask for; many issuers send groups only with one more."""
+    userinfo: bool = False
+    """Compare rules with the claims of the userinfo endpoint, not with those of the ID token."""
     viewers: _List[Annotated[str, AfterValidator(web_origin)]] = ()
     """Origins whose pages get a token when somebody signs in there; default: none."""
     lifetime_s: PositiveInt = 3600

@@ -4,11 +4,13 @@ import json
 import os
 import re
 import secrets
+import sys
 import tempfile
+import termios
 import time
 import webbrowser
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -90,11 +92,14 @@ def sign_in(
     base = _base(url)
     verifier = secrets.token_urlsafe(32)
     query = {"challenge": challenge_of(verifier)}
-    with httpx.Client(timeout=30) as client:
-        if _send(client, "GET", f"{base}/auth_info").status_code != HTTPStatus.OK:
+    with _open_client() as client:
+        response = _send(client, "GET", f"{base}/auth_info")
+        if response.status_code == HTTPStatus.NOT_FOUND:
             raise ForbiddenError(
                 f"{base} does not offer sign-in; its configuration needs login.issuer"
             )
+        if response.status_code != HTTPStatus.OK:
+            raise ForbiddenError(f"{base}/auth_info: {_reason(response)}")
         if ask is not None:
             tell(f"Open this address in a browser:\n{base}/login/command?{urlencode(query)}")
             return _redeem(client, base, ask().strip(), verifier)
@@ -104,15 +109,45 @@ def sign_in(
             address = f"{base}/login/command?{urlencode(query)}"
             tell(f"Sign in with the browser, which opens\n{address}")
             # A browser in the terminal ends only after it has been here.
-            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            Thread(target=_browse, args=(address, tell), daemon=True).start()
             return listener.wait()
+
+
+def _browse(address: str, tell: Callable[[str], None]) -> None:
+    if not webbrowser.open(address):
+        tell("No browser opens on this machine: open the address here, or use --no-browser.")
+
+
+@contextmanager
+def long_lines() -> Generator[None]:
+    """Take longer lines from a terminal than it edits: 1,024 bytes on macOS, 4,096 on Linux."""
+    descriptor = sys.stdin.fileno()
+    if not os.isatty(descriptor):
+        yield
+        return
+    before, now = termios.tcgetattr(descriptor), termios.tcgetattr(descriptor)
+    now[3] &= ~termios.ICANON
+    now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
+    termios.tcsetattr(descriptor, termios.TCSANOW, now)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def is_accepted(url: str, token: KeptToken) -> bool:
     """Return whether the service at *url* takes *token*. Raises: `ConfigurationError`."""
     headers = {"Authorization": f"Bearer {token.token}"}
-    with httpx.Client(timeout=30) as client:
+    with _open_client() as client:
         return _send(client, "GET", f"{_base(url)}/api/datasets", headers=headers).is_success
+
+
+def _open_client() -> httpx.Client:
+    try:
+        return httpx.Client(timeout=30)
+    except (ImportError, OSError, ValueError) as error:
+        reason = "SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used"
+        raise ConfigurationError(f"{reason}: {error}") from error
 
 
 def _base(url: str) -> str:
@@ -125,17 +160,21 @@ def _base(url: str) -> str:
 def _redeem(client: httpx.Client, base: str, code: str, verifier: str) -> KeptToken:
     body = {"code": code, "verifier": verifier}
     response = _send(client, "POST", f"{base}/login/token", json=body)
-    try:
-        document = response.json()
-        if response.is_success:
+    if response.is_success:
+        with suppress(LookupError, TypeError, ValueError):
+            document = response.json()
             token = KeptToken(str(document["token"]), str(document["expires_at"]))
             if _TOKEN.fullmatch(token.token):
                 return token
-            raise ForbiddenError("the service sent no bearer token")
-        reason = str(document["detail"])
-    except (LookupError, TypeError, ValueError):
-        reason = f"the service answers {response.status_code}"
-    raise ForbiddenError(reason)
+        raise ForbiddenError("the service sent no bearer token")
+    raise ForbiddenError(_reason(response))
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return what a problem document says, or else the status."""
+    with suppress(LookupError, TypeError, ValueError):
+        return str(response.json()["detail"])
+    return f"the service answers {response.status_code}"
 
 
 def _send(client: httpx.Client, method: str, url: str, **options: Any) -> httpx.Response:

@@ -21,6 +21,7 @@ from tests.storage.listening import Handler, Listener
 
 CLIENT_ID: Final = "shardgate at/lab"
 CLIENT_SECRET: Final = "s3cret:+/ of the client"
+ACCESS_TOKEN: Final = "opens-userinfo"
 
 
 class _Handler(Handler["Provider"]):
@@ -41,6 +42,8 @@ class _Handler(Handler["Provider"]):
                 provider.forms.append(form)
                 provider.cookies.append(self.headers.get("Cookie"))
                 self._send(*provider.redeem(form, self.headers.get("Authorization")))
+            case "/userinfo" if self.headers.get("Authorization") == f"Bearer {ACCESS_TOKEN}":
+                self._send(*provider.userinfo)
             case _:
                 self._send(404, {})
 
@@ -87,6 +90,8 @@ class Provider:
         """How the client must send its secret, if it has one."""
         self.refusal: tuple[int, Any] | None = None
         """Answer to each request for tokens."""
+        self.userinfo: tuple[int, Any] = 200, {"sub": "ada"}
+        """Answer of the userinfo endpoint."""
 
     @contextmanager
     def running(self) -> Generator["Provider"]:
@@ -100,6 +105,7 @@ class Provider:
             "issuer": self.url,
             "authorization_endpoint": f"{self.url}/authorize",
             "token_endpoint": f"{self.url}/token",
+            "userinfo_endpoint": f"{self.url}/userinfo",
             "jwks_uri": f"{self.url}/jwks",
             **self.extra,
         }
@@ -126,7 +132,8 @@ class Provider:
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         if asked.get("code_challenge_method") != "S256" or asked["code_challenge"] != challenge:
             return 400, {"error": "invalid_grant"}
-        return 200, {"id_token": self.sign(asked), "access_token": "-", "token_type": "Bearer"}
+        token = self.sign(asked)
+        return 200, {"id_token": token, "access_token": ACCESS_TOKEN, "token_type": "Bearer"}
 
     def sign(self, asked: dict[str, str]) -> str:
         """Return the ID token for the request that the browser brought."""

@@ -126,6 +126,42 @@ async def test_cookies_of_the_issuer_are_not_kept(provider: Provider) -> None:
     assert provider.cookies == [None, None]
 
 
+async def test_claims_are_those_of_the_userinfo_endpoint(provider: Provider) -> None:
+    """The claims of the userinfo endpoint replace those of the ID token if the settings say so."""
+    provider.userinfo = 200, {"sub": "ada", "groups": ["chiefs"]}
+    async with open_flow(provider) as flow, open_flow(provider, userinfo=True) as asking:
+        groups = [(await sign_in(each))["groups"] for each in (flow, asking)]
+
+    assert groups == [["lab"], ["chiefs"]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "reason"),
+    [
+        ((200, {"sub": "eve"}), ForbiddenError, "is of somebody else"),
+        ((200, {}), ForbiddenError, "is of somebody else"),
+        ((200, ["ada"]), ForbiddenError, "is of somebody else"),
+        ((401, {"sub": "ada"}), IssuerUnavailableError, "its userinfo_endpoint answers 401"),
+    ],
+)
+async def test_wrong_userinfo_is_refused(
+    provider: Provider, answer: tuple[int, object], error: type[Exception], reason: str
+) -> None:
+    """Claims of another subject, or an answer that is not 200, sign nobody in."""
+    provider.userinfo = answer
+    async with open_flow(provider, userinfo=True) as flow:
+        with pytest.raises(error, match=reason):
+            await sign_in(flow)
+
+
+async def test_issuer_without_the_wanted_userinfo_is_refused(provider: Provider) -> None:
+    """An issuer whose configuration names no userinfo endpoint is refused where it is wanted."""
+    provider.extra = {"userinfo_endpoint": None}
+    async with open_flow(provider, userinfo=True) as flow:
+        with pytest.raises(IssuerUnavailableError):
+            await flow.begin(Attempt.new(), REDIRECT_URI)
+
+
 async def test_issuer_that_names_itself_always_has_to(provider: Provider) -> None:
     """The answer of an issuer that says it names itself is refused without `iss` (RFC 9207)."""
     provider.extra = {"authorization_response_iss_parameter_supported": True}

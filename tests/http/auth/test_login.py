@@ -81,7 +81,7 @@ def test_cookie_cannot_be_set_by_others_over_https(browser: Browser) -> None:
     headers = {"host": "service.example", "x-forwarded-proto": "https"}
     begun = browser.client.get(AUTHORIZE, headers=headers)
 
-    assert begun.headers["set-cookie"].startswith("__Host-shardgate-attempt=")
+    assert begun.headers["set-cookie"].startswith("__Host-shardgate-attempt-443=")
     assert "; Secure" in begun.headers["set-cookie"]
     assert (
         "redirect_uri=https%3A%2F%2Fservice.example%2Flogin%2Fcallback"
@@ -234,11 +234,22 @@ def test_foreign_redirect_uri_is_ignored(browser: Browser) -> None:
     assert query["state"] != ["a"]
 
 
-@pytest.mark.parametrize("path", [AUTHORIZE, CALLBACK, "/auth_info", "/login", "/login/command"])
+@pytest.mark.parametrize(
+    "path",
+    [AUTHORIZE, CALLBACK, "/auth_info", "/login", "/login/command", "/api/datasets", "/docs"],
+)
 def test_slash_too_many_is_not_found(browser: Browser, path: str) -> None:
     """A slash at the end is 404, no redirect, which would take the code to plain http."""
     headers = {"host": "service.example", "x-forwarded-proto": "https"}
     response = browser.client.get(f"{path}/?code=a", headers=headers)
+
+    assert response.status_code == 404
+    assert "location" not in response.headers
+
+
+def test_unknown_path_of_signing_in_is_not_found(browser: Browser) -> None:
+    """A path below `/login` that is no route is 404, no redirect to one with a slash."""
+    response = browser.client.get("/login/unknown?code=a")
 
     assert response.status_code == 404
     assert "location" not in response.headers
@@ -444,6 +455,7 @@ def test_id_token_of_another_key_is_refused(browser: Browser, provider: Provider
     [
         ((400, {"error": "invalid_grant"}), 403, "refused the sign-in: invalid_grant"),
         ((401, {"error": "<b>bold</b>"}), 403, "refused the sign-in."),
+        ((403, {"error": "invalid_grant"}), 403, "refused the sign-in: invalid_grant"),
         ((200, {"access_token": "a"}), 403, "sent no ID token"),
         ((200, {"id_token": "a.b.c"}), 403, "sent no ID token"),
         ((200, []), 403, "sent no ID token"),

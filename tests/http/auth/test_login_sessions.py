@@ -75,7 +75,10 @@ async def test_cookie_is_ignored_below_a_token(path: str, *, is_opened: bool) ->
     """A request with a token in its path has no caller of a cookie."""
     signer = tokens(1000)
     cookie = signer.seal("session", {"sub": "lab:ada", "rules": [], "sid": "a"})
-    headers = {b"accept": b"text/html", b"cookie": f"__Host-shardgate-session={cookie}".encode()}
+    headers = {
+        b"accept": b"text/html",
+        b"cookie": f"__Host-shardgate-session-443={cookie}".encode(),
+    }
     caller = await caller_of_page(signer, Request("GET", path.encode(), [], headers, b""))
 
     assert (caller is not None) == is_opened
@@ -251,10 +254,24 @@ def test_cookie_of_plain_http_is_ignored_elsewhere(browser: Browser) -> None:
     headers = HTML | {"host": "service.example"}
     plain = browser.client.get("/private/", headers=headers)
     browser.client.cookies.clear()
-    browser.client.cookies["__Host-shardgate-session"] = cookie
+    browser.client.cookies["__Host-shardgate-session-443"] = cookie
     safe = browser.client.get("/private/", headers=headers)
 
     assert (plain.status_code, safe.status_code) == (401, 200)
+
+
+def test_cookie_of_another_tls_port_is_ignored(browser: Browser) -> None:
+    """Over https, too, a cookie counts at the port of the host where it was set only."""
+    begin_session(browser)
+    cookie = browser.client.cookies[browser.name("session")]
+    browser.client.cookies.clear()
+    browser.client.cookies["__Host-shardgate-session-8443"] = cookie
+    statuses = [
+        browser.client.get("/private/", headers=HTML | {"host": host}).status_code
+        for host in ("service.example", "service.example:8443", "service.example:9443")
+    ]
+
+    assert statuses == [401, 200, 401]
 
 
 def test_signing_out_ends_the_tokens_of_the_session(browser: Browser, other: Browser) -> None:

@@ -6,12 +6,16 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncGenerator, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import httpx
+import jwt
 import pytest
+from joserfc.jwk import RSAKey
 
-from shardgate.errors import IssuerUnavailableError
+from shardgate.errors import IssuerUnavailableError, UnauthenticatedError
+from shardgate.http.auth import oidc
 from shardgate.http.auth.oidc import (
     APART_S,
     KEYS_S,
@@ -132,6 +136,38 @@ async def test_configuration_of_another_issuer_is_refused(
     with pytest.raises(IssuerUnavailableError):
         await kids(client, issuer.settings)
     assert issuer.reads() == 0
+
+
+async def test_other_issuer_is_named(issuer: Issuer, client: httpx.AsyncClient) -> None:
+    """The error names the issuer that a discovery document is of: often a slash is too many."""
+    issuer.configure(issuer=f"{issuer.url}/", jwks_uri=f"{issuer.url}{JWKS}")
+
+    with pytest.raises(IssuerUnavailableError, match=f"of another issuer, '{issuer.url}/'"):
+        await kids(client, issuer.settings)
+
+
+@pytest.mark.parametrize("kid", ["first", None])
+async def test_key_that_replaces_another_is_read(
+    issuer: Issuer, client: httpx.AsyncClient, kid: str | None
+) -> None:
+    """A new key under the id of the old one, or without an id, is read soon after it signs."""
+    now = 0.0
+    keys = IssuerKeys(partial(read_keys, client, issuer.settings, LONGEST_S), lambda: now)
+    verifier = oidc.Issuer("lab", issuer.settings, keys)
+    new = RSAKey.generate_key(2048, {"kid": "first"})
+
+    async def verify(key: RSAKey | None = None) -> oidc.Claims:
+        token = issuer.sign(key=key, header={"kid": kid})
+        claimed = jwt.decode_complete(token, options={"verify_signature": False})
+        return await verifier.verify(token, claimed, AUDIENCE)
+
+    await verify()
+    issuer.publish(new)
+    with pytest.raises(UnauthenticatedError, match="is not signed by its issuer"):
+        await verify(new)
+    now = APART_S
+
+    assert (await verify(new))["sub"] == "ada"
 
 
 class Source:

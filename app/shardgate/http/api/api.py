@@ -89,6 +89,7 @@ def build_api(
         description=_ABOUT,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # it would lead to http:// behind TLS, and lose a token in the path
         default_response_class=AsciiJson,
         responses=dict(DEFAULT),
     )

@@ -35,7 +35,8 @@ from shardgate.http.auth.oidc import (
 )
 from shardgate.settings import LoginSettings
 
-_REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED)
+_REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+"""Statuses of OAuth errors: those of RFC 6749 §5.2, and 403, as some issuers have it."""
 _ERROR: Final = re.compile("[a-z_]{1,64}")
 _SECRET_NBYTES: Final = 32
 _MOST_FINISHED: Final = 4096
@@ -71,6 +72,8 @@ class _Endpoints(NamedTuple):
     """Whether the secret of the client goes into a header; else into the form."""
     sends_iss: bool
     """Whether each answer names the issuer (RFC 9207)."""
+    userinfo: str | None
+    """Where the claims that count are, if not in the ID token."""
 
 
 class CodeFlow:
@@ -127,7 +130,8 @@ class CodeFlow:
     async def finish(
         self, attempt: Attempt, redirect_uri: str, answer: Mapping[str, str]
     ) -> Claims:
-        """Return the verified claims of the ID token; *answer* is the query of the redirect.
+        """Return the verified claims that rules are compared with; *answer* is the query of the
+        redirect.
 
         Raises: `ForbiddenError`, `UnauthenticatedError`, `IssuerUnavailableError`.
         """
@@ -146,14 +150,16 @@ class CodeFlow:
             raise ForbiddenError(f"the issuer refused the sign-in{_reason(answer['error'])}")
         if not (code := answer.get("code")):
             raise ForbiddenError("the answer of the issuer has no code")
-        token = await self._redeem(endpoints, code, attempt.verifier, redirect_uri)
+        token, access = await self._redeem(endpoints, code, attempt.verifier, redirect_uri)
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
         except jwt.PyJWTError:
             raise ForbiddenError("the issuer sent no ID token") from None
         claims = await issuer.verify(token, claimed, self._client_id)
         self._check(claims, attempt.nonce)
-        return claims
+        if endpoints.userinfo is None:
+            return claims
+        return await self._read_userinfo(endpoints.userinfo, access, claims["sub"])
 
     def _check(self, claims: Claims, nonce: str) -> None:
         """Check what ID tokens have beyond other tokens (OpenID Connect Core §3.1.3.7)."""
@@ -165,8 +171,8 @@ class CodeFlow:
 
     async def _redeem(
         self, endpoints: _Endpoints, code: str, verifier: str, redirect_uri: str
-    ) -> str:
-        """Exchange the *code* for an ID token."""
+    ) -> tuple[str, object]:
+        """Exchange the *code* for an ID token, and one for the userinfo endpoint."""
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -189,11 +195,23 @@ class CodeFlow:
             document: Any = orjson.loads(body)
         match document:
             case {"id_token": str(token)} if status == HTTPStatus.OK:
-                return token
+                return token, document.get("access_token")
             case {"error": str(error)}:
                 raise ForbiddenError(f"the issuer refused the sign-in{_reason(error)}")
             case _:
                 raise ForbiddenError("the issuer sent no ID token")
+
+    async def _read_userinfo(self, endpoint_url: str, access: object, subject: str) -> Claims:
+        """Read the claims of the userinfo endpoint (OpenID Connect Core §5.3)."""
+        url, headers = self.issuer.settings.url, {"Authorization": f"Bearer {access}"}
+        async with asking(url, TIMEOUT_S):
+            status, body = await exchange(self._client, "GET", endpoint_url, headers=headers)
+            if status != HTTPStatus.OK:
+                raise IssuerUnavailableError(f"{url}: its userinfo_endpoint answers {status}")
+            document: Any = orjson.loads(body)
+        if not isinstance(document, dict) or document.get("sub") != subject:
+            raise ForbiddenError("the userinfo of the issuer is of somebody else")
+        return document
 
     async def _secret(self) -> str | None:
         if (file := self._settings.client_secret_file) is not None:
@@ -221,13 +239,14 @@ class CodeFlow:
         url = self.issuer.settings.url
         try:
             async with asking(url, TIMEOUT_S):
-                said = await discover(self._client, url)
+                said, wants_userinfo = await discover(self._client, url), self._settings.userinfo
                 methods = said.get("token_endpoint_auth_methods_supported")
                 self._known = _Endpoints(
                     endpoint(said, "authorization_endpoint"),
                     endpoint(said, "token_endpoint"),
                     takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
                     sends_iss=said.get("authorization_response_iss_parameter_supported") is True,
+                    userinfo=endpoint(said, "userinfo_endpoint") if wants_userinfo else None,
                 )
         except IssuerUnavailableError as error:
             _log.warning("no configuration of the issuer %s", error)

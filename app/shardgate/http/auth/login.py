@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 from starlette.responses import RedirectResponse
 
@@ -301,17 +301,10 @@ async def _describe_login(request: Request) -> dict[str, str]:
     return {"login_url": f"{address.origin}{address.root_path}/login"}
 
 
-async def _refuse_slash() -> None:
-    """Answer 404, not with a redirect, which would take a code to http:// behind TLS."""
-    raise HTTPException(HTTPStatus.NOT_FOUND)
-
-
 def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
     """Build the routes of signing in."""
     router = APIRouter(include_in_schema=False)
     router.add_api_route("/auth_info", _describe_login)
-    for path in ("/auth_info/", "/login/", "/login/{path:path}/"):
-        router.add_api_route(path, _refuse_slash)
 
     async def explained(answering: Awaitable[Response]) -> Response:
         """Return the response, or the page that explains its error."""

@@ -140,12 +140,11 @@ def _type(kind: str) -> str:
 def _cookie_name(kind: str, address: Address) -> str:
     """Return a name that over https no other host and no plain http can set.
 
-    Over plain http it has the port: browsers send cookies to all ports of a host.
+    It has the port: browsers send cookies to all ports of a host.
     """
-    if address.is_secure:
-        return f"__Host-shardgate-{kind}"
+    prefix, default = ("__Host-", 443) if address.is_secure else ("", 80)
     port = address.origin.rpartition(":")[2]
-    return f"shardgate-{kind}-{port if port.isdecimal() else 80}"
+    return f"{prefix}shardgate-{kind}-{port if port.isdecimal() else default}"
 
 
 def cookie_of(request: Request, address: Address, kind: str) -> str:

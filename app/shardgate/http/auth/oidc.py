@@ -57,7 +57,6 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
     exceptions.ExpiredSignatureError: "has expired",
     exceptions.ImmatureSignatureError: "is not valid yet",
     exceptions.InvalidAudienceError: "is for another audience",
-    exceptions.InvalidSignatureError: "is not signed by its issuer",
 }
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _MOST_NBYTES: Final = 1024**2
@@ -89,12 +88,13 @@ class Issuer(NamedTuple):
 
         Raises: `UnauthenticatedError`, `IssuerUnavailableError`.
         """
-        key = await _find_key(self.keys, claimed["header"])
-        claims = _verify(token, key, self.settings.url, audience)
-        subject: str = claims["sub"]
-        if not (subject.isprintable() and 0 < len(subject) <= _LONGEST_NAME):
-            raise UnauthenticatedError("the sub of the token cannot be a name")
-        return claims
+        for _ in range(2):
+            key = await _find_key(self.keys, claimed["header"])
+            try:
+                return _verify(token, key, self.settings.url, audience)
+            except jwt.InvalidSignatureError:
+                await self.keys.refresh()  # a new key may have the id of the old one, or none
+        raise UnauthenticatedError("the token is not signed by its issuer")
 
     def caller_of(self, claims: "Claims") -> Caller:
         """Return the caller that verified *claims* are of."""
@@ -161,9 +161,9 @@ async def _find_key(keys: "IssuerKeys", header: Mapping[str, Any]) -> Verificati
 
 
 def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) -> Claims:
-    """Return the verified claims of *token*."""
+    """Return the verified claims of *token*. Raises: `jwt.InvalidSignatureError`."""
     try:
-        return jwt.decode(
+        claims = jwt.decode(
             token,
             key.key,
             algorithms=sorted(key.algorithms),
@@ -172,11 +172,17 @@ def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) ->
             issuer=issuer_url,
             leeway=LEEWAY_S,
         )
+    except jwt.InvalidSignatureError:
+        raise
     except jwt.MissingRequiredClaimError as error:
         raise UnauthenticatedError(f"the token has no {error.claim}") from None
     except jwt.PyJWTError as error:
         reason = _REASONS.get(type(error), "is malformed")
         raise UnauthenticatedError(f"the token {reason}") from None
+    subject: str = claims["sub"]
+    if not (subject.isprintable() and 0 < len(subject) <= _LONGEST_NAME):
+        raise UnauthenticatedError("the sub of the token cannot be a name")
+    return claims
 
 
 def grants(issuer: str, claims: Claims, names: Sequence[str]) -> frozenset[str]:
@@ -238,10 +244,10 @@ class IssuerKeys:
         Raises: `IssuerUnavailableError` if no keys were ever read.
         """
         if self._clock() >= self._stale_at:
-            await self._refresh()
+            await self.refresh()
         found = self._choose(kid, algorithm)
         if found is None:
-            await self._refresh()
+            await self.refresh()
             found = self._choose(kid, algorithm)
         if self._keys is None:
             raise IssuerUnavailableError("the keys of the token's issuer cannot be read")
@@ -259,7 +265,7 @@ class IssuerKeys:
         ]
         return keys[0] if len(keys) == 1 else None
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
         """Read the keys, unless they were read less than `APART_S` ago."""
         if self._clock() >= self._quiet_until or _KEYS in self._reads:
             await self._reads.run(_KEYS, self._read)
@@ -311,9 +317,10 @@ async def discover(client: httpx.AsyncClient, issuer: str) -> Mapping[str, Any]:
     Raises: `httpx.HTTPError`, `ValueError` if it is malformed or of another issuer.
     """
     document: Any = orjson.loads(await _get(client, f"{issuer.rstrip('/')}{_DISCOVERY}"))
-    if not isinstance(document, dict) or document.get("issuer") != issuer:
-        raise ValueError("its configuration is of another issuer")
-    return document
+    found: Mapping[str, Any] = document if isinstance(document, dict) else {}
+    if (named := found.get("issuer")) != issuer:
+        raise ValueError(f"its configuration is of another issuer, {str(named)[:255]!r}")
+    return found
 
 
 def endpoint(configuration: Mapping[str, Any], name: str) -> str:

@@ -181,13 +181,15 @@ def add_viewer(app: FastAPI) -> None:
     """Serve the client from *app*, if it is installed."""
     if (folder := viewer_folder()) is None:
         return
+    page = f"/{VIEWER}".rstrip("/")
 
     @app.get("/viewer", include_in_schema=False)
     @app.get("/viewer/", include_in_schema=False)
+    @app.get(page, include_in_schema=False)
     async def open_viewer(request: Request) -> Response:
         return RedirectResponse(f"{request.scope['root_path']}/{VIEWER}")
 
-    app.mount(f"/{VIEWER}".rstrip("/"), _ViewerFiles(folder))
+    app.mount(page, _ViewerFiles(folder))
 
 
 class _ViewerFiles(StaticFiles):

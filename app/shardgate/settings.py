@@ -67,12 +67,15 @@ issuer_url: Final = matches(
     "is not the https:// URL of a server, nor that of one on this machine",
 )
 """Check of the URL of an issuer, which must be encrypted or local."""
+_NO_USUAL_PORT: Final = r"(?!https:.*:443\Z|http:.*:80\Z)"
+"""Browsers leave out the usual port."""
 origin: Final = matches(
-    r"\*|null|[a-z][a-z0-9+.-]*://[^/@\s]+", "is no origin such as https://viewer.example"
+    rf"\*|null|{_NO_USUAL_PORT}[a-z][a-z0-9+.-]*://[^/@\s]+",
+    "is no origin such as https://viewer.example, without a usual port",
 )
 web_origin: Final = matches(
-    r"(https://[a-z0-9._-]+|http://(localhost|127\.0\.0\.1))(:[0-9]{1,5})?",
-    "is no origin such as https://viewer.example, nor one on this machine",
+    rf"{_NO_USUAL_PORT}(https://[a-z0-9._-]+|http://(localhost|127\.0\.0\.1))(:[0-9]{{1,5}})?",
+    "is no origin such as https://viewer.example, without a usual port, nor one on this machine",
 )
 """Check of one origin as browsers spell it, which must be encrypted or local."""
 host_name: Final = matches(

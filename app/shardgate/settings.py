@@ -144,6 +144,7 @@ type _Digest = Annotated[str, AfterValidator(digest), AfterValidator(str.lower)]
 type _ServerUrl = Annotated[str, AfterValidator(server_url)]
 type _IssuerUrl = Annotated[str, AfterValidator(issuer_url)]
 type _RootUrl = Annotated[str, AfterValidator(dataset_url)]
+type _Secret = Annotated[SecretStr, Field(min_length=1)]
 type _CallerName = Annotated[str, AfterValidator(caller_name)]
 
 
@@ -239,9 +240,9 @@ class StoreSettings(Section):
     """Region to sign for; default: botocore's usual chain."""
     access_key_id: str | None = None
     """Key id, or the account of `az://`; default: botocore's usual chain."""
-    secret_access_key: SecretStr | None = None
+    secret_access_key: _Secret | None = None
     """S3 secret access key."""
-    session_token: SecretStr | None = None
+    session_token: _Secret | None = None
     """Token of temporary credentials."""
     anonymous: bool = False
     """Send no credentials."""
@@ -249,7 +250,7 @@ class StoreSettings(Section):
     """`http(s)://`: tells versions apart; `last-modified` is for mirrors with several ETags."""
     requester_pays: bool = False
     """S3: agree to pay for requests, which some buckets demand."""
-    bearer_token: SecretStr | None = None
+    bearer_token: _Secret | None = None
     """`https://`: token to send to the server, and to no other that it redirects to."""
     bearer_token_file: Path | None = None
     """File of the token, which may change."""
@@ -276,7 +277,7 @@ class CallerSettings(Section):
     """SHA-256 digests of bearer tokens, in hexadecimal."""
     access_key_id: str | None = None
     """S3 access key id."""
-    secret_access_key: SecretStr | None = None
+    secret_access_key: _Secret | None = None
     """S3 secret access key."""
 
     @model_validator(mode="after")
@@ -308,7 +309,7 @@ class LoginSettings(Section):
     """Name of the `[issuers.NAME]` table where people sign in; default: they cannot."""
     client_id: Annotated[str, AfterValidator(header_value)] | None = None
     """Id that the issuer knows this service by."""
-    client_secret: SecretStr | None = None
+    client_secret: _Secret | None = None
     """Secret that belongs to it; default: none, a public client."""
     client_secret_file: Path | None = None
     """File of the secret, read at each sign-in."""

@@ -134,6 +134,7 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
             yield OpenedContainer(path, damage, listing)
         else:
             if isinstance(layout, MemberLayout):
+                yield OpenedContainer(path, layout, listing)
                 async for found in find_containers(_within(root, layout)):
                     yield found._replace(path=join_path(path, found.path))
                 continue

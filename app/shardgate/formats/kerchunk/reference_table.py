@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ MOST_NBYTES: Final = 2**63 - 1
 """Largest end of a part of an object."""
 MEMORY_PER_BYTE: Final = 8
 """Memory that JSON may take while it is decoded, for each byte that it may have."""
+_SLASHES: Final = re.compile("//+")
 _VIEW_REVISION: Final = "k1"
 """Part of ETags; to be changed when the same set is served in another form."""
 
@@ -214,8 +216,9 @@ async def locate(
 
 
 def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
-    """Return the object at *url* as fsspec understands it: only http URLs are percent-encoded, and
-    an absolute path is that of a local file. Raises: `DecodeError`, `NotAllowedError`.
+    """Return the object at *url* as fsspec understands it: only http URLs are percent-encoded, an
+    absolute path is that of a local file, and empty segments of such a path do not count. Raises:
+    `DecodeError`, `NotAllowedError`.
     """
     located = f"file://{url}" if url.startswith("/") else url
     scheme, is_url, place = located.partition("://")
@@ -223,6 +226,8 @@ def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
         shown = repr(url[:200]) if url else "nothing"
         raise DecodeError(f"a reference to {shown}: expected a URL, or the absolute path of a file")
     authority, slash, path = place.partition("/")
+    if scheme.lower() == "file":
+        path = _SLASHES.sub("/", path).removeprefix("/")
     if scheme.lower() not in ("http", "https"):
         path = quote(path)
     elif "?" in place:

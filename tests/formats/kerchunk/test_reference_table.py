@@ -16,6 +16,7 @@ ROOTS = {
     "file:///data": ObjectRef("file", ""),
     "https://host/a": ObjectRef("https", ""),
     "az://container": ObjectRef("az", ""),
+    "file:////other//deep/": ObjectRef("deep", ""),
 }
 ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
 
@@ -30,6 +31,7 @@ ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
         ("file:///data/a%20b", ("file", "a%20b")),
         ("/data//deep///x", ("file", "deep/x")),
         ("//data/x", ("file", "x")),
+        ("/other/deep/x", ("deep", "x")),
         ("file:////data//x", ("file", "x")),
         ("s3://bucket//a//b", ("s3", "/a//b")),
         ("s3a://bucket/a", ("s3", "a")),

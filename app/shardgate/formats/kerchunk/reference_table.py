@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from shardgate.errors import DamagedError
 from shardgate.formats.documents import Json, json_memory_nbytes
 from shardgate.formats.members import NO_KEY, Place, SortedNames
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
-from shardgate.formats.references import Allowed, resolve
+from shardgate.formats.references import SLASHES, Allowed, resolve
 from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
 
 _BASE64: Final = b"base64:"
@@ -34,7 +33,6 @@ MOST_NBYTES: Final = 2**63 - 1
 """Largest end of a part of an object."""
 MEMORY_PER_BYTE: Final = 8
 """Memory that JSON may take while it is decoded, for each byte that it may have."""
-_SLASHES: Final = re.compile("//+")
 _VIEW_REVISION: Final = "k1"
 """Part of ETags; to be changed when the same set is served in another form."""
 
@@ -227,7 +225,7 @@ def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
         raise DecodeError(f"a reference to {shown}: expected a URL, or the absolute path of a file")
     authority, slash, path = place.partition("/")
     if scheme.lower() == "file":
-        path = _SLASHES.sub("/", path).removeprefix("/")
+        path = SLASHES.sub("/", path).removeprefix("/")
     if scheme.lower() not in ("http", "https"):
         path = quote(path)
     elif "?" in place:

@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import xarray
+import zarr
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from shardgate.storage.contract import ObjectStore
@@ -263,6 +264,19 @@ def test_hostile_set_is_listed(client: httpx.Client) -> None:
     assert (sizes["good"], sizes["whole"]) == (3, 6)
     assert sizes["absent-whole"] == sizes["linked-out"] == 0
     assert "relative" in client.get("/sets/hostile.json/").text
+
+
+def test_marker_is_no_damaged_set(tmp_path: Path) -> None:
+    """The metadata of a Zarr v3 group beside a set are not reported as a damaged set."""
+    zarr.create_group(tmp_path / "b.zarr").create_array("a", shape=(2,), dtype="u1")
+    array = (tmp_path / "b.zarr/a/zarr.json").read_text()
+    write_json(tmp_path / "refs.json", {"version": 1, "refs": {"c/zarr.json": array}})
+    root = DatasetSettings(url=str(tmp_path), format="kerchunk")
+    with serving(Settings(datasets={"sets": root})) as url, connect(url) as client:
+        described = client.get("/api/datasets/sets").json()
+
+    assert described["damaged"] == []
+    assert [each["path"] for each in described["arrays"]] == ["b.zarr/a", "refs.json/c"]
 
 
 SOURCE: Final = "sources/a.h5"

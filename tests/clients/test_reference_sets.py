@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import xarray
+import zarr
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from shardgate.storage.contract import ObjectStore
@@ -36,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "sources").mkdir()
     (root / "sets" / "deep").mkdir(parents=True)
     (root / "sources" / "six").write_bytes(b"whole!")
+    (root / "sources" / "out").symlink_to(root / "sets" / "refs.json")
     write_hdf5(source := root / "sources" / "a.h5")
     refs = kerchunk_of(source)
     write_json(root / "sets" / "refs.json", refs)
@@ -50,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "internal": ["http://169.254.169.254/latest", 0, 9],
             "absent": [f"{root}/sources/absent.h5", 0, 9],
             "absent-whole": [f"{root}/sources/absent.h5"],
+            "linked-out": [f"{root}/sources/out"],
             "past": [str(source), 10**6, 9],
             "relative": ["sources/a.h5", 0, 9],
             "good": [str(source), 1, 3],
@@ -168,6 +171,7 @@ def test_key_without_a_reference_is_absent(client: httpx.Client, root: str, key:
         ("climbing", 403, "has segments . or .."),
         ("elsewhere", 403, "virtual references below s3://bucket/ are not allowed"),
         ("internal", 403, "virtual references below http://169.254.169.254/ are not allowed"),
+        ("linked-out", 403, "a link leads out of the folder"),
         ("absent", 424, "absent.h5: does not exist, though it is referred to"),
         ("absent-whole", 424, "absent.h5: does not exist, though it is referred to"),
         ("past", 424, "is referred to, and it has"),
@@ -266,13 +270,27 @@ def test_metadata_that_cannot_be_read_hide_no_other_keys(tmp_path: Path, path: s
 
 def test_hostile_set_is_listed(client: httpx.Client) -> None:
     """References that are not followed are listed with their lengths, whole objects with their own,
-    or with 0 if they do not exist.
+    or with 0 if they do not exist or are denied.
     """
     sizes = sizes_of(client, "sets", "hostile.json/")
 
     assert sizes["outside"] == sizes["absent"] == 9
-    assert (sizes["good"], sizes["whole"], sizes["absent-whole"]) == (3, 6, 0)
+    assert (sizes["good"], sizes["whole"]) == (3, 6)
+    assert sizes["absent-whole"] == sizes["linked-out"] == 0
     assert "relative" in client.get("/sets/hostile.json/").text
+
+
+def test_marker_is_no_damaged_set(tmp_path: Path) -> None:
+    """The metadata of a Zarr v3 group beside a set are not reported as a damaged set."""
+    zarr.create_group(tmp_path / "b.zarr").create_array("a", shape=(2,), dtype="u1")
+    array = (tmp_path / "b.zarr/a/zarr.json").read_text()
+    write_json(tmp_path / "refs.json", {"version": 1, "refs": {"c/zarr.json": array}})
+    root = DatasetSettings(url=str(tmp_path), format="kerchunk")
+    with serving(Settings(datasets={"sets": root})) as url, connect(url) as client:
+        described = client.get("/api/datasets/sets").json()
+
+    assert described["damaged"] == []
+    assert [each["path"] for each in described["arrays"]] == ["b.zarr/a", "refs.json/c"]
 
 
 SOURCE: Final = "sources/a.h5"

@@ -46,6 +46,7 @@ def _ref(at: int, rest: str) -> ObjectRef:
         ("s3://archive/era5/..a/b..", _ref(0, "..a/b..")),
         ("s3://archive/era5//a//b", _ref(0, "/a//b")),
         ("s3://open/a", _ref(2, "a")),
+        ("s3a://open/a", _ref(2, "a")),
         ("s3://open//a", _ref(2, "/a")),
         ("s3://open/a\u00a0b\u3000c", _ref(2, "a\u00a0b\u3000c")),
         ("s3://open/a\\b", _ref(2, "a\\b")),

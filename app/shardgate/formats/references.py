@@ -10,11 +10,13 @@ from shardgate.formats.reading import DecodeError
 from shardgate.model import ObjectRef
 
 SCHEMES: Final = ("s3", "http", "https", "gs", "az", "file")
+SLASHES: Final = re.compile("//+")
+"""Slashes that are one in the path of a local file."""
 _LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)/?([^?#]*).*", re.DOTALL)
 _CONTAINER: Final = "vcc://"
 _USER: Final = re.compile(r"^([^/]*//)[^/]*@")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SPELLINGS: Final = {"gcs": "gs", "azure": "az"}
+_SPELLINGS: Final = {"s3a": "s3", "gcs": "gs", "azure": "az", "abfs": "az"}
 
 
 class VirtualUrl(NamedTuple):
@@ -77,6 +79,8 @@ def allow(url: str, root: ObjectRef) -> Allowed:
     place = parse_prefix(url)
     if place.scheme in ("s3", "gs", "az"):
         place = parse_prefix(f"{place.scheme}://{quote(url.partition('://')[2])}")
+    if place.scheme == "file":
+        place = place._replace(key=SLASHES.sub("/", place.key))
     return Allowed(place, root)
 
 

@@ -101,11 +101,16 @@ class Containers:
     """Called with each directory that none of `archives` opens."""
 
     @property
+    def marker_names(self) -> Sequence[str]:
+        """The names of the objects that mark containers of `formats`."""
+        nowhere = ObjectRef("", "")
+        return [read.ref.key for fmt in self.formats for read in fmt.markers(nowhere)]
+
+    @property
     def markers(self) -> str:
         """The names of the objects that mark containers, for people."""
-        nowhere = ObjectRef("", "")
-        names = [read.ref.key for fmt in self.formats for read in fmt.markers(nowhere)]
-        return ", ".join([*names, *(each for fmt in self.archives for each in fmt.patterns)])
+        patterns = (each for fmt in self.archives for each in fmt.patterns)
+        return ", ".join([*self.marker_names, *patterns])
 
     def is_archive(self, name: str) -> bool:
         """Return whether an object of this name may be a container by itself."""

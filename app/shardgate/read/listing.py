@@ -134,6 +134,7 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
             yield OpenedContainer(path, damage, listing)
         else:
             if isinstance(layout, MemberLayout):
+                yield OpenedContainer(path, layout, listing)
                 async for found in find_containers(_within(root, layout)):
                     yield found._replace(path=join_path(path, found.path))
                 continue
@@ -199,12 +200,14 @@ async def _directories(
     """Return the directories right below *path*, or the containers that its metadata name. A
     listing *is_needed* unless something is known already.
     """
-    directory = root.ref.join(path).prefix
+    directory, containers = root.ref.join(path).prefix, root.containers
+    markers = {directory.join(name) for name in containers.marker_names}
     try:
         names: Sequence[str] = [
             listed.ref.key.removeprefix(directory.key).rstrip("/")
             async for listed in root.listing.list(directory, delimiter="/")
-            if listed.size is None or root.containers.is_archive(listed.ref.key)
+            if listed.size is None
+            or (containers.is_archive(listed.ref.key) and listed.ref not in markers)
         ]
     except StorageUnusableError:
         if layout is None and not is_needed:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, cast
 
 from shardgate.concurrency import bounded_gather, run_in_thread, take
-from shardgate.errors import DamagedError, NotAllowedError
+from shardgate.errors import (
+    DamagedError,
+    NotAllowedError,
+    StorageDeniedError,
+    StorageRedirectError,
+    StorageUnusableError,
+)
 from shardgate.formats.compression import announced_nbytes, decode_content, find_excess
 from shardgate.formats.contract import Layout, StoredObjects, Target
 from shardgate.formats.listing import (
@@ -55,6 +61,14 @@ from shardgate.storage.contract import Listed
 
 _LISTED_AT_ONCE: Final = 128
 _LOCATED_AT_ONCE: Final = 64
+_UNREADABLE: Final = (
+    DamagedError,
+    NotAllowedError,
+    StorageDeniedError,
+    StorageRedirectError,
+    StorageUnusableError,
+)
+"""Errors of the object behind one member, which another attempt would not cure."""
 _SMALL_PART_NBYTES: Final = 64 * 1024
 """Parts of up to so many bytes are decoded each time, from the content of their member."""
 
@@ -403,13 +417,13 @@ class MemberListing:
 
     async def _size(self, member: tuple[str, int | None]) -> int | None:
         """Return the size of a member that `Members.below` yields; if only its object tells, and
-        cannot be read, 0.
+        will not be read, 0.
         """
         name, nbytes = member
         if nbytes is not None or name.endswith("/"):
             return nbytes
         try:
             place = await self.outer.members.find(name, self.fetch)
-        except (DamagedError, NotAllowedError):
+        except _UNREADABLE:
             return 0
         return place.byte_range.length if isinstance(place, Stored | Part) else 0

@@ -236,6 +236,14 @@ def test_document_of_another_kind_is_refused(document: Any, reason: str) -> None
         _decode(document)
 
 
+def test_other_members_of_version_1_are_passed_over() -> None:
+    """Members that version 1 does not define, of any type and at any place, are no references."""
+    others = {"created": 2026, "authors": ["a", 1], "note": "text", "checks": {"a": 1}}
+    refs = {"a": "b", "c": ["s3://b/x", 1, 2]}
+
+    assert _found({**others, "version": 1, "refs": refs}) == _found(refs)
+
+
 def test_set_above_the_limit_is_refused() -> None:
     """A set with a byte more than the limit is refused."""
     data = json.dumps({"a": "b" * 100}).encode()

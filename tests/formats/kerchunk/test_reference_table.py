@@ -15,6 +15,8 @@ ROOTS = {
     "s3://bucket/": ObjectRef("s3", ""),
     "file:///data": ObjectRef("file", ""),
     "https://host/a": ObjectRef("https", ""),
+    "az://container": ObjectRef("az", ""),
+    "file:////other//deep/": ObjectRef("deep", ""),
 }
 ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
 
@@ -27,6 +29,13 @@ ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
         ("s3://bucket/é b", ("s3", "é b")),
         ("/data/a b%20.nc", ("file", "a b%20.nc")),
         ("file:///data/a%20b", ("file", "a%20b")),
+        ("/data//deep///x", ("file", "deep/x")),
+        ("//data/x", ("file", "x")),
+        ("/other/deep/x", ("deep", "x")),
+        ("file:////data//x", ("file", "x")),
+        ("s3://bucket//a//b", ("s3", "/a//b")),
+        ("s3a://bucket/a", ("s3", "a")),
+        ("abfs://container/a%20b", ("az", "a%20b")),
         ("https://host/a/b%20c", ("https", "b c")),
         ("https://HOST:443/a/b#c", ("https", "b")),
     ],
@@ -44,7 +53,9 @@ def test_url_leads_to_the_object_that_fsspec_reads(url: str, expected: tuple[str
         "s3://bucket/a/./b",
         "/etc/passwd",
         "/data/../etc/passwd",
-        "/data//x",
+        "//etc/passwd",
+        "/data//../etc/passwd",
+        "file:///data//./x",
         "file:///data2/x",
         "http://host/a/b",
         "https://host/ab",

@@ -151,6 +151,7 @@ class _Cursor:
 
 def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
     flat, nested, others = TableBuilder(most_rows), TableBuilder(most_rows), dict[str, Json]()
+    invalid: DecodeError | None = None  # a member that is no reference, as version 1 may have some
     for name in cursor.members():
         if name == "refs" and cursor.begins("{"):
             for key in cursor.members():
@@ -158,9 +159,15 @@ def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
         elif name in _MEMBERS:
             others[name] = cursor.value()
         else:
-            _add(flat, name, cursor.value())
+            value = cursor.value()
+            try:
+                _add(flat, name, value)
+            except DecodeError as error:
+                invalid = invalid or error
     cursor.skip(_END)
     match others.pop("version", None):
+        case None if invalid is not None:
+            raise invalid
         case None if not len(nested):
             for name, value in others.items():
                 _add(flat, name, value)

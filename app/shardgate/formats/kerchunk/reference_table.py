@@ -16,7 +16,7 @@ from shardgate.errors import DamagedError
 from shardgate.formats.documents import Json, json_memory_nbytes
 from shardgate.formats.members import NO_KEY, Place, SortedNames
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
-from shardgate.formats.references import Allowed, resolve
+from shardgate.formats.references import SLASHES, Allowed, resolve
 from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
 
 _BASE64: Final = b"base64:"
@@ -214,8 +214,9 @@ async def locate(
 
 
 def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
-    """Return the object at *url* as fsspec understands it: only http URLs are percent-encoded, and
-    an absolute path is that of a local file. Raises: `DecodeError`, `NotAllowedError`.
+    """Return the object at *url* as fsspec understands it: only http URLs are percent-encoded, an
+    absolute path is that of a local file, and empty segments of such a path do not count. Raises:
+    `DecodeError`, `NotAllowedError`.
     """
     located = f"file://{url}" if url.startswith("/") else url
     scheme, is_url, place = located.partition("://")
@@ -223,6 +224,8 @@ def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
         shown = repr(url[:200]) if url else "nothing"
         raise DecodeError(f"a reference to {shown}: expected a URL, or the absolute path of a file")
     authority, slash, path = place.partition("/")
+    if scheme.lower() == "file":
+        path = SLASHES.sub("/", path).removeprefix("/")
     if scheme.lower() not in ("http", "https"):
         path = quote(path)
     elif "?" in place:

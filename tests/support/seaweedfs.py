@@ -26,10 +26,11 @@ class SeaweedFS:
     secret_access_key = "testsecret"
     region = "us-east-1"
 
-    def __init__(self, port: int, bucket: str, master: str) -> None:
-        """Reach S3 at *port*, and the master of its volumes at the port *master*."""
+    vacuum_url = ""
+    """Where its master frees the space of removed objects."""
+
+    def __init__(self, port: int, bucket: str) -> None:
         self.endpoint_url = f"http://127.0.0.1:{port}"
-        self._vacuum_url = f"http://127.0.0.1:{master}/vol/vacuum?garbageThreshold=0.3"
         self.bucket = bucket
         self.client = open_boto3(
             self.endpoint_url,
@@ -81,7 +82,8 @@ class SeaweedFS:
         """Remove the objects below *prefix*, and free what removed and replaced ones take."""
         for each in self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix)["Contents"]:
             self.delete(each["Key"])
-        httpx.get(self._vacuum_url, timeout=60).raise_for_status()
+        answer = httpx.get(self.vacuum_url, params={"garbageThreshold": 0.3}, timeout=60)
+        answer.raise_for_status()
 
     def upload_folder(self, path: Path, prefix: str) -> None:
         """Store each file below *path* under its relative name below *prefix*."""
@@ -114,7 +116,8 @@ def running(
     """
     port, listening = ports or own_ports(folder)
     (master,) = (each for each in listening if each.startswith("-master.port="))
-    server = SeaweedFS(port, "test", master.partition("=")[2])
+    server = SeaweedFS(port, "test")
+    server.vacuum_url = f"http://127.0.0.1:{master.partition('=')[2]}/vol/vacuum"
     command = [
         str(weed),
         f"-logdir={folder}",

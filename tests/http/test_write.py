@@ -80,8 +80,6 @@ def test_write_with_an_unmet_condition_is_refused(client: httpx.Client, path: st
 )
 def test_method_that_is_not_allowed_is_405(client: httpx.Client, method: str, path: str) -> None:
     """A method that is not allowed is 405, and Allow equals that of OPTIONS (RFC 9110 §15.5.6)."""
-    ours = client.put("/", content=b"x")
-    assert (ours.status_code, ours.headers["allow"]) == (405, "GET")
     answer = client.request(method, path, content=b"x")
     preflight = client.options(path)
 

@@ -54,6 +54,24 @@ def test_head_equals_get_without_a_body(client: httpx.Client, path: str) -> None
     assert path == "/metrics" or head.headers["content-length"] == got.headers["content-length"]
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/", "GET, HEAD, OPTIONS"),
+        ("/api/datasets/em", "GET, HEAD, OPTIONS"),
+        ("/api/datasets", "GET, HEAD, OPTIONS, POST"),
+        ("/api/datasets/em/branches/main", "DELETE, OPTIONS, PUT"),
+    ],
+)
+def test_method_not_allowed_tells_all_that_are(
+    client: httpx.Client, path: str, methods: str
+) -> None:
+    """A method that a path lacks gets 405 with the methods of all routes of the path."""
+    answer = client.patch(path)
+
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
 def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
     """A dataset is described by its arrays with shape, chunks and shards, and its damaged nodes.
 

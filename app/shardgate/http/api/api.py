@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from shardgate.errors import ShardgateError, StorageError
 from shardgate.formats.surveying import Description
@@ -202,13 +203,25 @@ def _problem_response(
     return Response(body, status, {k.decode(): v.decode() for k, v in headers} | dict(extra or {}))
 
 
-async def _respond_to_error(_: Request, error: Exception) -> Response:
+def _methods_of(request: Request) -> str:
+    """Return the methods of all routes of the path, for ``Allow``."""
+    methods = {"OPTIONS"}
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods.update(getattr(route, "methods", None) or ())
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
+
+
+async def _respond_to_error(request: Request, error: Exception) -> Response:
     match error:
         case ShardgateError():
             status = status_of(error)
             log_failure(status, error)
             extra = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
             return _problem_response(status, str(error), extra, extension_members(error))
+        case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
+            extra = {"Allow": _methods_of(request)}
+            return _problem_response(HTTPStatus.METHOD_NOT_ALLOWED, error.detail, extra)
         case HTTPException():
             return _problem_response(HTTPStatus(error.status_code), error.detail, error.headers)
         case RequestValidationError():

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import urllib.request
-import zipfile
 from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
@@ -461,30 +460,6 @@ def test_container_without_collections_is_reported(
 
     said = "no arrays or other collections in the containers found\n"
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-@pytest.mark.parametrize("name", ["refs.json", "a.zip"])
-def test_members_without_collections_are_reported(tmp_path: Path, command: str, name: str) -> None:
-    """A reference set or an archive of a Zarr v2 group alone is a container without collections."""
-    (tmp_path / "refs.json").write_text('{".zgroup": "{}"}')
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(".zgroup", "{}")
-    shown = run(command, str(tmp_path / name))
-
-    said = "no arrays or other collections in the containers found\n"
-    assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
-
-
-def test_references_of_a_set_are_its_own(tmp_path: Path) -> None:
-    """`inspect --references` of a reference set writes the references that it has."""
-    (tmp_path / "source").write_bytes(b"0123456789")
-    refs = {"a/.zarray": "{}", "a/0": [f"file://{tmp_path}/source", 2, 3], "a/1": "text"}
-    (tmp_path / "refs.json").write_text(json.dumps(refs))
-    options = "--references", "--allow-virtual", tmp_path.as_uri()
-    written = run("inspect", str(tmp_path / "refs.json"), *options)
-
-    assert json.loads(written.stdout) == {"version": 1, "refs": refs}
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

@@ -363,10 +363,10 @@ LAB = {"url": "https://a.example", "audience": "b"}
         ({"login": {"viewers": ["https://a.example/"]}}, "is no origin such as"),
         ({"login": {"viewers": ["https://A.example"]}}, "is no origin such as"),
         ({"login": {"viewers": ["http://a.example"]}}, "is no origin such as"),
-        ({"login": {"client_secret": ""}}, "login.client_secret: "),
-        ({"stores": {"lab": {"session_token": ""}}}, "stores.lab.session_token: "),
-        ({"login": {"viewers": ["https://a.example:443"]}}, "without a usual port"),
-        ({"server": {"cors_origins": ["http://a.example:80"]}}, "without a usual port"),
+        ({"login": {"client_secret": ""}}, "login.client_secret: is empty"),
+        ({"stores": {"lab": {"session_token": ""}}}, "stores.lab.session_token: is empty"),
+        ({"login": {"viewers": ["https://a.example:443"]}}, "(without :443)"),
+        ({"server": {"cors_origins": ["http://a.example:80"]}}, "(without :443)"),
         ({"login": {"viewers": ["null"]}}, "is no origin such as"),
         (
             {

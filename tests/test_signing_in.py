@@ -168,8 +168,8 @@ def test_code_is_entered_without_a_browser(service: Service) -> None:
     assert is_accepted(service.url, token)
 
 
-def test_header_alone_is_printed(service: Service, variables: dict[str, str]) -> None:
-    """With a code that is entered, too, the output is the header alone, which programs read."""
+def test_entered_code_prints_the_header_alone(service: Service, variables: dict[str, str]) -> None:
+    """The output of `--no-browser` is the header alone, which programs read."""
     command = [sys.executable, "-m", "shardgate", "login", service.url, "--no-browser"]
     with subprocess.Popen(
         command, env=variables, text=True,

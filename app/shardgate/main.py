@@ -14,12 +14,7 @@ from typing import NamedTuple
 from fastapi import APIRouter
 
 from shardgate.concurrency import largest_share
-from shardgate.datasets import (
-    open_datasets,
-    open_decoding,
-    open_token_root,
-    session_formats,
-)
+from shardgate.datasets import open_datasets, open_decoding, open_token_root, session_formats
 from shardgate.http.api.api import build_api
 from shardgate.http.api.pictures import build_pictures
 from shardgate.http.api.repositories import build_repository_changes

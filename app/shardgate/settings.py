@@ -71,11 +71,11 @@ _NO_USUAL_PORT: Final = r"(?!https:.*:443\Z|http:.*:80\Z)"
 """Browsers leave out the usual port."""
 origin: Final = matches(
     rf"\*|null|{_NO_USUAL_PORT}[a-z][a-z0-9+.-]*://[^/@\s]+",
-    "is no origin such as https://viewer.example, without a usual port",
+    "is no origin such as https://viewer.example (without :443)",
 )
 web_origin: Final = matches(
     rf"{_NO_USUAL_PORT}(https://[a-z0-9._-]+|http://(localhost|127\.0\.0\.1))(:[0-9]{{1,5}})?",
-    "is no origin such as https://viewer.example, without a usual port, nor one on this machine",
+    "is no origin such as https://viewer.example (without :443), nor one on this machine",
 )
 """Check of one origin as browsers spell it, which must be encrypted or local."""
 host_name: Final = matches(
@@ -133,6 +133,13 @@ def table_of_url(value: object) -> object:
     return {"url": value} if isinstance(value, str) else value
 
 
+def not_empty(secret: SecretStr) -> SecretStr:
+    """Check that *secret* is one: an empty variable of the environment was forgotten."""
+    if not secret.get_secret_value():
+        raise ValueError("is empty")
+    return secret
+
+
 def normal_host(name: str) -> str:
     """Check and normalize the name of a host, which has no port."""
     return host_name(name).lower().removesuffix(".")
@@ -144,7 +151,7 @@ type _Digest = Annotated[str, AfterValidator(digest), AfterValidator(str.lower)]
 type _ServerUrl = Annotated[str, AfterValidator(server_url)]
 type _IssuerUrl = Annotated[str, AfterValidator(issuer_url)]
 type _RootUrl = Annotated[str, AfterValidator(dataset_url)]
-type _Secret = Annotated[SecretStr, Field(min_length=1)]
+type _Secret = Annotated[SecretStr, AfterValidator(not_empty)]
 type _CallerName = Annotated[str, AfterValidator(caller_name)]
 
 

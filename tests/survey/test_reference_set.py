@@ -26,6 +26,7 @@ from tests.formats.icechunk.case import CASES as ICECHUNK
 from tests.formats.icechunk.repositories import lab
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.case import CASES as ZARR
+from tests.support.commands import run
 from tests.support.files import write_files
 from tests.support.serving import client_of
 
@@ -198,3 +199,27 @@ def test_bytes_in_a_set_are_text_or_base64() -> None:
     assert _text(b"plain") == "plain"
     assert _text(b"\xff") == "base64:/w=="
     assert _text(b"base64:x") == "base64:YmFzZTY0Ong="
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize("name", ["refs.json", "a.zip"])
+def test_members_without_collections_are_reported(tmp_path: Path, command: str, name: str) -> None:
+    """A reference set or an archive of a Zarr v2 group alone is a container without collections."""
+    (tmp_path / "refs.json").write_text('{".zgroup": "{}"}')
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(".zgroup", "{}")
+    shown = run(command, str(tmp_path / name))
+
+    said = "no arrays or other collections in the containers found\n"
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
+
+
+def test_references_of_a_set_are_its_own(tmp_path: Path) -> None:
+    """`inspect --references` of a reference set writes the references that it has."""
+    (tmp_path / "source").write_bytes(b"0123456789")
+    refs = {"a/.zarray": "{}", "a/0": [f"file://{tmp_path}/source", 2, 3], "a/1": "text"}
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    options = "--references", "--allow-virtual", tmp_path.as_uri()
+    written = run("inspect", str(tmp_path / "refs.json"), *options)
+
+    assert json.loads(written.stdout) == {"version": 1, "refs": refs}

@@ -89,7 +89,9 @@ def announced_nbytes(coding: str, data: bytes) -> int:
 
 
 def find_excess(coding: str, most_nbytes: int) -> str:
-    """Return why content of the size in a `raw_deflate` is refused; empty for other codings."""
+    """Return why the size that a `raw_deflate` announces is refused; empty if it is at most
+    *most_nbytes*, and for other codings.
+    """
     nbytes = 0 if is_sendable(coding) else _numbers_of(coding)[0]
     return f"{nbytes} bytes once inflated, more than {most_nbytes}" if nbytes > most_nbytes else ""
 

@@ -143,6 +143,7 @@ class Containers:
         container, fault = await self._search(root, key, fetch, prefetch)
         found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
+        # Faults of an archive at the root have its name, which is that of the empty key too.
         if fault is not None and key and fault.ref == root.join(key):
             raise fault
         if isinstance(fault, MetadataMissingError):

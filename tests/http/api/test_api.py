@@ -61,9 +61,10 @@ def test_head_equals_get_without_a_body(client: httpx.Client, path: str) -> None
         ("/api/datasets/em", "GET, HEAD, OPTIONS"),
         ("/api/datasets", "GET, HEAD, OPTIONS, POST"),
         ("/api/datasets/em/branches/main", "DELETE, OPTIONS, PUT"),
+        ("/viewer/v/page/index.html", "GET, HEAD, OPTIONS"),
     ],
 )
-def test_method_not_allowed_tells_all_that_are(
+def test_unsupported_method_gets_405_with_those_of_the_path(
     client: httpx.Client, path: str, methods: str
 ) -> None:
     """A method that a path lacks gets 405 with the methods of all routes of the path."""

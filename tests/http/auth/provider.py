@@ -90,6 +90,7 @@ class Provider:
         """How the client must send its secret, if it has one."""
         self.refusal: tuple[int, Any] | None = None
         """Answer to each request for tokens."""
+        self.access_token: str | None = ACCESS_TOKEN
         self.userinfo: tuple[int, Any] = 200, {"sub": "ada"}
         """Answer of the userinfo endpoint."""
 
@@ -133,7 +134,7 @@ class Provider:
         if asked.get("code_challenge_method") != "S256" or asked["code_challenge"] != challenge:
             return 400, {"error": "invalid_grant"}
         token = self.sign(asked)
-        return 200, {"id_token": token, "access_token": ACCESS_TOKEN, "token_type": "Bearer"}
+        return 200, {"id_token": token, "access_token": self.access_token}
 
     def sign(self, asked: dict[str, str]) -> str:
         """Return the ID token for the request that the browser brought."""

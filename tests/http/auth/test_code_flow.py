@@ -138,9 +138,9 @@ async def test_claims_are_those_of_the_userinfo_endpoint(provider: Provider) -> 
 @pytest.mark.parametrize(
     ("answer", "error", "reason"),
     [
-        ((200, {"sub": "eve"}), ForbiddenError, "is of somebody else"),
-        ((200, {}), ForbiddenError, "is of somebody else"),
-        ((200, ["ada"]), ForbiddenError, "is of somebody else"),
+        ((200, {"sub": "eve"}), ForbiddenError, "is of another subject"),
+        ((200, {}), ForbiddenError, "is of another subject"),
+        ((200, ["ada"]), ForbiddenError, "is of another subject"),
         ((401, {"sub": "ada"}), IssuerUnavailableError, "its userinfo_endpoint answers 401"),
     ],
 )
@@ -151,6 +151,14 @@ async def test_wrong_userinfo_is_refused(
     provider.userinfo = answer
     async with open_flow(provider, userinfo=True) as flow:
         with pytest.raises(error, match=reason):
+            await sign_in(flow)
+
+
+async def test_issuer_without_an_access_token_is_refused(provider: Provider) -> None:
+    """An issuer that sends no access token is refused where its userinfo is wanted."""
+    provider.access_token = None
+    async with open_flow(provider, userinfo=True) as flow:
+        with pytest.raises(ForbiddenError, match="sent no access token"):
             await sign_in(flow)
 
 

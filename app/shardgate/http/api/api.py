@@ -208,7 +208,9 @@ def _methods_of(request: Request) -> str:
     methods = {"OPTIONS"}
     for route in request.app.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
-            methods.update(getattr(route, "methods", None) or ())
+            methods.update(getattr(route, "methods", ()))
+    if methods == {"OPTIONS"}:  # the path is below that of mounted files
+        methods.add("GET")
     return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 

@@ -73,7 +73,7 @@ class _Endpoints(NamedTuple):
     sends_iss: bool
     """Whether each answer names the issuer (RFC 9207)."""
     userinfo: str | None
-    """Where the claims that count are, if not in the ID token."""
+    """URL of the userinfo endpoint, if rules are compared with its claims."""
 
 
 class CodeFlow:
@@ -150,7 +150,7 @@ class CodeFlow:
             raise ForbiddenError(f"the issuer refused the sign-in{_reason(answer['error'])}")
         if not (code := answer.get("code")):
             raise ForbiddenError("the answer of the issuer has no code")
-        token, access = await self._redeem(endpoints, code, attempt.verifier, redirect_uri)
+        token, access_token = await self._redeem(endpoints, code, attempt.verifier, redirect_uri)
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
         except jwt.PyJWTError:
@@ -159,7 +159,9 @@ class CodeFlow:
         self._check(claims, attempt.nonce)
         if endpoints.userinfo is None:
             return claims
-        return await self._read_userinfo(endpoints.userinfo, access, claims["sub"])
+        if not isinstance(access_token, str):
+            raise ForbiddenError("the issuer sent no access token for its userinfo endpoint")
+        return await self._read_userinfo(endpoints.userinfo, access_token, claims["sub"])
 
     def _check(self, claims: Claims, nonce: str) -> None:
         """Check what ID tokens have beyond other tokens (OpenID Connect Core §3.1.3.7)."""
@@ -172,7 +174,7 @@ class CodeFlow:
     async def _redeem(
         self, endpoints: _Endpoints, code: str, verifier: str, redirect_uri: str
     ) -> tuple[str, object]:
-        """Exchange the *code* for an ID token, and one for the userinfo endpoint."""
+        """Exchange the *code* for an ID token, and an access token if the issuer sends one."""
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -201,16 +203,16 @@ class CodeFlow:
             case _:
                 raise ForbiddenError("the issuer sent no ID token")
 
-    async def _read_userinfo(self, endpoint_url: str, access: object, subject: str) -> Claims:
+    async def _read_userinfo(self, endpoint_url: str, access_token: str, subject: str) -> Claims:
         """Read the claims of the userinfo endpoint (OpenID Connect Core §5.3)."""
-        url, headers = self.issuer.settings.url, {"Authorization": f"Bearer {access}"}
+        url, headers = self.issuer.settings.url, {"Authorization": f"Bearer {access_token}"}
         async with asking(url, TIMEOUT_S):
             status, body = await exchange(self._client, "GET", endpoint_url, headers=headers)
             if status != HTTPStatus.OK:
                 raise IssuerUnavailableError(f"{url}: its userinfo_endpoint answers {status}")
             document: Any = orjson.loads(body)
         if not isinstance(document, dict) or document.get("sub") != subject:
-            raise ForbiddenError("the userinfo of the issuer is of somebody else")
+            raise ForbiddenError("the userinfo of the issuer is of another subject")
         return document
 
     async def _secret(self) -> str | None:
@@ -239,7 +241,8 @@ class CodeFlow:
         url = self.issuer.settings.url
         try:
             async with asking(url, TIMEOUT_S):
-                said, wants_userinfo = await discover(self._client, url), self._settings.userinfo
+                said = await discover(self._client, url)
+                wants_userinfo = self._settings.userinfo
                 methods = said.get("token_endpoint_auth_methods_supported")
                 self._known = _Endpoints(
                     endpoint(said, "authorization_endpoint"),

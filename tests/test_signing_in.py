@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 from base64 import urlsafe_b64encode
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +28,7 @@ from pydantic import SecretStr
 from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, Settings
 from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
-from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, providing
+from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
 from tests.storage.listening import Handler, Listener
 from tests.support.processes import environ, wait_until
 from tests.support.serving import serving
@@ -64,6 +64,33 @@ def code_in(page: str) -> str:
     return found[1]
 
 
+type Answer = Callable[[str, dict[str, str]], tuple[int, object]]
+"""Returns the status and document for a path and the document that was sent."""
+
+
+class _Service(Handler[Answer]):
+    def answer(self) -> None:
+        """Answer as the owner says, or close the connection instead of the status 0."""
+        status, document = self.server.owner(self.path, json.loads(self.body() or "{}"))
+        body = json.dumps(document).encode()
+        self.close_connection = not status
+        if status:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+
+def answering(token: Callable[[dict[str, str]], str]) -> Answer:
+    """Return answers of a service without device codes; *token* is that for a code."""
+
+    def answer(path: str, sent: dict[str, str]) -> tuple[int, object]:
+        status = 403 if path == "/login/device" else 200
+        return status, {"token": token(sent), "expires_at": later(3600)}
+
+    return answer
+
+
 class Service(NamedTuple):
     """A running service, and the folder of its private dataset."""
 
@@ -76,21 +103,28 @@ class Service(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
-    """Serve an array to those who have signed in at a provider."""
+def provider() -> Generator[Provider]:
+    """Run a provider that has no codes for devices."""
+    with providing() as provider:
+        provider.device = None
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def service(provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
+    """Serve an array to those who have signed in at the provider."""
     folder = tmp_path_factory.mktemp("private")
     data = np.arange(64, dtype="uint8").reshape(8, 8)
     zarr.create_array(folder, name="sharded", data=data, chunks=(2, 2), shards=(4, 4))
-    with providing() as provider:
-        settings = Settings(
-            issuers={"lab": IssuerSettings(url=provider.url, audience="shardgate")},
-            login=LoginSettings(
-                issuer="lab", client_id=CLIENT_ID, client_secret=SecretStr(CLIENT_SECRET)
-            ),
-            datasets={"private": DatasetSettings(url=str(folder), read=("lab:lab",))},
-        )
-        with serving(settings) as url:
-            yield Service(url, folder)
+    settings = Settings(
+        issuers={"lab": IssuerSettings(url=provider.url, audience="shardgate")},
+        login=LoginSettings(
+            issuer="lab", client_id=CLIENT_ID, client_secret=SecretStr(CLIENT_SECRET)
+        ),
+        datasets={"private": DatasetSettings(url=str(folder), read=("lab:lab",))},
+    )
+    with serving(settings) as url:
+        yield Service(url, folder)
 
 
 @pytest.fixture
@@ -182,20 +216,10 @@ def test_entered_code_prints_the_header_alone(service: Service, variables: dict[
     assert re.fullmatch(r"Authorization: Bearer \S+\n", output)
 
 
-class _Echo(Handler[object]):
-    def answer(self) -> None:
-        """Answer a code with its end as the token."""
-        code = json.loads(self.body() or "{}").get("code", "")
-        body = json.dumps({"token": code[-64:], "expires_at": later(3600)}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 def test_long_code_is_entered_at_a_terminal(variables: dict[str, str]) -> None:
     """A code of more bytes than a line that the terminal edits arrives as a whole."""
-    listener, end = Listener(_Echo, object()), "e" * 64
+    listener = Listener(_Service, answering(lambda sent: sent.get("code", "")[-64:]))
+    end = "e" * 64
     command = [sys.executable, "-m", "shardgate", "login", listener.url, "--no-browser"]
     ours, theirs = pty.openpty()
     with (
@@ -209,13 +233,61 @@ def test_long_code_is_entered_at_a_terminal(variables: dict[str, str]) -> None:
         assert process.stderr
         told = b""
         while not told.endswith(b"Code: "):
-            told += process.stderr.read(1)
+            told += (byte := process.stderr.read(1))
+            assert byte, told
         wait_until(lambda: not termios.tcgetattr(theirs)[3] & termios.ICANON)
         code = b"a" * 8000 + end.encode() + b"\n"
         Thread(target=terminal.write, args=(code,)).start()
         output, _ = process.communicate(timeout=60)
 
     assert output.decode() == f"Authorization: Bearer {end}\n"
+
+
+@pytest.mark.parametrize("complete", [None, "https://login.example/enter?code=WDJB-MJHT"])
+def test_device_code_is_entered_elsewhere(
+    service: Service, provider: Provider, monkeypatch: pytest.MonkeyPatch, complete: str | None
+) -> None:
+    """Without a browser the command shows the code of the issuer and its page, and waits there."""
+    monkeypatch.setattr(provider, "device", {"verification_uri_complete": complete})
+    provider.waiting = ["authorization_pending", "slow_down"]
+    said: list[str] = []
+    pauses: list[float] = []
+    token = sign_in(service.url, said.append, lambda: pytest.fail("asked"), pauses.append)
+    page = complete or f"{provider.url}/enter"
+
+    assert is_accepted(service.url, token)
+    assert ["WDJB-MJHT" in text and text.endswith(f":\n{page}") for text in said] == [True]
+    assert pauses == [1, 1, 5]
+
+
+def test_refused_device_code_ends_the_command(
+    service: Service, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends with the reason if the person refuses at the issuer."""
+    monkeypatch.setattr(provider, "device", {})
+    provider.waiting = ["access_denied"]
+
+    with pytest.raises(ForbiddenError, match="access_denied"):
+        sign_in(service.url, lambda _: None, lambda: "", lambda _: None)
+
+
+@pytest.mark.parametrize("status", [0, 429, 502, 503, 504])
+def test_device_waits_longer_for_a_failing_service(status: int) -> None:
+    """A service that fails for a moment is asked again, five seconds later than before."""
+    pauses: list[float] = []
+    statuses = [status, 200]
+    codes = {"device_code": "a", "user_code": "b", "expires_in": 60, "interval": 2}
+
+    def answer(path: str, _: dict[str, str]) -> tuple[int, object]:
+        if path == "/login/device/token":
+            return statuses.pop(0), {"token": "t", "expires_at": later(3600)}
+        return 200, {**codes, "verification_uri": "https://login.example"}
+
+    with (listener := Listener(_Service, answer)).running():
+        token = sign_in(listener.url, lambda _: None, lambda: "", pauses.append)
+
+    assert token.token == "t"
+    assert pauses == [2, 7]
 
 
 def test_code_of_another_command_is_refused(service: Service) -> None:
@@ -365,20 +437,10 @@ def test_listener_waits_for_a_service_that_cannot_be_reached(
     assert "Traceback" not in capfd.readouterr().err
 
 
-class _Liar(Handler[str]):
-    def answer(self) -> None:
-        """Answer each request with the owner's text for a token."""
-        body = json.dumps({"token": self.server.owner, "expires_at": later(3600)}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 @pytest.mark.parametrize("token", ["a\nX-Other: b", "\x1b[2J", "a b", "", "é"])
 def test_answer_that_is_no_token_is_refused(token: str) -> None:
     """A token with characters that no token has is refused: it would end the header."""
-    listener = Listener(_Liar, token)
+    listener = Listener(_Service, answering(lambda _: token))
     with listener.running(), pytest.raises(ForbiddenError, match="no bearer token"):
         sign_in(listener.url, lambda _: None, lambda: "code")
 
@@ -394,19 +456,9 @@ def test_wrong_environment_is_told(monkeypatch: pytest.MonkeyPatch, name: str, v
         sign_in("https://127.0.0.1:1", print, str)
 
 
-class _Refuser(Handler[object]):
-    def answer(self) -> None:
-        """Answer each request as a service that is called by a name it does not have."""
-        body = b'{"detail": "server.hosts does not name this"}'
-        self.send_response(421)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 def test_refusal_of_the_service_is_told() -> None:
     """A service that refuses the first request is told in its own words."""
-    listener = Listener(_Refuser, object())
+    listener = Listener(_Service, lambda *_: (421, {"detail": "server.hosts does not name this"}))
     with listener.running(), pytest.raises(ForbiddenError, match=r"server\.hosts does not name"):
         sign_in(listener.url, print, str)
 

@@ -295,7 +295,7 @@ def login(
     url: Annotated[str, typer.Argument(help="The service, such as https://chunks.example.")],
     *,
     no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Ask for a code that a browser elsewhere shows.")
+        bool, typer.Option("--no-browser", help="Sign in by a code in a browser elsewhere.")
     ] = False,
     _version: Version = False,
 ) -> None:

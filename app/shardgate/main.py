@@ -22,10 +22,10 @@ from shardgate.http.api.sessions import build_commits, build_sessions
 from shardgate.http.asgi import AsgiApp
 from shardgate.http.auth.access import Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
-from shardgate.http.auth.code_flow import CodeFlow
 from shardgate.http.auth.login import LoginPages, build_login
 from shardgate.http.auth.login_sessions import LoginTokens, caller_of_page
 from shardgate.http.auth.oidc import Issuers
+from shardgate.http.auth.oidc_client import OidcClient
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.auth.token_page import build_token_page
 from shardgate.http.auth.token_records import TokenRecords
@@ -235,7 +235,7 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
         authenticator = Authenticator(datasets, tokens, signatures, hosts)
         records.on_end = authenticator.forget
         return _Access(authenticator, routes, [issuers, aclosing(records)])
-    sessions, flow = LoginTokens(settings, datasets, records), CodeFlow(issuers, login)
+    sessions, flow = LoginTokens(settings, datasets, records), OidcClient(issuers, login)
     tokens = BearerTokens(settings.callers, [*identify, sessions.identify, issuers.identify])
     routes += [
         build_token_page(sessions, mint, bodies),

@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx
+from pydantic import ValidationError
 
 from shardgate.errors import ConfigurationError, ForbiddenError
-from shardgate.http.auth.code_flow import challenge_of
+from shardgate.http.auth.oidc_client import DeviceAuthorization, challenge_of
 from shardgate.settings import issuer_url
 
 _WAIT_S: Final = 600.0
@@ -31,6 +32,16 @@ _LEFT_S: Final = 60.0
 """A token that is kept is used if it is valid for longer."""
 _TOKEN: Final = re.compile("[A-Za-z0-9._~+/-]+=*")
 """A bearer token (RFC 6750 §2.1): it is printed as a part of a header."""
+_WAITING: Final = (
+    HTTPStatus.ACCEPTED,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+"""Statuses after which the token may be asked for once more."""
+_SLOWER_S: Final = 5
+"""Longer time between requests, if the issuer or the network asks for it (RFC 8628 §3.5)."""
 _PAGE: Final = "<!doctype html><meta charset=utf-8><title>Shardgate</title><p>"
 
 
@@ -83,9 +94,14 @@ class TokenFile:
 
 
 def sign_in(
-    url: str, tell: Callable[[str], None], ask: Callable[[], str] | None = None
+    url: str,
+    tell: Callable[[str], None],
+    ask: Callable[[], str] | None = None,
+    pause: Callable[[float], object] = time.sleep,
 ) -> KeptToken:
-    """Sign in at the service at *url*: by the browser of this machine, or with a code to *ask* for.
+    """Sign in at the service at *url*: by the browser of this machine or, if there is one to *ask*
+    for a code, by a browser elsewhere: with a code of the issuer that the person enters there,
+    or, if the issuer has none for this service, with the code that is asked for.
 
     Raises: `ConfigurationError` if it cannot be reached, `ForbiddenError`.
     """
@@ -101,6 +117,8 @@ def sign_in(
         if response.status_code != HTTPStatus.OK:
             raise ForbiddenError(f"{base}/auth_info: {_reason(response)}")
         if ask is not None:
+            if (token := _sign_in_on_device(client, base, tell, pause)) is not None:
+                return token
             tell(f"Open this address in a browser:\n{base}/login/command?{urlencode(query)}")
             return _redeem(client, base, ask().strip(), verifier)
         with _Listener() as listener:
@@ -111,6 +129,43 @@ def sign_in(
             # A browser in the terminal ends only after it has been here.
             Thread(target=_browse, args=(address, tell), daemon=True).start()
             return listener.wait()
+
+
+def _sign_in_on_device(
+    client: httpx.Client,
+    base: str,
+    tell: Callable[[str], None],
+    pause: Callable[[float], object],
+) -> KeptToken | None:
+    """Sign in by a device code (RFC 8628); `None` if the service or its issuer has none.
+
+    Raises: `ForbiddenError`.
+    """
+    response = _send(client, "POST", f"{base}/login/device")
+    if not response.is_success:
+        return None
+    try:
+        begun = DeviceAuthorization.model_validate_json(response.content)
+    except ValidationError:
+        raise ForbiddenError("the service sent no code for another device") from None
+    page, interval_s = begun.verification_uri_complete, begun.interval
+    action = "enter" if page is None else "check that it shows"
+    address = page or begun.verification_uri
+    tell(f"Open this address in a browser, and {action} the code {begun.user_code}:\n{address}")
+    body = {"device_code": begun.device_code}
+    until = time.monotonic() + begun.expires_in
+    while time.monotonic() < until:
+        pause(max(interval_s, 1))
+        try:
+            response = _send(client, "POST", f"{base}/login/device/token", json=body)
+        except ConfigurationError:
+            interval_s += _SLOWER_S
+            continue
+        if response.status_code not in _WAITING:
+            return _token_in(response)
+        if response.status_code != HTTPStatus.ACCEPTED or "slow_down" in response.text:
+            interval_s += _SLOWER_S
+    raise ForbiddenError("the sign-in took longer than the issuer allows")
 
 
 def _browse(address: str, tell: Callable[[str], None]) -> None:
@@ -159,7 +214,10 @@ def _base(url: str) -> str:
 
 def _redeem(client: httpx.Client, base: str, code: str, verifier: str) -> KeptToken:
     body = {"code": code, "verifier": verifier}
-    response = _send(client, "POST", f"{base}/login/token", json=body)
+    return _token_in(_send(client, "POST", f"{base}/login/token", json=body))
+
+
+def _token_in(response: httpx.Response) -> KeptToken:
     if response.is_success:
         with suppress(LookupError, TypeError, ValueError):
             document = response.json()

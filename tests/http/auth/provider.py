@@ -37,11 +37,12 @@ class _Handler(Handler["Provider"]):
                 self._send(200, {"keys": [make_key("first").as_dict(private=False)]})
             case "/authorize":
                 self._redirect(provider.authorize(fields))
-            case "/token":
+            case "/token" | "/device":
                 form = {name: values[0] for name, values in parse_qs(self.body().decode()).items()}
                 provider.forms.append(form)
                 provider.cookies.append(self.headers.get("Cookie"))
-                self._send(*provider.redeem(form, self.headers.get("Authorization")))
+                answer = provider.redeem if target.path == "/token" else provider.begin_on_device
+                self._send(*answer(form, self.headers.get("Authorization")))
             case "/userinfo" if self.headers.get("Authorization") == f"Bearer {ACCESS_TOKEN}":
                 self._send(*provider.userinfo)
             case _:
@@ -90,6 +91,10 @@ class Provider:
         """How the client must send its secret, if it has one."""
         self.refusal: tuple[int, Any] | None = None
         """Answer to each request for tokens."""
+        self.device: dict[str, Any] | None = {}
+        """Changes of the answer to a device that begins a sign-in; `None` refuses it."""
+        self.waiting: list[str] = []
+        """Errors for a device before its person has signed in."""
         self.access_token: str | None = ACCESS_TOKEN
         self.userinfo: tuple[int, Any] = 200, {"sub": "ada"}
         """Answer of the userinfo endpoint."""
@@ -108,6 +113,7 @@ class Provider:
             "token_endpoint": f"{self.url}/token",
             "userinfo_endpoint": f"{self.url}/userinfo",
             "jwks_uri": f"{self.url}/jwks",
+            "device_authorization_endpoint": f"{self.url}/device",
             **self.extra,
         }
 
@@ -123,9 +129,11 @@ class Provider:
         """Return the answer to a request for tokens; each code is good for one."""
         if self.refusal is not None:
             return self.refusal
-        asked = self._codes.pop(form.get("code", ""), None)
         if not self._knows(form, authorization):
             return 401, {"error": "invalid_client"}
+        if form.get("grant_type") == "urn:ietf:params:oauth:grant-type:device_code":
+            return self._redeem_on_device(form)
+        asked = self._codes.pop(form.get("code", ""), None)
         if asked is None or asked["redirect_uri"] != form.get("redirect_uri"):
             return 400, {"error": "invalid_grant"}
         # RFC 9700 §2.1.1: a verifier without a challenge is a downgrade.
@@ -134,6 +142,29 @@ class Provider:
         if asked.get("code_challenge_method") != "S256" or asked["code_challenge"] != challenge:
             return 400, {"error": "invalid_grant"}
         token = self.sign(asked)
+        return 200, {"id_token": token, "access_token": self.access_token}
+
+    def begin_on_device(
+        self, form: dict[str, str], authorization: str | None
+    ) -> tuple[int, object]:
+        """Return the answer to a device that begins a sign-in (RFC 8628 §3.2)."""
+        if self.refusal is not None:
+            return self.refusal
+        if not self._knows(form, authorization):
+            return 401, {"error": "invalid_client"}
+        if self.device is None:
+            return 400, {"error": "unauthorized_client"}
+        code = secrets.token_urlsafe()
+        self._codes[code] = {"client_id": CLIENT_ID}
+        good = {"device_code": code, "user_code": "WDJB-MJHT", "expires_in": 60, "interval": 0}
+        return 200, {**good, "verification_uri": f"{self.url}/enter", **self.device}
+
+    def _redeem_on_device(self, form: dict[str, str]) -> tuple[int, object]:
+        if form.get("device_code") not in self._codes:
+            return 400, {"error": "expired_token"}
+        if self.waiting:
+            return 400, {"error": self.waiting.pop(0)}
+        token = self.sign(self._codes.pop(form["device_code"]))
         return 200, {"id_token": token, "access_token": self.access_token}
 
     def sign(self, asked: dict[str, str]) -> str:

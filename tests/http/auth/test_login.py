@@ -484,7 +484,7 @@ def test_fault_of_the_issuer_is_logged_only(
         page = browser.page()
 
     assert provider.url not in page.response.text
-    assert f"{provider.url}: its token_endpoint answers 500" in caplog.text
+    assert f"{provider.url}: {provider.url}/token answers 500" in caplog.text
 
 
 def test_refused_consent_is_told(browser: Browser, provider: Provider) -> None:

@@ -8,7 +8,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
-from starlette.responses import RedirectResponse
+from starlette.responses import JSONResponse, RedirectResponse
 
 from shardgate.errors import (
     BadParameterError,
@@ -26,7 +26,7 @@ from shardgate.errors import (
     TokenRecordsError,
 )
 from shardgate.http.api.openapi import RequestDocument
-from shardgate.http.auth.code_flow import Attempt, CodeFlow, challenge_of
+from shardgate.http.auth.access import Caller
 from shardgate.http.auth.login_sessions import (
     NAVIGATION,
     SESSION,
@@ -36,6 +36,12 @@ from shardgate.http.auth.login_sessions import (
     cookie_of,
     demand_own_page,
     set_cookie,
+)
+from shardgate.http.auth.oidc_client import (
+    Attempt,
+    DeviceAuthorization,
+    OidcClient,
+    challenge_of,
 )
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.pages.rendering import PageTemplate
@@ -52,6 +58,9 @@ _CODE: Final = "code"
 _CODE_S: Final = 120
 """Longest time from the end of a sign-in in the browser to the exchange of its code."""
 _LONGEST_CODE: Final = 16 * 1024
+_DEVICE: Final = "device"
+_DEVICE_S: Final = 1800
+"""Longest time to sign in on another device."""
 _PAGE: Final = re.compile(r"/(?!/)[!-\[\]-~]{0,1000}")
 """Path of a page of this service; browsers take two slashes, or backslashes, for another host."""
 _CHALLENGE: Final = re.compile("[A-Za-z0-9_-]{43}")
@@ -65,7 +74,7 @@ class LoginPages:
 
     def __init__(
         self,
-        flow: CodeFlow,
+        flow: OidcClient,
         tokens: LoginTokens,
         viewers: Sequence[str],
     ) -> None:
@@ -143,14 +152,12 @@ class LoginPages:
         caller = self._flow.issuer.caller_of(claims)
         known = await self._tokens.session(cookie_of(request, address, SESSION))
         is_same = known is not None and known.caller.name == caller.name
-        session_id = known.session_id if known and is_same else secrets.token_urlsafe(16)
+        session_id = known.session_id if known and is_same else _new_session_id()
         rights = self._tokens.rights_of(caller, session_id)
         if rights is None or not is_same:
             await self._end(known)
         if rights is None:
-            name = caller.name
-            error = ForbiddenError(f"{name} has signed in, but may read no dataset here")
-            response = await self.refuse(error)
+            response = await self.refuse(_without_rights(caller))
             set_cookie(response, address, SESSION, "", 0)
             return response
         cookie = self._tokens.seal(SESSION, rights)
@@ -194,9 +201,38 @@ class LoginPages:
         challenge = "" if claims is None else claims["challenge"]
         if claims is None or not hmac.compare_digest(challenge, challenge_of(verifier)):
             raise ForbiddenError("the code is not of this sign-in, or took too long; begin again")
-        rights = {name: claims[name] for name in ("sub", "rules", "sid")}
+        return self._issue({name: claims[name] for name in ("sub", "rules", "sid")})
+
+    def _issue(self, rights: Mapping[str, Any]) -> "IssuedToken":
         expires_at = datetime.now(UTC) + timedelta(seconds=self._tokens.lifetime_s)
         return IssuedToken(token=self._tokens.seal(VIEWER, rights), expires_at=expires_at)
+
+    async def begin_on_device(self, request: Request) -> DeviceAuthorization:
+        """Begin to sign in by a device code of the issuer.
+
+        Raises: `ForbiddenError` if it has none for this service, `IssuerUnavailableError`.
+        """
+        _demand_address(request)
+        begun = await self._flow.begin_on_device()
+        lifetime_s = min(begun.expires_in, _DEVICE_S)
+        sealed = self._tokens.seal(_DEVICE, {"device_code": begun.device_code}, lifetime_s)
+        return begun.model_copy(update={"device_code": sealed, "expires_in": lifetime_s})
+
+    async def finish_on_device(self, device_code: str) -> "IssuedToken | str":
+        """Return the token for the command, or the error of the issuer that asks to wait.
+
+        Raises: `ForbiddenError`, `UnauthenticatedError`, `IssuerUnavailableError`.
+        """
+        if (sealed := self._tokens.unseal(_DEVICE, device_code)) is None:
+            raise ForbiddenError("the code is not of this service, or took too long; begin again")
+        found = await self._flow.finish_on_device(sealed["device_code"])
+        if isinstance(found, str):
+            return found
+        caller = self._flow.issuer.caller_of(found)
+        rights = self._tokens.rights_of(caller, _new_session_id())
+        if rights is None:
+            raise _without_rights(caller)
+        return self._issue(rights)
 
     async def end(self, request: Request) -> Response:
         """End the session of the browser, and its tokens. Raises: `ForbiddenError` to others."""
@@ -278,6 +314,14 @@ def _answer_in(request: Request) -> Mapping[str, str]:
     return answer
 
 
+def _new_session_id() -> str:
+    return secrets.token_urlsafe(16)
+
+
+def _without_rights(caller: Caller) -> ForbiddenError:
+    return ForbiddenError(f"{caller.name} has signed in, but may read no dataset here")
+
+
 def _callback(address: Address) -> str:
     return f"{address.origin}{address.root_path}/login/callback"
 
@@ -296,6 +340,12 @@ class CodeExchange(RequestDocument):
     verifier: Annotated[str, Field(max_length=128, repr=False)]
 
 
+class DeviceExchange(RequestDocument):
+    """Code of the command for a sign-in on another device."""
+
+    device_code: Annotated[str, Field(max_length=_LONGEST_CODE, repr=False)]
+
+
 async def _describe_login(request: Request) -> dict[str, str]:
     address = address_of(request)
     return {"login_url": f"{address.origin}{address.root_path}/login"}
@@ -305,37 +355,44 @@ def build_login(pages: LoginPages, bodies: RequestBodyReader) -> APIRouter:
     """Build the routes of signing in."""
     router = APIRouter(include_in_schema=False)
     router.add_api_route("/auth_info", _describe_login)
-
-    async def explained(answering: Awaitable[Response]) -> Response:
-        """Return the response, or the page that explains its error."""
-        try:
-            return await answering
-        except ShardgateError as error:
-            return await pages.refuse(error)
-
-    @router.get("/login/api/v1/authorize")
-    async def begin_in_viewer(request: Request) -> Response:
-        return await explained(pages.begin_in_viewer(request))
-
-    @router.get("/login")
-    async def begin_in_page(request: Request) -> Response:
-        return await explained(pages.begin_in_page(request))
-
-    @router.get("/login/command")
-    async def begin_in_command(request: Request) -> Response:
-        return await explained(pages.begin_in_command(request))
-
-    @router.get("/login/callback")
-    async def finish(request: Request) -> Response:
-        return await explained(pages.finish(request))
+    for path, answer in (
+        ("/login/api/v1/authorize", pages.begin_in_viewer),
+        ("/login", pages.begin_in_page),
+        ("/login/command", pages.begin_in_command),
+        ("/login/callback", pages.finish),
+    ):
+        router.add_api_route(path, _explained(pages, answer))
+    router.add_api_route("/login/end", pages.end, methods=["POST"])
 
     @router.post("/login/token")
     async def redeem(request: Request) -> IssuedToken:
         sent = await bodies.read_document(request, CodeExchange)
         return await pages.redeem(sent.code, sent.verifier)
 
-    @router.post("/login/end")
-    async def end(request: Request) -> Response:
-        return await pages.end(request)
+    @router.post("/login/device")
+    async def begin_on_device(request: Request) -> DeviceAuthorization:
+        return await pages.begin_on_device(request)
+
+    @router.post("/login/device/token", response_model=None)
+    async def finish_on_device(request: Request) -> IssuedToken | Response:
+        sent = await bodies.read_document(request, DeviceExchange)
+        found = await pages.finish_on_device(sent.device_code)
+        if isinstance(found, IssuedToken):
+            return found
+        return JSONResponse({"error": found}, HTTPStatus.ACCEPTED)
 
     return router
+
+
+def _explained(
+    pages: LoginPages, answer: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route that answers, or explains its error by a page."""
+
+    async def route(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except ShardgateError as error:
+            return await pages.refuse(error)
+
+    return route

@@ -1,9 +1,9 @@
-"""`shardgate.http.auth.code_flow`: what it asks of issuers, and what it takes of their answers."""
+"""`shardgate.http.auth.oidc_client`: requests to issuers, and their answers."""
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
-from shardgate.http.auth.code_flow import Attempt, CodeFlow
+from shardgate.errors import (
+    ConfigurationError,
+    ForbiddenError,
+    IssuerUnavailableError,
+    UnauthenticatedError,
+)
 from shardgate.http.auth.oidc import Claims, Issuers
+from shardgate.http.auth.oidc_client import Attempt, OidcClient
 from shardgate.settings import IssuerSettings, LoginSettings
 from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider
 
@@ -25,16 +30,16 @@ REDIRECT_URI = "https://service.example/login/callback"
 @asynccontextmanager
 async def open_flow(
     provider: Provider, clock: Callable[[], float] = time.monotonic, **changes: Any
-) -> AsyncGenerator[CodeFlow]:
+) -> AsyncGenerator[OidcClient]:
     """Open the client's side, with *changes* of its settings."""
     good = {"issuer": "lab", "client_id": CLIENT_ID, "client_secret": SecretStr(CLIENT_SECRET)}
     issuers = {"lab": IssuerSettings(url=provider.url, audience="shardgate")}
     settings = LoginSettings(**{**good, **changes})
-    async with Issuers(issuers) as opened, CodeFlow(opened, settings, clock) as flow:
+    async with Issuers(issuers) as opened, OidcClient(opened, settings, clock) as flow:
         yield flow
 
 
-async def sign_in(flow: CodeFlow) -> Claims:
+async def sign_in(flow: OidcClient) -> Claims:
     """Sign in, and return the claims."""
     attempt = Attempt.new()
     url = await flow.begin(attempt, REDIRECT_URI)
@@ -264,3 +269,77 @@ async def test_attempt_asks_for_one_token(provider: Provider) -> None:
                 await flow.finish(attempt, REDIRECT_URI, answer)
 
     assert len(provider.forms) == 1
+
+
+async def test_device_waits_for_its_person(provider: Provider) -> None:
+    """A sign-in on another device has codes of the issuer, and ends with the claims of the person
+    after the answers that ask to wait.
+    """
+    provider.waiting = ["authorization_pending", "slow_down"]
+    async with open_flow(provider) as flow:
+        begun = await flow.begin_on_device()
+        found = [await flow.finish_on_device(begun.device_code) for _ in range(3)]
+
+    assert (begun.user_code, begun.verification_uri) == ("WDJB-MJHT", f"{provider.url}/enter")
+    assert found[:2] == ["authorization_pending", "slow_down"]
+    assert isinstance(found[2], Mapping)
+    assert found[2]["sub"] == "ada"
+
+
+async def test_device_of_an_issuer_that_offers_none_is_refused(provider: Provider) -> None:
+    """An issuer without a device authorization endpoint begins no sign-in on another device."""
+    provider.extra = {"device_authorization_endpoint": None}
+    async with open_flow(provider) as flow:
+        claims = await sign_in(flow)
+        with pytest.raises(ForbiddenError, match="offers no sign-in on another device"):
+            await flow.begin_on_device()
+
+    assert claims["sub"] == "ada"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"device_code": None},
+        {"user_code": "WDJB\x1b[2J"},
+        {"verification_uri": 5},
+        {"expires_in": 0},
+        {"interval": -1},
+    ],
+)
+async def test_wrong_codes_for_a_device_are_refused(
+    provider: Provider, answer: dict[str, object]
+) -> None:
+    """An answer that lacks a code, or has one that a terminal does not print, is refused."""
+    provider.device = answer
+    async with open_flow(provider) as flow:
+        with pytest.raises(ForbiddenError, match="sent no codes"):
+            await flow.begin_on_device()
+
+
+@pytest.mark.parametrize("error", ["access_denied", "expired_token"])
+async def test_refusal_on_a_device_is_told(provider: Provider, error: str) -> None:
+    """A person who refuses, or takes too long, ends the sign-in of the device."""
+    provider.waiting = [error]
+    async with open_flow(provider) as flow:
+        begun = await flow.begin_on_device()
+        with pytest.raises(ForbiddenError, match=error):
+            await flow.finish_on_device(begun.device_code)
+
+
+@pytest.mark.parametrize(
+    ("claims", "error"),
+    [
+        ({"aud": "another-client"}, UnauthenticatedError),
+        ({"nonce": "of-another-sign-in"}, ForbiddenError),
+    ],
+)
+async def test_wrong_id_token_on_a_device_is_refused(
+    provider: Provider, claims: dict[str, object], error: type[Exception]
+) -> None:
+    """An ID token of another client or another sign-in signs no device in."""
+    provider.claims = claims
+    async with open_flow(provider) as flow:
+        begun = await flow.begin_on_device()
+        with pytest.raises(error):
+            await flow.finish_on_device(begun.device_code)

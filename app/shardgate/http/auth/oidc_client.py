@@ -1,4 +1,6 @@
-"""Authorization code flow of OpenID Connect with PKCE, the client's side (RFC 6749, 7636, 9207)."""
+"""Client of the OpenID Connect issuer where people sign in: authorization code flow with PKCE, and
+device authorization (RFC 6749, 7636, 8628, 9207).
+"""
 
 import hmac
 import logging
@@ -11,12 +13,13 @@ from contextlib import AsyncExitStack
 from hashlib import sha256
 from http import HTTPStatus
 from math import inf
-from typing import Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 from urllib.parse import quote_plus, urlencode
 
 import httpx
 import jwt
 import orjson
+from pydantic import BaseModel, Field, ValidationError
 
 from shardgate.concurrency import SingleFlight, run_in_thread
 from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
@@ -38,6 +41,9 @@ from shardgate.settings import LoginSettings
 _REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 """Statuses of OAuth errors: those of RFC 6749 §5.2, and 403, as some issuers have it."""
 _ERROR: Final = re.compile("[a-z_]{1,64}")
+_WAITING: Final = ("authorization_pending", "slow_down")
+"""Errors before the person has signed in on another device (RFC 8628 §3.5)."""
+_DEVICE_CODE: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _SECRET_NBYTES: Final = 32
 _MOST_FINISHED: Final = 4096
 _READ: Final = "configuration"
@@ -65,9 +71,30 @@ def challenge_of(verifier: str) -> str:
     return urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 
+_Printable = Annotated[str, Field(pattern="^[ -~]{1,2048}$")]
+
+
+class DeviceAuthorization(BaseModel):
+    """Codes of one sign-in on another device, and its page (RFC 8628 §3.2)."""
+
+    device_code: Annotated[str, Field(repr=False)]
+    """Secret of the device that waits."""
+    user_code: _Printable
+    """Code to enter on the page."""
+    verification_uri: _Printable
+    verification_uri_complete: _Printable | None = None
+    """URL of the page with the code in it, if the issuer has one."""
+    expires_in: Annotated[int, Field(ge=1)]
+    """Seconds for which the codes are valid."""
+    interval: Annotated[int, Field(ge=0, le=600)] = 5
+    """Seconds between two requests for a token."""
+
+
 class _Endpoints(NamedTuple):
     authorization: str
     token: str
+    device: str | None
+    """URL for sign-in on another device, if the issuer offers that."""
     takes_basic: bool
     """Whether the secret of the client goes into a header; else into the form."""
     sends_iss: bool
@@ -76,7 +103,7 @@ class _Endpoints(NamedTuple):
     """URL of the userinfo endpoint, if rules are compared with its claims."""
 
 
-class CodeFlow:
+class OidcClient:
     """Signs people in at the issuer of the settings."""
 
     def __init__(
@@ -150,20 +177,62 @@ class CodeFlow:
             raise ForbiddenError(f"the issuer refused the sign-in{_reason(answer['error'])}")
         if not (code := answer.get("code")):
             raise ForbiddenError("the answer of the issuer has no code")
-        token, access_token = await self._redeem(endpoints, code, attempt.verifier, redirect_uri)
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect_uri,
+            "code_verifier": attempt.verifier,
+        }
+        said = await self._post(endpoints.token, form, endpoints)
+        return await self._read_claims(said, attempt.nonce, endpoints)
+
+    async def begin_on_device(self) -> DeviceAuthorization:
+        """Begin a sign-in on another device.
+
+        Raises: `ForbiddenError` if the issuer does not offer it, `IssuerUnavailableError`.
+        """
+        endpoints = await self._endpoints()
+        if endpoints.device is None:
+            raise ForbiddenError("the issuer offers no sign-in on another device")
+        form = {"scope": " ".join(self._settings.scopes)}
+        said = await self._post(endpoints.device, form, endpoints)
+        try:
+            return DeviceAuthorization.model_validate(said)
+        except ValidationError:
+            raise _refused(said, "codes for another device") from None
+
+    async def finish_on_device(self, device_code: str) -> Claims | str:
+        """Return the verified claims, as `finish` does, or the error that asks to wait.
+
+        Raises: `ForbiddenError`, `UnauthenticatedError`, `IssuerUnavailableError`.
+        """
+        endpoints = await self._endpoints()
+        form = {"grant_type": _DEVICE_CODE, "device_code": device_code}
+        said = await self._post(endpoints.token, form, endpoints)
+        if (error := said.get("error")) in _WAITING:
+            return str(error)
+        return await self._read_claims(said, None, endpoints)
+
+    async def _read_claims(
+        self, said: Mapping[str, Any], nonce: str | None, endpoints: _Endpoints
+    ) -> Claims:
+        """Return the verified claims of an answer with tokens; *nonce* is that of the attempt."""
+        token, access_token = said.get("id_token"), said.get("access_token")
+        if not isinstance(token, str):
+            raise _refused(said, "ID token")
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
         except jwt.PyJWTError:
             raise ForbiddenError("the issuer sent no ID token") from None
-        claims = await issuer.verify(token, claimed, self._client_id)
-        self._check(claims, attempt.nonce)
+        claims = await self.issuer.verify(token, claimed, self._client_id)
+        self._check(claims, nonce)
         if endpoints.userinfo is None:
             return claims
         if not isinstance(access_token, str):
             raise ForbiddenError("the issuer sent no access token for its userinfo endpoint")
         return await self._read_userinfo(endpoints.userinfo, access_token, claims["sub"])
 
-    def _check(self, claims: Claims, nonce: str) -> None:
+    def _check(self, claims: Claims, nonce: str | None) -> None:
         """Check what ID tokens have beyond other tokens (OpenID Connect Core §3.1.3.7)."""
         if claims.get("nonce") != nonce:
             raise ForbiddenError("the ID token belongs to another sign-in")
@@ -171,37 +240,26 @@ class CodeFlow:
         if claims.get("azp", None if has_several else self._client_id) != self._client_id:
             raise ForbiddenError("the ID token was issued to another service")
 
-    async def _redeem(
-        self, endpoints: _Endpoints, code: str, verifier: str, redirect_uri: str
-    ) -> tuple[str, object]:
-        """Exchange the *code* for an ID token, and an access token if the issuer sends one."""
-        form = {
-            "grant_type": "authorization_code",
-            "code": code,
-            "redirect_uri": redirect_uri,
-            "code_verifier": verifier,
-        }
-        auth, secret = None, await self._secret()
+    async def _post(
+        self, endpoint_url: str, form: Mapping[str, str], endpoints: _Endpoints
+    ) -> Mapping[str, Any]:
+        """Send a *form* with the credentials of the client; return the answer, tokens or an error
+        (RFC 6749 §5).
+        """
+        auth, secret, sent = None, await self._secret(), dict(form)
         if secret is not None and endpoints.takes_basic:
             auth = httpx.BasicAuth(quote_plus(self._client_id), quote_plus(secret))
         else:
-            form["client_id"] = self._client_id
-            form |= {} if secret is None else {"client_secret": secret}
+            sent["client_id"] = self._client_id
+            sent |= {} if secret is None else {"client_secret": secret}
         url = self.issuer.settings.url
         async with asking(url, TIMEOUT_S):
-            status, body = await exchange(
-                self._client, "POST", endpoints.token, data=form, auth=auth
-            )
+            status, body = await exchange(self._client, "POST", endpoint_url, data=sent, auth=auth)
             if status not in {HTTPStatus.OK, *_REFUSALS}:
-                raise IssuerUnavailableError(f"{url}: its token_endpoint answers {status}")
+                raise IssuerUnavailableError(f"{url}: {endpoint_url} answers {status}")
             document: Any = orjson.loads(body)
-        match document:
-            case {"id_token": str(token)} if status == HTTPStatus.OK:
-                return token, document.get("access_token")
-            case {"error": str(error)}:
-                raise ForbiddenError(f"the issuer refused the sign-in{_reason(error)}")
-            case _:
-                raise ForbiddenError("the issuer sent no ID token")
+        is_known = isinstance(document, dict) and ("error" in document) == (status != HTTPStatus.OK)
+        return document if is_known else {}
 
     async def _read_userinfo(self, endpoint_url: str, access_token: str, subject: str) -> Claims:
         """Read the claims of the userinfo endpoint (OpenID Connect Core §5.3)."""
@@ -243,10 +301,12 @@ class CodeFlow:
             async with asking(url, TIMEOUT_S):
                 said = await discover(self._client, url)
                 wants_userinfo = self._settings.userinfo
+                device = "device_authorization_endpoint"
                 methods = said.get("token_endpoint_auth_methods_supported")
                 self._known = _Endpoints(
                     endpoint(said, "authorization_endpoint"),
                     endpoint(said, "token_endpoint"),
+                    endpoint(said, device) if said.get(device) is not None else None,
                     takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
                     sends_iss=said.get("authorization_response_iss_parameter_supported") is True,
                     userinfo=endpoint(said, "userinfo_endpoint") if wants_userinfo else None,
@@ -255,6 +315,13 @@ class CodeFlow:
             _log.warning("no configuration of the issuer %s", error)
         else:
             self._stale_at = self._clock() + KEYS_S
+
+
+def _refused(said: Mapping[str, Any], wanted: str) -> ForbiddenError:
+    """Return the error for an answer that has not what was *wanted*."""
+    if isinstance(error := said.get("error"), str):
+        return ForbiddenError(f"the issuer refused the sign-in{_reason(error)}")
+    return ForbiddenError(f"the issuer sent no {wanted}")
 
 
 def _reason(error: str) -> str:

@@ -23,6 +23,7 @@ import httpx
 from pydantic import ValidationError
 
 from shardgate.errors import ConfigurationError, ForbiddenError
+from shardgate.http.auth.oidc import checked_environment
 from shardgate.http.auth.oidc_client import DeviceAuthorization, challenge_of
 from shardgate.settings import issuer_url
 
@@ -198,11 +199,8 @@ def is_accepted(url: str, token: KeptToken) -> bool:
 
 
 def _open_client() -> httpx.Client:
-    try:
+    with checked_environment():
         return httpx.Client(timeout=30)
-    except (ImportError, OSError, ValueError) as error:
-        reason = "SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used"
-        raise ConfigurationError(f"{reason}: {error}") from error
 
 
 def _base(url: str) -> str:

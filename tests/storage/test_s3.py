@@ -161,6 +161,15 @@ async def test_environment_configures_the_store(
         await found(store, ObjectRef(f"s3://{seaweedfs.bucket}", "environment"))
 
 
+async def test_unreadable_ca_bundle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing file in AWS_CA_BUNDLE makes the store unusable, and the error names the file."""
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere")
+    settings = StoreSettings(endpoint_url="https://127.0.0.1:1", anonymous=True)
+    async with aclosing(S3Store(settings)) as store:
+        with pytest.raises(StorageUnusableError, match="authorities in /nowhere cannot be read"):
+            await store.get(ObjectRef("s3://bucket", "key"))
+
+
 @pytest.mark.parametrize(
     ("key_id", "code"), [(None, "SignatureDoesNotMatch"), ("nobody", "InvalidAccessKeyId")]
 )

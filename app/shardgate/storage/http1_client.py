@@ -530,5 +530,9 @@ class HttpClient:
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
-            self._context = ssl.create_default_context(cafile=self._ca_file)
+            try:
+                self._context = ssl.create_default_context(cafile=self._ca_file)
+            except OSError as error:
+                reason = f"the certificate authorities in {self._ca_file} cannot be read"
+                raise ssl.SSLError(error.errno, f"{reason}: {error.strerror}") from error
         return self._context

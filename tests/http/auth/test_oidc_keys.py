@@ -14,13 +14,18 @@ import jwt
 import pytest
 from joserfc.jwk import RSAKey
 
-from shardgate.errors import IssuerUnavailableError, UnauthenticatedError
+from shardgate.errors import (
+    ConfigurationError,
+    IssuerUnavailableError,
+    UnauthenticatedError,
+)
 from shardgate.http.auth import oidc
 from shardgate.http.auth.oidc import (
     APART_S,
     KEYS_S,
     RETRY_S,
     IssuerKeys,
+    Issuers,
     VerificationKey,
     decode_jwks,
     open_client,
@@ -414,3 +419,17 @@ async def test_untrusted_certificate_is_refused(
     with pytest.raises(IssuerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
         await kids(client, tls_issuer.settings)
     assert tls_issuer.server.seen == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("SSL_CERT_FILE", "/nowhere"), ("ALL_PROXY", "ftp://127.0.0.1:1")]
+)
+def test_unusable_environment_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Certificates or a proxy of the environment that cannot be used stop the start, in words."""
+    monkeypatch.setenv(name, value)
+    settings = IssuerSettings(url="https://login.example", audience="shardgate")
+
+    with pytest.raises(ConfigurationError, match="SSL_CERT_FILE, SSL_CERT_DIR or a proxy"):
+        Issuers({"lab": settings})

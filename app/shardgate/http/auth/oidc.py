@@ -5,7 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from math import inf
@@ -19,7 +19,7 @@ from jwt import exceptions
 from jwt.algorithms import AllowedPublicKeys
 
 from shardgate.concurrency import SingleFlight
-from shardgate.errors import IssuerUnavailableError, UnauthenticatedError
+from shardgate.errors import ConfigurationError, IssuerUnavailableError, UnauthenticatedError
 from shardgate.http.auth.access import Caller, Identity
 from shardgate.settings import CLAIM_RULES, EMAIL, GROUP, PUBLIC, IssuerSettings, issuer_url
 
@@ -108,15 +108,17 @@ class Issuers:
     def __init__(
         self, settings: Mapping[str, IssuerSettings], *, timeout_s: float = TIMEOUT_S
     ) -> None:
+        """Take the issuers of the settings by name. Raises: `ConfigurationError`."""
         self._settings = settings
         self._timeout_s = timeout_s
+        self._client = open_client(timeout_s) if settings else None
         self._issuers: dict[str, Issuer] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if not self._settings:
+        if self._client is None:
             return self
-        client = await self._stack.enter_async_context(open_client(self._timeout_s))
+        client = await self._stack.enter_async_context(self._client)
         for name, issuer in self._settings.items():
             keys = IssuerKeys(functools.partial(read_keys, client, issuer, self._timeout_s))
             self._stack.push_async_callback(keys.aclose)
@@ -282,12 +284,26 @@ class IssuerKeys:
 
 
 def open_client(timeout_s: float) -> httpx.AsyncClient:
-    """Open a client that neither follows redirects nor keeps cookies, which may be of a person."""
+    """Open a client that neither follows redirects nor keeps cookies, which may be of a person.
+
+    Raises: `ConfigurationError`, see `checked_environment`.
+    """
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     jar = CookieJar(DefaultCookiePolicy(allowed_domains=()))
-    return httpx.AsyncClient(
-        headers=headers, cookies=jar, follow_redirects=False, timeout=timeout_s
-    )
+    with checked_environment():
+        return httpx.AsyncClient(
+            headers=headers, cookies=jar, follow_redirects=False, timeout=timeout_s
+        )
+
+
+@contextmanager
+def checked_environment() -> Iterator[None]:
+    """Raise `ConfigurationError` if httpx cannot use the environment's certificates or proxy."""
+    try:
+        yield
+    except (ImportError, OSError, ValueError) as error:
+        reason = "SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used"
+        raise ConfigurationError(f"{reason}: {error}") from error
 
 
 async def read_keys(

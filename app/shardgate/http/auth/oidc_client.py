@@ -112,6 +112,8 @@ class OidcClient:
         settings: LoginSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Sign in at the issuer of *settings*. Raises: `ConfigurationError`."""
+        self._client = open_client(TIMEOUT_S)
         self._clock = clock
         self._issuers = issuers
         self._settings = settings
@@ -124,7 +126,7 @@ class OidcClient:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._client = await self._stack.enter_async_context(open_client(TIMEOUT_S))
+        await self._stack.enter_async_context(self._client)
         self._stack.push_async_callback(self._reads.aclose)
         return self
 

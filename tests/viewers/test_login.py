@@ -229,6 +229,18 @@ def test_person_without_rights_is_told(context: BrowserContext, viewer: str, ser
     assert page.is_visible("text=Retry")
 
 
+def test_person_without_rights_signs_in_as_another(
+    context: BrowserContext, viewer: str, service: str
+) -> None:
+    """Somebody who may read nothing signs in as another in the same window, and sees the array."""
+    page = open_viewer(context, viewer, service)
+    window = sign_in(page, "eve")
+    window.click("text=Sign in as somebody else")
+    window.click("[aria-label='Authorize as ada']")
+    demand_picture(page)
+    demand_closed(window)
+
+
 def test_link_of_a_private_array_lets_sign_in(
     context: BrowserContext, viewer: str, service: str
 ) -> None:

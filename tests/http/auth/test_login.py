@@ -1,5 +1,6 @@
 """`shardgate.http.auth.login`: signing in from a viewer, over HTTP."""
 
+import html
 import logging
 import re
 from pathlib import Path
@@ -162,6 +163,23 @@ def test_caller_without_rights_gets_no_token(browser: Browser, provider: Provide
     assert page.response.status_code == 403
     assert "lab:eve has signed in, but may read no dataset here" in page.text
     assert not page.message
+
+
+@pytest.mark.parametrize("path", [AUTHORIZE, "/login?page=/private/"])
+def test_caller_without_rights_can_sign_in_as_another(
+    browser: Browser, provider: Provider, path: str
+) -> None:
+    """The page for somebody who may read nothing links to a sign-in that asks who it is."""
+    provider.claims = {"groups": ["guests"]}
+    back = browser.client.get(browser.begin(path).headers["location"]).headers["location"]
+    link = html.unescape(re.findall('href="([^"]*)">Sign in as', browser.client.get(back).text)[0])
+    asked = browser.begin(link).headers["location"]
+    provider.claims = {}
+    end = browser.client.get(browser.client.get(asked).headers["location"])
+
+    assert parse_qs(urlsplit(asked).query)["prompt"] == ["select_account"]
+    assert end.headers.get("location", "/private/") == "/private/"
+    assert (end.status_code, path) in {(200, AUTHORIZE), (303, "/login?page=/private/")}
 
 
 def test_a_frame_cannot_sign_in(browser: Browser) -> None:

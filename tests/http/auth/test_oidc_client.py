@@ -97,6 +97,31 @@ async def test_scopes_are_asked_for(provider: Provider) -> None:
 
 
 @pytest.mark.parametrize(
+    ("supported", "prompt"),
+    [
+        (None, "select_account"),
+        (["none", "login", "select_account"], "select_account"),
+        (["none", "login"], "login"),
+    ],
+)
+async def test_person_is_chosen_as_the_issuer_can(
+    provider: Provider, supported: list[str] | None, prompt: str
+) -> None:
+    """A sign-in as somebody else asks for the choice of an account, or for a new login where the
+    issuer knows no choice.
+    """
+    provider.extra = {"prompt_values_supported": supported}
+    async with open_flow(provider) as flow:
+        urls = [
+            await flow.begin(Attempt.new(), REDIRECT_URI, chooses_person=chooses)
+            for chooses in (False, True)
+        ]
+    prompts = [dict(parse_qsl(urlsplit(url).query)).get("prompt") for url in urls]
+
+    assert prompts == [None, prompt]
+
+
+@pytest.mark.parametrize(
     "challenge", [{"code_challenge": "plain"}, {"code_challenge_method": "plain"}]
 )
 async def test_downgraded_challenge_is_noticed(

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Final
+from urllib.parse import urlencode
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -54,6 +55,8 @@ ATTEMPT_S: Final = 600
 _ATTEMPT: Final = "attempt"
 _LONGEST_COOKIE: Final = 3800
 """Browsers drop longer ones, which have 4,096 bytes with their names and attributes."""
+_OTHER: Final = "other"
+"""Parameter of a sign-in in which the person is chosen anew."""
 _CODE: Final = "code"
 _CODE_S: Final = 120
 """Longest time from the end of a sign-in in the browser to the exchange of its code."""
@@ -118,8 +121,8 @@ class LoginPages:
         """Send the browser to the issuer. Raises: `ForbiddenError`, `IssuerUnavailableError`."""
         address = _demand_address(request)
         _demand_navigation(request)
-        attempt = Attempt.new()
-        location = await self._flow.begin(attempt, _callback(address))
+        attempt, chooses = Attempt.new(), _OTHER in request.query_params
+        location = await self._flow.begin(attempt, _callback(address), chooses_person=chooses)
         response = RedirectResponse(location, HTTPStatus.SEE_OTHER)
         sealed = self._tokens.seal(_ATTEMPT, {**attempt._asdict(), **purpose}, ATTEMPT_S)
         set_cookie(response, address, _ATTEMPT, sealed, ATTEMPT_S)
@@ -157,7 +160,7 @@ class LoginPages:
         if rights is None or not is_same:
             await self._end(known)
         if rights is None:
-            response = await self.refuse(_without_rights(caller))
+            response = await self.refuse(_without_rights(caller), _other_sign_in(sealed, address))
             set_cookie(response, address, SESSION, "", 0)
             return response
         cookie = self._tokens.seal(SESSION, rights)
@@ -250,21 +253,21 @@ class LoginPages:
         if session is not None:
             await self._tokens.end(session.session_id)
 
-    async def refuse(self, error: ShardgateError) -> Response:
-        """Return the page that explains *error*."""
+    async def refuse(self, error: ShardgateError, other: str = "") -> Response:
+        """Return the page that explains *error*; *other* is the URL to sign in as somebody else."""
         status, reason = status_of(error), str(error)
         log_failure(status, error)
         if isinstance(error, IssuerUnavailableError):
             _log.warning("signing in fails at the issuer %s", error)
             reason = "the issuer cannot be asked at the moment; try again in a minute"
-        return await self._render(f"You are not signed in: {reason}.", status)
+        return await self._render(f"You are not signed in: {reason}.", status, other=other)
 
     async def _render(
         self, text: str, status: HTTPStatus = HTTPStatus.OK, **values: str
     ) -> Response:
         """Return the page that says *text*; *values* are the others of ``login.html``."""
         content = await self._page.render(
-            **{"message": "", "origins": "", "code": "", "link": ""} | values,
+            **{"message": "", "origins": "", "code": "", "link": "", "other": ""} | values,
             text=text,
             is_refused=status != HTTPStatus.OK,
         )
@@ -320,6 +323,18 @@ def _new_session_id() -> str:
 
 def _without_rights(caller: Caller) -> ForbiddenError:
     return ForbiddenError(f"{caller.name} has signed in, but may read no dataset here")
+
+
+def _other_sign_in(sealed: Mapping[str, Any], address: Address) -> str:
+    """Return the URL to sign in as somebody else, for the purpose of *sealed*; empty for a command,
+    which no page may begin for.
+    """
+    match sealed["for"]:
+        case "viewer":
+            return f"{address.root_path}/login/api/v1/authorize?{_OTHER}="
+        case "session":
+            return f"{address.root_path}/login?{urlencode({'page': sealed['page'], _OTHER: ''})}"
+    return ""
 
 
 def _callback(address: Address) -> str:

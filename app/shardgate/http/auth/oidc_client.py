@@ -99,6 +99,8 @@ class _Endpoints(NamedTuple):
     """Whether the secret of the client goes into a header; else into the form."""
     sends_iss: bool
     """Whether each answer names the issuer (RFC 9207)."""
+    chooser: str
+    """Value of ``prompt`` that lets people sign in as somebody else."""
     userinfo: str | None
     """URL of the userinfo endpoint, if rules are compared with its claims."""
 
@@ -138,8 +140,11 @@ class OidcClient:
         """Issuer where people sign in."""
         return self._issuers.named(self._settings.issuer or "")
 
-    async def begin(self, attempt: Attempt, redirect_uri: str) -> str:
-        """Return the URL of the issuer that a browser is sent to.
+    async def begin(
+        self, attempt: Attempt, redirect_uri: str, *, chooses_person: bool = False
+    ) -> str:
+        """Return the URL of the issuer that a browser is sent to; if it *chooses_person*, the
+        issuer signs nobody in that it knows without asking.
 
         Raises: `IssuerUnavailableError`.
         """
@@ -154,6 +159,7 @@ class OidcClient:
             "code_challenge": challenge_of(attempt.verifier),
             "code_challenge_method": "S256",
         }
+        query |= {"prompt": endpoints.chooser} if chooses_person else {}
         return f"{endpoints.authorization}?{urlencode(query)}"
 
     async def finish(
@@ -305,12 +311,15 @@ class OidcClient:
                 wants_userinfo = self._settings.userinfo
                 device = "device_authorization_endpoint"
                 methods = said.get("token_endpoint_auth_methods_supported")
+                prompts = said.get("prompt_values_supported")
+                can_choose = not isinstance(prompts, list) or "select_account" in prompts
                 self._known = _Endpoints(
                     endpoint(said, "authorization_endpoint"),
                     endpoint(said, "token_endpoint"),
                     endpoint(said, device) if said.get(device) is not None else None,
                     takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
                     sends_iss=said.get("authorization_response_iss_parameter_supported") is True,
+                    chooser="select_account" if can_choose else "login",
                     userinfo=endpoint(said, "userinfo_endpoint") if wants_userinfo else None,
                 )
         except IssuerUnavailableError as error:

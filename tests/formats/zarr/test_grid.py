@@ -21,12 +21,14 @@ from tests.formats.zarr.building import rectilinear, regular
         (rectilinear([]), []),
     ],
 )
-def test_chunks_have_the_lengths_of_their_grid(grid: dict[str, Any], lengths: list[int]) -> None:
-    """A grid has one edge length for each chunk, those past the end of the array included."""
+def test_chunks_have_the_extents_of_their_grid(grid: dict[str, Any], lengths: list[int]) -> None:
+    """A grid has an extent for each chunk, those past the end of the array included."""
     found = parse_grid(grid, (9,))
+    starts = [sum(lengths[:at]) for at in range(len(lengths))]
 
     assert found.counts == (len(lengths),)
-    assert found.edge_lengths(0, np.arange(len(lengths), dtype=np.uint32)).tolist() == lengths
+    every = np.arange(len(lengths), dtype=np.uint32)
+    assert found.extents(0, every).tolist() == [starts, lengths]
 
 
 def test_only_a_regular_grid_has_a_chunk_shape() -> None:

@@ -31,10 +31,16 @@ class ChunkGrid:
         """Number of chunks along each dimension."""
         return tuple(sum(repeats for _, repeats in edges) for edges in self.edges)
 
-    def edge_lengths(self, axis: int, at: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the lengths along *axis* of the chunks at the positions *at* in the grid."""
+    def extents(self, axis: int, at: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return the first array elements along *axis*, and the lengths, of the chunks at the
+        positions *at* in the grid; of shape ``(2, count)``, modulo 2^64.
+        """
         lengths, repeats = np.array(self.edges[axis], np.int64).reshape(-1, 2).T
-        found: NDArray[np.int64] = lengths[np.searchsorted(np.cumsum(repeats), at, side="right")]
+        stops, numbers = np.cumsum(lengths * repeats), np.cumsum(repeats)
+        run = np.searchsorted(numbers, at, side="right")
+        found: NDArray[np.int64] = np.stack(
+            [stops[run] - (numbers[run] - at) * lengths[run], lengths[run]]
+        )
         return found
 
 

@@ -18,6 +18,8 @@ from tests.formats.zarr.building import rectilinear, regular
         (regular(4), [4, 4, 4]),
         (rectilinear(4), [4, 4, 4]),
         (rectilinear([5, [2, 3]]), [5, 2, 2, 2]),
+        (rectilinear(4.0), [4, 4, 4]),
+        (rectilinear([5.0, [2.0, 3.0]]), [5, 2, 2, 2]),
         (rectilinear([]), []),
     ],
 )
@@ -73,7 +75,9 @@ def test_shards_of_several_lengths_follow_one_another(runs: tuple[tuple[int, int
     assert [edges.extent(shard) for shard in range(len(lengths))] == extents
 
 
-@pytest.mark.parametrize("sizes", [[[1, 2**62]], [[1, 2**61], 1, [1, 2**62]]])
+@pytest.mark.parametrize(
+    "sizes", [[[1, 2**62]], [[1, 2**61], 1, [1, 2**62]], [*[1] * 999, [1, 2**62]]]
+)
 def test_countless_shards_are_kept_as_runs(sizes: list[Any]) -> None:
     """Shards beyond counting take the memory of their runs."""
     (edges,) = read_shard_edges(rectilinear(sizes), (2**62,))

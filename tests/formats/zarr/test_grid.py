@@ -18,15 +18,19 @@ from tests.formats.zarr.building import rectilinear, regular
         (regular(4), [4, 4, 4]),
         (rectilinear(4), [4, 4, 4]),
         (rectilinear([5, [2, 3]]), [5, 2, 2, 2]),
+        (rectilinear(4.0), [4, 4, 4]),
+        (rectilinear([5.0, [2.0, 3.0]]), [5, 2, 2, 2]),
         (rectilinear([]), []),
     ],
 )
-def test_chunks_have_the_lengths_of_their_grid(grid: dict[str, Any], lengths: list[int]) -> None:
-    """A grid has one edge length for each chunk, those past the end of the array included."""
+def test_chunks_have_the_extents_of_their_grid(grid: dict[str, Any], lengths: list[int]) -> None:
+    """A grid has an extent for each chunk, those past the end of the array included."""
     found = parse_grid(grid, (9,))
+    starts = [sum(lengths[:at]) for at in range(len(lengths))]
 
     assert found.counts == (len(lengths),)
-    assert found.edge_lengths(0, np.arange(len(lengths), dtype=np.uint32)).tolist() == lengths
+    every = np.arange(len(lengths), dtype=np.uint32)
+    assert found.extents(0, every).tolist() == [starts, lengths]
 
 
 def test_only_a_regular_grid_has_a_chunk_shape() -> None:
@@ -71,7 +75,9 @@ def test_shards_of_several_lengths_follow_one_another(runs: tuple[tuple[int, int
     assert [edges.extent(shard) for shard in range(len(lengths))] == extents
 
 
-@pytest.mark.parametrize("sizes", [[[1, 2**62]], [[1, 2**61], 1, [1, 2**62]]])
+@pytest.mark.parametrize(
+    "sizes", [[[1, 2**62]], [[1, 2**61], 1, [1, 2**62]], [*[1] * 999, [1, 2**62]]]
+)
 def test_countless_shards_are_kept_as_runs(sizes: list[Any]) -> None:
     """Shards beyond counting take the memory of their runs."""
     (edges,) = read_shard_edges(rectilinear(sizes), (2**62,))

@@ -173,13 +173,13 @@ async def test_shards_beyond_the_array_are_none_of_it() -> None:
     ("members", "data_type", "chunk_shape"),
     [
         ({"data_type": {"name": "numpy.datetime64"}}, "numpy.datetime64", (4,)),
-        ({"chunk_grid": {"name": "rectilinear", "configuration": {"x": 1}}}, "uint8", ()),
-        ({"chunk_grid": "rectilinear"}, "uint8", ()),
+        ({"chunk_grid": {"name": "rectilinear", "configuration": {"x": 1}}}, "uint8", None),
+        ({"chunk_grid": "rectilinear"}, "uint8", None),
         ({"codecs": [sharding([2]), _GZIP]}, "uint8", (4,)),
     ],
 )  # fmt: skip
 def test_array_with_extensions_is_described(
-    members: dict[str, Any], data_type: str, chunk_shape: tuple[int, ...]
+    members: dict[str, Any], data_type: str, chunk_shape: tuple[int, ...] | None
 ) -> None:
     """An array with extensions is described by their names, with a reason if it stays sharded."""
     described = _described(array_metadata([8], [4], [LITTLE]) | members)

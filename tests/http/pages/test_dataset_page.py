@@ -17,6 +17,8 @@ import zarr
 
 from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
+from tests.formats.zarr.building import LITTLE, array_metadata, rectilinear
+from tests.support.files import write_files
 from tests.support.lacking import need
 from tests.support.pages import Page, open_page
 from tests.support.serving import client_of
@@ -44,11 +46,14 @@ def write_hostile(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve the examples, all of them in one folder too, and hostile names."""
+    """Serve the examples, all of them in one folder too, hostile names, and unequal chunks."""
     examples = tmp_path_factory.mktemp("examples")
     hostile = tmp_path_factory.mktemp("hostile")
     write_hostile(hostile)
-    paths = demo.write(examples) | {"all": examples, "odd": hostile}
+    unequal = tmp_path_factory.mktemp("unequal")
+    array = array_metadata([5, 7], [], [LITTLE], chunk_grid=rectilinear([2, 3], [3, 4]))
+    write_files({"array/zarr.json": json.dumps(array).encode()}, unequal)
+    paths = demo.write(examples) | {"all": examples, "odd": hostile, "unequal": unequal}
     datasets = {
         name: DatasetSettings(url=str(path), writable=name == "history")
         for name, path in paths.items()
@@ -77,6 +82,14 @@ def test_array_page_describes_chunks_and_shards(client: httpx.Client) -> None:
         "Codecs": "bytes, zstd",
     }
     assert page.texts("tbody/tr/th") == ["z", "y", "x"]
+
+
+def test_array_of_unequal_chunks_has_no_inner_chunk(client: httpx.Client) -> None:
+    """The page and the summary of an array whose chunks differ in size name no inner chunk."""
+    (summary,) = client.get("/api/datasets/unequal").json()["arrays"]
+
+    assert properties(open_page(client, "/unequal/array/"))["Inner chunk"] == "\N{EN DASH}"
+    assert summary["inner_chunk_shape"] is None
 
 
 def test_image_page_has_axes_and_levels(client: httpx.Client) -> None:

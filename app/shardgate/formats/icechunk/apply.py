@@ -59,7 +59,8 @@ class ArrayGrid:
         within = coords[kept]
         alike = np.ones(len(within), np.bool_)
         for axis, at in enumerate(within.T):
-            alike &= self.chunks.edge_lengths(axis, at) == before.chunks.edge_lengths(axis, at)
+            same = self.chunks.extents(axis, at) == before.chunks.extents(axis, at)
+            alike &= same.all(axis=0)
         kept[kept] = alike
         return kept
 

@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -31,10 +31,16 @@ class ChunkGrid:
         """Number of chunks along each dimension."""
         return tuple(sum(repeats for _, repeats in edges) for edges in self.edges)
 
-    def edge_lengths(self, axis: int, at: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the lengths along *axis* of the chunks at the positions *at* in the grid."""
+    def extents(self, axis: int, at: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return the first array elements along *axis*, and the lengths, of the chunks at the
+        positions *at* in the grid; of shape ``(2, count)``, modulo 2^64.
+        """
         lengths, repeats = np.array(self.edges[axis], np.int64).reshape(-1, 2).T
-        found: NDArray[np.int64] = lengths[np.searchsorted(np.cumsum(repeats), at, side="right")]
+        stops, numbers = np.cumsum(lengths * repeats), np.cumsum(repeats)
+        run = np.searchsorted(numbers, at, side="right")
+        found: NDArray[np.int64] = np.stack(
+            [stops[run] - (numbers[run] - at) * lengths[run], lengths[run]]
+        )
         return found
 
 
@@ -50,18 +56,19 @@ class ShardEdges:
     """The position in the grid of the first shard of each run."""
 
     @classmethod
-    def of(cls, runs: EdgeLengths, size: int) -> Self:
+    def of(cls, runs: Iterable[tuple[int, int]], size: int) -> Self:
         """Check and index the shards of a dimension of *size* elements. Raises: `DecodeError`."""
         lengths, starts, numbers = array("q"), array("q"), array("q")
         start = number = 0
         for length, repeats in runs:
             if not length or start > _MAX_SIZE:
                 raise DecodeError("chunk_shapes has a size of 0, or a sum above 2^63-1")
-            lengths.append(length)
-            starts.append(start)
-            numbers.append(number)
+            if not lengths or length != lengths[-1]:
+                lengths.append(length)
+                starts.append(start)
+                numbers.append(number)
             start, number = start + length * repeats, number + repeats
-        if not runs:
+        if not lengths:
             raise DecodeError("chunk_shapes has no shards, whose chunks could be served")
         if start < size:
             raise DecodeError(f"chunk_shapes covers {start} elements of {size}")
@@ -107,22 +114,27 @@ def read_chunk_shape(chunk_grid: Json, ndim: int | None = None) -> tuple[int, ..
 
 def parse_grid(chunk_grid: Json, shape: tuple[int, ...]) -> ChunkGrid:
     """Read the grid of an array of *shape*. Raises: `DecodeError`."""
+    return ChunkGrid(tuple(map(tuple, _read_axes(chunk_grid, shape))))
+
+
+def read_shard_edges(chunk_grid: Json, shape: tuple[int, ...]) -> tuple[ShardEdges, ...]:
+    """Read the ``rectilinear`` grid of a sharded array of *shape*. Raises: `DecodeError`."""
+    axes = _read_axes(chunk_grid, shape)
+    if (kind := configuration(chunk_grid).get("kind")) != "inline":
+        raise DecodeError(f"the kind of the chunk grid is not inline: {str(kind)[:80]}")
+    return tuple(map(ShardEdges.of, axes, shape))
+
+
+def _read_axes(chunk_grid: Json, shape: tuple[int, ...]) -> list[Iterable[tuple[int, int]]]:
+    """Return the `EdgeLengths` of each dimension; long lists are read as they are iterated over."""
     if (sizes := read_chunk_shape(chunk_grid, len(shape))) is not None:
-        return ChunkGrid(tuple(map(_repeat, sizes, shape)))
+        return list(map(_repeat, sizes, shape))
     if (name := codec_name(chunk_grid)) != "rectilinear":
         raise DecodeError(f"the chunk grid is {name:.80}, neither regular nor rectilinear")
     lists = configuration(chunk_grid).get("chunk_shapes")
     if not isinstance(lists, list) or len(lists) != len(shape):
         raise DecodeError(f"chunk_shapes does not have {len(shape)} dimensions")
-    return ChunkGrid(tuple(map(_read_edges, lists, shape)))
-
-
-def read_shard_edges(chunk_grid: Json, shape: tuple[int, ...]) -> tuple[ShardEdges, ...]:
-    """Read the ``rectilinear`` grid of a sharded array of *shape*. Raises: `DecodeError`."""
-    grid = parse_grid(chunk_grid, shape)
-    if (kind := configuration(chunk_grid).get("kind")) != "inline":
-        raise DecodeError(f"the kind of the chunk grid is not inline: {str(kind)[:80]}")
-    return tuple(map(ShardEdges.of, grid.edges, shape))
+    return list(map(_read_edges, lists, shape))
 
 
 def _repeat(size: int, length: int) -> EdgeLengths:
@@ -132,17 +144,17 @@ def _repeat(size: int, length: int) -> EdgeLengths:
     return ((size, -(-length // (size or 1))),)
 
 
-def _read_edges(sizes: Json, length: int) -> EdgeLengths:
+def _read_edges(sizes: Json, length: int) -> Iterable[tuple[int, int]]:
     """Read one size for all chunks, or a list of sizes and of pairs of size and repeats."""
-    if type(sizes) is int and sizes > 0:
-        return _repeat(sizes, length)
-    if not isinstance(sizes, list):
-        raise DecodeError(f"chunk_shapes has no list of sizes: {str(sizes)[:80]}")
-    return tuple(map(_read_run, sizes))
+    if isinstance(sizes, list):
+        return map(_read_run, sizes)
+    (size,) = shape_of([sizes], "chunk_shapes")
+    return _repeat(size, length)
 
 
 def _read_run(run: Json) -> tuple[int, int]:
     if type(run) is int and 0 <= run <= _MAX_SIZE:  # many lists have a size for each chunk
         return run, 1
-    size, count = shape_of([run, 1] if type(run) is int else run, "a size and its count", 2, 0)
+    pair = run if isinstance(run, list) else [run, 1]
+    size, count = shape_of(pair, "a size and its count", 2, 0)
     return size, count

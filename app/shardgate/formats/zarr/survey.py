@@ -43,7 +43,7 @@ def _describe(node: Node) -> Description:
     codecs = served.get("codecs")
     if not isinstance(codecs, list):
         raise DecodeError("the array has no list of codecs")
-    inner = spec.inner_chunk_shape if spec else read_chunk_shape(served.get("chunk_grid")) or ()
+    inner = spec.inner_chunk_shape if spec else read_chunk_shape(served.get("chunk_grid"))
     names = served.get("dimension_names")
     is_list = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
     if names is not None and not is_list:
@@ -64,7 +64,7 @@ def _describe(node: Node) -> Description:
         codecs=tuple(map(codec_name, codecs)),
         shard_shape=shard_shape,
         chunks_per_shard=tuple(map(floordiv, shard_shape, inner))
-        if shard_shape is not None
+        if shard_shape is not None and inner is not None
         else None,
         index_location=tuple(index.location for index in indexes),
         sharding=sharding,

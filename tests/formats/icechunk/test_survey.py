@@ -143,6 +143,21 @@ def test_chunks_without_a_checksum_are_not_checked(tmp_path: Path) -> None:
     assert verify(tmp_path)[1]["not_checked"] == {}
 
 
+@pytest.mark.parametrize("codecs", [[LITTLE], [sharding([1], [LITTLE, {"name": "unknown"}])]])
+def test_array_that_cannot_be_described_is_reported(
+    tmp_path: Path, codecs: list[dict[str, Any]]
+) -> None:
+    """An array with invalid metadata, sharded or not, is damage of the snapshot."""
+    builder = lab(INLINE)
+    document = array_metadata([2], [2], codecs) | {"dimension_names": 3}
+    builder.array("/bad", document, [1], [Ref(index=[0], inline=b"xy")])
+    write_files(builder.build(), tmp_path)
+
+    ((file, key, reason),) = damages(tmp_path, "--chunks")
+    assert file.startswith("snapshots/")
+    assert (key, reason) == ("@branch.main/bad", "dimension_names is no list of names: 3")
+
+
 def test_contradictory_reference_is_reported_with_its_key(tmp_path: Path) -> None:
     """A reference that is inline and native at once is damage with the key of its chunk."""
     contradictory = Ref(index=[0], inline=b"xy", chunk_id=bytes(12))

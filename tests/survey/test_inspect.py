@@ -10,19 +10,30 @@ import zarr
 from zarr.core.buffer import cpu
 
 from shardgate.errors import StorageUnavailableError
+from shardgate.formats.surveying import RefDescription
+from shardgate.formats.zarr.metadata import parse_array
+from shardgate.formats.zarr.survey import ZarrShards
 from shardgate.model import ObjectRef, VirtualKey
+from shardgate.read.listing import Root
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import (
     MAX_COLLECTIONS,
+    MAX_MEASURED,
+    MAX_REPOSITORIES,
+    DamageReport,
     FolderOverview,
+    StoredSize,
+    inspect_key,
     inspect_page,
+    inspect_refs,
     is_image,
     measure,
     summarize,
 )
+from tests.formats.icechunk.repositories import Builder, digest, lab, spell
 from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.zarr.building import LITTLE, array_metadata, consolidated
+from tests.formats.zarr.building import LITTLE, array_metadata, consolidated, sharding
 from tests.read.stores import Unlisted, WatchedStore, settle
 from tests.support.resolving import ROOT, reading
 
@@ -191,3 +202,101 @@ async def test_stored_chunks_are_counted_from_the_indexes() -> None:
     assert only.shards is not None
 
     assert await measure(opened.resolver.root(opened.dataset), only.shards) == (2, 6, 24)
+
+
+def repository(builder: Builder, store: MemoryStore | None = None) -> Root:
+    """Open the root with the files of *builder*."""
+    store = store or MemoryStore()
+    for key, data in builder.build().items():
+        store.place(ROOT.join(key), data)
+    opened = reading(store)
+    return opened.resolver.root(opened.dataset)
+
+
+@pytest.mark.parametrize(
+    ("key", "state", "reference", "has_shard"),
+    [
+        ("s/c/5", "stored", "native", True),
+        ("s/c/1", "inline", "inline", False),
+        ("a/c/1", "stored", "native", False),
+        ("s/c/9", "absent", None, False),
+        ("s/zarr.json", "inline", None, False),
+        ("none", "absent", None, False),
+    ],
+)
+async def test_key_of_a_repository_has_its_reference_and_the_index_of_its_shard(
+    key: str, state: str, reference: str | None, *, has_shard: bool
+) -> None:
+    """A key of a repository has the kind of its reference; a chunk in a stored shard, its index."""
+    report = await inspect_key(repository(lab()), VirtualKey(key))
+
+    assert (report.state, report.reference, report.shard is not None) == (
+        *(state, reference, has_shard),
+    )
+    assert (report.manifest is None) == (reference is None)
+
+
+async def test_refs_of_files_are_main_alone_where_the_store_cannot_list() -> None:
+    """Refs in files are all named by a store that lists, and only ``main`` by another one."""
+    builder = Builder(version=1)
+    builder.group("/")
+    listed = await inspect_refs(repository(builder))
+    unlisted = await inspect_refs(repository(builder, Unlisted()))
+
+    assert listed == [
+        RefDescription("", name, spell(digest(builder.nodes)))
+        for name in ("@branch.main", "@tag.v1")
+    ]
+    assert unlisted == listed[:1]
+
+
+async def test_damaged_ref_is_reported_as_damage() -> None:
+    """A damaged ref of a repository is reported with its file and the reason."""
+    builder = Builder(version=1)
+    builder.group("/")
+    root = repository(builder)
+    assert isinstance(root.store, MemoryStore)
+    root.store.place(ROOT.join("refs/branch.x/ref.json"), b"{")
+
+    (report,) = await inspect_refs(root)
+    assert isinstance(report, DamageReport)
+    assert report.object == str(ROOT.join("refs/branch.x/ref.json"))
+    assert report.reason.startswith("invalid JSON")
+
+
+async def test_damaged_array_of_a_ref_is_summarized_with_the_reason() -> None:
+    """The summary of a ref has its sound arrays, and of a damaged one the path and the reason."""
+    builder = lab(document=array_metadata([6], [2], []) | {"codecs": 5})
+    store = repository(builder).store
+    assert isinstance(store, MemoryStore)
+    seen = await look(store, "@branch.main/")
+
+    assert [(each.node, each.found.why_sharded) for each in seen.collections] == [
+        (None, "/a: the array has no list of codecs"),
+        ("@branch.main/s", ""),
+    ]
+
+
+async def test_repositories_of_a_summary_are_bounded() -> None:
+    """The summary of many repositories has the first ones, and says that there are others."""
+    store, builder = MemoryStore(), Builder()
+    builder.group("/")
+    for number in range(MAX_REPOSITORIES + 1):
+        for key, data in builder.build().items():
+            store.place(ROOT.join(f"r{number}/{key}"), data)
+
+    seen = await look(store)
+    assert [each.path for each in seen.repositories] == [f"r{n}" for n in range(MAX_REPOSITORIES)]
+    assert not seen.is_all
+
+
+async def test_shards_too_many_to_read_are_not_measured() -> None:
+    """Shards are measured where each index can be read, and not where they are too many."""
+    root = reading(MemoryStore())
+    few, many = (
+        ZarrShards(ROOT, parse_array(array_metadata([size], [4], [sharding([1])])))
+        for size in (4 * MAX_MEASURED, 4 * MAX_MEASURED + 1)
+    )
+
+    assert await measure(root.resolver.root(root.dataset), few) == StoredSize(0, 0, 0)
+    assert await measure(root.resolver.root(root.dataset), many) is None

@@ -10,11 +10,12 @@ from shardgate.errors import BadKeyError, DamagedError, StorageUnusableError
 from shardgate.formats.surveying import Description, Report
 from shardgate.model import ObjectRef, VirtualKey
 from shardgate.read.listing import Root
+from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
 from shardgate.survey.verify import verify
 from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
 from tests.formats.zarr.building import (
     ANY_LENGTH,
     CRC,
@@ -26,7 +27,7 @@ from tests.formats.zarr.building import (
     encode_index,
     sharding,
 )
-from tests.read.stores import Unlisted
+from tests.read.stores import Unlisted, WatchedStore
 from tests.support.resolving import reading
 
 BUCKET = "memory://t"
@@ -237,6 +238,47 @@ async def test_overlapping_chunks_are_found_in_any_order() -> None:
     report = await report_of({"zarr.json": array([codec]), "c/0": data})
     assert [damage.key for damage in report.damages] == ["c/0", "c/1"]
     assert all("overlaps the shard index" in damage.reason for damage in report.damages)
+
+
+async def test_chunk_that_begins_before_a_minishard_index_and_reaches_into_it_is_named() -> None:
+    """A chunk that begins before the index of another minishard and overlaps it is reported."""
+    sharding = RAW_SHARDING | {"preshift_bits": 0, "minishard_bits": 1, "shard_bits": 0}
+    first, second = encode_minishard([(0, 4, 8)]), encode_minishard([(1, 0, 4)])
+    entries = struct.pack("<4Q", 32, 56, 8, 32)
+    info = json.dumps(volume_info(sharding)).encode()
+    data = entries + bytes(8) + second + first
+
+    report = await report_of({"info": info, "s0/0.shard": data})
+
+    (damage,) = report.damages
+    assert damage.key == "s0/-1-2_5-8_0-1"
+    assert damage.reason == "inner chunk 0 at [36, 44) overlaps the shard index"
+
+
+@pytest.mark.parametrize(("swaps", "expected"), [(1, []), (99, ["a/c/0"])])
+async def test_shard_replaced_during_its_check_is_checked_again(
+    swaps: int, expected: list[str]
+) -> None:
+    """A shard that is replaced during its check is checked again, and reported if that persists."""
+    codecs = [sharding([1], [LITTLE, CRC])]
+    entries, chunks = ((1, 5), (6, 5), EMPTY, EMPTY), checked(b"1") + checked(b"2")
+    store, left = WatchedStore(), swaps
+
+    def replace(found: Found) -> Found:
+        nonlocal left
+        call = store.calls[-1]
+        if call.ref.key == "a/c/0" and call.if_match is None and left:
+            left -= 1
+            store.place(call.ref, shard(*entries, body=bytes([left]) + chunks))
+        return found
+
+    store.spoil = replace
+    data = {"a/zarr.json": array(codecs), "a/c/0": shard(*entries, body=b"." + chunks)}
+    root = root_of(data, store)
+    report = await verify(root, chunks=True)
+
+    assert [damage.key for damage in report.damages] == expected
+    assert report.chunks == 2
 
 
 @pytest.mark.parametrize("checksums", [0, 2])

@@ -9,9 +9,9 @@ from typing import Any, Final
 from shardgate.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from shardgate.formats.compression import CODINGS, decode_content
 from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
-from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, condition_of
+from shardgate.model import ByteRange, ByteRequest, ETag, condition_of
 from shardgate.read.budget import ByteBudget, ByteReservation
-from shardgate.storage.contract import Found, NotModified, ObjectReader
+from shardgate.storage.contract import Found, NotModified, ObjectReader, read_exactly
 
 _FIRST_READ_NBYTES: Final = 32 * 1024**2
 """The rest of a longer read is requested once the budget has room to decode all of it."""
@@ -56,7 +56,7 @@ async def _get(
 ) -> Found | NotModified | None:
     version = read.version
     try:
-        found = await store.get(
+        return await store.get(
             read.ref,
             request,
             if_match=condition_of(version),
@@ -68,9 +68,6 @@ async def _get(
     except RangeNotSatisfiedError as error:
         reason = f"{error.size} bytes are too few for its {read.kind}"
         raise DamagedError(read.ref, reason) from error
-    if found is None and version is not None and not isinstance(version, Fixed):
-        raise VersionChangedError(read.ref)
-    return found
 
 
 async def _decode[T: Weighable](
@@ -108,10 +105,7 @@ async def _decode[T: Weighable](
 
 async def _read_rest(store: ObjectReader, read: Read[Any], found: Found, stop: int) -> bytes:
     rest = ByteRange(found.byte_range.stop, stop)
-    more = await store.get(read.ref, rest, if_match=found.etag, kind=read.kind)
-    if not isinstance(more, Found) or more.byte_range != rest:
-        raise VersionChangedError(read.ref)
-    return more.data
+    return (await read_exactly(store, read.ref, rest, found.etag, read.kind)).data
 
 
 async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:

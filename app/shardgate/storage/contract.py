@@ -258,6 +258,22 @@ def check_condition(
         raise VersionChangedError(ref)
 
 
+async def read_exactly(
+    store: ObjectReader,
+    ref: ObjectRef,
+    byte_range: ByteRange,
+    condition: Condition | None,
+    kind: str = OBJECT,
+) -> Found:
+    """Read *byte_range* of one version. Raises: `VersionChangedError` if *ref* is absent or too
+    short, also without a *condition*.
+    """
+    found = await store.get(ref, byte_range, if_match=condition, kind=kind)
+    if not isinstance(found, Found) or found.byte_range != byte_range:
+        raise VersionChangedError(ref)
+    return found
+
+
 def clamp(
     ref: ObjectRef, request: ByteRequest | None, size: int, if_match: Condition | None
 ) -> ByteRange:

@@ -107,9 +107,9 @@ class HttpReader(ABC):
         """Return whether 403 can mean that there is no such object."""
         return refusal.may_hide_absence
 
-    def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:  # noqa: ARG002
+    @abstractmethod
+    def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:
         """Return whether a new URL could succeed after *refusal*."""
-        return False
 
     def _follow(self, ref: ObjectRef, target: RequestTarget, location: str) -> RequestTarget:
         """Return the target of a redirect, or raise."""

@@ -32,6 +32,7 @@ from shardgate.storage.contract import (
     check_condition,
     check_write,
     clamp,
+    read_exactly,
 )
 from shardgate.storage.local_files import (
     CODED,
@@ -234,7 +235,8 @@ class LocalStore:
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Read 1 MiB at a time with the version as condition; no file stays open in between."""
         begin, end = byte_range
-        first = await self._piece(ref, ByteRange(begin, min(begin + _PIECE_NBYTES, end)), if_match)
+        piece = ByteRange(begin, min(begin + _PIECE_NBYTES, end))
+        first = await read_exactly(self, ref, piece, if_match)
         if first.size < end:
             raise VersionChangedError(ref)
 
@@ -243,17 +245,9 @@ class LocalStore:
                 yield first.data
             for start in range(begin + _PIECE_NBYTES, end, _PIECE_NBYTES):
                 piece = ByteRange(start, min(start + _PIECE_NBYTES, end))
-                yield (await self._piece(ref, piece, first.etag)).data
+                yield (await read_exactly(self, ref, piece, first.etag)).data
 
         yield pieces()
-
-    async def _piece(
-        self, ref: ObjectRef, byte_range: ByteRange, if_match: Condition | None
-    ) -> Found:
-        found = await self.get(ref, byte_range, if_match=if_match)
-        if not isinstance(found, Found) or found.byte_range != byte_range:
-            raise VersionChangedError(ref)
-        return found
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         return await self._run(self._stat, ref)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from shardgate.errors import RangeNotSatisfiedError, VersionChangedError
+from shardgate.errors import RangeNotSatisfiedError
 from shardgate.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
 from shardgate.storage.contract import (
     CONFLICT,
@@ -26,6 +26,7 @@ from shardgate.storage.contract import (
     clamp,
     is_as_expected,
     is_unfinished,
+    read_exactly,
     stream_of,
 )
 
@@ -118,10 +119,7 @@ class MemoryStore:
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        found = await self.get(ref, byte_range, if_match=if_match)
-        if not isinstance(found, Found) or found.byte_range != byte_range:
-            raise VersionChangedError(ref)
-        yield stream_of(found.data)
+        yield stream_of((await read_exactly(self, ref, byte_range, if_match)).data)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
         if (found := self._objects.get(ref)) is None:

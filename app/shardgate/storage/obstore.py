@@ -166,8 +166,7 @@ class CloudStore(ReadOnlyStore):
     async def check_reachable(self, root: ObjectRef) -> None:
         try:
             with _translated(root):
-                async for _ in obstore.list(self._store(root), _NO_PREFIX):
-                    pass
+                await obstore.list(self._store(root), _NO_PREFIX).collect_async()
         except StorageDeniedError:
             if not self._settings.forbidden_is_absent:
                 raise

@@ -45,11 +45,11 @@ from shardgate.storage.contract import (
     ABSENT,
     SPAN_NBYTES,
     Conflict,
-    Found,
     ObjectReader,
     ObjectStore,
     nbytes_of,
     plan_spans,
+    read_exactly,
 )
 
 _BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)
@@ -297,9 +297,7 @@ async def write_checksums(
     edges = sorted({*_edges(covered), *(edge for span in spans for edge in span)})
 
     async def read(span: ByteRange) -> Segments:
-        found = await store.get(ref, span, if_match=version)
-        if not isinstance(found, Found) or found.byte_range != span:
-            raise VersionChangedError(ref)
+        found = await read_exactly(store, ref, span, version)
         return await asyncio.to_thread(_segments, found.data, span, edges)
 
     known = await bounded_gather(read, spans, limit=_READS_AT_ONCE)

@@ -4,17 +4,19 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError
 from shardgate.formats.icechunk.changes import (
     ChangeSet,
+    ChunkChanges,
     DeleteNode,
     Edit,
     NodeDocument,
     PutNode,
     SetChunks,
+    check_natives,
     edit,
 )
 from shardgate.formats.icechunk.ids import decode_id, decode_ids, encode_id
@@ -45,6 +47,7 @@ def write(path: str, *coords: list[int]) -> SetChunks:
     return SetChunks(path, np.array(coords, np.uint32), payloads)
 
 
+@example([], [f"{'0' * 19}1"])  # with bits after the last byte
 @given(
     st.lists(st.binary(min_size=12, max_size=12), max_size=9),
     st.lists(st.text("0AZIl1G", min_size=19, max_size=21), min_size=1, max_size=3),
@@ -158,3 +161,18 @@ def test_joined_payload_columns_keep_all_payloads() -> None:
 
     assert references(Payloads.joined(parts)) == [*EACH, None, None, *EACH[::-1]]
     assert references(parts[2]) == EACH[::-1], "the parts stay as they were"
+
+
+def test_first_reference_past_its_chunk_file_is_named() -> None:
+    """Of native references the first that ends past its chunk file, or has none, is named."""
+    ids = [bytes([number]) * 12 for number in range(3)]
+    payloads = Payloads.of([Native(each, ByteRange(2, 9)) for each in ids])
+    coords = np.array([[0], [1], [2]], np.uint32)
+    changes = ChangeSet(chunks={b"the node": ChunkChanges(coords, payloads)})
+    wanted = dict.fromkeys(ids, 9)
+
+    check_natives(changes, wanted, wanted)
+    with pytest.raises(BadBodyError, match=rf"\[1\] .*{encode_id(ids[1])}, which has 8 bytes"):
+        check_natives(changes, wanted, wanted | {ids[1]: 8})
+    with pytest.raises(BadBodyError, match=rf"\[2\] .*{encode_id(ids[2])}, which does not exist"):
+        check_natives(changes, wanted, dict.fromkeys(ids[:2], 9))

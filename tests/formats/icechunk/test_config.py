@@ -11,6 +11,7 @@ from shardgate.formats.icechunk.config import (
     Config,
     VirtualContainer,
     decode_config,
+    parse_splitting,
     read_config,
     read_yaml_config,
 )
@@ -138,3 +139,17 @@ def test_invalid_setting_for_writing_is_refused(document: Json) -> None:
     """An invalid setting for writing raises DecodeError."""
     with pytest.raises(DecodeError):
         read_config(encode_flexbuffer(document))
+
+
+def test_deeply_nested_condition_of_splitting_is_refused() -> None:
+    """A condition of splitting may have as many levels as the limit, and no more."""
+
+    def nested(levels: int) -> Json:
+        condition: Json = "any_array"
+        for _ in range(levels):
+            condition = {"and": [condition]}
+        return {"split_sizes": [[condition, [{"condition": "Any", "num_chunks": 1}]]]}
+
+    parse_splitting(nested(16))
+    with pytest.raises(DecodeError, match="more than 16 levels"):
+        parse_splitting(nested(17))

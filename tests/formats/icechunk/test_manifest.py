@@ -219,12 +219,12 @@ def test_contradictory_reference_raises_decode_error(ref: Ref, fault: str) -> No
     [(None, None, None), (None, 0, None), (None, 1, UnmodifiedSince(1)),
      (None, 2**32 - 1, UnmodifiedSince(2**32 - 1)), ("abc-1", None, ETag('"abc-1"')),
      ('"abc-1"', None, ETag('"abc-1"')), ("!#~\x80\xff", None, ETag('"!#~\x80\xff"')),
-     ("abc", 7, ETag('"abc"'))],
+     ("abc", 7, ETag('"abc"')), ("*", None, None)],
 )  # fmt: skip
 def test_checksum_is_decoded_as_a_condition(
     etag: str | None, last_modified: int | None, checksum: object
 ) -> None:
-    """A checksum is decoded as a quoted ETag or a time; the ETag has precedence."""
+    """A checksum is decoded as a quoted ETag or a time; the ETag has precedence, ``*`` is none."""
     found = _lookup(
         Ref(
             index=[0], location="s3://a/b", checksum_etag=etag, checksum_last_modified=last_modified
@@ -254,6 +254,20 @@ def test_compressed_location_is_decoded(data: bytes, options: dict[str, Any]) ->
 
     assert isinstance(found, Virtual)
     assert found.location == _URLS[5]
+
+
+def test_locations_beyond_those_kept_are_decoded() -> None:
+    """Compressed locations are decoded, also more of them than are kept."""
+    refs = [
+        Ref(index=[number], compressed_location=_compress(url.encode()))
+        for number, url in enumerate(_URLS)
+    ]
+    decoded = _decode(*refs, dictionary=_DICTIONARY)
+
+    for number, url in [*enumerate(_URLS), (0, _URLS[0])]:
+        found = decoded.lookup(_NODE, (number,))
+        assert isinstance(found, Virtual)
+        assert found.location == url
 
 
 @pytest.mark.parametrize(

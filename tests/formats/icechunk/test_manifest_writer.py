@@ -303,6 +303,26 @@ def test_scalar_with_a_dimension_is_rewritten_without_it() -> None:
     assert contents(found.manifests, decoded(written), 0) == {(): InlineChunk(b"y")}
 
 
+def test_references_of_a_grid_of_more_than_2_to_64_chunks_are_rewritten() -> None:
+    """References whose coordinates together take more than 64 bits are kept, changed and added."""
+    last = 2**32 - 2
+    far, near, new = (last, last, last), (0, 0, 1), (0, last, 0)
+    old = old_manifest([Ref(index=far, inline=b"far"), Ref(index=near, inline=b"near")])
+    everything = ManifestRef(OLD, ((0, last + 1),) * 3)
+    changed = changes({near: InlineChunk(b"changed"), new: InlineChunk(b"new")}, 3)
+    rewrite = ArrayRewrite(NODE, (last + 1,) * 3, (everything,), changed)
+    rewritten, written = rewrite_manifests(rewrite, {OLD: old}, new_id)
+
+    (ref,) = rewritten.manifests
+    found = ManifestDecoder(ref.object_id, LIMIT)(written[ref.object_id])
+    assert {at: found.lookup(NODE, at) for at in (far, near, new, (0, 0, 0))} == {
+        far: InlineChunk(b"far"),
+        near: InlineChunk(b"changed"),
+        new: InlineChunk(b"new"),
+        (0, 0, 0): None,
+    }
+
+
 def test_rewrite_of_a_damaged_reference_is_refused() -> None:
     """A rewrite of a manifest with a damaged reference raises DecodeError."""
     broken = old_manifest([Ref(index=[0], location="s3://a/b")])

@@ -23,6 +23,7 @@ from shardgate.formats.icechunk.repo_writer import (
     RepoUpdate,
     WriteId,
     check_metadata,
+    find_write,
     marked,
     rewrite_repo,
     seal_repo,
@@ -350,3 +351,26 @@ def test_metadata_of_a_snapshot_has_the_id_of_its_write() -> None:
     for name in ("__icechunk", "__shardgate"):
         with pytest.raises(BadBodyError, match=name):
             check_metadata({name: 1})
+
+
+def test_write_is_found_by_its_own_mark_alone() -> None:
+    """A write is found by the mark in its metadata, not by the same text in a message."""
+    info = decode(Repo(snapshots=(snapshot(FIRST, message="made for key-1"),)).file())
+    items = encode_metadata(marked({}, WriteId("key-1"), 0)).items
+    fields = {4: [item(name, value) for name, value in items]}
+    made = decode(Repo(snapshots=(snapshot(FIRST, more=fields),)).file())
+
+    assert find_write(info, WriteId("key-1")) is None
+    assert find_write(made, WriteId("key-1")) == made.snapshots()[0]
+
+
+def test_long_metadata_of_a_snapshot_are_refused() -> None:
+    """A value of a snapshot's metadata of more than 8 MiB is refused, read or rewritten."""
+    fields = {4: [item("a", bytes(8 * 2**20 + 1))]}
+    file = Repo(snapshots=(snapshot(FIRST, more=fields),)).file()
+    info = RepoInfoDecoder(2**28)(file)
+
+    with pytest.raises(DecodeError, match="a metadata item has more than 8388608 bytes"):
+        info.snapshots()
+    with pytest.raises(DecodeError, match="a metadata item has more than 8388608 bytes"):
+        rewrite_repo(info, [NEW_BRANCH], 2**57, "repo.1.A")

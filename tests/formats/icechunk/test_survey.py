@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from shardgate.cli import app
 from shardgate.errors import UnknownRefError
 from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.building_repo import ref, snapshot
+from tests.formats.icechunk.building_repo import NOON, U8, U64, ref, snapshot
 from tests.formats.icechunk.repositories import Builder, digest, lab, spell
+from tests.formats.zarr.building import CRC, LITTLE, array_metadata, checksum, sharding
 from tests.support.files import write_files
 
 INLINE = Ref(index=[0], inline=b"xy")
@@ -96,3 +97,139 @@ def test_only_the_given_ref_is_verified(tmp_path: Path) -> None:
     assert verify(tmp_path, "--ref", spell(first))[0] == 0
     with pytest.raises(UnknownRefError, match="there is no ref none"):
         verify(tmp_path, "--ref", "none")
+
+
+def damages(folder: Path, *options: str) -> list[tuple[str, str, str]]:
+    """Return object, key and reason of each damage, with names below *folder*."""
+    found = verify(folder, *options)[1]["damages"]
+    lead = f"{folder.as_uri()}/"
+    return [(each["object"].removeprefix(lead), each["key"], each["reason"]) for each in found]
+
+
+def test_shard_off_the_grid_is_reported_by_the_key_of_its_first_chunk(tmp_path: Path) -> None:
+    """A reference to a shard off the grid is damage, with the key of its first inner chunk."""
+    builder = Builder()
+    builder.group("/")
+    document = array_metadata([8], [4], [sharding([1])])
+    builder.array("/s", document, [2], [Ref(index=[5], inline=b"xy")])
+    write_files(builder.build(), tmp_path)
+
+    ((_, key, reason),) = damages(tmp_path)
+    assert (key, reason) == ("@branch.main/s/c/20", "it is out of the chunk grid [2]")
+
+
+def test_node_without_its_group_is_reported(tmp_path: Path) -> None:
+    """A node that lies in no group is damage of the snapshot."""
+    builder = Builder()
+    builder.group("/")
+    builder.array("/none/a", array_metadata([2], [2], [LITTLE]), [1])
+    snapshot_id = builder.snapshot()
+    write_files(builder.build(), tmp_path)
+
+    ((file, key, _),) = damages(tmp_path)
+    assert (file, key) == (f"snapshots/{spell(snapshot_id)}", "@branch.main/none/a")
+
+
+def test_chunks_without_a_checksum_are_not_checked(tmp_path: Path) -> None:
+    """Chunks whose codecs have no checksum are counted as not checked, with the reason."""
+    builder = Builder()
+    builder.group("/")
+    document = array_metadata([2], [2], [LITTLE, {"name": "unknown"}])
+    builder.array("/a", document, [1], [builder.native([0], b"xy")])
+    write_files(builder.build(), tmp_path)
+
+    (reason,) = verify(tmp_path, "--chunks")[1]["not_checked"].values()
+    assert "unknown" in reason
+    assert verify(tmp_path)[1]["not_checked"] == {}
+
+
+@pytest.mark.parametrize("codecs", [[LITTLE], [sharding([1], [LITTLE, {"name": "unknown"}])]])
+def test_array_that_cannot_be_described_is_reported(
+    tmp_path: Path, codecs: list[dict[str, Any]]
+) -> None:
+    """An array with invalid metadata, sharded or not, is damage of the snapshot."""
+    builder = lab(INLINE)
+    document = array_metadata([2], [2], codecs) | {"dimension_names": 3}
+    builder.array("/bad", document, [1], [Ref(index=[0], inline=b"xy")])
+    write_files(builder.build(), tmp_path)
+
+    ((file, key, reason),) = damages(tmp_path, "--chunks")
+    assert file.startswith("snapshots/")
+    assert (key, reason) == ("@branch.main/bad", "dimension_names is no list of names: 3")
+
+
+def test_contradictory_reference_is_reported_with_its_key(tmp_path: Path) -> None:
+    """A reference that is inline and native at once is damage with the key of its chunk."""
+    contradictory = Ref(index=[0], inline=b"xy", chunk_id=bytes(12))
+    write_files(lab(contradictory).build(), tmp_path)
+
+    ((file, key, reason),) = damages(tmp_path)
+    assert file.startswith("manifests/")
+    assert (key, "damaged" in reason) == ("@branch.main/a/c/0", True)
+
+
+def virtual(tmp_path: Path, data: bytes | None, **more: Any) -> tuple[str, ...]:
+    """Write a repository whose array has a virtual chunk, in an object of *data*; return options
+    that allow the reference.
+    """
+    beside = tmp_path / "beside"
+    write_files({} if data is None else {"x": data}, beside)
+    beside.mkdir(exist_ok=True)
+    builder = Builder()
+    builder.group("/")
+    place = Ref(index=[0], location=f"{beside.as_uri()}/x", offset=1, length=6, **more)
+    builder.array("/a", array_metadata([2], [2], [LITTLE, CRC]), [1], [place])
+    write_files(builder.build(), tmp_path / "repo")
+    return "--allow-virtual", beside.as_uri()
+
+
+@pytest.mark.parametrize(
+    ("data", "reasons"),
+    [
+        (b"." + b"ab" + checksum(b"ab"), []),
+        (b"." + b"aB" + checksum(b"ab"), ["the checksum of the inner chunk does not match"]),
+        (b".ab", ["the inner chunk has 2 bytes instead of 6"]),
+        (None, ["does not exist, though it is referred to"]),
+        (b"", ["0 bytes are too few for its chunk"]),
+    ],
+)
+def test_virtual_chunks_are_checked_by_their_checksum(
+    tmp_path: Path, data: bytes | None, reasons: list[str]
+) -> None:
+    """A virtual chunk with a checksum is checked in the object that its reference names."""
+    options = virtual(tmp_path, data)
+
+    found = damages(tmp_path / "repo", "--chunks", *options)
+    where = (f"{(tmp_path / 'beside').as_uri()}/x", "@branch.main/a/c/0")
+    assert found == [(*where, reason) for reason in reasons]
+
+
+def test_object_changed_since_it_was_referred_to_is_reported(tmp_path: Path) -> None:
+    """An object that is newer than its virtual reference allows is damage, without `--chunks`."""
+    options = virtual(tmp_path, b".abcdef", checksum_last_modified=1)
+
+    ((_, key, reason),) = damages(tmp_path / "repo", *options)
+    assert key == "@branch.main/a/c/0"
+    assert reason == "is missing, or not as it was when it was referred to"
+
+
+def test_offline_repository_is_not_checked(tmp_path: Path) -> None:
+    """An offline repository is reported as not checked, with the reason that its owner gave."""
+    status = {0: U8(2), 1: U64(NOON), 2: "under repair"}
+    write_files(lab(INLINE).build(status=status), tmp_path)
+
+    code, report = verify(tmp_path)
+    assert (code, report["damages"]) == (0, [])
+    assert "under repair" in report["not_checked"][""]
+
+
+@pytest.mark.parametrize("folder", ["repo", "snapshots"])
+def test_damaged_file_of_a_whole_ref_is_reported(tmp_path: Path, folder: str) -> None:
+    """A damaged ``repo``, or snapshot of the ref, is reported once with its name as the key."""
+    objects = lab(INLINE).build()
+    (name,) = (name for name in objects if name.startswith(folder))
+    objects[name] = objects[name][:-9]
+    write_files(objects, tmp_path)
+
+    ((file, key, _),) = damages(tmp_path)
+    assert (file, key) == (name, name)

@@ -221,6 +221,22 @@ async def test_shard_too_short_for_its_minishards_is_damage(minishard_bits: int)
     assert caught.value.ref == ROOT.join(name)
 
 
+async def test_shard_shorter_than_its_index_is_damage_where_one_entry_is_read() -> None:
+    """A shard that ends within its index raises DamagedError, though the wanted entry is there."""
+    sharding = {**SINGLE, "minishard_bits": 13}
+    objects = _skeletons(bytes(2**16), sharding)
+
+    await _damage(objects, "7", "65536 bytes are too few for its shard index")
+
+
+@_whole_or_entry
+async def test_chunk_that_is_twice_in_its_index_is_damage(whole_index_nbytes: int) -> None:
+    """A chunk whose id is twice in its minishard index raises DamagedError."""
+    objects = _skeletons(_shard((7, 0, 5), (7, 5, 5)))
+
+    await _damage(objects, "7", "chunk 7 is twice in its minishard index", whole_index_nbytes)
+
+
 _VOLUME = build({"s0/-1-2_5-8_0-1": b"chunk"}, old=True)
 
 

@@ -1,8 +1,9 @@
 """`shardgate.formats.zarr.codecs`: codec chains, and the form of encoded chunks."""
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import zstandard
 
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import ChunkForm, chunk_form, has_sharding, shape_of, unshard
@@ -201,3 +202,34 @@ def test_first_fault_of_a_chunk_is_returned() -> None:
     assert form.fault(b"12345678") == "the checksum of the inner chunk does not match"
     assert form.fault(b"1234" + checksum(b"1234")) is None
     assert ChunkForm().fault(b"any") is None
+
+
+_ZEROS: Final = bytes(2**20)
+
+
+def _framed(data: bytes, window_log: int = 20) -> bytes:
+    """Return a zstd frame with a window of a given size."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("compressor", "frame", "fault"),
+    [
+        ("zstd", zstandard.compress(_ZEROS), None),
+        ("zstd", zstandard.compress(_ZEROS[1:]), "zstd holds 1048575 bytes instead of 1048576"),
+        ("zstd", _framed(_ZEROS, 28), None),
+        ("zstd", zstandard.compress(b"12" * 400)[:-5] + bytes(5), "damaged zstd"),
+        ("blosc", bytes(15), "damaged blosc: 15 bytes are too few for a header"),
+    ],
+    ids=["whole", "short", "wide window", "damaged", "cut"],
+)
+def test_frame_of_a_compressor_is_measured(
+    compressor: str, frame: bytes, fault: str | None
+) -> None:
+    """A compressor's frame has a fault for damage or a wrong size; a very wide one is not read."""
+    found = ChunkForm(compressor=compressor, plain_nbytes=len(_ZEROS)).check(frame)
+
+    assert (found or "").startswith(fault or "")
+    assert (found is None) == (fault is None)

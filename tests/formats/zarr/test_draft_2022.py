@@ -20,7 +20,8 @@ from shardgate.errors import (
     UnknownCodingError,
 )
 from shardgate.formats.contract import Document
-from shardgate.formats.surveying import ChunkCollection
+from shardgate.formats.listing import PLAIN
+from shardgate.formats.surveying import ChunkCollection, Description
 from shardgate.model import MISSING, ByteRange, Inline, SuffixRange, VirtualKey, Whole
 from shardgate.read.listing import list_names
 from shardgate.read.perform import DirectFetch
@@ -160,6 +161,16 @@ async def test_objects_named_like_chunks_are_not_listed(key: str, *, is_shown: b
     assert rules.shows(key.removeprefix(path)) is is_shown
 
 
+async def test_objects_of_an_array_without_shards_are_listed() -> None:
+    """Below an array that is served as stored all objects are listed."""
+    objects = {**_bar(), "meta/root/plain.array.json": encode(array_metadata([4], [2]))}
+    case = Container(objects)
+
+    assert await (await case.open()).listing_rules(VirtualKey("data/root/plain/"), case.fetch) == (
+        PLAIN
+    )
+
+
 async def test_rewritten_shards_have_the_written_chunks() -> None:
     """Chunks are kept, replaced, added and deleted; a shard without chunks is deleted."""
     objects = _bar()
@@ -216,6 +227,7 @@ async def test_metadata_of_a_sharded_array_is_read_only(
         await translate(b"[]", stored, fetch, run_in_thread)
     if is_allowed:
         assert await translate(sent, stored, fetch, run_in_thread) == sent
+        assert target.translator.is_marker(sent)
     else:
         with pytest.raises(ConflictError, match="are read-only here"):
             await translate(sent, stored, fetch, run_in_thread)
@@ -273,6 +285,17 @@ async def test_every_array_of_a_hierarchy_is_described() -> None:
     assert [isinstance(each, ChunkCollection) and each.shards is not None for each in found] == [
         *(True, False, False, True, False)
     ]
+
+
+async def test_sharded_array_that_is_not_understood_is_described_by_the_reason() -> None:
+    """A sharded array whose metadata are not understood is described by the reason alone."""
+    document = array_metadata([4], [2], [sharding([2])]) | {"shape": 5}
+    found = await _collections({**build({}), "meta/root/x.array.json": encode(document)})
+
+    (only,) = (each for each in found if isinstance(each, ChunkCollection) and each.shards is None)
+    assert only.description == Description(
+        *("x", "zarr", "array"), why_sharded="shape is no list of sizes: 5"
+    )
 
 
 _WRITTEN_2_18 = {

@@ -37,6 +37,8 @@ class _SurveyedArray:
     chunks: Chunks
     form: ChunkForm = ChunkForm()  # noqa: RUF009  immutable
     """Of chunks that are checked."""
+    why_unchecked: str = ""
+    """Reason why chunks that should be checked cannot be."""
 
     @property
     def reads_chunks(self) -> bool:
@@ -67,9 +69,7 @@ async def survey_ref(
         if isinstance(array, Report):
             yield array
             continue
-        why = ""
-        if chunks and not array.form.is_checked:
-            why = uncheckable(describe(array.node.document))
+        why = array.why_unchecked
         yield Report(arrays=1, not_checked={array.key: why} if why else {})
         for object_id, _ in array.chunks.manifests:
             arrays[object_id].append(array)
@@ -104,20 +104,24 @@ def _survey_arrays(
             if isinstance(node, DecodeError):
                 raise node
             if node.chunks is not None:
-                form = _chunk_form(node) if chunks else ChunkForm()
-                yield _SurveyedArray(key, node, node.chunks, form)
+                form, why = _chunk_form(node) if chunks else (ChunkForm(), "")
+                yield _SurveyedArray(key, node, node.chunks, form, why)
         except DecodeError as error:
             yield Report.of_damage(file, key, str(error))
 
 
-def _chunk_form(node: SnapshotNode) -> ChunkForm:
-    """Return the form of the chunks of an array; that of inner chunks if it is sharded."""
-    if (array := node.document.array) is not None:
-        return array.chunk
+def _chunk_form(node: SnapshotNode) -> tuple[ChunkForm, str]:
+    """Return the form of the chunks of an array, of inner chunks if it is sharded, and why they
+    cannot be checked. Raises: `DecodeError`.
+    """
     found = describe(node.document)
-    shape = found.inner_chunk_shape or ()
-    is_regular = len(shape) == len(found.shape or ())
-    return chunk_form(found.codecs, shape, found.data_type if is_regular else None)
+    if (array := node.document.array) is not None:
+        form = array.chunk
+    else:
+        shape = found.inner_chunk_shape or ()
+        is_regular = len(shape) == len(found.shape or ())
+        form = chunk_form(found.codecs, shape, found.data_type if is_regular else None)
+    return form, "" if form.is_checked else uncheckable(found)
 
 
 def _find_misplaced(file: ObjectRef, manifest: Manifest, array: _SurveyedArray) -> Iterator[Report]:

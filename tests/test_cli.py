@@ -26,6 +26,7 @@ from tests.formats.icechunk.repositories import lab as repository
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft as transformer
+from tests.formats.zarr.building import array_metadata, sharding
 from tests.storage.faulty import FaultyServer
 from tests.support.commands import run, running
 from tests.support.files import write_files
@@ -351,6 +352,18 @@ def test_inspect_lists_each_sharded_collection(tmp_path: Path) -> None:
         f"spots/spatial0 precomputed annotations {spread}",
         f"spots/spatial1 precomputed annotations {spread}",
     ]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_text_of_metadata_cannot_control_the_terminal(tmp_path: Path, command: str) -> None:
+    """Control characters, and halves of characters, that metadata have are printed escaped."""
+    hostile = array_metadata([4], [4], [sharding([2], index_location="\x1b[2J\ud800")])
+    write_files({"a/zarr.json": json.dumps(hostile).encode()}, tmp_path)
+
+    found = run(command, str(tmp_path))
+    assert found.returncode == 0
+    assert r"neither start nor end: \x1b[2J\ud800" in found.stdout
+    assert "\x1b" not in found.stdout
 
 
 def test_inspect_locates_a_chunk(examples: Path) -> None:

@@ -2,24 +2,30 @@
 
 import json
 from collections.abc import Generator
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 import zarr
+from hypothesis import HealthCheck, assume, given, reject, settings
+from hypothesis import strategies as st
 
 from tests.clients.filling import CLIENTS, over_obstore
 from tests.clients.icechunk.repositories import put
 from tests.clients.services import Taker, chunks_in, taking_into_folder
 from tests.clients.test_reading import OPENERS, open_tensorstore
 from tests.clients.writing import (
+    Shape,
     Values,
     counted,
+    quiet,
     read_zarr,
     rectilinear_allowed,
     same,
 )
+from tests.formats.zarr.nesting import Nesting, nestings
 from tests.support.commands import run
 from tests.support.sessions import Replicas, listed_keys, replicas
 from tests.support.writable_repositories import Place
@@ -98,6 +104,62 @@ def test_written_chunks_are_stored_in_shards_of_their_sizes(taker: Taker, client
     same(read_zarr(taker.folder / "array"), expected)
     same(array[...], expected)
     assert sizes_of(taker.folder / "array") == sizes_of(taker.folder / "twin")
+
+
+@pytest.mark.parametrize("examples", [25, pytest.param(1000, marks=pytest.mark.soak)])
+def test_random_grid_reads_and_writes_as_stored(tmp_path: Path, examples: int) -> None:
+    """Clients read an array on a random grid as zarr-python wrote and resized it.
+
+    zarr-python reads the shards as a client wrote their chunks.
+    """
+    numbers = count()
+
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(nestings(letters=False, regular=False), st.data())
+    def check(taker: Taker, nesting: Nesting, data: st.DataObject) -> None:
+        assume(nesting.shape and nesting.document["chunk_grid"]["name"] == "rectilinear")
+        folder = tmp_path / f"a{next(numbers)}"
+        expected = _write_random(folder, nesting, data)
+        url = f"{taker.url}/data/{folder.name}"
+
+        same(OPENERS["obstore"](url)[...], expected)
+        same(open_tensorstore(url).read().result(), expected)
+        region = _draw_region(data, nesting.shape)
+        expected[region] = data.draw(st.sampled_from([0, 7]), label="written")
+        array: Array = zarr.open_array(over_obstore(taker.url, folder.name), mode="r+")
+        array[region] = expected[region]
+        same(read_zarr(folder), expected)
+        same(array[...], expected)
+
+    with taking_into_folder(tmp_path) as taker, quiet():
+        check(taker)
+
+
+def _write_random(folder: Path, nesting: Nesting, data: st.DataObject) -> Values:
+    """Fill all shards of *nesting* with zarr-python, and resize the array to its shape."""
+    values = counted(tuple(map(sum, nesting.edges)), "u1")
+    values[_draw_region(data, values.shape)] = 0
+    with rectilinear_allowed():
+        try:
+            array: Array = zarr.create(
+                store=folder,
+                shape=values.shape,
+                chunks=nesting.edges,
+                codecs=nesting.codecs,
+                dtype="u1",
+                fill_value=0,
+                zarr_format=3,
+            )
+        except ValueError:  # zarr-python refuses transposes of unequal chunks before sharding
+            reject()
+        array[...] = values
+        array.resize(nesting.shape)
+    return values[tuple(map(slice, nesting.shape))]
+
+
+def _draw_region(data: st.DataObject, shape: Shape) -> tuple[slice, ...]:
+    ends = (data.draw(st.tuples(*[st.integers(0, size)] * 2), label="region") for size in shape)
+    return tuple(slice(min(each), max(each)) for each in ends)
 
 
 def test_array_is_resized_within_its_shards(taker: Taker) -> None:

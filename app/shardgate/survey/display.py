@@ -43,7 +43,7 @@ def draw_table(reports: Iterable[Description | RefDescription | DamageReport]) -
     for name in names:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(row.get(name, "")) for name in names))
+        table.add_row(*(Text(_visible(row.get(name, ""))) for name in names))
     return table
 
 
@@ -54,7 +54,8 @@ def draw_facts(document: Mapping[str, Any]) -> Table:
         if isinstance(value, dict):
             table.add_row(name, draw_facts(value))
         elif value is not None:
-            table.add_row(name, Text(f"{value:,}" if isinstance(value, int) else value))
+            text = f"{value:,}" if isinstance(value, int) else _visible(value)
+            table.add_row(name, Text(text))
     return table
 
 
@@ -73,7 +74,12 @@ def draw_report(report: Report) -> str:
     lines += [f"damaged: {d.object}: {d.key}: {d.reason}" for d in report.damages]
     chunks = f" and {_count(report.chunks, 'chunks')}" if report.reads_chunks else ""
     lines.append(f"checked the indexes of {_count(report.shards, 'shards')}{chunks}")
-    return "\n".join(lines)
+    return "\n".join(map(_visible, lines))
+
+
+def _visible(text: str) -> str:
+    """Escape what a terminal would obey, and halves of characters, which no output can encode."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _count(number: int, things: str) -> str:

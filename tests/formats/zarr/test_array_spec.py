@@ -36,6 +36,16 @@ def test_index_of_a_shard_has_an_entry_for_each_of_its_chunks() -> None:
     assert array.indexes[0].entry_count == 5
 
 
+def test_shards_of_one_size_share_a_codec() -> None:
+    """The codec of shards of one size is made once, since each look-up needs it."""
+    document = array_metadata([20], [], [sharding([2])], chunk_grid=rectilinear([4, 10, 4, 2]))
+    array = parse_array(document)
+
+    first, second, third = (array.shard((at,)).levels[0] for at in (0, 4, 14))
+    assert first is third
+    assert first is not second
+
+
 def test_memory_of_an_array_includes_the_sizes_of_its_shards() -> None:
     """An array of many sizes of shards weighs more than a regular one."""
     lengths = [2, 4] * 1000

@@ -257,6 +257,7 @@ SNIPPETS: Final = {
         {"curl", "zarr-python", "xarray", "TensorStore", "dask"}
     ),
     "/cells/": frozenset({"curl", "TensorStore"}),
+    "/unequal/array/": frozenset({"curl", "zarr-python"}),
 }
 
 

@@ -45,6 +45,7 @@ DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
     "huge-shape": {"zarr.json": ARRAY | {"shape": [HUGE] * 5}},
     "negative-shape": {"zarr.json": ARRAY | {"shape": [-1] * 5}},
     "long-type": {"zarr.json": ARRAY | {"data_type": "i4," * 200_000}},
+    "no-type": {"zarr.json": ARRAY | {"data_type": []}},
     "long-name": {"zarr.json": ARRAY | {"dimension_names": ["x" * 300_000, *"abcd"]}},
     "surrogate": {"zarr.json": ARRAY | {"attributes": {"\ud800": "\ud800\u202e"}}},
     "many-attributes": {"zarr.json": ARRAY | {"attributes": {"x": MANY}}},

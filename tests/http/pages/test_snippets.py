@@ -30,6 +30,15 @@ def test_xarray_snippets_need_dimension_names(names: tuple[str | None, ...] | No
     assert list(group_snippets(URL, both, is_consolidated=False)) == ["zarr-python"]
 
 
+def test_group_with_unequal_chunks_has_no_xarray_snippet() -> None:
+    """A group with an array of unequal chunks, which xarray refuses, has no snippet of xarray."""
+    unequal = replace(LEVEL, inner_chunk_shape=None, shard_shape=None)
+    arrays = {"s0": LEVEL, "other": unequal}
+
+    assert list(group_snippets(URL, arrays, is_consolidated=False)) == ["zarr-python"]
+    assert list(array_snippets(URL, unequal)) == ["zarr-python"]
+
+
 def test_dask_snippet_has_chunks_of_a_shard() -> None:
     """The dask snippet reads whole shards; of an array without shards, its chunks."""
     assert f'from_zarr("{URL}", chunks=(4, 6))' in array_snippets(URL, LEVEL)["dask"]

@@ -4,8 +4,16 @@ from typing import Any, Final
 
 import pytest
 
+from shardgate.formats.surveying import Description
 from shardgate.http.pages.nodes import Channel, NodeView, ViewAxis
-from shardgate.http.pages.viewer_state import State, is_viewable, needs_contrast, state_of
+from shardgate.http.pages.viewer_state import (
+    State,
+    is_drawn,
+    is_viewable,
+    needs_contrast,
+    state_of,
+)
+from tests.formats.zarr.building import rectilinear, regular
 
 URL: Final = "http://host/em"
 SPACE: Final = tuple(ViewAxis(name, "space", 8, 2, "micrometer") for name in "zyx")
@@ -124,13 +132,27 @@ def test_three_bytes_are_colours() -> None:
         (NodeView("", "array", {}, SPACE, "uint16"), True),
         (NodeView("", "array", {}, SPACE, "float64"), False),
         (NodeView("", "array", {}, (), "uint16"), False),
+        (NodeView("", "array", {"chunk_grid": rectilinear(4)}, SPACE, "uint16"), False),
+        (NodeView("", "array", {"chunk_grid": regular(4)}, SPACE, "uint16"), True),
         (NodeView("", "group", {}), False),
         (NodeView("", "volume", {}, SPACE, "uint8"), True),
     ],
 )
 def test_viewable_nodes_have_a_drawn_type(node: NodeView, *, expected: bool) -> None:
-    """An array is viewable if Neuroglancer draws its type, a volume always, a group never."""
+    """An array is viewable if Neuroglancer draws its type and knows its grid, a volume always, a
+    group never.
+    """
     assert is_viewable(node) is expected
+
+
+@pytest.mark.parametrize(("chunk_shape", "expected"), [((2, 3), True), (None, False)])
+def test_array_of_unequal_chunks_is_not_drawn(
+    chunk_shape: tuple[int, ...] | None, *, expected: bool
+) -> None:
+    """Neuroglancer draws an array whose chunks have one shape only."""
+    array = Description("", "zarr", "array", (4, 6), "uint8", inner_chunk_shape=chunk_shape)
+
+    assert is_drawn(array) is expected
 
 
 def test_contrast_is_needed_without_windows() -> None:

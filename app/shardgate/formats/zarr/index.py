@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import floordiv
 from struct import Struct
 from typing import Any, Final, Literal, NamedTuple
@@ -193,6 +194,7 @@ class ShardingLevel:
         axes = zip(origin, self.inner_chunk_shape, self.chunks_per_shard, self.strides, strict=True)
         return sum([at // chunk % count * stride for at, chunk, count, stride in axes])
 
+    @lru_cache(maxsize=1024)  # noqa: B019  small values, and each look-up needs one
     def resized(self, shard_shape: tuple[int, ...]) -> "ShardingLevel":
         """Return the codec of shards of *shard_shape*, which is nowhere larger than before."""
         counts = tuple(map(floordiv, shard_shape, self.inner_chunk_shape))

@@ -13,6 +13,12 @@ import zarr
 
 {name} = zarr.open_{name}("{url}", mode="r")
 print({name}.info)"""
+_ZARR_OF_UNEQUAL_CHUNKS: Final = """# pip install zarr 'fsspec[http]'
+import zarr
+
+with zarr.config.set({{"array.rectilinear_chunks": True}}):
+    array = zarr.open_array("{url}", mode="r")
+print(array.info)"""
 _TENSORSTORE: Final = """# pip install tensorstore
 import tensorstore
 
@@ -45,8 +51,11 @@ def curl(url: str) -> dict[str, str]:
 def array_snippets(url: str, found: Description) -> dict[str, str]:
     """Return code that opens the Zarr array *found* at *url*, by client.
 
-    Chunks of dask are whole shards, which the array at *url* does not tell.
+    Chunks of dask are whole shards, which the array at *url* does not tell. Chunks that differ in
+    size are read by zarr-python alone.
     """
+    if has_unequal_chunks(found):
+        return {"zarr-python": _ZARR_OF_UNEQUAL_CHUNKS.format(url=url)}
     chunks = tuple(found.shard_shape or found.inner_chunk_shape or ())
     snippets = {"zarr-python": _ZARR.format(name="array", url=url)}
     snippets["TensorStore"] = _TENSORSTORE.format(driver="zarr3", url=url)
@@ -63,7 +72,8 @@ def group_snippets(
 ) -> dict[str, str]:
     """Return code that opens the Zarr group at *url* with *arrays* right below it, by client."""
     snippets = {"zarr-python": _ZARR.format(name="group", url=url)}
-    if arrays and all(map(has_dimensions, arrays.values())):
+    found = arrays.values()
+    if arrays and all(map(has_dimensions, found)) and not any(map(has_unequal_chunks, found)):
         dropped = _conflicting(arrays)
         drop = f", drop_variables={json.dumps(dropped)}" if dropped else ""
         snippets["xarray"] = _XARRAY.format(url=url, is_consolidated=is_consolidated, drop=drop)
@@ -73,6 +83,11 @@ def group_snippets(
 def volume_snippets(url: str) -> dict[str, str]:
     """Return code that opens the precomputed volume at *url*, by client."""
     return {"TensorStore": _TENSORSTORE.format(driver="neuroglancer_precomputed", url=url)}
+
+
+def has_unequal_chunks(found: Description) -> bool:
+    """Return whether *found* is an array without one shape of its chunks."""
+    return found.shape is not None and found.inner_chunk_shape is None
 
 
 def has_dimensions(found: Description) -> bool:

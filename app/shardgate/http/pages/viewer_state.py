@@ -40,7 +40,7 @@ def is_viewable(node: NodeView) -> bool:
     """Return whether Neuroglancer draws *node*."""
     match node.kind:
         case "array" | "image":
-            return node.data_type in _DRAWN and bool(node.axes)
+            return node.data_type in _DRAWN and bool(node.axes) and not _has_unequal_chunks(node)
         case "group" | "document":
             return False
         case _:
@@ -49,7 +49,13 @@ def is_viewable(node: NodeView) -> bool:
 
 def is_drawn(array: Description) -> bool:
     """Return whether Neuroglancer draws *array*."""
-    return array.data_type in _DRAWN and bool(array.shape)
+    is_regular = array.inner_chunk_shape is not None
+    return is_regular and array.data_type in _DRAWN and bool(array.shape)
+
+
+def _has_unequal_chunks(node: NodeView) -> bool:
+    grid = node.document.get("chunk_grid")
+    return isinstance(grid, dict) and grid.get("name") == "rectilinear"
 
 
 def needs_contrast(node: NodeView) -> bool:

@@ -239,6 +239,7 @@ async def test_refused_token_is_read_again(
     [
         ("https://a.example", {"bearer_token_file": "/no/where"}, "/no/where: No such file"),
         ("https://a.example", {"bearer_token_file": "/dev/null"}, "holds no bearer token"),
+        ("https://a.example", {"bearer_token_file": "/bin/sh"}, "/bin/sh: holds no bearer token"),
         ("https://a.example", {"bearer_token": "hun\r\nter2"}, "holds no bearer token"),
         ("http://a.example", {"bearer_token": TOKEN}, "needs https://"),
         ("http://8.8.8.8/data", {"bearer_token": TOKEN}, "needs https://"),

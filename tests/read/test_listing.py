@@ -210,6 +210,28 @@ async def test_many_sparse_shards_are_listed_by_their_indexes() -> None:
     assert len(pages) == 2
 
 
+@pytest.mark.parametrize("limit", ["_MAX_SHARDS", "_MAX_CHUNKS"])
+async def test_sparse_array_beyond_a_limit_is_listed_chunk_by_chunk(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """A sparse array with more stored shards, or chunks, than are read at once is listed whole."""
+    store, expected = _sparse_line(20, 200)
+    monkeypatch.setattr(listing, limit, 2)
+
+    pages = await _pages(reading(store), Window("c/"), 1000)
+    assert [entry.key for page in pages for entry in page] == expected
+
+
+async def test_damaged_shard_outside_of_the_prefix_does_not_fail_a_sparse_page() -> None:
+    """A page of a sparse array is whole though a shard is damaged that has no key in it."""
+    store, every = _sparse_line(20, 200)
+    store.place(ROOT.join("c/15"), b"short")  # c/3000 to c/3199
+
+    pages = await _pages(reading(store), Window("c/1"), 1000)
+    expected = [key for key in every if key.startswith("c/1")]
+    assert [entry.key for page in pages for entry in page] == expected
+
+
 async def test_page_ends_when_reading_indexes_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page ends when reading indexes takes long; the next page continues behind it."""
     store, expected = _sparse_line(20, 1000)

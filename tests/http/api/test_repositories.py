@@ -321,6 +321,18 @@ def test_offline_repository_in_a_bucket_is_listed(tmp_path: Path) -> None:
     assert ["being moved" in each["reason"] for each in inspected["refs"]] == [True]
 
 
+def test_missing_parent_in_a_history_of_version_1_is_damage(tmp_path: Path) -> None:
+    """A history of version 1 whose snapshot has no file of its parent answers 424."""
+    written = BUILDERS["version-1"](tmp_path)
+    newest, parent, *_ = (each.id for each in written.repo.ancestry(branch="main"))
+    (tmp_path / "snapshots" / parent).unlink()
+    with serve(tmp_path) as api:
+        answer = api.answer("/history", ref=f"@{newest}")
+
+    assert answer.status_code == 424
+    assert f"{parent}: does not exist, and is the parent" in answer.json()["detail"]
+
+
 def test_invalid_history_is_damage(tmp_path: Path) -> None:
     """Snapshots with invalid parents and logs whose times fall answer 424.
 

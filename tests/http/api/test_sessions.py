@@ -286,6 +286,19 @@ def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None
     assert not {key for key in left if key.startswith(("g/", "a/c/"))}
 
 
+def test_keys_of_sessions_are_deleted_at_once(pair: Replicas, session_id: str) -> None:
+    """DeleteObjects deletes keys of a session, and reports those of an unknown one."""
+    pair.put(session_id, "a/c/0", bytes(2))
+    keys = [f"@session.{session_id}/a/c/0", "@session.none/a/c/0"]
+    body = "".join(f"<Object><Key>{key}</Key></Object>" for key in keys)
+    told = pair.clients[0].post("/data?delete", content=f"<Delete>{body}</Delete>".encode())
+
+    assert told.status_code == 200, told.text
+    assert f"<Deleted><Key>{keys[0]}</Key></Deleted>" in told.text
+    assert f"<Error><Key>{keys[1]}</Key><Code>NoSuchKey</Code>" in told.text
+    assert pair.clients[0].get(f"/data/{keys[0]}").status_code == 404
+
+
 def test_session_of_a_nested_repository(tmp_path: Path) -> None:
     """The keys of a session of a nested repository begin with the repository's path."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))

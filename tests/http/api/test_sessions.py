@@ -162,6 +162,8 @@ def test_session_with_a_lost_parent_can_be_discarded(tmp_path: Path) -> None:
         ("b/zarr.json", b"{}", 400),
         ("b/zarr.json", b'{"zarr_format": 2, "node_type": "group"}', 400),
         ("b/zarr.json", b'{"zarr_format": 3, "node_type": "array", "shape": [1]}', 400),
+        ("b/zarr.json", ARRAY.replace(b'"default"', b'"v2"'), 400),
+        ("b/zarr.json", GROUP[:-1] + b', "attributes": {"a": "\xff"}}', 400),
     ],
 )
 def test_invalid_zarr_key_or_document_is_refused(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardgate.errors import DamagedError, StorageUnusableError
+from shardgate.errors import DamagedError, NotAllowedError, StorageUnusableError
 from shardgate.formats.listing import Window
 from shardgate.model import ObjectRef, VirtualKey
 from shardgate.read import listing
@@ -267,6 +267,29 @@ async def test_a_damaged_shard_fails_the_page() -> None:
         traced.data.fetch.forget(ROOT.join(key))
     expected = ["/".join(["c", *map(str, cell)]) for cell in product(range(2), repeat=3)]
     assert await traced.page(Window("c/")) == sorted(expected)
+
+
+async def test_refused_shards_fail_only_pages_with_their_keys() -> None:
+    """A page with chunks of virtual shards that are not allowed raises NotAllowedError; pages of
+    other keys, or of folders, do not.
+    """
+    builder = Builder()
+    builder.group("/")
+    builder.array("/a", array_metadata([2], [2], [LITTLE]), [1], [Ref(index=[0], inline=b"xy")])
+    shards = [Ref(index=[0], location="s3://elsewhere/x", offset=0, length=84)]
+    builder.array("/s", array_metadata([8], [4], [sharding([1])]), [2], shards)
+    data = reading(filled(builder.build()))
+
+    async def page(window: Window) -> list[str]:
+        found = await data.resolver.page(data.dataset, window, 100)
+        return [entry.key for entry in found.entries]
+
+    assert await page(Window("a/")) == ["a/c/0", "a/zarr.json"]
+    assert await page(Window("", delimiter="/")) == ["a/", "s/", "zarr.json"]
+    assert await page(Window("s/", delimiter="/")) == ["s/c/", "s/zarr.json"]
+    for window in (Window("s/"), Window("s/c/", delimiter="/")):
+        with pytest.raises(NotAllowedError, match="s3://elsewhere"):
+            await page(window)
 
 
 @pytest.mark.parametrize("marker", ["zarr.json", "b/zarr.json", "info", "b/info", "b/repo"])

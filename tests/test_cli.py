@@ -96,6 +96,7 @@ def test_help_version_and_usage_errors_import_little(
     [
         (["serve"], "there is no dataset to serve"),
         (["serve", "/nowhere.toml"], "/nowhere.toml: No such file or directory"),
+        (["serve", "a.toml", "/tmp"], "a.toml: a configuration file goes without roots beside it"),
         (["serve", "a/x.zarr", "s3://b/x"], "two datasets are called x: write NAME=s3://b/x"),
         (["serve", "api=/tmp"], "datasets.api: is not a name for a dataset"),
         (["serve", "http://host:80"], "datasets.host:80: is not a name for a dataset"),
@@ -171,6 +172,32 @@ def test_anonymous_roots_need_no_credentials(faulty: FaultyServer, option: tuple
         assert "s3://bucket" in done.stderr
         assert "--anonymous" in done.stderr
         assert not faulty.seen
+
+
+OF_AWS = "the configuration of AWS"
+NO_ENDPOINT = "AWS_ENDPOINT_URL, or endpoint_url of the profile, is no URL of a server"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("AWS_ENDPOINT_URL", "lab", f"s3://b/x: {NO_ENDPOINT}"),
+        ("AWS_ENDPOINT_URL", "http://[::1", f"s3://b/x: {NO_ENDPOINT}"),
+        ("AWS_ENDPOINT_URL", "http://me:hunter2@a b", f"s3://b/x: {NO_ENDPOINT}"),
+        ("AWS_DEFAULT_REGION", "a b", "s3://b/x: Provided region_name 'a b' doesn't match"),
+        ("AWS_CONFIG_FILE", __file__, f"{OF_AWS}: Unable to parse config file: {__file__}"),
+        ("AWS_PROFILE", "none", f"{OF_AWS}: The config profile (none) could not be found"),
+    ],
+)
+def test_wrong_variable_of_aws_is_named(variable: str, value: str, said: str) -> None:
+    """A variable of AWS that cannot be used ends with exit code 2 and one line that names it."""
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    done = run("inspect", "s3://b/x", **keys | {variable: value})
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"shardgate: error: {said}")
+    assert done.stderr.count("\n") == 1
+    assert "hunter2" not in done.stderr
 
 
 @pytest.mark.parametrize("is_writable", [False, True])

@@ -150,6 +150,19 @@ def test_variables_match_names_of_the_file_in_any_case(config: Path) -> None:
         ("[cache]\nindex_bytes = 'lots'", "cache.index_bytes: is not a size such as 256MiB"),
         ("[cache]\nttl_s = inf", "cache.ttl_s: Input should be a finite number"),
         ("[stores.s]\naccess_key_id = 'a'", "stores.s: access_key_id and secret_access_key go"),
+        (
+            "[stores.s]\nanonymous=true\naccess_key_id='a'\nsecret_access_key='hunter2'",
+            "stores.s: anonymous and access_key_id exclude each other",
+        ),
+        (
+            "[stores.s]\nanonymous=true\nrequester_pays=true",
+            "stores.s: anonymous and requester",
+        ),
+        (
+            "[stores.s]\nbearer_token='hunter2'\nbearer_token_file='a'",
+            "stores.s: bearer_token and bearer_token_file exclude each other",
+        ),
+        ("[datasets.em]\nurl=''", "datasets.em.url: is empty"),
         ("[stores.s]\nendpoint_url = 'lab:80'", "stores.s.endpoint_url: is not the http(s)://"),
         ("server = 1", "server: Input should be a valid dictionary"),
         (f"{ERA5} = ['ftp://a/']", f"{PREFIXES}.0.url: begins with none of"),

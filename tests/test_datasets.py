@@ -1,8 +1,11 @@
 """Datasets of the configuration."""
 
+from pathlib import Path
+
 import pytest
 
-from shardgate.datasets import exposures
+from shardgate.datasets import check_reachable, exposures, make_folders
+from shardgate.errors import ConfigurationError
 from shardgate.settings import Settings
 
 CALLERS = {name: {"token_sha256": [digit * 64]} for name, digit in (("ana", "0"), ("bob", "1"))}
@@ -56,3 +59,41 @@ def test_datasets_that_expose_nothing_are_not_named(
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
 
     assert list(exposures(settings_of(inner=inner, outer=outer))) == []
+
+
+def test_folders_that_cannot_be_made_are_warned_of(tmp_path: Path) -> None:
+    """The folders of a writable root and of the records of tokens are made, or warned of."""
+    file = tmp_path / "file"
+    file.touch()
+    tables = [
+        {
+            "datasets": {"a": {"url": f"{below}/a", "writable": True}},
+            "tokens": {"url": f"{below}/t"},
+        }
+        for below in (tmp_path / "folder", file)
+    ]
+    good, bad = map(Settings.model_validate, tables)
+
+    assert make_folders(good) == []
+    assert sorted(each.name for each in (tmp_path / "folder").iterdir()) == ["a", "t"]
+    assert make_folders(bad) == [
+        f"{setting}: {file.as_uri()}/{name} cannot be made: Not a directory"
+        for setting, name in (("datasets.a.url", "a"), ("tokens.url", "t"))
+    ]
+
+
+async def test_unreachable_folder_of_tokens_is_named(tmp_path: Path) -> None:
+    """An unreachable folder of the records of tokens is an error that names the setting."""
+    folders = {name: tmp_path / name for name in ("data", "tokens")}
+    settings = Settings.model_validate(
+        {
+            "datasets": {"a": {"url": str(folders["data"])}},
+            "tokens": {"url": str(folders["tokens"])},
+        }
+    )
+    folders["data"].mkdir()
+    with pytest.raises(ConfigurationError, match=r"tokens\.url: .*/tokens.*: No such file"):
+        await check_reachable(settings)
+
+    folders["tokens"].mkdir()
+    await check_reachable(settings)

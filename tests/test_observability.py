@@ -42,6 +42,7 @@ class Span(NamedTuple):
     span_id: str
     parent_id: str
     attributes: dict[str, Any]
+    is_error: bool
 
 
 class Shown(NamedTuple):
@@ -94,7 +95,7 @@ def _span(sent: Any) -> Span:
         each.key: getattr(each.value, each.value.WhichOneof("value")) for each in sent.attributes
     }
     ids = (sent.trace_id.hex(), sent.span_id.hex(), sent.parent_span_id.hex())
-    return Span(sent.name, *ids, attributes)
+    return Span(sent.name, *ids, attributes, sent.status.code == sent.status.STATUS_CODE_ERROR)
 
 
 @contextmanager
@@ -120,6 +121,7 @@ def _settings(folder: Path) -> dict[str, str]:
         "SHARDGATE_DATASETS__OPEN__URL": str(folder / "open"),
         "SHARDGATE_DATASETS__PRIVATE__URL": str(folder / "private"),
         "SHARDGATE_DATASETS__PRIVATE__READ": '["ana"]',
+        "SHARDGATE_DATASETS__DOWN__URL": "http://127.0.0.1:9/down",
     }
 
 
@@ -141,6 +143,7 @@ REQUESTS: Final[list[tuple[str, str, dict[str, str], str, int, str, str]]] = [
     ("bare", "/open", {}, "open", 307, "answered", ""),
     ("none", "/none/c/0/0", {}, "", 401, "refused", ""),
     ("put", "/open/c/0/0", {}, "open", 405, "refused", ""),
+    ("down", "/down/c/9/9", {}, "down", 503, "failed", ""),
     ("metrics", "/metrics", BEARER, "", 200, "answered", "ana"),
 ]
 """Id, path and headers of each request, and its dataset, status, outcome and caller."""
@@ -267,6 +270,16 @@ def test_calls_of_stores_are_spans_in_that_of_their_request(shown: Shown) -> Non
     assert index.attributes["shardgate.bytes"] > 0
     assert chunk.attributes["shardgate.bytes"] == len(CHUNKS["c/0/0"])
     assert shown.within(shown.request("hit")) == []
+
+
+def test_failed_request_and_calls_of_its_store_are_errors(shown: Shown) -> None:
+    """The span of a failed request is an error, and has the error of each call of its store."""
+    down = shown.request("down")
+    calls = shown.within(down)
+
+    assert (down.is_error, shown.request("absent").is_error) == (True, False)
+    assert {call.attributes.get("error.type") for call in calls} == {"StorageUnavailableError"}
+    assert "error.type" not in shown.within(shown.request("read"))[0].attributes
 
 
 def test_spans_name_keys_of_public_data_only(shown: Shown) -> None:

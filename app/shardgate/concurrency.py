@@ -181,15 +181,13 @@ def is_large(nbytes: int) -> bool:
     return nbytes >= _LARGE_NBYTES
 
 
-def resolve[T](done: "asyncio.Future[T]", outcome: T | BaseException) -> None:
+def resolve[T](done: "asyncio.Future[T]", outcome: T | Exception) -> None:
     """Pass *outcome* to the caller that waits for *done*, unless it has left."""
     if done.done():
         return
     if isinstance(outcome, Exception):
         done.set_exception(outcome)
         done.exception()  # else asyncio logs it if no caller waits
-    elif isinstance(outcome, BaseException):
-        done.cancel()
     else:
         done.set_result(outcome)
 

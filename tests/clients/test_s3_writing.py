@@ -78,6 +78,19 @@ def test_unsigned_boto3_request_gets_an_s3_error(url: str) -> None:
         open_boto3(url, signature_version=UNSIGNED).get_object(Bucket="nothing", Key="a")
 
 
+def test_boto3_is_told_which_keys_are_invalid(s3: Any) -> None:
+    """DeleteObjects deletes the other keys, and reports those that no object can have."""
+    s3.put_object(Bucket="bucket", Key="one", Body=b"x")
+    keys = [{"Key": key} for key in ("a//b", "one", "../a")]
+    told = s3.delete_objects(Bucket="bucket", Delete={"Objects": keys})
+
+    assert told["Deleted"] == [{"Key": "one"}]
+    assert [(each["Key"], each["Code"]) for each in told["Errors"]] == [
+        ("a//b", "InvalidRequest"),
+        ("../a", "InvalidRequest"),
+    ]
+
+
 def test_boto3_deletes_many_objects(s3: Any) -> None:
     """DeleteObjects deletes existing keys, ignores absent ones, and reports failed conditions."""
     for key in ("many/1", "many/2", "many/3"):

@@ -429,6 +429,11 @@ def test_write_error_has_a_detail(
         ({"if-none-match": "*"}, 412, MATCHED),
         ({"content-range": "bytes 0-1/2"}, 400, "a PUT with Content-Range is not served: .*"),
         ({"x-amz-copy-source": "em/a?versionId=1"}, 501, "copying .* is not served"),
+        ({"x-amz-copy-source": "em/%ff"}, 400, "x-amz-copy-source is not percent-encoded UTF-8"),
+        (
+            {"x-amz-copy-source": "em/zarr.json", "x-amz-metadata-directive": "KEEP"},
+            *(400, "x-amz-metadata-directive is COPY or REPLACE"),
+        ),
         ({"if-unmodified-since": "x"}, 501, "PUT with if-unmodified-since is not served"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 import zarr
 
 from shardgate.errors import CommitConflictError, ConflictError, StorageUnavailableError
+from tests.formats.icechunk.peer import read
 from tests.icechunk.sessions.replicas import ROOT, Dying, Late
 from tests.icechunk.train_repository import (
     CHUNKS,
@@ -262,3 +263,21 @@ async def test_caller_that_leaves_does_not_hurt_its_train(repository: TrainRepos
     await asyncio.gather(*tasks[1:])
 
     await repository.expect(early, stays, behind)
+
+
+@pytest.mark.parametrize("nbytes", [1_100_000, 9_000_000])
+async def test_large_manifests_of_a_train_are_built_upon(
+    repository: TrainRepository, nbytes: int
+) -> None:
+    """Commits of a train that change one array have the chunks of those before, however large the
+    manifests are that these have made.
+    """
+    data = [np.random.default_rng(number).bytes(nbytes) for number in range(3)]
+    updates = [Update(0, (number,), data=each) for number, each in enumerate(data)]
+    made = await commit_all(await repository.replica(), await repository.tip(), *updates)
+
+    assert len(set(snapshot_ids(made))) == len(updates)
+    assert repository.counting.calls["put", "repo"] == 1
+    session = (await repository.library()).readonly_session("main")
+    found = [await asyncio.to_thread(read, session, f"a/c/{number}") for number in range(4)]
+    assert found == [*data, b"\0"]

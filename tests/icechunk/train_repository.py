@@ -75,6 +75,8 @@ class Update:
     value: int = field(default_factory=lambda: next(_numbers) % 251)
     key: str = field(default_factory=lambda: f"key {next(_numbers)}")
     amend: bool = False
+    data: bytes = b""
+    """Bytes of the chunks, by default the value."""
 
     @property
     def updated(self) -> dict[str, list[list[int]]]:
@@ -105,7 +107,8 @@ def _node_ids() -> dict[str, bytes]:
 async def commit(replica: Replica, parent_id: str, update: Update) -> CommitResult:
     """Commit one update, whose message is its key."""
     coords = np.array([[chunk] for chunk in sorted(update.chunks)], np.uint32)
-    payloads = Payloads.of(InlineChunk(bytes([update.value])) for _ in update.chunks)
+    data = update.data or bytes([update.value])
+    payloads = Payloads.of(InlineChunk(data) for _ in update.chunks)
     changes = ChangeSet(chunks={_node_ids()[ARRAYS[update.array]]: ChunkChanges(coords, payloads)})
     write_id = WriteId(update.key, f"{update.chunks}")
     request = CommitRequest("main", parent_id, update.key, write_id, amend=update.amend)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from shardgate.errors import BadKeyError, DamagedError, MetadataMissingError, StorageDeniedError
+from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import Read, Weighable
 from shardgate.formats.zarr.layout import ZarrLayout
@@ -25,7 +26,7 @@ from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.formats.zarr.building import array_metadata, consolidated, sharding
 from tests.formats.zarr.case import CASES as ZARR
 from tests.read.stores import CallOn, WatchedStore
-from tests.support.resolving import ROOT, known_containers
+from tests.support.resolving import ROOT, known_containers, reading
 from tests.write.writers import Between, Replica, chunks_of, filled, replica, stored, zarr_json
 
 _MARKER = r"(^|/)(zarr\.json|info|repo|refs/branch\.main/ref\.json)$"
@@ -168,6 +169,17 @@ async def test_damaged_repository_has_no_absent_keys() -> None:
         with pytest.raises(DamagedError, match="r/repo"):
             await one.read(key)
     assert await one.read("r/b/zarr.json") == _PLAIN
+
+
+async def test_repository_behind_an_error_page_has_no_absent_keys() -> None:
+    """Each key of a dataset named as a repository raises an error while ``repo`` is a page."""
+    memory = MemoryStore()
+    memory.place(ROOT.join("repo"), b"<html></html>")
+    opened = reading(memory, formats=(Icechunk(2**20, 2**20, is_named=True),))
+
+    for key in ("zarr.json", "@branch.main/x/c/0"):
+        with pytest.raises(MetadataMissingError, match="repo: an error page"):
+            await opened.read(key)
 
 
 @pytest.mark.parametrize("key", ["a/zarr.json", "b/zarr.json", "b/info"])

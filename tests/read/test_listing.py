@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardgate.errors import DamagedError, StorageUnusableError
+from shardgate.errors import DamagedError, NotAllowedError, StorageUnusableError
 from shardgate.formats.listing import Window
 from shardgate.model import ObjectRef, VirtualKey
 from shardgate.read import listing
@@ -210,6 +210,28 @@ async def test_many_sparse_shards_are_listed_by_their_indexes() -> None:
     assert len(pages) == 2
 
 
+@pytest.mark.parametrize("limit", ["_MAX_SHARDS", "_MAX_CHUNKS"])
+async def test_sparse_array_beyond_a_limit_is_listed_chunk_by_chunk(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """A sparse array with more stored shards, or chunks, than are read at once is listed whole."""
+    store, expected = _sparse_line(20, 200)
+    monkeypatch.setattr(listing, limit, 2)
+
+    pages = await _pages(reading(store), Window("c/"), 1000)
+    assert [entry.key for page in pages for entry in page] == expected
+
+
+async def test_damaged_shard_outside_of_the_prefix_does_not_fail_a_sparse_page() -> None:
+    """A page of a sparse array is whole though a shard is damaged that has no key in it."""
+    store, every = _sparse_line(20, 200)
+    store.place(ROOT.join("c/15"), b"short")  # c/3000 to c/3199
+
+    pages = await _pages(reading(store), Window("c/1"), 1000)
+    expected = [key for key in every if key.startswith("c/1")]
+    assert [entry.key for page in pages for entry in page] == expected
+
+
 async def test_page_ends_when_reading_indexes_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page ends when reading indexes takes long; the next page continues behind it."""
     store, expected = _sparse_line(20, 1000)
@@ -245,6 +267,29 @@ async def test_a_damaged_shard_fails_the_page() -> None:
         traced.data.fetch.forget(ROOT.join(key))
     expected = ["/".join(["c", *map(str, cell)]) for cell in product(range(2), repeat=3)]
     assert await traced.page(Window("c/")) == sorted(expected)
+
+
+async def test_refused_shards_fail_only_pages_with_their_keys() -> None:
+    """A page with chunks of virtual shards that are not allowed raises NotAllowedError; pages of
+    other keys, or of folders, do not.
+    """
+    builder = Builder()
+    builder.group("/")
+    builder.array("/a", array_metadata([2], [2], [LITTLE]), [1], [Ref(index=[0], inline=b"xy")])
+    shards = [Ref(index=[0], location="s3://elsewhere/x", offset=0, length=84)]
+    builder.array("/s", array_metadata([8], [4], [sharding([1])]), [2], shards)
+    data = reading(filled(builder.build()))
+
+    async def page(window: Window) -> list[str]:
+        found = await data.resolver.page(data.dataset, window, 100)
+        return [entry.key for entry in found.entries]
+
+    assert await page(Window("a/")) == ["a/c/0", "a/zarr.json"]
+    assert await page(Window("", delimiter="/")) == ["a/", "s/", "zarr.json"]
+    assert await page(Window("s/", delimiter="/")) == ["s/c/", "s/zarr.json"]
+    for window in (Window("s/"), Window("s/c/", delimiter="/")):
+        with pytest.raises(NotAllowedError, match="s3://elsewhere"):
+            await page(window)
 
 
 @pytest.mark.parametrize("marker", ["zarr.json", "b/zarr.json", "info", "b/info", "b/repo"])

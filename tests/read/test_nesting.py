@@ -1,6 +1,7 @@
 """Containers among the members of an archive: read, listed and surveyed as in a folder."""
 
 import io
+import json
 import zipfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from shardgate.read.listing import Root, find_collections
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.nesting import MemberFetch
 from shardgate.storage.memory import MemoryStore
-from shardgate.survey.inspect import inspect_key, inspect_shard
+from shardgate.survey.inspect import inspect_key, inspect_shard, measure, summarize
 from shardgate.survey.verify import verify
 from tests.formats.case import Case, filled
 from tests.formats.icechunk import case as icechunk
@@ -499,3 +500,76 @@ async def test_place_of_a_member_is_a_range_of_the_archive() -> None:
 
     assert isinstance(place, Stored)
     assert _archive(files)[slice(*place.byte_range)] == b"second"
+
+
+@every_method
+async def test_empty_shard_in_an_archive_is_damage_by_its_key(method: int) -> None:
+    """A shard without bytes in an archive is damage, found by the key of its first chunk."""
+    store = _archived(zarr.build(_CHUNKS) | {"c/0/0": b""}, method)
+
+    with pytest.raises(DamagedError, match=r"scan\.zip/c/0/0: .*0 bytes"):
+        await reading(store).read(f"{NAME}/c/0/0")
+    report = await verify(_root(store), chunks=False)
+    assert [(each.object, each.key) for each in report.damages] == [
+        (str(ROOT.join(f"{NAME}/c/0/0")), f"{NAME}/c/0/0")
+    ]
+
+
+async def test_absent_shard_in_an_archive_is_absent_to_an_inspection() -> None:
+    """The report on a chunk whose shard an archive lacks says absent, and has no shard."""
+    objects = zarr.build(_CHUNKS)
+    del objects["c/0/0"]
+    report = await inspect_key(_root(_archived(objects)), VirtualKey(f"{NAME}/c/0/1"))
+
+    assert (report.state, report.shard) == ("absent", None)
+
+
+async def test_stored_chunks_in_an_archive_are_counted_from_the_indexes() -> None:
+    """The chunks of an array in an archive are added up as those of one in a folder."""
+    objects = zarr.build(_CHUNKS)
+    sizes = []
+    for data in (reading(filled(objects)), reading(_archived(objects))):
+        (array,) = (await summarize(data.resolver, data.dataset)).collections
+        assert array.shards is not None
+        sizes.append(await measure(data.resolver.root(data.dataset), array.shards))
+
+    assert sizes[0] is not None
+    assert sizes[0] == sizes[1]
+    assert sizes[0].chunks == len(_CHUNKS)
+
+
+async def test_chunks_of_one_shard_in_an_archive_have_one_name() -> None:
+    """Chunks of one shard in an archive have the same name for affinity, and others another."""
+    data = reading(_archived(zarr.build(_CHUNKS)))
+    root = data.resolver.root(data.dataset)
+    names = []
+    for key in _CHUNKS:
+        name = VirtualKey(f"{NAME}/{key}")
+        layout, rest, _ = await data.resolver.find_container(data.dataset, name)
+        names.append(await layout.shard(rest, root.fetch))
+
+    assert names[0] == names[1] != names[2]
+    assert None not in names
+
+
+async def test_sparse_array_in_an_archive_is_listed_by_its_indexes() -> None:
+    """The chunks of a large sparse array in an archive are listed as those of one in a folder."""
+    metadata = zarr.array_metadata([100 * 200], [200], [zarr.sharding([1])])
+    shard = zarr.encode_shard([None] * 199 + [b"x"])
+    shards = {f"c/{number}": shard for number in range(0, 100, 5)}
+    data = reading(_archived({"zarr.json": json.dumps(metadata).encode(), **shards}))
+
+    page = await data.resolver.page(data.dataset, Window(f"{NAME}/c/"), 1000)
+    keys = sorted(f"c/{number * 200 + 199}" for number in range(0, 100, 5))
+    assert [entry.key for entry in page.entries] == [f"{NAME}/{key}" for key in keys]
+
+
+async def test_array_in_an_archive_that_lost_its_metadata_is_damage() -> None:
+    """A chunk in an archive is damage where only the group above describes its sharded array."""
+    objects = {f"a/{name}": content for name, content in zarr.build(_CHUNKS).items()}
+    array = json.loads(objects.pop("a/zarr.json"))
+    group = json.dumps(zarr.consolidated({"a": array})).encode()
+    data = reading(_archived(objects | {"zarr.json": group}))
+
+    with pytest.raises(DamagedError, match="consolidated metadata describe an array"):
+        await data.read(f"{NAME}/a/c/0/0")

@@ -202,6 +202,7 @@ async def test_stream_can_be_left_early(backend: Backend) -> None:
         ("absent", ByteRange(9, 9), None, VersionChangedError),
         ("object", ByteRange(1000, 1025), None, VersionChangedError),
         ("object", ByteRange(0, 5_000_000), None, VersionChangedError),
+        ("long", ByteRange(0, 5_000_000), None, VersionChangedError),
         ("object", ByteRange(1024, 1025), None, RangeNotSatisfiedError),
     ],
     ids=str,
@@ -216,6 +217,7 @@ async def test_a_stream_that_cannot_be_whole_is_not_entered(
     """A stream of another version, or beyond the object, raises before its first piece."""
     backend.put("object", DATA)
     backend.put("short", b"other")
+    backend.put("long", bytes(2_000_000))
 
     with pytest.raises(error):
         async with backend.store.stream(backend.ref(name), byte_range, if_match=condition):
@@ -456,6 +458,16 @@ async def test_reserved_names_are_refused(writable: Backend) -> None:
             await writable.store.put(ref, [b"1"], expected=None)
         with pytest.raises(BadKeyError):
             await writable.store.delete(ref, expected=None)
+
+
+@pytest.mark.parametrize("expected", [ABSENT, None])
+async def test_ranges_of_no_version_are_refused(writable: Backend, expected: Expected) -> None:
+    """A write of ranges without the version that they are taken from raises ValueError."""
+    ref = writable.put("object", DATA)
+
+    with pytest.raises(ValueError, match="byte ranges need the version"):
+        await writable.store.put(ref, [ByteRange(0, 9)], expected=expected)
+    assert (await found(writable.store, ref)).data == DATA
 
 
 async def test_temporary_objects_are_not_listed(writable: Backend) -> None:

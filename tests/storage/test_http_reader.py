@@ -9,6 +9,7 @@ from shardgate.errors import (
     RangeNotSatisfiedError,
     StorageDeniedError,
     StorageUnusableError,
+    TruncatedReadError,
     VersionChangedError,
 )
 from shardgate.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
@@ -263,3 +264,35 @@ def test_indistinguishable_mirrors_are_424(
 
     assert answer.status_code == 424
     assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("remote", ["http", "s3"], indirect=True)
+async def test_range_refused_without_a_size_is_compared_with_the_size(remote: Remote) -> None:
+    """A range that a server refuses without the size of the object is not satisfied by that."""
+    etag = (await remote.found()).etag
+    remote.server.fail(Fault.NO_SIZE_IN_416)
+
+    with pytest.raises(RangeNotSatisfiedError) as raised:
+        await remote.get(ByteRange(len(DATA), len(DATA) + 1))
+    assert raised.value.size == len(DATA)
+    with pytest.raises(VersionChangedError):
+        await remote.get(ByteRange(len(DATA), len(DATA) + 1), if_match=etag)
+
+
+@pytest.mark.parametrize("remote", ["http"], indirect=True)
+async def test_size_is_unknown_where_no_response_has_a_length(remote: Remote) -> None:
+    """The size of an object whose HEAD has no Content-Length is an error that says so."""
+    remote.server.fail(Fault.CHUNKED)
+
+    with pytest.raises(StorageUnusableError, match="the response has no Content-Length"):
+        await remote.store.stat(remote.ref)
+
+
+async def test_stream_that_ends_early_without_a_length_is_truncated(remote: Remote) -> None:
+    """A stream of unannounced length that ends before its range does raises TruncatedReadError."""
+    for fault in (Fault.CHUNKED, Fault.RANGE_AS_200, Fault.SHORT_LENGTH):
+        remote.server.fail(fault)
+
+    async with remote.store.stream(remote.ref, ByteRange(0, len(DATA)), if_match=None) as pieces:
+        with pytest.raises(TruncatedReadError):
+            [piece async for piece in pieces]

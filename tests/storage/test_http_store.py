@@ -121,6 +121,16 @@ async def test_a_redirect_below_the_root_is_followed(
     assert (await found(stores, ref, ByteRange(1, 3))).data == b"12"
 
 
+async def test_circle_of_redirects_is_refused(faulty: FaultyServer, stores: Stores) -> None:
+    """A redirect that leads back to itself raises StorageRedirectError after a few requests."""
+    faulty.redirects["/data/key"] = "/data/other"
+    faulty.redirects["/data/other"] = "/data/key"
+
+    with pytest.raises(StorageRedirectError, match="more than 5 redirects"):
+        await stores.get(stores.open_root(f"{faulty.url}/data").join("key"))
+    assert len(faulty.seen) == 6
+
+
 @pytest.mark.parametrize("allowed", ["", "/cdn", "/cdn/"])
 async def test_redirect_to_an_allowed_url_is_followed(
     faulty: FaultyServer, other: FaultyServer, stores: Stores, allowed: str
@@ -239,6 +249,7 @@ async def test_refused_token_is_read_again(
     [
         ("https://a.example", {"bearer_token_file": "/no/where"}, "/no/where: No such file"),
         ("https://a.example", {"bearer_token_file": "/dev/null"}, "holds no bearer token"),
+        ("https://a.example", {"bearer_token_file": "/bin/sh"}, "/bin/sh: holds no bearer token"),
         ("https://a.example", {"bearer_token": "hun\r\nter2"}, "holds no bearer token"),
         ("http://a.example", {"bearer_token": TOKEN}, "needs https://"),
         ("http://8.8.8.8/data", {"bearer_token": TOKEN}, "needs https://"),

@@ -15,10 +15,18 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import BadKeyError, ConflictError, StorageDeniedError, StorageUnavailableError
+from shardgate.errors import (
+    BadKeyError,
+    ConflictError,
+    StorageDeniedError,
+    StorageTimeoutError,
+    StorageUnavailableError,
+    UnwritableError,
+)
 from shardgate.model import ByteRange, ETag, ObjectRef
 from shardgate.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conflict
 from shardgate.storage.local import LocalStore
+from shardgate.storage.local_files import translated
 from shardgate.storage.local_write import Folder, LocalWriter
 from tests.storage.conftest import found, stat_of
 
@@ -117,6 +125,50 @@ def test_file_created_without_a_lock_is_detected(
     assert (written is CONFLICT) == (expected is ABSENT)
     assert (folder / "key").read_bytes() == (b"theirs" if expected is ABSENT else b"ours")
     assert os.listdir(folder) == ["key"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("theirs", [b"theirs", None])
+def test_file_changed_before_its_ranges_are_copied_is_a_conflict(
+    store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch, theirs: bytes | None
+) -> None:
+    """A write of ranges conflicts with a file that was replaced or removed after its look-up."""
+    (folder / "key").write_bytes(b"old")
+    expected = asyncio.run(stat_of(store, ref_of(folder))).etag
+    look = Folder.status
+
+    def look_and_change(directory: Folder, name: bytes) -> os.stat_result | None:
+        status = look(directory, name)
+        (folder / "key").unlink(missing_ok=True)
+        if theirs is not None:
+            (folder / "key").write_bytes(theirs)
+        return status
+
+    monkeypatch.setattr(Folder, "status", look_and_change)
+    written = LocalWriter().put(ref_of(folder), [ByteRange(0, 3), b"new"], expected)
+
+    assert written is CONFLICT
+    assert [each.read_bytes() for each in folder.iterdir()] == [theirs] * (theirs is not None)
+
+
+def test_write_over_a_file_of_the_future_is_newer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unconditional write is newer than a file of a later time made since its look-up."""
+    future_ns, look = 2**62, Folder.status
+    looks = list[os.stat_result | None]()
+
+    def make_and_look(directory: Folder, name: bytes) -> os.stat_result | None:
+        if len(looks) == 1:
+            (folder / "key").write_bytes(b"theirs")
+            os.utime(folder / "key", ns=(future_ns, future_ns))
+        looks.append(look(directory, name))
+        return looks[-1]
+
+    monkeypatch.setattr(Folder, "status", make_and_look)
+    LocalWriter().put(ref_of(folder), [b"ours"], None)
+
+    assert (folder / "key").read_bytes() == b"ours"
+    assert (folder / "key").stat().st_mtime_ns == future_ns + 1
 
 
 async def test_versions_have_distinct_etags(store: LocalStore, folder: Path) -> None:
@@ -385,3 +437,21 @@ async def test_file_is_created_without_hard_links(
     assert await store.put(ref_of(folder), [b"2"], expected=ABSENT) is CONFLICT
     assert (folder / "key").read_bytes() == b"1"
     assert os.listdir(folder) == ["key"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (TimeoutError("the folder was locked for 30 s"), StorageTimeoutError),
+        (OSError(errno.EROFS, "Read-only file system"), UnwritableError),
+        (OSError(errno.ENAMETOOLONG, "File name too long"), BadKeyError),
+        (OSError(errno.EACCES, "Permission denied"), StorageDeniedError),
+        (OSError(errno.EIO, "Input/output error"), StorageUnavailableError),
+    ],
+)
+def test_error_of_the_system_is_that_of_a_write(
+    folder: Path, raised: OSError, error: type[Exception]
+) -> None:
+    """An error of the system in a write is raised as the error that says what helps."""
+    with pytest.raises(error), translated(ref_of(folder), is_write=True):
+        raise raised

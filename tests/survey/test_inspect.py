@@ -27,6 +27,7 @@ from shardgate.survey.inspect import (
     inspect_key,
     inspect_page,
     inspect_refs,
+    inspect_root,
     is_image,
     measure,
     summarize,
@@ -262,6 +263,19 @@ async def test_damaged_ref_is_reported_as_damage() -> None:
     assert isinstance(report, DamageReport)
     assert report.object == str(ROOT.join("refs/branch.x/ref.json"))
     assert report.reason.startswith("invalid JSON")
+
+
+async def test_damaged_snapshot_is_reported_as_damage_of_its_repository() -> None:
+    """A repository whose snapshot is damaged is reported with the name of that file."""
+    builder = lab()
+    root = repository(builder)
+    assert isinstance(root.store, MemoryStore)
+    snapshot = ROOT.join(f"snapshots/{spell(digest(builder.nodes))}")
+    root.store.place(snapshot, b"damaged")
+
+    (report,) = await inspect_root(root)
+    assert isinstance(report, DamageReport)
+    assert report.object == str(snapshot)
 
 
 async def test_damaged_array_of_a_ref_is_summarized_with_the_reason() -> None:

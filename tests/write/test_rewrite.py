@@ -231,3 +231,22 @@ async def test_room_is_reserved_for_the_larger_shard(memory: MemoryStore, checks
     assert checksums == 0 or ("get", size) in held
     assert one.room.held_bytes == 0
     assert await one.read("a/c/1") == b"1111"
+
+
+async def test_chunk_written_during_the_deletion_of_the_last_other_is_kept(
+    memory: MemoryStore,
+) -> None:
+    """A chunk that is written before a shard is deleted with its last other chunk is kept."""
+    store = Between(memory)
+    one, other = replica(store), replica(memory)
+    await other.put("a/c/0", b"1234")
+    left = [b"5678"]
+
+    async def be_faster() -> None:
+        if left:
+            await other.put("a/c/1", left.pop())
+
+    store.between = lambda call, _: be_faster() if call == "delete" else None
+    await one.put("a/c/0", None)
+
+    assert await stored(memory) == {1: b"5678"}

@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import StorageUnavailableError, TooLargeError, UnknownUploadError
+from shardgate.errors import (
+    DamagedError,
+    StorageUnavailableError,
+    TooLargeError,
+    UnknownUploadError,
+)
 from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.read.containers import Dataset
-from shardgate.storage.contract import NO_HEADERS, UPLOADS
+from shardgate.storage.contract import NO_HEADERS, UPLOADS, Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 from tests.read.stores import Clock
@@ -240,3 +245,26 @@ async def test_uploads_are_swept_once_an_hour(
 
     assert len(await left(memory)) == 3
     assert await memory.get(ROOT.join(UPLOADS + stale)) is None
+
+
+async def test_damaged_record_of_an_upload_is_damage(one: Process, memory: MemoryStore) -> None:
+    """A part of an upload whose record is no JSON raises DamagedError with the record's name."""
+    upload_id = await one.create("notes/new")
+    record = ROOT.join(f"{UPLOADS}{upload_id}.upload")
+    assert isinstance(await memory.get(record), Found)
+    memory.place(record, bytes(20))
+
+    with pytest.raises(DamagedError, match=r"\.upload: is no record of an upload"):
+        await one.put("notes/new", upload_id, 1, b"part")
+
+
+async def test_other_objects_among_uploads_are_kept(
+    one: Process, memory: MemoryStore, clock: Clock
+) -> None:
+    """A sweep of stale uploads keeps objects of other names."""
+    await one.create("notes/new")
+    memory.place(ROOT.join(f"{UPLOADS}notes"), b"", modified_s=0)
+    clock.now += 1000 * HOUR_S
+    await one.create("notes/other")
+
+    assert isinstance(await memory.get(ROOT.join(f"{UPLOADS}notes")), Found)

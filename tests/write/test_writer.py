@@ -4,19 +4,28 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from shardgate import errors
-from shardgate.errors import PreconditionFailedError, ReadOnlyError, ShardgateError
+from shardgate.errors import (
+    DamagedError,
+    PreconditionFailedError,
+    ReadOnlyError,
+    ShardgateError,
+    StorageDeniedError,
+    UnwritableError,
+)
 from shardgate.model import ETag, ObjectRef, VirtualKey
+from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
 from tests.formats.neuroglancer_precomputed.case import build_meshes
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr import draft
 from tests.formats.zarr.building import array_metadata, consolidated, regular, sharding
-from tests.read.stores import SearchedContainers
+from tests.read.stores import CallOn, SearchedContainers
 from tests.support.files import read_files
 from tests.support.repositories import create
 from tests.support.resolving import NOTHING, ROOT
@@ -32,6 +41,8 @@ from tests.write.writers import (
     the_same,
     zarr_json,
 )
+
+GROUP: Final = b'{"zarr_format": 3, "node_type": "group"}'
 
 
 async def test_demand_on_an_object_holds_under_concurrent_writes(memory: MemoryStore) -> None:
@@ -322,3 +333,86 @@ async def test_erasing_keeps_other_chunks_of_a_shard(memory: MemoryStore) -> Non
     await one.eraser.erase(one.reading.dataset, VirtualKey("b/c/0/"))
 
     assert [await other.read(f"b/c/{n}/0") for n in range(2)] == [None, b"\1" * 16]
+
+
+async def test_absent_key_is_deleted_on_the_condition_of_its_absence(memory: MemoryStore) -> None:
+    """A deletion that demands the absence of its key succeeds where there is none."""
+    one = replica(memory)
+
+    assert await one.put("notes/none", None, absent) is None
+    with pytest.raises(PreconditionFailedError, match="notes/one"):
+        await one.put("notes/one", None, absent)
+
+
+async def test_store_that_cannot_delete_one_version_refuses_a_demand(memory: MemoryStore) -> None:
+    """A store that cannot remove one version only deletes without a demand, and not with one."""
+
+    class Store(Between):
+        async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+            is_of_version = call.keywords.get("expected") is not None
+            return False if name == "delete" and is_of_version else await call()
+
+    one = replica(Store(memory))
+    with pytest.raises(UnwritableError, match="cannot remove one version and no other"):
+        await one.put("notes/one", None, present)
+    assert await stored(memory, "notes/one") == b"one"
+
+    await one.put("notes/one", None)
+    assert await stored(memory, "notes/one") is None
+
+
+@pytest.mark.parametrize("coding", ["", "gzip"])
+async def test_document_is_written_over_its_coded_form(memory: MemoryStore, coding: str) -> None:
+    """A document is compared with the stored one, whatever the content coding of that."""
+    one, served = replica(memory), await replica(memory).read("a/zarr.json")
+    assert served is not None
+    data = encoded(coding, zarr_json()) if coding else zarr_json()
+    memory.place(ROOT.join("a/zarr.json"), data, headers=ObjectHeaders(coding))
+    attributes = {"attributes": {"unit": "m"}}
+    await one.put("a/zarr.json", json.dumps(json.loads(served) | attributes).encode())
+
+    written = json.loads(await stored(memory, "a/zarr.json") or b"")
+    assert written == json.loads(zarr_json()) | attributes
+
+
+async def test_document_is_written_over_an_empty_object(memory: MemoryStore) -> None:
+    """An empty object in the place of a document is replaced."""
+    memory.place(ROOT.join("a/zarr.json"), b"")
+    await replica(memory).put("a/zarr.json", GROUP)
+
+    assert await stored(memory, "a/zarr.json") == GROUP
+
+
+@pytest.mark.parametrize(
+    ("data", "coding", "reason"),
+    [
+        (b" " * (2**16 + 1), "", "metadata of more than 65536 bytes: limits.metadata_bytes"),
+        (encoded("gzip", b"{}")[:-1], "gzip", "the gzip data ends early"),
+        (encoded("gzip", bytes(2**16 + 1)), "gzip", "more than 65536 bytes once inflated"),
+    ],
+)
+async def test_document_is_not_written_over_one_that_cannot_be_read(
+    memory: MemoryStore, data: bytes, coding: str, reason: str
+) -> None:
+    """A stored document that is too long or damaged is not replaced: it may describe shards."""
+    memory.place(ROOT.join("a/zarr.json"), data, headers=ObjectHeaders(coding))
+
+    with pytest.raises(DamagedError, match=reason):
+        await replica(memory).put("a/zarr.json", GROUP)
+    assert await stored(memory, "a/zarr.json") == data
+
+
+async def test_erasing_ends_with_the_first_error_of_a_key(memory: MemoryStore) -> None:
+    """Erasing keys raises the first error of one, and counts nothing."""
+    store = Between(memory)
+    one = replica(store)
+    await one.put("a/c/0", b"1234")
+
+    def deny(call: str, ref: ObjectRef) -> None:
+        if call in ("put", "delete"):
+            raise StorageDeniedError(ref, "no")
+
+    store.between = deny
+    with pytest.raises(StorageDeniedError, match="a/c/0"):
+        await one.eraser.erase(one.reading.dataset, VirtualKey("a/c/"))
+    assert await one.read("a/c/0") == b"1234"

@@ -379,8 +379,8 @@ def _parse_position(after: str | None) -> _Position:
         raise BadParameterError("after: no page of operations ended with it")
     try:
         before = datetime.fromisoformat(text) if text else None
-    except ValueError:
+        if before is not None:
+            before = before.replace(tzinfo=before.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise BadParameterError("after: it begins with no time") from None
-    if before is not None and before.tzinfo is None:
-        before = before.replace(tzinfo=UTC)
     return _Position(name if separator else None, before)

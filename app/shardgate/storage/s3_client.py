@@ -32,9 +32,9 @@ from botocore.exceptions import (
     ConnectTimeoutError,
     CredentialRetrievalError,
     HTTPClientError,
+    InvalidRegionError,
     NoCredentialsError,
     PartialCredentialsError,
-    ProfileNotFound,
     ReadTimeoutError,
     SSLError,
 )
@@ -44,6 +44,7 @@ from botocore.parsers import ResponseParserError
 
 from shardgate.concurrency import divide, is_large, resolve
 from shardgate.errors import (
+    ConfigurationError,
     StorageError,
     StorageThrottledError,
     StorageTimeoutError,
@@ -100,6 +101,22 @@ type WriteIds = tuple[str, ...]
 """Ids of the writes that made an object, the newest first; objects carry them as metadata."""
 
 
+def _open_session() -> Any:
+    """Open a session of botocore. Raises: `ConfigurationError` for a profile that does not exist,
+    or a file that cannot be read.
+    """
+    session = get_session()
+    try:
+        session.get_scoped_config()
+    except BotoCoreError as error:
+        raise ConfigurationError(f"the configuration of AWS: {error}") from error
+    return session
+
+
+class _EndpointError(BotoCoreError):
+    fmt = "AWS_ENDPOINT_URL, or endpoint_url of the profile, is no URL of a server"
+
+
 class S3Client:
     """A session of botocore, with one client for reads and one, more patient, for writes."""
 
@@ -117,7 +134,7 @@ class S3Client:
         self._connections = connections
         self._timeouts = {"read": timeout_s, "write": max(timeout_s, deadline_s)}
         self._policy = RetryPolicy(2 * deadline_s)
-        self._session = get_session()
+        self._session = _open_session()
         self._session.register_component("data_loader", _shared_loader())
         key_id, secret = settings.access_key_id, settings.secret_access_key
         if key_id is not None and secret is not None:
@@ -203,7 +220,12 @@ class S3Client:
             async with self._lock:
                 if purpose not in self._clients:
                     created = self._session.create_client("s3", **self._options(purpose))
-                    client = await self._stack.enter_async_context(created)
+                    try:
+                        client = await self._stack.enter_async_context(created)
+                    except BotoCoreError:
+                        raise
+                    except ValueError as error:  # it holds the URL, and that may hold a password
+                        raise _EndpointError from error
                     _prepare_for_large_bodies(client)
                     if self._settings.requester_pays:
                         client.meta.events.register("before-sign.s3", agree_to_pay)
@@ -250,8 +272,8 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         raise refusal.failure(ref) from error
     except (ConnectTimeoutError, ReadTimeoutError) as error:
         raise StorageTimeoutError(ref, f"{_endpoint(error)} is silent") from error
-    except ProfileNotFound as error:
-        raise no_credentials(ref, str(error)) from error
+    except (InvalidRegionError, _EndpointError) as error:
+        raise StorageUnusableError(ref, str(error)) from error
     except (NoCredentialsError, CredentialRetrievalError, PartialCredentialsError) as error:
         raise no_credentials(ref, type(error).__name__) from error
     except SSLError as error:

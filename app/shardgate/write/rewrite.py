@@ -246,9 +246,7 @@ class Rewrites:
     async def _swap(
         self, shard: ShardRewriter[Any], old: OpenShard | None, plan: NewShard | None
     ) -> Mapping[Entry, Stored] | Conflict:
-        if plan is None:
-            if old is None:
-                return {}
+        if plan is None and old is not None:
             deleted = await self._store.delete(shard.ref, expected=old.etag)
             if deleted is True:
                 self._fetch.forget(shard.ref)

@@ -592,6 +592,16 @@ async def test_malformed_json_is_refused(given: bytes) -> None:
             await _translate(given, stored)
 
 
+async def test_info_that_is_too_deep_to_be_written_is_refused() -> None:
+    """An ``info`` of shards that is both long and deeply nested raises BadBodyError."""
+    deep: Document = list(range(10_000))
+    for _ in range(600):
+        deep = {"a": deep}
+
+    with pytest.raises(BadBodyError, match="the info cannot be written"):
+        await _stored(_served(VOLUME) | {"deep": deep}, VOLUME)
+
+
 @pytest.mark.parametrize(
     "change", [_scale(chunk_sizes=[]), _scale(size=[1, 2]), _top(scales=3), _scale(key=5)]
 )

@@ -507,3 +507,14 @@ async def test_body_without_a_node_is_refused(given: bytes) -> None:
         await NodeTranslator(ROOT, 2**20).translate(
             given, None, DirectFetch(MemoryStore()), run_in_thread
         )
+
+
+async def test_document_that_is_too_deep_to_be_written_is_refused() -> None:
+    """Metadata of a sharded array that are both long and deeply nested raise BadBodyError."""
+    deep: Any = list(range(10_000))
+    for _ in range(600):
+        deep = {"a": deep}
+    given = {**served(SHARDED), "attributes": {"deep": deep}}
+
+    with pytest.raises(BadBodyError, match="the document cannot be written"):
+        await translated(given, SHARDED)

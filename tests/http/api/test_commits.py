@@ -1,5 +1,6 @@
 """Commits without a session, read again by the icechunk library."""
 
+import json
 from base64 import b64encode
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -155,6 +156,18 @@ def test_commit_in_lines_is_one_commit(client: Client) -> None:
     assert client.values("a") == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
 
 
+def test_empty_lines_of_a_commit_are_skipped(client: Client) -> None:
+    """Empty lines of a commit change nothing, and count in the number of a wrong line."""
+    url, headers = "/api/datasets/repo/commits", {"Content-Type": "application/x-ndjson"}
+    options, change = json.dumps({"message": "x"}), json.dumps(put_group("/x"))
+    body = f"\n{options}\n\n{change}\n \n"
+    made = client.api.client.post(url, content=body, headers=headers)
+    wrong = client.api.client.post(url, content=f"{body}?", headers=headers)
+
+    assert (made.status_code, client.messages()[0]) == (201, "x")
+    assert (wrong.status_code, "line 6" in wrong.json()["detail"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("lines", "status", "detail"),
     [
@@ -195,6 +208,10 @@ def test_invalid_reference_is_refused_before_writing(client: Client) -> None:
     assert sorted(client.place.folder.rglob("*")) == files
 
 
+BOTH: Any = {**put_chunks("/a", "0" * 20, [0, 0]), "coords": [[0, 0]]}
+"""A change that has chunks both as objects and in columns."""
+
+
 @pytest.mark.parametrize(
     ("change", "status"),
     [
@@ -204,6 +221,7 @@ def test_invalid_reference_is_refused_before_writing(client: Client) -> None:
         ({"metadata": {"__shardgate": 1}}, 400),
         ({"metadata": {"__icechunk": 1}}, 400),
         ({"metadata": []}, 400),
+        ({"metadata": {"long": [2**62, *[1] * 1_000_000]}}, 400),
         ({"message": None}, 400),
         ({"on_conflict": "mine"}, 400),
         ({"unknown": 1}, 400),
@@ -211,6 +229,7 @@ def test_invalid_reference_is_refused_before_writing(client: Client) -> None:
         ({"changes": [{"op": "delete_node", "path": "/x"}]}, 400),
         ({"changes": [put_group("/x/y")]}, 409),
         ({"changes": [put_group("/a/y")]}, 409),
+        ({"changes": [BOTH]}, 400),
         ({"changes": [{"op": "put_node", "path": "/x", "metadata": {"node_type": "array"}}]}, 400),
     ],
 )

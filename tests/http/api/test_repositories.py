@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Generator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,26 @@ def test_pages_of_operations_are_stable(tmp_path: Path) -> None:
     ]
 
 
+def test_time_after_which_operations_are_listed_has_any_offset(tmp_path: Path) -> None:
+    """A time without an offset is in UTC, and one with another is the same moment, also on the
+    pages that follow.
+    """
+    storage = icechunk.local_filesystem_storage(str(tmp_path))
+    config = icechunk.RepositoryConfig(num_updates_per_repo_info_file=1)
+    repo = icechunk.Repository.create(storage, config=config)
+    repo.save_config()
+    for number in range(110):
+        repo.create_tag(f"t{number}", ROOT_ID)
+    with serve(tmp_path) as api:
+        whole = api.pages("/operations", "operations", limit=1000)
+        time = datetime.fromisoformat(whole[-2]["updated_at"])
+        for each in (time.replace(tzinfo=None), time.astimezone(timezone(timedelta(hours=-7)))):
+            empty = api.tell("/operations", after=each.isoformat())
+            rest = api.tell("/operations", after=empty["next"])
+
+            assert (empty["operations"], rest["operations"]) == ([], whole[-1:])
+
+
 def test_missing_backup_ends_the_operation_log(tmp_path: Path) -> None:
     """A log whose backup is missing ends there and names it; a log in a circle fails with 424."""
     plain(create(tmp_path))
@@ -230,7 +250,15 @@ def test_path_without_a_repository_is_not_found(bucket: Api, route: str, path: s
         ),
         *(
             ("/operations", {"path": "lab1/one", "after": after})
-            for after in ("yesterday", "~", "~../repo", "~a/b", "2026-01-01~..", "~%2e%2e/x")
+            for after in (
+                "yesterday",
+                "0001-01-01T00:00+23:00",
+                "~",
+                "~../repo",
+                "~a/b",
+                "2026-01-01~..",
+                "~%2e%2e/x",
+            )
         ),
     ],
 )
@@ -291,6 +319,18 @@ def test_offline_repository_in_a_bucket_is_listed(tmp_path: Path) -> None:
     ]
     assert [each["path"] for each in inspected["arrays"]] == ["away", "image"]
     assert ["being moved" in each["reason"] for each in inspected["refs"]] == [True]
+
+
+def test_missing_parent_in_a_history_of_version_1_is_damage(tmp_path: Path) -> None:
+    """A history of version 1 whose snapshot has no file of its parent answers 424."""
+    written = BUILDERS["version-1"](tmp_path)
+    newest, parent, *_ = (each.id for each in written.repo.ancestry(branch="main"))
+    (tmp_path / "snapshots" / parent).unlink()
+    with serve(tmp_path) as api:
+        answer = api.answer("/history", ref=f"@{newest}")
+
+    assert answer.status_code == 424
+    assert f"{parent}: does not exist, and is the parent" in answer.json()["detail"]
 
 
 def test_invalid_history_is_damage(tmp_path: Path) -> None:

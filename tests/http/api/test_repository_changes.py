@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.repositories import ROOT_ID, Written, array
 from tests.support.seaweedfs import SeaweedFS
-from tests.support.writable_repositories import Api, Place, api, new_place
+from tests.support.writable_repositories import Api, Place, api, new_place, serve
 
 type Served = tuple[Place, Api]
 
@@ -228,6 +228,28 @@ def test_one_of_concurrent_creators_wins(empty: Place) -> None:
 
     assert sorted(statuses) == [201] + [409] * 7
     assert empty.open().lookup_branch("main") == ROOT_ID
+
+
+def test_repository_is_not_created_over_a_damaged_file(tmp_path: Path) -> None:
+    """Creating a repository over a damaged file of an interrupted creation fails with 424."""
+    left = new_place(tmp_path)
+    (left.folder / "snapshots").mkdir()
+    (left.folder / "snapshots" / ROOT_ID).write_bytes(bytes(99))
+
+    with api(left) as opened:
+        answer = opened.client.post("/api/datasets", json={"name": "repo"})
+    assert (answer.status_code, ROOT_ID in answer.json()["detail"]) == (424, True)
+    assert not (left.folder / "repo").exists()
+
+
+def test_repository_is_not_created_in_a_dataset_of_another_format(tmp_path: Path) -> None:
+    """Creating a repository in a dataset that is configured as another format fails with 409."""
+    with serve(tmp_path, writable=True, format="zarr") as opened:
+        answer = opened.client.post("/api/datasets", json={"name": "repo"})
+
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == "repo is configured as zarr: not of Icechunk"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_repository_is_created_in_an_empty_folder_only(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ def test_session_with_a_lost_parent_can_be_discarded(tmp_path: Path) -> None:
         ("b/zarr.json", b"{}", 400),
         ("b/zarr.json", b'{"zarr_format": 2, "node_type": "group"}', 400),
         ("b/zarr.json", b'{"zarr_format": 3, "node_type": "array", "shape": [1]}', 400),
+        ("b/zarr.json", ARRAY.replace(b'"default"', b'"v2"'), 400),
+        ("b/zarr.json", GROUP[:-1] + b', "attributes": {"a": "\xff"}}', 400),
     ],
 )
 def test_invalid_zarr_key_or_document_is_refused(
@@ -284,6 +286,19 @@ def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None
     left = pair.keys(session_id, at=1)
     assert "a/zarr.json" in left
     assert not {key for key in left if key.startswith(("g/", "a/c/"))}
+
+
+def test_keys_of_sessions_are_deleted_at_once(pair: Replicas, session_id: str) -> None:
+    """DeleteObjects deletes keys of a session, and reports those of an unknown one."""
+    pair.put(session_id, "a/c/0", bytes(2))
+    keys = [f"@session.{session_id}/a/c/0", "@session.none/a/c/0"]
+    body = "".join(f"<Object><Key>{key}</Key></Object>" for key in keys)
+    told = pair.clients[0].post("/data?delete", content=f"<Delete>{body}</Delete>".encode())
+
+    assert told.status_code == 200, told.text
+    assert f"<Deleted><Key>{keys[0]}</Key></Deleted>" in told.text
+    assert f"<Error><Key>{keys[1]}</Key><Code>NoSuchKey</Code>" in told.text
+    assert pair.clients[0].get(f"/data/{keys[0]}").status_code == 404
 
 
 def test_session_of_a_nested_repository(tmp_path: Path) -> None:

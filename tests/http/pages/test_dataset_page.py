@@ -204,6 +204,15 @@ def test_hostile_names_are_escaped(client: httpx.Client) -> None:
         assert client.get(urljoin("/odd/repository/", link) + "zarr.json").status_code == 200
 
 
+def test_page_of_nothing_is_404(client: httpx.Client) -> None:
+    """A browser gets 404 for a folder in which nothing is found, as other clients do."""
+    for headers in ({"Accept": "text/html"}, {}):
+        answer = client.get("/all/none/", headers=headers)
+
+        assert answer.status_code == 404
+        assert answer.json()["detail"] == "there are no keys below all/none/"
+
+
 def test_page_keeps_the_links_of_a_listing(client: httpx.Client) -> None:
     """The page has the links of the plain listing, which other clients get; both vary by Accept."""
     for path in ("/image/", "/all/", "/history/@tag.positive/"):

@@ -142,6 +142,36 @@ async def test_array_axes_have_unique_names(
     assert [(axis.name, axis.kind) for axis in node.axes] == expected
 
 
+@pytest.mark.parametrize(
+    ("members", "shape", "data_type"),
+    [
+        (
+            {"data_type": {"name": "numpy.datetime64", "configuration": {}}},
+            (4,),
+            "numpy.datetime64",
+        ),
+        ({"data_type": 5}, (4,), ""),
+        ({"shape": 4}, (), "uint8"),
+    ],
+)
+async def test_array_has_the_name_of_its_data_type_and_a_shape(
+    members: dict[str, Any], shape: tuple[int, ...], data_type: str
+) -> None:
+    """An array has the name of its data type, and its shape; none where the document has none."""
+    node = await read("a", a__zarr_json=array_metadata([4], [2], [LITTLE]) | members)
+
+    assert node is not None
+    assert (node.shape, node.data_type) == (shape, data_type)
+
+
+async def test_volume_of_several_channels_has_an_axis_of_them() -> None:
+    """A precomputed volume of several channels has these as its last axis, apart from space."""
+    node = await read("v", v__info=volume_info(None) | {"num_channels": 3})
+
+    assert node is not None
+    assert node.axes[3:] == (ViewAxis("channel", "channel", 3, is_local=True),)
+
+
 async def test_precomputed_node_has_scale_and_offset() -> None:
     """A precomputed volume has axes in nanometers, from the offset of its finest scale."""
     info = volume_info(None)

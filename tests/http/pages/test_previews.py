@@ -29,6 +29,9 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Dataset
 from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from shardgate.storage.local import LocalStore
+from tests.formats.neuroglancer_precomputed.case import volume_info
+from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.formats.zarr.building import LITTLE, array_metadata
 from tests.support.resolving import reading
 from tests.support.serving import client_of
 
@@ -112,6 +115,32 @@ def write_broken(folder: Path) -> None:
         file.write(pieces.flush())
 
 
+def write_odd(folder: Path) -> None:
+    """Write an array of uneven chunks, images whose level is none of theirs, and an odd volume."""
+    zarr.create_array(str(folder / "uneven"), data=BYTES, chunks=(8, 8), shards=None)
+    edit(folder / "uneven", make_uneven)
+    axes = [{"name": name, "type": "space"} for name in "yx"]
+    scale = [{"type": "scale", "scale": [1.0, 1.0]}]
+    for name, level in (("flat", array_metadata([8], [8], [LITTLE])), ("list", [])):
+        levels = [{"path": "s0", "coordinateTransformations": scale}]
+        multiscales = [{"axes": axes, "datasets": levels}]
+        attributes = {"ome": {"version": "0.5", "multiscales": multiscales}}
+        image = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        (folder / name / "s0").mkdir(parents=True)
+        (folder / name / "zarr.json").write_text(json.dumps(image))
+        (folder / name / "s0/zarr.json").write_text(json.dumps(level))
+    (folder / "none").mkdir()
+    info = volume_info(RAW_SHARDING) | {"num_channels": "many"}
+    (folder / "none/info").write_text(json.dumps(info))
+
+
+def make_uneven(document: dict[str, Any]) -> None:
+    """Declare chunks of different sizes."""
+    edges = [[8, 8, size - 16] for size in document["shape"]]
+    configuration = {"kind": "inline", "chunk_shapes": edges}
+    document["chunk_grid"] = {"name": "rectilinear", "configuration": configuration}
+
+
 def inner(document: dict[str, Any]) -> list[Any]:
     """Return the codecs of the inner chunks."""
     found: list[Any] = document["codecs"][0]["configuration"]["codecs"]
@@ -184,6 +213,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("previews")
     write_zarr(root / "data")
     write_broken(root / "broken")
+    write_odd(root / "odd")
     write_volume(root / "volumes/em", VOLUME, "image", encoding="raw")
     ids = {"encoding": "compressed_segmentation", "compressed_segmentation_block_size": [8, 8, 8]}
     segments = np.repeat(IDS.astype(np.uint64).T[..., np.newaxis], 3, 2)
@@ -197,7 +227,7 @@ def client(folder: Path) -> Generator[httpx.Client]:
     """Serve all datasets, one of them to one caller only."""
     datasets = {
         name: DatasetSettings(url=str(folder / name))
-        for name in ("data", "broken", "volumes", "repo")
+        for name in ("data", "broken", "odd", "volumes", "repo")
     }
     datasets["down"] = DatasetSettings(url="http://127.0.0.1:9/nothing")
     datasets["private"] = DatasetSettings(url=str(folder / "data"), read=("ana",))
@@ -317,6 +347,7 @@ def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: st
     [
         *(("broken", name) for name in ("damaged", "codec", "huge")),
         *(("data", name) for name in ("line", "absent", "image/labels")),
+        *(("odd", name) for name in ("uneven", "flat", "list", "none/s0")),
         ("volumes", "em/absent"),
         ("down", "a"),
         ("down", ""),
@@ -324,8 +355,8 @@ def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: st
     ],
 )
 def test_undrawable_array_has_a_placeholder(client: httpx.Client, dataset: str, path: str) -> None:
-    """Damage, an unknown codec, a huge chunk, a line, absence and a store that is down get the same
-    grey picture.
+    """Damage, an unknown codec, a huge chunk, uneven chunks, a line, absence and a store that is
+    down get the same grey picture.
     """
     answer = client.get(f"/api/datasets/{dataset}/preview.png?path={path}")
 

@@ -132,6 +132,7 @@ def test_deletion_parsed(inside: bytes, keys: list[tuple[str, str | None]], is_q
                 b"<Delete><Object><Key>&x;</Key></Object></Delete>",
                 b"<Delete><Object><Key>\xff</Key></Object></Delete>",
                 b"<a>" * 100_000,
+                b"<Delete>" + b"<Object/>" * 100_000 + b"</Delete>",
                 b'<Delete xmlns="' + b"u" * 2**16 + b'">' + A + b"</Delete>",
             )
         ),

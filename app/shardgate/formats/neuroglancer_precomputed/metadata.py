@@ -409,7 +409,10 @@ def _translate(sent: bytes, stored: bytes | None) -> bytes:
     document, new = _parse_sent(sent, known)
     if old is None or not _restore(old, document, new):
         return sent
-    translated = write_json(document)
+    try:
+        translated = write_json(document)
+    except RecursionError as error:
+        raise BadBodyError(f"the info cannot be written: {error}") from None
     _parse_sent(translated, known)
     return translated
 

@@ -5,8 +5,10 @@ import TileLayer from "ol/layer/WebGLTile.js";
 import GeoZarr from "ol/source/GeoZarr.js";
 import View from "ol/View.js";
 
+const LONGEST_MS = 60_000;
+
 // Draws bands of a group, and returns the values at each pixel in turn and the errors of tiles.
-window.draw = async (url, bands, shape, bbox) => {
+async function draw(url, bands, shape, bbox) {
   const source = new GeoZarr({ url, bands, transition: 0 });
   const errors = [];
   source.on("tileloaderror", ({ tile }) => errors.push(String(tile.error_)));
@@ -32,4 +34,10 @@ window.draw = async (url, bands, shape, bbox) => {
     }
   }
   return { values, errors };
+}
+
+window.draw = (...given) => {
+  const late = new Error("the map does not come to rest");
+  const timeout = new Promise((_, reject) => setTimeout(reject, LONGEST_MS, late));
+  return Promise.race([draw(...given), timeout]);
 };

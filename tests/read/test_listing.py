@@ -269,6 +269,17 @@ async def test_a_damaged_shard_fails_the_page() -> None:
     assert await traced.page(Window("c/")) == sorted(expected)
 
 
+async def test_objects_below_metadata_too_long_to_be_read_are_listed() -> None:
+    """Below a group whose metadata are too long to be read all other keys are listed."""
+    long = b'{"zarr_format": 3, "node_type": "group"}'.ljust(2**20 + 1)
+    array = json.dumps(array_metadata([2], [2], [sharding([1])])).encode()
+    shard = encode_shard([b"a", b"b"])
+    data = reading(filled({"zarr.json": long, "a/zarr.json": array, "a/c/0": shard}))
+    page = await data.resolver.page(data.dataset, Window(""), 100)
+
+    assert [entry.key for entry in page.entries] == ["a/c/0", "a/c/1", "a/zarr.json", "zarr.json"]
+
+
 async def test_refused_shards_fail_only_pages_with_their_keys() -> None:
     """A page with chunks of virtual shards that are not allowed raises NotAllowedError; pages of
     other keys, or of folders, do not.

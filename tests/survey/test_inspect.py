@@ -291,6 +291,22 @@ async def test_damaged_array_of_a_ref_is_summarized_with_the_reason() -> None:
     ]
 
 
+async def test_ref_at_a_missing_snapshot_is_summarized_without_its_commit() -> None:
+    """The summary of a repository has a ref without a message where its snapshot is missing."""
+    builder = Builder(version=1)
+    builder.group("/")
+    store = repository(builder).store
+    assert isinstance(store, MemoryStore)
+    snapshot_id = spell(digest(builder.nodes))
+    store.remove(ROOT.join(f"snapshots/{snapshot_id}"))
+
+    (found,) = (await look(store)).repositories
+    assert [(tip.ref, tip.snapshot_id, tip.message) for tip in found.tips] == [
+        ("@branch.main", snapshot_id, ""),
+        ("@tag.v1", snapshot_id, ""),
+    ]
+
+
 async def test_repositories_of_a_summary_are_bounded() -> None:
     """The summary of many repositories has the first ones, and says that there are others."""
     store, builder = MemoryStore(), Builder()

@@ -185,6 +185,21 @@ async def test_arrays_of_an_unlisted_store_are_found_by_metadata() -> None:
         await verify(root_of({"zarr.json": bare}, Unlisted()), chunks=False)
 
 
+async def test_arrays_below_metadata_too_long_to_be_read_are_found_by_listing_only() -> None:
+    """Arrays below a group whose metadata are too long are found where the store lists, and
+    elsewhere nothing is reported as checked.
+    """
+    long = group()[:-1] + b', "attributes": {"x": "' + b"x" * 2**20 + b'"}}'
+    objects = {"zarr.json": long, "a/zarr.json": PLAIN, "a/c/0": SOUND}
+
+    report = await report_of(objects)
+    assert (report.arrays, report.shards, report.damages) == (1, 1, [])
+    with pytest.raises(StorageUnusableError, match="cannot be listed"):
+        await verify(root_of(objects, Unlisted()), chunks=False)
+    with pytest.raises(StorageUnusableError, match="cannot be listed"):
+        await inspect_root(root_of(objects, Unlisted()))
+
+
 async def test_only_nodes_below_the_root_are_reported() -> None:
     """Names of consolidated metadata that lead elsewhere or are no node are ignored.
 

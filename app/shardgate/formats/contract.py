@@ -189,11 +189,10 @@ class Layout(Protocol):
         return False
 
     def names_below(self) -> Sequence[str] | None:
-        """Return the paths of containers below, for stores that cannot list; empty by default.
-
-        `None` where the metadata do not name them: only a listing would find them.
+        """Return the paths of containers below, for stores that cannot list; by default `None`: the
+        metadata do not name them, and only a listing would find them.
         """
-        return ()
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,6 @@ class PassThrough(StoredObjects):
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         return PLAIN if self.is_everything else ListingRules()
 
-    def names_below(self) -> Sequence[str] | None:
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class MissingArray(PassThrough):

@@ -164,7 +164,7 @@ def test_joined_payload_columns_keep_all_payloads() -> None:
 
 
 def test_first_reference_past_its_chunk_file_is_named() -> None:
-    """Of native references the first that ends past its chunk file, or has none, is named."""
+    """The first native reference that ends past its chunk file, or has none, is named."""
     ids = [bytes([number]) * 12 for number in range(3)]
     payloads = Payloads.of([Native(each, ByteRange(2, 9)) for each in ids])
     coords = np.array([[0], [1], [2]], np.uint32)

@@ -140,7 +140,7 @@ class ViewerLinks:
             hint = install_command("viewer")
             raise BadParameterError(f"there is no viewer; {hint} in the checkout adds one")
         async for each in find_images(self._resolver, dataset, path):
-            node = await self._read(dataset, each, is_named=bool(path))
+            node = await self._read(dataset, each, is_named=bool(path) and each == path)
             if node is not None and is_viewable(node):
                 contrast = await self._contrast(dataset, node)
                 key = f"{dataset.name}/{each}".rstrip("/")

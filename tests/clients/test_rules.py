@@ -130,7 +130,8 @@ def test_every_response_has_cors_and_cache_control(client: httpx.Client, name: s
 def _assert_cors(answer: httpx.Response) -> None:
     assert answer.headers["access-control-allow-origin"] in {"*", "https://viewer.example"}
     exposed = re.split(r",\s*", answer.headers["access-control-expose-headers"].lower())
-    assert {"etag", "content-range", "content-length", "content-encoding"} <= set(exposed)
+    expected = {"etag", "content-range", "content-length", "content-encoding", "retry-after"}
+    assert expected <= set(exposed)
 
 
 def test_preflight_allows_the_headers_of_viewers(client: httpx.Client) -> None:

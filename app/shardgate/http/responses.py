@@ -24,7 +24,7 @@ NO_STORE: Final = (b"cache-control", b"no-store")
 
 _EXPOSED: Final = (
     b"access-control-expose-headers",
-    b"ETag, Content-Range, Content-Length, Content-Encoding, X-Request-ID",
+    b"ETag, Content-Range, Content-Length, Content-Encoding, Retry-After, X-Request-ID",
 )
 _FOR_ALL: Final[Headers] = [(b"access-control-allow-origin", b"*"), _EXPOSED]
 _HEAD_FOR_ALL: Final = encode_headers(_FOR_ALL)

@@ -13,6 +13,7 @@ from botocore.compat import get_current_datetime
 from pydantic import SecretStr
 
 from shardgate.errors import (
+    ConfigurationError,
     StorageDeniedError,
     StorageError,
     StorageSkewError,
@@ -161,13 +162,12 @@ async def test_environment_configures_the_store(
         await found(store, ObjectRef(f"s3://{seaweedfs.bucket}", "environment"))
 
 
-async def test_unreadable_ca_bundle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing file in AWS_CA_BUNDLE makes the store unusable, and the error names the file."""
+def test_unreadable_ca_bundle_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing file in AWS_CA_BUNDLE stops the start, and the error names the variable."""
     monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere")
-    settings = StoreSettings(endpoint_url="https://127.0.0.1:1", anonymous=True)
-    async with aclosing(S3Store(settings)) as store:
-        with pytest.raises(StorageUnusableError, match="authorities in /nowhere cannot be read"):
-            await store.get(ObjectRef("s3://bucket", "key"))
+
+    with pytest.raises(ConfigurationError, match="AWS_CA_BUNDLE cannot be read: No such file"):
+        S3Store(None)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ before a request is repeated, and after each refusal.
 import asyncio
 import re
 import secrets
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -108,8 +109,12 @@ def _open_session() -> Any:
     session = get_session()
     try:
         session.get_scoped_config()
+        if (ca_file := session.get_config_variable("ca_bundle")) is not None:
+            ssl.create_default_context(cafile=ca_file)
     except BotoCoreError as error:
         raise ConfigurationError(f"the configuration of AWS: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"AWS_CA_BUNDLE cannot be read: {error.strerror}") from error
     return session
 
 

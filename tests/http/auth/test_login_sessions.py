@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from shardgate.http.auth.access import Caller, Datasets
-from shardgate.http.auth.login_sessions import LoginTokens, caller_of_page
+from shardgate.http.auth.login_sessions import SESSION, VIEWER, LoginTokens, caller_of_page
 from shardgate.http.auth.token_records import TokenRecords
 from shardgate.http.request import Request
 from shardgate.model import ObjectRef
@@ -46,13 +46,13 @@ def tokens(now: float, secret: str = SECRET, url: str = "https://a", **login: An
     return LoginTokens(configured, Datasets({}), records, lambda: now)
 
 
-def test_token_is_good_until_it_expires() -> None:
+async def test_token_is_good_until_it_expires() -> None:
     """Claims can be read for their lifetime, under the same kind."""
-    sealed = tokens(1000).seal("viewer", {"sub": "a"}, 60)
+    signed = tokens(1000).sign(VIEWER, {"sub": "a"}, 60)
 
-    assert tokens(1059).unseal("viewer", sealed)
-    assert tokens(1060).unseal("viewer", sealed) is None
-    assert tokens(1000).unseal("attempt", sealed) is None
+    assert await tokens(1059).verify(VIEWER, signed)
+    assert await tokens(1060).verify(VIEWER, signed) is None
+    assert await tokens(1000).verify(SESSION, signed) is None
 
 
 @pytest.mark.parametrize(
@@ -63,18 +63,18 @@ def test_token_is_good_until_it_expires() -> None:
         tokens(1000, url="https://b"),
     ],
 )
-def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
+async def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
     """Another secret, client, or URL of the issuer ends all tokens."""
-    sealed = tokens(1000).seal("viewer", {"sub": "a"}, 60)
+    signed = tokens(1000).sign(VIEWER, {"sub": "a"}, 60)
 
-    assert changed.unseal("viewer", sealed) is None
+    assert await changed.verify(VIEWER, signed) is None
 
 
 @pytest.mark.parametrize(("path", "is_opened"), [("/private/", True), ("/~a/private/", False)])
 async def test_cookie_is_ignored_below_a_token(path: str, *, is_opened: bool) -> None:
     """A request with a token in its path has no caller of a cookie."""
     signer = tokens(1000)
-    cookie = signer.seal("session", {"sub": "lab:ada", "rules": [], "sid": "a"})
+    cookie = signer.sign(SESSION, {"sub": "lab:ada", "rules": [], "sid": "a"}, 60)
     headers = {
         b"accept": b"text/html",
         b"cookie": f"__Host-shardgate-session-443={cookie}".encode(),

@@ -32,7 +32,6 @@ from shardgate.http.auth.login_sessions import (
     NAVIGATION,
     SESSION,
     VIEWER,
-    BrowserSession,
     LoginTokens,
     cookie_of,
     demand_own_page,
@@ -52,16 +51,16 @@ from shardgate.observability.logging import log_failure
 
 ATTEMPT_S: Final = 600
 """Longest time to sign in at the issuer."""
-_ATTEMPT: Final = "attempt"
+_ATTEMPT: Final = "shardgate-attempt"
 _LONGEST_COOKIE: Final = 3800
 """Browsers drop longer ones, which have 4,096 bytes with their names and attributes."""
 _OTHER: Final = "other"
 """Parameter of a sign-in in which the person is chosen anew."""
-_CODE: Final = "code"
+_CODE: Final = "shardgate-code"
 _CODE_S: Final = 120
 """Longest time from the end of a sign-in in the browser to the exchange of its code."""
 _LONGEST_CODE: Final = 16 * 1024
-_DEVICE: Final = "device"
+_DEVICE: Final = "shardgate-device"
 _DEVICE_S: Final = 1800
 """Longest time to sign in on another device."""
 _PAGE: Final = re.compile(r"/(?!/)[!-\[\]-~]{0,1000}")
@@ -124,7 +123,7 @@ class LoginPages:
         attempt, chooses = Attempt.new(), _OTHER in request.query_params
         location = await self._flow.begin(attempt, _callback(address), chooses_person=chooses)
         response = RedirectResponse(location, HTTPStatus.SEE_OTHER)
-        sealed = self._tokens.seal(_ATTEMPT, {**attempt._asdict(), **purpose}, ATTEMPT_S)
+        sealed = self._tokens.sign(_ATTEMPT, {**attempt._asdict(), **purpose}, ATTEMPT_S)
         set_cookie(response, address, _ATTEMPT, sealed, ATTEMPT_S)
         return response
 
@@ -132,7 +131,7 @@ class LoginPages:
         """Hand out what the browser was sent to the issuer for. Raises: `ShardgateError`."""
         address = _demand_address(request)
         _demand_navigation(request)
-        sealed = self._tokens.unseal(_ATTEMPT, cookie_of(request, address, _ATTEMPT))
+        sealed = await self._tokens.verify(_ATTEMPT, cookie_of(request, _ATTEMPT))
         if sealed is None:
             raise ForbiddenError(
                 "this browser has begun no sign-in here, or it took too long; begin again"
@@ -153,17 +152,19 @@ class LoginPages:
         attempt = Attempt(*(sealed[name] for name in Attempt._fields))
         claims = await self._flow.finish(attempt, _callback(address), _answer_in(request))
         caller = self._flow.issuer.caller_of(claims)
-        known = await self._tokens.session(cookie_of(request, address, SESSION))
-        is_same = known is not None and known.caller.name == caller.name
-        session_id = known.session_id if known and is_same else _new_session_id()
+        session = await self._tokens.session_of(request)
+        if session is not None and session.caller.name != caller.name:
+            await self._tokens.end(session)
+            session = None
+        session_id = _new_session_id() if session is None else session.session_id
         rights = self._tokens.rights_of(caller, session_id)
-        if rights is None or not is_same:
-            await self._end(known)
         if rights is None:
+            if session is not None:
+                await self._tokens.end(session)
             response = await self.refuse(_without_rights(caller), _other_sign_in(sealed, address))
             set_cookie(response, address, SESSION, "", 0)
             return response
-        cookie = self._tokens.seal(SESSION, rights)
+        cookie = self._tokens.sign(SESSION, rights, self._tokens.lifetime_s)
         fits = len(cookie) <= _LONGEST_COOKIE
         if not fits and sealed["for"] == SESSION:
             raise ForbiddenError(f"{caller.name} fulfils more rules than a cookie can hold")
@@ -177,19 +178,18 @@ class LoginPages:
     ) -> Response:
         """Return the response to the browser that has begun with *sealed*."""
         name = rights["sub"]
-        match sealed["for"]:
-            case "session":
-                location = f"{address.root_path}{sealed['page']}"
-                return RedirectResponse(location, HTTPStatus.SEE_OTHER)
-            case "code":
-                claims, port = {**rights, "challenge": sealed["challenge"]}, sealed["port"]
-                code = self._tokens.seal(_CODE, claims, _CODE_S)
-                return await self._render(
-                    f"{name} has signed in. The command shardgate login may read with it.",
-                    code=code,
-                    link=f"http://127.0.0.1:{port}/?code={code}" if port else "",
-                )
-        message = {"token": self._tokens.seal(VIEWER, rights), "app_urls": [address.origin]}
+        if sealed["for"] == SESSION:
+            location = f"{address.root_path}{sealed['page']}"
+            return RedirectResponse(location, HTTPStatus.SEE_OTHER)
+        if sealed["for"] == _CODE:
+            claims, port = {**rights, "challenge": sealed["challenge"]}, sealed["port"]
+            code = self._tokens.sign(_CODE, claims, _CODE_S)
+            return await self._render(
+                f"{name} has signed in. The command shardgate login may read with it.",
+                code=code,
+                link=f"http://127.0.0.1:{port}/?code={code}" if port else "",
+            )
+        message = {"token": self._issue(rights).token, "app_urls": [address.origin]}
         return await self._render(
             f"{name} has signed in. This window may be closed.",
             message=orjson.dumps(message).decode(),
@@ -200,7 +200,7 @@ class LoginPages:
         """Return the token that the command gets for a *code*, which has no token in it: it comes
         through the browser, which remembers it. Raises: `ForbiddenError`, `TokenRecordsError`.
         """
-        claims = await self._tokens.unseal_live(_CODE, code)
+        claims = await self._tokens.verify(_CODE, code)
         challenge = "" if claims is None else claims["challenge"]
         if claims is None or not hmac.compare_digest(challenge, challenge_of(verifier)):
             raise ForbiddenError("the code is not of this sign-in, or took too long; begin again")
@@ -208,7 +208,8 @@ class LoginPages:
 
     def _issue(self, rights: Mapping[str, Any]) -> "IssuedToken":
         expires_at = datetime.now(UTC) + timedelta(seconds=self._tokens.lifetime_s)
-        return IssuedToken(token=self._tokens.seal(VIEWER, rights), expires_at=expires_at)
+        token = self._tokens.sign(VIEWER, rights, self._tokens.lifetime_s)
+        return IssuedToken(token=token, expires_at=expires_at)
 
     async def begin_on_device(self, request: Request) -> DeviceAuthorization:
         """Begin to sign in by a device code of the issuer.
@@ -218,7 +219,7 @@ class LoginPages:
         _demand_address(request)
         begun = await self._flow.begin_on_device()
         lifetime_s = min(begun.expires_in, _DEVICE_S)
-        sealed = self._tokens.seal(_DEVICE, {"device_code": begun.device_code}, lifetime_s)
+        sealed = self._tokens.sign(_DEVICE, {"device_code": begun.device_code}, lifetime_s)
         return begun.model_copy(update={"device_code": sealed, "expires_in": lifetime_s})
 
     async def finish_on_device(self, device_code: str) -> "IssuedToken | str":
@@ -226,7 +227,7 @@ class LoginPages:
 
         Raises: `ForbiddenError`, `UnauthenticatedError`, `IssuerUnavailableError`.
         """
-        if (sealed := self._tokens.unseal(_DEVICE, device_code)) is None:
+        if (sealed := await self._tokens.verify(_DEVICE, device_code)) is None:
             raise ForbiddenError("the code is not of this service, or took too long; begin again")
         found = await self._flow.finish_on_device(sealed["device_code"])
         if isinstance(found, str):
@@ -243,15 +244,12 @@ class LoginPages:
         address = address_of(request)
         response = Response(status_code=HTTPStatus.NO_CONTENT)
         try:
-            await self._end(await self._tokens.session(cookie_of(request, address, SESSION)))
+            if (session := await self._tokens.session_of(request)) is not None:
+                await self._tokens.end(session)
         except TokenRecordsError as error:
             response = await self.refuse(error)
         set_cookie(response, address, SESSION, "", 0)
         return response
-
-    async def _end(self, session: BrowserSession | None) -> None:
-        if session is not None:
-            await self._tokens.end(session.session_id)
 
     async def refuse(self, error: ShardgateError, other: str = "") -> Response:
         """Return the page that explains *error*; *other* is the URL to sign in as somebody else."""
@@ -329,11 +327,10 @@ def _other_sign_in(sealed: Mapping[str, Any], address: Address) -> str:
     """Return the URL to sign in as somebody else, for the purpose of *sealed*; empty for a command,
     which no page may begin for.
     """
-    match sealed["for"]:
-        case "viewer":
-            return f"{address.root_path}/login/api/v1/authorize?{_OTHER}="
-        case "session":
-            return f"{address.root_path}/login?{urlencode({'page': sealed['page'], _OTHER: ''})}"
+    if sealed["for"] == VIEWER:
+        return f"{address.root_path}/login/api/v1/authorize?{_OTHER}="
+    if sealed["for"] == SESSION:
+        return f"{address.root_path}/login?{urlencode({'page': sealed['page'], _OTHER: ''})}"
     return ""
 
 

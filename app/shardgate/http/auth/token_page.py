@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse
 
 from shardgate.errors import UnauthenticatedError
 from shardgate.http.auth.access import Caller
-from shardgate.http.auth.login_sessions import SESSION, LoginTokens, cookie_of, demand_own_page
+from shardgate.http.auth.login_sessions import LoginTokens, demand_own_page
 from shardgate.http.auth.tokens import Token, TokenMint, TokenOptions
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.pages.rendering import PageTemplate
@@ -27,8 +27,7 @@ class TokenPage:
 
     async def find_caller(self, request: Request) -> Caller | None:
         """Return the caller of the browser's session, if any. Raises: `TokenRecordsError`."""
-        cookie = cookie_of(request, address_of(request), SESSION)
-        session = await self._sessions.session(cookie)
+        session = await self._sessions.session_of(request)
         return None if session is None else session.caller
 
     async def demand_caller(self, request: Request) -> Caller:

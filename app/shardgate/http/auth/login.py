@@ -264,15 +264,15 @@ class LoginPages:
         self, text: str, status: HTTPStatus = HTTPStatus.OK, **values: str
     ) -> Response:
         """Return the page that says *text*; *values* are the others of ``login.html``."""
-        content = await self._page.render(
+        response = await self._page.respond(
+            status,
             **{"message": "", "origins": "", "code": "", "link": "", "other": ""} | values,
             text=text,
             is_refused=status != HTTPStatus.OK,
         )
-        headers = {name.decode(): value.decode() for name, value in self._page.headers}
         # Of no origin, so that scripts of this service's own pages cannot look into the window.
-        headers["content-security-policy"] += "; sandbox allow-scripts"
-        return Response(content, status, headers, "text/html")
+        response.headers["content-security-policy"] += "; sandbox allow-scripts"
+        return response
 
     def _targets(self, opener: str | None) -> Sequence[str]:
         """Return the origins that may get the token, of which *opener* is one, where the browser

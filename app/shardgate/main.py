@@ -22,7 +22,7 @@ from shardgate.http.api.sessions import build_commits, build_sessions
 from shardgate.http.asgi import AsgiApp
 from shardgate.http.auth.access import Datasets, ServedDataset
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
-from shardgate.http.auth.login import LoginPages, build_login
+from shardgate.http.auth.login import build_login
 from shardgate.http.auth.login_sessions import LoginTokens, caller_of_page
 from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.oidc_client import OidcClient
@@ -237,7 +237,7 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
         sessions, flow = LoginTokens(settings, datasets, records), OidcClient(issuers, login)
         identify.append(sessions.identify)
         routes.append(build_token_page(sessions, mint, bodies))
-        routes.append(build_login(LoginPages(flow, sessions, login.viewers), bodies))
+        routes.append(build_login(flow, sessions, login.viewers, bodies))
         opened.append(flow)
         find_session = partial(caller_of_page, sessions)
     tokens = BearerTokens(settings.callers, [*identify, issuers.identify])

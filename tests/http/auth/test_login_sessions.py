@@ -88,7 +88,7 @@ def test_caller_without_a_rule_gets_no_token() -> None:
     """A caller who fulfils no rule of a private dataset gets no token."""
     caller = Caller("lab:ada", frozenset({"public", "lab:lab"}))
 
-    assert tokens(1000).rights_of(caller, "a") is None
+    assert tokens(1000).rights_of(caller) is None
 
 
 def test_person_signs_in_for_pages(browser: Browser) -> None:

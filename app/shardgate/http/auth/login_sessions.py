@@ -4,6 +4,7 @@ A cookie opens pages of this service and reads the API for them, neither data no
 send it with requests that others make.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -53,11 +54,17 @@ class LoginTokens(TokenSigner):
         self.lifetime_s = min(login.lifetime_s, shared.longest_s)
         self._private = [dataset for dataset in datasets if not dataset.is_public]
 
-    def rights_of(self, caller: Caller, session_id: str) -> Mapping[str, Any] | None:
-        """Return claims of what *caller* may read in a session; `None` if that is public only."""
+    def rights_of(
+        self, caller: Caller, session: BrowserSession | None = None
+    ) -> Mapping[str, Any] | None:
+        """Return claims of what *caller* may read in *session*, or else a new one; `None` if that
+        is public only.
+        """
         known = frozenset[str]().union(*(dataset.readers for dataset in self._private))
-        rules = sorted(known & caller.grants)
-        return {"sub": caller.name, "rules": rules, "sid": session_id} if rules else None
+        if not (rules := sorted(known & caller.grants)):
+            return None
+        session_id = secrets.token_urlsafe(16) if session is None else session.session_id
+        return {"sub": caller.name, "rules": rules, "sid": session_id}
 
     async def identify(self, token: str) -> Identity | None:
         """Return the bearer of a *token* for viewers or commands; see `identify_reader`."""

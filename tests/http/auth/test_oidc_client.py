@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -35,7 +35,7 @@ async def open_flow(
     good = {"issuer": "lab", "client_id": CLIENT_ID, "client_secret": SecretStr(CLIENT_SECRET)}
     issuers = {"lab": IssuerSettings(url=provider.url, audience="shardgate")}
     settings = LoginSettings(**{**good, **changes})
-    async with Issuers(issuers) as opened, OidcClient(opened, settings, clock) as flow:
+    async with Issuers(issuers) as opened, aclosing(OidcClient(opened, settings, clock)) as flow:
         yield flow
 
 

@@ -9,13 +9,13 @@ import secrets
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from hashlib import sha256
 from http import HTTPStatus
 from math import inf
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote_plus, urlencode
 
+import cachetools
 import httpx
 import jwt
 import orjson
@@ -123,17 +123,13 @@ class OidcClient:
         self._known: _Endpoints | None = None
         self._stale_at = -inf
         self._reads = SingleFlight[str](outlasts=True)
-        self._finished: dict[str, None] = {}
-        """States of attempts that are over, the oldest first."""
-        self._stack = AsyncExitStack()
+        self._finished = cachetools.FIFOCache[str, None](_MOST_FINISHED)
+        """States of attempts that are over."""
 
-    async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._client)
-        self._stack.push_async_callback(self._reads.aclose)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+    async def aclose(self) -> None:
+        """End reads in progress, and close the connections."""
+        await self._reads.aclose()
+        await self._client.aclose()
 
     @property
     def issuer(self) -> Issuer:
@@ -174,25 +170,21 @@ class OidcClient:
             raise ForbiddenError("the answer of the issuer belongs to another sign-in")
         if attempt.state in self._finished:
             raise ForbiddenError("this sign-in is over; begin again")
-        if len(self._finished) >= _MOST_FINISHED:
-            del self._finished[next(iter(self._finished))]
         self._finished[attempt.state] = None
         endpoints, issuer = await self._endpoints(), self.issuer
         sent = answer.get("iss")
         if sent != issuer.settings.url and (sent is not None or endpoints.sends_iss):
             raise ForbiddenError("the answer is not from the issuer that was asked")
-        if "error" in answer:
-            raise ForbiddenError(f"the issuer refused the sign-in{_reason(answer['error'])}")
-        if not (code := answer.get("code")):
-            raise ForbiddenError("the answer of the issuer has no code")
+        if "error" in answer or not (code := answer.get("code")):
+            raise _refused(answer, "code")
         form = {
             "grant_type": "authorization_code",
             "code": code,
             "redirect_uri": redirect_uri,
             "code_verifier": attempt.verifier,
         }
-        said = await self._post(endpoints.token, form, endpoints)
-        return await self._read_claims(said, attempt.nonce, endpoints)
+        tokens = await self._post(endpoints.token, form, endpoints)
+        return await self._read_claims(tokens, attempt.nonce, endpoints)
 
     async def begin_on_device(self) -> DeviceAuthorization:
         """Begin a sign-in on another device.
@@ -203,11 +195,11 @@ class OidcClient:
         if endpoints.device is None:
             raise ForbiddenError("the issuer offers no sign-in on another device")
         form = {"scope": " ".join(self._settings.scopes)}
-        said = await self._post(endpoints.device, form, endpoints)
+        codes = await self._post(endpoints.device, form, endpoints)
         try:
-            return DeviceAuthorization.model_validate(said)
+            return DeviceAuthorization.model_validate(codes)
         except ValidationError:
-            raise _refused(said, "codes for another device") from None
+            raise _refused(codes, "codes for another device") from None
 
     async def finish_on_device(self, device_code: str) -> Claims | str:
         """Return the verified claims, as `finish` does, or the error that asks to wait.
@@ -216,18 +208,18 @@ class OidcClient:
         """
         endpoints = await self._endpoints()
         form = {"grant_type": _DEVICE_CODE, "device_code": device_code}
-        said = await self._post(endpoints.token, form, endpoints)
-        if (error := said.get("error")) in _WAITING:
+        tokens = await self._post(endpoints.token, form, endpoints)
+        if (error := tokens.get("error")) in _WAITING:
             return str(error)
-        return await self._read_claims(said, None, endpoints)
+        return await self._read_claims(tokens, None, endpoints)
 
     async def _read_claims(
-        self, said: Mapping[str, Any], nonce: str | None, endpoints: _Endpoints
+        self, tokens: Mapping[str, Any], nonce: str | None, endpoints: _Endpoints
     ) -> Claims:
-        """Return the verified claims of an answer with tokens; *nonce* is that of the attempt."""
-        token, access_token = said.get("id_token"), said.get("access_token")
+        """Return the verified claims of an answer with *tokens*; *nonce* is that of the attempt."""
+        token, access_token = tokens.get("id_token"), tokens.get("access_token")
         if not isinstance(token, str):
-            raise _refused(said, "ID token")
+            raise _refused(tokens, "ID token")
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
         except jwt.PyJWTError:
@@ -307,20 +299,20 @@ class OidcClient:
         url = self.issuer.settings.url
         try:
             async with asking(url, TIMEOUT_S):
-                said = await discover(self._client, url)
+                found = await discover(self._client, url)
                 wants_userinfo = self._settings.userinfo
                 device = "device_authorization_endpoint"
-                methods = said.get("token_endpoint_auth_methods_supported")
-                prompts = said.get("prompt_values_supported")
+                methods = found.get("token_endpoint_auth_methods_supported")
+                prompts = found.get("prompt_values_supported")
                 can_choose = not isinstance(prompts, list) or "select_account" in prompts
                 self._known = _Endpoints(
-                    endpoint(said, "authorization_endpoint"),
-                    endpoint(said, "token_endpoint"),
-                    endpoint(said, device) if said.get(device) is not None else None,
+                    endpoint(found, "authorization_endpoint"),
+                    endpoint(found, "token_endpoint"),
+                    endpoint(found, device) if found.get(device) is not None else None,
                     takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
-                    sends_iss=said.get("authorization_response_iss_parameter_supported") is True,
+                    sends_iss=found.get("authorization_response_iss_parameter_supported") is True,
                     chooser="select_account" if can_choose else "login",
-                    userinfo=endpoint(said, "userinfo_endpoint") if wants_userinfo else None,
+                    userinfo=endpoint(found, "userinfo_endpoint") if wants_userinfo else None,
                 )
         except IssuerUnavailableError as error:
             _log.warning("no configuration of the issuer %s", error)
@@ -328,13 +320,13 @@ class OidcClient:
             self._stale_at = self._clock() + KEYS_S
 
 
-def _refused(said: Mapping[str, Any], wanted: str) -> ForbiddenError:
-    """Return the error for an answer that has not what was *wanted*."""
-    if isinstance(error := said.get("error"), str):
-        return ForbiddenError(f"the issuer refused the sign-in{_reason(error)}")
-    return ForbiddenError(f"the issuer sent no {wanted}")
+def _refused(answer: Mapping[str, Any], wanted: str) -> ForbiddenError:
+    """Return the reason why an answer of the issuer lacks what was *wanted*.
 
-
-def _reason(error: str) -> str:
-    """Return an error code of the issuer, if it is one, which comes through the browser."""
-    return f": {error}" if _ERROR.fullmatch(error) else ""
+    Its error may come through the browser, and is passed on only if it is a code.
+    """
+    error = answer.get("error")
+    if not isinstance(error, str):
+        return ForbiddenError(f"the issuer sent no {wanted}")
+    reason = f": {error}" if _ERROR.fullmatch(error) else ""
+    return ForbiddenError(f"the issuer refused the sign-in{reason}")

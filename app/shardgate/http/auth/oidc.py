@@ -30,16 +30,17 @@ LEEWAY_S: Final = 60
 IDENTITY_S: Final = 300.0
 """Time after which a token is verified again, as its key may have been withdrawn."""
 KEYS_S: Final = 3600.0
-"""Time after which keys are read again, at the latest; so long a withdrawn key may be used."""
+"""Time after which keys and configurations are read again, at the latest; so long a withdrawn key
+may be used.
+"""
 RETRY_S: Final = 60.0
-"""Time for which expired keys are used after the issuer could not be reached."""
+"""Time for which they are used once more after the issuer could not be reached."""
 APART_S: Final = 10.0
-"""Shortest time between two reads of keys."""
+"""Shortest time between two reads of them."""
 
 _TYPES: Final = frozenset({"jwt", "application/jwt", "at+jwt", "application/at+jwt"})
 """Types of tokens that are accepted: issuers sign other things as well (RFC 8725 §3.11)."""
 _REQUIRED: Final = ("iss", "aud", "sub", "exp")
-_KEYS: Final = "keys"
 _LONGEST_NAME: Final = 255
 _SPACED: Final = frozenset({"scope", "scp"})
 """Claims whose values are separated by spaces (RFC 8693 §4.2)."""
@@ -222,21 +223,59 @@ def _find_claim(claims: Mapping[str, Any], name: str) -> Any:
     return None
 
 
-class IssuerKeys:
-    """Keys of one issuer, read when needed and cached, also while the issuer is down.
+class Published[T]:
+    """What an issuer publishes: read when needed, and kept for an hour, also while it is down.
 
-    `jwt.PyJWKClient` would drop its keys during an outage, and bound neither size nor redirects. A
-    read continues when the request that began it is cancelled: else clients that disconnect early
-    could keep the keys from all others.
+    A read continues when the request that began it is cancelled: else clients that disconnect early
+    could keep the value from all others.
     """
 
-    def __init__(self, read: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
-        self._read_keys = read
+    def __init__(
+        self, name: str, read: Callable[[], Awaitable[T]], clock: Callable[[], float]
+    ) -> None:
+        """*name* is that of the value in logs."""
+        self._name = name
+        self._read_value = read
         self._clock = clock
-        self._keys: Sequence[VerificationKey] | None = None
+        self._value: T | None = None
         self._stale_at = -inf
         self._quiet_until = -inf
         self._reads = SingleFlight[str](outlasts=True)
+
+    async def get(self) -> T | None:
+        """Return the value, after a read if it is stale; `None` if it was never read."""
+        if self._clock() >= self._stale_at:
+            await self.refresh()
+        return self._value
+
+    async def refresh(self) -> None:
+        """Read the value, unless it was read less than `APART_S` ago."""
+        if self._clock() >= self._quiet_until or self._name in self._reads:
+            await self._reads.run(self._name, self._read)
+
+    async def aclose(self) -> None:
+        """Cancel a read."""
+        await self._reads.aclose()
+
+    async def _read(self) -> None:
+        try:
+            self._value = await self._read_value()
+            self._stale_at = self._clock() + KEYS_S
+        except IssuerUnavailableError as error:
+            _log.warning("no %s of the issuer %s", self._name, error)
+            self._stale_at = self._clock() + RETRY_S
+        finally:
+            self._quiet_until = self._clock() + APART_S
+
+
+class IssuerKeys(Published[Sequence[VerificationKey]]):
+    """Keys of one issuer.
+
+    `jwt.PyJWKClient` would drop its keys during an outage, and bound neither size nor redirects.
+    """
+
+    def __init__(self, read: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("keys", read, clock)
 
     async def find(self, kid: str | None, algorithm: str) -> VerificationKey | None:
         """Return the key *kid*, after another read if it is unknown.
@@ -245,42 +284,19 @@ class IssuerKeys:
 
         Raises: `IssuerUnavailableError` if no keys were ever read.
         """
-        if self._clock() >= self._stale_at:
+        if (found := _choose(await self.get(), kid, algorithm)) is None:
             await self.refresh()
-        found = self._choose(kid, algorithm)
-        if found is None:
-            await self.refresh()
-            found = self._choose(kid, algorithm)
-        if self._keys is None:
+            found = _choose(self._value, kid, algorithm)
+        if self._value is None:
             raise IssuerUnavailableError("the keys of the token's issuer cannot be read")
         return found
 
-    async def aclose(self) -> None:
-        """Cancel a read."""
-        await self._reads.aclose()
 
-    def _choose(self, kid: str | None, algorithm: str) -> VerificationKey | None:
-        keys = [
-            key
-            for key in self._keys or ()
-            if kid in (None, key.kid) and algorithm in key.algorithms
-        ]
-        return keys[0] if len(keys) == 1 else None
-
-    async def refresh(self) -> None:
-        """Read the keys, unless they were read less than `APART_S` ago."""
-        if self._clock() >= self._quiet_until or _KEYS in self._reads:
-            await self._reads.run(_KEYS, self._read)
-
-    async def _read(self) -> None:
-        try:
-            self._keys = await self._read_keys()
-            self._stale_at = self._clock() + KEYS_S
-        except IssuerUnavailableError as error:
-            _log.warning("no keys of the issuer %s", error)
-            self._stale_at = self._clock() + RETRY_S
-        finally:
-            self._quiet_until = self._clock() + APART_S
+def _choose(
+    keys: Sequence[VerificationKey] | None, kid: str | None, algorithm: str
+) -> VerificationKey | None:
+    fitting = [key for key in keys or () if kid in (None, key.kid) and algorithm in key.algorithms]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def open_client(timeout_s: float) -> httpx.AsyncClient:

@@ -3,7 +3,6 @@ device authorization (RFC 6749, 7636, 8628, 9207).
 """
 
 import hmac
-import logging
 import re
 import secrets
 import time
@@ -11,7 +10,6 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from http import HTTPStatus
-from math import inf
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote_plus, urlencode
 
@@ -21,15 +19,14 @@ import jwt
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from shardgate.concurrency import SingleFlight, run_in_thread
+from shardgate.concurrency import run_in_thread
 from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.http.auth.oidc import (
-    KEYS_S,
-    RETRY_S,
     TIMEOUT_S,
     Claims,
     Issuer,
     Issuers,
+    Published,
     asking,
     discover,
     endpoint,
@@ -46,8 +43,6 @@ _WAITING: Final = ("authorization_pending", "slow_down")
 _DEVICE_CODE: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _SECRET_NBYTES: Final = 32
 _MOST_FINISHED: Final = 4096
-_READ: Final = "configuration"
-_log = logging.getLogger(__name__)
 
 
 class Attempt(NamedTuple):
@@ -116,19 +111,16 @@ class OidcClient:
     ) -> None:
         """Sign in at the issuer of *settings*. Raises: `ConfigurationError`."""
         self._client = open_client(TIMEOUT_S)
-        self._clock = clock
         self._issuers = issuers
         self._settings = settings
         self._client_id = settings.client_id or ""
-        self._known: _Endpoints | None = None
-        self._stale_at = -inf
-        self._reads = SingleFlight[str](outlasts=True)
+        self._configuration = Published("configuration", self._read_endpoints, clock)
         self._finished = cachetools.FIFOCache[str, None](_MOST_FINISHED)
         """States of attempts that are over."""
 
     async def aclose(self) -> None:
         """End reads in progress, and close the connections."""
-        await self._reads.aclose()
+        await self._configuration.aclose()
         await self._client.aclose()
 
     @property
@@ -283,41 +275,27 @@ class OidcClient:
         return None if secret is None else secret.get_secret_value()
 
     async def _endpoints(self) -> _Endpoints:
-        """Return the endpoints, which are read once an hour, or `RETRY_S` after a failure.
-
-        Raises: `IssuerUnavailableError` if they were never read.
-        """
-        is_first = self._known is None and _READ in self._reads
-        if is_first or self._clock() >= self._stale_at:
-            await self._reads.run(_READ, self._read)
-        if self._known is None:
+        """Return the endpoints. Raises: `IssuerUnavailableError` if they were never read."""
+        if (endpoints := await self._configuration.get()) is None:
             raise IssuerUnavailableError(f"{self.issuer.settings.url}: did not answer before")
-        return self._known
+        return endpoints
 
-    async def _read(self) -> None:
-        self._stale_at = self._clock() + RETRY_S
-        url = self.issuer.settings.url
-        try:
-            async with asking(url, TIMEOUT_S):
-                found = await discover(self._client, url)
-                wants_userinfo = self._settings.userinfo
-                device = "device_authorization_endpoint"
-                methods = found.get("token_endpoint_auth_methods_supported")
-                prompts = found.get("prompt_values_supported")
-                can_choose = not isinstance(prompts, list) or "select_account" in prompts
-                self._known = _Endpoints(
-                    endpoint(found, "authorization_endpoint"),
-                    endpoint(found, "token_endpoint"),
-                    endpoint(found, device) if found.get(device) is not None else None,
-                    takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
-                    sends_iss=found.get("authorization_response_iss_parameter_supported") is True,
-                    chooser="select_account" if can_choose else "login",
-                    userinfo=endpoint(found, "userinfo_endpoint") if wants_userinfo else None,
-                )
-        except IssuerUnavailableError as error:
-            _log.warning("no configuration of the issuer %s", error)
-        else:
-            self._stale_at = self._clock() + KEYS_S
+    async def _read_endpoints(self) -> _Endpoints:
+        async with asking(self.issuer.settings.url, TIMEOUT_S):
+            found = await discover(self._client, self.issuer.settings.url)
+            device = "device_authorization_endpoint"
+            methods = found.get("token_endpoint_auth_methods_supported")
+            prompts = found.get("prompt_values_supported")
+            can_choose = not isinstance(prompts, list) or "select_account" in prompts
+            return _Endpoints(
+                endpoint(found, "authorization_endpoint"),
+                endpoint(found, "token_endpoint"),
+                endpoint(found, device) if found.get(device) is not None else None,
+                takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
+                sends_iss=found.get("authorization_response_iss_parameter_supported") is True,
+                chooser="select_account" if can_choose else "login",
+                userinfo=endpoint(found, "userinfo_endpoint") if self._settings.userinfo else None,
+            )
 
 
 def _refused(answer: Mapping[str, Any], wanted: str) -> ForbiddenError:

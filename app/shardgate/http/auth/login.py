@@ -83,8 +83,6 @@ class LoginPages:
     async def begin_in_viewer(self, request: Request) -> Response:
         """Begin to sign in for the page that has opened the window. Raises: see `_begin`."""
         opener = _opener(request)
-        if opener is None and request.headers.get("sec-fetch-site") == "same-origin":
-            opener = address_of(request).origin
         self._targets(opener)
         return await self._begin(request, {"for": VIEWER, "opener": opener})
 
@@ -102,7 +100,8 @@ class LoginPages:
 
         Raises: `BadParameterError`, see `_begin`.
         """
-        if request.headers.get("sec-fetch-site", "none") != "none" or _opener(request) is not None:
+        headers = request.headers
+        if headers.get("sec-fetch-site", "none") != "none" or "referer" in headers:
             raise ForbiddenError("a page has led here; enter the URL that the command prints")
         challenge = request.query_params.get("challenge", "")
         port = request.query_params.get("port", "")
@@ -142,8 +141,10 @@ class LoginPages:
 
         *begun* are the claims of the attempt: its secrets and its purpose.
         """
-        attempt = Attempt(*(begun[name] for name in Attempt._fields))
-        claims = await self._flow.finish(attempt, _callback(address), _answer_in(request))
+        attempt, answer = Attempt(*(begun[name] for name in Attempt._fields)), request.query_params
+        if len(answer) < len(answer.multi_items()):
+            raise BadParameterError("a parameter is repeated")
+        claims = await self._flow.finish(attempt, _callback(address), answer)
         caller = self._flow.issuer.caller_of(claims)
         session = await self._tokens.session_of(request)
         if session is not None and session.caller.name != caller.name:
@@ -244,10 +245,11 @@ class LoginPages:
 
 
 def _opener(request: Request) -> str | None:
-    """Return the origin of the page that has opened the window, if the browser names it."""
-    if (referer := request.headers.get("referer")) is None:
-        return None
-    return "/".join(referer.split("/")[:3])
+    """Return the origin of the page that has opened the window, if the browser tells it."""
+    if (referer := request.headers.get("referer")) is not None:
+        return "/".join(referer.split("/")[:3])
+    is_own = request.headers.get("sec-fetch-site") == "same-origin"
+    return address_of(request).origin if is_own else None
 
 
 def _demand_window(request: Request) -> Address:
@@ -265,14 +267,6 @@ def _demand_https(request: Request) -> Address:
     if not address.is_trustworthy:
         raise ForbiddenError("signing in needs https")
     return address
-
-
-def _answer_in(request: Request) -> Mapping[str, str]:
-    """Return the parameters of the issuer's answer. Raises: `BadParameterError` for repeated."""
-    answer = dict(request.query_params.multi_items())
-    if len(answer) < len(request.query_params.multi_items()):
-        raise BadParameterError("a parameter is repeated")
-    return answer
 
 
 def _without_rights(caller: Caller) -> ForbiddenError:

@@ -231,10 +231,11 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
     mint = TokenMint(settings.tokens, datasets, records)
     identify: list[Identify] = [mint.identify]
     routes: list[APIRouter] = [build_tokens(mint, bodies)]
-    opened: list[AbstractAsyncContextManager[object]] = [issuers, aclosing(records)]
+    opened: list[AbstractAsyncContextManager[object]] = [aclosing(issuers), aclosing(records)]
     find_session = None
     if login.issuer is not None:
-        sessions, flow = LoginTokens(settings, datasets, records), OidcClient(issuers, login)
+        sessions = LoginTokens(settings, datasets, records)
+        flow = OidcClient(issuers.by_name[login.issuer], login)
         identify.append(sessions.identify)
         routes.append(build_token_page(sessions, mint, bodies))
         routes.append(build_login(flow, sessions, login.viewers, bodies))

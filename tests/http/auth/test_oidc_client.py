@@ -35,7 +35,10 @@ async def open_flow(
     good = {"issuer": "lab", "client_id": CLIENT_ID, "client_secret": SecretStr(CLIENT_SECRET)}
     issuers = {"lab": IssuerSettings(url=provider.url, audience="shardgate")}
     settings = LoginSettings(**{**good, **changes})
-    async with Issuers(issuers) as opened, aclosing(OidcClient(opened, settings, clock)) as flow:
+    async with (
+        aclosing(Issuers(issuers)) as opened,
+        aclosing(OidcClient(opened.by_name["lab"], settings, clock)) as flow,
+    ):
         yield flow
 
 

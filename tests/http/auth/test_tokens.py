@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -144,7 +144,7 @@ async def test_tokens_of_issuers_and_of_the_service_are_distinct() -> None:
         ours = minted.mint("ada", ["em"], 60).token
         theirs = issuer.sign({"datasets": ["em"]})
         as_ours = issuer.sign({"datasets": ["em"]}, header={"typ": "shardgate+jwt"})
-        async with Issuers({"sso": issuer.settings}) as issuers:
+        async with aclosing(Issuers({"sso": issuer.settings})) as issuers:
             assert await issuers.identify(ours) is None
             assert await minted.identify(theirs) is None
             assert "not signed by this service" in await refusal(minted, as_ours)

@@ -5,11 +5,11 @@ import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from math import inf
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import httpx
 import jwt
@@ -110,24 +110,20 @@ class Issuers:
         self, settings: Mapping[str, IssuerSettings], *, timeout_s: float = TIMEOUT_S
     ) -> None:
         """Take the issuers of the settings by name. Raises: `ConfigurationError`."""
-        self._settings = settings
-        self._timeout_s = timeout_s
         self._client = open_client(timeout_s) if settings else None
-        self._issuers: dict[str, Issuer] = {}
-        self._stack = AsyncExitStack()
+        self.by_name: dict[str, Issuer] = {}
+        if self._client is not None:
+            for name, issuer in settings.items():
+                read = functools.partial(read_keys, self._client, issuer, timeout_s)
+                self.by_name[name] = Issuer(name, issuer, IssuerKeys(read))
+        self._by_url = {issuer.settings.url: issuer for issuer in self.by_name.values()}
 
-    async def __aenter__(self) -> Self:
-        if self._client is None:
-            return self
-        client = await self._stack.enter_async_context(self._client)
-        for name, issuer in self._settings.items():
-            keys = IssuerKeys(functools.partial(read_keys, client, issuer, self._timeout_s))
-            self._stack.push_async_callback(keys.aclose)
-            self._issuers[issuer.url] = Issuer(name, issuer, keys)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+    async def aclose(self) -> None:
+        """Cancel reads of keys, and close the connections."""
+        for issuer in self.by_name.values():
+            await issuer.keys.aclose()
+        if self._client is not None:
+            await self._client.aclose()
 
     async def identify(self, token: str) -> Identity | None:
         """Return the identity of *token*; `None` if its ``iss`` is none of the issuers.
@@ -139,16 +135,12 @@ class Issuers:
         except jwt.PyJWTError:
             return None
         url = claimed["payload"].get("iss")
-        issuer = self._issuers.get(url) if isinstance(url, str) else None
+        issuer = self._by_url.get(url) if isinstance(url, str) else None
         if issuer is None:
             return None
         claims = await issuer.verify(token, claimed, issuer.settings.audience)
         until_s = min(int(claims["exp"]) + LEEWAY_S, time.time() + IDENTITY_S)
         return Identity(issuer.caller_of(claims), until_s)
-
-    def named(self, name: str) -> Issuer:
-        """Return the issuer that settings call *name*."""
-        return self._issuers[self._settings[name].url]
 
 
 async def _find_key(keys: "IssuerKeys", header: Mapping[str, Any]) -> VerificationKey:

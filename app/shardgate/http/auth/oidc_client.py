@@ -25,7 +25,6 @@ from shardgate.http.auth.oidc import (
     TIMEOUT_S,
     Claims,
     Issuer,
-    Issuers,
     Published,
     asking,
     discover,
@@ -105,13 +104,13 @@ class OidcClient:
 
     def __init__(
         self,
-        issuers: Issuers,
+        issuer: Issuer,
         settings: LoginSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Sign in at the issuer of *settings*. Raises: `ConfigurationError`."""
         self._client = open_client(TIMEOUT_S)
-        self._issuers = issuers
+        self.issuer = issuer
         self._settings = settings
         self._client_id = settings.client_id or ""
         self._configuration = Published("configuration", self._read_endpoints, clock)
@@ -122,11 +121,6 @@ class OidcClient:
         """End reads in progress, and close the connections."""
         await self._configuration.aclose()
         await self._client.aclose()
-
-    @property
-    def issuer(self) -> Issuer:
-        """Issuer where people sign in."""
-        return self._issuers.named(self._settings.issuer or "")
 
     async def begin(
         self, attempt: Attempt, redirect_uri: str, *, chooses_person: bool = False

@@ -30,7 +30,7 @@ from shardgate.settings import issuer_url
 _WAIT_S: Final = 600.0
 """Longest wait for the browser."""
 _LEFT_S: Final = 60.0
-"""A token that is kept is used if it is valid for longer."""
+"""Shortest remaining validity with which a kept token is used."""
 _TOKEN: Final = re.compile("[A-Za-z0-9._~+/-]+=*")
 """A bearer token (RFC 6750 §2.1): it is printed as a part of a header."""
 _WAITING: Final = (
@@ -132,7 +132,7 @@ def sign_in(
             query["port"] = str(listener.server_port)
             address = f"{command_url}?{urlencode(query)}"
             tell(f"Sign in with the browser, which opens\n{address}")
-            # A browser in the terminal ends only after it has been here.
+            # A browser in the terminal blocks until the person ends it, after it has been here.
             Thread(target=_browse, args=(address, tell), daemon=True).start()
             return listener.wait()
 
@@ -241,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10
 
     def do_GET(self) -> None:
-        """Take the code that the browser brings; other requests end nothing."""
+        """Redeem the code that the browser brings; other requests do not end the wait."""
         code = parse_qs(urlsplit(self.path).query).get("code", [""])[0]
         status, text = HTTPStatus.BAD_REQUEST, "This is not the sign-in that was begun here."
         if code:

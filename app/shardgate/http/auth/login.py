@@ -55,7 +55,7 @@ _ATTEMPT: Final = "shardgate-attempt"
 _LONGEST_COOKIE: Final = 3800
 """Browsers drop longer ones, which have 4,096 bytes with their names and attributes."""
 _OTHER: Final = "other"
-"""Parameter of a sign-in in which the person is chosen anew."""
+"""Query parameter for a sign-in as somebody else."""
 _CODE: Final = "shardgate-code"
 _CODE_S: Final = 120
 """Longest time from the end of a sign-in in the browser to the exchange of its code."""
@@ -87,7 +87,7 @@ class LoginPages:
         return await self._begin(request, {"for": VIEWER, "opener": opener})
 
     async def begin_in_page(self, request: Request) -> Response:
-        """Begin to sign in for pages of this service, at the end the one that the query names.
+        """Begin to sign in for pages of this service; it ends at the page that the query names.
 
         Raises: see `_begin`.
         """
@@ -234,8 +234,8 @@ class LoginPages:
         return response
 
     def _targets(self, opener: str | None) -> Sequence[str]:
-        """Return the origins that may get the token, of which *opener* is one, where the browser
-        names it. Raises: `ForbiddenError`.
+        """Return the origins that get the token: that of the *opener* if the browser names it, else
+        all of the settings. Raises: `ForbiddenError` if there is none, or it is not listed.
         """
         if opener is None and self._viewers:
             return self._viewers
@@ -253,8 +253,9 @@ def _opener(request: Request) -> str | None:
 
 
 def _demand_window(request: Request) -> Address:
-    """Return the address of the service. Raises: `ForbiddenError`, see `_demand_https`, unless a
-    window shows the response; a frame of a page does not.
+    """Return the address of the service, if the response is for a window, not a frame or script.
+
+    Raises: `ForbiddenError`, see `_demand_https`.
     """
     if any(request.headers.get(name, expected) != expected for name, expected in NAVIGATION):
         raise ForbiddenError("signing in needs a window of its own")
@@ -274,8 +275,8 @@ def _without_rights(caller: Caller) -> ForbiddenError:
 
 
 def _other_sign_in(begun: Mapping[str, Any], address: Address) -> str:
-    """Return the URL to sign in as somebody else for the same purpose; empty for a command, which
-    no page may begin for.
+    """Return the URL to sign in as somebody else for the same purpose; empty for a command, whose
+    sign-in cannot begin from a page.
     """
     if begun["for"] == VIEWER:
         return f"{address.root_path}/login/api/v1/authorize?{_OTHER}="
@@ -296,14 +297,14 @@ class IssuedToken(BaseModel):
 
 
 class CodeExchange(RequestDocument):
-    """Code that the browser brought to the command, and the secret of the command."""
+    """Code from the browser, and the verifier of the challenge with which the command began."""
 
     code: Annotated[str, Field(max_length=_LONGEST_CODE, repr=False)]
     verifier: Annotated[str, Field(max_length=128, repr=False)]
 
 
 class DeviceExchange(RequestDocument):
-    """Code of the command for a sign-in on another device."""
+    """Device code that `/login/device` has returned."""
 
     device_code: Annotated[str, Field(max_length=_LONGEST_CODE, repr=False)]
 
@@ -334,8 +335,9 @@ def build_login(
 def _add_command_routes(
     router: APIRouter, flow: OidcClient, tokens: LoginTokens, bodies: RequestBodyReader
 ) -> None:
-    """Add the routes by which the command gets its token: for a code of the browser, which
-    remembers it, so that it has no token in it, or for a device code.
+    """Add the routes that give the command its token, for a code from the browser or a device code.
+
+    Browsers keep the code in their history, so it does not contain the token.
     """
 
     def issue(rights: Mapping[str, Any]) -> IssuedToken:

@@ -1,7 +1,7 @@
-"""Sessions of people who have signed in: tokens and cookies that name what these may read.
+"""Sessions of people who have signed in: tokens and cookies with the rules that these fulfil.
 
-A cookie opens pages of this service and reads the API for them, neither data nor writes: browsers
-send it with requests that others make.
+A cookie opens pages of this service and what they read from the API. It opens neither data nor
+writes, because browsers send it with requests of other sites as well.
 """
 
 import secrets
@@ -130,7 +130,7 @@ async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller
         return None
     host = headers.get(b"host", b"").decode("latin-1")
     cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
-    # Behind a proxy the scheme is not known here: only https can have set the former.
+    # The scheme may be unknown behind a proxy; only over https can the first name be set.
     addresses = [Address.of(host, scheme, "", None) for scheme in ("https", "http")]
     named = [cookies.get(_cookie_name(SESSION, each)) for each in addresses if each.is_trustworthy]
     sent = next((cookie for cookie in named if cookie is not None), "")

@@ -45,7 +45,7 @@ _MOST_FINISHED: Final = 4096
 
 
 class Attempt(NamedTuple):
-    """Secrets of one sign-in, each known to the browser that began it only."""
+    """Secrets of one sign-in, known only to the browser that began it."""
 
     state: str
     """Binds the answer of the issuer to the browser."""
@@ -125,8 +125,8 @@ class OidcClient:
     async def begin(
         self, attempt: Attempt, redirect_uri: str, *, chooses_person: bool = False
     ) -> str:
-        """Return the URL of the issuer that a browser is sent to; if it *chooses_person*, the
-        issuer signs nobody in that it knows without asking.
+        """Return the URL of the issuer to send a browser to; with *chooses_person* the issuer asks
+        who signs in, even if it knows the browser.
 
         Raises: `IssuerUnavailableError`.
         """
@@ -229,8 +229,8 @@ class OidcClient:
     async def _post(
         self, endpoint_url: str, form: Mapping[str, str], endpoints: _Endpoints
     ) -> Mapping[str, Any]:
-        """Send a *form* with the credentials of the client; return the answer, tokens or an error
-        (RFC 6749 §5).
+        """Send a *form* with the credentials of the client; return the answer, which has tokens, or
+        an ``error`` (RFC 6749 §5).
         """
         auth, secret, sent = None, await self._secret(), dict(form)
         if secret is not None and endpoints.takes_basic:
@@ -293,9 +293,9 @@ class OidcClient:
 
 
 def _refused(answer: Mapping[str, Any], wanted: str) -> ForbiddenError:
-    """Return the reason why an answer of the issuer lacks what was *wanted*.
+    """Return the error for an answer of the issuer without what was *wanted*.
 
-    Its error may come through the browser, and is passed on only if it is a code.
+    Its own error may come through the browser, and is shown only if it is spelled like a code.
     """
     error = answer.get("error")
     if not isinstance(error, str):

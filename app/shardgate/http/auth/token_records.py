@@ -28,11 +28,11 @@ from shardgate.model import ObjectRef
 from shardgate.storage.contract import Found, ObjectStore
 
 CHECKED_S: Final = 5.0
-"""Time for which it is known which tokens have ended in other processes."""
+"""Time after which is read again which tokens have ended in other processes."""
 _WAIT_S: Final = 3.0
-"""Longest wait of a request for that; the read goes on without it."""
+"""Longest wait of a request for such a read, which continues without the request."""
 _SKEW_S: Final = 60
-"""An end is kept for longer than the tokens that it ends, as clocks differ."""
+"""Time for which an end is kept beyond the expiry of its tokens, as clocks differ."""
 _MOST: Final = 10_000
 """Most tokens of one caller that have not expired, revoked ones included."""
 _MOST_LISTED: Final = 100
@@ -62,8 +62,8 @@ class TokenList(BaseModel, use_attribute_docstrings=True):
 
 
 class TokenRecords:
-    """Keeps an object for each token below ``made/`` and its owner's digest, and one for each that
-    has ended, or session, below ``ended/``; their names begin with the time of expiry.
+    """Keeps an object for each token, in ``made/`` below a digest of its owner, and for each token
+    or session that has ended, in ``ended/``. Their names begin with the time of expiry.
 
     All methods but `refresh` raise `TokenRecordsError` while the store fails.
     """
@@ -80,7 +80,7 @@ class TokenRecords:
         self._now = now
         self._clock = clock
         self._ended: dict[str, float] = {}
-        """When the records of those that have ended expire."""
+        """Expiry of the records of tokens and sessions that have ended, by id."""
         self._is_known = False
         self._stale_at = -inf
         self._reads = SingleFlight[str](outlasts=True)
@@ -148,12 +148,13 @@ class TokenRecords:
 
     @property
     def fresh_s(self) -> float:
-        """Seconds until that has to be read again."""
+        """Seconds until `refresh` reads again."""
         return self._stale_at - self._clock()
 
     async def refresh(self) -> None:
-        """Read which tokens have ended, unless that is known; while it cannot be read, those that
-        are known have. Raises: `TokenRecordsError` if they were never read.
+        """Read which tokens have ended, unless that was read lately; keep what is known on failure.
+
+        Raises: `TokenRecordsError` if they were never read.
         """
         if self.fresh_s <= 0:
             try:

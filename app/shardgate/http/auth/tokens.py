@@ -21,12 +21,12 @@ from shardgate.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"
 _ISSUER: Final = "shardgate"
-"""No URL, as issuers that can be configured are."""
+"""Distinct from configured issuers, whose names are URLs."""
 _PURPOSE: Final = "shardgate: key of tokens: "
 _MINTED: Final = "shardgate"
 MADE: Final = "~"
-"""Grant of callers of tokens that are made here, which make, list and revoke none; it begins those
-for datasets, too.
+"""Grant of all bearers of tokens made here, who may not make, list or revoke tokens; also the
+prefix of their grants of datasets.
 """
 _DEFAULT_S: Final = 3600
 _ID_NBYTES: Final = 9
@@ -124,12 +124,12 @@ class Token(BaseModel, use_attribute_docstrings=True):
     """A token that lets its bearer read."""
 
     token_id: str
-    """By which it is revoked."""
+    """Id to revoke it by."""
     token: Annotated[str, Field(repr=False)]
-    """For `Authorization: Bearer`, or a path."""
+    """The token, for `Authorization: Bearer` or a path."""
     expires_at: datetime
     paths: Annotated[dict[str, str], Field(repr=False)]
-    """Path of each dataset for clients that can send no header."""
+    """Path of each dataset for clients that cannot send headers."""
 
 
 type _DatasetName = Annotated[str, Field(min_length=1)]
@@ -137,14 +137,14 @@ _SEVERAL: Final = Field(min_length=1, max_length=_MOST_DATASETS)
 
 
 class TokenOptions(RequestDocument):
-    """Datasets that a token lets read, and its lifetime."""
+    """Datasets that a token grants to read, and its lifetime."""
 
     dataset: _DatasetName | None = None
     """One dataset; either this or `datasets`."""
     datasets: Annotated[list[_DatasetName], _SEVERAL] | None = None
-    """Several."""
+    """Several datasets."""
     expires_in_s: PositiveInt | None = None
-    """At most `tokens.longest_s` of the settings; default: an hour, or that."""
+    """At most `tokens.longest_s` of the settings; default: an hour, or less if that is less."""
 
     @model_validator(mode="after")
     def _names_datasets(self) -> Self:
@@ -219,7 +219,7 @@ def build_tokens(tokens: TokenMint, bodies: RequestBodyReader) -> APIRouter:
 
     @router.get("")
     async def list_tokens(request: Request) -> TokenList:
-        """List the valid tokens that the caller has made; it does not tell the tokens."""
+        """List the valid tokens that the caller has made, without their text."""
         return await tokens.records.list(_demand_maker(request).name)
 
     @router.delete("/{token_id}", status_code=204)

@@ -216,7 +216,7 @@ def _find_claim(claims: Mapping[str, Any], name: str) -> Any:
 
 
 class Published[T]:
-    """What an issuer publishes: read when needed, and kept for an hour, also while it is down.
+    """Value that an issuer publishes, read when needed, and kept for an hour and any outage.
 
     A read continues when the request that began it is cancelled: else clients that disconnect early
     could keep the value from all others.

@@ -23,7 +23,8 @@ _ALGORITHM: Final = "HS256"
 _ISSUER: Final = "shardgate"
 """Distinct from configured issuers, whose names are URLs."""
 _PURPOSE: Final = "shardgate: key of tokens: "
-_MINTED: Final = "shardgate"
+_LINK: Final = "shardgate"
+"""Kind of the tokens that callers make."""
 MADE: Final = "~"
 """Grant of all bearers of tokens made here, who may not make, list or revoke tokens; also the
 prefix of their grants of datasets.
@@ -197,13 +198,13 @@ class TokenMint(TokenSigner):
         token_id = secrets.token_urlsafe(_ID_NBYTES)
         expires_at = datetime.fromtimestamp(int(self._now()) + lifetime_s, UTC)
         claims = {"sub": caller_name, "jti": token_id, "datasets": dataset_names}
-        token = self.sign(_MINTED, claims, lifetime_s)
+        token = self.sign(_LINK, claims, lifetime_s)
         paths = {name: f"{root_path}/~{token}/{name}/" for name in dataset_names}
         return Token(token_id=token_id, token=token, expires_at=expires_at, paths=paths)
 
     async def identify(self, token: str) -> Identity | None:
-        """Return the maker of *token* with its grants; see `identify_reader`."""
-        return await self.identify_reader(_MINTED, token, lambda claims: claims["datasets"])
+        """Return the maker of *token* with the grants of the token; see `identify_reader`."""
+        return await self.identify_reader(_LINK, token, lambda claims: claims["datasets"])
 
 
 def build_tokens(tokens: TokenMint, bodies: RequestBodyReader) -> APIRouter:

@@ -396,8 +396,7 @@ def test_listener_waits_for_the_right_code() -> None:
 
     statuses: list[int] = []
     paths = ("favicon.ico", "?code=wrong", "?state=a", "?code=right")
-    with _Listener() as listener:
-        listener.redeem = redeem
+    with _Listener(redeem) as listener:
         url = f"http://127.0.0.1:{listener.server_port}/"
 
         def visit() -> None:
@@ -424,8 +423,7 @@ def test_listener_waits_for_a_service_that_cannot_be_reached(
         return KeptToken("token", "")
 
     pages: list[str] = []
-    with _Listener() as listener:
-        listener.redeem = redeem
+    with _Listener(redeem) as listener:
         url = f"http://127.0.0.1:{listener.server_port}/?code=a"
         visitor = Thread(target=lambda: pages.extend(httpx.get(url).text for _ in range(2)))
         visitor.start()

@@ -21,15 +21,15 @@ from shardgate.http.api.repositories import build_repository_changes
 from shardgate.http.api.sessions import build_commits, build_sessions
 from shardgate.http.asgi import AsgiApp
 from shardgate.http.auth.access import Datasets, ServedDataset
-from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts
-from shardgate.http.auth.login import LoginPages, build_login
+from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
+from shardgate.http.auth.login import build_login
 from shardgate.http.auth.login_sessions import LoginTokens, caller_of_page
 from shardgate.http.auth.oidc import Issuers
 from shardgate.http.auth.oidc_client import OidcClient
 from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.auth.token_page import build_token_page
 from shardgate.http.auth.token_records import TokenRecords
-from shardgate.http.auth.tokens import TokenMint, TokenSigner, build_tokens
+from shardgate.http.auth.tokens import TokenMint, build_tokens
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.gateway import ConcurrencyLimiter, Gateway
 from shardgate.http.instrumentation import InstrumentedApp
@@ -228,23 +228,23 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
     hosts = Hosts(settings.server.host, settings.server.hosts)
     signatures = Signatures(settings.callers)
     records = _open_records(settings, shared.stores)
-    mint = TokenMint(datasets, TokenSigner(settings.tokens, records), records)
-    routes, identify = [build_tokens(mint, bodies)], [mint.signer.identify]
-    if login.issuer is None:
-        tokens = BearerTokens(settings.callers, [*identify, issuers.identify])
-        authenticator = Authenticator(datasets, tokens, signatures, hosts)
-        records.on_end = authenticator.forget
-        return _Access(authenticator, routes, [issuers, aclosing(records)])
-    sessions, flow = LoginTokens(settings, datasets, records), OidcClient(issuers, login)
-    tokens = BearerTokens(settings.callers, [*identify, sessions.identify, issuers.identify])
-    routes += [
-        build_token_page(sessions, mint, bodies),
-        build_login(LoginPages(flow, sessions, login.viewers), bodies),
-    ]
-    find_session = partial(caller_of_page, sessions)
+    mint = TokenMint(settings.tokens, datasets, records)
+    identify: list[Identify] = [mint.identify]
+    routes: list[APIRouter] = [build_tokens(mint, bodies)]
+    opened: list[AbstractAsyncContextManager[object]] = [aclosing(issuers), aclosing(records)]
+    find_session = None
+    if login.issuer is not None:
+        sessions = LoginTokens(settings, datasets, records)
+        flow = OidcClient(issuers.by_name[login.issuer], login)
+        identify.append(sessions.identify)
+        routes.append(build_token_page(sessions, mint, bodies))
+        routes.append(build_login(flow, sessions, login.viewers, bodies))
+        opened.append(aclosing(flow))
+        find_session = partial(caller_of_page, sessions)
+    tokens = BearerTokens(settings.callers, [*identify, issuers.identify])
     authenticator = Authenticator(datasets, tokens, signatures, hosts, find_session)
     records.on_end = authenticator.forget
-    return _Access(authenticator, routes, [issuers, flow, aclosing(records)])
+    return _Access(authenticator, routes, opened)
 
 
 def _open_records(settings: Settings, stores: Stores) -> TokenRecords:

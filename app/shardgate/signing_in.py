@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import termios
 import time
 import webbrowser
@@ -15,6 +14,7 @@ from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from threading import Thread
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -30,7 +30,7 @@ from shardgate.settings import issuer_url
 _WAIT_S: Final = 600.0
 """Longest wait for the browser."""
 _LEFT_S: Final = 60.0
-"""A token that is kept is used if it is valid for longer."""
+"""Shortest remaining validity with which a kept token is used."""
 _TOKEN: Final = re.compile("[A-Za-z0-9._~+/-]+=*")
 """A bearer token (RFC 6750 §2.1): it is printed as a part of a header."""
 _WAITING: Final = (
@@ -77,13 +77,13 @@ class TokenFile:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             text = json.dumps({**self._read(), url.rstrip("/"): token._asdict()}, indent=1)
-            descriptor, name = tempfile.mkstemp(dir=folder)  # which only this user may read
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    file.write(text)
-                Path(name).replace(self._path)
-            finally:
-                Path(name).unlink(missing_ok=True)
+            # Only this user may read a temporary file.
+            with NamedTemporaryFile(
+                "w", encoding="utf-8", dir=folder, delete_on_close=False
+            ) as file:
+                file.write(text)
+                file.close()
+                Path(file.name).replace(self._path)
         except OSError as error:
             raise ConfigurationError(f"{self._path}: {error.strerror}") from error
 
@@ -100,49 +100,51 @@ def sign_in(
     ask: Callable[[], str] | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> KeptToken:
-    """Sign in at the service at *url*: by the browser of this machine or, if there is one to *ask*
-    for a code, by a browser elsewhere: with a code of the issuer that the person enters there,
-    or, if the issuer has none for this service, with the code that is asked for.
+    """Sign in at the service at *url*, and return the token.
 
-    Raises: `ConfigurationError` if it cannot be reached, `ForbiddenError`.
+    Without *ask* the person signs in by the browser of this machine. With it, by a browser
+    elsewhere: with a code of the issuer that the person enters there or, if the issuer has none for
+    this service, with the code that *ask* returns.
+
+    Raises: `ConfigurationError` if the service cannot be reached, `ForbiddenError`.
     """
-    base = _base(url)
     verifier = secrets.token_urlsafe(32)
     query = {"challenge": challenge_of(verifier)}
-    with _open_client() as client:
-        response = _send(client, "GET", f"{base}/auth_info")
+    with _open_client(url) as client:
+        response = _send(client, "GET", "auth_info")
         if response.status_code == HTTPStatus.NOT_FOUND:
-            raise ForbiddenError(
-                f"{base} does not offer sign-in; its configuration needs login.issuer"
-            )
+            reason = "does not offer sign-in; its configuration needs login.issuer"
+            raise ForbiddenError(f"{url} {reason}")
         if response.status_code != HTTPStatus.OK:
-            raise ForbiddenError(f"{base}/auth_info: {_reason(response)}")
+            raise ForbiddenError(f"{response.url}: {_reason(response)}")
+
+        def redeem(code: str) -> KeptToken:
+            body = {"code": code, "verifier": verifier}
+            return _token_in(_send(client, "POST", "login/token", json=body))
+
+        command_url = f"{client.base_url}login/command"
         if ask is not None:
-            if (token := _sign_in_on_device(client, base, tell, pause)) is not None:
+            if (token := _sign_in_on_device(client, tell, pause)) is not None:
                 return token
-            tell(f"Open this address in a browser:\n{base}/login/command?{urlencode(query)}")
-            return _redeem(client, base, ask().strip(), verifier)
-        with _Listener() as listener:
-            listener.redeem = lambda code: _redeem(client, base, code, verifier)
+            tell(f"Open this address in a browser:\n{command_url}?{urlencode(query)}")
+            return redeem(ask().strip())
+        with _Listener(redeem) as listener:
             query["port"] = str(listener.server_port)
-            address = f"{base}/login/command?{urlencode(query)}"
+            address = f"{command_url}?{urlencode(query)}"
             tell(f"Sign in with the browser, which opens\n{address}")
-            # A browser in the terminal ends only after it has been here.
+            # A browser in the terminal blocks until the person ends it, after it has been here.
             Thread(target=_browse, args=(address, tell), daemon=True).start()
             return listener.wait()
 
 
 def _sign_in_on_device(
-    client: httpx.Client,
-    base: str,
-    tell: Callable[[str], None],
-    pause: Callable[[float], object],
+    client: httpx.Client, tell: Callable[[str], None], pause: Callable[[float], object]
 ) -> KeptToken | None:
     """Sign in by a device code (RFC 8628); `None` if the service or its issuer has none.
 
     Raises: `ForbiddenError`.
     """
-    response = _send(client, "POST", f"{base}/login/device")
+    response = _send(client, "POST", "login/device")
     if not response.is_success:
         return None
     try:
@@ -158,7 +160,7 @@ def _sign_in_on_device(
     while time.monotonic() < until:
         pause(max(interval_s, 1))
         try:
-            response = _send(client, "POST", f"{base}/login/device/token", json=body)
+            response = _send(client, "POST", "login/device/token", json=body)
         except ConfigurationError:
             interval_s += _SLOWER_S
             continue
@@ -194,25 +196,18 @@ def long_lines() -> Generator[None]:
 def is_accepted(url: str, token: KeptToken) -> bool:
     """Return whether the service at *url* takes *token*. Raises: `ConfigurationError`."""
     headers = {"Authorization": f"Bearer {token.token}"}
-    with _open_client() as client:
-        return _send(client, "GET", f"{_base(url)}/api/datasets", headers=headers).is_success
+    with _open_client(url) as client:
+        return _send(client, "GET", "api/datasets", headers=headers).is_success
 
 
-def _open_client() -> httpx.Client:
-    with checked_environment():
-        return httpx.Client(timeout=30)
-
-
-def _base(url: str) -> str:
+def _open_client(url: str) -> httpx.Client:
+    """Open a client of the service at *url*. Raises: `ConfigurationError`."""
     try:
-        return issuer_url(url).rstrip("/")
-    except ValueError as error:
+        base_url = httpx.URL(f"{issuer_url(url).rstrip('/')}/")
+    except (ValueError, httpx.InvalidURL) as error:
         raise ConfigurationError(f"{url} {error}") from None
-
-
-def _redeem(client: httpx.Client, base: str, code: str, verifier: str) -> KeptToken:
-    body = {"code": code, "verifier": verifier}
-    return _token_in(_send(client, "POST", f"{base}/login/token", json=body))
+    with checked_environment():
+        return httpx.Client(base_url=base_url, timeout=30)
 
 
 def _token_in(response: httpx.Response) -> KeptToken:
@@ -233,11 +228,12 @@ def _reason(response: httpx.Response) -> str:
     return f"the service answers {response.status_code}"
 
 
-def _send(client: httpx.Client, method: str, url: str, **options: Any) -> httpx.Response:
+def _send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
     try:
-        return client.request(method, url, **options)
+        return client.request(method, path, **options)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigurationError(f"{url}: {error or type(error).__name__}") from error
+        reason = error or type(error).__name__
+        raise ConfigurationError(f"{client.base_url}{path}: {reason}") from error
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -245,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10
 
     def do_GET(self) -> None:
-        """Take the code that the browser brings; other requests end nothing."""
+        """Redeem the code that the browser brings; other requests do not end the wait."""
         code = parse_qs(urlsplit(self.path).query).get("code", [""])[0]
         status, text = HTTPStatus.BAD_REQUEST, "This is not the sign-in that was begun here."
         if code:
@@ -268,12 +264,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Listener(HTTPServer):
-    """Waits on this machine for the browser."""
+    """Waits on this machine for the browser, whose code it redeems."""
 
-    redeem: Callable[[str], KeptToken]
-
-    def __init__(self) -> None:
+    def __init__(self, redeem: Callable[[str], KeptToken]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.redeem = redeem
         self.token: KeptToken | None = None
 
     def wait(self) -> KeptToken:

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from zarr.storage import LocalStore
 
 from shardgate.http.auth.access import Datasets
-from shardgate.http.auth.login_sessions import LoginTokens
+from shardgate.http.auth.login_sessions import VIEWER, LoginTokens
 from shardgate.http.auth.token_records import TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.settings import (
@@ -204,8 +204,8 @@ def test_person_signs_in_again_after_the_token_has_expired(
     sign_in(page, "ada")
     demand_picture(page)
     records = TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
-    past = LoginTokens(settings, Datasets({}), records, lambda: time.time() - 86_400).seal(
-        "viewer", {"sub": "sso:ada", "rules": ["sso:lab"]}, 3600
+    past = LoginTokens(settings, Datasets({}), records, lambda: time.time() - 86_400).sign(
+        VIEWER, {"sub": "sso:ada", "rules": ["sso:lab"]}, 3600
     )
     page.evaluate(_REPLACE_TOKEN, past)
     page.close()

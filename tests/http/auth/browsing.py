@@ -108,6 +108,10 @@ class Browser:
         """Open the window and sign in; return the URL that the issuer sends the browser to."""
         begun = self.begin(**headers)
         assert begun.status_code == 303, Page(begun).text
+        return self.pass_issuer(begun)
+
+    def pass_issuer(self, begun: httpx.Response) -> str:
+        """Follow the redirect of *begun* to the issuer; return the URL that this leads back to."""
         return str(self.client.get(begun.headers["location"]).headers["location"])
 
     def come_back(self, url: str, **headers: str) -> Page:
@@ -121,6 +125,4 @@ class Browser:
 
 def begin_session(browser: Browser) -> httpx.Response:
     """Sign in for the pages of the service, and return the last response."""
-    begun = browser.begin("/login")
-    back = browser.client.get(begun.headers["location"]).headers["location"]
-    return browser.client.get(back)
+    return browser.client.get(browser.pass_issuer(browser.begin("/login")))

@@ -171,7 +171,7 @@ def test_caller_without_rights_can_sign_in_as_another(
 ) -> None:
     """The page for somebody who may read nothing links to a sign-in that asks who it is."""
     provider.claims = {"groups": ["guests"]}
-    back = browser.client.get(browser.begin(path).headers["location"]).headers["location"]
+    back = browser.pass_issuer(browser.begin(path))
     link = html.unescape(re.findall('href="([^"]*)">Sign in as', browser.client.get(back).text)[0])
     asked = browser.begin(link).headers["location"]
     provider.claims = {}
@@ -310,7 +310,7 @@ def test_any_replica_finishes_a_sign_in(
     headers = {"host": "service.example", "x-forwarded-proto": "https"}
     begun = browser.begin(**headers)
     cookie = begun.headers["set-cookie"].partition(";")[0]
-    back = urlsplit(browser.client.get(begun.headers["location"]).headers["location"])
+    back = urlsplit(browser.pass_issuer(begun))
     with serving(settings(provider, tmp_path)) as url:
         page = Page(
             httpx.get(f"{url}{back.path}?{back.query}", headers={**headers, "cookie": cookie})

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from shardgate.http.auth.access import Caller, Datasets
-from shardgate.http.auth.login_sessions import LoginTokens, caller_of_page
+from shardgate.http.auth.login_sessions import SESSION, VIEWER, LoginTokens, caller_of_page
 from shardgate.http.auth.token_records import TokenRecords
 from shardgate.http.request import Request
 from shardgate.model import ObjectRef
@@ -34,6 +34,9 @@ from tests.http.auth.browsing import (
 from tests.http.auth.provider import Provider
 from tests.support.serving import serving
 
+LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+"""Headers of a link or frame of another site."""
+
 
 def tokens(now: float, secret: str = SECRET, url: str = "https://a", **login: Any) -> LoginTokens:
     """Return a signer at a time, for people who sign in at *url*."""
@@ -46,13 +49,13 @@ def tokens(now: float, secret: str = SECRET, url: str = "https://a", **login: An
     return LoginTokens(configured, Datasets({}), records, lambda: now)
 
 
-def test_token_is_good_until_it_expires() -> None:
+async def test_token_is_good_until_it_expires() -> None:
     """Claims can be read for their lifetime, under the same kind."""
-    sealed = tokens(1000).seal("viewer", {"sub": "a"}, 60)
+    signed = tokens(1000).sign(VIEWER, {"sub": "a"}, 60)
 
-    assert tokens(1059).unseal("viewer", sealed)
-    assert tokens(1060).unseal("viewer", sealed) is None
-    assert tokens(1000).unseal("attempt", sealed) is None
+    assert await tokens(1059).verify(VIEWER, signed)
+    assert await tokens(1060).verify(VIEWER, signed) is None
+    assert await tokens(1000).verify(SESSION, signed) is None
 
 
 @pytest.mark.parametrize(
@@ -63,18 +66,18 @@ def test_token_is_good_until_it_expires() -> None:
         tokens(1000, url="https://b"),
     ],
 )
-def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
+async def test_token_ends_with_its_secret_and_client(changed: LoginTokens) -> None:
     """Another secret, client, or URL of the issuer ends all tokens."""
-    sealed = tokens(1000).seal("viewer", {"sub": "a"}, 60)
+    signed = tokens(1000).sign(VIEWER, {"sub": "a"}, 60)
 
-    assert changed.unseal("viewer", sealed) is None
+    assert await changed.verify(VIEWER, signed) is None
 
 
 @pytest.mark.parametrize(("path", "is_opened"), [("/private/", True), ("/~a/private/", False)])
 async def test_cookie_is_ignored_below_a_token(path: str, *, is_opened: bool) -> None:
     """A request with a token in its path has no caller of a cookie."""
     signer = tokens(1000)
-    cookie = signer.seal("session", {"sub": "lab:ada", "rules": [], "sid": "a"})
+    cookie = signer.sign(SESSION, {"sub": "lab:ada", "rules": [], "sid": "a"}, 60)
     headers = {
         b"accept": b"text/html",
         b"cookie": f"__Host-shardgate-session-443={cookie}".encode(),
@@ -88,7 +91,7 @@ def test_caller_without_a_rule_gets_no_token() -> None:
     """A caller who fulfils no rule of a private dataset gets no token."""
     caller = Caller("lab:ada", frozenset({"public", "lab:lab"}))
 
-    assert tokens(1000).rights_of(caller, "a") is None
+    assert tokens(1000).rights_of(caller) is None
 
 
 def test_person_signs_in_for_pages(browser: Browser) -> None:
@@ -124,15 +127,7 @@ def test_start_page_shows_what_the_person_may_see(browser: Browser) -> None:
         ("/api/datasets/private", {}),
         ("/api/datasets/private", {"sec-fetch-site": "same-origin"}),
         ("/private/", HTML | {"sec-fetch-site": "none"}),
-        (
-            "/private/",
-            HTML
-            | {
-                "sec-fetch-site": "cross-site",
-                "sec-fetch-mode": "navigate",
-                "sec-fetch-dest": "document",
-            },
-        ),
+        ("/private/", HTML | LINK | {"sec-fetch-dest": "document"}),
     ],
 )
 def test_cookie_opens_pages(browser: Browser, path: str, headers: dict[str, str]) -> None:
@@ -162,16 +157,7 @@ def test_cookie_opens_pages(browser: Browser, path: str, headers: dict[str, str]
         ("GET", "/~a/private/", HTML),
         ("GET", "/private/", HTML | {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}),
         ("GET", "/private/", HTML | {"sec-fetch-site": "same-site", "sec-fetch-dest": "image"}),
-        (
-            "GET",
-            "/private/",
-            HTML
-            | {
-                "sec-fetch-site": "cross-site",
-                "sec-fetch-mode": "navigate",
-                "sec-fetch-dest": "iframe",
-            },
-        ),
+        ("GET", "/private/", HTML | LINK | {"sec-fetch-dest": "iframe"}),
         ("GET", "/api/datasets/private", {"sec-fetch-site": "same-site"}),
         ("GET", "/api/datasets/private", {"sec-fetch-site": "cross-site"}),
     ],
@@ -191,8 +177,7 @@ def test_private_page_leads_to_the_sign_in_and_back(browser: Browser) -> None:
     refused = browser.client.get("/private/a%20b/", headers=HTML)
     found = re.search(r'href="([^"]*/login\?[^"]*)"', refused.text)
     assert found
-    begun = browser.client.get(html.unescape(found[1]))
-    back = browser.client.get(begun.headers["location"]).headers["location"]
+    back = browser.pass_issuer(browser.client.get(html.unescape(found[1])))
 
     assert refused.status_code == 401
     assert refused.headers["cache-control"] == "no-store"
@@ -206,8 +191,7 @@ def test_private_page_leads_to_the_sign_in_and_back(browser: Browser) -> None:
 )
 def test_sign_in_ends_at_a_page_of_this_service(browser: Browser, page: str) -> None:
     """Signing in leads to the start page if another place than a path of this service is asked."""
-    begun = browser.begin(f"/login?{urlencode({'page': page})}")
-    back = browser.client.get(begun.headers["location"]).headers["location"]
+    back = browser.pass_issuer(browser.begin(f"/login?{urlencode({'page': page})}"))
 
     assert browser.client.get(back).headers["location"] == "/"
 
@@ -280,13 +264,7 @@ def test_signing_out_ends_the_tokens_of_the_session(browser: Browser, other: Bro
     kept = other.page().message["token"]
 
     def statuses() -> list[int]:
-        return [
-            httpx.get(
-                f"{browser.client.base_url}/api/datasets",
-                headers={"authorization": f"Bearer {token}"},
-            ).status_code
-            for token in (*ended, kept)
-        ]
+        return [status(browser.client.base_url, token) for token in (*ended, kept)]
 
     assert statuses() == [200, 200, 200]
     cookie = browser.client.cookies[browser.name("session")]
@@ -298,10 +276,15 @@ def test_signing_out_ends_the_tokens_of_the_session(browser: Browser, other: Bro
     assert browser.client.get("/private/", headers=HTML).status_code == 401
 
 
+def status(url: object, token: str) -> int:
+    """Return the status of a request with *token*."""
+    headers = {"authorization": f"Bearer {token}"}
+    return httpx.get(f"{url}/api/datasets", headers=headers).status_code
+
+
 def is_valid(url: object, token: str) -> bool:
     """Return whether the service takes *token*."""
-    headers = {"authorization": f"Bearer {token}"}
-    return httpx.get(f"{url}/api/datasets", headers=headers).is_success
+    return status(url, token) == 200
 
 
 @pytest.mark.parametrize("claims", [{"sub": "bob"}, {"sub": "bob", "groups": []}, {"groups": []}])
@@ -341,18 +324,18 @@ def test_signing_out_without_a_session_does_nothing(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("site", "status"),
+    ("site", "expected"),
     [(None, 204), ("same-origin", 204), ("none", 204), ("same-site", 403), ("cross-site", 403)],
 )
-def test_only_own_pages_sign_out(browser: Browser, site: str | None, status: int) -> None:
+def test_only_own_pages_sign_out(browser: Browser, site: str | None, expected: int) -> None:
     """A form or fetch of another site, or of another port, ends no session."""
     token = browser.page().message["token"]
     headers = {} if site is None else {"sec-fetch-site": site}
     response = browser.client.post("/login/end", headers=headers)
 
-    assert response.status_code == status
-    assert ("set-cookie" in response.headers) == (status == 204)
-    assert is_valid(browser.client.base_url, token) == (status == 403)
+    assert response.status_code == expected
+    assert ("set-cookie" in response.headers) == (expected == 204)
+    assert is_valid(browser.client.base_url, token) == (expected == 403)
 
 
 def test_person_without_rights_begins_no_session(browser: Browser, provider: Provider) -> None:
@@ -378,9 +361,8 @@ def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
         with browser.client:
             refused = Page(begin_session(browser))
             token = browser.page().message["token"]
-            shown = browser.client.get(
-                "/api/datasets", headers={"authorization": f"Bearer {token}"}
-            ).json()
+            bearer = {"authorization": f"Bearer {token}"}
+            shown = browser.client.get("/api/datasets", headers=bearer).json()
 
     assert refused.response.status_code == 403
     assert "more rules than a cookie can hold" in refused.text

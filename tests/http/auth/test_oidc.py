@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ def issuer() -> Generator[Issuer]:
 @pytest.fixture
 async def issuers(issuer: Issuer) -> AsyncGenerator[Issuers]:
     """Open the checker of this issuer's tokens."""
-    async with Issuers({"sso": issuer.settings}, timeout_s=5) as issuers:
+    async with aclosing(Issuers({"sso": issuer.settings}, timeout_s=5)) as issuers:
         yield issuers
 
 
@@ -234,12 +234,12 @@ async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
 
     An issuer's URL with an additional slash is another issuer.
     """
-    async with Issuers({"sso": issuer.settings}) as issuers:
+    async with aclosing(Issuers({"sso": issuer.settings})) as issuers:
         assert await issuers.identify(issuer.sign({"iss": f"{issuer.url}/"})) is None
     with issuing() as other:
         other.publish(make_key("theirs"))
         settings = {"sso": issuer.settings, "other": other.settings}
-        async with Issuers(settings) as issuers:
+        async with aclosing(Issuers(settings)) as issuers:
             known = await issuers.identify(other.sign({"groups": ["em"]}, key=make_key("theirs")))
             forged = other.sign({"iss": issuer.url}, key=make_key("theirs"))
 
@@ -262,7 +262,7 @@ async def test_token_of_another_type_or_short_key_is_refused(
         other.server.objects[JWKS] = json.dumps({"keys": [jwk]}).encode()
         token = f"{spell({'alg': 'RS256', 'kid': 'short'})}.{spell(other.claims())}"
         signature = short.sign(token.encode(), padding.PKCS1v15(), hashes.SHA256())
-        async with Issuers({"sso": other.settings}) as theirs:
+        async with aclosing(Issuers({"sso": other.settings})) as theirs:
             assert "malformed" in await refusal(theirs, f"{token}.{spell_bytes(signature)}")
 
 

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -35,8 +35,16 @@ async def open_flow(
     good = {"issuer": "lab", "client_id": CLIENT_ID, "client_secret": SecretStr(CLIENT_SECRET)}
     issuers = {"lab": IssuerSettings(url=provider.url, audience="shardgate")}
     settings = LoginSettings(**{**good, **changes})
-    async with Issuers(issuers) as opened, OidcClient(opened, settings, clock) as flow:
+    async with (
+        aclosing(Issuers(issuers)) as opened,
+        aclosing(OidcClient(opened.by_name["lab"], settings, clock)) as flow,
+    ):
         yield flow
+
+
+def query_of(url: str) -> dict[str, str]:
+    """Return the parameters of *url*."""
+    return dict(parse_qsl(urlsplit(url).query))
 
 
 async def sign_in(flow: OidcClient) -> Claims:
@@ -45,7 +53,7 @@ async def sign_in(flow: OidcClient) -> Claims:
     url = await flow.begin(attempt, REDIRECT_URI)
     async with httpx.AsyncClient() as client:
         location = (await client.get(url)).headers["location"]
-    return await flow.finish(attempt, REDIRECT_URI, dict(parse_qsl(urlsplit(location).query)))
+    return await flow.finish(attempt, REDIRECT_URI, query_of(location))
 
 
 async def test_secrets_of_attempts_are_long_and_distinct() -> None:
@@ -93,7 +101,7 @@ async def test_scopes_are_asked_for(provider: Provider) -> None:
     async with open_flow(provider, scopes=("openid", "groups")) as flow:
         url = await flow.begin(Attempt.new(), REDIRECT_URI)
 
-    assert dict(parse_qsl(urlsplit(url).query))["scope"] == "openid groups"
+    assert query_of(url)["scope"] == "openid groups"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,7 @@ async def test_person_is_chosen_as_the_issuer_can(
             await flow.begin(Attempt.new(), REDIRECT_URI, chooses_person=chooses)
             for chooses in (False, True)
         ]
-    prompts = [dict(parse_qsl(urlsplit(url).query)).get("prompt") for url in urls]
+    prompts = [query_of(url).get("prompt") for url in urls]
 
     assert prompts == [None, prompt]
 
@@ -130,10 +138,10 @@ async def test_downgraded_challenge_is_noticed(
     """A code that was asked for with another challenge is worth nothing to this service."""
     attempt = Attempt.new()
     async with open_flow(provider) as flow:
-        asked = dict(parse_qsl(urlsplit(await flow.begin(attempt, REDIRECT_URI)).query))
+        asked = query_of(await flow.begin(attempt, REDIRECT_URI))
         location = provider.authorize(asked | challenge)
         with pytest.raises(ForbiddenError, match="invalid_grant"):
-            await flow.finish(attempt, REDIRECT_URI, dict(parse_qsl(urlsplit(location).query)))
+            await flow.finish(attempt, REDIRECT_URI, query_of(location))
 
 
 async def test_verifier_is_always_sent(provider: Provider) -> None:

@@ -27,8 +27,7 @@ def read(browser: Browser, made: dict[str, Any]) -> httpx.Response:
 def test_page_leads_to_the_sign_in_and_back(browser: Browser) -> None:
     """The page leads a browser without a session to the sign-in, which ends at the page."""
     first = browser.client.get(PAGE, headers=HTML)
-    begun = browser.client.get(first.headers["location"])
-    back = browser.client.get(begun.headers["location"]).headers["location"]
+    back = browser.pass_issuer(browser.client.get(first.headers["location"]))
     last = browser.client.get(back)
 
     assert first.status_code == 303

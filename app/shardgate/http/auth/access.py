@@ -1,7 +1,7 @@
 """Callers, and which datasets they may read and write.
 
-A dataset that the caller may not read is indistinguishable from one that does not exist. The same
-functions are entered for both, so that neither can be told by the time that an answer takes.
+A dataset that the caller may not read is indistinguishable from one that does not exist. Both take
+the same functions, so that the time of an answer does not tell them apart.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -1,33 +1,29 @@
-"""Sessions of people who have signed in: tokens and cookies that name what these may read.
+"""Sessions of people who have signed in: tokens and cookies with the rules that these fulfil.
 
-A cookie opens pages of this service and reads the API for them, neither data nor writes: browsers
-send it with requests that others make.
+A cookie opens pages of this service and what they read from the API. It opens neither data nor
+writes, because browsers send it with requests of other sites as well.
 """
 
-import hmac
+import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import jwt
 from fastapi import Request, Response
 from starlette.requests import cookie_parser
 
-from shardgate.errors import ForbiddenError, TokenRecordsError, UnauthenticatedError
+from shardgate.errors import ForbiddenError, TokenRecordsError
 from shardgate.http.auth.access import Caller, Datasets, Identity
 from shardgate.http.auth.token_records import TokenRecords
-from shardgate.http.auth.tokens import MADE, read_grant
-from shardgate.http.pages.viewer import Address
+from shardgate.http.auth.tokens import TokenSigner, reader
+from shardgate.http.pages.viewer import Address, address_of
 from shardgate.http.request import Request as GatewayRequest
-from shardgate.settings import PUBLIC, RESERVED, Settings
+from shardgate.settings import RESERVED, Settings
 
-VIEWER: Final = "viewer"
-SESSION: Final = "session"
+VIEWER: Final = "shardgate-viewer"
+SESSION: Final = "shardgate-session"
 NAVIGATION: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "navigate"))
 """Headers of requests that fill a window, in browsers that send them."""
-_ALGORITHM: Final = "HS256"
-_ISSUER: Final = "shardgate"
-_PURPOSE: Final = b"shardgate: signing in: "
 _OWN_SITES: Final = ("same-origin", "none")
 
 
@@ -38,11 +34,11 @@ class BrowserSession(NamedTuple):
     caller: Caller
 
 
-class LoginTokens:
+class LoginTokens(TokenSigner):
     """Signs tokens and cookies of people who have signed in, and verifies them.
 
-    Each kind has a key of its own. A token names the rules of datasets that its bearer fulfils, and
-    lets read what the current settings allow by them.
+    A token names the rules of datasets that its bearer fulfils, and lets read what the current
+    settings allow by them.
     """
 
     def __init__(
@@ -53,88 +49,44 @@ class LoginTokens:
         now: Callable[[], float] = time.time,
     ) -> None:
         login, shared = settings.login, settings.tokens
-        self._secret = shared.secret.get_secret_value().encode()
-        self._audience = f"{settings.issuers[login.issuer or ''].url} {login.client_id}"
+        audience = f"{settings.issuers[login.issuer or ''].url} {login.client_id}"
+        super().__init__(shared.secret, records, now, audience)
         self.lifetime_s = min(login.lifetime_s, shared.longest_s)
-        self._now = now
-        self._records = records
         self._private = [dataset for dataset in datasets if not dataset.is_public]
 
-    def rights_of(self, caller: Caller, session_id: str) -> Mapping[str, Any] | None:
-        """Return claims of what *caller* may read in a session; `None` if that is public only."""
+    def rights_of(
+        self, caller: Caller, session: BrowserSession | None = None
+    ) -> Mapping[str, Any] | None:
+        """Return claims of what *caller* may read in *session*, or else a new one; `None` if that
+        is public only.
+        """
         known = frozenset[str]().union(*(dataset.readers for dataset in self._private))
-        rules = sorted(known & caller.grants)
-        return {"sub": caller.name, "rules": rules, "sid": session_id} if rules else None
+        if not (rules := sorted(known & caller.grants)):
+            return None
+        session_id = secrets.token_urlsafe(16) if session is None else session.session_id
+        return {"sub": caller.name, "rules": rules, "sid": session_id}
 
     async def identify(self, token: str) -> Identity | None:
-        """Identify a *token*; `None` for other kinds.
-
-        Raises: `UnauthenticatedError`, `TokenRecordsError`.
-        """
-        try:
-            if jwt.get_unverified_header(token).get("typ") != _type(VIEWER):
-                return None
-        except jwt.PyJWTError:
-            return None
-        claims = await self.unseal_live(VIEWER, token)
-        if claims is None:
-            raise UnauthenticatedError("the token has expired, or is not of this service")
-        until_s = min(claims["exp"], self._now() + self._records.fresh_s)
-        return Identity(self._caller_of(claims), until_s)
+        """Return the bearer of a *token* for viewers or commands; see `identify_reader`."""
+        return await self.identify_reader(VIEWER, token, self._readable_names)
 
     async def session(self, cookie: str) -> BrowserSession | None:
         """Return the session of a *cookie*; `None` if it has ended. Raises: `TokenRecordsError`."""
-        claims = await self.unseal_live(SESSION, cookie)
-        return None if claims is None else BrowserSession(claims["sid"], self._caller_of(claims))
-
-    async def end(self, session_id: str) -> None:
-        """Refuse tokens and cookies of a session from now on. Raises: `TokenRecordsError`."""
-        await self._records.end(session_id, self._now() + self.lifetime_s)
-
-    async def unseal_live(self, kind: str, token: str) -> Mapping[str, Any] | None:
-        """Return the claims that `seal` has signed as *kind*, unless their session has ended.
-
-        Raises: `TokenRecordsError`.
-        """
-        if (claims := self.unseal(kind, token)) is None:
+        if (claims := await self.verify(SESSION, cookie)) is None:
             return None
-        await self._records.refresh()
-        return None if self._records.has_ended(claims["sid"]) else claims
+        return BrowserSession(claims["sid"], reader(claims["sub"], self._readable_names(claims)))
 
-    def _caller_of(self, claims: Mapping[str, Any]) -> Caller:
+    async def session_of(self, request: Request) -> BrowserSession | None:
+        """Return the session of the browser that sent *request*; see `session`."""
+        return await self.session(cookie_of(request, SESSION))
+
+    async def end(self, session: BrowserSession) -> None:
+        """Refuse tokens and cookies of *session* from now on. Raises: `TokenRecordsError`."""
+        await self._records.end(session.session_id, self._now() + self.lifetime_s)
+
+    def _readable_names(self, claims: Mapping[str, Any]) -> Sequence[str]:
         rules = frozenset(claims["rules"])
-        readable = [each for each in self._private if not each.readers.isdisjoint(rules)]
-        grants = {PUBLIC, MADE, *(read_grant(dataset.name) for dataset in readable)}
-        return Caller(claims["sub"], frozenset(grants))
-
-    def seal(self, kind: str, claims: Mapping[str, object], lifetime_s: int | None = None) -> str:
-        """Sign *claims*, which stay readable, for *lifetime_s*; default: that of the settings."""
-        expires_at_s = int(self._now()) + (lifetime_s or self.lifetime_s)
-        named = {**claims, "iss": _ISSUER, "aud": self._audience, "exp": expires_at_s}
-        return jwt.encode(named, self._key(kind), _ALGORITHM, {"typ": _type(kind)})
-
-    def unseal(self, kind: str, token: str) -> Mapping[str, Any] | None:
-        """Return the claims that `seal` has signed as *kind*; `None` if expired or not."""
-        options: Any = {"require": ["exp"], "verify_exp": False}
-        try:
-            claims = jwt.decode(
-                token,
-                self._key(kind),
-                algorithms=[_ALGORITHM],
-                issuer=_ISSUER,
-                audience=self._audience,
-                options=options,
-            )
-        except jwt.PyJWTError:
-            return None
-        return claims if claims["exp"] > self._now() else None
-
-    def _key(self, kind: str) -> bytes:
-        return hmac.digest(self._secret, _PURPOSE + kind.encode(), "sha256")
-
-
-def _type(kind: str) -> str:
-    return f"shardgate-{kind}+jwt"
+        return [each.name for each in self._private if not each.readers.isdisjoint(rules)]
 
 
 def _cookie_name(kind: str, address: Address) -> str:
@@ -144,12 +96,12 @@ def _cookie_name(kind: str, address: Address) -> str:
     """
     prefix, default = ("__Host-", 443) if address.is_secure else ("", 80)
     port = address.origin.rpartition(":")[2]
-    return f"{prefix}shardgate-{kind}-{port if port.isdecimal() else default}"
+    return f"{prefix}{kind}-{port if port.isdecimal() else default}"
 
 
-def cookie_of(request: Request, address: Address, kind: str) -> str:
-    """Return the cookie *kind* that came to *address*; empty for none."""
-    return request.cookies.get(_cookie_name(kind, address), "")
+def cookie_of(request: Request, kind: str) -> str:
+    """Return the cookie *kind* of *request*; empty for none."""
+    return request.cookies.get(_cookie_name(kind, address_of(request)), "")
 
 
 def set_cookie(
@@ -178,7 +130,7 @@ async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller
         return None
     host = headers.get(b"host", b"").decode("latin-1")
     cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
-    # Behind a proxy the scheme is not known here: only https can have set the former.
+    # The scheme may be unknown behind a proxy; only over https can the first name be set.
     addresses = [Address.of(host, scheme, "", None) for scheme in ("https", "http")]
     named = [cookies.get(_cookie_name(SESSION, each)) for each in addresses if each.is_trustworthy]
     sent = next((cookie for cookie in named if cookie is not None), "")

@@ -5,11 +5,11 @@ import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from math import inf
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import httpx
 import jwt
@@ -30,16 +30,17 @@ LEEWAY_S: Final = 60
 IDENTITY_S: Final = 300.0
 """Time after which a token is verified again, as its key may have been withdrawn."""
 KEYS_S: Final = 3600.0
-"""Time after which keys are read again, at the latest; so long a withdrawn key may be used."""
+"""Time after which keys and configurations are read again, at the latest; so long a withdrawn key
+may be used.
+"""
 RETRY_S: Final = 60.0
-"""Time for which expired keys are used after the issuer could not be reached."""
+"""Time for which they are used once more after the issuer could not be reached."""
 APART_S: Final = 10.0
-"""Shortest time between two reads of keys."""
+"""Shortest time between two reads of them."""
 
 _TYPES: Final = frozenset({"jwt", "application/jwt", "at+jwt", "application/at+jwt"})
 """Types of tokens that are accepted: issuers sign other things as well (RFC 8725 §3.11)."""
 _REQUIRED: Final = ("iss", "aud", "sub", "exp")
-_KEYS: Final = "keys"
 _LONGEST_NAME: Final = 255
 _SPACED: Final = frozenset({"scope", "scp"})
 """Claims whose values are separated by spaces (RFC 8693 §4.2)."""
@@ -109,24 +110,20 @@ class Issuers:
         self, settings: Mapping[str, IssuerSettings], *, timeout_s: float = TIMEOUT_S
     ) -> None:
         """Take the issuers of the settings by name. Raises: `ConfigurationError`."""
-        self._settings = settings
-        self._timeout_s = timeout_s
         self._client = open_client(timeout_s) if settings else None
-        self._issuers: dict[str, Issuer] = {}
-        self._stack = AsyncExitStack()
+        self.by_name: dict[str, Issuer] = {}
+        if self._client is not None:
+            for name, issuer in settings.items():
+                read = functools.partial(read_keys, self._client, issuer, timeout_s)
+                self.by_name[name] = Issuer(name, issuer, IssuerKeys(read))
+        self._by_url = {issuer.settings.url: issuer for issuer in self.by_name.values()}
 
-    async def __aenter__(self) -> Self:
-        if self._client is None:
-            return self
-        client = await self._stack.enter_async_context(self._client)
-        for name, issuer in self._settings.items():
-            keys = IssuerKeys(functools.partial(read_keys, client, issuer, self._timeout_s))
-            self._stack.push_async_callback(keys.aclose)
-            self._issuers[issuer.url] = Issuer(name, issuer, keys)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+    async def aclose(self) -> None:
+        """Cancel reads of keys, and close the connections."""
+        for issuer in self.by_name.values():
+            await issuer.keys.aclose()
+        if self._client is not None:
+            await self._client.aclose()
 
     async def identify(self, token: str) -> Identity | None:
         """Return the identity of *token*; `None` if its ``iss`` is none of the issuers.
@@ -138,16 +135,12 @@ class Issuers:
         except jwt.PyJWTError:
             return None
         url = claimed["payload"].get("iss")
-        issuer = self._issuers.get(url) if isinstance(url, str) else None
+        issuer = self._by_url.get(url) if isinstance(url, str) else None
         if issuer is None:
             return None
         claims = await issuer.verify(token, claimed, issuer.settings.audience)
         until_s = min(int(claims["exp"]) + LEEWAY_S, time.time() + IDENTITY_S)
         return Identity(issuer.caller_of(claims), until_s)
-
-    def named(self, name: str) -> Issuer:
-        """Return the issuer that settings call *name*."""
-        return self._issuers[self._settings[name].url]
 
 
 async def _find_key(keys: "IssuerKeys", header: Mapping[str, Any]) -> VerificationKey:
@@ -222,21 +215,59 @@ def _find_claim(claims: Mapping[str, Any], name: str) -> Any:
     return None
 
 
-class IssuerKeys:
-    """Keys of one issuer, read when needed and cached, also while the issuer is down.
+class Published[T]:
+    """Value that an issuer publishes, read when needed, and kept for an hour and any outage.
 
-    `jwt.PyJWKClient` would drop its keys during an outage, and bound neither size nor redirects. A
-    read continues when the request that began it is cancelled: else clients that disconnect early
-    could keep the keys from all others.
+    A read continues when the request that began it is cancelled: else clients that disconnect early
+    could keep the value from all others.
     """
 
-    def __init__(self, read: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
-        self._read_keys = read
+    def __init__(
+        self, name: str, read: Callable[[], Awaitable[T]], clock: Callable[[], float]
+    ) -> None:
+        """*name* is that of the value in logs."""
+        self._name = name
+        self._read_value = read
         self._clock = clock
-        self._keys: Sequence[VerificationKey] | None = None
+        self._value: T | None = None
         self._stale_at = -inf
         self._quiet_until = -inf
         self._reads = SingleFlight[str](outlasts=True)
+
+    async def get(self) -> T | None:
+        """Return the value, after a read if it is stale; `None` if it was never read."""
+        if self._clock() >= self._stale_at:
+            await self.refresh()
+        return self._value
+
+    async def refresh(self) -> None:
+        """Read the value, unless it was read less than `APART_S` ago."""
+        if self._clock() >= self._quiet_until or self._name in self._reads:
+            await self._reads.run(self._name, self._read)
+
+    async def aclose(self) -> None:
+        """Cancel a read."""
+        await self._reads.aclose()
+
+    async def _read(self) -> None:
+        try:
+            self._value = await self._read_value()
+            self._stale_at = self._clock() + KEYS_S
+        except IssuerUnavailableError as error:
+            _log.warning("no %s of the issuer %s", self._name, error)
+            self._stale_at = self._clock() + RETRY_S
+        finally:
+            self._quiet_until = self._clock() + APART_S
+
+
+class IssuerKeys(Published[Sequence[VerificationKey]]):
+    """Keys of one issuer.
+
+    `jwt.PyJWKClient` would drop its keys during an outage, and bound neither size nor redirects.
+    """
+
+    def __init__(self, read: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("keys", read, clock)
 
     async def find(self, kid: str | None, algorithm: str) -> VerificationKey | None:
         """Return the key *kid*, after another read if it is unknown.
@@ -245,42 +276,19 @@ class IssuerKeys:
 
         Raises: `IssuerUnavailableError` if no keys were ever read.
         """
-        if self._clock() >= self._stale_at:
+        if (found := _choose(await self.get(), kid, algorithm)) is None:
             await self.refresh()
-        found = self._choose(kid, algorithm)
-        if found is None:
-            await self.refresh()
-            found = self._choose(kid, algorithm)
-        if self._keys is None:
+            found = _choose(self._value, kid, algorithm)
+        if self._value is None:
             raise IssuerUnavailableError("the keys of the token's issuer cannot be read")
         return found
 
-    async def aclose(self) -> None:
-        """Cancel a read."""
-        await self._reads.aclose()
 
-    def _choose(self, kid: str | None, algorithm: str) -> VerificationKey | None:
-        keys = [
-            key
-            for key in self._keys or ()
-            if kid in (None, key.kid) and algorithm in key.algorithms
-        ]
-        return keys[0] if len(keys) == 1 else None
-
-    async def refresh(self) -> None:
-        """Read the keys, unless they were read less than `APART_S` ago."""
-        if self._clock() >= self._quiet_until or _KEYS in self._reads:
-            await self._reads.run(_KEYS, self._read)
-
-    async def _read(self) -> None:
-        try:
-            self._keys = await self._read_keys()
-            self._stale_at = self._clock() + KEYS_S
-        except IssuerUnavailableError as error:
-            _log.warning("no keys of the issuer %s", error)
-            self._stale_at = self._clock() + RETRY_S
-        finally:
-            self._quiet_until = self._clock() + APART_S
+def _choose(
+    keys: Sequence[VerificationKey] | None, kid: str | None, algorithm: str
+) -> VerificationKey | None:
+    fitting = [key for key in keys or () if kid in (None, key.kid) and algorithm in key.algorithms]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def open_client(timeout_s: float) -> httpx.AsyncClient:

@@ -3,33 +3,29 @@ device authorization (RFC 6749, 7636, 8628, 9207).
 """
 
 import hmac
-import logging
 import re
 import secrets
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from hashlib import sha256
 from http import HTTPStatus
-from math import inf
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote_plus, urlencode
 
+import cachetools
 import httpx
 import jwt
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from shardgate.concurrency import SingleFlight, run_in_thread
+from shardgate.concurrency import run_in_thread
 from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.http.auth.oidc import (
-    KEYS_S,
-    RETRY_S,
     TIMEOUT_S,
     Claims,
     Issuer,
-    Issuers,
+    Published,
     asking,
     discover,
     endpoint,
@@ -46,12 +42,10 @@ _WAITING: Final = ("authorization_pending", "slow_down")
 _DEVICE_CODE: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _SECRET_NBYTES: Final = 32
 _MOST_FINISHED: Final = 4096
-_READ: Final = "configuration"
-_log = logging.getLogger(__name__)
 
 
 class Attempt(NamedTuple):
-    """Secrets of one sign-in, each known to the browser that began it only."""
+    """Secrets of one sign-in, known only to the browser that began it."""
 
     state: str
     """Binds the answer of the issuer to the browser."""
@@ -110,41 +104,29 @@ class OidcClient:
 
     def __init__(
         self,
-        issuers: Issuers,
+        issuer: Issuer,
         settings: LoginSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Sign in at the issuer of *settings*. Raises: `ConfigurationError`."""
         self._client = open_client(TIMEOUT_S)
-        self._clock = clock
-        self._issuers = issuers
+        self.issuer = issuer
         self._settings = settings
         self._client_id = settings.client_id or ""
-        self._known: _Endpoints | None = None
-        self._stale_at = -inf
-        self._reads = SingleFlight[str](outlasts=True)
-        self._finished: dict[str, None] = {}
-        """States of attempts that are over, the oldest first."""
-        self._stack = AsyncExitStack()
+        self._configuration = Published("configuration", self._read_endpoints, clock)
+        self._finished = cachetools.FIFOCache[str, None](_MOST_FINISHED)
+        """States of attempts that are over."""
 
-    async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._client)
-        self._stack.push_async_callback(self._reads.aclose)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    @property
-    def issuer(self) -> Issuer:
-        """Issuer where people sign in."""
-        return self._issuers.named(self._settings.issuer or "")
+    async def aclose(self) -> None:
+        """End reads in progress, and close the connections."""
+        await self._configuration.aclose()
+        await self._client.aclose()
 
     async def begin(
         self, attempt: Attempt, redirect_uri: str, *, chooses_person: bool = False
     ) -> str:
-        """Return the URL of the issuer that a browser is sent to; if it *chooses_person*, the
-        issuer signs nobody in that it knows without asking.
+        """Return the URL of the issuer to send a browser to; with *chooses_person* the issuer asks
+        who signs in, even if it knows the browser.
 
         Raises: `IssuerUnavailableError`.
         """
@@ -174,25 +156,21 @@ class OidcClient:
             raise ForbiddenError("the answer of the issuer belongs to another sign-in")
         if attempt.state in self._finished:
             raise ForbiddenError("this sign-in is over; begin again")
-        if len(self._finished) >= _MOST_FINISHED:
-            del self._finished[next(iter(self._finished))]
         self._finished[attempt.state] = None
         endpoints, issuer = await self._endpoints(), self.issuer
         sent = answer.get("iss")
         if sent != issuer.settings.url and (sent is not None or endpoints.sends_iss):
             raise ForbiddenError("the answer is not from the issuer that was asked")
-        if "error" in answer:
-            raise ForbiddenError(f"the issuer refused the sign-in{_reason(answer['error'])}")
-        if not (code := answer.get("code")):
-            raise ForbiddenError("the answer of the issuer has no code")
+        if "error" in answer or not (code := answer.get("code")):
+            raise _refused(answer, "code")
         form = {
             "grant_type": "authorization_code",
             "code": code,
             "redirect_uri": redirect_uri,
             "code_verifier": attempt.verifier,
         }
-        said = await self._post(endpoints.token, form, endpoints)
-        return await self._read_claims(said, attempt.nonce, endpoints)
+        tokens = await self._post(endpoints.token, form, endpoints)
+        return await self._read_claims(tokens, attempt.nonce, endpoints)
 
     async def begin_on_device(self) -> DeviceAuthorization:
         """Begin a sign-in on another device.
@@ -203,11 +181,11 @@ class OidcClient:
         if endpoints.device is None:
             raise ForbiddenError("the issuer offers no sign-in on another device")
         form = {"scope": " ".join(self._settings.scopes)}
-        said = await self._post(endpoints.device, form, endpoints)
+        codes = await self._post(endpoints.device, form, endpoints)
         try:
-            return DeviceAuthorization.model_validate(said)
+            return DeviceAuthorization.model_validate(codes)
         except ValidationError:
-            raise _refused(said, "codes for another device") from None
+            raise _refused(codes, "codes for another device") from None
 
     async def finish_on_device(self, device_code: str) -> Claims | str:
         """Return the verified claims, as `finish` does, or the error that asks to wait.
@@ -216,18 +194,18 @@ class OidcClient:
         """
         endpoints = await self._endpoints()
         form = {"grant_type": _DEVICE_CODE, "device_code": device_code}
-        said = await self._post(endpoints.token, form, endpoints)
-        if (error := said.get("error")) in _WAITING:
+        tokens = await self._post(endpoints.token, form, endpoints)
+        if (error := tokens.get("error")) in _WAITING:
             return str(error)
-        return await self._read_claims(said, None, endpoints)
+        return await self._read_claims(tokens, None, endpoints)
 
     async def _read_claims(
-        self, said: Mapping[str, Any], nonce: str | None, endpoints: _Endpoints
+        self, tokens: Mapping[str, Any], nonce: str | None, endpoints: _Endpoints
     ) -> Claims:
-        """Return the verified claims of an answer with tokens; *nonce* is that of the attempt."""
-        token, access_token = said.get("id_token"), said.get("access_token")
+        """Return the verified claims of an answer with *tokens*; *nonce* is that of the attempt."""
+        token, access_token = tokens.get("id_token"), tokens.get("access_token")
         if not isinstance(token, str):
-            raise _refused(said, "ID token")
+            raise _refused(tokens, "ID token")
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
         except jwt.PyJWTError:
@@ -251,8 +229,8 @@ class OidcClient:
     async def _post(
         self, endpoint_url: str, form: Mapping[str, str], endpoints: _Endpoints
     ) -> Mapping[str, Any]:
-        """Send a *form* with the credentials of the client; return the answer, tokens or an error
-        (RFC 6749 §5).
+        """Send a *form* with the credentials of the client; return the answer, which has tokens, or
+        an ``error`` (RFC 6749 §5).
         """
         auth, secret, sent = None, await self._secret(), dict(form)
         if secret is not None and endpoints.takes_basic:
@@ -291,50 +269,36 @@ class OidcClient:
         return None if secret is None else secret.get_secret_value()
 
     async def _endpoints(self) -> _Endpoints:
-        """Return the endpoints, which are read once an hour, or `RETRY_S` after a failure.
-
-        Raises: `IssuerUnavailableError` if they were never read.
-        """
-        is_first = self._known is None and _READ in self._reads
-        if is_first or self._clock() >= self._stale_at:
-            await self._reads.run(_READ, self._read)
-        if self._known is None:
+        """Return the endpoints. Raises: `IssuerUnavailableError` if they were never read."""
+        if (endpoints := await self._configuration.get()) is None:
             raise IssuerUnavailableError(f"{self.issuer.settings.url}: did not answer before")
-        return self._known
+        return endpoints
 
-    async def _read(self) -> None:
-        self._stale_at = self._clock() + RETRY_S
-        url = self.issuer.settings.url
-        try:
-            async with asking(url, TIMEOUT_S):
-                said = await discover(self._client, url)
-                wants_userinfo = self._settings.userinfo
-                device = "device_authorization_endpoint"
-                methods = said.get("token_endpoint_auth_methods_supported")
-                prompts = said.get("prompt_values_supported")
-                can_choose = not isinstance(prompts, list) or "select_account" in prompts
-                self._known = _Endpoints(
-                    endpoint(said, "authorization_endpoint"),
-                    endpoint(said, "token_endpoint"),
-                    endpoint(said, device) if said.get(device) is not None else None,
-                    takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
-                    sends_iss=said.get("authorization_response_iss_parameter_supported") is True,
-                    chooser="select_account" if can_choose else "login",
-                    userinfo=endpoint(said, "userinfo_endpoint") if wants_userinfo else None,
-                )
-        except IssuerUnavailableError as error:
-            _log.warning("no configuration of the issuer %s", error)
-        else:
-            self._stale_at = self._clock() + KEYS_S
+    async def _read_endpoints(self) -> _Endpoints:
+        async with asking(self.issuer.settings.url, TIMEOUT_S):
+            found = await discover(self._client, self.issuer.settings.url)
+            device = "device_authorization_endpoint"
+            methods = found.get("token_endpoint_auth_methods_supported")
+            prompts = found.get("prompt_values_supported")
+            can_choose = not isinstance(prompts, list) or "select_account" in prompts
+            return _Endpoints(
+                endpoint(found, "authorization_endpoint"),
+                endpoint(found, "token_endpoint"),
+                endpoint(found, device) if found.get(device) is not None else None,
+                takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
+                sends_iss=found.get("authorization_response_iss_parameter_supported") is True,
+                chooser="select_account" if can_choose else "login",
+                userinfo=endpoint(found, "userinfo_endpoint") if self._settings.userinfo else None,
+            )
 
 
-def _refused(said: Mapping[str, Any], wanted: str) -> ForbiddenError:
-    """Return the error for an answer that has not what was *wanted*."""
-    if isinstance(error := said.get("error"), str):
-        return ForbiddenError(f"the issuer refused the sign-in{_reason(error)}")
-    return ForbiddenError(f"the issuer sent no {wanted}")
+def _refused(answer: Mapping[str, Any], wanted: str) -> ForbiddenError:
+    """Return the error for an answer of the issuer without what was *wanted*.
 
-
-def _reason(error: str) -> str:
-    """Return an error code of the issuer, if it is one, which comes through the browser."""
-    return f": {error}" if _ERROR.fullmatch(error) else ""
+    Its own error may come through the browser, and is shown only if it is spelled like a code.
+    """
+    error = answer.get("error")
+    if not isinstance(error, str):
+        return ForbiddenError(f"the issuer sent no {wanted}")
+    reason = f": {error}" if _ERROR.fullmatch(error) else ""
+    return ForbiddenError(f"the issuer refused the sign-in{reason}")

@@ -8,9 +8,10 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -27,11 +28,11 @@ from shardgate.model import ObjectRef
 from shardgate.storage.contract import Found, ObjectStore
 
 CHECKED_S: Final = 5.0
-"""Time for which it is known which tokens have ended in other processes."""
+"""Time after which is read again which tokens have ended in other processes."""
 _WAIT_S: Final = 3.0
-"""Longest wait of a request for that; the read goes on without it."""
+"""Longest wait of a request for such a read, which continues without the request."""
 _SKEW_S: Final = 60
-"""An end is kept for longer than the tokens that it ends, as clocks differ."""
+"""Time for which an end is kept beyond the expiry of its tokens, as clocks differ."""
 _MOST: Final = 10_000
 """Most tokens of one caller that have not expired, revoked ones included."""
 _MOST_LISTED: Final = 100
@@ -61,8 +62,8 @@ class TokenList(BaseModel, use_attribute_docstrings=True):
 
 
 class TokenRecords:
-    """Keeps an object for each token below ``made/`` and its owner's digest, and one for each that
-    has ended, or session, below ``ended/``; their names begin with the time of expiry.
+    """Keeps an object for each token, in ``made/`` below a digest of its owner, and for each token
+    or session that has ended, in ``ended/``. Their names begin with the time of expiry.
 
     All methods but `refresh` raise `TokenRecordsError` while the store fails.
     """
@@ -79,7 +80,7 @@ class TokenRecords:
         self._now = now
         self._clock = clock
         self._ended: dict[str, float] = {}
-        """When the records of those that have ended expire."""
+        """Expiry of the records of tokens and sessions that have ended, by id."""
         self._is_known = False
         self._stale_at = -inf
         self._reads = SingleFlight[str](outlasts=True)
@@ -99,8 +100,7 @@ class TokenRecords:
         name = _name(record.expires_at.timestamp(), record.token_id)
         document = record.model_dump_json().encode()
         with _reported():
-            names = await self._names(folder, removes=True)
-            if len(names) >= _MOST:
+            if len(await self._unexpired(folder, removes=True)) >= _MOST:
                 raise TooManyRequestsError(f"{owner} has {_MOST} tokens that have not expired")
             await self._store.put(folder.join(name), [document], expected=None)
 
@@ -109,28 +109,27 @@ class TokenRecords:
         await self.refresh()
         folder = self._made_by(owner)
 
-        async def read(name: str) -> TokenRecord | None:
-            found = await self._store.get(folder.join(name))
+        async def read(token_id: str) -> TokenRecord | None:
+            found = await self._store.get(folder.join(_name(made[token_id], token_id)))
             with suppress(ValidationError):  # of an object that somebody else has put there
                 if isinstance(found, Found):
                     return TokenRecord.model_validate_json(found.data)
             return None
 
         with _reported():
-            names = [name for name in await self._names(folder) if not self.has_ended(_id_of(name))]
-            read_records = await bounded_gather(read, names[-_MOST_LISTED:], limit=_AT_ONCE)
+            made = await self._unexpired(folder)
+            ids = [token_id for token_id in made if not self.has_ended(token_id)]
+            read_records = await bounded_gather(read, ids[-_MOST_LISTED:], limit=_AT_ONCE)
         records = filter(None, read_records)
         return TokenList(tokens=sorted(records, key=lambda each: each.made_at, reverse=True))
 
     async def revoke(self, owner: str, token_id: str) -> None:
         """End a token of *owner*. Raises: `UnknownTokenError`."""
         with _reported():
-            names = await self._names(self._made_by(owner))
-        for name in names:
-            if _id_of(name) == token_id:
-                await self.end(token_id, _expiry_of(name))
-                return
-        raise UnknownTokenError(f"{owner} has no valid token {token_id}")
+            made = await self._unexpired(self._made_by(owner))
+        if token_id not in made:
+            raise UnknownTokenError(f"{owner} has no valid token {token_id}")
+        await self.end(token_id, made[token_id])
 
     async def end(self, token_id: str, until_s: float) -> None:
         """Refuse a token, or all of a session, that would be valid until *until_s*; where this
@@ -149,12 +148,13 @@ class TokenRecords:
 
     @property
     def fresh_s(self) -> float:
-        """Seconds until that has to be read again."""
+        """Seconds until `refresh` reads again."""
         return self._stale_at - self._clock()
 
     async def refresh(self) -> None:
-        """Read which tokens have ended, unless that is known; while it cannot be read, those that
-        are known have. Raises: `TokenRecordsError` if they were never read.
+        """Read which tokens have ended, unless that was read lately; keep what is known on failure.
+
+        Raises: `TokenRecordsError` if they were never read.
         """
         if self.fresh_s <= 0:
             try:
@@ -167,34 +167,33 @@ class TokenRecords:
 
     async def _read(self) -> None:
         try:
-            names = await self._names(self._root.join("ended"), removes=True)
+            found = await self._unexpired(self._root.join("ended"), removes=True)
         except StorageError as error:
             _log.warning("it is not known which tokens have ended elsewhere: %s", error)
         else:
-            now, found = self._now(), {_id_of(name): float(_expiry_of(name)) for name in names}
+            now = self._now()
             known = {each: until_s for each, until_s in self._ended.items() if until_s > now}
-            self._ended, self._is_known = known | found, True
+            self._ended, self._is_known = {**known, **found}, True
         self._stale_at = self._clock() + CHECKED_S
 
-    async def _names(self, folder: ObjectRef, *, removes: bool = False) -> Sequence[str]:
-        """Return the names of unexpired objects in *folder*; *removes* some of the expired ones."""
-        names: list[str] = []
+    async def _unexpired(self, folder: ObjectRef, *, removes: bool = False) -> Mapping[str, int]:
+        """Return the ids in *folder* and when they expire; *removes* some of the expired ones."""
+        unexpired: dict[str, int] = {}
         expired: list[ObjectRef] = []
         now = self._now()
         async for each in self._store.list(folder.prefix):
-            name = each.ref.key.rpartition("/")[2]
-            if _expiry_of(name) > now:
-                names.append(name)
+            digits, _, token_id = each.ref.key.rpartition("/")[2].partition("-")
+            expires_at_s = int(digits) if digits.isdecimal() else 0
+            if expires_at_s > now:
+                unexpired[token_id] = expires_at_s
             elif removes and len(expired) < _MOST_REMOVED:
                 expired.append(each.ref)
         try:
-            await bounded_gather(self._remove, expired, limit=_AT_ONCE)
+            remove = partial(self._store.delete, expected=None)
+            await bounded_gather(remove, expired, limit=_AT_ONCE)
         except StorageError as error:
             _log.warning("expired records of tokens cannot be removed: %s", error)
-        return names
-
-    async def _remove(self, ref: ObjectRef) -> None:
-        await self._store.delete(ref, expected=None)
+        return unexpired
 
     def _made_by(self, owner: str) -> ObjectRef:
         digest = hashlib.sha256(owner.encode(errors="surrogatepass")).hexdigest()
@@ -213,12 +212,3 @@ def _reported() -> Iterator[None]:
 
 def _name(expires_at_s: float, token_id: str) -> str:
     return f"{int(expires_at_s):0{_DIGITS}}-{token_id}"
-
-
-def _expiry_of(name: str) -> int:
-    digits = name[:_DIGITS]
-    return int(digits) if digits.isdecimal() else 0
-
-
-def _id_of(name: str) -> str:
-    return name[_DIGITS + 1 :]

@@ -1,11 +1,13 @@
 """Templates of pages, their filters and headers."""
 
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
 
 from shardgate.concurrency import run_in_thread
 from shardgate.http.request import Headers, quote_key, quote_segment
@@ -39,6 +41,11 @@ class PageTemplate:
         """Return the page with *values*; long lists would hold up the event loop."""
         text = await run_in_thread(self._template.render, self._parts | values)
         return text.encode(errors="backslashreplace")
+
+    async def respond(self, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
+        """Return the page with *values* as the response of a route."""
+        headers = {name.decode(): value.decode() for name, value in self.headers}
+        return HTMLResponse(await self.render(**values), status, headers)
 
 
 def visible(text: str, most: int = _MOST_LETTERS) -> str:

@@ -55,7 +55,7 @@ class StartPage:
         address, has_viewer = address_of(request), viewer_folder() is not None
         overviews = await self._overviews.read(known)
         viewer = address.viewer(is_installed=has_viewer)
-        content = await self._page.render(
+        return await self._page.respond(
             lines=[_make_line(each, overviews.get(each.name), caller) for each in known],
             has_viewer=viewer is not None,
             has_login=self._login.issuer is not None,
@@ -65,8 +65,6 @@ class StartPage:
             has_metrics=self._datasets.may_watch(caller),
             is_below_token=address.token is not None,
         )
-        headers = {name.decode(): value.decode() for name, value in self._page.headers}
-        return Response(content, media_type="text/html", headers=headers)
 
 
 class OverviewCache:

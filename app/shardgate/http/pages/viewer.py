@@ -75,10 +75,14 @@ class Address:
         return Address(f"{known_scheme}://{known_host}", root_path, token)
 
     @property
+    def root(self) -> str:
+        """URL that the pages of the service are below."""
+        return f"{self.origin}{self.root_path}"
+
+    @property
     def base(self) -> str:
         """URL that the datasets are below, with the token if one is in the path."""
-        token = "" if self.token is None else f"/~{self.token}"
-        return f"{self.origin}{self.root_path}{token}"
+        return self.root if self.token is None else f"{self.root}/~{self.token}"
 
     def signing_viewer(self, dataset: Dataset, viewers: Sequence[str]) -> str | None:
         """Return the page, of *viewers* that sign people in, to open a private *dataset*; `None`
@@ -92,7 +96,7 @@ class Address:
     def viewer(self, *, is_installed: bool) -> str | None:
         """Return the page of the viewer; `None` if none can read from here."""
         if is_installed:
-            return f"{self.origin}{self.root_path}/{VIEWER}"
+            return f"{self.root}/{VIEWER}"
         return PUBLIC_VIEWER if self.is_trustworthy else None
 
     @property

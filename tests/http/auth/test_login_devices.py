@@ -1,5 +1,7 @@
 """`shardgate.http.auth.login`: signing in on another device than the command runs on."""
 
+import logging
+
 import jwt
 import pytest
 
@@ -83,3 +85,16 @@ def test_device_code_over_plain_http_is_refused(browser: Browser) -> None:
 
     assert refused.status_code == 403
     assert refused.json()["detail"] == "signing in needs https"
+
+
+def test_fault_of_the_issuer_is_hidden_from_devices(
+    browser: Browser, provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device is told to try again, and the log has the URL and the status of the issuer."""
+    provider.refusal = 500, {}
+    with caplog.at_level(logging.WARNING, logger="shardgate"):
+        refused = browser.client.post("/login/device")
+
+    assert refused.status_code == 503
+    assert refused.json()["detail"].startswith("the issuer cannot be asked at the moment")
+    assert f"{provider.url}/device answers 500" in caplog.text

@@ -2,6 +2,7 @@
 
 import html
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -368,3 +369,20 @@ def test_more_rules_than_a_cookie_holds_sign_in_viewers_only(
     assert "more rules than a cookie can hold" in refused.text
     assert browser.name("session") not in browser.client.cookies
     assert len(shown["datasets"]) == len(groups)
+
+
+def test_failed_end_of_a_session_is_told(provider: Provider, tmp_path: Path) -> None:
+    """Signing out removes the cookie, and tells the page of records that cannot be written."""
+    records = tmp_path / "records"
+    records.mkdir()
+    shared = TokenSettings(secret=SecretStr(SECRET), url=str(records))
+    served = settings(provider, tmp_path / "data").model_copy(update={"tokens": shared})
+    with serving(served) as url, (browser := Browser(url)).client:
+        begin_session(browser)
+        shutil.rmtree(records)
+        records.write_bytes(b"")
+        failed = browser.client.post("/login/end")
+
+        assert failed.status_code == 503
+        assert "at the moment" in failed.json()["detail"]
+        assert browser.name("session") not in browser.client.cookies

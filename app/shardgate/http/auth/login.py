@@ -7,7 +7,8 @@ for a message of that window, which goes to the origins of the settings only.
 import hmac
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
@@ -197,7 +198,9 @@ class LoginPages:
             if (session := await self._tokens.session_of(request)) is not None:
                 await self._tokens.end(session)
         except TokenRecordsError as error:
-            response = await self._refuse(error)
+            status = status_of(error)
+            log_failure(status, error)
+            response = JSONResponse({"detail": str(error)}, status)
         set_cookie(response, address_of(request), SESSION, "", 0)
         return response
 
@@ -206,18 +209,16 @@ class LoginPages:
     ) -> Response:
         """Return the answer to *request*, or the page that explains its error."""
         try:
-            return await answer(request)
+            with _issuer_hidden():
+                return await answer(request)
         except ShardgateError as error:
             return await self._refuse(error)
 
     async def _refuse(self, error: ShardgateError, other: str = "") -> Response:
         """Return the page that explains *error*; *other* is the URL to sign in as somebody else."""
-        status, reason = status_of(error), str(error)
+        status = status_of(error)
         log_failure(status, error)
-        if isinstance(error, IssuerUnavailableError):
-            _log.warning("signing in fails at the issuer %s", error)
-            reason = "the issuer cannot be asked at the moment; try again in a minute"
-        return await self._render(f"You are not signed in: {reason}.", status, other=other)
+        return await self._render(f"You are not signed in: {error}.", status, other=other)
 
     async def _render(
         self, text: str, status: HTTPStatus = HTTPStatus.OK, **values: str
@@ -242,6 +243,17 @@ class LoginPages:
         if opener is not None and opener in self._viewers:
             return [opener]
         raise ForbiddenError(f"login.viewers does not name {opener or 'any page'}")
+
+
+@contextmanager
+def _issuer_hidden() -> Iterator[None]:
+    """Log an `IssuerUnavailableError`, and raise one without URLs and reasons of the issuer."""
+    try:
+        yield
+    except IssuerUnavailableError as error:
+        _log.warning("signing in fails at the issuer %s", error)
+        reason = "the issuer cannot be asked at the moment; try again in a minute"
+        raise IssuerUnavailableError(reason) from error
 
 
 def _opener(request: Request) -> str | None:
@@ -358,7 +370,8 @@ def _add_command_routes(
     @router.post("/login/device")
     async def begin_on_device(request: Request) -> DeviceAuthorization:
         _demand_https(request)
-        begun = await flow.begin_on_device()
+        with _issuer_hidden():
+            begun = await flow.begin_on_device()
         lifetime_s = min(begun.expires_in, _DEVICE_S)
         signed = tokens.sign(_DEVICE, {"device_code": begun.device_code}, lifetime_s)
         return begun.model_copy(update={"device_code": signed, "expires_in": lifetime_s})
@@ -368,7 +381,8 @@ def _add_command_routes(
         sent = await bodies.read_document(request, DeviceExchange)
         if (begun := await tokens.verify(_DEVICE, sent.device_code)) is None:
             raise ForbiddenError("the code is not of this service, or took too long; begin again")
-        claims = await flow.finish_on_device(begun["device_code"])
+        with _issuer_hidden():
+            claims = await flow.finish_on_device(begun["device_code"])
         if isinstance(claims, str):
             return JSONResponse({"error": claims}, HTTPStatus.ACCEPTED)
         caller = flow.issuer.caller_of(claims)

@@ -41,7 +41,8 @@ from shardgate.formats.icechunk.snapshot import (
 from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
-from shardgate.formats.zip.directory import parse_end
+from shardgate.formats.zip.directory import EndRecord, decode_directory, decode_tail, parse_end
+from shardgate.formats.zip.layout import decode_local_header
 from shardgate.http.api.commit_body import parse_commit, parse_commit_lines
 from shardgate.http.auth.oidc import decode_jwks
 from shardgate.http.body import decode_aws_chunked
@@ -99,7 +100,7 @@ class Decoder(NamedTuple):
     function: Callable[..., Any]
     valid: Sequence[bytes]
     errors: tuple[type[Exception], ...] = ()
-    more: tuple[int, ...] = ()
+    more: tuple[Any, ...] = ()
 
     def decode(self, data: bytes) -> None:
         """Decode *data*, ignoring documented errors."""
@@ -121,6 +122,10 @@ CONFIG: Final = flexbuffers.Dumps(
 )
 ENTRIES: Final = (None, InlineChunk(b"abc"), Native(bytes(12), ByteRange(0, 4)))
 DELETE: Final = b"<Delete><Object><Key>a</Key></Object></Delete>"
+ENTRY: Final = Entry(b"a")
+RECORD: Final = ENTRY.record(0)
+END: Final = EndRecord(99, len(RECORD), 1, 99)
+ARCHIVE: Final = archive(ENTRY, end64={}, comment=b"note")
 DAMAGED: Final = (DecodeError,)
 REFUSED: Final = (RequestError,)
 COMMIT_LINES: Final = b"\n".join(
@@ -151,7 +156,15 @@ DECODERS: Final = {
         Decoder(parse_parts, [PARTS], REFUSED),
         Decoder(parse_content_range, [b"bytes 0-9/10", b"bytes 0-9/*"]),
         Decoder(parse_unsatisfied, [b"bytes */10"]),
-        Decoder(parse_end, [archive(Entry(b"a"), end64={}, comment=b"note")], DAMAGED),
+        Decoder(parse_end, [ARCHIVE], DAMAGED),
+        Decoder(decode_tail, [ARCHIVE], DAMAGED, (MOST,)),
+        Decoder(decode_directory, [RECORD], DAMAGED, (END,)),
+        Decoder(
+            decode_local_header,
+            [ENTRY.header()[:31]],
+            DAMAGED,
+            (decode_directory(RECORD, END).lookup("a"),),
+        ),
         Decoder(parse_document, [b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"]),
     )
 }

@@ -16,8 +16,8 @@ from shardgate.errors import DamagedError
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zip.directory import (
     TAIL_NBYTES,
-    CentralDirectoryDecoder,
-    TailDecoder,
+    decode_directory,
+    decode_tail,
     memory_nbytes,
     parse_end,
 )
@@ -219,11 +219,10 @@ def test_memory_of_a_directory_is_as_announced(name: bytes) -> None:
     data = archive(*(Entry(name % number, b"") for number in range(count)))
     end = parse_end(data)
     assert end is not None
-    decode = CentralDirectoryDecoder(end)
     tracemalloc.start()
     try:
         start = len(data) - end.from_end
-        directory = decode(data[start : start + end.directory_nbytes])
+        directory = decode_directory(data[start : start + end.directory_nbytes], end)
         _, peak_nbytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -260,4 +259,4 @@ async def test_changed_archive_is_damaged_or_located_within_itself(
 def test_tail_without_records_is_refused(data: bytes) -> None:
     """The end of another file is refused, also if it is full of signatures."""
     with pytest.raises(DecodeError):
-        TailDecoder(MOST)(data)
+        decode_tail(data, MOST)

@@ -3,22 +3,24 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from zlib_ng import zlib_ng
 
 from shardgate.errors import DamagedError, lost
 from shardgate.formats.compression import raw_deflate
 from shardgate.formats.documents import Marked
 from shardgate.formats.members import ARCHIVE_SUFFIXES, MemberLayout, Place
-from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned
+from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Read, Versioned
 from shardgate.formats.zip.directory import (
     LOCAL_HEADER,
     STORED,
     TAIL_NBYTES,
     UNREADABLE,
     CentralDirectory,
-    CentralDirectoryDecoder,
     EndRecord,
-    TailDecoder,
+    ZipEntry,
+    decode_directory,
+    decode_tail,
     memory_nbytes,
 )
 from shardgate.model import (
@@ -53,7 +55,7 @@ class Zip:
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
         if directory != self.root and not self.is_container(directory.key):
             return None
-        decode = TailDecoder(self.limit_nbytes)
+        decode = BoundDecoder(decode_tail, (self.limit_nbytes,))
         found = await fetch(Read("metadata", directory, SuffixRange(TAIL_NBYTES), decode))
         if found is None:
             return None
@@ -72,7 +74,7 @@ async def _open_members(
         raise DamagedError(archive, str(error)) from error
     if end.directory is not None:
         return ZipMembers(archive, found.etag, shift, end.directory)
-    start, decode = shift + end.start, CentralDirectoryDecoder(end)
+    start, decode = shift + end.start, BoundDecoder(decode_directory, (end,))
     place = ByteRange(start, start + end.directory_nbytes)
     read = Read("zip-directory", archive, place, decode, found.etag, memory_nbytes)
     members = ZipMembers(archive, found.etag, shift, read)
@@ -112,11 +114,11 @@ class ZipMembers:
             nothing = Stored(self.archive, ByteRange(start, start), self.etag)
             return Inline(b"", nothing.etag)
         place = ByteRange(start, start + LOCAL_HEADER.size + entry.name_nbytes)
-        decode = LocalHeaderDecoder(entry.name_crc, entry.name_nbytes, entry.method)
+        decode = BoundDecoder(decode_local_header, (entry,))
         header = await fetch(Read("zip-header", self.archive, place, decode, self.etag))
         if header is None:
             raise lost(self.archive, self.etag)
-        begin = place.stop + header.value.extra_nbytes
+        begin = place.stop + int(header.value)
         if begin + entry.nbytes > self.shift + entry.stop:
             raise DamagedError(self.archive, f"{name}: it overlaps the next entry")
         data = Stored(self.archive, ByteRange(begin, begin + entry.nbytes), self.etag)
@@ -131,32 +133,15 @@ class ZipMembers:
             yield name, None if at is None else sizes.item(at)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalHeader:
-    """The part of a local header that the directory does not tell."""
-
-    extra_nbytes: int
-    """Bytes of extra fields between the name and the data."""
-
-    @property
-    def nbytes(self) -> int:
-        return 8
-
-
-@dataclass(frozen=True, slots=True)
-class LocalHeaderDecoder:
-    """Decodes the local header, up to the name, of an entry that the directory describes so."""
-
-    name_crc: int
-    name_nbytes: int
-    method: int
-
-    def __call__(self, data: bytes) -> LocalHeader:
-        if len(data) != LOCAL_HEADER.size + self.name_nbytes or not data.startswith(b"PK\3\4"):
-            raise DecodeError("no local header begins where the central directory has one")
-        _, flags, method, name_nbytes, extra_nbytes = LOCAL_HEADER.unpack_from(data)
-        name = data[LOCAL_HEADER.size :]
-        is_same = (method, name_nbytes) == (self.method, self.name_nbytes)
-        if not is_same or flags & UNREADABLE or zlib_ng.crc32(name) != self.name_crc:
-            raise DecodeError(f"the local header of {name[:64]!r} is not as in the directory")
-        return LocalHeader(extra_nbytes)
+def decode_local_header(data: bytes, entry: ZipEntry) -> np.uint16:
+    """Return the bytes of extra fields between the name and the data of *entry*, from its local
+    header up to the name.
+    """
+    if len(data) != LOCAL_HEADER.size + entry.name_nbytes or not data.startswith(b"PK\3\4"):
+        raise DecodeError("no local header begins where the central directory has one")
+    _, flags, method, name_nbytes, extra_nbytes = LOCAL_HEADER.unpack_from(data)
+    name = data[LOCAL_HEADER.size :]
+    is_same = (method, name_nbytes) == (entry.method, entry.name_nbytes)
+    if not is_same or flags & UNREADABLE or zlib_ng.crc32(name) != entry.name_crc:
+        raise DecodeError(f"the local header of {name[:64]!r} is not as in the directory")
+    return np.uint16(extra_nbytes)

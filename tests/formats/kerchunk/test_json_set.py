@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardgate.formats.kerchunk.json_set import JsonSetDecoder
+from shardgate.formats.kerchunk.json_set import decode_json_set
 from shardgate.formats.kerchunk.reference_table import ReferenceSet, SourcePart
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange
@@ -31,7 +31,7 @@ GROUP = '{"zarr_format":2}'
 
 def _decode(document: Any, limit_nbytes: int = LIMIT_NBYTES) -> ReferenceSet:
     data = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return JsonSetDecoder(limit_nbytes)(data)
+    return decode_json_set(data, limit_nbytes)
 
 
 def _found(document: Any) -> dict[str, SourcePart | bytes | None]:

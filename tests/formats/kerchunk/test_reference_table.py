@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from shardgate.errors import DamagedError, NotAllowedError
-from shardgate.formats.kerchunk.reference_table import TableBuilder, resolve_source
+from shardgate.formats.kerchunk.layout import resolve_source
+from shardgate.formats.kerchunk.reference_table import TableBuilder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import allow
 from shardgate.model import MISSING, Inline, ObjectRef, Part, Stored

@@ -4,8 +4,7 @@ reference.
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from shardgate.formats.compression import announced_nbytes, decode_content
@@ -13,19 +12,14 @@ from shardgate.formats.documents import Json, json_memory_nbytes
 from shardgate.formats.kerchunk.reference_table import (
     CONSOLIDATED,
     MEMORY_PER_BYTE,
-    Holder,
     ReferenceSet,
     TableBuilder,
-    check_values,
+    check_size,
     consolidate,
     inline_bytes,
-    locate,
 )
 from shardgate.formats.kerchunk.templates import Templates, generate
-from shardgate.formats.members import Place
-from shardgate.formats.reading import DecodeError, Fetch, Read
-from shardgate.formats.references import Allowed
-from shardgate.model import MISSING, ByteRange, ObjectRef
+from shardgate.formats.reading import DecodeError
 
 _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
 """Names of the metadata documents of Zarr v2."""
@@ -42,37 +36,6 @@ _BEGIN, _COLON, _NEXT, _END = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JsonSet:
-    """Members of the set *ref*."""
-
-    ref: ObjectRef
-    limit_nbytes: int
-    allowed: tuple[Allowed, ...]
-    read: Read[ReferenceSet] = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        request, decode = ByteRange(0, self.limit_nbytes + 1), JsonSetDecoder(self.limit_nbytes)
-        read = Read("metadata", self.ref, request, decode, None, memory_nbytes)
-        object.__setattr__(self, "read", read)
-
-    async def find(self, name: str, fetch: Fetch) -> Place:
-        found = await fetch(self.read)
-        row = None if found is None else found.value.names.position(name)
-        if found is None or row is None:
-            return MISSING
-        holder = Holder(self.ref, found.etag, found.value.table)
-        return await locate(holder, row, name, self.allowed, fetch)
-
-    async def below(
-        self, prefix: str, after: str, delimiter: str, fetch: Fetch
-    ) -> AsyncIterator[tuple[str, int | None]]:
-        found = await fetch(self.read)
-        if found is not None:
-            for name, row in found.value.names.below(prefix, after, delimiter):
-                yield name, None if row is None else found.value.table.length_of(row)
-
-
 def memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
     """Return the memory that decoding takes: the text, and what it is decoded to."""
     if data is None:
@@ -87,26 +50,19 @@ def _coding(data: bytes) -> str | None:
     return next((name for magic, name in _COMPRESSED.items() if data.startswith(magic)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class JsonSetDecoder:
-    """Decodes a set of at most *limit_nbytes*, also once it is inflated."""
-
-    limit_nbytes: int
-
-    def __call__(self, data: bytes) -> ReferenceSet:
-        if len(data) > self.limit_nbytes:
-            raise DecodeError(f"a reference set of more than {self.limit_nbytes} bytes")
-        if (coding := _coding(data)) is not None:
-            data = decode_content(coding, data, self.limit_nbytes)
-        check_values(data, self.limit_nbytes)
-        try:
-            return _decode(_Cursor(data.decode()), self.limit_nbytes // _LEAST_NBYTES)
-        except DecodeError:
-            raise
-        except ValueError as error:
-            raise DecodeError(f"no reference set: {error}") from None
-        except RecursionError:
-            raise DecodeError("no reference set: it is nested too deeply") from None
+def decode_json_set(data: bytes, limit_nbytes: int) -> ReferenceSet:
+    """Decode a set of at most *limit_nbytes*, also once it is inflated."""
+    if (coding := _coding(data)) is not None:
+        data = decode_content(coding, data, limit_nbytes)
+    check_size(data, limit_nbytes)
+    try:
+        return _decode(_Cursor(data.decode()), limit_nbytes // _LEAST_NBYTES)
+    except DecodeError:
+        raise
+    except ValueError as error:
+        raise DecodeError(f"no reference set: {error}") from None
+    except RecursionError:
+        raise DecodeError("no reference set: it is nested too deeply") from None
 
 
 class _Cursor:

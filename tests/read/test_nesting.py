@@ -28,7 +28,7 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.listing import Root, find_collections
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from shardgate.read.nesting import MemberFetch
+from shardgate.read.nesting import MemberReader
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import inspect_key, inspect_shard
 from shardgate.survey.verify import verify
@@ -86,12 +86,12 @@ def _refuse(_: bytes) -> Opaque:
     raise DecodeError("refused")
 
 
-async def _fetch(store: MemoryStore, fetch: Fetch | None = None) -> MemberFetch:
+async def _fetch(store: MemoryStore, fetch: Fetch | None = None) -> MemberReader:
     """Return a fetch of the members of the archive."""
     data = reading(store)
     found = await data.dataset.containers.archive_of(ROOT, f"{NAME}/", data.fetch)
     assert found is not None
-    return MemberFetch(found[0], fetch or data.fetch)
+    return MemberReader(found[0], fetch or data.fetch)
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ async def test_long_bytes_in_a_reference_set_are_decoded_off_the_event_loop() ->
     recorder = _Recorder()
     for nbytes in (10, 2**19):
         layout = MemberLayout(ROOT, _InMemory(bytes(nbytes)), 2**20)
-        fetch = MemberFetch(layout, reading(MemoryStore()).fetch)
+        fetch = MemberReader(layout, reading(MemoryStore()).fetch)
         await fetch(Read("member", ROOT.join("a"), None, recorder))
 
     assert [thread == get_ident() for thread, _ in recorder.calls] == [True, False]

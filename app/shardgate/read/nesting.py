@@ -1,12 +1,12 @@
 """Containers among the members of another one, such as an array in an archive.
 
-Its layout reads through a `MemberFetch`, as if each member were an object, and its locations are
+Its layout reads through a `MemberReader`, as if each member were an object, and its locations are
 translated to where the members lie: an inner chunk of a shard in an archive is one range.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast
+from typing import Final, cast
 
 from shardgate.concurrency import bounded_gather, run_in_thread, take
 from shardgate.errors import (
@@ -30,6 +30,7 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.members import MemberLayout, Place, refer
 from shardgate.formats.reading import (
+    BoundDecoder,
     DecodeError,
     Fetch,
     Opaque,
@@ -74,22 +75,8 @@ _SMALL_PART_NBYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _PartDecoder[T: Weighable]:
-    """Removes a content coding, of at most *most_nbytes*, and decodes *part* of the content."""
-
-    coding: str
-    most_nbytes: int
-    part: ByteRange
-    decode: Callable[[bytes], T]
-
-    def __call__(self, data: bytes) -> T:
-        content = decode_content(self.coding, data, self.most_nbytes)
-        return self.decode(content[self.part.start : self.part.stop])
-
-
-@dataclass(frozen=True, slots=True)
 class _PartMemory:
-    """Memory that a `_PartDecoder` takes. A value: methods of equal values differ."""
+    """Memory that a `_decode_part` takes. A value: methods of equal values differ."""
 
     content_nbytes: int
     part_nbytes: int
@@ -115,8 +102,9 @@ type _InPlace = Stored | Part | Inline | Missing
 
 
 @dataclass(slots=True)
-class MemberFetch:
-    """Implementation of `Fetch` for the members of *outer*, which *fetch* reads.
+class MemberReader:
+    """Reads and lists the members of *outer*, which *fetch* reads, as if they were objects: an
+    implementation of `Fetch` and `ListsObjects`.
 
     One read of a member with a content coding removes that and decodes the content, so that the
     cache holds what it was decoded to. Small parts share the content in memory.
@@ -149,25 +137,24 @@ class MemberFetch:
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
         place = await self.place(read.ref)
-        if isinstance(place, Coded) and _is_small_part(read, place):
+        nbytes = _nbytes_of(place)
+        start, stop = _clip(read.request, nbytes)
+        is_small_part = stop - start < nbytes and stop - start <= _SMALL_PART_NBYTES
+        if isinstance(place, Coded) and is_small_part and read.memory_nbytes is None:
             place = await self.content(read.ref)
         match place:
             case Missing():
                 return None
             case Inline(data, etag):
-                start, stop = _clip(read.request, len(data))
-                return await _decoded(read, data[start:stop], etag, len(data))
+                return await _decode(read, data[start:stop], etag, nbytes)
             case Coded(stored, coding):
                 place = cast("Stored", stored)
-                nbytes = announced_nbytes(coding, b"")
-                inside = self._decoding(read, place, coding)
+                inside = self._inflating(read, place, coding, ByteRange(start, stop))
+            case Stored() | Part() if start == stop:
+                etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
+                return await _decode(read, b"", etag, nbytes)
             case Stored() | Part():
-                begin, end = place.byte_range
-                start, stop = _clip(read.request, nbytes := end - begin)
-                if start == stop:
-                    etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
-                    return await _decoded(read, b"", etag, nbytes)
-                request = ByteRange(begin + start, begin + stop)
+                request = place.byte_range.narrow(ByteRange(start, stop))
                 inside = read._replace(ref=place.ref, request=request, version=place.version)
         if inside.kind == "metadata" and inside.version is not None:
             inside = inside._replace(kind="member")  # it is no marker: its archive has a history
@@ -182,25 +169,63 @@ class MemberFetch:
         etag = place.etag if isinstance(place, Stored) else found.etag
         return found._replace(etag=etag, size=nbytes)
 
-    def _decoding[T: Weighable](self, read: Read[T], place: Stored, coding: str) -> Read[T]:
-        """Return the read of a member at *place* that decodes what *read* asks for."""
+    def _inflating[T: Weighable](
+        self, read: Read[T], place: Stored, coding: str, part: ByteRange
+    ) -> Read[T]:
+        """Return the read of the member at *place* that decodes *part* of its content."""
         nbytes, most_nbytes = announced_nbytes(coding, b""), self.outer.decoded_nbytes
         if reason := find_excess(coding, most_nbytes):
             raise DamagedError(read.ref, reason)
-        part = ByteRange(*_clip(read.request, nbytes))
-        decode = _PartDecoder(coding, most_nbytes, part, read.decode)
+        decode = BoundDecoder(_decode_part, (coding, most_nbytes, part, read.decode))
         memory = _PartMemory(nbytes, part.length, read.memory_nbytes)
         return Read(read.kind, place.ref, place.byte_range, decode, place.version, memory)
 
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        directory = self.outer.directory.prefix
+        within = Window(prefix.key, after).below(directory.key)
+        names = self.outer.members.below(within.prefix, within.after, delimiter, self.fetch)
+        while batch := await take(names, _LISTED_AT_ONCE):
+            sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
+            for (name, _), nbytes in zip(batch, sizes, strict=True):
+                ref = ObjectRef(directory.bucket, directory.key + name)
+                yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
 
-def _is_small_part(read: Read[Any], coded: Coded) -> bool:
-    nbytes = announced_nbytes(coded.coding, b"")
-    start, stop = _clip(read.request, nbytes)
-    length = stop - start
-    return length < nbytes and length <= _SMALL_PART_NBYTES and read.memory_nbytes is None
+    async def _size(self, member: tuple[str, int | None]) -> int | None:
+        """Return the size of a member that `Members.below` yields; if only its object tells, and
+        will not be read, 0.
+        """
+        name, nbytes = member
+        if nbytes is not None or name.endswith("/"):
+            return nbytes
+        try:
+            return _nbytes_of(await self.outer.members.find(name, self.fetch))
+        except _UNREADABLE:
+            return 0
 
 
-async def _decoded[T: Weighable](
+def _nbytes_of(place: Place) -> int:
+    """Return the size of a member at *place*; 0 if it is missing."""
+    match place:
+        case Stored(_, byte_range) | Part(_, byte_range):
+            return byte_range.length
+        case Coded(_, coding):
+            return announced_nbytes(coding, b"")
+        case Inline(data):
+            return len(data)
+    return 0
+
+
+def _decode_part[T](
+    data: bytes, coding: str, most_nbytes: int, part: ByteRange, decode: Callable[[bytes], T]
+) -> T:
+    """Remove a content coding, of at most *most_nbytes*, and decode *part* of the content."""
+    content = decode_content(coding, data, most_nbytes)
+    return decode(content[part.start : part.stop])
+
+
+async def _decode[T: Weighable](
     read: Read[T], data: bytes, etag: ETag, nbytes: int
 ) -> Versioned[T]:
     """Decode *data* of a member of *nbytes*, in a thread if that may take long."""
@@ -227,19 +252,22 @@ class NestedLayout(Layout):
     outer: MemberLayout
     inner: Layout
 
+    def _reader(self, fetch: Fetch) -> MemberReader:
+        return MemberReader(self.outer, fetch)
+
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        reading = MemberFetch(self.outer, fetch)
+        reading = self._reader(fetch)
         return await self._translate(await self.inner.locate(key, reading), reading)
 
     async def locate_listed(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate *key* as far as a listing needs it: `Whole` for a member that is served as it is,
         whose place may cost a read, or may not be allowed.
         """
-        reading = MemberFetch(self.outer, fetch)
+        reading = self._reader(fetch)
         location = await self.inner.locate(key, reading)
         return location if isinstance(location, Whole) else await self._translate(location, reading)
 
-    async def _translate(self, location: Location, reading: MemberFetch) -> Location:
+    async def _translate(self, location: Location, reading: MemberReader) -> Location:
         match location:
             case Whole(ref):
                 return await self.outer.locate(self.outer.name_of(ref), reading.fetch)
@@ -260,14 +288,14 @@ class NestedLayout(Layout):
         return self.inner.encloses(key)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
-        rules = await self.inner.listing_rules(directory, MemberFetch(self.outer, fetch))
+        rules = await self.inner.listing_rules(directory, self._reader(fetch))
         return replace(rules, walks=[self._walking(walk) for walk in rules.walks])
 
     def _walking(self, walk: Walk) -> Walk:
         async def nested(wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str | Walk]:
             async for found in walk(wanted, self._inside(io)):
                 if isinstance(found, Item) and found.location is not None:
-                    reading = MemberFetch(self.outer, io.fetch)
+                    reading = self._reader(io.fetch)
                     location = await self._translate(found.location, reading)
                     yield found._replace(location=location)
                 elif isinstance(found, Item | str):
@@ -284,12 +312,12 @@ class NestedLayout(Layout):
         return replace(walk, walk=nested, stored=stored)
 
     def _inside(self, io: ListingIO) -> ListingIO:
-        return io._replace(fetch=MemberFetch(self.outer, io.fetch))
+        return io._replace(fetch=self._reader(io.fetch))
 
     async def collections(
         self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        found = await self.inner.collections(MemberFetch(self.outer, fetch), listing, run_in_thread)
+        found = await self.inner.collections(self._reader(fetch), listing, run_in_thread)
         return [
             replace(each, shards=each.shards and NestedShards(self, each.shards))
             if isinstance(each, ChunkCollection)
@@ -298,11 +326,11 @@ class NestedLayout(Layout):
         ]
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        shards = await self.inner.shards_at(key, MemberFetch(self.outer, fetch))
+        shards = await self.inner.shards_at(key, self._reader(fetch))
         return None if shards is None else NestedShards(self, shards)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
-        return await self.inner.explain_absence(key, MemberFetch(self.outer, fetch))
+        return await self.inner.explain_absence(key, self._reader(fetch))
 
     def expects(self, path: str) -> bool:
         return self.inner.expects(path)
@@ -371,7 +399,7 @@ class NestedShard:
         return self.inner.key
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        reading = MemberFetch(self.layout.outer, fetch)
+        reading = MemberReader(self.layout.outer, fetch)
         if (survey := await self.inner.survey(reading)) is None:
             return None
         ref, part, version = survey.whole
@@ -385,45 +413,3 @@ class NestedShard:
             case Inline(data, etag):
                 return replace(survey, whole=Stored(ref, part, Fixed(etag)), data=data)
         return None
-
-
-class ListsObjects(Protocol):
-    """Lists objects below a prefix; see `ObjectReader.list`."""
-
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """Yield objects and common prefixes in the order of their keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberListing:
-    """Lists the members of a container as if they were objects."""
-
-    outer: MemberLayout
-    fetch: Fetch
-
-    async def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        directory = self.outer.directory.prefix
-        within = Window(prefix.key, after).below(directory.key)
-        names = self.outer.members.below(within.prefix, within.after, delimiter, self.fetch)
-        while batch := await take(names, _LISTED_AT_ONCE):
-            sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
-            for (name, _), nbytes in zip(batch, sizes, strict=True):
-                ref = ObjectRef(directory.bucket, directory.key + name)
-                yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
-
-    async def _size(self, member: tuple[str, int | None]) -> int | None:
-        """Return the size of a member that `Members.below` yields; if only its object tells, and
-        will not be read, 0.
-        """
-        name, nbytes = member
-        if nbytes is not None or name.endswith("/"):
-            return nbytes
-        try:
-            place = await self.outer.members.find(name, self.fetch)
-        except _UNREADABLE:
-            return 0
-        return place.byte_range.length if isinstance(place, Stored | Part) else 0

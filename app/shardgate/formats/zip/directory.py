@@ -128,12 +128,6 @@ class EndRecord(NamedTuple):
     def nbytes(self) -> int:
         return 0 if self.directory is None else self.directory.nbytes
 
-    def shift(self, size: int) -> int:
-        """Return how many bytes precede the archive in an object of *size* bytes."""
-        if (shift := size - self.from_end - self.start) < 0:
-            raise DecodeError(f"its end places the central directory {-shift} bytes past itself")
-        return shift
-
 
 def decode_tail(tail: bytes, limit_nbytes: int) -> Marked[EndRecord]:
     """Decode the last `TAIL_NBYTES` of an archive, whose directory may have *limit_nbytes*."""

@@ -8,16 +8,14 @@ from zlib_ng import zlib_ng
 
 from shardgate.errors import DamagedError, lost
 from shardgate.formats.compression import raw_deflate
-from shardgate.formats.documents import Marked
 from shardgate.formats.members import ARCHIVE_SUFFIXES, MemberLayout, Place
-from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Read, Versioned
+from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Read
 from shardgate.formats.zip.directory import (
     LOCAL_HEADER,
     STORED,
     TAIL_NBYTES,
     UNREADABLE,
     CentralDirectory,
-    EndRecord,
     ZipEntry,
     decode_directory,
     decode_tail,
@@ -59,27 +57,17 @@ class Zip:
         found = await fetch(Read("metadata", directory, SuffixRange(TAIL_NBYTES), decode))
         if found is None:
             return None
-        members = await _open_members(directory, found, fetch)
+        if (end := found.value.spec) is None:
+            raise found.value.refusal(directory, "no zip archive")
+        if (shift := found.size - end.from_end - end.start) < 0:
+            reason = f"its end places the central directory {-shift} bytes past itself"
+            raise DamagedError(directory, reason)
+        start, decode_rest = shift + end.start, BoundDecoder(decode_directory, (end,))
+        place = ByteRange(start, start + end.directory_nbytes)
+        read = Read("zip-directory", directory, place, decode_rest, found.etag, memory_nbytes)
+        members = ZipMembers(directory, found.etag, shift, end.directory or read)
+        await members.open_directory(fetch)
         return MemberLayout(directory, members, self.decoded_nbytes, found.modified_s)
-
-
-async def _open_members(
-    archive: ObjectRef, found: Versioned[Marked[EndRecord]], fetch: Fetch
-) -> "ZipMembers":
-    if (end := found.value.spec) is None:
-        raise found.value.refusal(archive, "no zip archive")
-    try:
-        shift = end.shift(found.size)
-    except DecodeError as error:
-        raise DamagedError(archive, str(error)) from error
-    if end.directory is not None:
-        return ZipMembers(archive, found.etag, shift, end.directory)
-    start, decode = shift + end.start, BoundDecoder(decode_directory, (end,))
-    place = ByteRange(start, start + end.directory_nbytes)
-    read = Read("zip-directory", archive, place, decode, found.etag, memory_nbytes)
-    members = ZipMembers(archive, found.etag, shift, read)
-    await members.open_directory(fetch)
-    return members
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,12 +203,9 @@ class TableBuilder:
     def _set(self, name: str, source: int, offset: int, length: int) -> None:
         if NO_KEY.search(text := name.encode()) is not None:
             return
-        row = self._rows.setdefault(text, len(self._sources))
-        if row < len(self._sources):
-            self._sources[row], self._offsets[row], self._lengths[row] = source, offset, length
-            return
-        if row == self._most_rows:
-            raise DecodeError(f"more than {row} references: a set in Parquet can have more")
+        self._rows[text] = len(self._sources)
+        if len(self._rows) > (most := self._most_rows):
+            raise DecodeError(f"more than {most} references: a set in Parquet can have more")
         self._sources.append(source)
         self._offsets.append(offset)
         self._lengths.append(length)

@@ -12,7 +12,7 @@ import pytest
 
 from shardgate.errors import DamagedError, ReadOnlyError
 from shardgate.formats.listing import Window
-from shardgate.formats.members import MemberLayout, Members, Place
+from shardgate.formats.members import MemberLayout, Place
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.model import (
     ByteRange,
@@ -107,7 +107,7 @@ class _Recorder:
 
 
 @dataclass(frozen=True)
-class _InMemory(Members):
+class _InMemory(MemberLayout):
     """Members that all have the same bytes in memory."""
 
     data: bytes
@@ -328,7 +328,7 @@ async def test_long_bytes_in_a_reference_set_are_decoded_off_the_event_loop() ->
     """Bytes that a set of references holds are decoded in a thread if they are long."""
     recorder = _Recorder()
     for nbytes in (10, 2**19):
-        layout = MemberLayout(ROOT, _InMemory(bytes(nbytes)), 2**20)
+        layout = _InMemory(ROOT, 2**20, None, bytes(nbytes))
         fetch = MemberReader(layout, reading(MemoryStore()).fetch)
         await fetch(Read("member", ROOT.join("a"), None, recorder))
 

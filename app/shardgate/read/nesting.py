@@ -119,7 +119,7 @@ class MemberReader:
     async def place(self, ref: ObjectRef) -> Place:
         """Return the place of the member *ref*."""
         if self._place is None or self._place[0] != ref:
-            self._place = ref, await self.outer.members.find(self.outer.name_of(ref), self.fetch)
+            self._place = ref, await self.outer.find(self.outer.name_of(ref), self.fetch)
         return self._place[1]
 
     async def content(self, ref: ObjectRef) -> _InPlace:
@@ -185,7 +185,7 @@ class MemberReader:
     ) -> AsyncIterator[Listed]:
         directory = self.outer.directory.prefix
         within = Window(prefix.key, after).below(directory.key)
-        names = self.outer.members.below(within.prefix, within.after, delimiter, self.fetch)
+        names = self.outer.below(within.prefix, within.after, delimiter, self.fetch)
         while batch := await take(names, _LISTED_AT_ONCE):
             sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
             for (name, _), nbytes in zip(batch, sizes, strict=True):
@@ -193,14 +193,14 @@ class MemberReader:
                 yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
 
     async def _size(self, member: tuple[str, int | None]) -> int | None:
-        """Return the size of a member that `Members.below` yields; if only its object tells, and
-        will not be read, 0.
+        """Return the size of a *member* of `MemberLayout.below`; 0 where only its object tells, and
+        that is not read.
         """
         name, nbytes = member
         if nbytes is not None or name.endswith("/"):
             return nbytes
         try:
-            return _nbytes_of(await self.outer.members.find(name, self.fetch))
+            return _nbytes_of(await self.outer.find(name, self.fetch))
         except _UNREADABLE:
             return 0
 

@@ -15,7 +15,7 @@ from kerchunk.df import refs_to_dataframe
 from kerchunk.hdf import SingleHdf5ToZarr
 
 from shardgate.formats.kerchunk.layout import Kerchunk
-from shardgate.formats.members import Members
+from shardgate.formats.members import MemberLayout
 from shardgate.formats.reading import Fetch
 from shardgate.formats.references import allow
 from shardgate.model import Inline, Missing, Part, Stored
@@ -73,15 +73,15 @@ def read_by_fsspec(path: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 @dataclass
 class OpenedSet:
-    """The members of a set."""
+    """The keys of a set."""
 
-    members: Members
+    layout: MemberLayout
     stores: Stores
     fetch: Fetch
 
     async def read(self, name: str) -> bytes | None:
         """Read the member *name*; `None` if it is missing."""
-        match await self.members.find(name, self.fetch):
+        match await self.layout.find(name, self.fetch):
             case Missing():
                 return None
             case Inline(data):
@@ -97,7 +97,7 @@ class OpenedSet:
         self, prefix: str = "", after: str = "", delimiter: str = ""
     ) -> dict[str, int | None]:
         """Return names and sizes below *prefix*, in order."""
-        names = self.members.below(prefix, after, delimiter, self.fetch)
+        names = self.layout.below(prefix, after, delimiter, self.fetch)
         return {name: nbytes async for name, nbytes in names}
 
 
@@ -113,4 +113,4 @@ async def opening(path: Path, *, limit_nbytes: int = LIMIT_NBYTES) -> AsyncGener
             root.join(path.name), fetch
         )
         assert layout is not None
-        yield OpenedSet(layout.members, stores, fetch)
+        yield OpenedSet(layout, stores, fetch)

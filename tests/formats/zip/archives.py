@@ -131,11 +131,11 @@ class Opened:
     """An archive in memory, opened."""
 
     def __init__(self, data: bytes, layout: MemberLayout, fetch: Fetch) -> None:
-        self.data, self.members, self.fetch = data, layout.members, fetch
+        self.data, self.layout, self.fetch = data, layout, fetch
 
     async def find(self, name: str) -> Place:
         """Find an entry."""
-        return await self.members.find(name, self.fetch)
+        return await self.layout.find(name, self.fetch)
 
     async def read(self, name: str) -> bytes | None:
         """Return the content of an entry, from where it was found."""
@@ -152,7 +152,7 @@ class Opened:
 
     async def names(self, prefix: str = "", after: str = "", delimiter: str = "") -> list[str]:
         """List the names below *prefix*."""
-        listed = self.members.below(prefix, after, delimiter, self.fetch)
+        listed = self.layout.below(prefix, after, delimiter, self.fetch)
         return [name async for name, _ in listed]
 
 

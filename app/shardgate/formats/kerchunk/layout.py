@@ -63,18 +63,18 @@ class Kerchunk:
         read = Read("metadata", ref, request, decode, None, json_set.memory_nbytes)
         if (found := await fetch(read)) is None or not found.value.is_metadata:
             return None
-        members = ReferenceMembers(directory, read, self.limit_nbytes, self.allowed)
-        return MemberLayout(directory, members, self.decoded_nbytes)
+        return ReferenceLayout(
+            directory, self.decoded_nbytes, None, self.limit_nbytes, self.allowed, read
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceMembers:
-    """Members of the set in *directory*, which *read* reads."""
+class ReferenceLayout(MemberLayout):
+    """The keys of the set that *read* reads."""
 
-    directory: ObjectRef
-    read: Read[ReferenceSet]
     limit_nbytes: int
     allowed: tuple[Allowed, ...]
+    read: Read[ReferenceSet]
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         if (found := await fetch(self.read)) is None:

@@ -65,59 +65,58 @@ class Zip:
         start, decode_rest = shift + end.start, BoundDecoder(decode_directory, (end,))
         place = ByteRange(start, start + end.directory_nbytes)
         read = Read("zip-directory", directory, place, decode_rest, found.etag, memory_nbytes)
-        members = ZipMembers(directory, found.etag, shift, end.directory or read)
-        await members.open_directory(fetch)
-        return MemberLayout(directory, members, self.decoded_nbytes, found.modified_s)
+        table, modified_s = end.directory or read, found.modified_s
+        layout = ZipLayout(directory, self.decoded_nbytes, modified_s, found.etag, shift, table)
+        await layout.open_table(fetch)
+        return layout
 
 
 @dataclass(frozen=True, slots=True)
-class ZipMembers:
+class ZipLayout(MemberLayout):
     """The entries of one version of an archive, which begins *shift* bytes into the object."""
 
-    archive: ObjectRef
     etag: ETag
     shift: int
-    directory: CentralDirectory | Read[CentralDirectory]
+    table: CentralDirectory | Read[CentralDirectory]
     """A long one is left to the cache, which may drop it."""
 
-    async def open_directory(self, fetch: Fetch) -> CentralDirectory:
-        """Return the directory. Raises: `DamagedError`, `StorageError`."""
-        if isinstance(self.directory, CentralDirectory):
-            return self.directory
-        if (found := await fetch(self.directory)) is None:
-            raise lost(self.archive, self.etag)
+    async def open_table(self, fetch: Fetch) -> CentralDirectory:
+        """Return the central directory. Raises: `DamagedError`, `StorageError`."""
+        if isinstance(self.table, CentralDirectory):
+            return self.table
+        if (found := await fetch(self.table)) is None:
+            raise lost(self.directory, self.etag)
         return found.value
 
     async def find(self, name: str, fetch: Fetch) -> Place:
         """Find the entry *name*: by the local header in front of it, checked against the directory,
         since only that tells where its data begin.
         """
-        directory = await self.open_directory(fetch)
-        if (entry := directory.lookup(name)) is None:
+        if (entry := (await self.open_table(fetch)).lookup(name)) is None:
             return MISSING
         if entry.fault:
-            raise DamagedError(self.archive, f"{name}: {entry.fault}")
+            raise DamagedError(self.directory, f"{name}: {entry.fault}")
         start = self.shift + entry.start
         if not entry.size:
-            nothing = Stored(self.archive, ByteRange(start, start), self.etag)
+            nothing = Stored(self.directory, ByteRange(start, start), self.etag)
             return Inline(b"", nothing.etag)
         place = ByteRange(start, start + LOCAL_HEADER.size + entry.name_nbytes)
         decode = BoundDecoder(decode_local_header, (entry,))
-        header = await fetch(Read("zip-header", self.archive, place, decode, self.etag))
+        header = await fetch(Read("zip-header", self.directory, place, decode, self.etag))
         if header is None:
-            raise lost(self.archive, self.etag)
+            raise lost(self.directory, self.etag)
         begin = place.stop + int(header.value)
         if begin + entry.nbytes > self.shift + entry.stop:
-            raise DamagedError(self.archive, f"{name}: it overlaps the next entry")
-        data = Stored(self.archive, ByteRange(begin, begin + entry.nbytes), self.etag)
+            raise DamagedError(self.directory, f"{name}: it overlaps the next entry")
+        data = Stored(self.directory, ByteRange(begin, begin + entry.nbytes), self.etag)
         return data if entry.method == STORED else Coded(data, raw_deflate(entry.size, entry.crc))
 
     async def below(
         self, prefix: str, after: str, delimiter: str, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
-        directory = await self.open_directory(fetch)
-        sizes = directory.rows["size"]
-        for name, at in directory.names.below(prefix, after, delimiter):
+        table = await self.open_table(fetch)
+        sizes = table.rows["size"]
+        for name, at in table.names.below(prefix, after, delimiter):
             yield name, None if at is None else sizes.item(at)
 
 

@@ -97,8 +97,8 @@ class Root:
 
 
 async def enter(root: Root, path: str) -> tuple[Root, int]:
-    """Return the root of the members that *path*, which has a slash behind each folder, leads to,
-    and the length of its beginning that names their container; else *root* and 0.
+    """Return the root of the archive that *path* leads into, and the length of the part of *path*
+    that names the archive; *root* and 0 if there is none. Folders in *path* end in a slash.
     """
     archive = await root.containers.archive_of(root.ref, path, root.fetch)
     return (root, 0) if archive is None else (_within(root, archive[0]), archive[1])

@@ -76,7 +76,7 @@ _SMALL_PART_NBYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _PartMemory:
-    """Memory that a `_decode_part` takes. A value: methods of equal values differ."""
+    """Memory that `_decode_part` takes; see `Read.memory_nbytes`."""
 
     content_nbytes: int
     part_nbytes: int
@@ -113,7 +113,7 @@ class MemberReader:
     outer: MemberLayout
     fetch: Fetch
     _place: tuple[ObjectRef, Place] | None = None
-    """The last one: that of the shard whose index has just been read."""
+    """The last place: a chunk lies in the shard whose index was just read."""
     _content: tuple[ObjectRef, Inline] | None = None
 
     async def place(self, ref: ObjectRef) -> Place:

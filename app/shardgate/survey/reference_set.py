@@ -1,5 +1,5 @@
-"""Write the keys of a dataset as a reference set of kerchunk: each with the part of the object that
-it is, so that readers of reference sets need no service.
+"""Write the keys of a dataset as a reference set of kerchunk, which refers to the parts of objects
+that the keys stand for: its readers need no service.
 """
 
 import base64

@@ -24,15 +24,13 @@ from shardgate.formats.reading import DecodeError
 _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
 """Names of the metadata documents of Zarr v2."""
 _LEAST_NBYTES: Final = 32
-"""Bytes of text for each reference, of which a set of the largest size may have so many. Each takes
-250 bytes of memory while the set is decoded.
-"""
+"""Bytes of the limit for each reference, which takes 250 bytes of memory while it is decoded."""
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MOST_CONSOLIDATED_NBYTES: Final = 16 * 1024**2
 _MEMBERS: Final = ("version", "templates", "gen")
 _SPACE: Final = r"[ \t\r\n]*"
-_BEGIN, _COLON, _NEXT, _END = (
-    re.compile(f"{_SPACE}({mark}){_SPACE}") for mark in (r"\{", ":", "[,}]", r"\Z")
+_BEGIN, _QUOTE, _COLON, _NEXT, _END = (
+    re.compile(f"{_SPACE}({mark}){_SPACE}") for mark in (r"\{", '(?=")', ":", "[,}]", r"\Z")
 )
 
 
@@ -66,9 +64,9 @@ def decode_json_set(data: bytes, limit_nbytes: int) -> ReferenceSet:
 
 
 class _Cursor:
-    """A place in JSON, behind the values that have been taken and the space that follows.
+    """Position in a JSON text, after the values that were read and the space behind them.
 
-    An object is walked with a Python call for each member, so that other threads can run.
+    Objects are read with a Python call for each member, so that other threads can run.
     """
 
     def __init__(self, text: str) -> None:
@@ -81,24 +79,23 @@ class _Cursor:
         return self._text.startswith(text, self._at)
 
     def skip(self, mark: re.Pattern[str]) -> str:
-        """Skip a *mark* with the space around it, and return it."""
+        """Read a *mark* with the space around it, and return it."""
         if (found := mark.match(self._text, self._at)) is None:
             raise DecodeError(f"no reference set: malformed JSON at letter {self._at}")
         self._at = found.end()
         return found[1]
 
     def value(self) -> Json:
-        """Take the value here."""
+        """Read the value here."""
         value, self._at = self._decode(self._text, self._at)
         return value
 
     def members(self) -> Iterator[str]:
-        """Yield the names in the object here; the caller takes each value."""
+        """Yield the names of the object here; the caller reads the value of each."""
         self.skip(_BEGIN)
         is_last = self.begins("}") and bool(self.skip(_NEXT))
         while not is_last:
-            if not self.begins('"'):
-                raise DecodeError(f"no reference set: malformed JSON at letter {self._at}")
+            self.skip(_QUOTE)
             name: str = self.value()
             self.skip(_COLON)
             yield name

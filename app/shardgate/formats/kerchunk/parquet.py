@@ -316,7 +316,7 @@ def _look_up[T: np.generic](page: _Page, dictionary: NDArray[T]) -> NDArray[T]:
 
 
 def _unpack(data: bytes, bits: int, count: int) -> NDArray[np.uint32]:
-    """Decode the hybrid of runs and packed groups of eight: *count* integers of so many *bits*."""
+    """Decode *count* integers of so many *bits*: runs of one value, and packed groups of eight."""
     if bits > 32:  # noqa: PLR2004  the most that the format knows
         raise DecodeError(f"Parquet: integers of {bits} bits")
     unpacked, at, reader = np.zeros(count, np.uint32), 0, _Reader(data)
@@ -333,6 +333,6 @@ def _unpack(data: bytes, bits: int, count: int) -> NDArray[np.uint32]:
             value = int.from_bytes(reader.take((bits + 7) // 8), "little")
             unpacked[at : at + (head >> 1)] = value & 0xFFFFFFFF
             at += head >> 1
-        if head < 2:  # noqa: PLR2004  nothing comes of it
+        if head < 2:  # noqa: PLR2004  a run of no values
             raise DecodeError("Parquet: an empty run")
     return unpacked

@@ -127,7 +127,7 @@ class ReferenceSet:
     arrays: Mapping[str, ReferenceGrid] = field(default_factory=dict)
     """Grids of chunks, whose references are in other tables, by the paths of arrays."""
     is_metadata: bool = True
-    """False for a document that has the name of one, and is none."""
+    """False for consolidated metadata of Zarr v2, which have the name of a catalog."""
 
     @property
     def nbytes(self) -> int:

@@ -22,7 +22,7 @@ MOST_GENERATED: Final = 100_000
 _MOST_LENGTH: Final = 4096
 """Characters of a template, and of its result."""
 _MOST_INTEGER: Final = 2**61
-"""Ranges up to it have a length."""
+"""Ranges of more integers have no `len`."""
 _PARSED: Final = 64
 """Expressions that are remembered: a long one takes a megabyte."""
 _TEMPLATE: Final = re.compile(r"\{[{%#]")

@@ -59,9 +59,9 @@ _ROWS: Final = np.dtype(
      ("name_crc", "<u4"), ("name_nbytes", "<u2"), ("method", "<u2"), ("flags", "<u2")]
 )  # fmt: skip
 _MEMORY_PER_BYTE: Final = 10
-"""Entries with short names take that; a byte in code page 437 may take three in UTF-8, twice."""
+"""Memory for entries with short names; a byte in code page 437 may take three in UTF-8, twice."""
 _SETTING: Final = "limits.repository_file_bytes"
-_SEVERAL: Final = "it is one of several disks"
+_SEVERAL: Final = "it is a part of an archive on several disks"
 
 
 class ZipEntry(NamedTuple):
@@ -172,7 +172,7 @@ def parse_end(tail: bytes) -> EndRecord | None:
 def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]:
     """Parse the zip64 end record at *at*, and its locator; *narrow* are the fields of `_END`."""
     if at < 0 or not tail.startswith(b"PK\6\6", at):
-        raise DecodeError("its zip64 end record is not right before the locator of that")
+        raise DecodeError("its zip64 end record is not right before the locator")
     _, record_nbytes, _, _, *fields = _END64.unpack_from(tail, at)
     _, disk, start, disks = _LOCATOR.unpack_from(tail, at + _END64.size)
     agree = all(old in (new, most) for old, new, most in zip(narrow, fields, _MOST, strict=True))

@@ -60,7 +60,7 @@ class Zip:
         if (end := found.value.spec) is None:
             raise found.value.refusal(directory, "no zip archive")
         if (shift := found.size - end.from_end - end.start) < 0:
-            reason = f"its end places the central directory {-shift} bytes past itself"
+            reason = f"its end record places the central directory {-shift} bytes too far behind"
             raise DamagedError(directory, reason)
         start, decode_rest = shift + end.start, BoundDecoder(decode_directory, (end,))
         place = ByteRange(start, start + end.directory_nbytes)

@@ -19,7 +19,6 @@ from shardgate.model import (
     ETag,
     Inline,
     ObjectRef,
-    Stored,
     SuffixRange,
     VirtualKey,
 )
@@ -345,7 +344,8 @@ async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int)
 
 
 @every_method
-async def test_listed_members_are_those_that_are_read(method: int) -> None:
+@pytest.mark.parametrize("is_array", [False, True])
+async def test_listed_members_are_those_that_are_read(method: int, *, is_array: bool) -> None:
     """Size, ETag and time of each listed member, in an array or not, are those of its read form."""
     files = {
         "notes/a.txt": bytes(1000),
@@ -353,13 +353,14 @@ async def test_listed_members_are_those_that_are_read(method: int) -> None:
         "docs/c/x": bytes(300),
         "0.0": b"a",
     }
-    store = _archived({**files, **zarr.build(_CHUNKS)}, method)
+    array = zarr.build(_CHUNKS) if is_array else {}
+    store = _archived({**files, **array}, method)
     stat = await store.stat(ROOT.join(NAME))
     data = reading(store)
     page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
 
     assert stat is not None
-    assert len(page.entries) == len(files) + len(_CHUNKS) + 1
+    assert len(page.entries) == len(files) + is_array * (len(_CHUNKS) + 1)
     for entry in page.entries:
         key = VirtualKey(entry.key)
         async with data.resolver.open(data.dataset, key, _inflated) as opened:
@@ -367,24 +368,6 @@ async def test_listed_members_are_those_that_are_read(method: int) -> None:
             assert opened.entity.length == entry.nbytes
             assert entry.etag in {None, opened.entity.etag}
             assert entry.modified_s == opened.entity.modified_s == stat.modified_s
-
-
-@every_method
-async def test_listed_members_of_folders_have_the_time_of_the_archive(method: int) -> None:
-    """Members outside of arrays are listed with the time of their archive, which reads tell too."""
-    store = _archived({"notes/a.txt": bytes(1000), "b.txt": bytes(99)}, method)
-    stat = await store.stat(ROOT.join(NAME))
-    data = reading(store)
-    page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
-    times = [entry.modified_s for entry in page.entries]
-    async with data.resolver.open(
-        data.dataset, VirtualKey(f"{NAME}/notes/a.txt"), _inflated
-    ) as opened:
-        assert opened is not None
-        times.append(opened.entity.modified_s)
-
-    assert stat is not None
-    assert times == [stat.modified_s] * 3
 
 
 @every_method
@@ -484,18 +467,3 @@ async def test_folder_of_members_without_containers_is_searched_once() -> None:
     for name, content in files.items():
         assert await data.read(f"{NAME}/{name}") == content
     assert len(searched.searches) == 1
-
-
-async def test_place_of_a_member_is_a_range_of_the_archive() -> None:
-    """A stored member is located as a range of the archive, of its length."""
-    files = {"notes/a.txt": b"first", "notes/b.txt": b"second"}
-    store = _archived(files)
-    data = reading(store)
-    tracker = FreshnessTracker(data.fetch)
-    layout, rest, _ = await data.resolver.find_container(
-        data.dataset, VirtualKey(f"{NAME}/notes/b.txt")
-    )
-    place = await layout.locate(rest, tracker)
-
-    assert isinstance(place, Stored)
-    assert _archive(files)[slice(*place.byte_range)] == b"second"

@@ -119,15 +119,6 @@ async def test_reference_has_the_location_of_its_kind(tmp_path: Path) -> None:
     }
 
 
-async def test_missing_whole_object_is_damage(tmp_path: Path) -> None:
-    """A reference to a whole object that does not exist is damage, not absence."""
-    write_json(path := tmp_path / "refs.json", {"whole": [f"{tmp_path}/absent.nc"]})
-
-    async with opening(path) as opened:
-        with pytest.raises(DamagedError, match="does not exist, though it is referred to"):
-            await opened.read("whole")
-
-
 async def test_unusable_reference_is_damage_of_its_key_alone(tmp_path: Path) -> None:
     """A reference without a URL is damage that names the key; others of the set are read."""
     write_json(path := tmp_path / "refs.json", {"bad": [None, 0, 1], "good": "abc"})

@@ -25,7 +25,6 @@ from tests.formats.zip.archives import (
     check_equal,
     deflated,
     opened,
-    zipped,
 )
 from tests.formats.zip.case import CASES
 from tests.read.stores import WatchedStore
@@ -177,18 +176,6 @@ async def test_wrong_size_of_a_deflated_entry_is_damage(size: int) -> None:
         await found.read("bad")
     with pytest.raises(ValueError, match="with the CRC-32 00000001"):
         await found.read("worse")
-
-
-async def test_names_are_listed_in_order_and_folded() -> None:
-    """Names come in the order of their bytes with their sizes, from any of them on, and folded."""
-    names = ["0/c/0", "0/c/1", "0/zarr.json", "é", "zarr.json"]
-    found = await opened(zipped([(name, b"abc", 8) for name in reversed(names)]))
-    sized = [each async for each in found.layout.below("0/", "0/c/0", "", found.fetch)]
-
-    assert await found.names() == sorted(names)
-    assert await found.names(delimiter="/") == ["0/", "zarr.json", "é"]
-    assert await found.names("0/", delimiter="/") == ["0/c/", "0/zarr.json"]
-    assert sized == [("0/c/1", 3), ("0/zarr.json", 3)]
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,26 @@ class _PartMemory:
         return nbytes + (self.decoding(None, self.part_nbytes) if self.decoding else 0)
 
 
-def _clip(request: ByteRequest | None, nbytes: int) -> tuple[int, int]:
-    """Return where the part *request* of a member of *nbytes* starts and stops."""
+def _clip(place: Place, request: ByteRequest | None) -> tuple[int, int, int]:
+    """Return where the part *request* of the member at *place* starts and stops, and the size of
+    the member.
+    """
+    match place:
+        case Stored(_, (begin, end)) | Part(_, (begin, end)):
+            nbytes = end - begin
+        case Coded(_, coding):
+            nbytes = announced_nbytes(coding, b"")
+        case Inline(data):
+            nbytes = len(data)
+        case Missing():
+            nbytes = 0
     match request:
         case None:
-            return 0, nbytes
+            return 0, nbytes, nbytes
         case ByteRange(start, stop):
-            return min(start, nbytes), min(stop, nbytes)
+            return min(start, nbytes), min(stop, nbytes), nbytes
         case SuffixRange(length):
-            return max(0, nbytes - length), nbytes
+            return max(0, nbytes - length), nbytes, nbytes
 
 
 type _InPlace = Stored | Part | Inline | Missing
@@ -137,8 +148,7 @@ class MemberReader:
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
         place = await self.place(read.ref)
-        nbytes = _nbytes_of(place)
-        start, stop = _clip(read.request, nbytes)
+        start, stop, nbytes = _clip(place, read.request)
         is_small_part = stop - start < nbytes and stop - start <= _SMALL_PART_NBYTES
         if isinstance(place, Coded) and is_small_part and read.memory_nbytes is None:
             place = await self.content(read.ref)
@@ -154,7 +164,8 @@ class MemberReader:
                 etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
                 return await _decode(read, b"", etag, nbytes)
             case Stored() | Part():
-                request = place.byte_range.narrow(ByteRange(start, stop))
+                begin = place.byte_range.start
+                request = ByteRange(begin + start, begin + stop)
                 inside = read._replace(ref=place.ref, request=request, version=place.version)
         if inside.kind == "metadata" and inside.version is not None:
             inside = inside._replace(kind="member")  # it is no marker: its archive has a history
@@ -200,21 +211,11 @@ class MemberReader:
         if nbytes is not None or name.endswith("/"):
             return nbytes
         try:
-            return _nbytes_of(await self.outer.find(name, self.fetch))
+            place = await self.outer.find(name, self.fetch)
         except _UNREADABLE:
             return 0
-
-
-def _nbytes_of(place: Place) -> int:
-    """Return the size of a member at *place*; 0 if it is missing."""
-    match place:
-        case Stored(_, byte_range) | Part(_, byte_range):
-            return byte_range.length
-        case Coded(_, coding):
-            return announced_nbytes(coding, b"")
-        case Inline(data):
-            return len(data)
-    return 0
+        _, nbytes, _ = _clip(place, None)
+        return nbytes
 
 
 def _decode_part[T](
@@ -252,18 +253,15 @@ class NestedLayout(Layout):
     outer: MemberLayout
     inner: Layout
 
-    def _reader(self, fetch: Fetch) -> MemberReader:
-        return MemberReader(self.outer, fetch)
-
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        reading = self._reader(fetch)
+        reading = MemberReader(self.outer, fetch)
         return await self._translate(await self.inner.locate(key, reading), reading)
 
     async def locate_listed(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate *key* as far as a listing needs it: `Whole` for a member that is served as it is,
         whose place may cost a read, or may not be allowed.
         """
-        reading = self._reader(fetch)
+        reading = MemberReader(self.outer, fetch)
         location = await self.inner.locate(key, reading)
         return location if isinstance(location, Whole) else await self._translate(location, reading)
 
@@ -288,14 +286,14 @@ class NestedLayout(Layout):
         return self.inner.encloses(key)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
-        rules = await self.inner.listing_rules(directory, self._reader(fetch))
+        rules = await self.inner.listing_rules(directory, MemberReader(self.outer, fetch))
         return replace(rules, walks=[self._walking(walk) for walk in rules.walks])
 
     def _walking(self, walk: Walk) -> Walk:
         async def nested(wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str | Walk]:
             async for found in walk(wanted, self._inside(io)):
                 if isinstance(found, Item) and found.location is not None:
-                    reading = self._reader(io.fetch)
+                    reading = MemberReader(self.outer, io.fetch)
                     location = await self._translate(found.location, reading)
                     yield found._replace(location=location)
                 elif isinstance(found, Item | str):
@@ -312,12 +310,14 @@ class NestedLayout(Layout):
         return replace(walk, walk=nested, stored=stored)
 
     def _inside(self, io: ListingIO) -> ListingIO:
-        return io._replace(fetch=self._reader(io.fetch))
+        return io._replace(fetch=MemberReader(self.outer, io.fetch))
 
     async def collections(
         self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        found = await self.inner.collections(self._reader(fetch), listing, run_in_thread)
+        found = await self.inner.collections(
+            MemberReader(self.outer, fetch), listing, run_in_thread
+        )
         return [
             replace(each, shards=each.shards and NestedShards(self, each.shards))
             if isinstance(each, ChunkCollection)
@@ -326,11 +326,11 @@ class NestedLayout(Layout):
         ]
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        shards = await self.inner.shards_at(key, self._reader(fetch))
+        shards = await self.inner.shards_at(key, MemberReader(self.outer, fetch))
         return None if shards is None else NestedShards(self, shards)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
-        return await self.inner.explain_absence(key, self._reader(fetch))
+        return await self.inner.explain_absence(key, MemberReader(self.outer, fetch))
 
     def expects(self, path: str) -> bool:
         return self.inner.expects(path)

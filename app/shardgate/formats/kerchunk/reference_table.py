@@ -88,16 +88,6 @@ class ReferenceGrid:
     keys: ChunkKeys
     counts: tuple[int, ...]
 
-    def number(self, key: str) -> int | None:
-        """Return the number of a chunk in C order; `None` if *key* names none."""
-        coords = self.keys.parse(key)
-        if coords is None or not all(map(lt, coords, self.counts)):
-            return None
-        number = 0
-        for at, count in zip(coords, self.counts, strict=True):
-            number = number * count + at
-        return number
-
     def names(
         self, present: NDArray[np.bool_], start: str, window: Window, first: int = 0
     ) -> Iterator[tuple[str, int]]:
@@ -134,12 +124,17 @@ class ReferenceSet:
         return self.names.nbytes + self.table.nbytes + _GRID_NBYTES * len(self.arrays)
 
     def find_chunk(self, name: str) -> tuple[str, int] | None:
-        """Return the path of the array that has the chunk *name*, and the number of the chunk."""
+        """Return the path of the array of the chunk *name*, and its number in C order."""
         end = len(name)
         while (end := name.rfind("/", 0, end)) > 0:
             if (grid := self.arrays.get(name[:end])) is not None:
-                number = grid.number(name[end + 1 :])
-                return None if number is None else (name[:end], number)
+                coords = grid.keys.parse(name[end + 1 :])
+                if coords is None or not all(map(lt, coords, grid.counts)):
+                    return None
+                number = 0
+                for at, count in zip(coords, grid.counts, strict=True):
+                    number = number * count + at
+                return name[:end], number
         return None
 
 

@@ -291,9 +291,9 @@ class NestedLayout(Layout):
 
     def _walking(self, walk: Walk) -> Walk:
         async def nested(wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str | Walk]:
-            async for found in walk(wanted, self._inside(io)):
+            reading = MemberReader(self.outer, io.fetch)
+            async for found in walk(wanted, io._replace(fetch=reading)):
                 if isinstance(found, Item) and found.location is not None:
-                    reading = MemberReader(self.outer, io.fetch)
                     location = await self._translate(found.location, reading)
                     yield found._replace(location=location)
                 elif isinstance(found, Item | str):
@@ -305,12 +305,9 @@ class NestedLayout(Layout):
             return nested
 
         def stored(io: ListingIO) -> AsyncIterator[AsyncIterator[Rows]]:
-            return walk.stored(self._inside(io))
+            return walk.stored(io._replace(fetch=MemberReader(self.outer, io.fetch)))
 
         return replace(walk, walk=nested, stored=stored)
-
-    def _inside(self, io: ListingIO) -> ListingIO:
-        return io._replace(fetch=MemberReader(self.outer, io.fetch))
 
     async def collections(
         self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread

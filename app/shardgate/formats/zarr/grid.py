@@ -4,6 +4,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Final, Self
 
 import numpy as np
@@ -52,20 +54,16 @@ class ShardEdges:
     @classmethod
     def of(cls, runs: EdgeLengths, size: int) -> Self:
         """Check and index the shards of a dimension of *size* elements. Raises: `DecodeError`."""
-        lengths, starts, numbers = array("q"), array("q"), array("q")
-        start = number = 0
-        for length, repeats in runs:
-            if not length or start > _MAX_SIZE:
-                raise DecodeError("chunk_shapes has a size of 0, or a sum above 2^63-1")
-            lengths.append(length)
-            starts.append(start)
-            numbers.append(number)
-            start, number = start + length * repeats, number + repeats
         if not runs:
             raise DecodeError("chunk_shapes has no shards, whose chunks could be served")
-        if start < size:
-            raise DecodeError(f"chunk_shapes covers {start} elements of {size}")
-        return cls(lengths, starts, numbers)
+        lengths, repeats = zip(*runs, strict=True)
+        *starts, stop = accumulate(map(mul, lengths, repeats), initial=0)
+        numbers = accumulate(repeats[:-1], initial=0)
+        if 0 in lengths or starts[-1] > _MAX_SIZE:
+            raise DecodeError("chunk_shapes has a size of 0, or a sum above 2^63-1")
+        if stop < size:
+            raise DecodeError(f"chunk_shapes covers {stop} elements of {size}")
+        return cls(array("q", lengths), array("q", starts), array("q", numbers))
 
     @property
     def nbytes(self) -> int:

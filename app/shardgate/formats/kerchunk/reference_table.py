@@ -4,6 +4,7 @@ import base64
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from operator import lt
@@ -209,6 +210,14 @@ class TableBuilder:
 def inline_bytes(text: bytes) -> bytes:
     """Return the bytes in the set that *text* stands for. Raises: `ValueError`."""
     return base64.b64decode(text[len(_BASE64) :]) if text.startswith(_BASE64) else text
+
+
+def inline_text(data: bytes) -> str:
+    """Return the text that stands for *data* in a set; see `inline_bytes`."""
+    if not data.startswith(_BASE64):
+        with suppress(UnicodeDecodeError):
+            return data.decode()
+    return (_BASE64 + base64.b64encode(data)).decode()
 
 
 def check_size(data: bytes, limit_nbytes: int) -> None:

@@ -100,7 +100,7 @@ async def test_reference_has_the_location_of_its_kind(tmp_path: Path) -> None:
 
     async with opening(path) as opened:
         places = {
-            name: await opened.layout.find(name, opened.fetch)
+            name: await opened.find(name)
             for name in ("part", "whole", "text", "empty", "other", "")
         }
         read = {name: await opened.read(name) for name in places}
@@ -135,7 +135,7 @@ async def test_inline_bytes_have_the_version_of_their_set(tmp_path: Path) -> Non
     for text in ("a", "b", "bc"):
         write_json(path, {"k": text})
         async with opening(path) as opened:
-            place = await opened.layout.find("k", opened.fetch)
+            place = await opened.find("k")
         assert isinstance(place, Inline)
         etags.add(place.etag)
 

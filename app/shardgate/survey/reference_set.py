@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 
 from shardgate.concurrency import bounded_gather, take
 from shardgate.errors import ConfigurationError, NotAllowedError
-from shardgate.formats.kerchunk.reference_table import inline_text
 from shardgate.formats.listing import Window
+from shardgate.formats.references import inline_text
 from shardgate.model import (
     MISSING,
     Coded,

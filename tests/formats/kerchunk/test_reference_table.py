@@ -6,7 +6,7 @@ import pytest
 
 from shardgate.errors import DamagedError, NotAllowedError
 from shardgate.formats.kerchunk.layout import resolve_source
-from shardgate.formats.kerchunk.reference_table import TableBuilder, inline_bytes, inline_text
+from shardgate.formats.kerchunk.reference_table import TableBuilder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import allow
 from shardgate.model import MISSING, Inline, ObjectRef, Part, Stored
@@ -140,16 +140,6 @@ async def test_inline_bytes_have_the_version_of_their_set(tmp_path: Path) -> Non
         etags.add(place.etag)
 
     assert len(etags) == 3
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [(b"plain", "plain"), (b"\xff", "base64:/w=="), (b"base64:x", "base64:YmFzZTY0Ong=")],
-)
-def test_bytes_in_a_set_are_text_or_base64(data: bytes, text: str) -> None:
-    """Bytes that are no text, or look like base64, are written in base64, and read back."""
-    assert inline_text(data) == text
-    assert inline_bytes(text.encode()) == data
 
 
 def test_part_past_the_end_of_any_object_is_refused() -> None:

@@ -16,10 +16,10 @@ from shardgate.formats.kerchunk.reference_table import (
     TableBuilder,
     check_size,
     consolidate,
-    inline_bytes,
 )
 from shardgate.formats.kerchunk.templates import Templates, generate
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.references import inline_bytes
 
 _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
 """Names of the metadata documents of Zarr v2."""

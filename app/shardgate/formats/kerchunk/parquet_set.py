@@ -26,9 +26,9 @@ from shardgate.formats.kerchunk.reference_table import (
     TableBuilder,
     check_size,
     consolidate,
-    inline_bytes,
 )
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.references import inline_bytes
 from shardgate.formats.zarr.keys import ChunkKeys
 
 _ARRAY: Final = "/.zarray"

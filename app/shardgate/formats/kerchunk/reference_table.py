@@ -1,10 +1,8 @@
 """References as numpy columns: parts of objects, whole objects, and bytes held in the set."""
 
-import base64
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from operator import lt
@@ -21,8 +19,6 @@ from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange
 
-_BASE64: Final = b"base64:"
-"""Beginning of bytes that are written as text."""
 CONSOLIDATED: Final = ".zmetadata"
 """Name of the consolidated metadata of Zarr v2, and of the catalog of a set in Parquet."""
 ABSENT: Final = 2**32 - 1
@@ -205,19 +201,6 @@ class TableBuilder:
         self._sources.append(source)
         self._offsets.append(offset)
         self._lengths.append(length)
-
-
-def inline_bytes(text: bytes) -> bytes:
-    """Return the bytes in the set that *text* stands for. Raises: `ValueError`."""
-    return base64.b64decode(text[len(_BASE64) :]) if text.startswith(_BASE64) else text
-
-
-def inline_text(data: bytes) -> str:
-    """Return the text that stands for *data* in a set; see `inline_bytes`."""
-    if not data.startswith(_BASE64):
-        with suppress(UnicodeDecodeError):
-            return data.decode()
-    return (_BASE64 + base64.b64encode(data)).decode()
 
 
 def check_size(data: bytes, limit_nbytes: int) -> None:

@@ -329,9 +329,6 @@ class NestedLayout(Layout):
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
         return await self.inner.explain_absence(key, MemberReader(self.outer, fetch))
 
-    def expects(self, path: str) -> bool:
-        return self.inner.expects(path)
-
     def names_below(self) -> Sequence[str] | None:
         return self.inner.names_below()
 

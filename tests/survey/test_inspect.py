@@ -23,6 +23,7 @@ from shardgate.survey.inspect import (
 )
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.zarr.building import LITTLE, array_metadata, consolidated
+from tests.formats.zip.archives import Entry, archive
 from tests.read.stores import Unlisted, WatchedStore, settle
 from tests.support.resolving import ROOT, reading
 
@@ -174,20 +175,26 @@ def test_image_has_multiscales(document: bytes, *, expected: bool) -> None:
     assert is_image(document) is expected
 
 
-async def test_stored_chunks_are_counted_from_the_indexes() -> None:
-    """The indexes of a sharded array tell how many shards, chunks and bytes it has."""
+@pytest.mark.parametrize("method", [None, 0, 8], ids=["folder", "stored", "deflated"])
+async def test_stored_chunks_are_counted_from_the_indexes(method: int | None) -> None:
+    """The indexes of a sharded array, in an archive too, tell how many shards, chunks and bytes it
+    has.
+    """
     arrays = zarr.storage.MemoryStore()
     array = zarr.create_array(
         arrays, shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="u1", compressors=None
     )
     array[:4, :6] = 1
-    store = MemoryStore()
+    store, entries = MemoryStore(), list[Entry]()
     async for key in arrays.list():
         data = await arrays.get(key, cpu.buffer_prototype)
         assert data is not None
-        store.place(ROOT.join(key), data.to_bytes())
+        entries.append(Entry(key.encode(), data.to_bytes(), method or 0))
+        if method is None:
+            store.place(ROOT.join(key), data.to_bytes())
+    if method is not None:
+        store.place(ROOT.join("lab/a.zip"), archive(*entries))
     opened = reading(store)
     (only,) = (await look(store)).collections
-    assert only.shards is not None
 
-    assert await measure(opened.resolver.root(opened.dataset), only.shards) == (2, 6, 24)
+    assert await measure(opened.resolver.root(opened.dataset), only) == (2, 6, 24)

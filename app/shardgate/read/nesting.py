@@ -4,7 +4,7 @@ Its layout reads through a `MemberReader`, as if each member were an object, and
 translated to where the members lie: an inner chunk of a shard in an archive is one range.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -312,19 +312,25 @@ class NestedLayout(Layout):
     async def collections(
         self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        found = await self.inner.collections(
-            MemberReader(self.outer, fetch), listing, run_in_thread
-        )
-        return [
-            replace(each, shards=each.shards and NestedShards(self, each.shards))
-            if isinstance(each, ChunkCollection)
-            else each
-            for each in found
-        ]
+        reading = MemberReader(self.outer, fetch)
+        return await self.inner.collections(reading, listing, run_in_thread)
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        shards = await self.inner.shards_at(key, MemberReader(self.outer, fetch))
-        return None if shards is None else NestedShards(self, shards)
+        return await self.inner.shards_at(key, MemberReader(self.outer, fetch))
+
+    async def survey(self, shard: Shard, fetch: Fetch) -> Survey | None:
+        reading = MemberReader(self.outer, fetch)
+        if (survey := await self.inner.survey(shard, reading)) is None:
+            return None
+        ref, part, version = survey.whole
+        match await reading.content(ref):
+            case Stored() | Part() as place:
+                version = place.version if isinstance(place, Stored) else version
+                whole = Stored(place.ref, place.byte_range.narrow(part), version)
+                return replace(survey, whole=whole)
+            case Inline(data, etag):
+                return replace(survey, whole=Stored(ref, part, Fixed(etag)), data=data)
+        return None
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
         return await self.inner.explain_absence(key, MemberReader(self.outer, fetch))
@@ -346,64 +352,3 @@ def _narrow(place: _InPlace, part: ByteRange) -> _InPlace:
         case Stored(_, whole) | Part(_, whole):
             return place._replace(byte_range=whole.narrow(part))
     return place
-
-
-@dataclass(frozen=True, slots=True)
-class NestedShards:
-    """The shards *inner* of a layout among members."""
-
-    layout: NestedLayout
-    inner: Shards
-
-    @property
-    def prefix(self) -> str:
-        return self.inner.prefix
-
-    @property
-    def is_checkable(self) -> bool:
-        return self.inner.is_checkable
-
-    def named(self, key: str) -> "NestedShard | None":
-        return self._nested(self.inner.named(key))
-
-    def holding(self, key: VirtualKey) -> "NestedShard | None":
-        return self._nested(self.inner.holding(key))
-
-    def every(self) -> Iterator[Shard] | None:
-        every = self.inner.every()
-        return None if every is None else (NestedShard(self.layout, shard) for shard in every)
-
-    def _nested(self, shard: Shard | None) -> "NestedShard | None":
-        return None if shard is None else NestedShard(self.layout, shard)
-
-
-@dataclass(frozen=True, slots=True)
-class NestedShard:
-    """One shard among members."""
-
-    layout: NestedLayout
-    inner: Shard
-
-    @property
-    def ref(self) -> ObjectRef:
-        return self.inner.ref
-
-    @property
-    def key(self) -> VirtualKey:
-        return self.inner.key
-
-    async def survey(self, fetch: Fetch) -> Survey | None:
-        reading = MemberReader(self.layout.outer, fetch)
-        if (survey := await self.inner.survey(reading)) is None:
-            return None
-        ref, part, version = survey.whole
-        if (inner := survey.inner) is not None:
-            survey = replace(survey, inner=lambda entry: NestedShard(self.layout, inner(entry)))
-        match await reading.content(ref):
-            case Stored() | Part() as place:
-                version = place.version if isinstance(place, Stored) else version
-                whole = Stored(place.ref, place.byte_range.narrow(part), version)
-                return replace(survey, whole=whole)
-            case Inline(data, etag):
-                return replace(survey, whole=Stored(ref, part, Fixed(etag)), data=data)
-        return None

@@ -123,7 +123,7 @@ class _Chunk(NamedTuple):
     """Bytes of all pages, as the footer announces them: an upper bound."""
 
 
-class _Page(NamedTuple):
+class _ColumnPage(NamedTuple):
     """A decompressed page."""
 
     kind: int
@@ -182,14 +182,14 @@ class ParquetFile:
         """Return a column of texts or bytes; without the column no row has a value."""
         numbers: dict[bytes, int] = {}
 
-        def number(page: _Page) -> NDArray[np.uint32]:
+        def number(page: _ColumnPage) -> NDArray[np.uint32]:
             found = (numbers.setdefault(text, len(numbers)) for text in _texts(page))
             return np.fromiter(found, np.uint32, page.value_count)
 
         return Texts(self._column(name, number, np.uint32(NULL)), list(numbers))
 
     def _column[T: np.generic](
-        self, name: str, decode: Callable[[_Page], NDArray[T]], absent: T
+        self, name: str, decode: Callable[[_ColumnPage], NDArray[T]], absent: T
     ) -> NDArray[T]:
         if name not in self.names:
             return np.full(self.rows, absent)
@@ -210,7 +210,7 @@ class ParquetFile:
             raise DecodeError(f"Parquet: {len(column)} of {self.rows} rows have the column {name}")
         return column
 
-    def _pages(self, chunk: _Chunk) -> Iterator[_Page]:
+    def _pages(self, chunk: _Chunk) -> Iterator[_ColumnPage]:
         at, stop, rows, room = chunk.start, chunk.start + chunk.nbytes, 0, chunk.decoded_nbytes
         if not 0 <= at <= stop <= len(self._data):
             raise DecodeError(f"Parquet: a column at {at} ends past {len(self._data)} bytes")
@@ -254,7 +254,9 @@ def _chunk(meta: _Struct, rows: int, *, is_optional: bool) -> _Chunk:
     return _Chunk(kind, is_optional, coding, rows, start, nbytes, decoded_nbytes)
 
 
-def _page(chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes: int) -> _Page:
+def _page(
+    chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes: int
+) -> _ColumnPage:
     """Decompress a page of *kind*, and split it into levels and values."""
     count, is_dictionary = _get(header, 1, int), kind == _DICTIONARY_PAGE
     rows = 0 if is_dictionary else count
@@ -284,10 +286,10 @@ def _page(chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes
         raise DecodeError(f"Parquet: the encoding {encoding} of values is not decoded")
     if is_plain and count * _LENGTH.size > len(data):  # each value has 4 bytes or more
         raise DecodeError(f"Parquet: a page of {len(data)} bytes has no {count} values")
-    return _Page(chunk.kind, is_dictionary, is_plain, present, count, data)
+    return _ColumnPage(chunk.kind, is_dictionary, is_plain, present, count, data)
 
 
-def _integers(page: _Page) -> NDArray[np.int64]:
+def _integers(page: _ColumnPage) -> NDArray[np.int64]:
     if (kind := _INTEGERS.get(page.kind)) is None or len(
         page.data
     ) < page.value_count * kind.itemsize:
@@ -295,7 +297,7 @@ def _integers(page: _Page) -> NDArray[np.int64]:
     return np.frombuffer(page.data, kind, page.value_count).astype(np.int64)
 
 
-def _texts(page: _Page) -> Iterator[bytes]:
+def _texts(page: _ColumnPage) -> Iterator[bytes]:
     if page.kind != _BYTES:
         raise DecodeError("Parquet: a column has no texts or bytes")
     at, data = 0, page.data
@@ -307,7 +309,7 @@ def _texts(page: _Page) -> Iterator[bytes]:
         yield data[start:at]
 
 
-def _look_up[T: np.generic](page: _Page, dictionary: NDArray[T]) -> NDArray[T]:
+def _look_up[T: np.generic](page: _ColumnPage, dictionary: NDArray[T]) -> NDArray[T]:
     """Return the values at the positions that *page* holds."""
     codes = _unpack(page.data[1:], page.data[0] if page.data else 0, page.value_count)
     if codes.max() >= len(dictionary):

@@ -59,12 +59,11 @@ with a content coding, or bytes in memory.
 class SortedNames:
     """Names in the order of their UTF-8 bytes, without zero bytes: 4 bytes a name and its own."""
 
-    __slots__ = ("_blocks", "_count", "nbytes")
+    __slots__ = ("_blocks", "nbytes")
 
-    def __init__(self, blocks: Sequence[bytes], count: int) -> None:
-        """Hold *count* names, `_NAMES_PER_BLOCK` in each of *blocks*, with `_END` between them."""
+    def __init__(self, blocks: Sequence[bytes]) -> None:
+        """Hold the names in *blocks*, `_NAMES_PER_BLOCK` in each, with `_END` between them."""
         self._blocks = blocks
-        self._count = count
         self.nbytes = sum(map(getsizeof, blocks)) + 8 * len(blocks)
 
     @classmethod
@@ -80,10 +79,7 @@ class SortedNames:
         merged: Iterator[int] = merge(*runs, key=key)
         order = np.fromiter(merged, np.intp, count)
         blocks = batched((names[at] for at in order.tolist()), _NAMES_PER_BLOCK)
-        return cls([_END.join(block) for block in blocks], count), order
-
-    def __len__(self) -> int:
-        return self._count
+        return cls([_END.join(block) for block in blocks]), order
 
     def _since(self, wanted: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the names that are not before *wanted*, with their positions."""

@@ -248,7 +248,7 @@ def test_set_above_the_limit_is_refused() -> None:
     """A set with a byte more than the limit is refused."""
     data = json.dumps({"a": "b" * 100}).encode()
 
-    assert len(_decode(data, len(data)).names) == 1
+    assert len(_decode(data, len(data)).table) == 1
     with pytest.raises(DecodeError, match="of more than"):
         _decode(data, len(data) - 1)
 
@@ -268,7 +268,7 @@ def test_compressed_set_is_inflated_up_to_the_limit(compress: Callable[[bytes], 
     """A set that is compressed by gzip or zstd is decoded, unless it is too long once inflated."""
     data = json.dumps({"a": "b" * 10**5}).encode()
 
-    assert len(_decode(compress(data), len(data)).names) == 1
+    assert len(_decode(compress(data), len(data)).table) == 1
     with pytest.raises(DecodeError, match="more than"):
         _decode(compress(data), len(data) - 1)
 

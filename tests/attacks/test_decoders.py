@@ -39,9 +39,12 @@ from shardgate.formats.icechunk.snapshot import (
     StoredSnapshotDecoder,
 )
 from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
+from shardgate.formats.kerchunk.json_set import decode_json_set
+from shardgate.formats.kerchunk.parquet_set import decode_catalog, decode_table
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
-from shardgate.formats.zip.directory import parse_end
+from shardgate.formats.zip.directory import EndRecord, decode_directory, decode_tail, parse_end
+from shardgate.formats.zip.layout import decode_local_header
 from shardgate.http.api.commit_body import parse_commit, parse_commit_lines
 from shardgate.http.auth.oidc import decode_jwks
 from shardgate.http.body import decode_aws_chunked
@@ -60,6 +63,7 @@ from shardgate.model import ByteRange
 from shardgate.storage.http_headers import parse_content_range, parse_unsatisfied
 from shardgate.storage.refusals import parse_document
 from tests.attacks.mutating import Change, at_random, changes
+from tests.formats.kerchunk.sets import write_parquet
 from tests.formats.zarr.building import array_metadata, sharding
 from tests.formats.zip.archives import Entry, archive
 from tests.support import repositories
@@ -99,7 +103,7 @@ class Decoder(NamedTuple):
     function: Callable[..., Any]
     valid: Sequence[bytes]
     errors: tuple[type[Exception], ...] = ()
-    more: tuple[int, ...] = ()
+    more: tuple[Any, ...] = ()
 
     def decode(self, data: bytes) -> None:
         """Decode *data*, ignoring documented errors."""
@@ -121,6 +125,31 @@ CONFIG: Final = flexbuffers.Dumps(
 )
 ENTRIES: Final = (None, InlineChunk(b"abc"), Native(bytes(12), ByteRange(0, 4)))
 DELETE: Final = b"<Delete><Object><Key>a</Key></Object></Delete>"
+
+
+def table_of(refs: Any) -> bytes:
+    """Return the first table that kerchunk writes for the references of the array ``t``."""
+    with TemporaryDirectory() as folder:
+        write_parquet(Path(folder) / "refs", refs)
+        return (Path(folder) / "refs/t/refs.0.parq").read_bytes()
+
+
+ZARRAY: Final = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4"}
+REFERENCES: Final = {
+    "version": 1,
+    "templates": {"u": "s3://b/x", "f": "{{c}}"},
+    "gen": [{"key": "k{{i}}", "url": "{{f(c=u)}}", "dimensions": {"i": {"stop": 9}}}],
+    "refs": {"t/.zarray": text(ZARRAY).decode(), "t/0": ["{{u}}", 1, 2], "t/1": "base64:AAE="},
+}
+CATALOG: Final = {
+    "metadata": {".zgroup": {"zarr_format": 2}, "t/.zarray": ZARRAY},
+    "record_size": 5,
+}
+TABLE: Final = table_of({"version": 1, "refs": REFERENCES["refs"]})
+ENTRY: Final = Entry(b"a")
+RECORD: Final = ENTRY.record(0)
+END: Final = EndRecord(99, len(RECORD), 1, 99)
+ARCHIVE: Final = archive(ENTRY, end64={}, comment=b"note")
 DAMAGED: Final = (DecodeError,)
 REFUSED: Final = (RequestError,)
 COMMIT_LINES: Final = b"\n".join(
@@ -151,7 +180,18 @@ DECODERS: Final = {
         Decoder(parse_parts, [PARTS], REFUSED),
         Decoder(parse_content_range, [b"bytes 0-9/10", b"bytes 0-9/*"]),
         Decoder(parse_unsatisfied, [b"bytes */10"]),
-        Decoder(parse_end, [archive(Entry(b"a"), end64={}, comment=b"note")], DAMAGED),
+        Decoder(decode_json_set, [text(REFERENCES)], DAMAGED, (MOST,)),
+        Decoder(decode_catalog, [text(CATALOG)], DAMAGED, (MOST,)),
+        Decoder(decode_table, [TABLE], DAMAGED, (5, MOST)),
+        Decoder(parse_end, [ARCHIVE], DAMAGED),
+        Decoder(decode_tail, [ARCHIVE], DAMAGED, (MOST,)),
+        Decoder(decode_directory, [RECORD], DAMAGED, (END,)),
+        Decoder(
+            decode_local_header,
+            [ENTRY.header()[:31]],
+            DAMAGED,
+            (decode_directory(RECORD, END).lookup("a"),),
+        ),
         Decoder(parse_document, [b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"]),
     )
 }

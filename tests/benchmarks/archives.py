@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from shardgate.formats.zip.layout import Zip, ZipMembers
+from shardgate.formats.zip.layout import Zip, ZipLayout
 from shardgate.model import ObjectRef
 from shardgate.read.perform import DirectFetch
 from tests.read.stores import WatchedStore
@@ -118,9 +118,9 @@ async def _open(data: bytes) -> list[Figure]:
         layout = await Zip(_MOST_NBYTES, _MOST_NBYTES).open(ref, DirectFetch(store))
         seconds.append(time.process_time() - began)
     assert layout is not None
-    assert isinstance(layout.members, ZipMembers)
+    assert isinstance(layout, ZipLayout)
     opened = len(store.calls)
-    directory = await layout.members.open_directory(DirectFetch(store))
+    directory = await layout.open_table(DirectFetch(store))
     names = sum(len(name) for name, _ in directory.names.below("", "", ""))
     held = (directory.nbytes - names) / _ENTRIES
     return [

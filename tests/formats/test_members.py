@@ -23,14 +23,6 @@ def test_many_names_are_sorted_by_their_bytes() -> None:
     assert found.position(names[3].decode()) == sorted(names).index(names[3])
 
 
-def test_no_names_are_sorted() -> None:
-    """A container may have no members."""
-    found, order = SortedNames.of([])
-
-    assert (len(found), len(order), found.position("a")) == (0, 0, None)
-    assert list(found.below("", "", "")) == []
-
-
 @given(st.sets(_names, max_size=70), st.sets(_texts, max_size=20))
 def test_names_have_positions_and_other_texts_none(names: set[str], others: set[str]) -> None:
     """Each name has its position in the order of their bytes; other texts have none."""

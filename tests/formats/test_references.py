@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardgate.errors import NotAllowedError
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.references import Allowed, parse_prefix, resolve
+from shardgate.formats.references import Allowed, inline_bytes, inline_text, parse_prefix, resolve
 from shardgate.model import ObjectRef
 
 PREFIXES = (
@@ -201,3 +201,13 @@ def test_refusal_contains_no_secrets(location: str) -> None:
     with pytest.raises((DecodeError, NotAllowedError)) as error:
         resolve(location, ALLOWED, containers)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [(b"plain", "plain"), (b"\xff", "base64:/w=="), (b"base64:x", "base64:YmFzZTY0Ong=")],
+)
+def test_bytes_in_a_set_are_text_or_base64(data: bytes, text: str) -> None:
+    """Bytes that are no text, or look like base64, are written in base64, and read back."""
+    assert inline_text(data) == text
+    assert inline_bytes(text.encode()) == data

@@ -13,14 +13,13 @@ import pytest
 
 from shardgate.errors import DamagedError, ReadOnlyError
 from shardgate.formats.listing import Window
-from shardgate.formats.members import MemberLayout, Members, Place
+from shardgate.formats.members import MemberLayout, Place
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.model import (
     ByteRange,
     ETag,
     Inline,
     ObjectRef,
-    Stored,
     SuffixRange,
     VirtualKey,
 )
@@ -29,7 +28,7 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.listing import Root, find_collections
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from shardgate.read.nesting import MemberFetch
+from shardgate.read.nesting import MemberReader
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import inspect_key, inspect_shard, measure, summarize
 from shardgate.survey.verify import verify
@@ -87,12 +86,12 @@ def _refuse(_: bytes) -> Opaque:
     raise DecodeError("refused")
 
 
-async def _fetch(store: MemoryStore, fetch: Fetch | None = None) -> MemberFetch:
+async def _fetch(store: MemoryStore, fetch: Fetch | None = None) -> MemberReader:
     """Return a fetch of the members of the archive."""
     data = reading(store)
     found = await data.dataset.containers.archive_of(ROOT, f"{NAME}/", data.fetch)
     assert found is not None
-    return MemberFetch(found[0], fetch or data.fetch)
+    return MemberReader(found[0], fetch or data.fetch)
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class _Recorder:
 
 
 @dataclass(frozen=True)
-class _InMemory(Members):
+class _InMemory(MemberLayout):
     """Members that all have the same bytes in memory."""
 
     data: bytes
@@ -329,8 +328,8 @@ async def test_long_bytes_in_a_reference_set_are_decoded_off_the_event_loop() ->
     """Bytes that a set of references holds are decoded in a thread if they are long."""
     recorder = _Recorder()
     for nbytes in (10, 2**19):
-        layout = MemberLayout(ROOT, _InMemory(bytes(nbytes)), 2**20)
-        fetch = MemberFetch(layout, reading(MemoryStore()).fetch)
+        layout = _InMemory(ROOT, 2**20, None, bytes(nbytes))
+        fetch = MemberReader(layout, reading(MemoryStore()).fetch)
         await fetch(Read("member", ROOT.join("a"), None, recorder))
 
     assert [thread == get_ident() for thread, _ in recorder.calls] == [True, False]
@@ -346,7 +345,8 @@ async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int)
 
 
 @every_method
-async def test_listed_members_are_those_that_are_read(method: int) -> None:
+@pytest.mark.parametrize("is_array", [False, True])
+async def test_listed_members_are_those_that_are_read(method: int, *, is_array: bool) -> None:
     """Size, ETag and time of each listed member, in an array or not, are those of its read form."""
     files = {
         "notes/a.txt": bytes(1000),
@@ -354,13 +354,14 @@ async def test_listed_members_are_those_that_are_read(method: int) -> None:
         "docs/c/x": bytes(300),
         "0.0": b"a",
     }
-    store = _archived({**files, **zarr.build(_CHUNKS)}, method)
+    array = zarr.build(_CHUNKS) if is_array else {}
+    store = _archived({**files, **array}, method)
     stat = await store.stat(ROOT.join(NAME))
     data = reading(store)
     page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
 
     assert stat is not None
-    assert len(page.entries) == len(files) + len(_CHUNKS) + 1
+    assert len(page.entries) == len(files) + is_array * (len(_CHUNKS) + 1)
     for entry in page.entries:
         key = VirtualKey(entry.key)
         async with data.resolver.open(data.dataset, key, _inflated) as opened:
@@ -368,24 +369,6 @@ async def test_listed_members_are_those_that_are_read(method: int) -> None:
             assert opened.entity.length == entry.nbytes
             assert entry.etag in {None, opened.entity.etag}
             assert entry.modified_s == opened.entity.modified_s == stat.modified_s
-
-
-@every_method
-async def test_listed_members_of_folders_have_the_time_of_the_archive(method: int) -> None:
-    """Members outside of arrays are listed with the time of their archive, which reads tell too."""
-    store = _archived({"notes/a.txt": bytes(1000), "b.txt": bytes(99)}, method)
-    stat = await store.stat(ROOT.join(NAME))
-    data = reading(store)
-    page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
-    times = [entry.modified_s for entry in page.entries]
-    async with data.resolver.open(
-        data.dataset, VirtualKey(f"{NAME}/notes/a.txt"), _inflated
-    ) as opened:
-        assert opened is not None
-        times.append(opened.entity.modified_s)
-
-    assert stat is not None
-    assert times == [stat.modified_s] * 3
 
 
 @every_method
@@ -487,21 +470,6 @@ async def test_folder_of_members_without_containers_is_searched_once() -> None:
     assert len(searched.searches) == 1
 
 
-async def test_place_of_a_member_is_a_range_of_the_archive() -> None:
-    """A stored member is located as a range of the archive, of its length."""
-    files = {"notes/a.txt": b"first", "notes/b.txt": b"second"}
-    store = _archived(files)
-    data = reading(store)
-    tracker = FreshnessTracker(data.fetch)
-    layout, rest, _ = await data.resolver.find_container(
-        data.dataset, VirtualKey(f"{NAME}/notes/b.txt")
-    )
-    place = await layout.locate(rest, tracker)
-
-    assert isinstance(place, Stored)
-    assert _archive(files)[slice(*place.byte_range)] == b"second"
-
-
 @every_method
 async def test_empty_shard_in_an_archive_is_damage_by_its_key(method: int) -> None:
     """A shard without bytes in an archive is damage, found by the key of its first chunk."""
@@ -530,8 +498,7 @@ async def test_stored_chunks_in_an_archive_are_counted_from_the_indexes() -> Non
     sizes = []
     for data in (reading(filled(objects)), reading(_archived(objects))):
         (array,) = (await summarize(data.resolver, data.dataset)).collections
-        assert array.shards is not None
-        sizes.append(await measure(data.resolver.root(data.dataset), array.shards))
+        sizes.append(await measure(data.resolver.root(data.dataset), array))
 
     assert sizes[0] is not None
     assert sizes[0] == sizes[1]

@@ -11,8 +11,6 @@ from zarr.core.buffer import cpu
 
 from shardgate.errors import StorageUnavailableError
 from shardgate.formats.surveying import RefDescription
-from shardgate.formats.zarr.metadata import parse_array
-from shardgate.formats.zarr.survey import ZarrShards
 from shardgate.model import ObjectRef, VirtualKey
 from shardgate.read.listing import Root
 from shardgate.storage.contract import Found, NotModified
@@ -35,6 +33,7 @@ from shardgate.survey.inspect import (
 from tests.formats.icechunk.repositories import Builder, digest, lab, spell
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.zarr.building import LITTLE, array_metadata, consolidated, sharding
+from tests.formats.zip.archives import Entry, archive
 from tests.read.stores import Unlisted, WatchedStore, settle
 from tests.support.resolving import ROOT, reading
 
@@ -186,23 +185,29 @@ def test_image_has_multiscales(document: bytes, *, expected: bool) -> None:
     assert is_image(document) is expected
 
 
-async def test_stored_chunks_are_counted_from_the_indexes() -> None:
-    """The indexes of a sharded array tell how many shards, chunks and bytes it has."""
+@pytest.mark.parametrize("method", [None, 0, 8], ids=["folder", "stored", "deflated"])
+async def test_stored_chunks_are_counted_from_the_indexes(method: int | None) -> None:
+    """The indexes of a sharded array, in an archive too, tell how many shards, chunks and bytes it
+    has.
+    """
     arrays = zarr.storage.MemoryStore()
     array = zarr.create_array(
         arrays, shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="u1", compressors=None
     )
     array[:4, :6] = 1
-    store = MemoryStore()
+    store, entries = MemoryStore(), list[Entry]()
     async for key in arrays.list():
         data = await arrays.get(key, cpu.buffer_prototype)
         assert data is not None
-        store.place(ROOT.join(key), data.to_bytes())
+        entries.append(Entry(key.encode(), data.to_bytes(), method or 0))
+        if method is None:
+            store.place(ROOT.join(key), data.to_bytes())
+    if method is not None:
+        store.place(ROOT.join("lab/a.zip"), archive(*entries))
     opened = reading(store)
     (only,) = (await look(store)).collections
-    assert only.shards is not None
 
-    assert await measure(opened.resolver.root(opened.dataset), only.shards) == (2, 6, 24)
+    assert await measure(opened.resolver.root(opened.dataset), only) == (2, 6, 24)
 
 
 def repository(builder: Builder, store: MemoryStore | None = None) -> Root:
@@ -322,11 +327,13 @@ async def test_repositories_of_a_summary_are_bounded() -> None:
 
 async def test_shards_too_many_to_read_are_not_measured() -> None:
     """Shards are measured where each index can be read, and not where they are too many."""
-    root = reading(MemoryStore())
-    few, many = (
-        ZarrShards(ROOT, parse_array(array_metadata([size], [4], [sharding([1])])))
-        for size in (4 * MAX_MEASURED, 4 * MAX_MEASURED + 1)
-    )
+    store = MemoryStore()
+    for name, size in (("few", 4 * MAX_MEASURED), ("many", 4 * MAX_MEASURED + 1)):
+        metadata = array_metadata([size], [4], [sharding([1])])
+        store.place(ROOT.join(f"{name}/zarr.json"), json.dumps(metadata).encode())
+    opened = reading(store)
+    root = opened.resolver.root(opened.dataset)
+    few, many = (await look(store)).collections
 
-    assert await measure(root.resolver.root(root.dataset), few) == StoredSize(0, 0, 0)
-    assert await measure(root.resolver.root(root.dataset), many) is None
+    assert await measure(root, few) == StoredSize(0, 0, 0)
+    assert await measure(root, many) is None

@@ -192,15 +192,6 @@ def test_url_is_spelled_as_fsspec_reads_it(ref: ObjectRef, expected: str) -> Non
     assert url_of_object(ref) == expected
 
 
-def test_bytes_in_a_set_are_text_or_base64() -> None:
-    """Bytes that are no text, or look like base64, are written in base64."""
-    from shardgate.survey.reference_set import _text  # noqa: PLC0415
-
-    assert _text(b"plain") == "plain"
-    assert _text(b"\xff") == "base64:/w=="
-    assert _text(b"base64:x") == "base64:YmFzZTY0Ong="
-
-
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 @pytest.mark.parametrize("name", ["refs.json", "a.zip"])
 def test_members_without_collections_are_reported(tmp_path: Path, command: str, name: str) -> None:

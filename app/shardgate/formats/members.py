@@ -1,10 +1,11 @@
 """Members: objects that lie in other ones, as the entries of an archive or of a reference set.
 
-A format whose container is an index of names opens as a `MemberLayout` of `Members`. `read` finds
-the containers among them, by the same markers as in a store, and reads them where they lie.
+A format whose container is an index of names opens as a `MemberLayout`. `read` finds the containers
+among its members, by the same markers as in a store, and reads them where they lie.
 """
 
 import re
+from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,32 +56,14 @@ with a content coding, or bytes in memory.
 """
 
 
-class Members(Protocol):
-    """The members of a container; names are relative to it, without a slash at either end."""
-
-    async def find(self, name: str, fetch: Fetch) -> Place:
-        """Find the member *name*. Raises: `DamagedError`, `NotAllowedError`."""
-
-    def below(
-        self, prefix: str, after: str, delimiter: str, fetch: Fetch
-    ) -> AsyncIterator[tuple[str, int | None]]:
-        """Yield the names that begin with *prefix* and sort after *after*, in the order of their
-        UTF-8 bytes, each with its size in bytes, or without if only the object at its place tells.
-
-        With the *delimiter* ``/``, names that have it behind the prefix are cut there, and come
-        once, with the slash and without a size.
-        """
-
-
 class SortedNames:
     """Names in the order of their UTF-8 bytes, without zero bytes: 4 bytes a name and its own."""
 
-    __slots__ = ("_blocks", "_count", "nbytes")
+    __slots__ = ("_blocks", "nbytes")
 
-    def __init__(self, blocks: Sequence[bytes], count: int) -> None:
-        """Hold *count* names, `_NAMES_PER_BLOCK` in each of *blocks*, with `_END` between them."""
+    def __init__(self, blocks: Sequence[bytes]) -> None:
+        """Hold the names in *blocks*, `_NAMES_PER_BLOCK` in each, with `_END` between them."""
         self._blocks = blocks
-        self._count = count
         self.nbytes = sum(map(getsizeof, blocks)) + 8 * len(blocks)
 
     @classmethod
@@ -96,10 +79,7 @@ class SortedNames:
         merged: Iterator[int] = merge(*runs, key=key)
         order = np.fromiter(merged, np.intp, count)
         blocks = batched((names[at] for at in order.tolist()), _NAMES_PER_BLOCK)
-        return cls([_END.join(block) for block in blocks], count), order
-
-    def __len__(self) -> int:
-        return self._count
+        return cls([_END.join(block) for block in blocks]), order
 
     def _since(self, wanted: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the names that are not before *wanted*, with their positions."""
@@ -116,7 +96,7 @@ class SortedNames:
         return at if found == wanted else None
 
     def below(self, prefix: str, after: str, delimiter: str) -> Iterator[tuple[str, int | None]]:
-        """Yield names with their positions as `Members.below` does; folded ones have none."""
+        """Yield names with their positions as `MemberLayout.below` does; folded ones have none."""
         start = prefix.encode()
         names = self._since(max(start, after.encode()))
         while (found := next(names, None)) is not None and found[1].startswith(start):
@@ -154,23 +134,37 @@ def refer(place: Part) -> Referenced:
 
 @dataclass(frozen=True, slots=True)
 class MemberLayout(Layout):
-    """Layout of a container of members, each served as it lies there; *directory* is the prefix of
-    their names. `read` opens containers among the members.
+    """Layout of a container of members, each served as it lies there. Names are relative to
+    *directory*, without a slash at either end.
     """
 
     directory: ObjectRef
-    members: Members
     decoded_nbytes: int
     """Most bytes of a member that is decoded into memory: a shard or metadata."""
-    modified_s: int | None = None
+    modified_s: int | None
     """Time of the last modification of the object that has all members, if that is known."""
+
+    @abstractmethod
+    async def find(self, name: str, fetch: Fetch) -> Place:
+        """Find the member *name*. Raises: `DamagedError`, `NotAllowedError`."""
+
+    @abstractmethod
+    def below(
+        self, prefix: str, after: str, delimiter: str, fetch: Fetch
+    ) -> AsyncIterator[tuple[str, int | None]]:
+        """Yield the names that begin with *prefix* and sort after *after*, in the order of their
+        UTF-8 bytes, each with its size in bytes, or without if only the object at its place tells.
+
+        With the *delimiter* ``/``, names that have it behind the prefix are cut there, and come
+        once, with the slash and without a size.
+        """
 
     def name_of(self, ref: ObjectRef) -> VirtualKey:
         """Return the name of the member that is called *ref* below `directory`."""
         return VirtualKey(ref.key[len(self.directory.key) :].lstrip("/"))
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        place = await self.members.find(key, fetch)
+        place = await self.find(key, fetch)
         return refer(place) if isinstance(place, Part) else place
 
     async def target(self, _: VirtualKey, __: Fetch) -> Target:

@@ -30,9 +30,22 @@ class Opaque:
         return len(self.data)
 
 
+@dataclass(frozen=True, slots=True)
+class BoundDecoder[*Ts, T]:
+    """A decoder that calls *function* with the data and *arguments*. Unlike partial functions of
+    the standard library, those with equal arguments are equal.
+    """
+
+    function: Callable[[bytes, *Ts], T]
+    arguments: tuple[*Ts]
+
+    def __call__(self, data: bytes) -> T:
+        return self.function(data, *self.arguments)
+
+
 class Read[T: Weighable](NamedTuple):
     """The bytes that a format needs, and the function that decodes them. Equal reads are one entry
-    of the cache, so *decode* is a function or a frozen value.
+    of the cache, so *decode* is a function or a frozen value such as a `BoundDecoder`.
     """
 
     kind: str

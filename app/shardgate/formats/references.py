@@ -1,7 +1,9 @@
-"""Virtual references resolved to objects, below allowed prefixes only."""
+"""Virtual references: the objects below allowed prefixes that they lead to, or their bytes."""
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -12,6 +14,8 @@ from shardgate.model import ObjectRef
 SCHEMES: Final = ("s3", "http", "https", "gs", "az", "file")
 SLASHES: Final = re.compile("//+")
 """Slashes that are one in the path of a local file."""
+_BASE64: Final = b"base64:"
+"""Beginning of bytes that are written as text."""
 _LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)/?([^?#]*).*", re.DOTALL)
 _CONTAINER: Final = "vcc://"
 _USER: Final = re.compile(r"^([^/]*//)[^/]*@")
@@ -137,3 +141,16 @@ def _without_secrets(url: str) -> str:
 
 def _shown(url: str) -> str:
     return repr(_without_secrets(url)[:200])
+
+
+def inline_bytes(text: bytes) -> bytes:
+    """Return the bytes that *text* in a reference set stands for. Raises: `ValueError`."""
+    return base64.b64decode(text[len(_BASE64) :]) if text.startswith(_BASE64) else text
+
+
+def inline_text(data: bytes) -> str:
+    """Return the text that stands for *data* in a reference set."""
+    if not data.startswith(_BASE64):
+        with suppress(UnicodeDecodeError):
+            return data.decode()
+    return (_BASE64 + base64.b64encode(data)).decode()

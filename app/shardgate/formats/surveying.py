@@ -156,7 +156,10 @@ class Shard(Protocol):
         """The virtual key of its first chunk, relative to the container, or its own key."""
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        """Read the indexes; `None` if there is no such shard. Raises: `DamagedError`."""
+        """Read the indexes; `None` if there is no such shard. Raises: `DamagedError`.
+
+        Callers outside of the format use `Layout.survey`, since the shard may lie in an archive.
+        """
 
 
 class Shards(Protocol):

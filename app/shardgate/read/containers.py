@@ -22,7 +22,7 @@ from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.model import MISSING, VOLATILE, ByteRange, Location, ObjectRef, VirtualKey, Whole
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, ReadCache
-from shardgate.read.nesting import MemberFetch, MemberFolder, NestedLayout
+from shardgate.read.nesting import MemberFolder, MemberReader, NestedLayout
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
 """Ends of keys that may name chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
@@ -292,14 +292,14 @@ class MemberContainers(Containers):
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
     ) -> Container:
         search = Containers(self.formats).search
-        layout, rest, _ = await search(root, key, MemberFetch(self.outer, fetch), prefetch)
+        layout, rest, _ = await search(root, key, MemberReader(self.outer, fetch), prefetch)
         if type(layout) is PassThrough:
             folder, _, name = key.rpartition("/")
             layout, rest = MemberFolder(root.join(folder)), VirtualKey(name)
         return Container(NestedLayout(self.outer, layout), rest)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        layout = await Containers(self.formats).open(directory, MemberFetch(self.outer, fetch))
+        layout = await Containers(self.formats).open(directory, MemberReader(self.outer, fetch))
         return None if layout is None else NestedLayout(self.outer, layout)
 
     def passthrough(self, root: ObjectRef) -> Layout:

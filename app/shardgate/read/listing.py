@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
-from shardgate.read.nesting import ListsObjects, MemberListing, NestedLayout, time_of_members
+from shardgate.read.nesting import MemberReader, NestedLayout, time_of_members
 from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
@@ -68,6 +68,15 @@ _MAX_KEY_NBYTES: Final = 1024
 _INVALID_KEY: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 
 
+class ListsObjects(Protocol):
+    """Lists objects below a prefix; see `ObjectReader.list`."""
+
+    def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """Yield objects and common prefixes in the order of their keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class Root:
     """A root, with everything needed to list and read below it."""
@@ -88,16 +97,16 @@ class Root:
 
 
 async def enter(root: Root, path: str) -> tuple[Root, int]:
-    """Return the root of the members that *path*, which has a slash behind each folder, leads to,
-    and the length of its beginning that names their container; else *root* and 0.
+    """Return the root of the archive that *path* leads into, and the length of the part of *path*
+    that names the archive; *root* and 0 if there is none. Folders in *path* end in a slash.
     """
     archive = await root.containers.archive_of(root.ref, path, root.fetch)
     return (root, 0) if archive is None else (_within(root, archive[0]), archive[1])
 
 
 def _within(root: Root, layout: MemberLayout) -> Root:
-    containers, listing = root.containers.within(layout), MemberListing(layout, root.fetch)
-    return Root(layout.directory, root.store, containers, root.fetch, listing)
+    containers, members = root.containers.within(layout), MemberReader(layout, root.fetch)
+    return Root(layout.directory, root.store, containers, root.fetch, members)
 
 
 class OpenedContainer(NamedTuple):

@@ -1,12 +1,12 @@
 """Containers among the members of another one, such as an array in an archive.
 
-Its layout reads through a `MemberFetch`, as if each member were an object, and its locations are
+Its layout reads through a `MemberReader`, as if each member were an object, and its locations are
 translated to where the members lie: an inner chunk of a shard in an archive is one range.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast
+from typing import Final, cast
 
 from shardgate.concurrency import bounded_gather, run_in_thread, take
 from shardgate.errors import (
@@ -30,6 +30,7 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.members import MemberLayout, Place, refer
 from shardgate.formats.reading import (
+    BoundDecoder,
     DecodeError,
     Fetch,
     Opaque,
@@ -74,22 +75,8 @@ _SMALL_PART_NBYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _PartDecoder[T: Weighable]:
-    """Removes a content coding, of at most *most_nbytes*, and decodes *part* of the content."""
-
-    coding: str
-    most_nbytes: int
-    part: ByteRange
-    decode: Callable[[bytes], T]
-
-    def __call__(self, data: bytes) -> T:
-        content = decode_content(self.coding, data, self.most_nbytes)
-        return self.decode(content[self.part.start : self.part.stop])
-
-
-@dataclass(frozen=True, slots=True)
 class _PartMemory:
-    """Memory that a `_PartDecoder` takes. A value: methods of equal values differ."""
+    """Memory that `_decode_part` takes; see `Read.memory_nbytes`."""
 
     content_nbytes: int
     part_nbytes: int
@@ -100,23 +87,35 @@ class _PartMemory:
         return nbytes + (self.decoding(None, self.part_nbytes) if self.decoding else 0)
 
 
-def _clip(request: ByteRequest | None, nbytes: int) -> tuple[int, int]:
-    """Return where the part *request* of a member of *nbytes* starts and stops."""
+def _clip(place: Place, request: ByteRequest | None) -> tuple[int, int, int]:
+    """Return where the part *request* of the member at *place* starts and stops, and the size of
+    the member.
+    """
+    match place:
+        case Stored(_, (begin, end)) | Part(_, (begin, end)):
+            nbytes = end - begin
+        case Coded(_, coding):
+            nbytes = announced_nbytes(coding, b"")
+        case Inline(data):
+            nbytes = len(data)
+        case Missing():
+            nbytes = 0
     match request:
         case None:
-            return 0, nbytes
+            return 0, nbytes, nbytes
         case ByteRange(start, stop):
-            return min(start, nbytes), min(stop, nbytes)
+            return min(start, nbytes), min(stop, nbytes), nbytes
         case SuffixRange(length):
-            return max(0, nbytes - length), nbytes
+            return max(0, nbytes - length), nbytes, nbytes
 
 
 type _InPlace = Stored | Part | Inline | Missing
 
 
 @dataclass(slots=True)
-class MemberFetch:
-    """Implementation of `Fetch` for the members of *outer*, which *fetch* reads.
+class MemberReader:
+    """Reads and lists the members of *outer*, which *fetch* reads, as if they were objects: an
+    implementation of `Fetch` and `ListsObjects`.
 
     One read of a member with a content coding removes that and decodes the content, so that the
     cache holds what it was decoded to. Small parts share the content in memory.
@@ -125,13 +124,13 @@ class MemberFetch:
     outer: MemberLayout
     fetch: Fetch
     _place: tuple[ObjectRef, Place] | None = None
-    """The last one: that of the shard whose index has just been read."""
+    """The last place: a chunk lies in the shard whose index was just read."""
     _content: tuple[ObjectRef, Inline] | None = None
 
     async def place(self, ref: ObjectRef) -> Place:
         """Return the place of the member *ref*."""
         if self._place is None or self._place[0] != ref:
-            self._place = ref, await self.outer.members.find(self.outer.name_of(ref), self.fetch)
+            self._place = ref, await self.outer.find(self.outer.name_of(ref), self.fetch)
         return self._place[1]
 
     async def content(self, ref: ObjectRef) -> _InPlace:
@@ -149,24 +148,23 @@ class MemberFetch:
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
         place = await self.place(read.ref)
-        if isinstance(place, Coded) and _is_small_part(read, place):
+        start, stop, nbytes = _clip(place, read.request)
+        is_small_part = stop - start < nbytes and stop - start <= _SMALL_PART_NBYTES
+        if isinstance(place, Coded) and is_small_part and read.memory_nbytes is None:
             place = await self.content(read.ref)
         match place:
             case Missing():
                 return None
             case Inline(data, etag):
-                start, stop = _clip(read.request, len(data))
-                return await _decoded(read, data[start:stop], etag, len(data))
+                return await _decode(read, data[start:stop], etag, nbytes)
             case Coded(stored, coding):
                 place = cast("Stored", stored)
-                nbytes = announced_nbytes(coding, b"")
-                inside = self._decoding(read, place, coding)
+                inside = self._inflating(read, place, coding, ByteRange(start, stop))
+            case Stored() | Part() if start == stop:
+                etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
+                return await _decode(read, b"", etag, nbytes)
             case Stored() | Part():
-                begin, end = place.byte_range
-                start, stop = _clip(read.request, nbytes := end - begin)
-                if start == stop:
-                    etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
-                    return await _decoded(read, b"", etag, nbytes)
+                begin = place.byte_range.start
                 request = ByteRange(begin + start, begin + stop)
                 inside = read._replace(ref=place.ref, request=request, version=place.version)
         if inside.kind == "metadata" and inside.version is not None:
@@ -182,25 +180,53 @@ class MemberFetch:
         etag = place.etag if isinstance(place, Stored) else found.etag
         return found._replace(etag=etag, size=nbytes)
 
-    def _decoding[T: Weighable](self, read: Read[T], place: Stored, coding: str) -> Read[T]:
-        """Return the read of a member at *place* that decodes what *read* asks for."""
+    def _inflating[T: Weighable](
+        self, read: Read[T], place: Stored, coding: str, part: ByteRange
+    ) -> Read[T]:
+        """Return the read of the member at *place* that decodes *part* of its content."""
         nbytes, most_nbytes = announced_nbytes(coding, b""), self.outer.decoded_nbytes
         if reason := find_excess(coding, most_nbytes):
             raise DamagedError(read.ref, reason)
-        part = ByteRange(*_clip(read.request, nbytes))
-        decode = _PartDecoder(coding, most_nbytes, part, read.decode)
+        decode = BoundDecoder(_decode_part, (coding, most_nbytes, part, read.decode))
         memory = _PartMemory(nbytes, part.length, read.memory_nbytes)
         return Read(read.kind, place.ref, place.byte_range, decode, place.version, memory)
 
+    async def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        directory = self.outer.directory.prefix
+        within = Window(prefix.key, after).below(directory.key)
+        names = self.outer.below(within.prefix, within.after, delimiter, self.fetch)
+        while batch := await take(names, _LISTED_AT_ONCE):
+            sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
+            for (name, _), nbytes in zip(batch, sizes, strict=True):
+                ref = ObjectRef(directory.bucket, directory.key + name)
+                yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
 
-def _is_small_part(read: Read[Any], coded: Coded) -> bool:
-    nbytes = announced_nbytes(coded.coding, b"")
-    start, stop = _clip(read.request, nbytes)
-    length = stop - start
-    return length < nbytes and length <= _SMALL_PART_NBYTES and read.memory_nbytes is None
+    async def _size(self, member: tuple[str, int | None]) -> int | None:
+        """Return the size of a *member* of `MemberLayout.below`; 0 where only its object tells, and
+        that is not read.
+        """
+        name, nbytes = member
+        if nbytes is not None or name.endswith("/"):
+            return nbytes
+        try:
+            place = await self.outer.find(name, self.fetch)
+        except _UNREADABLE:
+            return 0
+        _, nbytes, _ = _clip(place, None)
+        return nbytes
 
 
-async def _decoded[T: Weighable](
+def _decode_part[T](
+    data: bytes, coding: str, most_nbytes: int, part: ByteRange, decode: Callable[[bytes], T]
+) -> T:
+    """Remove a content coding, of at most *most_nbytes*, and decode *part* of the content."""
+    content = decode_content(coding, data, most_nbytes)
+    return decode(content[part.start : part.stop])
+
+
+async def _decode[T: Weighable](
     read: Read[T], data: bytes, etag: ETag, nbytes: int
 ) -> Versioned[T]:
     """Decode *data* of a member of *nbytes*, in a thread if that may take long."""
@@ -228,18 +254,18 @@ class NestedLayout(Layout):
     inner: Layout
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        reading = MemberFetch(self.outer, fetch)
+        reading = MemberReader(self.outer, fetch)
         return await self._translate(await self.inner.locate(key, reading), reading)
 
     async def locate_listed(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate *key* as far as a listing needs it: `Whole` for a member that is served as it is,
         whose place may cost a read, or may not be allowed.
         """
-        reading = MemberFetch(self.outer, fetch)
+        reading = MemberReader(self.outer, fetch)
         location = await self.inner.locate(key, reading)
         return location if isinstance(location, Whole) else await self._translate(location, reading)
 
-    async def _translate(self, location: Location, reading: MemberFetch) -> Location:
+    async def _translate(self, location: Location, reading: MemberReader) -> Location:
         match location:
             case Whole(ref):
                 return await self.outer.locate(self.outer.name_of(ref), reading.fetch)
@@ -260,14 +286,14 @@ class NestedLayout(Layout):
         return self.inner.encloses(key)
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
-        rules = await self.inner.listing_rules(directory, MemberFetch(self.outer, fetch))
+        rules = await self.inner.listing_rules(directory, MemberReader(self.outer, fetch))
         return replace(rules, walks=[self._walking(walk) for walk in rules.walks])
 
     def _walking(self, walk: Walk) -> Walk:
         async def nested(wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str | Walk]:
-            async for found in walk(wanted, self._inside(io)):
+            reading = MemberReader(self.outer, io.fetch)
+            async for found in walk(wanted, io._replace(fetch=reading)):
                 if isinstance(found, Item) and found.location is not None:
-                    reading = MemberFetch(self.outer, io.fetch)
                     location = await self._translate(found.location, reading)
                     yield found._replace(location=location)
                 elif isinstance(found, Item | str):
@@ -279,33 +305,35 @@ class NestedLayout(Layout):
             return nested
 
         def stored(io: ListingIO) -> AsyncIterator[AsyncIterator[Rows]]:
-            return walk.stored(self._inside(io))
+            return walk.stored(io._replace(fetch=MemberReader(self.outer, io.fetch)))
 
         return replace(walk, walk=nested, stored=stored)
-
-    def _inside(self, io: ListingIO) -> ListingIO:
-        return io._replace(fetch=MemberFetch(self.outer, io.fetch))
 
     async def collections(
         self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        found = await self.inner.collections(MemberFetch(self.outer, fetch), listing, run_in_thread)
-        return [
-            replace(each, shards=each.shards and NestedShards(self, each.shards))
-            if isinstance(each, ChunkCollection)
-            else each
-            for each in found
-        ]
+        reading = MemberReader(self.outer, fetch)
+        return await self.inner.collections(reading, listing, run_in_thread)
 
     async def shards_at(self, key: VirtualKey, fetch: Fetch) -> Shards | None:
-        shards = await self.inner.shards_at(key, MemberFetch(self.outer, fetch))
-        return None if shards is None else NestedShards(self, shards)
+        return await self.inner.shards_at(key, MemberReader(self.outer, fetch))
+
+    async def survey(self, shard: Shard, fetch: Fetch) -> Survey | None:
+        reading = MemberReader(self.outer, fetch)
+        if (survey := await self.inner.survey(shard, reading)) is None:
+            return None
+        ref, part, version = survey.whole
+        match await reading.content(ref):
+            case Stored() | Part() as place:
+                version = place.version if isinstance(place, Stored) else version
+                whole = Stored(place.ref, place.byte_range.narrow(part), version)
+                return replace(survey, whole=whole)
+            case Inline(data, etag):
+                return replace(survey, whole=Stored(ref, part, Fixed(etag)), data=data)
+        return None
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
-        return await self.inner.explain_absence(key, MemberFetch(self.outer, fetch))
-
-    def expects(self, path: str) -> bool:
-        return self.inner.expects(path)
+        return await self.inner.explain_absence(key, MemberReader(self.outer, fetch))
 
     def names_below(self) -> Sequence[str] | None:
         return self.inner.names_below()
@@ -324,106 +352,3 @@ def _narrow(place: _InPlace, part: ByteRange) -> _InPlace:
         case Stored(_, whole) | Part(_, whole):
             return place._replace(byte_range=whole.narrow(part))
     return place
-
-
-@dataclass(frozen=True, slots=True)
-class NestedShards:
-    """The shards *inner* of a layout among members."""
-
-    layout: NestedLayout
-    inner: Shards
-
-    @property
-    def prefix(self) -> str:
-        return self.inner.prefix
-
-    @property
-    def is_checkable(self) -> bool:
-        return self.inner.is_checkable
-
-    def named(self, key: str) -> "NestedShard | None":
-        return self._nested(self.inner.named(key))
-
-    def holding(self, key: VirtualKey) -> "NestedShard | None":
-        return self._nested(self.inner.holding(key))
-
-    def every(self) -> Iterator[Shard] | None:
-        every = self.inner.every()
-        return None if every is None else (NestedShard(self.layout, shard) for shard in every)
-
-    def _nested(self, shard: Shard | None) -> "NestedShard | None":
-        return None if shard is None else NestedShard(self.layout, shard)
-
-
-@dataclass(frozen=True, slots=True)
-class NestedShard:
-    """One shard among members."""
-
-    layout: NestedLayout
-    inner: Shard
-
-    @property
-    def ref(self) -> ObjectRef:
-        return self.inner.ref
-
-    @property
-    def key(self) -> VirtualKey:
-        return self.inner.key
-
-    async def survey(self, fetch: Fetch) -> Survey | None:
-        reading = MemberFetch(self.layout.outer, fetch)
-        if (survey := await self.inner.survey(reading)) is None:
-            return None
-        ref, part, version = survey.whole
-        if (inner := survey.inner) is not None:
-            survey = replace(survey, inner=lambda entry: NestedShard(self.layout, inner(entry)))
-        match await reading.content(ref):
-            case Stored() | Part() as place:
-                version = place.version if isinstance(place, Stored) else version
-                whole = Stored(place.ref, place.byte_range.narrow(part), version)
-                return replace(survey, whole=whole)
-            case Inline(data, etag):
-                return replace(survey, whole=Stored(ref, part, Fixed(etag)), data=data)
-        return None
-
-
-class ListsObjects(Protocol):
-    """Lists objects below a prefix; see `ObjectReader.list`."""
-
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """Yield objects and common prefixes in the order of their keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberListing:
-    """Lists the members of a container as if they were objects."""
-
-    outer: MemberLayout
-    fetch: Fetch
-
-    async def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        directory = self.outer.directory.prefix
-        within = Window(prefix.key, after).below(directory.key)
-        names = self.outer.members.below(within.prefix, within.after, delimiter, self.fetch)
-        while batch := await take(names, _LISTED_AT_ONCE):
-            sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
-            for (name, _), nbytes in zip(batch, sizes, strict=True):
-                ref = ObjectRef(directory.bucket, directory.key + name)
-                yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
-
-    async def _size(self, member: tuple[str, int | None]) -> int | None:
-        """Return the size of a member that `Members.below` yields; if only its object tells, and
-        will not be read, 0.
-        """
-        name, nbytes = member
-        if nbytes is not None or name.endswith("/"):
-            return nbytes
-        try:
-            place = await self.outer.members.find(name, self.fetch)
-        except _UNREADABLE:
-            return 0
-        return place.byte_range.length if isinstance(place, Stored | Part) else 0

@@ -209,7 +209,7 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
 
 async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:
     shard = await layout.holding(rest, root.fetch)
-    report = None if shard is None else await _inspect(root, shard)
+    report = None if shard is None else await _inspect(root, layout, shard)
     location = await layout.locate(rest, root.fetch)
     match location.place if isinstance(location, Coded | Referenced) else location:
         case Stored(ref, place, version):
@@ -234,13 +234,13 @@ async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport:
     shard = shards.named(rest) if shards is not None else None
     if shard is None:
         raise BadKeyError(f"{key}: is no key of a shard")
-    if (report := await _inspect(root, shard)) is None:
+    if (report := await _inspect(root, layout, shard)) is None:
         raise BadKeyError(f"{key}: there is no such shard")
     return report
 
 
-async def _inspect(root: Root, shard: Shard) -> IndexReport | None:
-    if (survey := await shard.survey(root.fetch)) is None:
+async def _inspect(root: Root, layout: Layout, shard: Shard) -> IndexReport | None:
+    if (survey := await layout.survey(shard, root.fetch)) is None:
         return None
     return await asyncio.to_thread(report_index, survey)
 
@@ -279,17 +279,19 @@ class StoredSize(NamedTuple):
     """Bytes of the chunks."""
 
 
-async def measure(root: Root, shards: Shards) -> StoredSize | None:
-    """Add up the indexes of *shards*; `None` if there may be more than `MAX_MEASURED`. Raises:
-    `ShardgateError`.
+async def measure(root: Root, collection: "CollectionSummary") -> StoredSize | None:
+    """Add up the indexes of all shards of *collection*; `None` without shards, or if there may be
+    more than `MAX_MEASURED`. Raises: `ShardgateError`.
     """
-    every = shards.every()
+    every = None if collection.shards is None else collection.shards.every()
     some = [] if every is None else list(islice(every, MAX_MEASURED + 1))
     if every is None or len(some) > MAX_MEASURED:
         return None
+    container = VirtualKey(f"{collection.container}/".lstrip("/"))
+    layout, _, _ = await root.containers.search(root.ref, container, root.fetch)
 
     async def add_up(shard: Shard) -> tuple[int, int, bool] | None:
-        if (survey := await shard.survey(root.fetch)) is None:
+        if (survey := await layout.survey(shard, root.fetch)) is None:
             return None
         report = await run_in_thread(report_index, survey)
         return report.entries - report.empty, report.used_nbytes, survey.inner is not None

@@ -1,8 +1,7 @@
-"""Write the keys of a dataset as a reference set of kerchunk: each with the part of the object that
-it is, so that readers of reference sets need no service.
+"""Write the keys of a dataset as a reference set of kerchunk, which refers to the parts of objects
+that the keys stand for: its readers need no service.
 """
 
-import base64
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -12,6 +11,7 @@ from urllib.parse import quote, unquote
 from shardgate.concurrency import bounded_gather, take
 from shardgate.errors import ConfigurationError, NotAllowedError
 from shardgate.formats.listing import Window
+from shardgate.formats.references import inline_text
 from shardgate.model import (
     MISSING,
     Coded,
@@ -30,7 +30,6 @@ from shardgate.storage.contract import Listed
 from shardgate.storage.http_store import url_of
 
 _BATCH: Final = 128
-_BASE64: Final = "base64:"
 
 type Reference = str | Sequence[str | int]
 """A text, a whole object, or a part of one: URL, offset and length in bytes."""
@@ -78,7 +77,7 @@ async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[
 def _refer(key: str, place: Location | None) -> Reference:
     match place.place if isinstance(place, Referenced) else place:
         case Inline(data):
-            return _text(data)
+            return inline_text(data)
         case Whole(ref):
             return [url_of_object(ref)]
         case Stored(ref, (start, stop)) | Part(ref, (start, stop)) if ref.bucket:
@@ -90,15 +89,6 @@ def _refer(key: str, place: Location | None) -> Reference:
             reason = f"its bytes are stored with {stored}, which a reference cannot say"
             raise ConfigurationError(f"{key}: {reason}")
     raise ConfigurationError(f"{key}: it has no place")
-
-
-def _text(data: bytes) -> str:
-    """Return *data* as text if it is one, else in base64."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        text = _BASE64
-    return _BASE64 + base64.b64encode(data).decode() if text.startswith(_BASE64) else text
 
 
 def url_of_object(ref: ObjectRef) -> str:

@@ -18,6 +18,7 @@ from shardgate.errors import (
     VersionChangedError,
     lost,
 )
+from shardgate.formats.contract import Layout
 from shardgate.formats.reading import Opaque, Read
 from shardgate.formats.surveying import (
     ChunkCollection,
@@ -96,12 +97,16 @@ class _Verifier:
         try:
             async with asyncio.TaskGroup() as group:
                 async for opened in find_containers(self._root):
+                    path, layout, _ = opened
+                    if isinstance(layout, DamagedError):
+                        self._add_damage(layout)
+                        continue
                     async for finding in self._findings(opened):
                         if isinstance(finding, Report):
-                            self._add(finding, opened.path)
+                            self._add(finding, path)
                         else:
                             await self._gate.acquire()
-                            group.create_task(self._check(finding, opened.path))
+                            group.create_task(self._check(finding, path, layout))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
 
@@ -110,7 +115,7 @@ class _Verifier:
         if part.shards or part.counts or part.damages:
             self._on_shard(self.report)
 
-    async def _check(self, finding: NeededObject | Enclosed, path: str) -> None:
+    async def _check(self, finding: NeededObject | Enclosed, path: str, layout: Layout) -> None:
         store: ObjectReader = self._root.store
         try:
             match finding:
@@ -120,7 +125,7 @@ class _Verifier:
                     path = join_path(path, below)
                     if data is not None:
                         store = _holding(shard.ref, data)
-                    part = await _check_shard(store, shard, chunks=self._chunks)
+                    part = await _check_shard(store, layout, shard, chunks=self._chunks)
         finally:
             self._gate.release()
         self._add(part, path)
@@ -191,10 +196,12 @@ async def _check_object(store: ObjectReader, expected: NeededObject) -> Report:
     return Report() if reason is None else Report.of_damage(ref, expected.key, reason)
 
 
-async def _check_shard(store: ObjectReader, shard: Shard, *, chunks: bool) -> Report:
-    """Check *shard*, again if it is replaced during the check."""
+async def _check_shard(
+    store: ObjectReader, layout: Layout, shard: Shard, *, chunks: bool
+) -> Report:
+    """Check *shard* of *layout*, again if it is replaced during the check."""
     for attempt in range(1, _ATTEMPTS + 1):
-        check = _ShardCheck(store, chunks=chunks)
+        check = _ShardCheck(store, layout, chunks=chunks)
         try:
             await check.run(shard)
         except (StorageError, DamagedError) as error:
@@ -208,9 +215,10 @@ async def _check_shard(store: ObjectReader, shard: Shard, *, chunks: bool) -> Re
 class _ShardCheck:
     """Check of one version of a shard; keys are relative to its container."""
 
-    def __init__(self, store: ObjectReader, *, chunks: bool) -> None:
+    def __init__(self, store: ObjectReader, layout: Layout, *, chunks: bool) -> None:
         self.report = Report()
         self._store = store
+        self._layout = layout
         self._fetch = DirectFetch(store)
         self._chunks = chunks
 
@@ -219,7 +227,7 @@ class _ShardCheck:
 
     async def run(self, shard: Shard) -> None:
         try:
-            survey = await shard.survey(self._fetch)
+            survey = await self._layout.survey(shard, self._fetch)
         except DamagedError as damaged:
             self.report.shards = 1
             self.damage(damaged.ref, shard.key, damaged.reason)

@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ from kerchunk.df import refs_to_dataframe
 from kerchunk.hdf import SingleHdf5ToZarr
 
 from shardgate.formats.kerchunk.layout import Kerchunk
-from shardgate.formats.members import Members
-from shardgate.formats.reading import Fetch
 from shardgate.formats.references import allow
-from shardgate.model import Inline, Missing, Part, Stored
 from shardgate.read.perform import DirectFetch
 from shardgate.settings import LimitSettings
-from shardgate.storage.contract import Found
 from shardgate.storage.stores import Stores
+from tests.formats.members import Opened
 
 LIMIT_NBYTES = 2**24
 
@@ -71,38 +67,8 @@ def read_by_fsspec(path: Path, names: Iterable[str]) -> dict[str, bytes]:
         return {name: peer.cat_file(name) for name in names}
 
 
-@dataclass
-class OpenedSet:
-    """The members of a set."""
-
-    members: Members
-    stores: Stores
-    fetch: Fetch
-
-    async def read(self, name: str) -> bytes | None:
-        """Read the member *name*; `None` if it is missing."""
-        match await self.members.find(name, self.fetch):
-            case Missing():
-                return None
-            case Inline(data):
-                return data
-            case Part(ref, place) | Stored(ref, place):
-                found = await self.stores.get(ref, place)
-                assert isinstance(found, Found)
-                return found.data
-            case other:
-                raise AssertionError(other)
-
-    async def names(
-        self, prefix: str = "", after: str = "", delimiter: str = ""
-    ) -> dict[str, int | None]:
-        """Return names and sizes below *prefix*, in order."""
-        names = self.members.below(prefix, after, delimiter, self.fetch)
-        return {name: nbytes async for name, nbytes in names}
-
-
 @asynccontextmanager
-async def opening(path: Path, *, limit_nbytes: int = LIMIT_NBYTES) -> AsyncGenerator[OpenedSet]:
+async def opening(path: Path, *, limit_nbytes: int = LIMIT_NBYTES) -> AsyncGenerator[Opened]:
     """Open the set at *path*, which may refer to files beside it."""
     async with Stores(LimitSettings()) as stores:
         root = stores.open_root(f"file://{path.parent}")
@@ -113,4 +79,4 @@ async def opening(path: Path, *, limit_nbytes: int = LIMIT_NBYTES) -> AsyncGener
             root.join(path.name), fetch
         )
         assert layout is not None
-        yield OpenedSet(layout.members, stores, fetch)
+        yield Opened(layout, stores, fetch)

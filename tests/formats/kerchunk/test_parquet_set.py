@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError
-from shardgate.formats.kerchunk.parquet_set import CatalogDecoder, ReferenceGrid, TableDecoder
-from shardgate.formats.kerchunk.reference_table import SourcePart
+from shardgate.formats.kerchunk.parquet_set import decode_catalog, decode_table
+from shardgate.formats.kerchunk.reference_table import ReferenceGrid, SourcePart, TableBuilder
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange
 from tests.formats.kerchunk.sets import (
     LIMIT_NBYTES,
@@ -77,13 +79,11 @@ async def test_other_keys_are_missing(tmp_path: Path) -> None:
         ] * (len(others) + 3)
 
 
-async def test_first_chunk_costs_two_reads_before_its_own(tmp_path: Path) -> None:
-    """A chunk is found by the catalog and one table, and no other table is read."""
+async def test_chunks_of_an_absent_table_are_missing(tmp_path: Path) -> None:
+    """A table that does not exist has no references."""
     write_hdf5(tmp_path / "a.h5")
     write_parquet(path := tmp_path / "refs.parq", kerchunk_of(tmp_path / "a.h5"))
-    for table in path.glob("*/refs.*.parq"):
-        if table != path / "t" / "refs.1.parq":
-            table.unlink()
+    (path / "t" / "refs.0.parq").unlink()
 
     async with opening(path) as opened:
         assert await opened.read("t/2.2")
@@ -143,13 +143,14 @@ def test_numbers_and_keys_of_a_grid_are_inverse(
     counts: list[int], separator: str, chance: Any
 ) -> None:
     """Keys of present chunks come in the order of their bytes, and each names its number."""
-    grid = ReferenceGrid(tuple(counts), separator)
+    grid = ReferenceGrid(ChunkKeys("", separator, len(counts)), tuple(counts))
     present = np.array([chance.random() < 0.5 for _ in range(math.prod(counts))])
-    found = list(grid.keys(present.reshape(counts), "t/", Window("")))
+    found = list(grid.names(present.reshape(counts), "t/", Window("")))
 
     assert sorted(number for _, number in found) == np.flatnonzero(present).tolist()
     assert [key for key, _ in found] == sorted(key for key, _ in found)
-    assert [grid.number(key.removeprefix("t/")) for key, _ in found] == [n for _, n in found]
+    references = replace(TableBuilder(0).build(()), arrays={"t": grid})
+    assert [references.find_chunk(key) for key, _ in found] == [("t", n) for _, n in found]
 
 
 async def test_keys_in_folders_are_listed_in_them(tmp_path: Path) -> None:
@@ -171,31 +172,31 @@ async def test_keys_in_folders_are_listed_in_them(tmp_path: Path) -> None:
 
 def test_separator_of_the_array_is_that_of_its_keys() -> None:
     """An array whose keys have slashes has its chunks in folders."""
-    catalog = CatalogDecoder(LIMIT_NBYTES)(_catalog(array={"dimension_separator": "/"}))
+    catalog = decode_catalog(_catalog(array={"dimension_separator": "/"}), LIMIT_NBYTES)
 
-    assert catalog.find("t/1/2") == ("t", 5)
-    assert catalog.find("t/1.2") is None
+    assert catalog.find_chunk("t/1/2") == ("t", 5)
+    assert catalog.find_chunk("t/1.2") is None
 
 
 def test_document_of_a_catalog_may_be_text() -> None:
     """A metadata document that is a text is served as it is."""
     metadata = {"t/.zarray": json.dumps(ZARRAY)}
-    catalog = CatalogDecoder(LIMIT_NBYTES)(
-        json.dumps({"metadata": metadata, "record_size": 4}).encode()
+    catalog = decode_catalog(
+        json.dumps({"metadata": metadata, "record_size": 4}).encode(), LIMIT_NBYTES
     )
-    row = catalog.documents.names.position("t/.zarray")
+    row = catalog.names.position("t/.zarray")
 
     assert row is not None
-    assert catalog.documents.table.lookup(row) == json.dumps(ZARRAY).encode()
-    assert catalog.find("t/0.0") == ("t", 0)
+    assert catalog.table.lookup(row) == json.dumps(ZARRAY).encode()
+    assert catalog.find_chunk("t/0.0") == ("t", 0)
 
 
 def test_consolidated_metadata_are_no_catalog() -> None:
     """Consolidated metadata of a Zarr v2 group have no size of records."""
     data = json.dumps({"metadata": {}, "zarr_consolidated_format": 1}).encode()
 
-    assert not CatalogDecoder(LIMIT_NBYTES)(data).is_metadata
-    assert CatalogDecoder(LIMIT_NBYTES)(_catalog()).is_metadata
+    assert not decode_catalog(data, LIMIT_NBYTES).is_metadata
+    assert decode_catalog(_catalog(), LIMIT_NBYTES).is_metadata
 
 
 @pytest.mark.parametrize(
@@ -219,14 +220,14 @@ def test_consolidated_metadata_are_no_catalog() -> None:
 def test_invalid_catalog_is_refused(changes: Any, reason: str) -> None:
     """Sizes, shapes and documents that cannot be are refused with a reason."""
     with pytest.raises(DecodeError, match=reason):
-        CatalogDecoder(LIMIT_NBYTES)(_catalog(**changes))
+        decode_catalog(_catalog(**changes), LIMIT_NBYTES)
 
 
 @pytest.mark.parametrize("data", [b"", b"[1", b"{" * 100_000, b"\xff", b'{"a": ' + b"[" * 10**5])
 def test_malformed_catalog_is_refused(data: bytes) -> None:
     """A catalog that is no JSON is refused."""
     with pytest.raises(DecodeError, match="no JSON"):
-        CatalogDecoder(LIMIT_NBYTES)(data)
+        decode_catalog(data, LIMIT_NBYTES)
 
 
 async def test_array_of_too_many_chunks_is_not_listed(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def _table(tmp_path: Path, refs: dict[str, Any], record_size: int = 4) -> bytes:
 def test_invalid_reference_is_refused(tmp_path: Path, reference: Any, reason: str) -> None:
     """A table with a reference to no part of an object, or with no base64, is refused."""
     with pytest.raises(DecodeError, match=reason):
-        TableDecoder(4, LIMIT_NBYTES)(_table(tmp_path, {"t/0.0": reference}))
+        decode_table(_table(tmp_path, {"t/0.0": reference}), 4, LIMIT_NBYTES)
 
 
 def test_table_that_inflates_above_the_limit_is_refused(tmp_path: Path) -> None:
@@ -269,9 +270,9 @@ def test_table_that_inflates_above_the_limit_is_refused(tmp_path: Path) -> None:
     data = _table(tmp_path, {"t/0.0": "x" * 10**6})
 
     assert len(data) < 10**4
-    assert len(TableDecoder(4, 2 * 10**6)(data)) == 4
+    assert len(decode_table(data, 4, 2 * 10**6)) == 4
     with pytest.raises(DecodeError, match="of more than 1000000 bytes"):
-        TableDecoder(4, 10**6)(data)
+        decode_table(data, 4, 10**6)
 
 
 def test_reference_takes_twenty_bytes(tmp_path: Path) -> None:
@@ -279,7 +280,7 @@ def test_reference_takes_twenty_bytes(tmp_path: Path) -> None:
     count = 50_000
     refs: dict[str, Any] = {f"t/{n}": [f"s3://bucket/{n % 5}.nc", n, 1000] for n in range(count)}
     refs["t/.zarray"] = json.dumps(ZARRAY | {"shape": [count], "chunks": [1]})
-    table = TableDecoder(count, LIMIT_NBYTES)(_table(tmp_path, refs, count))
+    table = decode_table(_table(tmp_path, refs, count), count, LIMIT_NBYTES)
 
     assert table.nbytes <= 20 * count + 1000
     assert table.lookup(49_999) == SourcePart("s3://bucket/4.nc", ByteRange(49_999, 50_999))
@@ -290,7 +291,7 @@ async def test_short_table_is_damage(tmp_path: Path) -> None:
     data = _table(tmp_path, {"t/0.0": ["s3://b/x", 0, 1]})
     path = tmp_path / "refs.parq"
     (path / ".zmetadata").write_bytes(_catalog(record_size=6))
-    assert len(TableDecoder(4, LIMIT_NBYTES)(data)) == 4
+    assert len(decode_table(data, 4, LIMIT_NBYTES)) == 4
 
     async with opening(path) as opened:
         with pytest.raises(DamagedError, match=r"refs.0.parq: it has 4 references, and no 5"):

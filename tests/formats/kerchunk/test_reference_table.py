@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from shardgate.errors import DamagedError, NotAllowedError
-from shardgate.formats.kerchunk.reference_table import TableBuilder, resolve_source
+from shardgate.formats.kerchunk.layout import resolve_source
+from shardgate.formats.kerchunk.reference_table import TableBuilder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import allow
 from shardgate.model import MISSING, Inline, ObjectRef, Part, Stored
@@ -99,7 +100,7 @@ async def test_reference_has_the_location_of_its_kind(tmp_path: Path) -> None:
 
     async with opening(path) as opened:
         places = {
-            name: await opened.members.find(name, opened.fetch)
+            name: await opened.find(name)
             for name in ("part", "whole", "text", "empty", "other", "")
         }
         read = {name: await opened.read(name) for name in places}
@@ -118,15 +119,6 @@ async def test_reference_has_the_location_of_its_kind(tmp_path: Path) -> None:
     }
 
 
-async def test_missing_whole_object_is_damage(tmp_path: Path) -> None:
-    """A reference to a whole object that does not exist is damage, not absence."""
-    write_json(path := tmp_path / "refs.json", {"whole": [f"{tmp_path}/absent.nc"]})
-
-    async with opening(path) as opened:
-        with pytest.raises(DamagedError, match="does not exist, though it is referred to"):
-            await opened.read("whole")
-
-
 async def test_unusable_reference_is_damage_of_its_key_alone(tmp_path: Path) -> None:
     """A reference without a URL is damage that names the key; others of the set are read."""
     write_json(path := tmp_path / "refs.json", {"bad": [None, 0, 1], "good": "abc"})
@@ -143,7 +135,7 @@ async def test_inline_bytes_have_the_version_of_their_set(tmp_path: Path) -> Non
     for text in ("a", "b", "bc"):
         write_json(path, {"k": text})
         async with opening(path) as opened:
-            place = await opened.members.find("k", opened.fetch)
+            place = await opened.find("k")
         assert isinstance(place, Inline)
         etags.add(place.etag)
 

@@ -34,6 +34,7 @@ def _generate(*patterns: Any, texts: Any = TEXTS) -> list[Generated]:
         ("x{{(1 + 2) * 1000 - 7 // 2 % 2}}", "x2999"),
         ("{{ -5 }}", "-5"),
         ("{{'%04d' % 12}}", "0012"),
+        ("""{{ f(c="}}'", n='{{u}}') }}""", "}}'-{{u}}"),
     ],
 )
 def test_template_is_rendered_as_by_jinja(text: str, expected: str) -> None:
@@ -49,6 +50,9 @@ def test_template_is_rendered_as_by_jinja(text: str, expected: str) -> None:
         "{{u.__class__}}",
         "{{u['x']}}",
         "{{u|upper}}",
+        "{{-5}}",
+        "{{ u -}}",
+        "{{'\\n'}}",
         "{{range(9)}}",
         "{{lipsum()}}",
         "{{f('positional')}}",

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from shardgate.formats.compression import decode_content
-from shardgate.formats.members import MemberLayout, Place
-from shardgate.formats.reading import Fetch
 from shardgate.formats.zip.layout import Zip
-from shardgate.model import Coded, Inline, Missing, ObjectRef, Stored
+from shardgate.model import ObjectRef
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
+from tests.formats.members import Opened
 
 type Fields = dict[str, int]
 
@@ -127,35 +125,6 @@ class Unseekable(io.RawIOBase):
         return len(data)
 
 
-class Opened:
-    """An archive in memory, opened."""
-
-    def __init__(self, data: bytes, layout: MemberLayout, fetch: Fetch) -> None:
-        self.data, self.members, self.fetch = data, layout.members, fetch
-
-    async def find(self, name: str) -> Place:
-        """Find an entry."""
-        return await self.members.find(name, self.fetch)
-
-    async def read(self, name: str) -> bytes | None:
-        """Return the content of an entry, from where it was found."""
-        match await self.find(name):
-            case Stored(_, place):
-                return self.data[slice(*place)]
-            case Coded(Stored(_, place), coding):
-                return decode_content(coding, self.data[slice(*place)], MOST)
-            case Inline(data):
-                return data
-            case Missing():
-                return None
-        raise AssertionError
-
-    async def names(self, prefix: str = "", after: str = "", delimiter: str = "") -> list[str]:
-        """List the names below *prefix*."""
-        listed = self.members.below(prefix, after, delimiter, self.fetch)
-        return [name async for name, _ in listed]
-
-
 async def opened(data: bytes, limit_nbytes: int = MOST) -> Opened:
     """Open the archive *data*."""
     store = MemoryStore()
@@ -163,7 +132,7 @@ async def opened(data: bytes, limit_nbytes: int = MOST) -> Opened:
     fetch = DirectFetch(store)
     layout = await Zip(limit_nbytes, MOST).open(REF, fetch)
     assert layout is not None
-    return Opened(data, layout, fetch)
+    return Opened(layout, store, fetch)
 
 
 def is_key(name: str) -> bool:
@@ -179,6 +148,6 @@ async def check_equal(data: bytes) -> None:
     found = await opened(data)
 
     keys = {name for name in expected if is_key(name)}
-    assert await found.names() == sorted(keys, key=str.encode)
+    assert [*await found.names()] == sorted(keys, key=str.encode)
     for name, content in expected.items():
         assert await found.read(name) == (content if name in keys else None)

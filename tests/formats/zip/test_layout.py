@@ -25,7 +25,6 @@ from tests.formats.zip.archives import (
     check_equal,
     deflated,
     opened,
-    zipped,
 )
 from tests.formats.zip.case import CASES
 from tests.read.stores import WatchedStore
@@ -42,11 +41,11 @@ class Kept:
         self.etag = self.store.place(REF, data)
         self.fetch = ReadCache(self.store, MetadataCache(2**24), ttl_s=60)
 
-    async def members(self) -> Any:
+    async def layout(self) -> Any:
         """Open the archive."""
         layout = await Zip(MOST, MOST).open(REF, self.fetch)
         assert layout is not None
-        return layout.members
+        return layout
 
     @property
     def reads(self) -> list[Any]:
@@ -61,19 +60,19 @@ async def test_entry_is_a_range_of_the_version_of_its_directory() -> None:
     stored, other = Entry(b"a", local_extra=b"x" * 9), Entry(b"b", b"abc" * 99, method=8)
     data = archive(stored, other, Entry(b"empty", b"", method=8))
     kept = Kept(data)
-    members = await kept.members()
+    layout = await kept.layout()
     at, size = data.index(b"content"), len(deflated(other.data))
     place = Stored(REF, ByteRange(at, at + 7), kept.etag)
     start = data.index(deflated(other.data))
     coded = Stored(REF, ByteRange(start, start + size), kept.etag)
     coding = raw_deflate(len(other.data), zlib.crc32(other.data))
 
-    assert await members.find("a", kept.fetch) == place
-    assert await members.find("b", kept.fetch) == Coded(coded, coding)
-    empty = await members.find("empty", kept.fetch)
+    assert await layout.find("a", kept.fetch) == place
+    assert await layout.find("b", kept.fetch) == Coded(coded, coding)
+    empty = await layout.find("empty", kept.fetch)
     assert isinstance(empty, Inline)
     assert empty.data == b""
-    assert await members.find("c", kept.fetch) == MISSING
+    assert await layout.find("c", kept.fetch) == MISSING
 
 
 async def test_archive_is_opened_by_one_read_and_an_entry_by_another() -> None:
@@ -82,7 +81,7 @@ async def test_archive_is_opened_by_one_read_and_an_entry_by_another() -> None:
     kept = Kept(data)
 
     for _ in range(2):
-        await (await kept.members()).find("good", kept.fetch)
+        await (await kept.layout()).find("good", kept.fetch)
     assert kept.reads == [
         (SuffixRange(TAIL_NBYTES), None),
         (ByteRange(0, 34), kept.etag),
@@ -95,40 +94,40 @@ async def test_long_directory_is_read_exactly_in_the_same_version() -> None:
     data = archive(*(Entry(b"0/c/%d" % number, b"%d" % number) for number in range(count)))
     kept = Kept(data)
     for _ in range(2):
-        members = await kept.members()
+        layout = await kept.layout()
     start, stop = data.index(b"PK\1\2"), data.index(b"PK\5\6")
 
     assert kept.reads == [
         (SuffixRange(TAIL_NBYTES), None),
         (ByteRange(start, stop), kept.etag),
     ]
-    place = await members.find("0/c/1999", kept.fetch)
+    place = await layout.find("0/c/1999", kept.fetch)
     assert data[slice(*place.byte_range)] == b"1999"
-    assert len([name async for name in members.below("", "", "", kept.fetch)]) == count
+    assert len([name async for name in layout.below("", "", "", kept.fetch)]) == count
 
 
 async def test_long_directory_is_in_memory_only_while_it_is_in_the_cache() -> None:
-    """Members hold no long directory: once the cache has dropped it, it is read again."""
+    """A layout holds no long directory: once the cache has dropped it, it is read again."""
     kept = Kept(archive(*(Entry(b"0/c/%d" % number) for number in range(2000))))
-    members = await kept.members()
-    await members.find("0/c/7", kept.fetch)
+    layout = await kept.layout()
+    await layout.find("0/c/7", kept.fetch)
     kept.store.calls.clear()
-    await members.find("0/c/7", kept.fetch)
+    await layout.find("0/c/7", kept.fetch)
     assert kept.reads == []
     kept.fetch = ReadCache(kept.store, MetadataCache(2**24), ttl_s=60)
 
-    await members.find("0/c/7", kept.fetch)
+    await layout.find("0/c/7", kept.fetch)
     assert [condition for _, condition in kept.reads] == [kept.etag] * 2
 
 
 async def test_replaced_archive_is_noticed() -> None:
     """An entry of an archive that was replaced is not found in the new one."""
     kept = Kept(archive(GOOD))
-    members = await kept.members()
+    layout = await kept.layout()
     kept.store.place(REF, archive(Entry(b"another"), GOOD))
 
     with pytest.raises(VersionChangedError):
-        await members.find("good", kept.fetch)
+        await layout.find("good", kept.fetch)
 
 
 UNREADABLE: Final = {
@@ -179,18 +178,6 @@ async def test_wrong_size_of_a_deflated_entry_is_damage(size: int) -> None:
         await found.read("worse")
 
 
-async def test_names_are_listed_in_order_and_folded() -> None:
-    """Names come in the order of their bytes with their sizes, from any of them on, and folded."""
-    names = ["0/c/0", "0/c/1", "0/zarr.json", "é", "zarr.json"]
-    found = await opened(zipped([(name, b"abc", 8) for name in reversed(names)]))
-    sized = [each async for each in found.members.below("0/", "0/c/0", "", found.fetch)]
-
-    assert await found.names() == sorted(names)
-    assert await found.names(delimiter="/") == ["0/", "zarr.json", "é"]
-    assert await found.names("0/", delimiter="/") == ["0/c/", "0/zarr.json"]
-    assert sized == [("0/c/1", 3), ("0/zarr.json", 3)]
-
-
 @pytest.mark.parametrize(
     ("name", "is_container"),
     [
@@ -233,7 +220,7 @@ async def test_other_file_named_like_an_archive_is_an_error(
 ) -> None:
     """A file that is named like an archive and is none is damage; an error page may pass."""
     with pytest.raises(error):
-        await Kept(data).members()
+        await Kept(data).layout()
 
 
 @pytest.mark.parametrize(("case", "reads"), [(CASES[0], 1), (CASES[1], 0)], ids=str)

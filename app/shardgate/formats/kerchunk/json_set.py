@@ -4,8 +4,7 @@ reference.
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from shardgate.formats.compression import announced_nbytes, decode_content
@@ -13,64 +12,26 @@ from shardgate.formats.documents import Json, json_memory_nbytes
 from shardgate.formats.kerchunk.reference_table import (
     CONSOLIDATED,
     MEMORY_PER_BYTE,
-    Holder,
     ReferenceSet,
     TableBuilder,
-    check_values,
+    check_size,
     consolidate,
-    inline_bytes,
-    locate,
 )
 from shardgate.formats.kerchunk.templates import Templates, generate
-from shardgate.formats.members import Place
-from shardgate.formats.reading import DecodeError, Fetch, Read
-from shardgate.formats.references import Allowed
-from shardgate.model import MISSING, ByteRange, ObjectRef
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.references import inline_bytes
 
 _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
 """Names of the metadata documents of Zarr v2."""
 _LEAST_NBYTES: Final = 32
-"""Bytes of text for each reference, of which a set of the largest size may have so many. Each takes
-250 bytes of memory while the set is decoded.
-"""
+"""Bytes of the limit for each reference, which takes 250 bytes of memory while it is decoded."""
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MOST_CONSOLIDATED_NBYTES: Final = 16 * 1024**2
 _MEMBERS: Final = ("version", "templates", "gen")
 _SPACE: Final = r"[ \t\r\n]*"
-_BEGIN, _COLON, _NEXT, _END = (
-    re.compile(f"{_SPACE}({mark}){_SPACE}") for mark in (r"\{", ":", "[,}]", r"\Z")
+_BEGIN, _QUOTE, _COLON, _NEXT, _END = (
+    re.compile(f"{_SPACE}({mark}){_SPACE}") for mark in (r"\{", '(?=")', ":", "[,}]", r"\Z")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class JsonSet:
-    """Members of the set *ref*."""
-
-    ref: ObjectRef
-    limit_nbytes: int
-    allowed: tuple[Allowed, ...]
-    read: Read[ReferenceSet] = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        request, decode = ByteRange(0, self.limit_nbytes + 1), JsonSetDecoder(self.limit_nbytes)
-        read = Read("metadata", self.ref, request, decode, None, memory_nbytes)
-        object.__setattr__(self, "read", read)
-
-    async def find(self, name: str, fetch: Fetch) -> Place:
-        found = await fetch(self.read)
-        row = None if found is None else found.value.names.position(name)
-        if found is None or row is None:
-            return MISSING
-        holder = Holder(self.ref, found.etag, found.value.table)
-        return await locate(holder, row, name, self.allowed, fetch)
-
-    async def below(
-        self, prefix: str, after: str, delimiter: str, fetch: Fetch
-    ) -> AsyncIterator[tuple[str, int | None]]:
-        found = await fetch(self.read)
-        if found is not None:
-            for name, row in found.value.names.below(prefix, after, delimiter):
-                yield name, None if row is None else found.value.table.length_of(row)
 
 
 def memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
@@ -87,32 +48,25 @@ def _coding(data: bytes) -> str | None:
     return next((name for magic, name in _COMPRESSED.items() if data.startswith(magic)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class JsonSetDecoder:
-    """Decodes a set of at most *limit_nbytes*, also once it is inflated."""
-
-    limit_nbytes: int
-
-    def __call__(self, data: bytes) -> ReferenceSet:
-        if len(data) > self.limit_nbytes:
-            raise DecodeError(f"a reference set of more than {self.limit_nbytes} bytes")
-        if (coding := _coding(data)) is not None:
-            data = decode_content(coding, data, self.limit_nbytes)
-        check_values(data, self.limit_nbytes)
-        try:
-            return _decode(_Cursor(data.decode()), self.limit_nbytes // _LEAST_NBYTES)
-        except DecodeError:
-            raise
-        except ValueError as error:
-            raise DecodeError(f"no reference set: {error}") from None
-        except RecursionError:
-            raise DecodeError("no reference set: it is nested too deeply") from None
+def decode_json_set(data: bytes, limit_nbytes: int) -> ReferenceSet:
+    """Decode a set of at most *limit_nbytes*, also once it is inflated."""
+    if (coding := _coding(data)) is not None:
+        data = decode_content(coding, data, limit_nbytes)
+    check_size(data, limit_nbytes)
+    try:
+        return _decode(_Cursor(data.decode()), limit_nbytes // _LEAST_NBYTES)
+    except DecodeError:
+        raise
+    except ValueError as error:
+        raise DecodeError(f"no reference set: {error}") from None
+    except RecursionError:
+        raise DecodeError("no reference set: it is nested too deeply") from None
 
 
 class _Cursor:
-    """A place in JSON, behind the values that have been taken and the space that follows.
+    """Position in a JSON text, after the values that were read and the space behind them.
 
-    An object is walked with a Python call for each member, so that other threads can run.
+    Objects are read with a Python call for each member, so that other threads can run.
     """
 
     def __init__(self, text: str) -> None:
@@ -125,24 +79,23 @@ class _Cursor:
         return self._text.startswith(text, self._at)
 
     def skip(self, mark: re.Pattern[str]) -> str:
-        """Skip a *mark* with the space around it, and return it."""
+        """Read a *mark* with the space around it, and return it."""
         if (found := mark.match(self._text, self._at)) is None:
             raise DecodeError(f"no reference set: malformed JSON at letter {self._at}")
         self._at = found.end()
         return found[1]
 
     def value(self) -> Json:
-        """Take the value here."""
+        """Read the value here."""
         value, self._at = self._decode(self._text, self._at)
         return value
 
     def members(self) -> Iterator[str]:
-        """Yield the names in the object here; the caller takes each value."""
+        """Yield the names of the object here; the caller reads the value of each."""
         self.skip(_BEGIN)
         is_last = self.begins("}") and bool(self.skip(_NEXT))
         while not is_last:
-            if not self.begins('"'):
-                raise DecodeError(f"no reference set: malformed JSON at letter {self._at}")
+            self.skip(_QUOTE)
             name: str = self.value()
             self.skip(_COLON)
             yield name

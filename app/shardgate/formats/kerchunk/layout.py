@@ -1,16 +1,37 @@
-"""The format of reference sets, in JSON and in Parquet."""
+"""The format of reference sets, in JSON and in Parquet, and their keys located and listed."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from heapq import merge
+from math import prod
+from operator import itemgetter
+from typing import Final
+from urllib.parse import quote
 
-from shardgate.formats.kerchunk.json_set import JsonSet
-from shardgate.formats.kerchunk.parquet_set import ParquetSet
-from shardgate.formats.kerchunk.reference_table import CONSOLIDATED
-from shardgate.formats.members import SET_SUFFIXES, MemberLayout
-from shardgate.formats.reading import Fetch, Read
-from shardgate.formats.references import Allowed
-from shardgate.model import ObjectRef
+import numpy as np
+
+from shardgate.errors import DamagedError
+from shardgate.formats.kerchunk import json_set, parquet_set
+from shardgate.formats.kerchunk.json_set import decode_json_set
+from shardgate.formats.kerchunk.parquet_set import decode_catalog, decode_table
+from shardgate.formats.kerchunk.reference_table import (
+    ABSENT,
+    CONSOLIDATED,
+    ReferenceSet,
+    ReferenceTable,
+    SourcePart,
+)
+from shardgate.formats.listing import Window
+from shardgate.formats.members import SET_SUFFIXES, MemberLayout, Place
+from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Opaque, Read
+from shardgate.formats.references import SLASHES, Allowed, resolve
+from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
+
+_MOST_LISTED: Final = 2**26
+"""Most chunks, and their tables, of an array whose references are listed."""
+_MOST_TABLES: Final = 2**14
+_VIEW_REVISION: Final = "k1"
+"""Part of ETags; to be changed when the same set is served in another form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +54,136 @@ class Kerchunk:
         return name.lower().endswith(SET_SUFFIXES)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
-        set_of = JsonSet if self.is_container(directory.key) else ParquetSet
-        members = set_of(directory, self.limit_nbytes, self.allowed)
-        read: Read[Any] = members.read
+        if self.is_container(directory.key):
+            ref, decode = directory, BoundDecoder(decode_json_set, (self.limit_nbytes,))
+        else:
+            ref = directory.join(CONSOLIDATED)
+            decode = BoundDecoder(decode_catalog, (self.limit_nbytes,))
+        request = ByteRange(0, self.limit_nbytes + 1)
+        read = Read("metadata", ref, request, decode, None, json_set.memory_nbytes)
         if (found := await fetch(read)) is None or not found.value.is_metadata:
             return None
-        return MemberLayout(directory, members, self.decoded_nbytes)
+        return ReferenceLayout(
+            directory, self.decoded_nbytes, None, self.limit_nbytes, self.allowed, read
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLayout(MemberLayout):
+    """The keys of the set that *read* reads."""
+
+    limit_nbytes: int
+    allowed: tuple[Allowed, ...]
+    read: Read[ReferenceSet]
+
+    async def find(self, name: str, fetch: Fetch) -> Place:
+        if (found := await fetch(self.read)) is None:
+            return MISSING
+        references = found.value
+        ref, etag, table = self.read.ref, found.etag, references.table
+        if (row := references.names.position(name)) is None:
+            if (chunk := references.find_chunk(name)) is None:
+                return MISSING
+            path, number = chunk
+            record, row = divmod(number, references.record_size)
+            read = self._read_table(references, path, record)
+            if (other := await fetch(read)) is None:
+                return MISSING
+            ref, etag, table = read.ref, other.etag, other.value
+            if row >= len(table):
+                raise DamagedError(ref, f"it has {len(table)} references, and no {row}")
+        match table.lookup(row):
+            case None:
+                return MISSING
+            case bytes(data):
+                return Inline(data, ETag(f'{etag[:-1]}-{row:x}-{_VIEW_REVISION}"'))
+            case SourcePart() as source:
+                try:
+                    return await self._follow(source, fetch)
+                except DecodeError as error:
+                    raise DamagedError(ref, f"{name}: {error}") from error
+
+    async def _follow(self, source: SourcePart, fetch: Fetch) -> Place:
+        """Locate *source*. Raises: `DecodeError`, `NotAllowedError`, `DamagedError`."""
+        ref = resolve_source(source.url, self.allowed)
+        if source.byte_range is not None:
+            return Part(ref, source.byte_range)
+        first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
+        if first is None:
+            raise DamagedError(ref, "does not exist, though it is referred to")
+        return Stored(ref, ByteRange(0, first.size), first.etag)
+
+    async def below(
+        self, prefix: str, after: str, delimiter: str, fetch: Fetch
+    ) -> AsyncIterator[tuple[str, int | None]]:
+        if (found := await fetch(self.read)) is None:
+            return
+        references, window = found.value, Window(prefix, after, delimiter)
+        arrays = [
+            (f"{path}/0", path)
+            for path in references.arrays  # the document of the array has the same folder
+            if window.meets(f"{path}/") and window.fold(f"{path}/") is None
+        ]
+        names = references.names.below(prefix, after, delimiter)
+        for name, found_at in merge(names, sorted(arrays), key=itemgetter(0)):
+            if isinstance(found_at, str):
+                async for key in self._chunks(references, found_at, window, fetch):
+                    yield key
+            else:
+                yield name, None if found_at is None else references.table.length_of(found_at)
+
+    async def _chunks(
+        self, references: ReferenceSet, path: str, window: Window, fetch: Fetch
+    ) -> AsyncIterator[tuple[str, int | None]]:
+        """Yield the keys of chunks of the array at *path*."""
+        grid, size = references.arrays[path], references.record_size
+        count = prod(grid.counts)
+        tables = -(-count // size)
+        if count > _MOST_LISTED or tables > _MOST_TABLES:
+            reason = f"{path}: {count} chunks in {tables} tables are too many to be listed"
+            raise DamagedError(self.read.ref, reason)
+        present = np.zeros(count, np.bool_)
+        for record in range(tables):
+            if (found := await fetch(self._read_table(references, path, record))) is not None:
+                part = present[record * size : (record + 1) * size]
+                rows = found.value.sources[: len(part)] != ABSENT
+                part[: len(rows)] = rows
+        last = window.after
+        for key, number in grid.names(present.reshape(grid.counts), f"{path}/", window):
+            record, row = divmod(number, size)
+            name = window.fold(key) or key
+            if name <= last or not key.startswith(window.prefix):
+                continue
+            last = name
+            nbytes = None
+            table = await fetch(self._read_table(references, path, record)) if name == key else None
+            if table is not None and row < len(table.value):
+                nbytes = table.value.length_of(row)
+            yield name, nbytes
+
+    def _read_table(self, references: ReferenceSet, path: str, record: int) -> Read[ReferenceTable]:
+        """Return the read of a table of the array at *path*."""
+        ref = self.directory.join(f"{path}/refs.{record}.parq")
+        decode = BoundDecoder(decode_table, (references.record_size, self.limit_nbytes))
+        request = ByteRange(0, self.limit_nbytes + 1)
+        return Read("references", ref, request, decode, None, parquet_set.memory_nbytes)
+
+
+def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
+    """Return the object at *url* as fsspec understands it: only http URLs are percent-encoded, an
+    absolute path is that of a local file, and empty segments of such a path do not count. Raises:
+    `DecodeError`, `NotAllowedError`.
+    """
+    located = f"file://{url}" if url.startswith("/") else url
+    scheme, is_url, place = located.partition("://")
+    if not is_url:
+        shown = repr(url[:200]) if url else "nothing"
+        raise DecodeError(f"a reference to {shown}: expected a URL, or the absolute path of a file")
+    authority, slash, path = place.partition("/")
+    if scheme.lower() == "file":
+        path = SLASHES.sub("/", path).removeprefix("/")
+    if scheme.lower() not in ("http", "https"):
+        path = quote(path)
+    elif "?" in place:
+        raise DecodeError("a reference to a URL with a query")
+    return resolve(f"{scheme}://{authority}{slash}{path}", allowed)

@@ -44,9 +44,9 @@ type _Struct = dict[int, Any]
 class _Reader:
     """Reads Thrift's compact protocol: varints, and structs that begin at a byte."""
 
-    def __init__(self, data: bytes | memoryview, at: int = 0) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self._data = data
-        self.at = at
+        self.at = 0
 
     def take(self, nbytes: int) -> bytes:
         if not 0 <= nbytes <= len(self._data) - self.at:
@@ -129,10 +129,11 @@ class _ColumnPage(NamedTuple):
     kind: int
     """Physical type of the values."""
     is_dictionary: bool
+    is_plain: bool
+    """False for values that are positions in the dictionary."""
     present: NDArray[np.bool_]
     """By row, whether it has a value; a dictionary has no rows."""
-    encoding: int
-    values: int
+    value_count: int
     """Number of values in `data`."""
     data: bytes
 
@@ -149,20 +150,17 @@ class ParquetFile:
             raise DecodeError(f"Parquet: a footer of {nbytes} bytes")
         footer = _Reader(data[start:-_TAIL_NBYTES]).fields()
         self._data = memoryview(data)[:start]
-        fields = _fields(_get(footer, 2, list))
-        self._chunks: dict[str, list[_Chunk]] = {name: [] for name in fields}
+        fields = [_field(element) for element in _get(footer, 2, list)[1:]]
+        self._chunks: dict[str, list[_Chunk]] = {name: [] for name, _ in fields}
         self.rows = 0
         for group in _get(footer, 4, list):
             rows = _get(group, 3, int)
             self.rows += rows
             if not 0 <= rows <= self.rows <= most_rows:
                 raise DecodeError(f"Parquet: expected at most {most_rows} rows")
-            for column in _get(group, 1, list):
-                meta = _get(column, 3, dict)
-                path = _get(meta, 3, list)
-                name = _name(path[0]) if path and isinstance(path[0], bytes) else ""
-                if name in fields:
-                    self._chunks[name].append(_chunk(meta, rows, is_optional=fields[name]))
+            for (name, is_optional), column in zip(fields, _get(group, 1, list), strict=False):
+                chunk = _chunk(_get(column, 3, dict), rows, is_optional=is_optional)
+                self._chunks[name].append(chunk)
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -186,28 +184,26 @@ class ParquetFile:
 
         def number(page: _ColumnPage) -> NDArray[np.uint32]:
             found = (numbers.setdefault(text, len(numbers)) for text in _texts(page))
-            return np.fromiter(found, np.uint32, page.values)
+            return np.fromiter(found, np.uint32, page.value_count)
 
         return Texts(self._column(name, number, np.uint32(NULL)), list(numbers))
 
     def _column[T: np.generic](
         self, name: str, decode: Callable[[_ColumnPage], NDArray[T]], absent: T
     ) -> NDArray[T]:
-        chunks = self._chunks.get(name)
-        if chunks is None:
+        if name not in self.names:
             return np.full(self.rows, absent)
         parts = [np.full(0, absent)]
-        for chunk in chunks:
+        for chunk in self._chunks[name]:
             dictionary = parts[0]
             for page in self._pages(chunk):
                 if page.is_dictionary:
                     dictionary = decode(page)
                     continue
                 column = np.full(len(page.present), absent)
-                if page.values and page.encoding == _PLAIN:
-                    column[page.present] = decode(page)
-                elif page.values:
-                    column[page.present] = dictionary[_codes(page, len(dictionary))]
+                if page.value_count:
+                    values = decode(page) if page.is_plain else _look_up(page, dictionary)
+                    column[page.present] = values
                 parts.append(column)
         column = np.concatenate(parts)
         if len(column) != self.rows:
@@ -231,8 +227,6 @@ class ParquetFile:
             if kind in _HEADERS:
                 page = _page(chunk, _get(header, _HEADERS[kind], dict), kind, body, decoded)
                 rows += len(page.present)
-                if rows > chunk.rows:
-                    raise DecodeError(f"Parquet: more than {chunk.rows} rows in a column")
                 yield page
 
 
@@ -244,15 +238,12 @@ def _get[T](fields: Any, number: int, kind: type[T]) -> T:
     return found
 
 
-def _fields(schema: Sequence[Any]) -> Mapping[str, bool]:
-    """Return the names of columns that are not nested, and whether their values are optional."""
-    names = {}
-    for element in schema[1:]:
-        name = _name(_get(element, 4, bytes))
-        if element.get(5):  # the number of its children
-            raise DecodeError(f"Parquet: the column {name[:80]!r} is nested")
-        names[name] = element.get(3) == _OPTIONAL
-    return names
+def _field(element: Any) -> tuple[str, bool]:
+    """Return the name of a column, and whether its values are optional."""
+    name = _get(element, 4, bytes).decode(errors="replace")
+    if element.get(5):  # the number of its children
+        raise DecodeError(f"Parquet: the column {name[:80]!r} is nested")
+    return name, element.get(3) == _OPTIONAL
 
 
 def _chunk(meta: _Struct, rows: int, *, is_optional: bool) -> _Chunk:
@@ -263,28 +254,24 @@ def _chunk(meta: _Struct, rows: int, *, is_optional: bool) -> _Chunk:
     return _Chunk(kind, is_optional, coding, rows, start, nbytes, decoded_nbytes)
 
 
-def _name(name: bytes) -> str:
-    return name.decode(errors="replace")
-
-
 def _page(
     chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes: int
 ) -> _ColumnPage:
     """Decompress a page of *kind*, and split it into levels and values."""
-    count, levels_nbytes, is_coded = _get(header, 1, int), 0, bool(chunk.coding)
-    rows = 0 if kind == _DICTIONARY_PAGE else count
+    count, is_dictionary = _get(header, 1, int), kind == _DICTIONARY_PAGE
+    rows = 0 if is_dictionary else count
     if not 0 <= rows <= chunk.rows or count < 0:
         raise DecodeError(f"Parquet: a page of {count} rows in {chunk.rows}")
-    levels = b""
+    levels, start, is_coded = b"", 0, bool(chunk.coding)
     if kind == _DATA_PAGE_2:
         lengths = _get(header, 6, int), _get(header, 5, int)
-        levels_nbytes = sum(lengths)
-        if min(lengths) < 0 or levels_nbytes > min(len(body), decoded_nbytes):
+        start = sum(lengths)
+        if min(lengths) < 0 or start > min(len(body), decoded_nbytes):
             raise DecodeError("Parquet: levels that end past their page")
-        levels, is_coded = body[lengths[0] : levels_nbytes], is_coded and header.get(7, True)
-    data = body[levels_nbytes:]
-    if is_coded:
-        data = decode_content(chunk.coding, data, decoded_nbytes - levels_nbytes) if data else b""
+        levels, is_coded = body[lengths[0] : start], is_coded and header.get(7, True)
+    data = body[start:]
+    if is_coded and data:
+        data = decode_content(chunk.coding, data, decoded_nbytes - start)
     if kind == _DATA_PAGE and chunk.is_optional:
         reader = _Reader(data)
         levels = reader.take(*_LENGTH.unpack(reader.take(4)))
@@ -294,48 +281,44 @@ def _page(
         present = _unpack(levels, 1, rows) == 1
         count = int(present.sum())
     encoding = _get(header, 4 if kind == _DATA_PAGE_2 else 2, int)
-    if kind == _DICTIONARY_PAGE:
-        encoding = _PLAIN
-    if encoding != _PLAIN and encoding not in _DICTIONARY:
+    is_plain = is_dictionary or encoding == _PLAIN
+    if not is_plain and encoding not in _DICTIONARY:
         raise DecodeError(f"Parquet: the encoding {encoding} of values is not decoded")
-    if encoding == _PLAIN and count * _LENGTH.size > len(data):  # each value has 4 bytes or more
+    if is_plain and count * _LENGTH.size > len(data):  # each value has 4 bytes or more
         raise DecodeError(f"Parquet: a page of {len(data)} bytes has no {count} values")
-    return _ColumnPage(chunk.kind, kind == _DICTIONARY_PAGE, present, encoding, count, data)
+    return _ColumnPage(chunk.kind, is_dictionary, is_plain, present, count, data)
 
 
 def _integers(page: _ColumnPage) -> NDArray[np.int64]:
-    if (kind := _INTEGERS.get(page.kind)) is None or len(page.data) < page.values * kind.itemsize:
-        raise DecodeError(f"Parquet: a page has no {page.values} integers")
-    return np.frombuffer(page.data, kind, page.values).astype(np.int64)
+    if (kind := _INTEGERS.get(page.kind)) is None or len(
+        page.data
+    ) < page.value_count * kind.itemsize:
+        raise DecodeError(f"Parquet: a page has no {page.value_count} integers")
+    return np.frombuffer(page.data, kind, page.value_count).astype(np.int64)
 
 
 def _texts(page: _ColumnPage) -> Iterator[bytes]:
     if page.kind != _BYTES:
         raise DecodeError("Parquet: a column has no texts or bytes")
     at, data = 0, page.data
-    for _ in range(page.values):
+    for _ in range(page.value_count):
         start = at + _LENGTH.size
-        if start > len(data):
-            raise DecodeError("Parquet: a page of texts is too short")
-        (nbytes,) = _LENGTH.unpack_from(data, at)
-        at = start + nbytes
+        at = start + int.from_bytes(data[at:start], "little")
         if at > len(data):
             raise DecodeError("Parquet: a text ends past its page")
         yield data[start:at]
 
 
-def _codes(page: _ColumnPage, count: int) -> NDArray[np.uint32]:
-    """Return the positions in a dictionary of *count* values."""
-    if not page.values:
-        return np.zeros(0, np.uint32)
-    codes = _unpack(page.data[1:], page.data[0] if page.data else 0, page.values)
-    if codes.max() >= count:
-        raise DecodeError(f"Parquet: a value {codes.max()} of {count} in a dictionary")
-    return codes
+def _look_up[T: np.generic](page: _ColumnPage, dictionary: NDArray[T]) -> NDArray[T]:
+    """Return the values at the positions that *page* holds."""
+    codes = _unpack(page.data[1:], page.data[0] if page.data else 0, page.value_count)
+    if codes.max() >= len(dictionary):
+        raise DecodeError(f"Parquet: a value {codes.max()} of {len(dictionary)} in a dictionary")
+    return dictionary[codes]
 
 
 def _unpack(data: bytes, bits: int, count: int) -> NDArray[np.uint32]:
-    """Decode the hybrid of runs and packed groups of eight: *count* integers of so many *bits*."""
+    """Decode *count* integers of so many *bits*: runs of one value, and packed groups of eight."""
     if bits > 32:  # noqa: PLR2004  the most that the format knows
         raise DecodeError(f"Parquet: integers of {bits} bits")
     unpacked, at, reader = np.zeros(count, np.uint32), 0, _Reader(data)
@@ -352,6 +335,6 @@ def _unpack(data: bytes, bits: int, count: int) -> NDArray[np.uint32]:
             value = int.from_bytes(reader.take((bits + 7) // 8), "little")
             unpacked[at : at + (head >> 1)] = value & 0xFFFFFFFF
             at += head >> 1
-        if head < 2:  # noqa: PLR2004  nothing comes of it
+        if head < 2:  # noqa: PLR2004  a run of no values
             raise DecodeError("Parquet: an empty run")
     return unpacked

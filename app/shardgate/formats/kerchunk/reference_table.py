@@ -1,26 +1,24 @@
 """References as numpy columns: parts of objects, whole objects, and bytes held in the set."""
 
-import base64
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
+from operator import lt
 from sys import getsizeof
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.errors import DamagedError
 from shardgate.formats.documents import Json, json_memory_nbytes
-from shardgate.formats.members import NO_KEY, Place, SortedNames
-from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
-from shardgate.formats.references import SLASHES, Allowed, resolve
-from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
+from shardgate.formats.listing import Window
+from shardgate.formats.members import NO_KEY, SortedNames
+from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.keys import ChunkKeys
+from shardgate.model import ByteRange
 
-_BASE64: Final = b"base64:"
-"""Beginning of bytes that are written as text."""
 CONSOLIDATED: Final = ".zmetadata"
 """Name of the consolidated metadata of Zarr v2, and of the catalog of a set in Parquet."""
 ABSENT: Final = 2**32 - 1
@@ -33,8 +31,8 @@ MOST_NBYTES: Final = 2**63 - 1
 """Largest end of a part of an object."""
 MEMORY_PER_BYTE: Final = 8
 """Memory that JSON may take while it is decoded, for each byte that it may have."""
-_VIEW_REVISION: Final = "k1"
-"""Part of ETags; to be changed when the same set is served in another form."""
+_GRID_NBYTES: Final = 512
+"""Memory of the grid of an array, with its path."""
 
 
 class SourcePart(NamedTuple):
@@ -80,18 +78,61 @@ class ReferenceTable:
         return None if length == WHOLE else length
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceGrid:
+    """The chunks of an array; *counts* is their number along each dimension."""
+
+    keys: ChunkKeys
+    counts: tuple[int, ...]
+
+    def names(
+        self, present: NDArray[np.bool_], start: str, window: Window, first: int = 0
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the names in *window* that begin with *start*, in order, of the *present* chunks,
+        each with its number; that of the first one is *first*.
+        """
+        if not present.ndim:
+            yield start.removesuffix(self.keys.separator), first
+            return
+        size = prod(present.shape[1:])
+        stored = np.flatnonzero(present.any(axis=tuple(range(1, present.ndim)))).tolist()
+        for at in sorted(stored, key=str):
+            if window.meets(below := f"{start}{at}"):
+                below += self.keys.separator
+                yield from self.names(present[at], below, window, first + at * size)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReferenceSet:
-    """References by name."""
+    """References by name; a set in Parquet has those of chunks in tables of their own."""
 
     names: SortedNames
     table: ReferenceTable
     """Its rows are in the order of the names."""
+    record_size: int = 0
+    """References in each of the other tables."""
+    arrays: Mapping[str, ReferenceGrid] = field(default_factory=dict)
+    """Grids of chunks, whose references are in other tables, by the paths of arrays."""
     is_metadata: bool = True
+    """False for consolidated metadata of Zarr v2, which have the name of a catalog."""
 
     @property
     def nbytes(self) -> int:
-        return self.names.nbytes + self.table.nbytes
+        return self.names.nbytes + self.table.nbytes + _GRID_NBYTES * len(self.arrays)
+
+    def find_chunk(self, name: str) -> tuple[str, int] | None:
+        """Return the path of the array of the chunk *name*, and its number in C order."""
+        end = len(name)
+        while (end := name.rfind("/", 0, end)) > 0:
+            if (grid := self.arrays.get(name[:end])) is not None:
+                coords = grid.keys.parse(name[end + 1 :])
+                if coords is None or not all(map(lt, coords, grid.counts)):
+                    return None
+                number = 0
+                for at, count in zip(coords, grid.counts, strict=True):
+                    number = number * count + at
+                return name[:end], number
+        return None
 
 
 class TableBuilder:
@@ -154,24 +195,18 @@ class TableBuilder:
     def _set(self, name: str, source: int, offset: int, length: int) -> None:
         if NO_KEY.search(text := name.encode()) is not None:
             return
-        row = self._rows.setdefault(text, len(self._sources))
-        if row < len(self._sources):
-            self._sources[row], self._offsets[row], self._lengths[row] = source, offset, length
-            return
-        if row == self._most_rows:
-            raise DecodeError(f"more than {row} references: a set in Parquet can have more")
+        self._rows[text] = len(self._sources)
+        if len(self._rows) > (most := self._most_rows):
+            raise DecodeError(f"more than {most} references: a set in Parquet can have more")
         self._sources.append(source)
         self._offsets.append(offset)
         self._lengths.append(length)
 
 
-def inline_bytes(text: bytes) -> bytes:
-    """Return the bytes in the set that *text* stands for. Raises: `ValueError`."""
-    return base64.b64decode(text[len(_BASE64) :]) if text.startswith(_BASE64) else text
-
-
-def check_values(data: bytes, limit_nbytes: int) -> None:
-    """Raise `DecodeError` if the values in the JSON *data* may take much more than the limit."""
+def check_size(data: bytes, limit_nbytes: int) -> None:
+    """Raise `DecodeError` if the JSON *data* is longer than the limit, or takes much memory."""
+    if len(data) > limit_nbytes:
+        raise DecodeError(f"a reference set of more than {limit_nbytes} bytes")
     if (nbytes := json_memory_nbytes(data)) > MEMORY_PER_BYTE * limit_nbytes:
         raise DecodeError(f"it would take {nbytes} bytes of memory, for {len(data)} of JSON")
 
@@ -179,55 +214,3 @@ def check_values(data: bytes, limit_nbytes: int) -> None:
 def consolidate(documents: Mapping[str, Json]) -> bytes:
     """Return consolidated metadata of Zarr v2, which has *documents* by their keys."""
     return json.dumps({"zarr_consolidated_format": 1, "metadata": documents}).encode()
-
-
-class Holder(NamedTuple):
-    """An object that holds references."""
-
-    ref: ObjectRef
-    etag: ETag
-    table: ReferenceTable
-
-
-async def locate(
-    holder: Holder, row: int, name: str, allowed: Sequence[Allowed], fetch: Fetch
-) -> Place:
-    """Locate the key *name*, whose reference is in *row*. Raises: `DamagedError`,
-    `NotAllowedError`.
-    """
-    match holder.table.lookup(row):
-        case None:
-            return MISSING
-        case bytes(data):
-            return Inline(data, ETag(f'{holder.etag[:-1]}-{row:x}-{_VIEW_REVISION}"'))
-        case SourcePart(url, part):
-            try:
-                ref = resolve_source(url, allowed)
-            except DecodeError as error:
-                raise DamagedError(holder.ref, f"{name}: {error}") from error
-            if part is not None:
-                return Part(ref, part)
-            first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
-            if first is None:
-                raise DamagedError(ref, "does not exist, though it is referred to")
-            return Stored(ref, ByteRange(0, first.size), first.etag)
-
-
-def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
-    """Return the object at *url* as fsspec understands it: only http URLs are percent-encoded, an
-    absolute path is that of a local file, and empty segments of such a path do not count. Raises:
-    `DecodeError`, `NotAllowedError`.
-    """
-    located = f"file://{url}" if url.startswith("/") else url
-    scheme, is_url, place = located.partition("://")
-    if not is_url:
-        shown = repr(url[:200]) if url else "nothing"
-        raise DecodeError(f"a reference to {shown}: expected a URL, or the absolute path of a file")
-    authority, slash, path = place.partition("/")
-    if scheme.lower() == "file":
-        path = SLASHES.sub("/", path).removeprefix("/")
-    if scheme.lower() not in ("http", "https"):
-        path = quote(path)
-    elif "?" in place:
-        raise DecodeError("a reference to a URL with a query")
-    return resolve(f"{scheme}://{authority}{slash}{path}", allowed)

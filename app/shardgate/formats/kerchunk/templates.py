@@ -1,77 +1,46 @@
 """Templates of URLs, and references that a pattern generates, in version 1 of reference sets.
 
 Templates are Jinja2 without statements: text, variables, integers and texts, ``+ - * // %`` of
-integers, numbers padded by ``'%03d' % i``, and calls of templates with named arguments.
+integers, numbers padded by ``'%03d' % i``, and calls of templates with named arguments. These
+expressions are spelled as in Python, so `ast` parses them.
 """
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import product
 from math import prod
+from operator import add, floordiv, mod, mul, sub
 from typing import Any, Final, NamedTuple
-
-from jinja2 import StrictUndefined, Template, TemplateError, Undefined, nodes
-from jinja2.sandbox import SandboxedEnvironment
 
 from shardgate.formats.documents import Json
 from shardgate.formats.reading import DecodeError
 
 MOST_GENERATED: Final = 100_000
-"""References that the patterns of one set may generate; each takes some 50 µs."""
-_MOST_EXPRESSIONS: Final = 10_000
-"""Distinct templates with expressions in one set; each is compiled."""
+"""References that the patterns of one set may generate; each takes some 20 µs."""
 _MOST_LENGTH: Final = 4096
 """Characters of a template, and of its result."""
 _MOST_INTEGER: Final = 2**61
-"""Ranges up to it have a length."""
-_VARIABLE: Final = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}", re.ASCII)
+"""Ranges of more integers have no `len`."""
+_PARSED: Final = 64
+"""Expressions that are remembered: a long one takes a megabyte."""
 _TEMPLATE: Final = re.compile(r"\{[{%#]")
-_PADDED: Final = re.compile(r"%0?\d{0,2}d")
-_ALLOWED: Final = (
-    nodes.Template,
-    nodes.Output,
-    nodes.TemplateData,
-    nodes.Name,
-    nodes.Const,
-    nodes.Add,
-    nodes.Sub,
-    nodes.Mul,
-    nodes.FloorDiv,
-    nodes.Mod,
-    nodes.Neg,
-    nodes.Call,
-    nodes.Keyword,
+_EXPRESSION: Final = re.compile(
+    r"""\{\{(?![-+])((?:[^{}'"\\]|'[^'\\]*'|"[^"\\]*")*)(?<![-+])\}\}"""
 )
+"""Texts in it have no escapes. Jinja2 would take a sign at its ends for its own."""
+_PADDED: Final = re.compile(r"%0?\d{0,2}d")
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.FloorDiv: floordiv,
+    ast.Mod: mod,
+}
 
-type Value = str | int | Callable[..., str]
+type Value = str | int | Callable[[Variables], str]
 type Variables = Mapping[str, Value]
-
-
-class _Environment(SandboxedEnvironment):
-    """Environment whose operators take and return integers of a bounded size."""
-
-    intercepted_binops = frozenset({"+", "-", "*", "//", "%"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if isinstance(left, str) and operator == "%" and _PADDED.fullmatch(left):
-            return left % _integer(right)
-        return _integer(super().call_binop(context, operator, _integer(left), _integer(right)))
-
-
-def _is_short(text: Json) -> bool:
-    return isinstance(text, str) and len(text) <= _MOST_LENGTH
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int or abs(value) > _MOST_INTEGER:
-        raise DecodeError(f"expected an integer of a template or of gen, found {str(value)[:80]!r}")
-    return value
-
-
-def _finalize(value: Any) -> Any:
-    if not isinstance(value, str | int | Undefined):
-        raise DecodeError("a template with parameters is used without them")
-    return value
 
 
 class Templates:
@@ -79,13 +48,12 @@ class Templates:
 
     def __init__(self, texts: Json) -> None:
         """Take the member ``templates`` of a set. Raises: `DecodeError`."""
-        self._environment = _Environment(undefined=StrictUndefined, finalize=_finalize)
-        self._environment.globals.clear()
-        self._compiled: dict[str, Template] = {}
-        if not isinstance(texts, dict) or not all(map(_is_short, texts.values())):
+        named = texts.values() if isinstance(texts, dict) else [None]
+        if not all(isinstance(text, str) and len(text) <= _MOST_LENGTH for text in named):
             raise DecodeError(f"templates: expected texts of up to {_MOST_LENGTH} letters by name")
+        self._parse = lru_cache(_PARSED)(_parse)
         self._values: dict[str, Value] = {
-            name: self._callable(text) if _TEMPLATE.search(text) else text
+            name: partial(self.render, text) if _TEMPLATE.search(text) else text
             for name, text in texts.items()
         }
 
@@ -93,17 +61,20 @@ class Templates:
         """Render *text*, by default with the templates as variables. Raises: `DecodeError`."""
         if not _TEMPLATE.search(text):
             return text
-        values = self._values if variables is None else variables
         if len(text) > _MOST_LENGTH:
             raise DecodeError(f"a template of more than {_MOST_LENGTH} characters: {text[:80]!r}…")
-
-        def replace(found: re.Match[str]) -> str:
-            value = values.get(found[1])
-            return found[0] if value is None or callable(value) else str(value)
-
-        rendered = _VARIABLE.sub(replace, text)
-        if _TEMPLATE.search(rendered):
-            rendered = self._evaluate(text, values)
+        values = self._values if variables is None else variables
+        parts = _EXPRESSION.split(text)
+        if any(map(_TEMPLATE.search, parts[::2])):
+            raise DecodeError(f"the template {text[:80]!r} has a part that is not evaluated")
+        try:
+            found = [_evaluate(self._parse(expression), values) for expression in parts[1::2]]
+        except (SyntaxError, ArithmeticError, RecursionError, MemoryError) as error:
+            raise DecodeError(f"the template {text[:80]!r}: {error}") from None
+        if any(map(callable, found)):
+            raise DecodeError(f"{text[:80]!r} uses a template with parameters without them")
+        parts[1::2] = map(str, found)
+        rendered = "".join(parts)
         if len(rendered) > _MOST_LENGTH:
             raise DecodeError(f"the template {text[:80]!r} gives more than {_MOST_LENGTH} letters")
         return rendered
@@ -112,35 +83,35 @@ class Templates:
         """Return the templates and *values* as variables."""
         return {**self._values, **values}
 
-    def _callable(self, text: str) -> Callable[..., str]:
-        return lambda **arguments: self.render(text, arguments)
 
-    def _evaluate(self, text: str, variables: Variables) -> str:
-        try:
-            return self._compile(text).render(variables)
-        except DecodeError:
-            raise
-        except (TemplateError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
-            raise DecodeError(f"the template {text[:80]!r}: {error}") from None
+def _parse(expression: str) -> ast.expr:
+    return ast.parse(expression.strip(), mode="eval").body
 
-    def _compile(self, text: str) -> Template:
-        if (compiled := self._compiled.get(text)) is not None:
-            return compiled
-        if len(self._compiled) == _MOST_EXPRESSIONS:
-            raise DecodeError(f"more than {_MOST_EXPRESSIONS} templates with expressions")
-        tree = self._environment.parse(text)
-        for node in tree.find_all(nodes.Node):
-            is_positional = isinstance(node, nodes.Call) and (
-                node.args
-                or node.dyn_args
-                or node.dyn_kwargs
-                or not isinstance(node.node, nodes.Name)
-            )
-            if not isinstance(node, _ALLOWED) or is_positional:
-                kind = type(node).__name__
-                raise DecodeError(f"the template {text[:80]!r} has {kind}, which is not evaluated")
-        compiled = self._compiled[text] = self._environment.from_string(text)
-        return compiled
+
+def _evaluate(node: ast.expr, variables: Variables) -> Value:
+    match node:
+        case ast.Constant(str() | int() as value):
+            return value
+        case ast.Name(name):
+            if name not in variables:
+                raise DecodeError(f"{name!r} is undefined in a template")
+            return variables[name]
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_integer(_evaluate(operand, variables))
+        case ast.BinOp(left, operator, right) if type(operator) in _OPERATORS:
+            first, second = _evaluate(left, variables), _integer(_evaluate(right, variables))
+            if isinstance(operator, ast.Mod) and _PADDED.fullmatch(str(first)):
+                return str(first) % second
+            return _integer(_OPERATORS[type(operator)](_integer(first), second))
+        case ast.Call(ast.Name(name), [], keywords) if callable(template := variables.get(name)):
+            return template({each.arg or "": _evaluate(each.value, variables) for each in keywords})
+    raise DecodeError(f"{ast.unparse(node)[:80]!r} of a template is not evaluated")
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or abs(value) > _MOST_INTEGER:
+        raise DecodeError(f"expected an integer of a template or of gen, found {str(value)[:80]!r}")
+    return value
 
 
 class Generated(NamedTuple):

@@ -4,7 +4,6 @@ Sections are those of APPNOTE 6.3.10. Offsets count from the beginning of the ar
 may lie in front of it, such as a program that extracts it.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -32,20 +31,17 @@ _MOST_COMMENT_NBYTES: Final = 0xFFFF
 TAIL_NBYTES: Final = _MOST_COMMENT_NBYTES + _END.size + _LOCATOR.size + _END64.size
 """Holds all records at the end, and in most archives a directory of some hundred entries."""
 
-_RECORD: Final = np.dtype(
-    [("signature", "S4"), ("versions", "<u4"), ("flags", "<u2"), ("method", "<u2"),
-     ("time", "<u4"), ("crc", "<u4"), ("nbytes", "<u4"), ("size", "<u4"), ("name", "<u2"),
-     ("extra", "<u2"), ("comment", "<u2"), ("disk", "<u2"), ("attributes", "S6"), ("start", "<u4")]
-)  # fmt: skip
-"""§4.3.12, up to the name."""
-_LENGTHS: Final = Struct("<8xH18x3H")
-"""Flags, and the lengths of name, extra fields and comment in a record of the directory."""
+_RECORD: Final = Struct("<4s4x2H4x3L4H6xL")
+"""§4.3.12, up to the name: signature, flags, method, CRC-32, bytes as stored and of the content,
+bytes of name, extra fields and comment, disk, offset of the local header."""
 _EXTRA: Final = Struct("<2H")
 _ZIP64: Final = 0x0001
+_WIDE: Final = 0xFFFFFFFF
+_WIDE_DISK: Final = 0xFFFF
+_WIDENED: Final = (("size", _WIDE), ("nbytes", _WIDE), ("start", _WIDE), ("disk", _WIDE_DISK))
+"""Values of fields of a record that stand for one of the zip64 extra field, in its order."""
 _UNICODE_PATH: Final = 0x7075
 _NEW_NAME_AT: Final = 5
-_WIDENED: Final = {"size": 0xFFFFFFFF, "nbytes": 0xFFFFFFFF, "start": 0xFFFFFFFF, "disk": 0xFFFF}
-"""Values of fields of `_RECORD` that stand for one of the zip64 extra field, in its order."""
 
 LOCAL_HEADER: Final = Struct("<4s2xHH16xHH")
 """§4.3.7: signature, flags, method, lengths of name and extra fields."""
@@ -56,14 +52,16 @@ _UTF8: Final = 0x800
 UNREADABLE: Final = 0x2061
 """Flags (§4.4.4) of data that are encrypted, or a patch of other data."""
 
-_ROW: Final = np.dtype(
+_ROW: Final = Struct("<4Q2L3H")
+"""An element of `_ROWS`."""
+_ROWS: Final = np.dtype(
     [("start", "<u8"), ("stop", "<u8"), ("nbytes", "<u8"), ("size", "<u8"), ("crc", "<u4"),
      ("name_crc", "<u4"), ("name_nbytes", "<u2"), ("method", "<u2"), ("flags", "<u2")]
 )  # fmt: skip
 _MEMORY_PER_BYTE: Final = 10
-"""Entries with short names take that; a byte in code page 437 may take three in UTF-8, twice."""
+"""Memory for entries with short names; a byte in code page 437 may take three in UTF-8, twice."""
 _SETTING: Final = "limits.repository_file_bytes"
-_SEVERAL: Final = "it is one of several disks"
+_SEVERAL: Final = "it is a part of an archive on several disks"
 
 
 class ZipEntry(NamedTuple):
@@ -130,31 +128,20 @@ class EndRecord(NamedTuple):
     def nbytes(self) -> int:
         return 0 if self.directory is None else self.directory.nbytes
 
-    def shift(self, size: int) -> int:
-        """Return how many bytes precede the archive in an object of *size* bytes."""
-        if (shift := size - self.from_end - self.start) < 0:
-            raise DecodeError(f"its end places the central directory {-shift} bytes past itself")
-        return shift
 
-
-@dataclass(frozen=True, slots=True)
-class TailDecoder:
-    """Decodes the last `TAIL_NBYTES` of an archive, whose directory may have *limit_nbytes*."""
-
-    limit_nbytes: int
-
-    def __call__(self, tail: bytes) -> Marked[EndRecord]:
-        if (end := parse_end(tail)) is None:
-            if begins_like_page(tail):
-                return Marked(is_page=True)
-            raise DecodeError("it has no end record: it is truncated, or no zip archive")
-        if (nbytes := end.directory_nbytes) > self.limit_nbytes:
-            reason = f"its central directory has {nbytes} bytes, over {self.limit_nbytes}"
-            raise DecodeError(f"{reason}: {_SETTING}")
-        if (start := len(tail) - end.from_end) < 0:
-            return Marked(end)
-        directory = CentralDirectoryDecoder(end)(tail[start : start + nbytes])
-        return Marked(end._replace(directory=directory))
+def decode_tail(tail: bytes, limit_nbytes: int) -> Marked[EndRecord]:
+    """Decode the last `TAIL_NBYTES` of an archive, whose directory may have *limit_nbytes*."""
+    if (end := parse_end(tail)) is None:
+        if begins_like_page(tail):
+            return Marked(is_page=True)
+        raise DecodeError("it has no end record: it is truncated, or no zip archive")
+    if (nbytes := end.directory_nbytes) > limit_nbytes:
+        reason = f"its central directory has {nbytes} bytes, over {limit_nbytes}"
+        raise DecodeError(f"{reason}: {_SETTING}")
+    if (start := len(tail) - end.from_end) < 0:
+        return Marked(end)
+    directory = decode_directory(tail[start : start + nbytes], end)
+    return Marked(end._replace(directory=directory))
 
 
 def parse_end(tail: bytes) -> EndRecord | None:
@@ -177,7 +164,7 @@ def parse_end(tail: bytes) -> EndRecord | None:
     disk, first, here, count, nbytes, start = found
     if disk or first or here != count:
         raise DecodeError(_SEVERAL)
-    if nbytes < count * _RECORD.itemsize:
+    if nbytes < count * _RECORD.size:
         raise DecodeError(f"its central directory of {nbytes} bytes cannot have {count} entries")
     return EndRecord(start, nbytes, count, len(tail) - at + nbytes)
 
@@ -185,7 +172,7 @@ def parse_end(tail: bytes) -> EndRecord | None:
 def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]:
     """Parse the zip64 end record at *at*, and its locator; *narrow* are the fields of `_END`."""
     if at < 0 or not tail.startswith(b"PK\6\6", at):
-        raise DecodeError("its zip64 end record is not right before the locator of that")
+        raise DecodeError("its zip64 end record is not right before the locator")
     _, record_nbytes, _, _, *fields = _END64.unpack_from(tail, at)
     _, disk, start, disks = _LOCATOR.unpack_from(tail, at + _END64.size)
     agree = all(old in (new, most) for old, new, most in zip(narrow, fields, _MOST, strict=True))
@@ -195,44 +182,33 @@ def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]
     return tuple(fields)
 
 
-@dataclass(frozen=True, slots=True)
-class CentralDirectoryDecoder:
-    """Decodes the central directory that *end* describes."""
-
-    end: EndRecord
-
-    def __call__(self, data: bytes) -> CentralDirectory:
-        starts, crcs, fixed, numbers = array("Q"), array("I"), bytearray(), dict[bytes, int]()
-        at = 0
-        for number in range(self.end.entry_count):
-            if at + _RECORD.itemsize > len(data) or not data.startswith(b"PK\1\2", at):
-                raise DecodeError(f"its central directory has no entry {number} at {at}")
-            flags, name_nbytes, extra_nbytes, comment_nbytes = _LENGTHS.unpack_from(data, at)
-            name_at = at + _RECORD.itemsize
-            extra_at = name_at + name_nbytes
-            stop = extra_at + extra_nbytes
-            name = data[name_at:extra_at]
-            crc = zlib_ng.crc32(name)
-            starts.append(at)
-            crcs.append(crc)
-            fixed += data[at:name_at]
-            if (key := _key(name, flags, data[extra_at:stop], crc)) is not None:
-                numbers[key] = number
-            at = stop + comment_nbytes
-        if at != len(data):
-            raise DecodeError(f"its central directory has {len(data)} bytes, its entries {at}")
-        records = np.frombuffer(fixed, _RECORD)
-        rows = np.zeros(len(records), _ROW)
-        rows["name_crc"], rows["name_nbytes"] = crcs, records["name"]
-        for field in ("start", "nbytes", "size", "crc", "method", "flags"):
-            rows[field] = records[field]
-        disks = records["disk"].astype(np.uint32)
-        _widen(data, starts, records, rows, disks)
-        if np.any(disks):
+def decode_directory(data: bytes, end: EndRecord) -> CentralDirectory:
+    """Decode the central directory that *end* describes."""
+    packed, numbers, at = bytearray(), dict[bytes, int](), 0
+    for number in range(end.entry_count):
+        name_at = at + _RECORD.size
+        if name_at > len(data) or not data.startswith(b"PK\1\2", at):
+            raise DecodeError(f"its central directory has no entry {number} at {at}")
+        _, flags, method, crc, nbytes, size, *lengths, disk, start = _RECORD.unpack_from(data, at)
+        name_nbytes, extra_nbytes, comment_nbytes = lengths
+        extra_at = name_at + name_nbytes
+        at = extra_at + extra_nbytes
+        name, extra = data[name_at:extra_at], data[extra_at:at]
+        at += comment_nbytes
+        if _WIDE in (size, nbytes, start) or disk:
+            size, nbytes, start, disk = _widen(number, extra, (size, nbytes, start, disk))
+        if disk:
             raise DecodeError(_SEVERAL)
-        _find_stops(rows, self.end.start)
-        names, order = SortedNames.of(list(numbers))
-        return CentralDirectory(names, rows[np.fromiter(numbers.values(), np.intp)[order]])
+        name_crc = zlib_ng.crc32(name)
+        packed += _ROW.pack(start, 0, nbytes, size, crc, name_crc, name_nbytes, method, flags)
+        if (key := _key(name, flags, extra, name_crc)) is not None:
+            numbers[key] = number
+    if at != len(data):
+        raise DecodeError(f"its central directory has {len(data)} bytes, its entries {at}")
+    rows = np.frombuffer(packed, _ROWS)
+    _find_stops(rows, end.start)
+    names, order = SortedNames.of(list(numbers))
+    return CentralDirectory(names, rows[np.fromiter(numbers.values(), np.intp)[order]])
 
 
 def memory_nbytes(_: bytes | None, nbytes: int) -> int:
@@ -268,28 +244,16 @@ def _find_extra(fields: bytes, header_id: int) -> bytes | None:
     return None
 
 
-def _widen(
-    data: bytes,
-    starts: Sequence[int],
-    records: NDArray[Any],
-    rows: NDArray[Any],
-    disks: NDArray[np.uint32],
-) -> None:
-    """Set the numbers in *rows* and *disks* that do not fit into *records* (§4.5.3)."""
-    is_wide = np.any([records[name] == most for name, most in _WIDENED.items()], axis=0)
-    columns = {name: disks if name == "disk" else rows[name] for name in _WIDENED}
-    for number in np.flatnonzero(is_wide).tolist():
-        record = records[number]
-        extra_at = starts[number] + _RECORD.itemsize + int(record["name"])
-        extra = data[extra_at : extra_at + int(record["extra"])]
-        field, at = _find_extra(extra, _ZIP64) or b"", 0
-        for name, most in _WIDENED.items():
-            if record[name] == most:
-                nbytes = columns[name].itemsize
-                if at + nbytes > len(field):
-                    raise DecodeError(f"entry {number} has no zip64 {name}")
-                columns[name][number] = int.from_bytes(field[at : at + nbytes], "little")
-                at += nbytes
+def _widen(entry: int, extra: bytes, narrow: Sequence[int]) -> list[int]:
+    """Return *narrow* numbers, those replaced that the zip64 extra field holds (§4.5.3)."""
+    field, numbers = _find_extra(extra, _ZIP64) or b"", list[int]()
+    for number, (name, stand_in) in zip(narrow, _WIDENED, strict=True):
+        nbytes = 0 if number != stand_in else 4 if name == "disk" else 8
+        if nbytes > len(field):
+            raise DecodeError(f"entry {entry} has no zip64 {name}")
+        numbers.append(int.from_bytes(field[:nbytes], "little") if nbytes else number)
+        field = field[nbytes:]
+    return numbers
 
 
 def _find_stops(rows: NDArray[Any], end: int) -> None:

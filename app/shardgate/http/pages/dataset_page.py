@@ -171,8 +171,8 @@ class DatasetPages:
             await found.add(stored())
 
         async def stored() -> None:
-            if (array := found.array) is not None and array.shards is not None:
-                found.stored = await measure(resolver.root(dataset), array.shards)
+            if found.array is not None:
+                found.stored = await measure(resolver.root(dataset), found.array)
 
         async def history() -> None:
             found.history = await _read_history(resolver, dataset, folder)

@@ -54,7 +54,7 @@ from tests.support.files import write_files
 from tests.support.serving import client_of
 
 ALLOWED: Final = ByteSize(2**20)
-HELD: Final = bytes(256 * 2**20)
+HELD: Final = bytes(64 * 2**20)
 MOST_BYTES: Final = 32 * 2**20
 CHUNK: Final = "s0/-1-2_5-8_0-1"
 
@@ -102,7 +102,7 @@ def _little() -> Generator[None]:
 
 @cache
 def zipped() -> bytes:
-    """Compress 256 MiB of zeros with gzip."""
+    """Compress 64 MiB of zeros with gzip."""
     return gzip.compress(HELD, 9, mtime=0)
 
 
@@ -130,7 +130,7 @@ def bomb(request: pytest.FixtureRequest) -> tuple[str, bytes]:
 
 @pytest.fixture(scope="module")
 def sessions() -> list[bytes]:
-    """Compress 256 MiB of zeros with zstd, with and without the size in the frame's header."""
+    """Compress 64 MiB of zeros with zstd, with and without the size in the frame's header."""
     told = (True, False)
     return [zstandard.ZstdCompressor(write_content_size=tells).compress(HELD) for tells in told]
 

@@ -69,7 +69,7 @@ def _transposes() -> Iterator[Case]:
 
 
 def _nested() -> Iterator[Case]:
-    three = [sharding((4, 3, 8), [sharding(INNER, [sharding((1, 1, 2), [LITTLE, GZIP])])])]
+    three = [sharding((4, 3, 8), [sharding(INNER, [sharding((1, 3, 2), [LITTLE, GZIP])])])]
     middle = [sharding(INNER, [transpose(2, 0, 1), sharding((2, 1, 3))])]
     yield from _by_each("nested/two", VALUES, SHARDS, [sharding(INNER, [sharding((1, 3, 2))])])
     yield from _by_each("nested/three", VALUES, SHARDS, three)
@@ -84,24 +84,25 @@ def _rectilinear() -> Iterator[Case]:
     values[4:8, :, :12] = 0
     values[8:12, 3:, 20:] = 0
     rows, columns = (4, 4, 8), (12, 24)
-    inner = {
+    within = (4, 3, 4)
+    inside = {
         "endian": [BIG],
         "zstd": [LITTLE, ZSTD, CRC],
         "transpose": [transpose(2, 0, 1), LITTLE],
     }
     table: dict[str, list[Json]] = {
-        "end": [sharding(INNER)],
-        "start": [sharding(INNER, index=[BIG], location="start")],
-        "nested": [sharding((4, 3, 12), [sharding(INNER)])],
-        "transpose": [transpose(2, 0, 1), sharding((4, 2, 3))],
-        "crc": [sharding(INNER), CRC],
-        **{f"inside_{name}": [sharding(INNER, codecs)] for name, codecs in inner.items()},
+        "end": [sharding(within)],
+        "start": [sharding(within, index=[BIG], location="start")],
+        "nested": [sharding((4, 3, 12), [sharding(within)])],
+        "transpose": [transpose(2, 0, 1), sharding((4, 2, 6))],
+        "crc": [sharding(within), CRC],
+        **{f"inside_{name}": [sharding(within, codecs)] for name, codecs in inside.items()},
     }
     for name, codecs in table.items():
         lists = rows, (6,), columns
         yield Case(f"rectilinear/{name}", by_zarr, values, (8, 6, 24), codecs, edges=lists)
     part, edges = values[:, :5], (rows, 6, columns)
-    yield Case("rectilinear/part", by_zarr, part, (8, 6, 24), [sharding(INNER)], edges=edges)
+    yield Case("rectilinear/part", by_zarr, part, (8, 6, 24), [sharding(within)], edges=edges)
 
 
 def _after_sharding() -> Iterator[Case]:

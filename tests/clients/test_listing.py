@@ -161,14 +161,20 @@ def bucket_url(request: pytest.FixtureRequest, sources: tuple[Path, list[str]]) 
         yield served
 
 
+@pytest.fixture(scope="module")
+def bucket_s3(bucket_url: str) -> Any:
+    """Open boto3's client of the data."""
+    return open_boto3(bucket_url)
+
+
 @pytest.mark.parametrize(("prefix", "size"), _PAGES)
 def test_boto3_pages_through_the_keys(
-    bucket_url: str, keys: list[str], prefix: str, size: int
+    bucket_s3: Any, keys: list[str], prefix: str, size: int
 ) -> None:
     """boto3 lists all expected keys in order for each page size, with and without a delimiter."""
-    s3, whole = open_boto3(bucket_url), [key for key in keys if key.startswith(prefix)]
-    assert _list(s3, prefix, size, bucket=_BUCKET) == whole
-    folded = _list(s3, prefix, size, bucket=_BUCKET, Delimiter="/")
+    whole = [key for key in keys if key.startswith(prefix)]
+    assert _list(bucket_s3, prefix, size, bucket=_BUCKET) == whole
+    folded = _list(bucket_s3, prefix, size, bucket=_BUCKET, Delimiter="/")
     assert folded == _names(keys, prefix)
 
 

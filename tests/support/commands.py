@@ -22,8 +22,17 @@ JUMPS_S: Final = "JUMPS_S"
 """Tells a command where its clock jumps with each `SIGUSR1`, by turns."""
 _DEADLINE_S: Final = 60
 _FORKING: Final = """
-import gc, json, os, signal, socket, sys, time
+import atexit, gc, json, os, signal, socket, sys, time
 from contextlib import suppress
+
+status = 0
+
+@atexit.register  # the first, so that it is called last
+def leave():
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # to free all modules takes longer than most commands
+
 import fastapi._compat.v2, pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloop, uvloop
 
 tell_time, ahead_s = time.time, 0.0
@@ -78,7 +87,12 @@ def jump(*_):
 
 signal.signal(signal.SIGUSR1, jump)
 sys.argv = ["shardgate", *arguments]
-main()
+status = 1
+try:
+    main()
+except SystemExit as ended:
+    status = ended.code
+    raise
 """
 
 

@@ -17,7 +17,26 @@ _ROOT: Final = Path(__file__).parents[2]
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 REBOUND: Final = "rebound.example"
 """A host name that the browser resolves to this machine."""
+_FEATURES: Final = (
+    "AimEnabled",
+    "AvoidCorsURLLoaderRestartOnRedirect",
+    "AvoidUnnecessaryBeforeUnloadCheckSync",
+    "DestroyProfileOnBrowserClose",
+    "HttpsFirstBalancedModeAutoEnable",
+    "HttpsUpgrades",
+    "MediaRouter",
+    "NetworkTimeServiceQuerying",
+    "OptimizationHints",
+    "PaintHolding",
+    "PreconnectToSearch",
+    "ThirdPartyStoragePartitioning",
+    "WebUIOmniboxAimPopup",
+    "WebUIOmniboxPopup",
+)
+"""Those that Playwright disables, and pages of the address bar, which each window would load."""
 _FLAGS: Final = (
+    f"--disable-features={','.join(_FEATURES)}",
+    "--disable-gpu-compositing",
     "--disable-quic",
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",

@@ -1,6 +1,7 @@
 """Neuroglancer in a browser with an empty profile: its requests, pictures and values."""
 
 import io
+import json
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -89,14 +90,15 @@ _FAULTS: Final = """() => viewer.layerManager.managedLayers.flatMap(({layer}) =>
     layer.dataSources.map(source => source.loadState?.error).filter(Boolean).map(String))"""
 _VALUES: Final = """([name, points]) => {
     const {layer} = viewer.layerManager.getLayerByName(name);
-    return points.map(point => {
+    return JSON.stringify(JSON.parse(points).map(point => {
         for (const part of layer.renderLayers) {
             const value = part.getValueAt?.(Float32Array.from(point));
             if (value !== undefined && value !== null) return String(value);
         }
         return null;
-    });
+    }));
 }"""
+"""Points and values are JSON, since Playwright takes long for each number."""
 
 
 def sections(shape: Sequence[int], center: Sequence[int]) -> Voxels:
@@ -205,8 +207,8 @@ def picture_when_still(page: Page, layers: int) -> bytes:
 
 def read_values(page: Page, layer: str, voxels: Voxels) -> list[int | None]:
     """Return the values that *layer* shows at *voxels*; `None` where no chunk is loaded."""
-    found = page.evaluate(_VALUES, [layer, (voxels + 0.5).tolist()])
-    return [None if value is None else int(value) for value in found]
+    found: str = page.evaluate(_VALUES, [layer, json.dumps((voxels + 0.5).tolist())])
+    return [None if value is None else int(value) for value in json.loads(found)]
 
 
 def _decode(picture: bytes) -> Pixels:

@@ -264,6 +264,7 @@ def test_page_of_a_repository_links_to_refs_and_nodes(client: httpx.Client, repo
     assert f"{name}/" in client.get(f"{folder}/").text
 
 
+@from_each_store
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", ["eventful", "split", "history"])
 def test_library_reads_a_repository_over_http(

@@ -115,17 +115,24 @@ async def test_rows_of_each_kind_are_read_as_by_fsspec(tmp_path: Path) -> None:
     assert names == {"t/0.0": None, "t/0.1": 2, "t/0.2": 0}
 
 
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Write the references of a file in Parquet and in JSON."""
+    folder = tmp_path_factory.mktemp("sets")
+    write_hdf5(folder / "a.h5")
+    refs = kerchunk_of(folder / "a.h5")
+    write_parquet(folder / "refs.parq", refs)
+    (folder / "refs.json").write_text(json.dumps(refs))
+    return folder / "refs.parq", folder / "refs.json"
+
+
 @pytest.mark.parametrize("delimiter", ["", "/"])
 @pytest.mark.parametrize("prefix", ["", "t", "t/", "t/1", "g/u/1", "g/", "x"])
 async def test_listing_is_that_of_the_set_in_json(
-    tmp_path: Path, prefix: str, delimiter: str
+    sets: tuple[Path, Path], prefix: str, delimiter: str
 ) -> None:
     """Names from any prefix, any name on, folded or not, are those of the same set in JSON."""
-    write_hdf5(tmp_path / "a.h5")
-    refs = kerchunk_of(tmp_path / "a.h5")
-    write_parquet(path := tmp_path / "refs.parq", refs)
-    json_path = tmp_path / "refs.json"
-    json_path.write_text(json.dumps(refs))
+    path, json_path = sets
 
     async with opening(path) as opened, opening(json_path) as expected:
         every = ["", *await expected.names(), "t/1", "t/1.", "t0", "zz"]

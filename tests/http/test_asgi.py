@@ -16,8 +16,8 @@ from starlette.routing import Mount
 
 from shardgate import Settings, create_app
 from shardgate.http.asgi import AsgiApp, request_of
-from shardgate.http.auth.oidc import Issuers
 from shardgate.settings import DatasetSettings, ServerSettings, TokenSettings
+from shardgate.storage.stores import Stores
 from tests.formats.zarr.building import build
 from tests.http.auth.people import TOKENS, caller
 from tests.support.files import write_files
@@ -134,11 +134,11 @@ async def test_access_log_is_closed_after_a_failed_start(
 ) -> None:
     """The access log is open as long as the service, also where its start fails."""
 
-    async def fail(_: Issuers) -> Issuers:
+    async def fail(_: Stores) -> Stores:
         assert _is_logging()
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Issuers, "__aenter__", fail)
+    monkeypatch.setattr(Stores, "__aenter__", fail)
     with pytest.raises(ZeroDivisionError):
         async with app.lifespan():
             pass

@@ -244,8 +244,8 @@ class OidcClient:
             if status not in {HTTPStatus.OK, *_REFUSALS}:
                 raise IssuerUnavailableError(f"{url}: {endpoint_url} answers {status}")
             document: Any = orjson.loads(body)
-        is_known = isinstance(document, dict) and ("error" in document) == (status != HTTPStatus.OK)
-        return document if is_known else {}
+        found = document if isinstance(document, dict) else {}
+        return found if status == HTTPStatus.OK else {"error": found.get("error")}
 
     async def _read_userinfo(self, endpoint_url: str, access_token: str, subject: str) -> Claims:
         """Read the claims of the userinfo endpoint (OpenID Connect Core §5.3)."""

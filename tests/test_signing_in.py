@@ -247,7 +247,7 @@ def test_long_code_is_entered_at_a_terminal(variables: dict[str, str]) -> None:
 def test_device_code_is_entered_elsewhere(
     service: Service, provider: Provider, monkeypatch: pytest.MonkeyPatch, complete: str | None
 ) -> None:
-    """Without a browser the command shows the code of the issuer and its page, and waits there."""
+    """The command without a browser shows the code of the issuer and its page, and waits."""
     monkeypatch.setattr(provider, "device", {"verification_uri_complete": complete})
     provider.waiting = ["authorization_pending", "slow_down"]
     said: list[str] = []

@@ -56,7 +56,7 @@ _ATTEMPT: Final = "shardgate-attempt"
 _LONGEST_COOKIE: Final = 3800
 """Browsers drop longer ones, which have 4,096 bytes with their names and attributes."""
 _OTHER: Final = "other"
-"""Query parameter for a sign-in as somebody else."""
+"""Query parameter for a sign-in as another person."""
 _CODE: Final = "shardgate-code"
 _CODE_S: Final = 120
 """Longest time from the end of a sign-in in the browser to the exchange of its code."""
@@ -215,7 +215,7 @@ class LoginPages:
             return await self._refuse(error)
 
     async def _refuse(self, error: ShardgateError, other: str = "") -> Response:
-        """Return the page that explains *error*; *other* is the URL to sign in as somebody else."""
+        """Return the page that explains *error*; *other* is the URL of another sign-in."""
         status = status_of(error)
         log_failure(status, error)
         return await self._render(f"You are not signed in: {error}.", status, other=other)
@@ -287,7 +287,7 @@ def _without_rights(caller: Caller) -> ForbiddenError:
 
 
 def _other_sign_in(begun: Mapping[str, Any], address: Address) -> str:
-    """Return the URL to sign in as somebody else for the same purpose; empty for a command, whose
+    """Return the URL to sign in as another person for the same purpose; empty for a command, whose
     sign-in cannot begin from a page.
     """
     if begun["for"] == VIEWER:

@@ -94,7 +94,7 @@ class _Endpoints(NamedTuple):
     sends_iss: bool
     """Whether each answer names the issuer (RFC 9207)."""
     chooser: str
-    """Value of ``prompt`` that lets people sign in as somebody else."""
+    """Value of ``prompt`` with which the issuer lets people choose another account."""
     userinfo: str | None
     """URL of the userinfo endpoint, if rules are compared with its claims."""
 

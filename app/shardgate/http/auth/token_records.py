@@ -152,7 +152,7 @@ class TokenRecords:
         return self._stale_at - self._clock()
 
     async def refresh(self) -> None:
-        """Read which tokens have ended, unless that was read lately; keep what is known on failure.
+        """Read which tokens have ended, unless they were read lately; a failure changes nothing.
 
         Raises: `TokenRecordsError` if they were never read.
         """

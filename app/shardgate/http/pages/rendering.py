@@ -49,7 +49,7 @@ class PageTemplate:
 
 
 def visible(text: str, most: int = _MOST_LETTERS) -> str:
-    """Shorten *text* and escape what is not printable, such as marks that reverse a line."""
+    """Shorten *text* and escape unprintable characters, such as marks that reverse a line."""
     shown = "".join(c if c.isprintable() else _escape(c) for c in text[:most])
     return shown if len(text) <= most else f"{shown}…"
 

@@ -3,7 +3,6 @@
 import json
 import zipfile
 from collections.abc import Generator
-from pathlib import Path
 from typing import Final
 
 import httpx

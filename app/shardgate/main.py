@@ -119,14 +119,16 @@ def create_app(
                 stack.push_async_callback(tracing.aclose)
             for part in (shared.stores, *access.opened, aclosing(rewrites), aclosing(committer)):
                 await stack.enter_async_context(part)
+            stack.push_async_callback(overviews.aclose)
             yield
 
+    overviews = OverviewCache(resolver)
     cors = Cors(settings.server.cors_origins)
     routes = [*access.routes, *_build_routes(shared, committer, datasets, bodies)]
     encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
     previews, viewers = Previews(resolver, encoded, worker_command()), settings.login.viewers
     pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews, viewers))
-    start_page = StartPage(datasets, OverviewCache(resolver), settings.login)
+    start_page = StartPage(datasets, overviews, settings.login)
     api = build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
     writing = _build_writing(shared, rewrites, access.authenticator)
     pages, sessions = DatasetPages(resolver, settings.login), shared.sessions
@@ -290,6 +292,7 @@ def _build_writing(shared: Shared, rewrites: Rewrites, authenticator: Authentica
         copy,
         multipart.MultipartUploads(uploads, partial(copy, is_part=True)).steps,
         eraser=Eraser(shared.resolver, objects, writer),
+        resolver=shared.resolver,
         budget=shared.bodies,
         max_chunk_nbytes=limits.max_chunk_bytes,
     )

@@ -140,6 +140,11 @@ type Target = Slot | Document | Whole | Stray
 class Layout(Protocol):
     """An opened container; all keys are relative to it."""
 
+    @property
+    def is_read_only(self) -> bool:
+        """Return whether nothing in it can ever be written; by default no."""
+        return False
+
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate *key*. Raises: `DamagedError` where an index contradicts itself or its object."""
 

@@ -144,6 +144,10 @@ class MemberLayout(Layout):
     modified_s: int | None
     """Time of the last modification of the object that has all members, if that is known."""
 
+    @property
+    def is_read_only(self) -> bool:
+        return True
+
     @abstractmethod
     async def find(self, name: str, fetch: Fetch) -> Place:
         """Find the member *name*. Raises: `DamagedError`, `NotAllowedError`."""

@@ -44,7 +44,7 @@ from shardgate.http.responses import (
     page_headers,
 )
 from shardgate.http.s3 import dialect
-from shardgate.http.write import WritePlane, allowed_methods
+from shardgate.http.write import WritePlane
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import VirtualKey
 from shardgate.read.bodies import Entity, Opened, Selection
@@ -143,7 +143,7 @@ class DataPlane:
         responder = Responder(request, exchange, self._cors)
         try:
             if request.method == "OPTIONS":
-                await responder.preflight(self._allowed(request))
+                await responder.preflight(await self._allowed(request))
             elif request.fault is not None:
                 await responder.fail(request.fault)
             elif request.method in _READS:
@@ -202,7 +202,7 @@ class DataPlane:
         else:
             await self._list(responder, dataset, key)
 
-    def _allowed(self, request: Request) -> bytes:
+    async def _allowed(self, request: Request) -> bytes:
         """Return the methods that are allowed on the path, whether or not it names an object."""
         if request.fault is not None:
             return ALLOW
@@ -210,7 +210,7 @@ class DataPlane:
         if not self._datasets.is_all_public and (dataset is None or not dataset.is_public):
             return _EVERY_METHOD  # a private dataset is indistinguishable from a missing one
         names = dialect.parameter_names(request.query)
-        return allowed_methods(dataset, request.key, names)
+        return await self._writing.allowed_methods(dataset, request.key, names)
 
     async def _read(
         self, dataset: ServedDataset, key: VirtualKey, conditions: Conditions, responder: Responder

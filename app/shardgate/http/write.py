@@ -16,6 +16,7 @@ from shardgate.errors import (
     BadKeyError,
     BadParameterError,
     ForeignPageError,
+    ReadOnlyError,
     ShardgateError,
     UnsupportedError,
 )
@@ -31,6 +32,7 @@ from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import ETag, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteBudget, ByteReservation
+from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA, object_headers
 from shardgate.write.writer import Eraser, KeyWrite, Outcome, Writer
@@ -122,16 +124,6 @@ type Copy = Callable[[WriteRequest, Put], Awaitable[None]]
 """Answers CopyObject by passing the source to the put; see `multipart.copy`."""
 
 
-def allowed_methods(
-    dataset: ServedDataset | None, key: VirtualKey | None, names: frozenset[bytes] = frozenset()
-) -> bytes:
-    """Return the methods of *key* or *dataset*; POST of a key is a step of a multipart upload."""
-    if dataset is None or not dataset.is_writable:
-        return ALLOW
-    is_posted = not key or dialect.upload_step("POST", names) is not None
-    return _WITH_POST if is_posted else _WITHOUT_POST
-
-
 class WritePlane:
     """Answers requests that write."""
 
@@ -144,6 +136,7 @@ class WritePlane:
         upload_steps: Mapping[str, Handler],
         *,
         eraser: Eraser,
+        resolver: Resolver,
         budget: ByteBudget,
         max_chunk_nbytes: int,
     ) -> None:
@@ -151,6 +144,7 @@ class WritePlane:
         self._sessions = sessions
         self._writer = writer
         self._eraser = eraser
+        self._resolver = resolver
         self._copy = copy
         self._budget = budget
         self._max_chunk_nbytes = max_chunk_nbytes
@@ -160,6 +154,21 @@ class WritePlane:
             "DELETE": (b"prefix", self._erase),
         }
         """By method, with the parameter that must be given."""
+
+    async def allowed_methods(
+        self, dataset: ServedDataset | None, key: VirtualKey | None, names: frozenset[bytes]
+    ) -> bytes:
+        """Return the methods of *key* or *dataset*; POST of a key is a step of an upload."""
+        if dataset is None or not dataset.is_writable:
+            return ALLOW
+        with suppress(ShardgateError):  # of a session: the request itself will tell
+            if await self._is_read_only(dataset, key or VirtualKey("")):
+                return ALLOW
+        is_posted = not key or dialect.upload_step("POST", names) is not None
+        return _WITH_POST if is_posted else _WITHOUT_POST
+
+    async def _is_read_only(self, dataset: ServedDataset, key: VirtualKey) -> bool:
+        return await self._resolver.is_read_only(*await self._sessions.route(dataset, key))
 
     async def respond(self, request: Request, incoming: IncomingBody, responder: Responder) -> None:
         """Answer *request*, whose body is *incoming*."""
@@ -171,8 +180,9 @@ class WritePlane:
         if not dataset.is_writable or not is_served:
             reason = "" if dataset.is_writable else f": {why_read_only(dataset.name)}"
             detail = f"{method} is not served here{reason}"
-            allow = (b"allow", allowed_methods(dataset, key, names))
-            await responder.problem(HTTPStatus.METHOD_NOT_ALLOWED, detail, allow)
+            allow = await self.allowed_methods(dataset, key, names)
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+            await responder.problem(status, detail, (b"allow", allow))
             return
         await self._authenticator.demand_writing(request, dataset)
         if responder.is_foreign:
@@ -215,6 +225,8 @@ class WritePlane:
             etag = await put(payload)
         elif payload.body:
             raise BadBodyError("a key that ends in a slash is a folder: its body must be empty")
+        elif await self._is_read_only(request.dataset, request.key):
+            raise ReadOnlyError(f"{request.key} lies in a container that is read only")
         else:
             etag = _ETAG_OF_FOLDER
         await request.send_written(etag)

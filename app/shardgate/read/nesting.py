@@ -253,6 +253,10 @@ class NestedLayout(Layout):
     outer: MemberLayout
     inner: Layout
 
+    @property
+    def is_read_only(self) -> bool:
+        return self.outer.is_read_only
+
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         reading = MemberReader(self.outer, fetch)
         return await self._translate(await self.inner.locate(key, reading), reading)

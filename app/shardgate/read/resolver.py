@@ -1,5 +1,6 @@
 """Resolve a dataset and a virtual key to an entity and its bytes."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -11,6 +12,7 @@ from shardgate.concurrency import SingleFlight, run_in_thread
 from shardgate.errors import (
     DamagedError,
     RangeNotSatisfiedError,
+    ReadOnlyError,
     ShardgateError,
     VersionChangedError,
     lost,
@@ -44,6 +46,9 @@ from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectR
 from shardgate.storage.http_headers import object_headers
 
 _NAMES: Final = 1000
+_ROOT: Final = VirtualKey("")
+_LOOK_S: Final = 2.0
+"""Longest wait for the metadata that tell whether a key can be written."""
 _NO_HEADS: Final[Mapping[Selection, bytes]] = {}
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
 
@@ -207,6 +212,21 @@ class Resolver:
 
     async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
         return await consistent(self._fetch, partial(self._routes.find, dataset, key))
+
+    async def is_read_only(self, dataset: Dataset, key: VirtualKey = _ROOT) -> bool:
+        """Return whether *key*, or by default every key, can never be written.
+
+        If that is not found out in time it is false: the write will tell.
+        """
+        with suppress(ShardgateError, TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                if not key:
+                    return (await self.find_container(dataset, key)).layout.is_read_only
+                try:
+                    await consistent(self._fetch, partial(self._routes.target, dataset, key))
+                except ReadOnlyError:
+                    return True
+        return False
 
     async def explain_absence(self, dataset: Dataset, key: VirtualKey) -> str:
         """Return why *key*, which names nothing, cannot name anything, where metadata tell."""

@@ -337,6 +337,8 @@ class FolderOverview:
     is_all: bool
     """True if there are no others."""
     reason: str = ""
+    is_read_only: bool = False
+    """Whether the root is a container that is never written."""
 
 
 async def summarize(

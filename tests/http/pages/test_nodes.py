@@ -1,9 +1,12 @@
 """`shardgate.http.pages.nodes`: axes, channels and levels, from documents of real and odd files."""
 
+import asyncio
 import json
 from typing import Any, Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError
 from shardgate.http.pages.nodes import (
@@ -93,11 +96,88 @@ async def test_invalid_image_is_a_group(ome: dict[str, Any]) -> None:
 
 async def test_invalid_omero_leaves_the_image() -> None:
     """An image whose `omero` member is invalid has no channels."""
-    odd: list[Any] = [[], {"channels": [{"color": "no color"}]}, {"channels": 7}]
+    odd: list[Any] = [[], {"channels": 7}]
     for omero in odd:
         node = await read("", zarr_json=image(omero=omero), s0__zarr_json=ARRAY)
         assert node is not None
         assert (node.kind, node.channels) == ("image", ())
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [7, {"color": "no color"}, {"label": 7}, {"window": {"start": "a"}}, {"active": []}],
+    ids=str,
+)
+async def test_odd_channel_leaves_the_others(odd: Any) -> None:
+    """A channel with an odd member keeps its place, and the other channels are as they were."""
+    sound = {"label": "DAPI", "color": "0000FF", "window": {"start": 5, "end": 90}}
+    document = image(omero={"channels": [odd, sound]})
+    node = await read("", zarr_json=document, s0__zarr_json=ARRAY)
+
+    assert node is not None
+    assert node.channels == (Channel("", "FFFFFF", None), Channel("DAPI", "0000FF", (5, 90)))
+
+
+@pytest.mark.parametrize("prefix", ["", "a/0/", "labels/cells/"])
+@pytest.mark.parametrize("level", ["s0", "scale0/image"])
+async def test_level_has_axes_of_its_image(prefix: str, level: str) -> None:
+    """An array that is a level of an image has its names, units and steps, wherever that lies."""
+    step = {"type": "scale", "scale": [1, 1, 3, 5, 7]}
+    twice = {"type": "scale", "scale": [1, 1, 1, 2, 2]}
+    multiscale = {
+        "axes": AXES,
+        "datasets": [{"path": "other"}, {"path": level, "coordinateTransformations": [step]}],
+        "coordinateTransformations": [twice],
+    }
+    documents = {
+        f"{prefix}zarr.json": image(multiscales=[multiscale]),
+        f"{prefix}{level}/zarr.json": ARRAY,
+    }
+    node = await read(f"{prefix}{level}", **documents)
+
+    assert node is not None
+    assert node.kind == "array"
+    shown = [(axis.name, axis.step, axis.unit) for axis in node.shown_axes]
+    assert [each for each in shown if each[2]] == [
+        ("t", 1, "second"),
+        ("z", 3, "micrometer"),
+        ("y", 10, "micrometer"),
+        ("x", 14, "micrometer"),
+    ]
+    assert {axis.step for axis in node.axes} == {1}
+
+
+async def test_odd_step_costs_one_axis() -> None:
+    """An odd step leaves its axis without step and unit, and all others with theirs."""
+    for odd in (0, "7", None, float("nan"), 10**400):
+        scale = {"type": "scale", "scale": [1, 1, 3, odd, 7]}
+        level = {"path": "s0", "coordinateTransformations": [7, scale]}
+        multiscale = {"axes": AXES, "datasets": ["odd", level]}
+        node = await read("", zarr_json=image(multiscales=[multiscale]), s0__zarr_json=ARRAY)
+
+        assert node is not None
+        units = [(axis.step, axis.unit) for axis in node.axes[2:]]
+        assert units == [(3, "micrometer"), (1, ""), (7, "micrometer")]
+
+
+JSON: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)
+
+
+@given(JSON, st.sampled_from(["axes", "datasets", "coordinateTransformations"]), JSON, JSON)
+@settings(max_examples=150, deadline=None)
+def test_any_attributes_make_a_node(odd: Any, member: str, omero: Any, names: Any) -> None:
+    """Whatever the members of its attributes are, an image or a level of it is a node."""
+    document = image(omero=omero, multiscales=[{"axes": AXES, "datasets": [{"path": "s0"}]}])
+    document["attributes"]["ome"]["multiscales"][0][member] = odd
+    array = ARRAY | {"dimension_names": names}
+    for path in ("", "s0"):
+        node = asyncio.run(read(path, zarr_json=document, s0__zarr_json=array))
+        assert node is not None
+        assert node.kind in ("group", "image", "array")
 
 
 @pytest.mark.parametrize(

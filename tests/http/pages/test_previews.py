@@ -379,6 +379,7 @@ def test_known_picture_is_304(client: httpx.Client) -> None:
 
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"]
+    assert again.headers["last-modified"] == first.headers["last-modified"]
 
 
 def test_private_dataset_is_shown_to_its_readers_only(client: httpx.Client) -> None:
@@ -450,6 +451,50 @@ async def test_unchanged_array_is_not_drawn_again(tmp_path: Path) -> None:
     second = await previews.get(dataset, "a", None)
     assert second.etag != first.etag
     assert second.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
+
+
+async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
+    """A picture comes amid writes and says that it is mixed; after them it is that of the array."""
+    store(tmp_path, BYTES)
+    clock = Clock()
+    previews, dataset = previews_of(tmp_path, worker_command(), clock)
+    opened = previews._resolver.open
+    count = 0
+
+    def write_and_open(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        if options or len(arguments) > 3:  # a read of bytes
+            count += 1
+            (tmp_path / "a/c/0/0").write_bytes((tmp_path / "a/c/1/1").read_bytes() + bytes(count))
+            previews._resolver._fetch.forget(dataset.root.join("a/c/0/0"))
+        return opened(*arguments, **options)
+
+    previews._resolver.open = write_and_open  # type: ignore[method-assign]
+    first = await previews.get(dataset, "a", None)
+    previews._resolver.open = opened  # type: ignore[method-assign]
+    store(tmp_path, 255 - BYTES)
+    clock.now_s = 100
+    second = await previews.get(dataset, "a", None)
+
+    assert not first.is_placeholder
+    assert first.is_mixed
+    assert first.read_s is not None
+    assert (second.is_mixed, second.is_placeholder) == (False, False)
+    assert second.etag != first.etag
+
+
+async def test_picture_is_kept_if_the_next_is_late(tmp_path: Path) -> None:
+    """The last picture stays, with its time, if the next one is not made in time."""
+    store(tmp_path, BYTES)
+    clock = Clock()
+    previews, dataset = previews_of(tmp_path, worker_command(), clock)
+    first = await previews.get(dataset, "a", None)
+    clock.now_s = 100
+    previews._longest_s = 0
+    store(tmp_path, 255 - BYTES)
+    held = await previews.get(dataset, "a", None)
+
+    assert held is first
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from tests.survey.test_inspect import ARRAY, filled
 LONG_S = 60.0
 TIMES = "\N{MULTIPLICATION SIGN}"
 NOTHING = "\N{EN DASH}"
+PENDING = "reading\N{HORIZONTAL ELLIPSIS}"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def page(client: httpx.Client) -> Page:
         pages.append(open_page(client))
         names = ("image", "cells", "history", "nested", "away", "down")
         cells = [pages[-1].row(name).texts("td[@data-title='Largest array']") for name in names]
-        return [NOTHING] not in cells
+        return [NOTHING] not in cells and [PENDING] not in cells
 
     wait_until(is_complete)
     return pages[-1]
@@ -254,6 +255,22 @@ async def test_slow_datasets_are_left_out() -> None:
 
     async with asyncio.timeout(LONG_S):
         assert await OverviewCache(opened.resolver, within_s=0.2).read(many) == {}
+
+
+async def test_slow_dataset_is_shown_later() -> None:
+    """An overview that took longer than the wait of a page is there for the next one."""
+    store = filled(WatchedStore(), a=ARRAY)
+    store.gate.clear()
+    opened = reading(store)
+    overviews = OverviewCache(opened.resolver, within_s=0.05)
+    assert await overviews.read([opened.dataset]) == {}
+
+    store.gate.set()
+    async with asyncio.timeout(LONG_S):
+        while not (found := await overviews.read([opened.dataset])):
+            pass
+    assert [each.path for each in found[opened.dataset.name].collections] == ["a"]
+    assert len(found) == 1
 
 
 async def test_internal_error_is_confined_to_its_dataset(caplog: pytest.LogCaptureFixture) -> None:

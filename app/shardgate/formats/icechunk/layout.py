@@ -144,6 +144,11 @@ class RepositoryLayout(Layout):
     repository: Repository
     whole_index_nbytes: int
 
+    @property
+    def is_read_only(self) -> bool:
+        """Return whether it follows version 1 of the format, which is only read."""
+        return isinstance(self.repository.refs, FileRefs)
+
     def encloses(self, _: VirtualKey) -> bool:
         return True
 

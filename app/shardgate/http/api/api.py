@@ -1,6 +1,7 @@
 """``/api``, health, metrics and the list of datasets, with OpenAPI at ``/docs``."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from shardgate.concurrency import bounded_gather
 from shardgate.errors import ShardgateError, StorageError
 from shardgate.formats.surveying import Description
 from shardgate.http.api.openapi import DEFAULT, AsciiJson, add_docs
@@ -26,6 +28,8 @@ from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.survey.inspect import DamageReport, inspect_page
 
+_AT_ONCE: Final = 16
+"""Datasets that are looked at concurrently."""
 _ABOUT: Final = """Control plane: datasets, Icechunk repositories, sessions and tokens. Data are at:
 
 - `GET /{dataset}/{key}` reads a chunk or an object; `PUT` and `DELETE` write it where the dataset \
@@ -114,13 +118,14 @@ def _add_datasets(
     async def start(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return await start_page(request)
-        body = DatasetList(datasets=_summaries(datasets, request)).model_dump_json()
+        found = await _summaries(datasets, resolver, request)
+        body = DatasetList(datasets=found).model_dump_json()
         return Response(body, media_type="application/json")
 
     @app.get("/api/datasets")
     async def list_datasets(request: Request) -> DatasetList:
         """List the datasets that the caller may read."""
-        return DatasetList(datasets=_summaries(datasets, request))
+        return DatasetList(datasets=await _summaries(datasets, resolver, request))
 
     @app.get("/api/datasets/{dataset}")
     async def describe_dataset(
@@ -132,8 +137,9 @@ def _add_datasets(
         """Describe the arrays and other collections of a dataset, as stored and as served."""
         named = datasets.find(dataset, request.scope["caller"])
         page = await inspect_page(resolver.root(named), after=after, limit=limit)
+        summary = await _summarize(resolver, request, named)
         return DatasetDescription(
-            **_summary(named, request).model_dump(),
+            **summary.model_dump(),
             arrays=[report for report in page.reports if isinstance(report, Description)],
             damaged=[report for report in page.reports if isinstance(report, DamageReport)],
             is_all=page.is_all,
@@ -169,18 +175,24 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
         return Response(metrics.exposition(), media_type=MEDIA_TYPE)
 
 
-def _summaries(datasets: Datasets, request: Request) -> list[DatasetSummary]:
-    return [_summary(each, request) for each in datasets.readable_by(request.scope["caller"])]
+async def _summaries(
+    datasets: Datasets, resolver: Resolver, request: Request
+) -> list[DatasetSummary]:
+    readable = datasets.readable_by(request.scope["caller"])
+    return await bounded_gather(partial(_summarize, resolver, request), readable, limit=_AT_ONCE)
 
 
-def _summary(dataset: ServedDataset, request: Request) -> DatasetSummary:
+async def _summarize(
+    resolver: Resolver, request: Request, dataset: ServedDataset
+) -> DatasetSummary:
     """Describe *dataset* for the caller, whose path keeps the token of the request."""
+    caller = request.scope["caller"]
     token, root_path = request.scope["token"], quote(request.scope["root_path"])
     return DatasetSummary(
         name=dataset.name,
         path=f"{root_path}{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
         format=dataset.format,
-        writable=may_write(request.scope["caller"], dataset),
+        writable=may_write(caller, dataset) and not await resolver.is_read_only(dataset),
     )
 
 

@@ -1,5 +1,6 @@
 """`/api` routes of pictures: previews, and links that open Neuroglancer."""
 
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -35,6 +36,10 @@ def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -
     ) -> Response:
         """Return a small picture of the middle of an array or multiscale.
 
+        `Last-Modified` is the time at which its chunks were read. If chunks were written at that
+        time, it may show chunks of different moments: then `X-Shardgate-Preview` is `mixed`. In an
+        Icechunk repository all are of one snapshot.
+
         Whatever cannot be drawn, damaged chunks for example, has a grey placeholder instead.
         """
         named = datasets.find(dataset, request.scope["caller"])
@@ -42,8 +47,12 @@ def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -
         headers = {name.decode(): value.decode() for name, value in cache_headers(named)}
         if not named.is_public:
             headers["vary"] = "Authorization, Cookie"
-        if preview.is_placeholder:
+        if preview.is_placeholder or preview.is_mixed:
             headers["cache-control"] = "no-cache"
+        if preview.is_mixed:
+            headers["x-shardgate-preview"] = "mixed"
+        if preview.read_s is not None:
+            headers["last-modified"] = formatdate(preview.read_s, usegmt=True)
         headers["etag"] = preview.etag
         conditions = Conditions(if_none_match=request.headers.get("if-none-match"))
         if (status := conditions.precondition(preview.etag, None)) is not None:

@@ -1,12 +1,21 @@
 """Nodes as people and viewers see them: axes, data type, levels and channels, from documents."""
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import isnan, nan
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    WrapValidator,
+)
 
 from shardgate.concurrency import is_large, run_in_thread
 from shardgate.errors import BadKeyError, DamagedError
@@ -22,6 +31,10 @@ from shardgate.survey.inspect import summarize
 MOST_NBYTES: Final = 2 * 1024**2
 """Largest document that is shown."""
 _MOST_AXES: Final = 32
+_MOST_LEVELS: Final = 8
+"""Levels that are read to find one that exists."""
+_MOST_PARENTS: Final = 3
+"""Groups above an array that are read to find the image that it is a level of."""
 _MOST_LETTERS: Final = 256
 _MOST_SIZE: Final = 2**63
 _LEAST_STEP: Final = 1e-60
@@ -109,12 +122,20 @@ class NodeView:
     """
     document: dict[str, Json]
     axes: Sequence[ViewAxis] = ()
+    """As viewers see them: those of an array have no steps."""
     data_type: str = ""
     is_labels: bool = False
     channels: Sequence[Channel] = ()
     levels: Sequence[str] = ()
     """Paths of the arrays of an image, below it, finest first."""
     document_name: str = "zarr.json"
+    level_axes: Sequence[ViewAxis] = ()
+    """Of an array that is a level of an image: axes with its names, units and steps there."""
+
+    @property
+    def shown_axes(self) -> Sequence[ViewAxis]:
+        """Axes for people."""
+        return self.level_axes or self.axes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,17 +150,41 @@ async def read_node(resolver: Resolver, dataset: Dataset, path: str) -> NodeView
         info = await read_document(resolver, dataset, join_path(path, "info"))
         return None if info is None else _precomputed_node(path, info)
     if document.get("node_type") == "array":
-        return _array_node(path, document)
+        return await _find_level(resolver, dataset, _array_node(path, document))
     if document.get("node_type") != "group":
         return NodeView(path, "document", document)
-    if (image := _read_ome(document)) is None:
-        return NodeView(path, "group", document)
-    finest = join_path(path, image.multiscales[0].datasets[0].path)
-    with suppress(BadKeyError):  # of a level with an invalid path
-        array = await read_document(resolver, dataset, join_path(finest, "zarr.json"))
-        if array is not None:
-            return _image_node(path, document, image, array)
+    image = _read_ome(document)
+    for level in () if image is None else image.multiscales[0].datasets[:_MOST_LEVELS]:
+        with suppress(BadKeyError, DamagedError):  # of one level: the next may be sound
+            finest = join_path(path, level.path)
+            array = await read_document(resolver, dataset, join_path(finest, "zarr.json"))
+            if image is not None and array is not None:
+                return _image_node(path, document, image, level, array)
     return NodeView(path, "group", document)
+
+
+async def _find_level(resolver: Resolver, dataset: Dataset, array: NodeView) -> NodeView:
+    """Return *array* with the axes of the nearest image above it that it is a level of, if any."""
+    for parent in islice(_parents(array.path), _MOST_PARENTS):
+        document = None
+        with suppress(DamagedError):  # of the group: the array may be sound
+            document = await read_document(resolver, dataset, join_path(parent, "zarr.json"))
+        if document is None or (image := _read_ome(document)) is None:
+            continue
+        for each in image.multiscales:
+            for level in each.datasets:
+                if join_path(parent, level.path) == array.path:
+                    axes = _axes_of(each, level, array.shape)
+                    is_labels = _has_labels(image, array.data_type)
+                    return replace(array, level_axes=axes, is_labels=is_labels)
+    return array
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yield the folders above *path*, the nearest first, up to the ref where it names one."""
+    while path and not path.rpartition("/")[2].startswith("@"):
+        path = path.rpartition("/")[0]
+        yield path
 
 
 async def read_document(resolver: Resolver, dataset: Dataset, key: str) -> dict[str, Json] | None:
@@ -193,45 +238,62 @@ async def find_images(resolver: Resolver, dataset: Dataset, path: str) -> AsyncG
 
 
 def _at_most(count: int) -> BeforeValidator:
-    """Cut a list; long ones would hold up the event loop while they are validated."""
-    return BeforeValidator(lambda value: value[:count] if isinstance(value, list) else value)
+    """Cut a list or text; long ones would hold up the event loop while they are validated."""
+    return BeforeValidator(lambda value: value[:count] if isinstance(value, list | str) else value)
+
+
+def _or(default: Any) -> WrapValidator:
+    """Replace an invalid value by *default*, so that it costs no other member or item."""
+
+    def validate(value: object, validate_inner: Callable[[object], Any]) -> Any:
+        try:
+            return validate_inner(value)
+        except ValidationError:
+            return default
+
+    return WrapValidator(validate)
 
 
 _FEW: Final = _at_most(64)
 _FOUR: Final = _at_most(4)
-_ONE: Final = _at_most(1)
+_SOUND: Final = AfterValidator(lambda items: tuple(each for each in items if each is not None))
+"""Leave out the items that are invalid."""
 type _Value = Annotated[float, Field(strict=True, gt=-1e300, lt=1e300)]
-type _Shift = Annotated[float, Field(strict=True, gt=-1e30, lt=1e30)]
-type _Step = Annotated[float, Field(strict=True, gt=1e-30, lt=1e30)]
+type _Shift = Annotated[float, Field(strict=True, gt=-1e30, lt=1e30), _or(0.0)]
+type _Step = Annotated[float, Field(strict=True, gt=1e-30, lt=1e30), _or(nan)]
+"""Not a number where it is invalid: the step of that axis is unknown then."""
 type _Size = Annotated[int, Field(strict=True, ge=0, lt=_MOST_SIZE)]
-type _Offset = Annotated[int, Field(strict=True, gt=-_MOST_SIZE, lt=_MOST_SIZE)]
-type _Name = Annotated[str, Field(max_length=_MOST_LETTERS)]
+type _Offset = Annotated[int, Field(strict=True, gt=-_MOST_SIZE, lt=_MOST_SIZE), _or(0)]
+type _Name = Annotated[str, _at_most(_MOST_LETTERS), _or("")]
 
 
 class _Transformation(BaseModel):
-    scale: Annotated[tuple[_Step, ...], _FEW] = ()
-    translation: Annotated[tuple[_Shift, ...], _FEW] = ()
+    scale: Annotated[tuple[_Step, ...], _FEW, _or(())] = ()
+    translation: Annotated[tuple[_Shift, ...], _FEW, _or(())] = ()
+
+
+type _Transformations = Annotated[
+    tuple[Annotated[_Transformation, _or(_Transformation())], ...], _FOUR, _or(())
+]
 
 
 class _OmeLevel(BaseModel):
     path: str
-    transformations: Annotated[tuple[_Transformation, ...], _FOUR] = Field(
-        (), alias="coordinateTransformations"
-    )
+    transformations: _Transformations = Field((), alias="coordinateTransformations")
 
 
 class _OmeAxis(BaseModel):
-    name: _Name
+    name: _Name = ""
     type: _Name = ""
     unit: _Name = ""
 
 
 class _Multiscale(BaseModel):
-    axes: Annotated[tuple[_OmeAxis, ...], _FEW]
-    datasets: Annotated[tuple[_OmeLevel, ...], _FEW, Field(min_length=1)]
-    transformations: Annotated[tuple[_Transformation, ...], _FOUR] = Field(
-        (), alias="coordinateTransformations"
-    )
+    axes: Annotated[tuple[Annotated[_OmeAxis, _or(_OmeAxis())], ...], _FEW]
+    datasets: Annotated[
+        tuple[Annotated[_OmeLevel, _or(None)], ...], _FEW, _SOUND, Field(min_length=1)
+    ]
+    transformations: _Transformations = Field((), alias="coordinateTransformations")
 
 
 class _OmeroWindow(BaseModel):
@@ -241,19 +303,21 @@ class _OmeroWindow(BaseModel):
 
 class _OmeroChannel(BaseModel):
     label: _Name = ""
-    color: Annotated[str, Field(pattern="^[0-9A-Fa-f]{6}$")] = "FFFFFF"
-    window: _OmeroWindow | None = None
-    active: bool = True
+    color: Annotated[str, Field(pattern="^[0-9A-Fa-f]{6}$"), _or("FFFFFF")] = "FFFFFF"
+    window: Annotated[_OmeroWindow | None, _or(None)] = None
+    active: Annotated[bool, _or(True)] = True  # noqa: FBT003 - the default
 
 
 class _Omero(BaseModel):
-    channels: Annotated[tuple[_OmeroChannel, ...], _FEW]
+    channels: Annotated[tuple[Annotated[_OmeroChannel, _or(_OmeroChannel())], ...], _FEW]
 
 
 class _Ome(BaseModel):
     """The member ``ome`` of OME-Zarr 0.5, as far as it is shown."""
 
-    multiscales: Annotated[tuple[_Multiscale, ...], _ONE, Field(min_length=1)]
+    multiscales: Annotated[
+        tuple[Annotated[_Multiscale, _or(None)], ...], _FOUR, _SOUND, Field(min_length=1)
+    ]
     omero: Any = None
     image_label: Any = Field(None, alias="image-label")
 
@@ -278,7 +342,7 @@ def _array_node(path: str, document: dict[str, Json]) -> NodeView:
     named = document.get("dimension_names")
     names = [""] * len(shape)
     if isinstance(named, list) and len(named) == len(shape):
-        names = [str(name or "") for name in named]
+        names = [name if isinstance(name, str) else "" for name in named]
     kinds = [_kind_of(name) for name in names]
     if not any(names) and data_type == "uint8" and shape[2:] and shape[-1] == _COLOURS:
         kinds[-1] = "channel"
@@ -289,41 +353,61 @@ def _array_node(path: str, document: dict[str, Json]) -> NodeView:
 
 
 def _image_node(
-    path: str, document: dict[str, Json], ome: _Ome, array: dict[str, Json]
+    path: str,
+    document: dict[str, Json],
+    ome: _Ome,
+    finest: _OmeLevel,
+    array: dict[str, Json],
 ) -> NodeView:
-    """Return the node of an OME-Zarr image whose finest level is *array*; a group if they differ
-    in the number of dimensions, or steps are out of all bounds.
+    """Return the node of an OME-Zarr image whose level *finest* is *array*; a group if they differ
+    in the number of dimensions.
     """
     multiscale, shape = ome.multiscales[0], _shape_of(array)
     if len(shape) != len(multiscale.axes):
         return NodeView(path, "group", document)
+    axes, data_type = _axes_of(multiscale, finest, shape), _data_type_of(array)
+    levels = [level.path for level in multiscale.datasets]
+    is_labels = _has_labels(ome, data_type)
+    return NodeView(path, "image", document, axes, data_type, is_labels, _channels(ome), levels)
+
+
+def _axes_of(
+    multiscale: _Multiscale, level: _OmeLevel, shape: Sequence[int]
+) -> tuple[ViewAxis, ...]:
+    """Return the axes of a *level* of this *shape*, without step and unit where a step is invalid
+    or out of all bounds; none if their number differs from that of the image.
+    """
+    if len(shape) != len(multiscale.axes):
+        return ()
     steps, starts = [1.0] * len(shape), [0.0] * len(shape)
-    for each in (*multiscale.datasets[0].transformations, *multiscale.transformations):
+    for each in (*level.transformations, *multiscale.transformations):
         if len(each.scale) == len(shape):
             steps = [a * b for a, b in zip(steps, each.scale, strict=True)]
             starts = [a * b for a, b in zip(starts, each.scale, strict=True)]
         if len(each.translation) == len(shape):
             starts = [a + b for a, b in zip(starts, each.translation, strict=True)]
-    if not all(_LEAST_STEP < step < 1 / _LEAST_STEP for step in steps):
-        return NodeView(path, "group", document)
-    axes = tuple(
-        ViewAxis(
-            name=axis.name,
-            kind=axis.type or _kind_of(axis.name),
-            size=size,
-            step=step,
-            unit=axis.unit,
-            start=start / step,
+    names = _unique_names([axis.name for axis in multiscale.axes])
+    axes = []
+    for number, axis in enumerate(multiscale.axes):
+        named = ViewAxis(
+            names[number],
+            axis.type or _kind_of(axis.name),
+            shape[number],
             is_local=axis.type == "channel",
         )
-        for axis, size, step, start in zip(multiscale.axes, shape, steps, starts, strict=True)
-    )
-    data_type = _data_type_of(array)
+        if _LEAST_STEP < (step := steps[number]) < 1 / _LEAST_STEP:
+            named = replace(named, step=step, unit=axis.unit, start=starts[number] / step)
+        axes.append(named)
+    return tuple(axes)
+
+
+def _has_labels(ome: _Ome, data_type: str) -> bool:
+    return ome.image_label is not None or (data_type in _LABEL_TYPES and not _channels(ome))
+
+
+def _channels(ome: _Ome) -> tuple[Channel, ...]:
     omero = _validated(_Omero, ome.omero)
-    channels = () if omero is None else tuple(map(_channel, omero.channels))
-    is_labels = ome.image_label is not None or (data_type in _LABEL_TYPES and not channels)
-    levels = [level.path for level in multiscale.datasets]
-    return NodeView(path, "image", document, axes, data_type, is_labels, channels, levels)
+    return () if omero is None else tuple(map(_channel, omero.channels))
 
 
 def _channel(omero: _OmeroChannel) -> Channel:
@@ -333,17 +417,19 @@ def _channel(omero: _OmeroChannel) -> Channel:
 
 class _VolumeScale(BaseModel):
     size: tuple[_Size, _Size, _Size]
-    resolution: tuple[_Step, _Step, _Step]
-    voxel_offset: tuple[_Offset, _Offset, _Offset] = (0, 0, 0)
+    resolution: Annotated[tuple[_Step, _Step, _Step], _or((nan,) * 3)] = (nan,) * 3
+    voxel_offset: Annotated[tuple[_Offset, _Offset, _Offset], _or((0,) * 3)] = (0, 0, 0)
 
 
 class _Volume(BaseModel):
     """The ``info`` of a precomputed volume, as far as it is shown."""
 
-    type: str
-    data_type: str
-    num_channels: _Size
-    scales: Annotated[tuple[_VolumeScale, ...], _ONE, Field(min_length=1)]
+    type: Annotated[str, _or("")] = ""
+    data_type: Annotated[str, _or("")] = ""
+    num_channels: Annotated[_Size, _or(1)] = 1
+    scales: Annotated[
+        tuple[Annotated[_VolumeScale, _or(None)], ...], _FEW, _SOUND, Field(min_length=1)
+    ]
 
 
 _PRECOMPUTED: Final = {
@@ -361,7 +447,12 @@ def _precomputed_node(path: str, info: dict[str, Json]) -> NodeView | None:
         return None
     finest = volume.scales[0]
     sizes = zip("xyz", finest.size, finest.resolution, finest.voxel_offset, strict=True)
-    axes = [ViewAxis(name, _SPACE, size, step, "nanometer", at) for name, size, step, at in sizes]
+    axes = [
+        ViewAxis(name, _SPACE, size, start=at)
+        if isnan(step)
+        else ViewAxis(name, _SPACE, size, step, "nanometer", at)
+        for name, size, step, at in sizes
+    ]
     if volume.num_channels > 1:
         axes.append(ViewAxis("channel", "channel", volume.num_channels, is_local=True))
     is_labels = volume.type == "segmentation"

@@ -10,7 +10,7 @@ import zlib
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
@@ -21,7 +21,13 @@ from typing import Final
 import cachetools
 
 from shardgate.concurrency import SingleFlight, bounded_gather, is_large, run_in_thread
-from shardgate.errors import BadParameterError, ShardgateError, StorageError
+from shardgate.errors import (
+    BadKeyError,
+    BadParameterError,
+    DamagedError,
+    ShardgateError,
+    StorageError,
+)
 from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.icechunk.keys import parse_ref
 from shardgate.formats.reading import DecodeError
@@ -35,7 +41,9 @@ from shardgate.http.pages.sections import (
     draw_volume,
     draw_zarr,
 )
+from shardgate.http.problems import status_of
 from shardgate.http.request import check_key
+from shardgate.icechunk.repository import open_repository
 from shardgate.model import ETag, VirtualKey, join_path
 from shardgate.read.bodies import Entity, Selection
 from shardgate.read.budget import ByteBudget
@@ -55,6 +63,11 @@ _READS: Final = 16
 _LONGEST_S: Final = 60.0
 _CACHED_S: Final = 20.0
 """Time for which a picture is not compared with the store."""
+_ATTEMPTS: Final = 3
+"""Attempts to read all chunks of a picture while none of them is replaced."""
+_RETRIED_S: Final = 2.0
+"""Time for which a failure that may pass is remembered."""
+_PASSING: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 _CACHED_NBYTES: Final = 32 * 1024**2
 _OVERHEAD_NBYTES: Final = 8192
 _WORKER: Final = Path(__file__).with_name("preview_worker.py")
@@ -76,6 +89,10 @@ class Preview:
     """1st and 99th percentile of the finite values; `None` of a placeholder, of labels, colours
     and constants.
     """
+    read_s: float | None = None
+    """Time at which the last chunk was read: seconds since 1970; `None` of a placeholder."""
+    is_mixed: bool = False
+    """Whether chunks are of different moments, because others were written while it was made."""
 
     @property
     def is_placeholder(self) -> bool:
@@ -146,16 +163,25 @@ class Previews:
         return await self._flights.run(name, partial(self._make, dataset, name, known))
 
     async def _make(self, dataset: Dataset, name: _Name, known: Preview) -> Preview:
-        made, (_, path) = PLACEHOLDER, name
+        made = PLACEHOLDER
+        cached_s = _CACHED_S
+        path = name[1]
         try:
             async with asyncio.timeout(self._longest_s):
-                drawing = await self._plan_first(dataset, path)
-                made = await self._draw(dataset, drawing, known)
+                for number in range(1, _ATTEMPTS + 1):
+                    is_last = number == _ATTEMPTS
+                    drawn = await self._attempt(dataset, path, known, is_last=is_last)
+                    if drawn is not None:
+                        made = drawn
+                        break
         except (ShardgateError, ValueError, RecursionError, TimeoutError) as error:
             _log.debug("no preview of %s in %s: %s", path, dataset.name, error)
+            if _may_pass(error):
+                made = known
+                cached_s = _RETRIED_S
         except Exception:  # noqa: BLE001 - a picture must not take its page along
             _log.exception("a preview of %s cannot be made", dataset.name)
-        self._cached[name] = made, self._clock() + _CACHED_S
+        self._cached[name] = made, self._clock() + cached_s
         return made
 
     async def _join_ref(self, dataset: Dataset, path: VirtualKey, ref: str) -> VirtualKey:
@@ -182,68 +208,119 @@ class Previews:
         key = VirtualKey(join_path(path, "zarr.json"))
         layout, rest, _ = await self._resolver.find_container(dataset, key)
         container = key.removesuffix(rest)
+        if isinstance(layout, Stateful):
+            path = await self._pin(dataset, container, rest)
         if (volume := draw_volume(layout, container, rest.rpartition("/")[0])) is not None:
             return volume
         node = await read_node(self._resolver, dataset, path)
         if node is None or not node.axes:
             raise UndrawableError("there is neither an array nor an image")
+        drawing = None
+        fault: DecodeError | ShardgateError = UndrawableError("there is no level")
         for level in reversed(node.levels or ("",)):
-            below = check_key(join_path(path, level))
-            drawing = draw_zarr(await self._read_document(dataset, below), node)
+            try:
+                below = check_key(join_path(path, level))
+                drawing = draw_zarr(await self._read_document(dataset, below), node)
+            except (DecodeError, DamagedError, BadKeyError) as error:  # others may be sound
+                fault = error
+                continue
             if drawing.extent >= ENOUGH:
                 break
+        if drawing is None:
+            raise fault
         return drawing
+
+    async def _pin(self, dataset: Dataset, container: str, rest: VirtualKey) -> VirtualKey:
+        """Return the path of the node *rest* in a repository as of the snapshot that its ref leads
+        to now: all reads of a picture are of that one.
+        """
+        ref, _, below = rest.partition("/") if rest.startswith("@") else ("", "", rest)
+        opened = await open_repository(self._resolver.root(dataset), container.rstrip("/"))
+        pinned = join_path(f"@{await opened.find(ref)}", below.rpartition("/")[0])
+        return VirtualKey(join_path(container.rstrip("/"), pinned))
 
     async def _read_document(self, dataset: Dataset, path: VirtualKey) -> ZarrDocument:
         key = VirtualKey(join_path(path, "zarr.json"))
-        etag, data = await self._read(dataset, key, _MOST_DOCUMENT_NBYTES)
+        found = await read_body(self._resolver, dataset, key, _MOST_DOCUMENT_NBYTES)
+        if found is None:
+            raise UndrawableError(f"there is no {key}")
+        etag, data = found
         members = await run_in_thread(parse_json, data, is_long=is_large(len(data)))
         if not isinstance(members, dict):
             raise UndrawableError(f"{key} is no JSON object")
         return ZarrDocument(path, data, etag, members)
 
-    async def _draw(self, dataset: Dataset, drawing: Drawing, known: Preview) -> Preview:
-        """Draw, unless *known* was made of the same bytes."""
-        keys = {name: VirtualKey(join_path(drawing.directory, name)) for name in drawing.chunks}
-        located = await bounded_gather(
-            partial(self._locate, dataset), list(keys.values()), limit=_READS
-        )
-        stored = {
-            name: entity for name, entity in zip(keys, located, strict=True) if entity is not None
-        }
-        if (etag := _etag_of(drawing, stored)) == known.etag:
-            return known
-        if (nbytes := sum(entity.length for entity in stored.values())) > _MOST_NBYTES:
+    async def _attempt(
+        self, dataset: Dataset, path: VirtualKey, known: Preview, *, is_last: bool
+    ) -> Preview | None:
+        """Draw, unless *known* was made of the same bytes. If any was replaced after it was read,
+        return `None`, or in the last attempt a picture that says so.
+        """
+        drawing, located = await self._look(dataset, path)
+        if (etag := _etag_of(drawing, located)) == known.etag:
+            return replace(known, is_mixed=False) if known.is_mixed else known
+        if (nbytes := sum(entity.length for entity in located.values())) > _MOST_NBYTES:
             raise UndrawableError(f"{nbytes} bytes of chunks are too many")
-
-        async def read(name: str) -> bytes:
-            nonlocal nbytes
-            version, data = await self._read(dataset, keys[name], _MOST_NBYTES)
-            nbytes += len(data) - stored[name].length  # without its content coding
-            if version not in stored[name].names or nbytes > _MOST_NBYTES:
-                raise UndrawableError(f"{keys[name]} was replaced, or is too large")
-            return data
-
         async with self._budget.room(_COPIES * nbytes):
-            chunks = await bounded_gather(read, list(stored), limit=_READS)
-            marker, document = drawing.document
-            objects = {marker: document} | {
-                f"{drawing.inside}{name}": data for name, data in zip(stored, chunks, strict=True)
-            }
+            chunks, entities = await self._read_chunks(dataset, drawing, located)
+            found = _etag_of(drawing, entities)
+            is_mixed = not found == etag == _etag_of(*await self._look(dataset, path))
+            if is_mixed and not is_last:
+                return None
+            read_s = time.time()
+            objects = dict([drawing.document]) | chunks
             del chunks
-            contrast, png = await self._run_worker(drawing.request, objects)
-        return Preview(png, etag, contrast)
+            try:
+                contrast, png = await self._run_worker(drawing.request, objects)
+            except UndrawableError:
+                if is_mixed:  # chunks that do not fit the metadata
+                    return known
+                raise
+        return Preview(png, found, contrast, read_s, is_mixed)
 
-    async def _locate(self, dataset: Dataset, key: VirtualKey) -> Entity | None:
-        async with self._resolver.open(dataset, key, lambda _: Selection(HTTPStatus.OK)) as opened:
-            return None if opened is None else opened.entity
+    async def _look(
+        self, dataset: Dataset, path: VirtualKey
+    ) -> tuple[Drawing, Mapping[str, Entity]]:
+        """Plan the picture, and locate the chunks that exist, by their names."""
+        drawing = await self._plan_first(dataset, path)
 
-    async def _read(
-        self, dataset: Dataset, key: VirtualKey, most_nbytes: int
-    ) -> tuple[ETag, bytes]:
-        if (found := await read_body(self._resolver, dataset, key, most_nbytes)) is None:
-            raise UndrawableError(f"there is no {key}")
-        return found
+        async def locate(name: str) -> Entity | None:
+            key = VirtualKey(join_path(drawing.directory, name))
+            choose = partial(Selection, HTTPStatus.OK)
+            async with self._resolver.open(dataset, key, lambda _: choose()) as opened:
+                return None if opened is None else opened.entity
+
+        names = drawing.chunks
+        located = await bounded_gather(locate, names, limit=_READS)
+        pairs = zip(names, located, strict=True)
+        return drawing, {name: entity for name, entity in pairs if entity is not None}
+
+    async def _read_chunks(
+        self, dataset: Dataset, drawing: Drawing, located: Mapping[str, Entity]
+    ) -> tuple[dict[str, bytes], dict[str, Entity]]:
+        """Read chunks without their content codings; return them for the worker, and the versions
+        that were read by their names.
+        """
+        nbytes = sum(entity.length for entity in located.values())
+        chunks = dict[str, bytes]()
+        read = dict[str, Entity]()
+
+        async def read_chunk(name: str) -> None:
+            nonlocal nbytes
+            key = VirtualKey(join_path(drawing.directory, name))
+            found = await read_body(self._resolver, dataset, key, _MOST_NBYTES)
+            if found is None:  # deleted since
+                return
+            version, data = found
+            entity = located[name]
+            nbytes += len(data) - entity.length
+            if nbytes > _MOST_NBYTES:
+                raise UndrawableError(f"{key} is too large")
+            chunks[f"{drawing.inside}{name}"] = data
+            read[name] = entity if version in entity.names else entity._replace(etag=version)
+
+        await bounded_gather(read_chunk, list(located), limit=_READS)
+        return chunks, read
 
     async def _run_worker(
         self, request: Mapping[str, Json], objects: Mapping[str, bytes]
@@ -282,6 +359,13 @@ def _spell_ref(ref: str) -> str:
     for _, segment in parse_ref(f"@{ref}") or parse_ref(ref):
         return segment
     raise BadParameterError(f"ref: {ref[:80]} is neither a branch, a tag nor a snapshot")
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether the next attempt may succeed, so that the last picture is kept until then."""
+    if isinstance(error, ShardgateError):
+        return status_of(error) in _PASSING
+    return isinstance(error, TimeoutError)
 
 
 def _etag_of(drawing: Drawing, stored: Mapping[str, Entity]) -> ETag:

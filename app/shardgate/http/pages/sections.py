@@ -108,7 +108,7 @@ def draw_zarr(found: ZarrDocument, node: NodeView) -> Drawing:
         raise UndrawableError("the chunk grid is not regular")
     data_type = document.get("data_type")
     is_bytes = codec_name(data_type) == "uint8"
-    if len(kinds := [axis.kind for axis in node.axes]) != len(shape):
+    if len(kinds := [axis.kind for axis in node.shown_axes]) != len(shape):
         raise UndrawableError(f"a level has {len(shape)} dimensions, not {len(kinds)}")
     section = plan_section(shape, chunk_shape, kinds, is_bytes=is_bytes)
     _check_chunk(chunk_shape, item_nbytes(data_type))

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import cachetools
@@ -26,7 +27,7 @@ from shardgate.settings import LoginSettings
 from shardgate.survey.inspect import FolderOverview, summarize
 
 _WAIT_S: Final = 0.2
-"""Longest wait for the overviews of a page; those that take longer are left out."""
+"""Longest wait for the overviews of a page; those that take longer are filled in later."""
 _AT_ONCE: Final = 8
 _CACHED_S: Final = 20.0
 _CACHED_DATASETS: Final = 1024
@@ -79,7 +80,8 @@ class OverviewCache:
     ) -> None:
         self._resolver = resolver
         self._within_s = within_s
-        self._flights = SingleFlight[str]()
+        self._flights = SingleFlight[str](outlasts=True)
+        self.aclose = self._flights.aclose
         self._cached = cachetools.TTLCache[str, FolderOverview](_CACHED_DATASETS, _CACHED_S, clock)
 
     async def read(self, datasets: Sequence[Dataset]) -> dict[str, FolderOverview]:
@@ -102,6 +104,8 @@ class OverviewCache:
     async def _look(self, dataset: Dataset) -> FolderOverview:
         try:
             found = await summarize(self._resolver, dataset)
+            is_read_only = await self._resolver.is_read_only(dataset)
+            found = replace(found, is_read_only=is_read_only)
         except Exception:  # noqa: BLE001 - one dataset must not take the page of all
             _log.exception("the dataset %s cannot be shown", dataset.name)
             found = FolderOverview((), (), is_all=False, reason="a fault of this service")
@@ -120,7 +124,8 @@ def _make_line(
         "name": dataset.name,
         "href": f"./{quote_key(dataset.name)}/",
         "formats": _formats(dataset, overview),
-        "is_writable": may_write(caller, dataset),
+        "is_pending": overview is None,
+        "is_writable": overview and not overview.is_read_only and may_write(caller, dataset),
         "largest": largest,
         "others": len(sound) - 1,
         "has_more": overview is not None and not overview.is_all,

@@ -1,8 +1,8 @@
 for (const filter of document.querySelectorAll("input[type=search]")) {
   filter.hidden = false;
-  const rows = [...document.querySelectorAll("[data-name]")];
   const count = document.querySelector("[role=status]");
   filter.addEventListener("input", () => {
+    const rows = [...document.querySelectorAll("[data-name]")];
     const wanted = filter.value.toLowerCase();
     for (const row of rows) row.hidden = !row.dataset.name.toLowerCase().includes(wanted);
     const shown = rows.filter((row) => !row.hidden).length;
@@ -37,4 +37,26 @@ for (const button of document.querySelectorAll("button[data-mint]")) {
     shown.querySelector("code").textContent = response.ok ? location.origin + made.paths[dataset] : made.detail;
     shown.hidden = false;
   });
+}
+const fillIn = async () => {
+  const pending = document.querySelectorAll("[data-pending]");
+  if (!pending.length) return;
+  const response = await fetch(location.href, { headers: { accept: "text/html" } }).catch(() => null);
+  const text = response && response.ok ? await response.text() : "";
+  const fresh = new DOMParser().parseFromString(text, "text/html");
+  for (const row of pending) {
+    const found = fresh.querySelector(`[data-name="${CSS.escape(row.dataset.name)}"]`);
+    if (!found || "pending" in found.dataset) continue;
+    found.hidden = row.hidden;
+    row.replaceWith(found);
+  }
+  setTimeout(fillIn, 2000);
+};
+setTimeout(fillIn, 1000);
+for (const picture of document.querySelectorAll("img.large")) {
+  fetch(picture.src).then(({ headers }) => {
+    if (!headers.get("last-modified")) return;
+    const mixed = headers.has("x-shardgate-preview") ? ", while chunks were written: of different moments" : "";
+    picture.title = `As of ${new Date(headers.get("last-modified")).toLocaleString()}${mixed}`;
+  }).catch(() => {});
 }

@@ -45,6 +45,7 @@ def locations(*, is_stripped: bool, is_told: bool) -> str:
 
     Where the prefix is stripped, the rest of the path arrives as it was sent.
     """
+    text: str
     (text,) = re.findall(r"```nginx\n(.*?)```", _DOCUMENT, re.DOTALL)
     if not is_told:
         text = text.replace(_TOLD, 'proxy_set_header X-Forwarded-Prefix "";')

@@ -36,6 +36,8 @@ _RESERVED: Final = re.compile(rf"(?<!@branch)(?<!@tag){re.escape(TEMPORARY)}")
 """Names of unfinished objects, but not refs of branches and tags called ``shardgate-…``."""
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 FORWARDED_PREFIX: Final = b"x-forwarded-prefix"
+_OF_OPERATORS: Final = frozenset({"metrics", "readyz", "_shard"})
+"""Paths that proxies keep private: with a forged prefix before them they would pass."""
 TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
 _TILDE: Final = ord("~")
@@ -244,9 +246,13 @@ class PathPrefix:
     def split(self, path: bytes, headers: RequestHeaders, peer: bytes) -> tuple[str, bytes]:
         """Return the prefix of a request of *peer*, and *path* without it."""
         prefix = self.root_path or self._forwarded(headers, peer)
-        if first_segment(prefix) in self._names:  # keys of that dataset begin like the prefix
+        below = strip_prefix(path, prefix)
+        if not self.root_path and (
+            first_segment(prefix) in self._names  # keys of that dataset begin like the prefix
+            or first_segment(unquote(below.decode("latin-1"))) in _OF_OPERATORS
+        ):
             return prefix, path
-        return prefix, strip_prefix(path, prefix)
+        return prefix, below
 
     def _forwarded(self, headers: RequestHeaders, peer: bytes) -> str:
         sent = headers.get(FORWARDED_PREFIX)

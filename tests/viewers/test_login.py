@@ -471,6 +471,7 @@ def test_cookies_below_a_prefix_are_bound_to_the_host(context: BrowserContext, b
 
     assert [each["path"] for each in cookies] == ["/"]
     assert cookies[0]["name"].startswith("__Host-shardgate-session-")
+    assert cookies[0]["name"].endswith(PREFIX.replace("/", "."))
 
 
 def test_viewer_signs_in_below_a_prefix(context: BrowserContext, viewer: str, below: str) -> None:

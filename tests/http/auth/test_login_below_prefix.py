@@ -81,10 +81,10 @@ def test_private_page_leads_to_the_sign_in_and_back(browser: Browser, origin: st
 
 
 def test_cookies_are_for_the_whole_host(browser: Browser) -> None:
-    """The path of cookies is that of the host, whatever the path of the service."""
+    """The path of cookies is that of the host; their names have the path of the service."""
     cookie = browser.begin().headers["set-cookie"]
 
-    assert cookie.startswith(f"{browser.name('attempt')}=")
+    assert cookie.startswith(f"{browser.name('attempt')}.arrays=")
     assert "; Path=/;" in cookie
 
 

@@ -106,6 +106,13 @@ def test_everything_can_come_from_the_environment() -> None:
     assert settings.cache.ttl_s == 0.5
 
 
+@pytest.mark.parametrize("text", ["/arrays/v1", "/arrays/v1/"])
+def test_final_slash_of_the_root_path_is_left_out(text: str) -> None:
+    """The path of the service has no final slash, which its setting may have."""
+    assert load(None, {"SHARDGATE_SERVER__ROOT_PATH": text}).server.root_path == "/arrays/v1"
+    assert load(None, {"SHARDGATE_SERVER__ROOT_PATH": "/"}).server.root_path == ""
+
+
 def test_variables_match_names_of_the_file_in_any_case(config: Path) -> None:
     """A variable in capitals sets the table whose name the file spells otherwise."""
     config.write_text('[datasets.EmVolume]\nurl = "s3://old"\n')
@@ -146,6 +153,16 @@ def test_variables_match_names_of_the_file_in_any_case(config: Path) -> None:
         ),
         ("[datasets.em]\nurl='gs://b'\nwritable=true", "datasets.em: writable goes with one of"),
         ("[datasets.em]\nurl='az://b'\nwritable=true", "datasets.em: writable goes with one of"),
+        *[
+            (f"[server]\nroot_path = '{path}'", "server.root_path: is no path such as /arrays")
+            for path in ("arrays", "//", "/a//b", "/..", "/a/./b", "/a b", "/a?b", "/a\\b", "/%61")
+        ],
+        ("[server]\nroot_path = '/_shard'", "server.root_path: is no path such as /arrays"),
+        ("[server]\nroot_path = '/api/v1'", "server.root_path: begins with /api, a path of the"),
+        (
+            "[server]\nroot_path='/em/x'\n[datasets.em]\nurl='s3://b'",
+            "server.root_path: begins with the name of the dataset em",
+        ),
         ("[server]\nport = 65536", "server.port: Input should be less than or equal to 65535"),
         ("[cache]\nindex_bytes = 'lots'", "cache.index_bytes: is not a size such as 256MiB"),
         ("[cache]\nttl_s = inf", "cache.ttl_s: Input should be a finite number"),
@@ -246,6 +263,8 @@ def test_invalid_name_of_a_dataset_is_answered_with_a_valid_one(name: str, sugge
         ("SHARDGATE_DATASETS__EM", "s3://b", "SHARDGATE_DATASETS__EM: Input should be a valid"),
         ("SHARDGATE_DATASETS__EM__STORE", "lab", "datasets.em.url: is missing"),
         (UNKNOWN_STORE, "lab", f"{UNKNOWN_STORE}: names no [stores]"),
+        ("SHARDGATE_SERVER__ROOT_PATH", "x", "SHARDGATE_SERVER__ROOT_PATH: is no path such as"),
+        ("SHARDGATE_SERVER__ROOT_PATH", "/ok", "SHARDGATE_SERVER__ROOT_PATH: begins with the name"),
         ("SHARDGATE___", "1", "SHARDGATE___: "),
     ],
 )

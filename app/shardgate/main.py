@@ -38,6 +38,7 @@ from shardgate.http.pages.previews import Previews, worker_command
 from shardgate.http.pages.start_page import OverviewCache, StartPage
 from shardgate.http.pages.viewer import ViewerLinks
 from shardgate.http.read import DataPlane
+from shardgate.http.request import PathPrefix
 from shardgate.http.responses import Cors
 from shardgate.http.s3 import multipart
 from shardgate.http.shard_affinity import ShardAffinity
@@ -146,7 +147,9 @@ def create_app(
         tracing=tracing,
         proxies=settings.server.trusted_proxies,
     )
-    return AsgiApp(app, lifespan, timeout_s=settings.limits.timeout_s)
+    server = settings.server
+    prefix = PathPrefix(server.root_path, server.trusted_proxies, settings.datasets)
+    return AsgiApp(app, lifespan, prefix, timeout_s=settings.limits.timeout_s)
 
 
 def _build_limiter(settings: Settings) -> ConcurrencyLimiter:

@@ -86,6 +86,19 @@ scope: Final = matches(r"[\x21\x23-\x5b\x5d-\x7e]+", "is not a scope")
 digest: Final = matches("[0-9A-Fa-f]{64}", "is not a SHA-256 digest of 64 hexadecimal characters")
 
 
+def path_prefix(text: str) -> str:
+    """Check the path that all others are below, and return it without a final slash."""
+    path = text.removesuffix("/")
+    if not re.fullmatch(f"(/{_NAME})*", path):
+        raise ValueError("is no path such as /arrays, of letters, digits, and -_. within names")
+    return path
+
+
+def first_segment(path: str) -> str:
+    """Return the first segment of an absolute path; empty for an empty path."""
+    return path[1:].partition("/")[0]
+
+
 def dataset_name(name: str) -> str:
     """Check the first segment of the paths of a dataset."""
     if name in RESERVED or not re.fullmatch(_NAME, name):
@@ -176,6 +189,8 @@ class ServerSettings(Section):
     """Port to listen on; 0 takes a free one."""
     hosts: _List[Annotated[str, AfterValidator(normal_host)]] = ()
     """Host names of the service besides `host`, `localhost`, IP addresses; `*` for any."""
+    root_path: Annotated[str, AfterValidator(path_prefix)] = ""
+    """Path of the service on its host, such as `/arrays`, which a proxy may strip; default: `/`."""
     workers: PositiveInt = 1
     """Number of processes; each has its own caches."""
     cors_origins: _List[Annotated[str, AfterValidator(origin)]] = ("*",)
@@ -183,7 +198,7 @@ class ServerSettings(Section):
     metrics: _Names | None = None
     """Who may read `/metrics`, as in `datasets.NAME.read`; default: everybody, if all is public."""
     trusted_proxies: _List[IPvAnyNetwork] = ()
-    """Networks of proxies whose X-Forwarded-For is trusted, such as `10.0.0.0/8`."""
+    """Networks of proxies whose X-Forwarded-For and -Prefix are trusted, such as `10.0.0.0/8`."""
     keep_alive_s: PositiveFloat = 75.0
     """Longest wait for the next request of a connection; proxies close theirs earlier."""
     log_level: LogLevel = "info"
@@ -444,6 +459,7 @@ class Settings(Section):
             self._unknown_stores,
             self._unknown_callers,
             self._duplicates,
+            self._ambiguous_paths,
             self._wrong_login,
             self._wrong_records,
         )
@@ -483,6 +499,13 @@ class Settings(Section):
             if issuer.url in known:
                 yield f"issuers.{name}: has the url of another issuer"
             known.add(issuer.url)
+
+    def _ambiguous_paths(self) -> Iterator[str]:
+        first = first_segment(self.server.root_path)
+        if first in self.datasets:
+            yield f"server.root_path: begins with the name of the dataset {first}; rename either"
+        elif first in RESERVED:
+            yield f"server.root_path: begins with /{first}, a path of the service itself"
 
     def _wrong_login(self) -> Iterator[str]:
         if self.login.issuer not in {None, *self.issuers}:

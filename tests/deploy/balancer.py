@@ -122,17 +122,25 @@ class Balancer:
 
 
 @contextmanager
-def balancing(folder: Path, urls: Sequence[str], *, cached: bool = False) -> Generator[Balancer]:
+def balancing(
+    folder: Path, urls: Sequence[str], *, cached: bool = False, prefix: str = ""
+) -> Generator[Balancer]:
     """Run nginx before the replicas at *urls*, *cached* with its cache of public answers."""
-    with started(folder, configured(folder, urls, cached=cached)) as balancer:
+    with started(folder, configured(folder, urls, cached=cached, prefix=prefix)) as balancer:
         yield balancer
 
 
-def configured(folder: Path, urls: Sequence[str], *, cached: bool = False) -> int:
-    """Write the configuration of nginx before the replicas at *urls*; return its port."""
+def configured(folder: Path, urls: Sequence[str], *, cached: bool = False, prefix: str = "") -> int:
+    """Write the configuration of nginx before the replicas at *urls*; return its port.
+
+    With a *prefix* the comment that sets it is made a line.
+    """
     port, inner_port = free_ports(2)
     shutil.copy(_CONFIGURATION / "nginx.conf", folder)
     site = (_CONFIGURATION / "site.conf").read_text()
+    if prefix:
+        assert "# set $prefix /arrays;" in site
+        site = site.replace("# set $prefix /arrays;", f"set $prefix {prefix};")
     ipv6 = f"listen [::1]:{port}" if has_ipv6() else "#"
     site = site.replace("listen [::]:443", ipv6).replace("listen 443", f"listen 127.0.0.1:{port}")
     (folder / ("clients.conf" if cached else "site.conf")).write_text(site)

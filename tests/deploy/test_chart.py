@@ -39,6 +39,7 @@ from tests.support.processes import free_ports, listening, wait_until
 
 README = (CHART / "README.md").read_text("utf-8")
 HOSTS = "SHARDGATE_SERVER__HOSTS"
+ROOT_PATH = "SHARDGATE_SERVER__ROOT_PATH"
 RESOLVER = "kube-dns.kube-system.svc"
 
 
@@ -142,6 +143,24 @@ def test_gateway_gets_all_of_its_host_names(
     hosts = load(None, {HOSTS: environ[HOSTS]}).server.hosts
 
     assert set(hosts) == {"lab.example", *named, *service, "demo-shardgate.lab.svc.cluster.local"}
+
+
+def test_root_path_reaches_gateway_nginx_and_ingress(plain: Rendered, everything: Rendered) -> None:
+    """The path of the service is set in gateways, nginx and the Ingress, and probes lack it."""
+    for rendered, file, path in (
+        (plain, "site.conf", ""),
+        (everything, "clients.conf", "/arrays"),
+    ):
+        (gateway,) = rendered.pods()[GATEWAY[1]]["containers"]
+        environ = {each["name"]: each["value"] for each in gateway["env"]}
+        site = rendered.resources["ConfigMap", BALANCER[1]]["data"][file]
+        assert load(None, {ROOT_PATH: environ[ROOT_PATH]}).server.root_path == path
+        assert f"set $prefix {path};" in site or not path
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert gateway[probe]["httpGet"]["path"] == "/healthz"
+    (rule,) = everything.resources["Ingress", "demo-shardgate"]["spec"]["rules"]
+    assert [each["path"] for each in rule["http"]["paths"]] == ["/arrays"]
+    assert "proxy_set_header X-Forwarded-Prefix $prefix;" in site
 
 
 def test_images_have_tested_version_or_digest(plain: Rendered, everything: Rendered) -> None:
@@ -258,6 +277,7 @@ def test_changed_configuration_changes_the_pod_template(
                 *({"replica": 3}, {"replicas": "three"}, {"balancer": {"tls": {"secret": "x"}}}),
                 *({"autoscaling.requestsInFlight": 0}, {"ingress.hosts": [{"host": "a"}]}),
                 *({"image.digest": "0123"}, {"balancer.cache.size": "10Gi"}),
+                *({"rootPath": "arrays"}, {"rootPath": "/a;b"}, {"rootPath": "/a/"}),
             )
         ),
         ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "minReplicas is larger"),

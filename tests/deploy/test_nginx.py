@@ -119,11 +119,13 @@ def test_request_target_over_http_2_is_forwarded_verbatim(site: Site) -> None:
 
 
 def test_headers_are_forwarded(site: Site) -> None:
-    """Host and long credentials are forwarded; X-Forwarded-For and -Proto are set by nginx."""
+    """Host and long credentials are forwarded; X-Forwarded-For and others are set by nginx."""
     given = {"authorization": "Bearer " + "x" * 12_000, "range": "bytes=0-1"}
-    assert site.send("GET", "/em/" + "%C3%A9" * 512, **given, x_forwarded_for="1.2.3.4") == 200
+    forged = {"x_forwarded_for": "1.2.3.4", "x_forwarded_prefix": "/em"}
+    assert site.send("GET", "/em/" + "%C3%A9" * 512, **given, **forged) == 200
 
     headers = only(site.received).headers
+    assert "x-forwarded-prefix" not in headers
     assert headers["host"] == site.nginx.host
     assert {name: headers[name] for name in given} == given
     assert (headers["x-forwarded-for"], headers["x-forwarded-proto"]) == ("127.0.0.1", "https")
@@ -271,7 +273,11 @@ def test_request_over_ipv6_is_forwarded(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["/metrics", "/%6detrics", "/em/../metrics", "/readyz", "/_shard/em/c/0", "/_shard"]
+    "target",
+    [
+        *("/metrics", "/%6detrics", "/em/../metrics", "/readyz", "/_shard/em/c/0", "/_shard"),
+        *("/~x/_shard/em/c/0", "/%7ex/_shard/em/c/0", "/_shard/em/%0A"),
+    ],
 )
 def test_operator_paths_are_not_forwarded(site: Site, target: str) -> None:
     """Paths for operators get 404 from nginx, however they are spelled."""

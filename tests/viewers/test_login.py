@@ -28,12 +28,14 @@ from shardgate.settings import (
     DatasetSettings,
     IssuerSettings,
     LoginSettings,
+    ServerSettings,
     Settings,
     TokenSettings,
 )
 from shardgate.storage.memory import MemoryStore
 from tests.support.lacking import lack
 from tests.support.processes import environ, free_ports, wait_until
+from tests.support.proxies import PREFIX, locations, proxying
 from tests.support.serving import serving
 from tests.viewers.test_zarr import SECTIONS, VALUES, state, write
 from tests.viewers.viewing import RESTORE, picture_when_still, read_values
@@ -142,6 +144,28 @@ def service(
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(file))
     with serving(settings, certificate=file) as url:
         yield url
+
+
+@pytest.fixture(scope="module", params=["stripped, by the header", "kept, by the setting"])
+def below(
+    request: pytest.FixtureRequest,
+    settings: Settings,
+    authority: trustme.CA,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Generator[str]:
+    """Serve it over TLS below a path of nginx, which strips that path or not."""
+    is_stripped = request.param.startswith("stripped")
+    told = ServerSettings(trusted_proxies=("127.0.0.0/8",))
+    server = told if is_stripped else ServerSettings(root_path=PREFIX)
+    folder = tmp_path_factory.mktemp("proxy")
+    file = folder / "proxy.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(file))
+    text = locations(is_stripped=is_stripped, is_told=is_stripped)
+    with (
+        serving(settings.model_copy(update={"server": server})) as gateway,
+        proxying(folder, gateway, text, certificate=file) as nginx,
+    ):
+        yield nginx + PREFIX
 
 
 @pytest.fixture
@@ -410,3 +434,69 @@ def test_frame_of_a_page_is_refused(context: BrowserContext, listener: str) -> N
 
     assert answered.value.status == HTTPStatus.FORBIDDEN
     assert page.evaluate("heard") == []
+
+
+def test_person_signs_in_and_out_at_pages_below_a_prefix(
+    context: BrowserContext, below: str
+) -> None:
+    """Pages below a prefix lead to the sign-in and back, make links, and sign out."""
+    page = context.new_page()
+    page.goto(f"{below}/private/")
+    page.click("text=Sign in")
+    page.click("[aria-label='Authorize as ada']")
+    page.wait_for_url(f"{below}/private/")
+    page.goto(below)
+    page.click("text=Links")
+    page.click("text=Make a link")
+    link = page.wait_for_selector("#made code:not(:empty)")
+    assert link is not None
+    url = f"{link.text_content()}sharded/zarr.json"
+    assert httpx.get(url, verify=False).is_success  # noqa: S501 - its own certificate
+    page.click("text=Datasets")
+    page.click("text=Sign out")
+    page.wait_for_selector("text=Sign in")
+
+    assert url.startswith(f"{below}/~")
+    assert page.url.startswith(below)
+    assert page.is_hidden("text=private")
+
+
+def test_cookies_below_a_prefix_are_bound_to_the_host(context: BrowserContext, below: str) -> None:
+    """Cookies of a service below a prefix have the name and path that bind them to its host."""
+    page = context.new_page()
+    page.goto(f"{below}/login")
+    page.click("[aria-label='Authorize as ada']")
+    page.wait_for_selector("text=Sign out")
+    cookies = [each for each in context.cookies() if "shardgate" in each["name"]]
+
+    assert [each["path"] for each in cookies] == ["/"]
+    assert cookies[0]["name"].startswith("__Host-shardgate-session-")
+    assert cookies[0]["name"].endswith(PREFIX.replace("/", "."))
+
+
+def test_viewer_signs_in_below_a_prefix(context: BrowserContext, viewer: str, below: str) -> None:
+    """The link of a private array below a prefix opens the viewer, which signs in and shows it."""
+    page = context.new_page()
+    page.goto(f"{below}/login")
+    page.click("[aria-label='Authorize as ada']")
+    page.wait_for_selector("text=Sign out")
+    page.goto(f"{below}/api/datasets/private/viewer?path=sharded")
+    assert page.url.startswith(f"{viewer}/#!")
+    page.wait_for_function("window.viewer")
+    sign_in(page, "ada")
+    picture_when_still(page, 1)
+
+
+def test_page_of_the_api_loads_below_a_prefix(context: BrowserContext, below: str) -> None:
+    """The page of the API loads all its files, and sends its requests below the prefix."""
+    page = context.new_page()
+    failed: list[str] = []
+    page.on("response", lambda each: failed.append(each.url) if not each.ok else None)
+    page.goto(f"{below}/docs")
+    page.click("[data-path='/api/datasets'] >> nth=0")
+    page.click("text=Try it out")
+    with page.expect_response(f"{below}/api/datasets") as answered:
+        page.click("text=Execute")
+
+    assert answered.value.ok
+    assert failed == []

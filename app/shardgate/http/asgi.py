@@ -4,13 +4,22 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, Self
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from starlette.routing import Router
 
 from shardgate.http.body import ClientGoneError, IncomingBody
 from shardgate.http.instrumentation import InstrumentedApp
-from shardgate.http.request import Asgi, Headers, Request, Response, combine_headers, peer_of
+from shardgate.http.request import (
+    Asgi,
+    Headers,
+    PathPrefix,
+    Request,
+    Response,
+    combine_headers,
+    peer_of,
+    strip_prefix,
+)
 from shardgate.observability.logging import log_loop_exception
 
 BY_NAME: Final = "shardgate.headers"
@@ -20,6 +29,7 @@ _CLOSE: Final = (b"connection", b"close")
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 """For every response; our own server adds it to refusals too."""
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_NO_PREFIX: Final = PathPrefix()
 _GRACE_S: Final = 0.05
 """Work that ends sooner is not watched: a watcher costs 10 µs."""
 
@@ -34,11 +44,13 @@ class AsgiApp:
         self,
         app: InstrumentedApp,
         lifespan: Callable[[], AbstractAsyncContextManager[None]],
+        prefix: PathPrefix,
         *,
         timeout_s: float,
     ) -> None:
         """*timeout_s* is the longest silence of a client that sends a body."""
         self.app = app
+        self.prefix = prefix
         self.metrics = app.metrics
         self.answer = app.answer
         self.refuse = app.refuse
@@ -72,7 +84,8 @@ class AsgiApp:
         is_read = scope["method"] in _READS
         more = [] if BY_NAME in scope else [_NOSNIFF]
         exchange = AsgiExchange(send, None if is_read else body, more)
-        answer = self.answer(request_of(scope, headers, body, Asgi(scope, receive, exchange.send)))
+        asgi = Asgi(scope, receive, exchange.send)
+        answer = self.answer(request_of(scope, headers, body, asgi, self.prefix))
         with suppress(ClientGoneError):
             if isinstance(answer, Response):
                 await exchange.write(answer)
@@ -88,23 +101,19 @@ def request_of(
     headers: Mapping[bytes, bytes],
     body: IncomingBody | None = None,
     asgi: Asgi | None = None,
+    prefix: PathPrefix = _NO_PREFIX,
 ) -> Request:
     """Return the request of a *scope* with *headers*."""
     sent_path = scope.get("raw_path") or quote(scope["path"]).encode()
-    root_path = scope.get("root_path", "").rstrip("/")
-    raw_path = _below(sent_path, root_path) if root_path else sent_path
+    mount = scope.get("root_path", "").rstrip("/")
     fields, peer = list(scope["headers"]), peer_of(scope.get("client"))
+    outer, raw_path = prefix.split(strip_prefix(sent_path, mount), headers, peer)
+    if f"{mount}/".startswith(f"{outer}/"):  # the server of the other application knows it too
+        outer = ""
     request = Request(scope["method"], raw_path, fields, headers, peer)
     request.query, request.body, request.asgi = scope["query_string"], body, asgi
-    request.root_path, request.sent_path = root_path, sent_path
+    request.root_path, request.sent_path = outer + mount, sent_path
     return request
-
-
-def _below(raw_path: bytes, root_path: str) -> bytes:
-    """Return *raw_path* without *root_path*, if it begins with that."""
-    root = b"/".join(raw_path.split(b"/")[: root_path.count("/") + 1])
-    is_below = unquote(root.decode("latin-1")) == root_path
-    return raw_path[len(root) :] if is_below else raw_path
 
 
 class AsgiExchange:

@@ -219,7 +219,7 @@ class Gateway:
     async def _answer_reserved(self, request: Request, asgi: Asgi, exchange: Exchange) -> None:
         method, path = request.method, request.path
         responder = Responder(request, exchange, self._cors)
-        if path == "":
+        if path == "" and not responder.is_s3:
             # Relative links keep the token of /~TOKEN, or a mount, only below a slash.
             here = request.base_path.rpartition("/")[2]
             location = (b"location", f"./{here}/".encode("latin-1"))
@@ -238,7 +238,7 @@ class Gateway:
             return
         if method == "OPTIONS":
             await responder.preflight(_API_METHODS if path.startswith("/api/") else ALLOW)
-        elif path == "/" and method == "GET" and responder.is_s3:
+        elif path in {"/", ""} and method == "GET" and responder.is_s3:
             await self._data.list_buckets(responder, caller)
         elif method not in _READS and responder.is_foreign:
             await responder.fail(ForeignPageError(FOREIGN))

@@ -28,6 +28,7 @@ from shardgate.errors import ShardgateError
 from shardgate.http.asgi import BY_NAME, AsgiApp
 from shardgate.http.body import has_body
 from shardgate.http.request import (
+    FORWARDED_PREFIX,
     DeferredResponse,
     Headers,
     Request,
@@ -227,7 +228,11 @@ class GatewayProtocol(HttpToolsProtocol):
             and parser.get_method() == b"GET"
             and parser.should_keep_alive()
         ):
-            request = Request("GET", target.path, headers, by_name, self._peer)
+            path, root_path, prefix = target.path, "", self.app.prefix
+            if prefix.root_path or FORWARDED_PREFIX in by_name:
+                root_path, path = prefix.split(path, by_name, self._peer)
+            request = Request("GET", path, headers, by_name, self._peer)
+            request.root_path, request.sent_path = root_path, target.path
             answer = self.app.answer(request)
         self._is_plain = answer is not None
         if isinstance(answer, Response):

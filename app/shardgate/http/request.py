@@ -9,7 +9,7 @@ function that sends one to an `Exchange`.
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
@@ -22,6 +22,7 @@ from shardgate.http.auth.access import Caller
 from shardgate.http.body import IncomingBody
 from shardgate.model import NAMED_REFS, VirtualKey, escape_ref
 from shardgate.read.bodies import Body
+from shardgate.settings import RESERVED, first_segment, path_prefix
 from shardgate.storage.contract import TEMPORARY
 
 type Headers = list[tuple[bytes, bytes]]
@@ -34,6 +35,9 @@ MAX_KEY_BYTES: Final = 1024
 _RESERVED: Final = re.compile(rf"(?<!@branch)(?<!@tag){re.escape(TEMPORARY)}")
 """Names of unfinished objects, but not refs of branches and tags called ``shardgate-…``."""
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
+FORWARDED_PREFIX: Final = b"x-forwarded-prefix"
+_OF_OPERATORS: Final = frozenset({"metrics", "readyz", "_shard"})
+"""Paths that proxies keep private: with a forged prefix before them they would pass."""
 TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
 _TILDE: Final = ord("~")
@@ -67,9 +71,9 @@ class Request:
     fault: BadKeyError | None = None
     """Why the path has no valid *key*."""
     root_path = ""
-    """Decoded path that another application has mounted this one below."""
+    """Decoded path of the service for clients: the prefix of a `PathPrefix`, and a mount in it."""
     sent_path: bytes
-    """Path as it was sent, with all that *raw_path* lacks."""
+    """Path as it arrived, with all that *raw_path* lacks."""
     body: IncomingBody | None = None
     """`None` for a plain GET, whose body is dropped."""
     asgi: Asgi | None = None
@@ -112,8 +116,15 @@ class Request:
         return None if self.segment is None else token_in(self.segment)
 
     @property
+    def client_paths(self) -> Sequence[bytes]:
+        """Paths that the client can have sent, without a token: a proxy may have stripped them."""
+        root = quote(self.root_path).encode()
+        # Proxies make a slash of the bare prefix.
+        return (self.sent_path, root + self.raw_path, *([root] if self.raw_path == b"/" else []))
+
+    @property
     def base_path(self) -> str:
-        """Path that datasets are below, for links: that of a mount, and a token."""
+        """Path that datasets are below, for links: *root_path*, and a token."""
         return quote(self.root_path) + ("" if self.segment is None else f"/~{self.token}")
 
 
@@ -216,6 +227,48 @@ def _decode(segment: str) -> str:
     """Decode a segment; in names of refs stays escaped what a segment cannot hold."""
     text = unquote(segment, errors="strict")
     return escape_ref(text) if text.startswith(NAMED_REFS) else text
+
+
+class PathPrefix:
+    """Path of the service for clients, which proxies may strip off the paths of requests.
+
+    It is `server.root_path`, or else the last X-Forwarded-Prefix: that of the nearest proxy.
+    """
+
+    def __init__(
+        self, root_path: str = "", proxies: Networks = (), datasets: Iterable[str] = ()
+    ) -> None:
+        """*datasets* are the names of all."""
+        self.root_path = root_path
+        self._proxies = proxies
+        self._names = RESERVED.union(datasets)
+
+    def split(self, path: bytes, headers: RequestHeaders, peer: bytes) -> tuple[str, bytes]:
+        """Return the prefix of a request of *peer*, and *path* without it."""
+        prefix = self.root_path or self._forwarded(headers, peer)
+        below = strip_prefix(path, prefix)
+        if not self.root_path and (
+            first_segment(prefix) in self._names  # keys of that dataset begin like the prefix
+            or first_segment(unquote(below.decode("latin-1"))) in _OF_OPERATORS
+        ):
+            return prefix, path
+        return prefix, below
+
+    def _forwarded(self, headers: RequestHeaders, peer: bytes) -> str:
+        sent = headers.get(FORWARDED_PREFIX)
+        if sent is None or not is_within(peer.decode(), self._proxies):
+            return ""
+        try:
+            return path_prefix(sent.rpartition(b",")[2].strip().decode("latin-1"))
+        except ValueError:
+            return ""
+
+
+def strip_prefix(raw_path: bytes, prefix: str) -> bytes:
+    """Return *raw_path* without the decoded *prefix*, if it begins with that."""
+    sent = b"/".join(raw_path.split(b"/")[: prefix.count("/") + 1])
+    is_below = unquote(sent.decode("latin-1")) == prefix
+    return raw_path[len(sent) :] if is_below else raw_path
 
 
 def split_token(raw_path: bytes) -> tuple[bytes | None, bytes]:

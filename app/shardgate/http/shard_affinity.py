@@ -26,9 +26,11 @@ from shardgate.http.request import (
     is_within,
     split_target,
     split_token,
+    strip_prefix,
 )
 from shardgate.read.metadata_cache import SizedLRUCache
 from shardgate.read.resolver import Resolver
+from shardgate.settings import first_segment
 
 NAME: Final = "_shard"
 """First segment of the paths; the name is reserved."""
@@ -54,7 +56,10 @@ class ShardAffinity:
 
     def answer(self, request: Request) -> Answer:
         """Answer a request of any method."""
-        _, path = split_token(request.raw_path[len(PREFIX) - 1 :])
+        path, root_path = request.raw_path[len(PREFIX) - 1 :], request.root_path
+        if root_path and self._datasets.get(first_segment(root_path)) is None:
+            path = strip_prefix(path, root_path)
+        _, path = split_token(path)
         headers = _hash_headers(path)
         if self._may_know(path, request.peer):
             name, expires_at = self._names.get(path) or (b"", 0.0)

@@ -223,7 +223,7 @@ PRIVATE = ServedDataset(
         (Address("https://a.example", ""), PRIVATE, "https://viewer.example/"),
         (Address("https://a.example", ""), replace(PRIVATE, readers=frozenset({PUBLIC})), None),
         (Address("http://127.0.0.1:8000", ""), PRIVATE, None),
-        (Address("https://a.example", "/below"), PRIVATE, None),
+        (Address("https://a.example", "/below"), PRIVATE, "https://viewer.example/"),
         (Address("https://a.example", "", "token"), PRIVATE, None),
     ],
 )

@@ -226,9 +226,8 @@ class Authenticator:
         authorization = request.headers.get(b"authorization", b"")
         if authorization[: len(_BEARER)].lower() == _BEARER:
             return await self._tokens.identify(authorization)
-        signed = self._signatures.check(
-            request.method, request.sent_path, request.query, request.fields
-        )
+        path, *others = request.client_paths
+        signed = self._signatures.check(request.method, path, request.query, request.fields, others)
         if signed is not None:
             if request.body is not None:
                 request.body.signatures = signed.frames

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from fastapi import Request, Response
 from starlette.requests import cookie_parser
@@ -92,11 +93,12 @@ class LoginTokens(TokenSigner):
 def _cookie_name(kind: str, address: Address) -> str:
     """Return a name that over https no other host and no plain http can set.
 
-    It has the port: browsers send cookies to all ports of a host.
+    It has the port and the path of the service: browsers send cookies to all of a host.
     """
     prefix, default = ("__Host-", 443) if address.is_secure else ("", 80)
     port = address.origin.rpartition(":")[2]
-    return f"{prefix}{kind}-{port if port.isdecimal() else default}"
+    path = address.root_path.replace("/", ".")
+    return f"{prefix}{kind}-{port if port.isdecimal() else default}{path}"
 
 
 def cookie_of(request: Request, kind: str) -> str:
@@ -131,7 +133,8 @@ async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller
     host = headers.get(b"host", b"").decode("latin-1")
     cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
     # The scheme may be unknown behind a proxy; only over https can the first name be set.
-    addresses = [Address.of(host, scheme, "", None) for scheme in ("https", "http")]
+    path = quote(request.root_path)
+    addresses = [Address.of(host, scheme, path, None) for scheme in ("https", "http")]
     named = [cookies.get(_cookie_name(SESSION, each)) for each in addresses if each.is_trustworthy]
     sent = next((cookie for cookie in named if cookie is not None), "")
     try:

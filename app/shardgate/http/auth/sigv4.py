@@ -257,8 +257,18 @@ class Signatures:
         self._unknown = (None, secrets.token_hex())
         self._derive_key = lru_cache(_KEYS)(derive_key)
 
-    def check(self, method: str, path: bytes, query: bytes, fields: Fields) -> SignedRequest | None:
-        """Return the signer of a request; `None` if unsigned. Raises: `SignatureError`."""
+    def check(
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        fields: Fields,
+        client_paths: Sequence[bytes] = (),
+    ) -> SignedRequest | None:
+        """Return the signer of a request; `None` if unsigned. Raises: `SignatureError`.
+
+        If a proxy has stripped *path*, one of *client_paths* is signed.
+        """
         if not is_signed(query, fields):
             return None
         received = ReceivedRequest.decode(method, path, query, fields)
@@ -268,8 +278,11 @@ class Signatures:
         payload = _payload(claim, received)
         caller, secret = self._known.get(claim.key_id, self._unknown)
         key = self._derive_key(secret, claim.date, claim.region)
-        expected = sign(key, _text_to_sign(received, claim, payload))
-        matches = hmac.compare_digest(expected, claim.signature)
+        matches = False
+        for each in {path, *client_paths}:
+            sent = received._replace(path=each.decode("latin-1"))
+            expected = sign(key, _text_to_sign(sent, claim, payload))
+            matches |= hmac.compare_digest(expected, claim.signature)
         if caller is None:
             raise SignatureError("InvalidAccessKeyId", "the access key id is unknown")
         if not matches:

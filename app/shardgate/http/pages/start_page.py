@@ -56,7 +56,10 @@ class StartPage:
         address, has_viewer = address_of(request), viewer_folder() is not None
         overviews = await self._overviews.read(known)
         viewer = address.viewer(is_installed=has_viewer)
+        # A proxy may strip the final slash as well, below which relative links lead.
+        base = address.base.removeprefix(address.origin) if address.root_path else "."
         return await self._page.respond(
+            base=base,
             lines=[_make_line(each, overviews.get(each.name), caller) for each in known],
             has_viewer=viewer is not None,
             has_login=self._login.issuer is not None,
@@ -122,7 +125,7 @@ def _make_line(
     largest = max(sound, key=_nbytes_of, default=None)
     return {
         "name": dataset.name,
-        "href": f"./{quote_key(dataset.name)}/",
+        "path": f"{quote_key(dataset.name)}/",
         "formats": _formats(dataset, overview),
         "is_pending": overview is None,
         "is_writable": overview and not overview.is_read_only and may_write(caller, dataset),

@@ -88,7 +88,7 @@ class Address:
         """Return the page, of *viewers* that sign people in, to open a private *dataset*; `None`
         if they cannot from here, or need not.
         """
-        if not viewers or not self.is_secure or self.root_path or self.token is not None:
+        if not viewers or not self.is_secure or self.token is not None:
             return None
         is_private = isinstance(dataset, ServedDataset) and not dataset.is_public
         return f"{viewers[0]}/" if is_private else None

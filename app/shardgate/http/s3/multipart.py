@@ -101,9 +101,9 @@ class MultipartUploads:
         check = partial(_check_object, request.headers)
         completion = Completion(parts, request.demand(), check)
         etag = await self._uploads.complete(upload, completion, request.held)
-        name = request.dataset.name
+        name, base = request.dataset.name, request.responder.request.base_path
         members = {
-            "Location": f"/{name}/{quote_segment(request.key)}",
+            "Location": f"{base}/{name}/{quote_segment(request.key)}",
             "Bucket": name,
             "Key": request.key,
             "ETag": etag or "",

@@ -1,0 +1,143 @@
+"""Signing in at a service below a path of its host, behind nginx."""
+
+import re
+from collections.abc import Generator
+from contextlib import ExitStack
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from shardgate.settings import ServerSettings
+from shardgate.signing_in import sign_in
+from tests.http.auth.browsing import (
+    AUTHORIZE,
+    CALLBACK,
+    HTML,
+    Browser,
+    Page,
+    begin_session,
+    settings,
+)
+from tests.http.auth.people import TEXT
+from tests.http.auth.provider import Provider
+from tests.support.proxies import PREFIX, locations, proxying
+from tests.support.serving import serving
+
+_WAYS: Final = {
+    "stripped, by the header": (True, ServerSettings(trusted_proxies=("127.0.0.0/8",))),
+    "kept, by the setting": (False, ServerSettings(root_path=PREFIX)),
+}
+
+
+@pytest.fixture(scope="module", params=_WAYS)
+def url(
+    request: pytest.FixtureRequest, running: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[str]:
+    """Serve the datasets below a prefix."""
+    is_stripped, server = _WAYS[request.param]
+    folder = tmp_path_factory.mktemp("login")
+    changed = settings(running, folder).model_copy(update={"server": server})
+    with ExitStack() as stack:
+        gateway = stack.enter_context(serving(changed))
+        text = locations(is_stripped=is_stripped, is_told=bool(server.trusted_proxies))
+        nginx = stack.enter_context(proxying(folder, gateway, text))
+        yield nginx + PREFIX
+
+
+@pytest.fixture
+def origin(url: str) -> str:
+    """Return the origin of the service."""
+    return url.removesuffix(PREFIX)
+
+
+def test_sign_in_leads_through_the_prefix(browser: Browser, url: str) -> None:
+    """The redirect URI of a sign-in and the page at its end are below the prefix."""
+    begun = browser.begin("/login?page=/private/")
+    query = parse_qs(urlsplit(begun.headers["location"]).query)
+    ended = browser.client.get(browser.pass_issuer(begun))
+
+    assert query["redirect_uri"] == [f"{url}{CALLBACK}"]
+    assert ended.headers["location"] == f"{PREFIX}/private/"
+    assert browser.client.get("/private/", headers=HTML).is_success
+
+
+def test_viewers_find_the_sign_in_at_the_root_of_the_host(
+    browser: Browser, url: str, origin: str
+) -> None:
+    """`/auth_info` names the login URL below the prefix, at the root of the host too."""
+    for each in (f"{url}/auth_info", f"{origin}/auth_info"):
+        assert browser.client.get(each).json() == {"login_url": f"{url}/login"}
+
+
+def test_private_page_leads_to_the_sign_in_and_back(browser: Browser, origin: str) -> None:
+    """A private page without a session has a link to sign in, which ends at that page."""
+    refused = browser.client.get("/private/", headers=HTML)
+    (link,) = re.findall(r'<a class="button" href="([^"]*)"', refused.text)
+    ended = browser.client.get(browser.pass_issuer(browser.client.get(origin + link)))
+
+    assert link == f"{PREFIX}/login?page=%2Fprivate%2F"
+    assert ended.headers["location"] == f"{PREFIX}/private/"
+
+
+def test_cookies_are_for_the_whole_host(browser: Browser) -> None:
+    """The path of cookies is that of the host; their names have the path of the service."""
+    cookie = browser.begin().headers["set-cookie"]
+
+    assert cookie.startswith(f"{browser.name('attempt')}.arrays=")
+    assert "; Path=/;" in cookie
+
+
+def test_viewer_gets_a_token_for_the_origin(browser: Browser, origin: str) -> None:
+    """The message to a viewer names the origin, by which Neuroglancer knows the service."""
+    token, urls = browser.page().message.values()
+    bearer = {"authorization": f"Bearer {token}"}
+
+    assert urls == [origin]
+    assert browser.client.get("/private/text.txt", headers=bearer).content == TEXT
+    assert browser.client.get(f"/~{token}/private/text.txt").content == TEXT
+
+
+def test_person_without_rights_can_sign_in_as_another(browser: Browser, provider: Provider) -> None:
+    """The link to sign in as somebody else is below the prefix."""
+    provider.claims = {"groups": ["others"]}
+
+    assert f'href="{PREFIX}{AUTHORIZE}?' in browser.page().response.text
+
+
+def test_page_of_links_works_below_the_prefix(browser: Browser, origin: str) -> None:
+    """The page of links leads to the sign-in, and makes a link whose path has the prefix."""
+    led = browser.client.get("/login/tokens", headers=HTML)
+    begin_session(browser)
+    made = browser.client.post("/login/tokens", json={"dataset": "private"}).json()
+    path = made["paths"]["private"]
+
+    assert led.headers["location"] == f"{PREFIX}/login?page=/login/tokens"
+    assert path.startswith(f"{PREFIX}/~")
+    assert browser.client.get(f"{origin}{path}text.txt").content == TEXT
+    assert browser.client.get("/login/tokens", headers=HTML).is_success
+
+
+def test_command_signs_in_by_a_device_code(provider: Provider, url: str) -> None:
+    """`shardgate login URL` takes a URL with a prefix, with a final slash and without."""
+    provider.waiting = []
+    for each in (url, f"{url}/"):
+        token = sign_in(each, lambda _: None, ask=str, pause=lambda _: None)
+        assert token.is_valid
+
+
+def test_command_signs_in_by_an_address_below_the_prefix(
+    browser: Browser, provider: Provider, url: str
+) -> None:
+    """The address that the command prints is below the prefix, and its code brings a token."""
+    provider.device = None
+    told: list[str] = []
+
+    def ask() -> str:
+        address = told[-1].splitlines()[-1]
+        assert address.startswith(f"{url}/login/command?")
+        page = Page(browser.client.get(browser.pass_issuer(browser.client.get(address))))
+        (code,) = re.findall(r"<code>([^<]{40,})</code>", page.response.text)
+        return str(code)
+
+    assert sign_in(url, told.append, ask).is_valid

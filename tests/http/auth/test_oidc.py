@@ -338,3 +338,31 @@ def test_groups_and_addresses_are_told_from_other_claims(
 ) -> None:
     """Groups and verified addresses fulfil rules of their own, which no other claim fulfils."""
     assert grants("sso", claims, ["nickname"]) == {"public"} | granted
+
+
+@pytest.mark.parametrize(
+    ("verified", "granted"), [(None, True), (False, False), ("false", False), ("", False)]
+)
+def test_address_is_verified_where_the_operator_says_so(verified: object, *, granted: bool) -> None:
+    """An address counts as verified where the issuer does not say, if that is assumed of it."""
+    claims = {"email": "ada@a.example", "email_verified": verified}
+    rules = grants("sso", claims, [], assumes_verified=True)
+
+    assert ("sso:email=ada@a.example" in rules) == granted
+
+
+@pytest.mark.parametrize("exp", ["soon", [], {}, 1e999])
+async def test_time_that_is_no_number_is_refused(
+    issuer: Issuer, issuers: Issuers, exp: object
+) -> None:
+    """A token whose time of expiry is no number is malformed."""
+    assert "is malformed" in await refusal(issuers, issuer.sign({"exp": exp}))
+
+
+async def test_times_and_audiences_may_be_spelled_in_two_ways(
+    issuer: Issuer, issuers: Issuers
+) -> None:
+    """A token whose time is text, and whose audience is a list, is accepted."""
+    claims = {"exp": str(int(time.time()) + 60), "aud": ["other", "shardgate"]}
+
+    assert await issuers.identify(issuer.sign(claims)) is not None

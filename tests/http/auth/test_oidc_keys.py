@@ -156,6 +156,20 @@ async def test_slash_of_another_issuer_is_named(
         await kids(client, settings)
 
 
+@pytest.mark.parametrize("path", ["/policy/v2.0", "/policy/v2.0/.well-known/openid-configuration"])
+async def test_configuration_elsewhere_is_read(
+    issuer: Issuer, client: httpx.AsyncClient, path: str
+) -> None:
+    """The keys are found by a configuration at another path than that below the issuer's name."""
+    name = f"{issuer.url}/tenant/v2.0/"
+    document = {"issuer": name, "jwks_uri": f"{issuer.url}{JWKS}"}
+    issuer.server.objects[f"/policy/v2.0{DISCOVERY}"] = json.dumps(document).encode()
+    discovery_url = f"{issuer.url}{path}"
+    settings = IssuerSettings(url=name, audience="shardgate", discovery_url=discovery_url)
+
+    assert await kids(client, settings) == ["first"]
+
+
 @pytest.mark.parametrize("kid", ["first", None])
 async def test_key_that_replaces_another_is_read(
     issuer: Issuer, client: httpx.AsyncClient, kid: str | None

@@ -63,8 +63,8 @@ _ATTEMPT_S: Final = 600
 _ATTEMPT: Final = "shardgate-attempt"
 _LONGEST_COOKIE: Final = 3800
 """Browsers drop longer ones, which have 4,096 bytes with their names and attributes."""
-_MOST_ATTEMPTS: Final = 4
-"""Most sign-ins of one browser at a time: nginx takes 16 KiB of cookies, and each may have 3."""
+_MOST_ATTEMPTS: Final = 3
+"""Most sign-ins of one browser at a time: each may take 3 KiB of the 16 that nginx takes."""
 _OTHER: Final = "other"
 """Query parameter for a sign-in as another person."""
 _NAMED_LETTERS: Final = 8

@@ -68,7 +68,8 @@ issuer_url: Final = matches(
 )
 """Check of the URL of an issuer, which must be encrypted or local."""
 inner_url: Final = matches(
-    r"(https://[^/@?#\s]+|http://(127\.0\.0\.1|\[::1\]|[\w-]+(\.[\w-]+\.svc(\.cluster\.local)?)?)(:\d+)?)"
+    r"(https://[^/@?#\s]+|http://(127\.0\.0\.1|\[::1\]|"
+    r"[A-Za-z][A-Za-z0-9-]*(\.[A-Za-z0-9-]+\.svc(\.cluster\.local)?)?)(:\d+)?)"
     r"(/[^?#\s]*)?(\?[^#\s]*)?",
     "is not the https:// URL of a server, nor that of an inner one such as http://keycloak:8080",
 )

@@ -242,7 +242,7 @@ class Published[T]:
         self._read_value = read
         self._clock = clock
         self._value: T | None = None
-        self._fault: ConfigurationError | None = None
+        self._fault = ""
         self._stale_at = -inf
         self._quiet_until = -inf
         self._reads = SingleFlight[str](outlasts=True)
@@ -256,7 +256,7 @@ class Published[T]:
             await self.refresh()
         if self._value is None:
             reason = f"the {self._name} of the issuer cannot be read"
-            raise self._fault or IssuerUnavailableError(reason)
+            raise ConfigurationError(self._fault) if self._fault else IssuerUnavailableError(reason)
         return self._value
 
     async def refresh(self) -> None:
@@ -274,7 +274,7 @@ class Published[T]:
             self._stale_at = self._clock() + KEYS_S
         except (ConfigurationError, IssuerUnavailableError) as error:
             _log.warning("no %s of the issuer %s", self._name, error)
-            self._fault = error if isinstance(error, ConfigurationError) else None
+            self._fault = str(error) if isinstance(error, ConfigurationError) else ""
             self._stale_at = self._clock() + RETRY_S
         finally:
             self._quiet_until = self._clock() + APART_S

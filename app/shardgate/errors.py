@@ -103,7 +103,11 @@ class ForbiddenError(RequestError):
 
 
 class TooManyRequestsError(RequestError):
-    """The client has too many concurrent requests."""
+    """The client has too many concurrent requests, or too many for the next *wait_s*."""
+
+    def __init__(self, reason: str, wait_s: int = 1) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
 
 
 class PreconditionFailedError(RequestError):

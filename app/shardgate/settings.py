@@ -67,6 +67,13 @@ issuer_url: Final = matches(
     "is not the https:// URL of a server, nor that of one on this machine",
 )
 """Check of the URL of an issuer, which must be encrypted or local."""
+inner_url: Final = matches(
+    r"(https://[^/@?#\s]+|http://(127\.0\.0\.1|\[::1\]|"
+    r"[A-Za-z][A-Za-z0-9-]*(\.[A-Za-z0-9-]+\.svc(\.cluster\.local)?)?)(:\d+)?)"
+    r"(/[^?#\s]*)?(\?[^#\s]*)?",
+    "is not the https:// URL of a server, nor that of an inner one such as http://keycloak:8080",
+)
+"""Check of what only this service asks for; it may also have the name of a container or service."""
 _NO_USUAL_PORT: Final = r"(?!https:.*:443\Z|http:.*:80\Z)"
 """Browsers leave out the usual port."""
 origin: Final = matches(
@@ -163,6 +170,7 @@ type _Names = _List[str]
 type _Digest = Annotated[str, AfterValidator(digest), AfterValidator(str.lower)]
 type _ServerUrl = Annotated[str, AfterValidator(server_url)]
 type _IssuerUrl = Annotated[str, AfterValidator(issuer_url)]
+type _InnerUrl = Annotated[str, AfterValidator(inner_url)]
 type _RootUrl = Annotated[str, AfterValidator(dataset_url)]
 type _Secret = Annotated[SecretStr, AfterValidator(not_empty)]
 type _CallerName = Annotated[str, AfterValidator(caller_name)]
@@ -318,10 +326,14 @@ class IssuerSettings(Section):
     """URL of the issuer, equal to `iss` in its tokens."""
     audience: str
     """Required `aud` of its tokens."""
-    jwks_url: _IssuerUrl | None = None
-    """URL of its keys; default: from `/.well-known/openid-configuration`."""
+    discovery_url: _InnerUrl | None = None
+    """URL of its `/.well-known/openid-configuration`, if that is not below `url`."""
+    jwks_url: _InnerUrl | None = None
+    """URL of its keys; default: from its configuration."""
     claims: _Names = ("scope", "groups")
     """Claims that a rule `NAME:VALUE` is compared with; `a.b` is `b` within `a`."""
+    email_verified: Literal["claim", "assumed"] = "claim"
+    """`assumed`: addresses count as verified where the issuer sends no `email_verified`."""
 
 
 class LoginSettings(Section):

@@ -43,6 +43,9 @@ _WAITING: Final = (
 """Statuses after which the token may be asked for once more."""
 _SLOWER_S: Final = 5
 """Longer time between requests, if the issuer or the network asks for it (RFC 8628 §3.5)."""
+_OTHER_SIGN_IN: Final = (
+    "This is not the sign-in that was begun here. Open the address that the command prints."
+)
 _PAGE: Final = "<!doctype html><meta charset=utf-8><title>Shardgate</title><p>"
 
 
@@ -243,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Redeem the code that the browser brings; other requests do not end the wait."""
         code = parse_qs(urlsplit(self.path).query).get("code", [""])[0]
-        status, text = HTTPStatus.BAD_REQUEST, "This is not the sign-in that was begun here."
+        status, text = HTTPStatus.BAD_REQUEST, _OTHER_SIGN_IN
         if code:
             try:
                 self.server.token = self.server.redeem(code)

@@ -243,6 +243,35 @@ def test_request_without_a_working_replica_gets_503(site: Site) -> None:
     assert answer.json()["detail"] == "no replica answered"
 
 
+@pytest.mark.parametrize("target", ["/auth_info", "/auth_info?a=b"])
+def test_sign_in_is_named_without_a_working_replica(site: Site, target: str) -> None:
+    """When no replica answers, viewers, which take any JSON for an answer, get the URL to sign in
+    at; no other response has it.
+    """
+    site.change(answers=False)
+    with site.nginx.client() as client:
+        answer, other = client.get(target), client.get("/auth_info/a")
+        forged = client.get(target, headers={"host": 'a"b'})
+
+    assert answer.json()["login_url"] == f"{site.nginx.url}/login"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "login_url" not in other.json()
+    assert forged.status_code == 400 or "login_url" not in forged.json()
+
+
+def test_window_without_a_working_replica_loads_again(site: Site) -> None:
+    """When no replica answers, browsers get a page that says so, and loads again by itself."""
+    site.change(answers=False)
+    with site.nginx.client() as client:
+        page = client.get("/login/api/v1/authorize", headers={"accept": "text/html,*/*"})
+
+    assert page.status_code == 503
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert "no replica answered" in page.text
+    assert '<meta http-equiv="refresh" content="5">' in page.text
+
+
 @pytest.mark.parametrize("given", ["of.the-client", "two words", None])
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_request_id_is_shared_by_response_replica_and_log(

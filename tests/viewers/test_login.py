@@ -33,6 +33,7 @@ from shardgate.settings import (
     TokenSettings,
 )
 from shardgate.storage.memory import MemoryStore
+from tests.deploy.balancer import balancing
 from tests.support.lacking import lack
 from tests.support.processes import environ, free_ports, wait_until
 from tests.support.proxies import PREFIX, locations, proxying
@@ -301,6 +302,34 @@ def test_command_gets_its_token_from_the_browser(
 
     assert header.startswith("Authorization: Bearer ")
     assert page.url.startswith("http://127.0.0.1:")
+
+
+def test_person_signs_in_once_a_replica_is_back(
+    context: BrowserContext, viewer: str, settings: Settings, tmp_path: Path
+) -> None:
+    """Somebody who opens the array while no replica runs reads so, and signs in, in a window that
+    loads again by itself; the next visit at such a time needs no window, and ends with the array.
+    """
+    [port] = free_ports(1)
+    with balancing(tmp_path, [f"http://127.0.0.1:{port}"]) as nginx:
+        url = f"https://127.0.0.1:{nginx.port}"
+        page = open_viewer(context, viewer, url)
+        with page.expect_popup() as opened:
+            page.click(_LOGIN)
+        opened.value.wait_for_selector("text=no replica answered")
+        with serving(settings) as replica:
+            nginx.send_to([replica])
+            opened.value.click("[aria-label='Authorize as ada']")
+            demand_picture(page)
+        page.close()
+
+        with context.expect_event("response", lambda got: "/private/" in got.url) as answered:
+            again = open_viewer(context, viewer, url)
+        assert answered.value.status == HTTPStatus.SERVICE_UNAVAILABLE
+        with serving(settings) as replica:
+            nginx.send_to([replica])
+            demand_picture(again)
+        assert len(context.pages) == 1
 
 
 def test_signing_out_ends_pages_and_viewers(

@@ -96,6 +96,15 @@ def extension_members(error: Exception) -> Mapping[str, object]:
     }
 
 
+def sign_in_members(name: str, login_url: str) -> Mapping[str, object]:
+    """Return the extension members of a problem document of the path *name*.
+
+    Neuroglancer does not look at the status of ``/auth_info``: from any JSON it takes `login_url`,
+    and opens it, where a page has the reason, or repeats its reads if it has a token of that URL.
+    """
+    return {"login_url": login_url} if name == "auth_info" else {}
+
+
 def problem(
     status: HTTPStatus, detail: str, members: Mapping[str, object] | None = None
 ) -> tuple[Headers, bytes]:

@@ -10,7 +10,7 @@ from typing import Final
 from shardgate.errors import ShardgateError
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.conditions import content_range, etag_of_selected, last_modified
-from shardgate.http.problems import problem, status_of
+from shardgate.http.problems import problem, sign_in_members, status_of
 from shardgate.http.request import Exchange, Headers, Request, Response, encode_headers
 from shardgate.http.s3.dialect import error_code, error_document, speaks_s3
 from shardgate.model import VirtualKey
@@ -123,7 +123,9 @@ class Responder:
             request_id = self.request.id.decode()
             headers, body = error_document(status, code, detail, request_id, self.headers)
         else:
-            headers, body = problem(status, detail)
+            host = self.headers.get(b"host", b"").decode("latin-1")
+            login_url = f"https://{host}{self.request.base_path}/login"
+            headers, body = problem(status, detail, sign_in_members(self.request.name, login_url))
         headers += extra
         if not any(name == b"cache-control" for name, _ in extra):
             headers.append(NO_STORE)

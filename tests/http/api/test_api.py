@@ -1,5 +1,7 @@
 """`shardgate.http.api.api`: datasets, health and errors, over the running service."""
 
+import base64
+import hashlib
 import re
 from collections.abc import Generator
 from http import HTTPStatus
@@ -160,6 +162,17 @@ def test_openapi_describes_each_route(client: httpx.Client) -> None:
             elif status not in {"204", "304", "307"}:
                 assert list(answer["content"]) == ["application/problem+json"]
     assert client.get("/docs").status_code == 200
+
+
+def test_docs_run_their_own_scripts_only(client: httpx.Client) -> None:
+    """`/docs` runs its inline script and those of the service, and no page can frame it."""
+    page = client.get("/docs")
+    [script] = re.findall("<script>(.*?)</script>", page.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = page.headers["content-security-policy"].split("; ")
+
+    assert f"script-src 'self' 'sha256-{digest}'" in policy
+    assert "frame-ancestors 'none'" in policy
 
 
 def test_docs_need_no_other_server(client: httpx.Client) -> None:

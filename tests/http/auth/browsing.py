@@ -100,6 +100,11 @@ class Browser:
         """Return the name of a cookie."""
         return f"shardgate-{kind}-{self.client.base_url.port}"
 
+    @property
+    def attempts(self) -> list[str]:
+        """Names of the cookies of sign-ins that have begun, the oldest first."""
+        return [name for name in self.client.cookies if name.startswith("shardgate-attempt-")]
+
     def begin(self, path: str = AUTHORIZE, **headers: str) -> httpx.Response:
         """Open the window."""
         return self.client.get(path, headers=headers)

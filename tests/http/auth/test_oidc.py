@@ -235,7 +235,9 @@ async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
     An issuer's URL with an additional slash is another issuer.
     """
     async with aclosing(Issuers({"sso": issuer.settings})) as issuers:
-        assert await issuers.identify(issuer.sign({"iss": f"{issuer.url}/"})) is None
+        assert "has a slash at the end" in await refusal(
+            issuers, issuer.sign({"iss": f"{issuer.url}/"})
+        )
     with issuing() as other:
         other.publish(make_key("theirs"))
         settings = {"sso": issuer.settings, "other": other.settings}
@@ -276,7 +278,7 @@ CLAIMS: dict[str, Any] = {
     "https://lab": {"example/roles": ["wrong"]},
     "mixed": ["a", 5, None, ["b"], {"c": "d"}, ""],
     "number": 5,
-    "object": {"em": True},
+    "object": {"em": True, "old": False, "gone": None, "": {}},
     "nothing": None,
 }
 
@@ -292,7 +294,7 @@ CLAIMS: dict[str, Any] = {
         ("https://lab.example/roles", {"writer"}),
         ("mixed", {"a", ""}),
         ("number", set()),
-        ("object", set()),
+        ("object", {"em"}),
         ("nothing", set()),
         ("missing", set()),
         ("realm_access.groups", set()),
@@ -303,7 +305,8 @@ CLAIMS: dict[str, Any] = {
     ],
 )
 def test_claim_values_are_granted(name: str, values: set[str]) -> None:
-    """Strings of a claim are granted; only scopes are split at spaces.
+    """Strings of a claim are granted, and keys of one that is an object, unless their value is
+    empty; only scopes are split at spaces.
 
     A dotted name is a path, unless a claim has the whole name.
     """
@@ -321,7 +324,8 @@ def test_claim_values_are_granted(name: str, values: set[str]) -> None:
         ({"email": "ada@a.example", "email_verified": True}, {"sso:email=ada@a.example"}),
         ({"email": "ada@a.example"}, set()),
         ({"email": "ada@a.example", "email_verified": False}, set()),
-        ({"email": "ada@a.example", "email_verified": "true"}, set()),
+        ({"email": "ada@a.example", "email_verified": "true"}, {"sso:email=ada@a.example"}),
+        ({"email": "ada@a.example", "email_verified": "false"}, set()),
         ({"email": "ada@a.example", "email_verified": 1}, set()),
         ({"email": 5, "email_verified": True}, set()),
         ({"email": ["ada@a.example"], "email_verified": True}, set()),
@@ -334,3 +338,31 @@ def test_groups_and_addresses_are_told_from_other_claims(
 ) -> None:
     """Groups and verified addresses fulfil rules of their own, which no other claim fulfils."""
     assert grants("sso", claims, ["nickname"]) == {"public"} | granted
+
+
+@pytest.mark.parametrize(
+    ("verified", "granted"), [(None, True), (False, False), ("false", False), ("", False)]
+)
+def test_address_is_verified_where_the_operator_says_so(verified: object, *, granted: bool) -> None:
+    """An address counts as verified where the issuer does not say, if that is assumed of it."""
+    claims = {"email": "ada@a.example", "email_verified": verified}
+    rules = grants("sso", claims, [], assumes_verified=True)
+
+    assert ("sso:email=ada@a.example" in rules) == granted
+
+
+@pytest.mark.parametrize("exp", ["soon", [], {}, 1e999])
+async def test_time_that_is_no_number_is_refused(
+    issuer: Issuer, issuers: Issuers, exp: object
+) -> None:
+    """A token whose time of expiry is no number is malformed."""
+    assert "is malformed" in await refusal(issuers, issuer.sign({"exp": exp}))
+
+
+async def test_times_and_audiences_may_be_spelled_in_two_ways(
+    issuer: Issuer, issuers: Issuers
+) -> None:
+    """A token whose time is text, and whose audience is a list, is accepted."""
+    claims = {"exp": str(int(time.time()) + 60), "aud": ["other", "shardgate"]}
+
+    assert await issuers.identify(issuer.sign(claims)) is not None

@@ -121,8 +121,7 @@ async def test_person_is_chosen_as_the_issuer_can(
     provider.extra = {"prompt_values_supported": supported}
     async with open_flow(provider) as flow:
         urls = [
-            await flow.begin(Attempt.new(), REDIRECT_URI, chooses_person=chooses)
-            for chooses in (False, True)
+            await flow.begin(Attempt.new(), REDIRECT_URI, asked) for asked in ("", "select_account")
         ]
     prompts = [query_of(url).get("prompt") for url in urls]
 
@@ -229,7 +228,6 @@ async def test_issuer_that_names_itself_always_has_to(provider: Provider) -> Non
         {"authorization_endpoint": "http://evil.example/authorize"},
         {"token_endpoint": "file:///etc/passwd"},
         {"authorization_endpoint": "javascript:alert(1)"},
-        {"authorization_endpoint": "https://login.example/authorize?client_id=other"},
     ],
 )
 async def test_unsafe_configuration_is_refused(
@@ -376,3 +374,61 @@ async def test_wrong_id_token_on_a_device_is_refused(
         begun = await flow.begin_on_device()
         with pytest.raises(error):
             await flow.finish_on_device(begun.device_code)
+
+
+async def test_query_of_the_authorization_endpoint_is_kept(provider: Provider) -> None:
+    """Parameters of the issuer's own URL are kept, but take the place of none that is sent."""
+    url = f"{provider.url}/authorize?p=b2c_1_susi&client_id=other&state=a"
+    provider.extra = {"authorization_endpoint": url}
+    async with open_flow(provider) as flow:
+        asked = query_of(await flow.begin(Attempt.new(), REDIRECT_URI))
+
+    assert (asked["p"], asked["client_id"]) == ("b2c_1_susi", CLIENT_ID)
+    assert asked["state"] != "a"
+
+
+@pytest.mark.parametrize("name", ["verification_uri", "verification_url"])
+async def test_page_of_device_codes_has_either_name(provider: Provider, name: str) -> None:
+    """The page for a device code is found under the name of the drafts of RFC 8628, too, and its
+    times as text.
+    """
+    page = f"{provider.url}/enter"
+    provider.device = {"verification_uri": None, name: page, "expires_in": "60", "interval": "5"}
+    provider.device = {key: value for key, value in provider.device.items() if value is not None}
+    async with open_flow(provider) as flow:
+        codes = await flow.begin_on_device()
+
+    assert (codes.verification_uri, codes.expires_in, codes.interval) == (page, 60, 5)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 428])
+async def test_pending_device_may_have_any_status(provider: Provider, status: int) -> None:
+    """A device waits for its person whatever status the issuer gives to `authorization_pending`."""
+    async with open_flow(provider) as flow:
+        codes = await flow.begin_on_device()
+        provider.refusal = status, {"error": "authorization_pending"}
+
+        assert await flow.finish_on_device(codes.device_code) == "authorization_pending"
+
+
+@pytest.mark.parametrize("status", [404, 405, 429])
+async def test_status_without_an_error_is_an_outage(provider: Provider, status: int) -> None:
+    """A status without an error of OAuth is an outage of the issuer, not its refusal."""
+    async with open_flow(provider) as flow:
+        provider.refusal = status, {"message": "no"}
+        with pytest.raises(IssuerUnavailableError):
+            await flow.begin_on_device()
+
+
+async def test_encrypted_issuer_has_an_encrypted_page(provider: Provider) -> None:
+    """The page of an issuer that is https is https, also where an inner name leads to the rest."""
+    outer = "https://login.example"
+    provider.extra = {"issuer": outer}
+    issuers = {"lab": IssuerSettings(url=outer, audience="a", discovery_url=provider.url)}
+    settings = LoginSettings(issuer="lab", client_id=CLIENT_ID)
+    async with (
+        aclosing(Issuers(issuers)) as opened,
+        aclosing(OidcClient(opened.by_name["lab"], settings)) as flow,
+    ):
+        with pytest.raises(IssuerUnavailableError):
+            await flow.begin(Attempt.new(), REDIRECT_URI)

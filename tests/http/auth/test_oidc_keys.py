@@ -120,7 +120,6 @@ async def test_redirect_or_large_document_is_refused(
     "configuration",
     [
         {"issuer": "https://other.example", "jwks_uri": "{url}/keys/jwks"},
-        {"issuer": "{url}/", "jwks_uri": "{url}/keys/jwks"},
         {"jwks_uri": "{url}/keys/jwks"},
         {"issuer": "{url}"},
         {"issuer": "{url}", "jwks_uri": 7},
@@ -143,12 +142,32 @@ async def test_configuration_of_another_issuer_is_refused(
     assert issuer.reads() == 0
 
 
-async def test_other_issuer_is_named(issuer: Issuer, client: httpx.AsyncClient) -> None:
-    """The error names the issuer that a discovery document is of: often a slash is too many."""
-    issuer.configure(issuer=f"{issuer.url}/", jwks_uri=f"{issuer.url}{JWKS}")
+@pytest.mark.parametrize(("path", "fault"), [("/", "has a slash"), ("", "has no slash")])
+async def test_slash_of_another_issuer_is_named(
+    issuer: Issuer, client: httpx.AsyncClient, path: str, fault: str
+) -> None:
+    """A discovery document whose issuer has a slash too many or too few is refused, with its
+    name and the fault.
+    """
+    settings = IssuerSettings(url=f"{issuer.url}{'' if path else '/'}", audience="shardgate")
+    issuer.configure(issuer=f"{issuer.url}{path}", jwks_uri=f"{issuer.url}{JWKS}")
 
-    with pytest.raises(IssuerUnavailableError, match=f"of another issuer, '{issuer.url}/'"):
-        await kids(client, issuer.settings)
+    with pytest.raises(ConfigurationError, match=f"its name '{issuer.url}{path}' {fault}"):
+        await kids(client, settings)
+
+
+@pytest.mark.parametrize("path", ["/policy/v2.0", "/policy/v2.0/.well-known/openid-configuration"])
+async def test_configuration_elsewhere_is_read(
+    issuer: Issuer, client: httpx.AsyncClient, path: str
+) -> None:
+    """The keys are found by a configuration at another path than that below the issuer's name."""
+    name = f"{issuer.url}/tenant/v2.0/"
+    document = {"issuer": name, "jwks_uri": f"{issuer.url}{JWKS}"}
+    issuer.server.objects[f"/policy/v2.0{DISCOVERY}"] = json.dumps(document).encode()
+    discovery_url = f"{issuer.url}{path}"
+    settings = IssuerSettings(url=name, audience="shardgate", discovery_url=discovery_url)
+
+    assert await kids(client, settings) == ["first"]
 
 
 @pytest.mark.parametrize("kid", ["first", None])

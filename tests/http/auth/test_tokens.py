@@ -1,5 +1,6 @@
 """`shardgate.http.auth.tokens`: tokens that the service signs, and the route that issues them."""
 
+import hmac
 import json
 import re
 import time
@@ -26,8 +27,19 @@ from shardgate.main import create_app
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings, TokenSettings
 from shardgate.storage.memory import MemoryStore
-from tests.http.auth.issuing import JWKS, Issuer, forge, issuing, make_key, spell
+from tests.http.auth.browsing import SECRET as LOGIN_SECRET
+from tests.http.auth.browsing import settings as login_settings
+from tests.http.auth.issuing import (
+    JWKS,
+    Issuer,
+    forge,
+    issuing,
+    make_key,
+    spell,
+    spell_bytes,
+)
 from tests.http.auth.people import TEXT, People, settings
+from tests.http.auth.provider import CLIENT_ID, Provider
 from tests.storage.faulty import Fault
 from tests.support.files import write_files
 from tests.support.processes import wait_until
@@ -437,3 +449,56 @@ async def test_token_for_no_dataset_has_the_mark_of_made_tokens() -> None:
 
     assert known is not None
     assert known.caller.grants == {"public", MADE}
+
+
+def sign_as_before(secret: str, purpose: str, kind: str, claims: dict[str, object]) -> str:
+    """Sign *claims* as the version before did: by the standard library alone."""
+    named = {"iss": "shardgate", "exp": int(time.time()) + 60, **claims}
+    said = f"{spell({'alg': 'HS256', 'typ': f'{kind}+jwt'})}.{spell(named)}"
+    key = hmac.digest(secret.encode(), f"shardgate: {purpose}".encode(), "sha256")
+    return f"{said}.{spell_bytes(hmac.digest(key, said.encode(), 'sha256'))}"
+
+
+PURPOSES_BEFORE = {
+    "release": ("minted tokens", "signing in: viewer", "signing in: session"),
+    "now": (
+        "key of tokens: shardgate",
+        "key of tokens: shardgate-viewer",
+        "key of tokens: shardgate-session",
+    ),
+}
+"""Purposes of the keys of links, tokens and cookies, in the version before and in this one."""
+
+
+@pytest.mark.parametrize("version", PURPOSES_BEFORE)
+def test_tokens_of_the_version_before_stay_valid(
+    version: str, provider: Provider, tmp_path: Path
+) -> None:
+    """A link, a token of a viewer and a cookie that the version before has made still read what
+    they did, and end when they expire.
+    """
+    link, viewer, session = PURPOSES_BEFORE[version]
+    linked: dict[str, object] = {"sub": "lab:ada", "jti": "an-id", "datasets": ["private"]}
+    signed_in = {"sub": "lab:ada", "sid": "a-session", "rules": ["lab:lab"]}
+    signed_in |= {"aud": f"{provider.url} {CLIENT_ID}"}
+    past = {"exp": int(time.time()) - 1}
+
+    def sent(**changes: int) -> list[tuple[str, dict[str, str]]]:
+        tokens = [
+            sign_as_before(LOGIN_SECRET, link, "shardgate", {**linked, **changes}),
+            sign_as_before(LOGIN_SECRET, viewer, "shardgate-viewer", {**signed_in, **changes}),
+        ]
+        cookie = sign_as_before(
+            LOGIN_SECRET, session, "shardgate-session", {**signed_in, **changes}
+        )
+        bearers = [{"authorization": f"Bearer {token}"} for token in tokens]
+        page = {"cookie": f"shardgate-session-{port}={cookie}", "accept": "text/html"}
+        return [*(("/private/text.txt", bearer) for bearer in bearers), ("/private/", page)]
+
+    with serving(login_settings(provider, tmp_path)) as url:
+        port = httpx.URL(url).port
+        valid = [httpx.get(url + path, headers=headers) for path, headers in sent()]
+        expired = [httpx.get(url + path, headers=headers) for path, headers in sent(**past)]
+
+    assert [each.status_code for each in valid] == [200] * 3
+    assert [each.status_code for each in expired] == [401] * 3

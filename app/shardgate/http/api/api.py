@@ -8,20 +8,23 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from shardgate.concurrency import bounded_gather
-from shardgate.errors import ShardgateError, StorageError
+from shardgate.errors import ShardgateError, StorageError, TooManyRequestsError
 from shardgate.formats.surveying import Description
-from shardgate.http.api.openapi import DEFAULT, AsciiJson, add_docs
+from shardgate.http.api.openapi import DEFAULT, AsciiJson
 from shardgate.http.api.repositories import build_repositories
 from shardgate.http.auth.access import Datasets, ServedDataset, may_write
 from shardgate.http.pages.start_page import StartPage
-from shardgate.http.pages.viewer import add_viewer
-from shardgate.http.problems import extension_members, problem, status_of
-from shardgate.http.responses import ALLOW
+from shardgate.http.pages.viewer import add_viewer, address_of
+from shardgate.http.problems import extension_members, problem, sign_in_members, status_of
+from shardgate.http.responses import ALLOW, csp_digest
 from shardgate.observability.logging import log_failure
 from shardgate.observability.metrics import MEDIA_TYPE, Metrics
 from shardgate.read.containers import Dataset
@@ -102,7 +105,7 @@ def build_api(
         app.add_exception_handler(error, _respond_to_error)
     _add_datasets(app, datasets, resolver, start_page)
     _add_health(app, datasets, resolver, metrics)
-    add_docs(app)
+    _add_docs(app)
     add_viewer(app)
     for router in (build_repositories(datasets, resolver), *routers):
         app.router.routes.extend(router.routes)
@@ -175,6 +178,29 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
         return Response(metrics.exposition(), media_type=MEDIA_TYPE)
 
 
+def _add_docs(app: FastAPI) -> None:
+    """Serve Swagger UI at ``/docs``, with its files, which no other server has to provide."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def show_docs() -> HTMLResponse:
+        page = get_swagger_ui_html(
+            openapi_url="./openapi.json",
+            title=app.title,
+            swagger_js_url="./docs/swagger-ui-bundle.js",
+            swagger_css_url="./docs/swagger-ui.css",
+            swagger_favicon_url="data:,",
+        )
+        script = bytes(page.body).decode().partition("<script>")[2].partition("</script>")[0]
+        page.headers["content-security-policy"] = (
+            f"default-src 'none'; script-src 'self' '{csp_digest(script)}'; connect-src 'self'; "
+            "style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'none'"
+        )
+        return page
+
+    app.mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")]))
+
+
 async def _summaries(
     datasets: Datasets, resolver: Resolver, request: Request
 ) -> list[DatasetSummary]:
@@ -232,12 +258,17 @@ async def _respond_to_error(request: Request, error: Exception) -> Response:
             status = status_of(error)
             log_failure(status, error)
             extra = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
+            if isinstance(error, TooManyRequestsError):
+                extra = {"retry-after": str(error.wait_s)}
             return _problem_response(status, str(error), extra, extension_members(error))
         case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
             extra = {"Allow": _methods_of(request)}
             return _problem_response(HTTPStatus.METHOD_NOT_ALLOWED, error.detail, extra)
         case HTTPException():
-            return _problem_response(HTTPStatus(error.status_code), error.detail, error.headers)
+            path = request.scope["path"].removeprefix(request.scope["root_path"])
+            members = sign_in_members(path[1:], f"{address_of(request).root}/login")
+            status = HTTPStatus(error.status_code)
+            return _problem_response(status, error.detail, error.headers, members)
         case RequestValidationError():
             first: dict[str, Any] = error.errors()[0]
             where = ".".join(map(str, first["loc"]))

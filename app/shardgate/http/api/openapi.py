@@ -3,10 +3,8 @@
 import json
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, JSONResponse
-from fastapi.staticfiles import StaticFiles
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
 type Responses = dict[int | str, dict[str, Any]]
@@ -91,19 +89,3 @@ def new_router(prefix: str, tag: str) -> APIRouter:
         responses=dict(DEFAULT),
         default_response_class=AsciiJson,
     )
-
-
-def add_docs(app: FastAPI) -> None:
-    """Serve Swagger UI at ``/docs``, with its files, which no other server has to provide."""
-
-    @app.get("/docs", include_in_schema=False)
-    async def show_docs() -> HTMLResponse:
-        return get_swagger_ui_html(
-            openapi_url="./openapi.json",
-            title=app.title,
-            swagger_js_url="./docs/swagger-ui-bundle.js",
-            swagger_css_url="./docs/swagger-ui.css",
-            swagger_favicon_url="data:,",
-        )
-
-    app.mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")]))

@@ -6,7 +6,9 @@ for a message of that window, which goes to the origins of the settings only.
 
 import hmac
 import logging
+import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,6 +17,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
+import cachetools
 import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
@@ -26,6 +29,7 @@ from shardgate.errors import (
     IssuerUnavailableError,
     ShardgateError,
     TokenRecordsError,
+    TooManyRequestsError,
 )
 from shardgate.http.api.openapi import RequestDocument
 from shardgate.http.auth.access import Caller
@@ -36,18 +40,22 @@ from shardgate.http.auth.login_sessions import (
     LoginTokens,
     cookie_of,
     demand_own_page,
+    kinds_of,
     set_cookie,
 )
 from shardgate.http.auth.oidc_client import (
+    CHOOSER,
     Attempt,
     DeviceAuthorization,
     OidcClient,
     challenge_of,
+    next_prompt,
 )
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.pages.rendering import PageTemplate
 from shardgate.http.pages.viewer import Address, address_of
 from shardgate.http.problems import status_of
+from shardgate.http.request import Networks, client_of, combine_headers
 from shardgate.observability.logging import log_failure
 
 _ATTEMPT_S: Final = 600
@@ -55,8 +63,14 @@ _ATTEMPT_S: Final = 600
 _ATTEMPT: Final = "shardgate-attempt"
 _LONGEST_COOKIE: Final = 3800
 """Browsers drop longer ones, which have 4,096 bytes with their names and attributes."""
+_MOST_ATTEMPTS: Final = 3
+"""Most sign-ins of one browser at a time: each may take 3 KiB of the 16 that nginx takes."""
 _OTHER: Final = "other"
 """Query parameter for a sign-in as another person."""
+_NAMED_LETTERS: Final = 8
+"""Letters of a state that tell attempts of one browser apart."""
+_LOGIN: Final = "/login"
+_WAYS: Final = ("again", "other", "start")
 _CODE: Final = "shardgate-code"
 _CODE_S: Final = 120
 """Longest time from the end of a sign-in in the browser to the exchange of its code."""
@@ -64,6 +78,10 @@ _LONGEST_CODE: Final = 16 * 1024
 _DEVICE: Final = "shardgate-device"
 _DEVICE_S: Final = 1800
 """Longest time to sign in on another device."""
+_MOST_DEVICES: Final = 20
+_MINUTE_S: Final = 60.0
+_MOST_CLIENTS: Final = 4096
+"""Most clients whose requests are counted."""
 _PAGE: Final = re.compile(r"/(?!/)[!-\[\]-~]{0,1000}")
 """Path of a page of this service; browsers take two slashes, or backslashes, for another host."""
 _CHALLENGE: Final = re.compile("[A-Za-z0-9_-]{43}")
@@ -85,16 +103,15 @@ class LoginPages:
         """Begin to sign in for the page that has opened the window. Raises: see `_begin`."""
         opener = _opener(request)
         self._targets(opener)
-        return await self._begin(request, {"for": VIEWER, "opener": opener})
+        return await self._begin(request, {"for": VIEWER, "opener": opener}, _prompt_of(request))
 
     async def begin_in_page(self, request: Request) -> Response:
         """Begin to sign in for pages of this service; it ends at the page that the query names.
 
         Raises: see `_begin`.
         """
-        page = request.query_params.get("page", "")
-        is_own = _PAGE.fullmatch(page) is not None
-        return await self._begin(request, {"for": SESSION, "page": page if is_own else "/"})
+        purpose = {"for": SESSION, "page": _page_of(request)}
+        return await self._begin(request, purpose, _prompt_of(request))
 
     async def begin_in_command(self, request: Request) -> Response:
         """Begin to sign in for the command on the machine of the browser, which may listen.
@@ -111,28 +128,37 @@ class LoginPages:
             raise BadParameterError("the command sends a challenge, and may send a port")
         return await self._begin(request, {"for": _CODE, "challenge": challenge, "port": port})
 
-    async def _begin(self, request: Request, purpose: Mapping[str, object]) -> Response:
+    async def _begin(
+        self, request: Request, purpose: Mapping[str, object], prompt: str = ""
+    ) -> Response:
         """Send the browser to the issuer. Raises: `ForbiddenError`, `IssuerUnavailableError`."""
         address = _demand_window(request)
-        attempt, chooses = Attempt.new(), _OTHER in request.query_params
-        location = await self._flow.begin(attempt, _callback(address), chooses_person=chooses)
+        attempt = Attempt.new()
+        location = await self._flow.begin(attempt, _callback(address), prompt)
         response = RedirectResponse(location, HTTPStatus.SEE_OTHER)
-        cookie = self._tokens.sign(_ATTEMPT, {**attempt._asdict(), **purpose}, _ATTEMPT_S)
-        set_cookie(response, address, _ATTEMPT, cookie, _ATTEMPT_S)
+        claims = {**purpose, **attempt._asdict(), "prompt": prompt}
+        cookie = self._tokens.sign(_ATTEMPT, claims, _ATTEMPT_S)
+        set_cookie(response, address, _attempt_of(attempt.state), cookie, _ATTEMPT_S)
+        for kind in kinds_of(request, _ATTEMPT)[: 1 - _MOST_ATTEMPTS]:
+            set_cookie(response, address, kind, "", 0)
         return response
 
     async def finish(self, request: Request) -> Response:
         """Return the response to the issuer's redirect. Raises: `ForbiddenError`."""
         address = _demand_window(request)
-        begun = await self._tokens.verify(_ATTEMPT, cookie_of(request, _ATTEMPT))
-        if begun is None:
+        state = request.query_params.get("state", "")
+        for kind in (_attempt_of(state), _ATTEMPT):  # the latter is that of the version before
+            begun = await self._tokens.verify(_ATTEMPT, cookie_of(request, kind))
+            # Any site can lead here, but only the issuer knows the state.
+            if begun is not None and hmac.compare_digest(begun["state"].encode(), state.encode()):
+                break
+        else:
             raise ForbiddenError(
                 "this browser has begun no sign-in here, or it took too long; begin again"
             )
-        response = await self.explain(partial(self._sign_in, begun, address), request)
-        # Any site can lead here, but only the issuer knows the state.
-        if request.query_params.get("state") == begun["state"]:
-            set_cookie(response, address, _ATTEMPT, "", 0)
+        ways = _ways_on(begun, address)
+        response = await self.explain(partial(self._sign_in, begun, address), request, ways)
+        set_cookie(response, address, kind, "", 0)
         return response
 
     async def _sign_in(
@@ -145,6 +171,8 @@ class LoginPages:
         attempt, answer = Attempt(*(begun[name] for name in Attempt._fields)), request.query_params
         if len(answer) < len(answer.multi_items()):
             raise BadParameterError("a parameter is repeated")
+        if prompt := next_prompt(begun.get("prompt", ""), answer.get("error", "")):
+            return await self._begin(request, begun, prompt)
         claims = await self._flow.finish(attempt, _callback(address), answer)
         caller = self._flow.issuer.caller_of(claims)
         session = await self._tokens.session_of(request)
@@ -155,7 +183,7 @@ class LoginPages:
         if rights is None:
             if session is not None:
                 await self._tokens.end(session)
-            response = await self._refuse(_without_rights(caller), _other_sign_in(begun, address))
+            response = await self._refuse(_without_rights(caller), _ways_on(begun, address))
             set_cookie(response, address, SESSION, "", 0)
             return response
         cookie = self._tokens.sign(SESSION, rights, self._tokens.lifetime_s)
@@ -205,20 +233,23 @@ class LoginPages:
         return response
 
     async def explain(
-        self, answer: Callable[[Request], Awaitable[Response]], request: Request
+        self,
+        answer: Callable[[Request], Awaitable[Response]],
+        request: Request,
+        ways: Mapping[str, str] | None = None,
     ) -> Response:
-        """Return the answer to *request*, or the page that explains its error."""
+        """Return the answer to *request*, or the page that explains its error, with *ways* on."""
         try:
             with _issuer_hidden():
                 return await answer(request)
         except ShardgateError as error:
-            return await self._refuse(error)
+            return await self._refuse(error, ways or _ways_from(request))
 
-    async def _refuse(self, error: ShardgateError, other: str = "") -> Response:
-        """Return the page that explains *error*; *other* is the URL of another sign-in."""
+    async def _refuse(self, error: ShardgateError, ways: Mapping[str, str]) -> Response:
+        """Return the page that explains *error*; *ways* are URLs to go on."""
         status = status_of(error)
         log_failure(status, error)
-        return await self._render(f"You are not signed in: {error}.", status, other=other)
+        return await self._render(f"You are not signed in: {error}.", status, **ways)
 
     async def _render(
         self, text: str, status: HTTPStatus = HTTPStatus.OK, **values: str
@@ -226,7 +257,7 @@ class LoginPages:
         """Return the page that says *text*; *values* are the others of ``login.html``."""
         response = await self._page.respond(
             status,
-            **{"message": "", "origins": "", "code": "", "link": "", "other": ""} | values,
+            **dict.fromkeys(("message", "origins", "code", "link", *_WAYS), "") | values,
             text=text,
             is_refused=status != HTTPStatus.OK,
         )
@@ -286,15 +317,39 @@ def _without_rights(caller: Caller) -> ForbiddenError:
     return ForbiddenError(f"{caller.name} has signed in, but may read no dataset here")
 
 
-def _other_sign_in(begun: Mapping[str, Any], address: Address) -> str:
-    """Return the URL to sign in as another person for the same purpose; empty for a command, whose
-    sign-in cannot begin from a page.
+def _prompt_of(request: Request) -> str:
+    return CHOOSER if _OTHER in request.query_params else ""
+
+
+def _page_of(request: Request) -> str:
+    page = request.query_params.get("page", "")
+    return page if _PAGE.fullmatch(page) else "/"
+
+
+def _attempt_of(state: str) -> str:
+    """Return the kind of the cookie of an attempt: each window has its own."""
+    return f"{_ATTEMPT}-{state[:_NAMED_LETTERS]}"
+
+
+def _ways_from(request: Request) -> Mapping[str, str]:
+    """Return the ways on from a page that *request* has failed to open; see `_ways_on`."""
+    path = request.url.path
+    kinds = {f"{_LOGIN}/api/v1/authorize": VIEWER, _LOGIN: SESSION}
+    kind = next((kind for end, kind in kinds.items() if path.endswith(end)), _CODE)
+    return _ways_on({"for": kind, "page": _page_of(request)}, address_of(request))
+
+
+def _ways_on(purpose: Mapping[str, Any], address: Address) -> Mapping[str, str]:
+    """Return the URLs to begin *again*, and as *other* person, for *purpose*, and of the *start*
+    page. For a command, whose sign-in begins in no page, *other* only signs in here.
     """
-    if begun["for"] == VIEWER:
-        return f"{address.root_path}/login/api/v1/authorize?{_OTHER}="
-    if begun["for"] == SESSION:
-        return f"{address.root_path}/login?{urlencode({'page': begun['page'], _OTHER: ''})}"
-    return ""
+    begin = f"{address.root_path}{_LOGIN}"
+    query = {"page": purpose.get("page", "/")}
+    if purpose["for"] == VIEWER:
+        begin, query = f"{begin}/api/v1/authorize", {}
+    again = "" if purpose["for"] == _CODE else f"{begin}?{urlencode(query)}".removesuffix("?")
+    other = f"{begin}?{urlencode({**query, _OTHER: ''})}"
+    return {"again": again, "other": other, "start": f"{address.root_path}/"}
 
 
 def _callback(address: Address) -> str:
@@ -321,8 +376,39 @@ class DeviceExchange(RequestDocument):
     device_code: Annotated[str, Field(max_length=_LONGEST_CODE, repr=False)]
 
 
+class DeviceLimiter:
+    """Admits `_MOST_DEVICES` requests for device codes of each client in a minute and process: each
+    of them asks the issuer.
+    """
+
+    def __init__(self, proxies: Networks, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proxies = proxies
+        self._clock = clock
+        self._counts = cachetools.FIFOCache[str, tuple[int, float]](_MOST_CLIENTS)
+        """Number of requests, and the end of their minute, by client."""
+
+    def admit(self, request: Request) -> None:
+        """Count *request*. Raises: `TooManyRequestsError`."""
+        if request.client is None:  # of a local socket, which admission does not limit either
+            return
+        headers = combine_headers(request.headers.raw)
+        client = client_of(request.client.host, headers, self._proxies)
+        now = self._clock()
+        count, until = self._counts.get(client, (0, now + _MINUTE_S))
+        if until <= now:
+            count, until = 0, now + _MINUTE_S
+        if count >= _MOST_DEVICES:
+            reason = f"too many device codes for this client (limit {_MOST_DEVICES} in a minute)"
+            raise TooManyRequestsError(reason, math.ceil(until - now))
+        self._counts[client] = count + 1, until
+
+
 def build_login(
-    flow: OidcClient, tokens: LoginTokens, viewers: Sequence[str], bodies: RequestBodyReader
+    flow: OidcClient,
+    tokens: LoginTokens,
+    viewers: Sequence[str],
+    bodies: RequestBodyReader,
+    proxies: Networks = (),
 ) -> APIRouter:
     """Build the routes of signing in."""
     router = APIRouter(include_in_schema=False)
@@ -340,12 +426,16 @@ def build_login(
     ):
         router.add_route(path, partial(pages.explain, answer))
     router.add_route("/login/end", pages.end, methods=["POST"])
-    _add_command_routes(router, flow, tokens, bodies)
+    _add_command_routes(router, flow, tokens, bodies, DeviceLimiter(proxies))
     return router
 
 
 def _add_command_routes(
-    router: APIRouter, flow: OidcClient, tokens: LoginTokens, bodies: RequestBodyReader
+    router: APIRouter,
+    flow: OidcClient,
+    tokens: LoginTokens,
+    bodies: RequestBodyReader,
+    limiter: DeviceLimiter,
 ) -> None:
     """Add the routes that give the command its token, for a code from the browser or a device code.
 
@@ -370,6 +460,7 @@ def _add_command_routes(
     @router.post("/login/device")
     async def begin_on_device(request: Request) -> DeviceAuthorization:
         _demand_https(request)
+        limiter.admit(request)
         with _issuer_hidden():
             begun = await flow.begin_on_device()
         lifetime_s = min(begun.expires_in, _DEVICE_S)

@@ -106,6 +106,16 @@ def cookie_of(request: Request, kind: str) -> str:
     return request.cookies.get(_cookie_name(kind, address_of(request)), "")
 
 
+def kinds_of(request: Request, kind: str) -> Sequence[str]:
+    """Return the kinds of cookies of *request* that begin with *kind* and a hyphen, the oldest
+    first (RFC 6265 §5.4).
+    """
+    before, _, after = _cookie_name("*", address_of(request)).partition("*")
+    names = [name for name in request.cookies if name.startswith(before) and name.endswith(after)]
+    named = [name.removeprefix(before).removesuffix(after) for name in names]
+    return [each for each in named if each.startswith(f"{kind}-")]
+
+
 def set_cookie(
     response: Response, address: Address, kind: str, value: str, lifetime_s: int
 ) -> None:

@@ -21,7 +21,7 @@ from jwt.algorithms import AllowedPublicKeys
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import ConfigurationError, IssuerUnavailableError, UnauthenticatedError
 from shardgate.http.auth.access import Caller, Identity
-from shardgate.settings import CLAIM_RULES, EMAIL, GROUP, PUBLIC, IssuerSettings, issuer_url
+from shardgate.settings import CLAIM_RULES, EMAIL, GROUP, PUBLIC, IssuerSettings, inner_url
 
 TIMEOUT_S: Final = 5.0
 """Longest wait for the keys of an issuer."""
@@ -59,7 +59,8 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
     exceptions.ImmatureSignatureError: "is not valid yet",
     exceptions.InvalidAudienceError: "is for another audience",
 }
-_DISCOVERY: Final = "/.well-known/openid-configuration"
+_WELL_KNOWN: Final = "/.well-known/"
+_DISCOVERY: Final = f"{_WELL_KNOWN}openid-configuration"
 _MOST_NBYTES: Final = 1024**2
 _ENCRYPTED: Final = "https://"
 _log = logging.getLogger(__name__)
@@ -99,7 +100,8 @@ class Issuer(NamedTuple):
 
     def caller_of(self, claims: "Claims") -> Caller:
         """Return the caller that verified *claims* are of."""
-        granted = grants(self.name, claims, self.settings.claims)
+        is_assumed = self.settings.email_verified == "assumed"
+        granted = grants(self.name, claims, self.settings.claims, assumes_verified=is_assumed)
         return Caller(f"{self.name}:{claims['sub']}", granted)
 
 
@@ -137,6 +139,8 @@ class Issuers:
         url = claimed["payload"].get("iss")
         issuer = self._by_url.get(url) if isinstance(url, str) else None
         if issuer is None:
+            if fault := next(filter(None, (slash_fault(url, known) for known in self._by_url)), ""):
+                raise UnauthenticatedError(f"the token is of another issuer: {fault}")
             return None
         claims = await issuer.verify(token, claimed, issuer.settings.audience)
         until_s = min(int(claims["exp"]) + LEEWAY_S, time.time() + IDENTITY_S)
@@ -171,7 +175,7 @@ def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) ->
         raise
     except jwt.MissingRequiredClaimError as error:
         raise UnauthenticatedError(f"the token has no {error.claim}") from None
-    except jwt.PyJWTError as error:
+    except (jwt.PyJWTError, OverflowError, TypeError) as error:  # of `exp` such as 1e999 or []
         reason = _REASONS.get(type(error), "is malformed")
         raise UnauthenticatedError(f"the token {reason}") from None
     subject: str = claims["sub"]
@@ -180,16 +184,22 @@ def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) ->
     return claims
 
 
-def grants(issuer: str, claims: Claims, names: Sequence[str]) -> frozenset[str]:
+def grants(
+    issuer: str, claims: Claims, names: Sequence[str], *, assumes_verified: bool = False
+) -> frozenset[str]:
     """Return `public`, and rules of *issuer* that the *claims* fulfil: ``ISSUER:VALUE`` for the
-    values of claims called *names*, ``ISSUER:group=VALUE``, and ``ISSUER:email=VALUE`` if verified.
+    values of claims called *names*, ``ISSUER:group=VALUE``, and ``ISSUER:email=VALUE`` if verified,
+    or if *assumes_verified* and the issuer does not say.
 
     A value that is spelled like the latter two fulfils neither: people choose some claims.
     """
     values = {value for name in names for value in _claim_values(claims, name)}
     values = {value for value in values if not value.startswith(CLAIM_RULES)}
     values |= {f"{GROUP}{value}" for value in _claim_values(claims, "groups")}
-    if claims.get("email_verified") is True and isinstance(claims.get("email"), str):
+    verified = claims.get("email_verified")
+    # Some issuers send all claims as text.
+    is_verified = verified is True or verified == "true" or (verified is None and assumes_verified)
+    if is_verified and isinstance(claims.get("email"), str):
         values.add(f"{EMAIL}{claims['email']}")
     return frozenset({PUBLIC, *(f"{issuer}:{value}" for value in values)})
 
@@ -202,6 +212,8 @@ def _claim_values(claims: Mapping[str, Any], name: str) -> Iterator[str]:
             yield text
         case list(values):
             yield from (value for value in values if isinstance(value, str))
+        case dict(roles):  # by name: some issuers say of each role where it was granted
+            yield from (role for role, where in roles.items() if where)
 
 
 def _find_claim(claims: Mapping[str, Any], name: str) -> Any:
@@ -230,14 +242,21 @@ class Published[T]:
         self._read_value = read
         self._clock = clock
         self._value: T | None = None
+        self._fault = ""
         self._stale_at = -inf
         self._quiet_until = -inf
         self._reads = SingleFlight[str](outlasts=True)
 
-    async def get(self) -> T | None:
-        """Return the value, after a read if it is stale; `None` if it was never read."""
+    async def get(self) -> T:
+        """Return the value, after a read if it is stale.
+
+        Raises: `IssuerUnavailableError` or `ConfigurationError` if it was never read.
+        """
         if self._clock() >= self._stale_at:
             await self.refresh()
+        if self._value is None:
+            reason = f"the {self._name} of the issuer cannot be read"
+            raise ConfigurationError(self._fault) if self._fault else IssuerUnavailableError(reason)
         return self._value
 
     async def refresh(self) -> None:
@@ -253,8 +272,9 @@ class Published[T]:
         try:
             self._value = await self._read_value()
             self._stale_at = self._clock() + KEYS_S
-        except IssuerUnavailableError as error:
+        except (ConfigurationError, IssuerUnavailableError) as error:
             _log.warning("no %s of the issuer %s", self._name, error)
+            self._fault = str(error) if isinstance(error, ConfigurationError) else ""
             self._stale_at = self._clock() + RETRY_S
         finally:
             self._quiet_until = self._clock() + APART_S
@@ -274,20 +294,20 @@ class IssuerKeys(Published[Sequence[VerificationKey]]):
 
         Without a *kid* there must be exactly one key for *algorithm*.
 
-        Raises: `IssuerUnavailableError` if no keys were ever read.
+        Raises: see `get`.
         """
+        if self._value is None:
+            await self.refresh()  # `get` would wait for a minute after a failure
         if (found := _choose(await self.get(), kid, algorithm)) is None:
             await self.refresh()
-            found = _choose(self._value, kid, algorithm)
-        if self._value is None:
-            raise IssuerUnavailableError("the keys of the token's issuer cannot be read")
+            found = _choose(await self.get(), kid, algorithm)
         return found
 
 
 def _choose(
-    keys: Sequence[VerificationKey] | None, kid: str | None, algorithm: str
+    keys: Sequence[VerificationKey], kid: str | None, algorithm: str
 ) -> VerificationKey | None:
-    fitting = [key for key in keys or () if kid in (None, key.kid) and algorithm in key.algorithms]
+    fitting = [key for key in keys if kid in (None, key.kid) and algorithm in key.algorithms]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -317,9 +337,12 @@ def checked_environment() -> Iterator[None]:
 async def read_keys(
     client: httpx.AsyncClient, issuer: IssuerSettings, timeout_s: float
 ) -> tuple[VerificationKey, ...]:
-    """Read the keys of *issuer* in *timeout_s* altogether. Raises: `IssuerUnavailableError`."""
+    """Read the keys of *issuer* in *timeout_s* altogether.
+
+    Raises: `IssuerUnavailableError`, see `discover`.
+    """
     async with asking(issuer.url, timeout_s):
-        url = issuer.jwks_url or endpoint(await discover(client, issuer.url), "jwks_uri")
+        url = issuer.jwks_url or (await discover(client, issuer)).endpoint("jwks_uri")
         return decode_jwks(await _get(client, url))
 
 
@@ -335,29 +358,50 @@ async def asking(issuer: str, timeout_s: float) -> AsyncGenerator[None]:
         raise IssuerUnavailableError(f"{issuer}: {error or type(error).__name__}") from error
 
 
-async def discover(client: httpx.AsyncClient, issuer: str) -> Mapping[str, Any]:
+class IssuerConfiguration(NamedTuple):
+    """Configuration that an issuer publishes, and the URL that it was read from."""
+
+    url: str
+    document: Mapping[str, Any]
+
+    def endpoint(self, name: str) -> str:
+        """Return the URL called *name*, encrypted as the configuration is. Raises: `ValueError`."""
+        url = self.document.get(name)
+        if not isinstance(url, str):
+            raise ValueError(f"its configuration names no {name}")  # noqa: TRY004 - a document
+        if self.url.startswith(_ENCRYPTED) and not url.startswith(_ENCRYPTED):
+            raise ValueError(f"its {name} is not https://")
+        return inner_url(url)
+
+
+async def discover(client: httpx.AsyncClient, issuer: IssuerSettings) -> IssuerConfiguration:
     """Read the configuration of *issuer* (OpenID Connect Discovery §4).
 
-    Raises: `httpx.HTTPError`, `ValueError` if it is malformed or of another issuer.
+    Raises: `httpx.HTTPError`, `ValueError` if it is malformed or of another issuer,
+    `ConfigurationError` if that one differs by a slash only.
     """
-    document: Any = orjson.loads(await _get(client, f"{issuer.rstrip('/')}{_DISCOVERY}"))
+    url = issuer.discovery_url or issuer.url
+    if issuer.discovery_url is None or _WELL_KNOWN not in url:
+        url = f"{url.rstrip('/')}{_DISCOVERY}"
+    document: Any = orjson.loads(await _get(client, url))
     found: Mapping[str, Any] = document if isinstance(document, dict) else {}
-    if (named := found.get("issuer")) != issuer:
+    if (named := found.get("issuer")) != issuer.url:
+        if fault := slash_fault(named, issuer.url):
+            raise ConfigurationError(f"{issuer.url}: {fault}")
         raise ValueError(f"its configuration is of another issuer, {str(named)[:255]!r}")
-    return found
+    return IssuerConfiguration(url, found)
 
 
-def endpoint(configuration: Mapping[str, Any], name: str) -> str:
-    """Return the URL called *name* in the *configuration* of an issuer, encrypted as the issuer is.
-
-    Raises: `ValueError`.
+def slash_fault(named: object, url: str) -> str:
+    """Return how the name of an issuer differs from the *url* of the settings; empty if they are
+    equal, or differ by more than the slash at the end.
     """
-    url = configuration.get(name)
-    if not isinstance(url, str):
-        raise ValueError(f"its configuration names no {name}")  # noqa: TRY004 - a document, no call
-    if configuration["issuer"].startswith(_ENCRYPTED) and not url.startswith(_ENCRYPTED):
-        raise ValueError(f"its {name} is not https://")
-    return issuer_url(url)
+    if not isinstance(named, str) or named == url or named.rstrip("/") != url.rstrip("/"):
+        return ""
+    found, wrong = ("a", "lacks") if len(named) > len(url) else ("no", "has")
+    return (
+        f"its name {named[:255]!r} has {found} slash at the end, which its url in issuers {wrong}"
+    )
 
 
 async def _get(client: httpx.AsyncClient, url: str) -> bytes:

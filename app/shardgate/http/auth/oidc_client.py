@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Annotated, Any, Final, NamedTuple
-from urllib.parse import quote_plus, urlencode
+from urllib.parse import parse_qsl, quote_plus, urlencode
 
 import cachetools
 import httpx
 import jwt
 import orjson
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
@@ -28,15 +28,23 @@ from shardgate.http.auth.oidc import (
     Published,
     asking,
     discover,
-    endpoint,
     exchange,
     open_client,
+    slash_fault,
 )
 from shardgate.settings import LoginSettings
 
 _REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-"""Statuses of OAuth errors: those of RFC 6749 §5.2, and 403, as some issuers have it."""
+"""Statuses of OAuth errors (RFC 6749 §5.2), and 403, whatever their bodies."""
 _ERROR: Final = re.compile("[a-z_]{1,64}")
+_CLIENT_ERRORS: Final = range(400, 500)
+CHOOSER: Final = "select_account"
+LOGIN: Final = "login"
+"""Values of ``prompt`` with which an issuer asks who signs in (OpenID Connect Core §3.1.2.1)."""
+_WITHOUT_PROMPT: Final = ("login_required", "interaction_required", "account_selection_required")
+"""Errors of issuers that ask people only if told to (OpenID Connect Core §3.1.2.6)."""
+_WITH_CHOOSER: Final = ("access_denied", "server_error", "temporarily_unavailable")
+"""Errors that do not come from `CHOOSER`, which some issuers refuse by any other one."""
 _WAITING: Final = ("authorization_pending", "slow_down")
 """Errors before the person has signed in on another device (RFC 8628 §3.5)."""
 _DEVICE_CODE: Final = "urn:ietf:params:oauth:grant-type:device_code"
@@ -68,6 +76,10 @@ def challenge_of(verifier: str) -> str:
 _Printable = Annotated[str, Field(pattern="^[ -~]{1,2048}$")]
 
 
+_VERIFICATION: Final = AliasChoices("verification_uri", "verification_url")
+"""Names of the page, the latter from drafts of RFC 8628, which Google still sends."""
+
+
 class DeviceAuthorization(BaseModel):
     """Codes of one sign-in on another device, and its page (RFC 8628 §3.2)."""
 
@@ -75,7 +87,7 @@ class DeviceAuthorization(BaseModel):
     """Secret of the device that waits."""
     user_code: _Printable
     """Code to enter on the page."""
-    verification_uri: _Printable
+    verification_uri: Annotated[_Printable, Field(validation_alias=_VERIFICATION)]
     verification_uri_complete: _Printable | None = None
     """URL of the page with the code in it, if the issuer has one."""
     expires_in: Annotated[int, Field(ge=1)]
@@ -94,7 +106,7 @@ class _Endpoints(NamedTuple):
     sends_iss: bool
     """Whether each answer names the issuer (RFC 9207)."""
     chooser: str
-    """Value of ``prompt`` with which the issuer lets people choose another account."""
+    """Value of ``prompt`` for `CHOOSER`."""
     userinfo: str | None
     """URL of the userinfo endpoint, if rules are compared with its claims."""
 
@@ -122,15 +134,13 @@ class OidcClient:
         await self._configuration.aclose()
         await self._client.aclose()
 
-    async def begin(
-        self, attempt: Attempt, redirect_uri: str, *, chooses_person: bool = False
-    ) -> str:
-        """Return the URL of the issuer to send a browser to; with *chooses_person* the issuer asks
-        who signs in, even if it knows the browser.
+    async def begin(self, attempt: Attempt, redirect_uri: str, prompt: str = "") -> str:
+        """Return the URL of the issuer to send a browser to; with a *prompt*, `CHOOSER` or `LOGIN`,
+        the issuer asks who signs in, even if it knows the browser.
 
         Raises: `IssuerUnavailableError`.
         """
-        endpoints = await self._endpoints()
+        endpoints = await self._configuration.get()
         query = {
             "response_type": "code",
             "client_id": self._client_id,
@@ -141,8 +151,9 @@ class OidcClient:
             "code_challenge": challenge_of(attempt.verifier),
             "code_challenge_method": "S256",
         }
-        query |= {"prompt": endpoints.chooser} if chooses_person else {}
-        return f"{endpoints.authorization}?{urlencode(query)}"
+        query |= {"prompt": endpoints.chooser if prompt == CHOOSER else prompt} if prompt else {}
+        url, _, own_query = endpoints.authorization.partition("?")
+        return f"{url}?{urlencode(dict(parse_qsl(own_query)) | query)}"
 
     async def finish(
         self, attempt: Attempt, redirect_uri: str, answer: Mapping[str, str]
@@ -157,10 +168,12 @@ class OidcClient:
         if attempt.state in self._finished:
             raise ForbiddenError("this sign-in is over; begin again")
         self._finished[attempt.state] = None
-        endpoints, issuer = await self._endpoints(), self.issuer
+        endpoints, issuer = await self._configuration.get(), self.issuer
         sent = answer.get("iss")
         if sent != issuer.settings.url and (sent is not None or endpoints.sends_iss):
-            raise ForbiddenError("the answer is not from the issuer that was asked")
+            fault = slash_fault(sent, issuer.settings.url)
+            reason = "the answer is not from the issuer that was asked"
+            raise ForbiddenError(f"{reason}: {fault}" if fault else reason)
         if "error" in answer or not (code := answer.get("code")):
             raise _refused(answer, "code")
         form = {
@@ -177,7 +190,7 @@ class OidcClient:
 
         Raises: `ForbiddenError` if the issuer does not offer it, `IssuerUnavailableError`.
         """
-        endpoints = await self._endpoints()
+        endpoints = await self._configuration.get()
         if endpoints.device is None:
             raise ForbiddenError("the issuer offers no sign-in on another device")
         form = {"scope": " ".join(self._settings.scopes)}
@@ -192,7 +205,7 @@ class OidcClient:
 
         Raises: `ForbiddenError`, `UnauthenticatedError`, `IssuerUnavailableError`.
         """
-        endpoints = await self._endpoints()
+        endpoints = await self._configuration.get()
         form = {"grant_type": _DEVICE_CODE, "device_code": device_code}
         tokens = await self._post(endpoints.token, form, endpoints)
         if (error := tokens.get("error")) in _WAITING:
@@ -241,11 +254,15 @@ class OidcClient:
         url = self.issuer.settings.url
         async with asking(url, TIMEOUT_S):
             status, body = await exchange(self._client, "POST", endpoint_url, data=sent, auth=auth)
-            if status not in {HTTPStatus.OK, *_REFUSALS}:
+            is_json = status in {HTTPStatus.OK, *_REFUSALS} or body.startswith(b"{")
+            document: Any = orjson.loads(body) if is_json else {}
+            found = document if isinstance(document, dict) else {}
+            error = found.get("error")
+            # Issuers have further statuses for OAuth errors: 428 for `authorization_pending`.
+            is_refusal = isinstance(error, str) and status in _CLIENT_ERRORS
+            if status not in {HTTPStatus.OK, *_REFUSALS} and not is_refusal:
                 raise IssuerUnavailableError(f"{url}: {endpoint_url} answers {status}")
-            document: Any = orjson.loads(body)
-        found = document if isinstance(document, dict) else {}
-        return found if status == HTTPStatus.OK else {"error": found.get("error")}
+        return found if status == HTTPStatus.OK else {"error": error}
 
     async def _read_userinfo(self, endpoint_url: str, access_token: str, subject: str) -> Claims:
         """Read the claims of the userinfo endpoint (OpenID Connect Core §5.3)."""
@@ -268,28 +285,31 @@ class OidcClient:
         secret = self._settings.client_secret
         return None if secret is None else secret.get_secret_value()
 
-    async def _endpoints(self) -> _Endpoints:
-        """Return the endpoints. Raises: `IssuerUnavailableError` if they were never read."""
-        if (endpoints := await self._configuration.get()) is None:
-            raise IssuerUnavailableError(f"{self.issuer.settings.url}: did not answer before")
-        return endpoints
-
     async def _read_endpoints(self) -> _Endpoints:
         async with asking(self.issuer.settings.url, TIMEOUT_S):
-            found = await discover(self._client, self.issuer.settings.url)
-            device = "device_authorization_endpoint"
-            methods = found.get("token_endpoint_auth_methods_supported")
-            prompts = found.get("prompt_values_supported")
-            can_choose = not isinstance(prompts, list) or "select_account" in prompts
+            found = await discover(self._client, self.issuer.settings)
+            # Browsers go there: it is encrypted as the issuer is, whatever an inner name allows.
+            outer = found._replace(url=self.issuer.settings.url)
+            device, published = "device_authorization_endpoint", found.document
+            methods = published.get("token_endpoint_auth_methods_supported")
+            prompts = published.get("prompt_values_supported")
+            can_choose = not isinstance(prompts, list) or CHOOSER in prompts
             return _Endpoints(
-                endpoint(found, "authorization_endpoint"),
-                endpoint(found, "token_endpoint"),
-                endpoint(found, device) if found.get(device) is not None else None,
+                outer.endpoint("authorization_endpoint"),
+                found.endpoint("token_endpoint"),
+                found.endpoint(device) if published.get(device) is not None else None,
                 takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
-                sends_iss=found.get("authorization_response_iss_parameter_supported") is True,
-                chooser="select_account" if can_choose else "login",
-                userinfo=endpoint(found, "userinfo_endpoint") if self._settings.userinfo else None,
+                sends_iss=published.get("authorization_response_iss_parameter_supported") is True,
+                chooser=CHOOSER if can_choose else LOGIN,
+                userinfo=found.endpoint("userinfo_endpoint") if self._settings.userinfo else None,
             )
+
+
+def next_prompt(prompt: str, error: str) -> str:
+    """Return the ``prompt`` to ask with again after an *error* of the issuer; empty for none."""
+    is_refused = prompt == CHOOSER and error not in _WITH_CHOOSER
+    is_missing = not prompt and error in _WITHOUT_PROMPT
+    return LOGIN if error and (is_refused or is_missing) else ""
 
 
 def _refused(answer: Mapping[str, Any], wanted: str) -> ForbiddenError:

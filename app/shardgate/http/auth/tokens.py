@@ -25,6 +25,11 @@ _ISSUER: Final = "shardgate"
 _PURPOSE: Final = "shardgate: key of tokens: "
 _LINK: Final = "shardgate"
 """Kind of the tokens that callers make."""
+_LINK_PURPOSE_BEFORE: Final = "shardgate: minted tokens"
+_PURPOSE_BEFORE: Final = "shardgate: signing in: "
+"""Purposes in the version before, whose tokens stay valid until they expire: only these differed.
+Whoever changes the format next keeps `_PURPOSE` in their place.
+"""
 MADE: Final = "~"
 """Grant of all bearers of tokens made here, who may not make, list or revoke tokens; also the
 prefix of their grants of datasets.
@@ -65,11 +70,19 @@ class TokenSigner:
 
         Raises: `TokenRecordsError`.
         """
+        claims = self._decode(token, self._key(kind)) or self._decode(token, self._key_before(kind))
+        if claims is None or claims["exp"] <= self._now():
+            return None
+        if ids := [claims[name] for name in ("jti", "sid") if name in claims]:
+            await self._records.refresh()
+        return None if any(map(self._records.has_ended, ids)) else claims
+
+    def _decode(self, token: str, key: bytes) -> Mapping[str, Any] | None:
         options: Any = {"require": ["exp"], "verify_exp": False}
         try:
-            claims = jwt.decode(
+            return jwt.decode(
                 token,
-                self._key(kind),
+                key,
                 algorithms=[_ALGORITHM],
                 issuer=_ISSUER,
                 audience=self._audience,
@@ -77,11 +90,6 @@ class TokenSigner:
             )
         except jwt.PyJWTError:
             return None
-        if claims["exp"] <= self._now():
-            return None
-        if ids := [claims[name] for name in ("jti", "sid") if name in claims]:
-            await self._records.refresh()
-        return None if any(map(self._records.has_ended, ids)) else claims
 
     async def identify_reader(
         self, kind: str, token: str, names_in: Callable[[Mapping[str, Any]], Iterable[str]]
@@ -104,7 +112,15 @@ class TokenSigner:
         return Identity(reader(claims["sub"], names_in(claims)), until_s)
 
     def _key(self, kind: str) -> bytes:
-        return hmac.digest(self._secret, f"{_PURPOSE}{kind}".encode(), "sha256")
+        return self._derive(f"{_PURPOSE}{kind}")
+
+    def _key_before(self, kind: str) -> bytes:
+        if kind == _LINK:
+            return self._derive(_LINK_PURPOSE_BEFORE)
+        return self._derive(f"{_PURPOSE_BEFORE}{kind.removeprefix('shardgate-')}")
+
+    def _derive(self, purpose: str) -> bytes:
+        return hmac.digest(self._secret, purpose.encode(), "sha256")
 
 
 def _type(kind: str) -> str:

@@ -104,8 +104,9 @@ class DatasetPages:
         if self._login.issuer is None or not is_page(request):
             return None
         page = quote(f"{request.raw_path.decode('latin-1')}", safe="")
-        login = f"{quote(request.root_path)}/login?page={page}"
-        return await self._refusal.render(reason=reason, login=login)
+        start = f"{quote(request.root_path)}/"
+        way = f"{start}login?page={page}"
+        return await self._refusal.render(reason=reason, way=way, label="Sign in", start=start)
 
     async def render(
         self,

@@ -219,7 +219,8 @@ def _viewer_page(file: Path) -> Response:
     policy = (
         f"default-src 'self'; script-src 'self' '{csp_digest(_SCRIPT)}' 'wasm-unsafe-eval' blob:; "
         "style-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; "
-        "connect-src * blob: data:; object-src 'none'; base-uri 'none'; form-action 'none'"
+        "connect-src * blob: data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'self'"
     )
     headers = {
         "cache-control": "no-cache",

@@ -61,6 +61,20 @@ def test_operator_paths_are_hidden_below_the_prefix_too(
     assert replica.received == []
 
 
+def test_sign_in_below_the_prefix_is_named_without_a_replica(tmp_path: Path) -> None:
+    """When no replica answers, viewers get the URL below the prefix to sign in at."""
+    with (
+        recording(Recorder(answers=False)) as replica,
+        balancing(tmp_path, [replica.url], prefix=PREFIX) as balancer,
+        balancer.client() as client,
+    ):
+        answers = [client.get(path) for path in ("/auth_info", f"{PREFIX}/auth_info")]
+
+    assert [each.status_code for each in answers] == [503, 503]
+    expected = f"{balancer.url}{PREFIX}/login"
+    assert [each.json()["login_url"] for each in answers] == [expected, expected]
+
+
 def test_cache_keeps_keys_below_the_prefix_only(tmp_path: Path) -> None:
     """The cache keeps answers to keys, and none of the routes of the service below the prefix."""
     kept = {f"{PREFIX}/em/c/0", "/em/c/0"}

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from heapq import merge
 from itertools import batched
 from sys import getsizeof
-from typing import Final, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from shardgate.errors import ReadOnlyError
 from shardgate.formats.contract import Layout, Target
 from shardgate.formats.listing import LAST, ListingRules
 from shardgate.formats.reading import Fetch
+from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description
 from shardgate.model import (
     Coded,
     Inline,
@@ -49,6 +50,24 @@ _END: Final = b"\0"
 _BEHIND_END: Final = b"\1"
 _SORTED_AT_ONCE: Final = 2**14
 """Names that are sorted in one call, during which no other thread runs: a million takes 2 s."""
+
+
+class LeftOut(NamedTuple):
+    """Members whose names are no keys."""
+
+    number: int = 0
+    example: str = ""
+
+    def add(self, name: str) -> Self:
+        return self._replace(number=self.number + 1, example=self.example or name)
+
+    def describe(self, container_format: str) -> Sequence[ChunkCollection]:
+        """Return a description of them, for people; none without any."""
+        names = "name is no key" if self.number == 1 else "names are no keys"
+        reason = f"{self.number:,} {names}, such as {self.example[:200]!r}"
+        found = Description("", container_format, LEFT_OUT, why_sharded=reason)
+        return [ChunkCollection(found, None)] if self.number else []
+
 
 type Place = Stored | Coded | Part | Inline | Missing
 """Location of a member: a range of one version, or of the current version, of an object, perhaps
@@ -88,6 +107,11 @@ class SortedNames:
             names = self._blocks[number].split(_END)
             for at in range(bisect_left(names, wanted), len(names)):
                 yield number * _NAMES_PER_BLOCK + at, names[at]
+
+    def at(self, position: int) -> str:
+        """Return the name at a *position*."""
+        block, number = divmod(position, _NAMES_PER_BLOCK)
+        return self._blocks[block].split(_END)[number].decode()
 
     def position(self, name: str) -> int | None:
         """Return the position of *name*; `None` if it is not among the names."""

@@ -20,7 +20,7 @@ _LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)/?([^?#]*).
 _CONTAINER: Final = "vcc://"
 _USER: Final = re.compile(r"^([^/]*//)[^/]*@")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SPELLINGS: Final = {"s3a": "s3", "gcs": "gs", "azure": "az", "abfs": "az"}
+_SPELLINGS: Final = {"local": "file", "s3a": "s3", "gcs": "gs", "azure": "az", "abfs": "az"}
 
 
 class VirtualUrl(NamedTuple):

@@ -13,6 +13,9 @@ from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, join
 
 _BATCH: Final = 4096
 
+LEFT_OUT: Final = "left out"
+"""Kind of a description of what has names that are no keys; it says so as its `why_sharded`."""
+
 type Column = NDArray[np.uint64]
 
 

@@ -19,6 +19,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.contract import Layout
 from shardgate.formats.surveying import (
+    LEFT_OUT,
     ChunkCollection,
     Description,
     Ranges,
@@ -129,7 +130,7 @@ class DescriptionPage(NamedTuple):
     is_all: bool
     """True if no others follow."""
     reason: str
-    """Reason why the walk ended early."""
+    """Reason why the walk ended early, and what is left out, as its names are no keys."""
 
 
 async def inspect_page(
@@ -152,7 +153,13 @@ async def inspect_page(
                 reports.append(_report(visited))
         return True
 
-    return DescriptionPage(reports, *await _in_time(look(), within_s))
+    is_all, reason = await _in_time(look(), within_s)
+    left_out = [
+        f"{report.path}: {report.why_sharded}"
+        for report in reports
+        if isinstance(report, Description) and report.kind == LEFT_OUT
+    ]
+    return DescriptionPage(reports, is_all, "; ".join(filter(None, [reason, *left_out])))
 
 
 def _report(visited: Visited) -> Description | DamageReport:

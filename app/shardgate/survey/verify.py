@@ -21,6 +21,7 @@ from shardgate.errors import (
 from shardgate.formats.contract import Layout
 from shardgate.formats.reading import Opaque, Read
 from shardgate.formats.surveying import (
+    LEFT_OUT,
     ChunkCollection,
     Column,
     Damage,
@@ -161,6 +162,9 @@ async def _findings_of(
     """Yield the stored shards, or all possible ones where the store cannot list."""
     description, shards = collection.description, collection.shards
     why = ""
+    if description.kind == LEFT_OUT:
+        yield Report(not_checked={"": description.why_sharded})
+        return
     if shards is None:
         why = description.why_sharded or "it is not sharded"
     elif chunks and not shards.is_checkable:

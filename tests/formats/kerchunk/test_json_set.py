@@ -13,9 +13,16 @@ import zstandard
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from shardgate.concurrency import run_in_thread
+from shardgate.errors import DamagedError
 from shardgate.formats.kerchunk.json_set import decode_json_set
-from shardgate.formats.kerchunk.reference_table import ReferenceSet, SourcePart
+from shardgate.formats.kerchunk.reference_table import (
+    InvalidReference,
+    ReferenceSet,
+    SourcePart,
+)
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.surveying import ChunkCollection
 from shardgate.model import ByteRange
 from tests.formats.kerchunk.sets import (
     LIMIT_NBYTES,
@@ -34,7 +41,7 @@ def _decode(document: Any, limit_nbytes: int = LIMIT_NBYTES) -> ReferenceSet:
     return decode_json_set(data, limit_nbytes)
 
 
-def _found(document: Any) -> dict[str, SourcePart | bytes | None]:
+def _found(document: Any) -> dict[str, SourcePart | InvalidReference | bytes | None]:
     found = _decode(document)
     return {
         name: found.table.lookup(row)
@@ -210,29 +217,124 @@ def test_consolidated_metadata_of_the_set_are_kept() -> None:
         (b'{a: "b"}', "malformed JSON at letter 1"),
         (b'{"a": b}', "Expecting value"),
         (b'{"a": "\xff"}', "utf-8"),
-        (b'{"a": "\\ud800"}', "utf-8"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"a": ["s3://b/x", ' + b"9" * 5000 + b", 1]}", "integer string conversion"),
-        ({"a": 1}, "'a': expected a text"),
-        ({"a": None}, "'a': expected a text"),
-        ({"a": []}, "'a': expected a text"),
-        ({"a": ["s3://b/x", 1]}, "'a': expected a text"),
-        ({"a": ["s3://b/x", 1.5, 2]}, "'a': expected a text"),
-        ({"a": ["s3://b/x", -1, 2]}, "2 bytes at -1 are no part"),
-        ({"a": ["s3://b/x", 1, -2]}, "-2 bytes at 1 are no part"),
-        ({"a": ["s3://b/x", 2**63, 1]}, "are no part"),
-        ({"a": "base64:A"}, "base64"),
+        ({"a": 1, "b": None}, "none of its members is a reference"),
+        ({"version": 1, "refs": ["a"]}, "refs: expected an object"),
+        ({"version": 1, "refs": None}, "refs: expected an object"),
         ({"version": 2, "refs": {}}, "version 0 or 1: 2"),
         ({"version": "1", "refs": {}}, "version 0 or 1: '1'"),
         ({"refs": {"a": "b"}}, "version 0 or 1: None"),
-        ({"gen": [], "a": "b"}, "'gen': expected a text"),
         ({"version": 1, "templates": [1]}, "templates: expected"),
-        ({"version": 1, "gen": {}}, "gen: expected"),
     ],
 )
 def test_document_of_another_kind_is_refused(document: Any, reason: str) -> None:
     """Malformed JSON, unknown versions and invalid references are refused with a reason."""
     with pytest.raises(DecodeError, match=reason):
+        _decode(document)
+
+
+INVALID: list[tuple[Any, str]] = [
+    (1, "expected a text"),
+    (None, "expected a text"),
+    ([], "expected a text"),
+    (["s3://b/x", 1], "expected a text"),
+    ([1], "expected a text"),
+    (["s3://b/x", 1.5, 2], "expected integers"),
+    (["s3://b/x", True, 2], "expected integers"),
+    (["s3://b/x", "1", 2], "expected integers"),
+    (["s3://b/x", 1, None], "expected integers"),
+    (["s3://b/x", float("nan"), 2], "expected integers"),
+    (["s3://b/x", -1, 2], "2 bytes at -1 are no part"),
+    (["s3://b/x", 1, -2], "-2 bytes at 1 are no part"),
+    (["s3://b/x", 2**63, 1], "are no part"),
+    ("base64:A", "base64"),
+    ("\ud800", "surrogates"),
+    (["{{nope}}"], "'nope' is undefined"),
+    (["{{u}}{%"], "a part that is not evaluated"),
+]
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize(("value", "reason"), INVALID)
+def test_invalid_reference_fails_its_own_key(value: Any, reason: str, version: int) -> None:
+    """A reference that cannot be followed has a reason, and others of its set are found."""
+    refs = {"a": value, "b": "text", "c": ["s3://b/x", 1, 2]}
+    if not version and "{{" in str(value):
+        return
+    found = _found({"version": 1, "templates": {"u": "s3://b"}, "refs": refs} if version else refs)
+
+    assert isinstance(invalid := found.pop("a"), InvalidReference)
+    assert reason in invalid.reason
+    assert found == {"b": b"text", "c": SourcePart("s3://b/x", ByteRange(1, 3))}
+
+
+def test_numbers_may_be_written_as_floats_or_left_out() -> None:
+    """Offset and length may be `1.0`, and `null` for a whole object."""
+    assert _found({"a": ["s3://b/x", 1.0, 2.0], "b": ["s3://b/x", None, None]}) == {
+        "a": SourcePart("s3://b/x", ByteRange(1, 3)),
+        "b": SourcePart("s3://b/x", None),
+    }
+
+
+def test_members_may_be_null() -> None:
+    """Templates and patterns may be `null`."""
+    refs = {"a": "b"}
+
+    assert _found({"version": 1, "templates": None, "gen": None, "refs": refs}) == {"a": b"b"}
+
+
+def test_names_that_are_no_keys_are_counted() -> None:
+    """A set says how many of its names are no keys, with the first as an example."""
+    found = _decode({"a/": "x", "b": "y", "../c": "z", "\ud800": "z"})
+
+    assert found.left_out == (3, "a/")
+
+
+def test_other_keys_of_an_invalid_pattern_are_not_absent() -> None:
+    """Where the keys of a pattern are not known, a key without a reference is not absent."""
+    pattern = {"key": "k{{i}}", "url": "s3://b/x", "dimensions": {"i": {"stop": 2}}}
+    found = _decode({"version": 1, "refs": {"a": "b"}, "gen": [pattern, {"key": 3}]})
+
+    assert [name for name, _ in found.names.below("", "", "")] == ["a", "k0", "k1"]
+    assert isinstance(found.find_chunk("other"), InvalidReference)
+    assert _decode({"version": 1, "refs": {"a": "b"}}).find_chunk("other") is None
+
+
+async def test_invalid_references_are_named_in_listing_and_description(tmp_path: Path) -> None:
+    """A set lists and describes its invalid references, and damage is raised of none but these."""
+    refs = {"a": "b", "bad": "base64:A", "x//y": "z"}
+    write_json(path := tmp_path / "refs.json", {"version": 1, "refs": refs})
+    async with opening(path) as opened:
+        left_out, damaged = await opened.layout.collections(
+            opened.fetch, lambda _: pytest.fail("lists"), run_in_thread
+        )
+        assert [*await opened.names()] == ["a", "bad"]
+        assert await opened.read("a") == b"b"
+        with pytest.raises(DamagedError, match="bad: Invalid base64"):
+            await opened.read("bad")
+
+    assert isinstance(damaged, DamagedError)
+    assert damaged.ref.key.endswith("refs.json/bad")
+    assert isinstance(left_out, ChunkCollection)
+    assert left_out.description.why_sharded == "1 name is no key, such as 'x//y'"
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_document_that_is_no_strict_json_is_not_consolidated(constant: str) -> None:
+    """NaN in the attributes of one array does not hide all others from readers of strict JSON."""
+    document = {"a": float(constant)}
+
+    assert ".zmetadata" not in _found(DOCUMENTS | {"t/.zattrs": document})
+    assert ".zmetadata" in _found(DOCUMENTS | {"t/.zattrs": {"a": constant}})
+
+
+def test_expanded_templates_are_bounded_by_the_bytes_of_the_set() -> None:
+    """A set whose short references all expand to long URLs is refused."""
+    refs = {str(number): ["{{u}}" + str(number)] for number in range(12_000)}
+    document = {"version": 1, "templates": {"u": "x" * 4000}, "refs": refs}
+
+    with pytest.raises(DecodeError, match="more steps than a set"):
         _decode(document)
 
 

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError
 from shardgate.formats.kerchunk.parquet_set import decode_catalog, decode_table
-from shardgate.formats.kerchunk.reference_table import ReferenceGrid, SourcePart, TableBuilder
+from shardgate.formats.kerchunk.reference_table import (
+    InvalidReference,
+    ReferenceGrid,
+    SourcePart,
+    TableBuilder,
+)
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.keys import ChunkKeys
@@ -212,22 +217,42 @@ def test_consolidated_metadata_are_no_catalog() -> None:
         ({"record_size": 0}, "record_size: expected"),
         ({"record_size": -4}, "record_size: expected"),
         ({"record_size": 2**22 + 1}, "record_size: expected"),
-        ({"metadata": {"t/.zarray": 3}}, "t/.zarray: expected a document"),
-        ({"metadata": {"t/.zarray": "{"}}, "no JSON"),
-        ({"metadata": {"t/.zarray": "[]"}}, "expected a document"),
-        ({"metadata": {"t/.zarray": {}}}, "invalid"),
-        ({"array": {"shape": [4]}}, "invalid"),
-        ({"array": {"shape": [4, -6]}}, "invalid"),
-        ({"array": {"shape": [4, 1.5]}}, "invalid"),
-        ({"array": {"chunks": [2, 0]}}, "invalid"),
-        ({"array": {"shape": [2**62, 2**62]}}, "invalid"),
-        ({"array": {"dimension_separator": "-"}}, "invalid"),
     ],
 )
 def test_invalid_catalog_is_refused(changes: Any, reason: str) -> None:
-    """Sizes, shapes and documents that cannot be are refused with a reason."""
+    """A catalog whose tables have an impossible size is refused with a reason."""
     with pytest.raises(DecodeError, match=reason):
         decode_catalog(_catalog(**changes), LIMIT_NBYTES)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        3,
+        "{",
+        "[]",
+        "[" * 100_000,
+        {},
+        ZARRAY | {"shape": [4]},
+        ZARRAY | {"shape": [4, -6]},
+        ZARRAY | {"shape": [4, 1.5]},
+        ZARRAY | {"chunks": [2, 0]},
+        ZARRAY | {"shape": [2**62, 2**62]},
+        ZARRAY | {"dimension_separator": "-"},
+    ],
+)
+def test_invalid_document_fails_its_own_array(document: Any) -> None:
+    """An array whose document is invalid is damage with its chunks, and other arrays are found."""
+    metadata = {"t/.zarray": document, "u/.zarray": ZARRAY}
+    data = json.dumps({"metadata": metadata, "record_size": 4}).encode()
+    catalog = decode_catalog(data, LIMIT_NBYTES)
+    row = catalog.names.position("t/.zarray")
+
+    assert row is not None
+    assert isinstance(catalog.table.lookup(row), InvalidReference)
+    assert isinstance(catalog.find_chunk("t/0.0"), InvalidReference)
+    assert catalog.find_chunk("u/0.0") == ("u", 0)
+    assert catalog.names.position(".zmetadata") is None
 
 
 @pytest.mark.parametrize("data", [b"", b"[1", b"{" * 100_000, b"\xff", b'{"a": ' + b"[" * 10**5])
@@ -260,16 +285,21 @@ def _table(tmp_path: Path, refs: dict[str, Any], record_size: int = 4) -> bytes:
 @pytest.mark.parametrize(
     ("reference", "reason"),
     [
-        (["s3://b/x", -1, 3], "a negative offset or size"),
-        (["s3://b/x", 1, -3], "a negative offset or size"),
-        (["s3://b/x", 2**63 - 1, 1], "past the end of any object"),
-        ("base64:YmFzZTY0OkE=", "neither UTF-8 nor base64"),
+        (["s3://b/x", -1, 3], "no part of an object"),
+        (["s3://b/x", 1, -3], "no part of an object"),
+        (["s3://b/x", 2**63 - 1, 1], "no part of an object"),
+        ("base64:YmFzZTY0OkE=", "no base64"),
     ],
 )
-def test_invalid_reference_is_refused(tmp_path: Path, reference: Any, reason: str) -> None:
-    """A table with a reference to no part of an object, or with no base64, is refused."""
-    with pytest.raises(DecodeError, match=reason):
-        decode_table(_table(tmp_path, {"t/0.0": reference}), 4, LIMIT_NBYTES)
+def test_invalid_reference_fails_its_own_key(tmp_path: Path, reference: Any, reason: str) -> None:
+    """A reference to no part of an object, or that is no base64, leaves others of its table."""
+    refs = {"t/0.0": reference, "t/0.1": ["s3://b/x", 1, 2], "t/0.2": "base64:AAE="}
+    table = decode_table(_table(tmp_path, refs), 4, LIMIT_NBYTES)
+
+    assert isinstance(invalid := table.lookup(0), InvalidReference)
+    assert reason in invalid.reason
+    assert table.lookup(1) == SourcePart("s3://b/x", ByteRange(1, 3))
+    assert table.lookup(2) == b"\0\1"
 
 
 def test_table_that_inflates_above_the_limit_is_refused(tmp_path: Path) -> None:
@@ -301,5 +331,5 @@ async def test_short_table_is_damage(tmp_path: Path) -> None:
     assert len(decode_table(data, 4, LIMIT_NBYTES)) == 4
 
     async with opening(path) as opened:
-        with pytest.raises(DamagedError, match=r"refs.0.parq: it has 4 references, and no 5"):
+        with pytest.raises(DamagedError, match=r"parq: t/1\.2: its table has 4 ref"):
             await opened.read("t/1.2")

@@ -40,6 +40,8 @@ class Entry:
     local_extra: bytes = b""
     local: Fields = field(default_factory=dict)
     central: Fields = field(default_factory=dict)
+    host: int = 0
+    """System of the program that wrote the entry."""
 
     @property
     def stored(self) -> bytes:
@@ -56,7 +58,7 @@ class Entry:
         """Return the record of the directory for an entry at *start*."""
         more = {"comment": 0, "disk": 0, "internal": 0, "external": 0, "start": start}
         fields = self._fields() | {"extra": len(self.extra)} | more | self.central
-        head = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, *fields.values())
+        head = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20 | self.host << 8, *fields.values())
         return head + self.name + self.extra
 
     def _fields(self) -> dict[str, int]:
@@ -144,7 +146,9 @@ def is_key(name: str) -> bool:
 async def check_equal(data: bytes) -> None:
     """Assert that all keys of the archive have the contents that `zipfile` reads."""
     with zipfile.ZipFile(io.BytesIO(data)) as peer:
-        expected = {name: peer.read(name) for name in peer.namelist()}
+        is_windows = not any("/" in name for name in peer.namelist())
+        separator = "\\" if is_windows else "/"
+        expected = {name.replace(separator, "/"): peer.read(name) for name in peer.namelist()}
     found = await opened(data)
 
     keys = {name for name in expected if is_key(name)}

@@ -6,14 +6,17 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardgate.concurrency import run_in_thread
 from shardgate.errors import DamagedError
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.surveying import ChunkCollection
 from shardgate.formats.zip.directory import (
     TAIL_NBYTES,
     decode_directory,
@@ -21,8 +24,13 @@ from shardgate.formats.zip.directory import (
     memory_nbytes,
     parse_end,
 )
+from shardgate.formats.zip.layout import Zip
 from shardgate.model import Coded, Inline, Stored
+from shardgate.read.perform import DirectFetch
+from shardgate.settings import LimitSettings
+from shardgate.storage.stores import Stores
 from tests.attacks.mutating import Change, at_random, changes
+from tests.formats.members import Opened
 from tests.formats.zip.archives import (
     MOST,
     WIDE,
@@ -106,11 +114,14 @@ REFUSED: Final = {
     "entry that ends in the directory": (archive(Entry(b"a", central={"nbytes": 8})), "overlap"),
     "entry that is too long": (archive(Entry(b"a", central={"nbytes": WIDE - 1})), "overlap"),
     "entry behind the directory": (archive(Entry(b"a", central={"start": 99})), "overlap"),
-    "fewer entries than there are": (archive(FIRST, SECOND, end={"here": 1, "count": 1}), "its en"),
+    "fewer entries than there are": (
+        archive(FIRST, SECOND, end={"here": 1, "count": 1}),
+        "counts 1 ",
+    ),
     "more entries than there are": (archive(FIRST, SECOND, end={"here": 3, "count": 3}), "cannot"),
     "more entries, with long names": (
         archive(Entry(b"a" * 99), end={"here": 2, "count": 2}),
-        "no entry 1",
+        "counts 2 entries, not 1",
     ),
     "short directory": (archive(FIRST, SECOND, end={"nbytes": 93}), "no entry 0"),
     "directory before the archive": (archive(FIRST, end={"start": 99}), "places the central"),
@@ -125,11 +136,11 @@ REFUSED: Final = {
     ),
     "zip64 field that ends too late": (
         archive(Entry(b"a", central={"size": WIDE}, extra=struct.pack("<2HL", 1, 8, 7))),
-        "an extra field",
+        "no zip64 size",
     ),
     "zip64 records that differ": (archive(FIRST, end64={"here": 2, "count": 2}), "contradicts"),
     "zip64 directory of another size": (archive(FIRST, end64={"nbytes": 9}), "contradicts"),
-    "zip64 record of unknown length": (archive(FIRST, end64={"record": 45}), "contradicts"),
+    "zip64 record of unknown length": (archive(FIRST, end64={"record": 45}), "right before"),
     "zip64 record elsewhere": (archive(FIRST, locator={"at": 0}), "contradicts"),
     "zip64 of two disks": (archive(FIRST, locator={"disks": 2}), "contradicts"),
     "zip64 on another disk": (archive(FIRST, locator={"disk": 1}), "contradicts"),
@@ -181,12 +192,17 @@ def unicode_path(name: bytes, of: bytes, version: int = 1) -> bytes:
         (Entry(b"\xff\xfe", flags=0x800), []),
         (Entry(b"a", extra=unicode_path("é".encode(), b"a")), ["é"]),
         (Entry(b"a", extra=b"up\0\0"), ["a"]),
+        (Entry(b"a", extra=b"up\x09\0"), ["a"]),
+        (Entry("é".encode(), host=3), ["é"]),
+        (Entry("é".encode(), host=19), ["é"]),
+        (Entry("é".encode("cp437"), host=3), ["é"]),
+        (Entry("é".encode()), ["\u251c\u2310"]),
         (Entry(b"a", extra=unicode_path("é".encode(), b"b")), ["a"]),
         (Entry(b"a", extra=unicode_path("é".encode(), b"a", version=2)), ["a"]),
         (Entry(b"a", extra=unicode_path(b"../a", b"a")), []),
         (Entry(b"a", extra=unicode_path(b"\xff", b"a")), []),
         (Entry(b"a\0b"), []),
-        *[(Entry(name.encode()), []) for name in NO_KEYS],
+        *[(Entry(name.encode()), []) for name in NO_KEYS if "\\" not in name],
     ],
 )
 async def test_name_is_a_key_if_it_is_canonical(entry: Entry, names: list[str]) -> None:
@@ -195,6 +211,111 @@ async def test_name_is_a_key_if_it_is_canonical(entry: Entry, names: list[str]) 
 
     assert [*await found.names()] == names
     assert [await found.read(name) for name in names] == [b"content"] * len(names)
+
+
+@pytest.mark.parametrize(
+    "void",
+    [
+        unicode_path("é".encode(), b"b"),
+        unicode_path("é".encode(), b"a", version=2),
+        unicode_path(b"", b"a"),
+        b"up\0\0",
+    ],
+)
+async def test_void_unicode_path_hides_no_valid_one(void: bytes) -> None:
+    """The first Unicode path field that is valid for the name of its entry counts."""
+    found = await opened(archive(Entry(b"a", extra=void + unicode_path(b"new", b"a"))))
+
+    assert [*await found.names()] == ["new"]
+
+
+async def test_backslashes_separate_where_no_name_has_a_slash() -> None:
+    """Backslashes are separators in an archive without slashes, as for Info-ZIP."""
+    found = await opened(archive(Entry(b"a\\b"), Entry(b"c"), Entry(b"a\\", b"")))
+
+    assert [*await found.names()] == ["a/b", "c"]
+    assert await found.read("a/b") == b"content"
+    assert await _left_out(found) == []
+
+
+async def _left_out(found: Opened) -> list[str]:
+    described = await found.layout.collections(
+        found.fetch, lambda _: pytest.fail("lists"), run_in_thread
+    )
+    return [each.description.why_sharded for each in described if isinstance(each, ChunkCollection)]
+
+
+@pytest.mark.parametrize(
+    "name", [b"a\\b", b"./a", b"/a", b"../a", b"a//b", b"a\0b", b"a/../b", b"\\"]
+)
+async def test_entries_that_are_no_keys_are_counted(name: bytes) -> None:
+    """Entries whose names are no keys are described by their number and an example."""
+    found = await opened(archive(Entry(b"x/y"), Entry(name), Entry(b"/z"), Entry(b"d/", b"")))
+
+    assert [*await found.names()] == ["x/y"]
+    (reason,) = await _left_out(found)
+    assert reason == f"2 names are no keys, such as {name.decode()!r}"
+
+
+async def test_directory_with_data_is_counted() -> None:
+    """An entry that is named like a directory, and has data, is described."""
+    assert await _left_out(await opened(archive(Entry(b"d/")))) == [
+        "1 name is no key, such as 'd/'"
+    ]
+
+
+@pytest.mark.parametrize("surplus", [0, 7])
+async def test_entries_are_counted_modulo_65536(surplus: int) -> None:
+    """An archive without zip64 records may count its entries modulo 65,536: all are read."""
+    number = 65_536 + surplus
+    entries = [Entry(b"%d" % at, b"") for at in range(number)]
+    wrapped = {"here": number % 65_536, "count": number % 65_536}
+    found = await opened(archive(*entries, end=wrapped), 2**23)
+
+    assert len(await found.names()) == number
+
+
+@pytest.mark.parametrize("count", [1, 3, 65_536 + 1])
+async def test_other_count_of_entries_is_damage(count: int) -> None:
+    """A count that is not equal to that of the entries modulo 65,536 is damage."""
+    end64 = {"here": count, "count": count} if count > 65_535 else None
+    most = {"here": 65_535, "count": 65_535}
+    end = most if end64 else {"here": count, "count": count}
+    with pytest.raises(DamagedError, match="entries"):
+        await opened(archive(FIRST, SECOND, end=end, end64=end64))
+
+
+async def test_zip64_record_may_have_extensible_data() -> None:
+    """Data behind the fields of the zip64 end record, which it counts, are passed over."""
+    data = archive(FIRST, end64={"record": 44 + 9})
+    at = data.rfind(b"PK\6\7")
+    found = await opened(data[:at] + b"extension" + data[at:])
+
+    assert await found.read("a") == b"content"
+
+
+async def test_offsets_modulo_four_gigabytes_are_unwrapped(tmp_path: Path) -> None:
+    """Entries behind 4 GiB are read by offsets modulo 2^32 where there are no zip64 records."""
+    hole = 2**32 - 20
+    first = Entry(b"hole", bytes(8), central={"size": hole, "nbytes": hole})
+    behind = Entry(b"behind", b"far")
+    start = len(first.header()) - 8 + hole
+    path = tmp_path / "a.zip"
+    with path.open("wb") as file:
+        file.write(first.header())
+        file.seek(start)
+        file.write(behind.header())
+        directory = file.tell()
+        records = first.record(0) + behind.record(start - 2**32)
+        file.write(records)
+        fields = (0, 0, 2, 2, len(records), directory - 2**32, 0)
+        file.write(struct.pack("<4s4H2LH", b"PK\5\6", *fields))
+
+    async with Stores(LimitSettings()) as stores:
+        ref = stores.open_root(f"file://{tmp_path}").join("a.zip")
+        layout = await Zip(MOST, MOST).open(ref, DirectFetch(stores))
+        assert layout is not None
+        assert await Opened(layout, stores, DirectFetch(stores)).read("behind") == b"far"
 
 
 async def test_last_of_equal_names_counts() -> None:

@@ -5,19 +5,30 @@ reference.
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from shardgate.formats.compression import announced_nbytes, decode_content
-from shardgate.formats.documents import Json, json_memory_nbytes
+from shardgate.formats.documents import Json, as_integer, json_memory_nbytes, may_contain
 from shardgate.formats.kerchunk.reference_table import (
     CONSOLIDATED,
     MEMORY_PER_BYTE,
+    InvalidReference,
     ReferenceSet,
     TableBuilder,
     check_size,
     consolidate,
 )
-from shardgate.formats.kerchunk.templates import Templates, generate
+from shardgate.formats.kerchunk.templates import (
+    MOST_STEPS,
+    STEPS_PER_BYTE,
+    Failed,
+    Generated,
+    Steps,
+    StepsError,
+    Templates,
+    generate,
+)
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import inline_bytes
 
@@ -27,6 +38,9 @@ _LEAST_NBYTES: Final = 32
 """Bytes of the limit for each reference, which takes 250 bytes of memory while it is decoded."""
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MOST_CONSOLIDATED_NBYTES: Final = 16 * 1024**2
+_TEMPLATES: Final = re.compile(rb'"(?:templates|gen)"')
+_EXPANDED_NBYTES: Final = 192 * 1024**2
+"""Memory of all that `MOST_STEPS` can generate."""
 _MEMBERS: Final = ("version", "templates", "gen")
 _SPACE: Final = r"[ \t\r\n]*"
 _BEGIN, _QUOTE, _COLON, _NEXT, _END = (
@@ -40,7 +54,9 @@ def memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
         return MEMORY_PER_BYTE * most_nbytes
     if (coding := _coding(data)) is not None:
         return MEMORY_PER_BYTE * min(announced_nbytes(coding, data), most_nbytes)
-    return json_memory_nbytes(data)
+    is_expanded = may_contain(data, _TEMPLATES)
+    expanded_nbytes = min(_EXPANDED_NBYTES, MEMORY_PER_BYTE * most_nbytes) if is_expanded else 0
+    return json_memory_nbytes(data) + expanded_nbytes
 
 
 def _coding(data: bytes) -> str | None:
@@ -54,7 +70,7 @@ def decode_json_set(data: bytes, limit_nbytes: int) -> ReferenceSet:
         data = decode_content(coding, data, limit_nbytes)
     check_size(data, limit_nbytes)
     try:
-        return _decode(_Cursor(data.decode()), limit_nbytes // _LEAST_NBYTES)
+        return _decode(_Cursor(data.decode()), limit_nbytes // _LEAST_NBYTES, len(data))
     except DecodeError:
         raise
     except ValueError as error:
@@ -102,31 +118,29 @@ class _Cursor:
             is_last = self.skip(_NEXT) == "}"
 
 
-def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
+def _decode(cursor: _Cursor, most_rows: int, nbytes: int) -> ReferenceSet:
     flat, nested, others = TableBuilder(most_rows), TableBuilder(most_rows), dict[str, Json]()
-    invalid: DecodeError | None = None  # a member that is no reference, as version 1 may have some
     for name in cursor.members():
         if name == "refs" and cursor.begins("{"):
             for key in cursor.members():
                 _add(nested, key, cursor.value())
         elif name in _MEMBERS:
             others[name] = cursor.value()
-        else:
-            value = cursor.value()
-            try:
-                _add(flat, name, value)
-            except DecodeError as error:
-                invalid = invalid or error
+        else:  # a reference in version 0; version 1 may have such members beside "refs"
+            _add(flat, name, cursor.value())
     cursor.skip(_END)
     match others.pop("version", None):
-        case None if invalid is not None:
-            raise invalid
         case None if not len(nested):
             for name, value in others.items():
                 _add(flat, name, value)
+            if len(flat) and not flat.has_valid:
+                raise DecodeError("no reference set: none of its members is a reference")
             builder, urls = flat, flat.urls
+        case 1 if b"refs" not in flat:
+            steps = Steps(MOST_STEPS + STEPS_PER_BYTE * nbytes)
+            builder, urls = nested, _expand(nested, others, steps)
         case 1:
-            builder, urls = nested, _expand(nested, others)
+            raise DecodeError("no reference set: refs: expected an object")
         case version:
             raise DecodeError(f"no reference set of version 0 or 1: {repr(version)[:80]}")
     _consolidate(builder)
@@ -134,28 +148,52 @@ def _decode(cursor: _Cursor, most_rows: int) -> ReferenceSet:
 
 
 def _add(builder: TableBuilder, name: str, value: Json) -> None:
-    match value:
-        case [str() | None as url, int(offset), int(length)]:
-            builder.add_source(name, url or "", (offset, length))
-        case [str() | None as url]:
-            builder.add_source(name, url or "", None)
-        case str():
-            builder.add_bytes(name, inline_bytes(value.encode()))
-        case dict():
-            builder.add_bytes(name, json.dumps(value).encode())
-        case _:
-            reason = "expected a text, an object, [url] or [url, offset, length]"
-            raise DecodeError(f"no reference set: {name[:200]!r}: {reason}")
+    """Add a member; an invalid one is a reference that cannot be followed."""
+    try:
+        match value:
+            case [str() | None as url] | [str() | None as url, None, None]:
+                builder.add_source(name, url or "", None)
+            case [str() | None as url, first, second]:
+                offset = as_integer(first)
+                length = as_integer(second)
+                if type(offset) is not int or type(length) is not int:
+                    raise DecodeError("expected integers for offset and length")
+                builder.add_source(name, url or "", (offset, length))
+            case str():
+                builder.add_bytes(name, inline_bytes(value.encode()))
+            case dict():
+                builder.add_bytes(name, json.dumps(value).encode())
+            case _:
+                raise DecodeError("expected a text, an object, [url] or [url, offset, length]")
+    except ValueError as error:
+        builder.add_invalid(name, str(error))
 
 
-def _expand(builder: TableBuilder, others: Json) -> Sequence[str]:
+def _expand(builder: TableBuilder, others: Json, steps: Steps) -> Sequence[str | InvalidReference]:
     """Add the references that ``gen`` generates, and return the URLs without templates."""
-    texts = others.get("templates", {})
-    templates = Templates(texts)
-    urls = [templates.render(url) for url in builder.urls] if texts else builder.urls
-    for reference in generate(others.get("gen", []), templates):
-        builder.add_source(*reference)
+    texts = others.get("templates")
+    templates = Templates(texts, steps)
+    urls = [_render(templates, url) for url in builder.urls] if texts else builder.urls
+    for found in generate(others.get("gen"), templates):
+        match found:
+            case Generated(key, url, part):
+                _add(builder, key, [url, *(part or ())])
+            case Failed(None, reason):
+                builder.fault = builder.fault or reason
+            case Failed(str() as key, reason):
+                builder.add_invalid(key, reason)
     return [*urls, *builder.urls[len(urls) :]]
+
+
+def _render(templates: Templates, url: str | InvalidReference) -> str | InvalidReference:
+    if isinstance(url, InvalidReference):
+        return url
+    try:
+        return templates.render(url)
+    except StepsError:
+        raise
+    except DecodeError as error:
+        return InvalidReference(str(error))
 
 
 def _consolidate(builder: TableBuilder) -> None:
@@ -173,4 +211,5 @@ def _consolidate(builder: TableBuilder) -> None:
             documents[name.decode()] = json.loads(data)
         except (ValueError, RecursionError):
             return
-    builder.add_bytes(CONSOLIDATED, consolidate(documents))
+    with suppress(ValueError):  # of NaN
+        builder.add_bytes(CONSOLIDATED, consolidate(documents))

@@ -1,11 +1,13 @@
 """The format of reference sets, in JSON and in Parquet, and their keys located and listed."""
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
+from itertools import islice
 from math import prod
 from operator import itemgetter
-from typing import Final
+from typing import Final, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -17,19 +19,34 @@ from shardgate.formats.kerchunk.parquet_set import decode_catalog, decode_table
 from shardgate.formats.kerchunk.reference_table import (
     ABSENT,
     CONSOLIDATED,
+    InvalidReference,
+    Reference,
+    ReferenceGrid,
     ReferenceSet,
     ReferenceTable,
     SourcePart,
 )
 from shardgate.formats.listing import Window
 from shardgate.formats.members import SET_SUFFIXES, MemberLayout, Place
-from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Opaque, Read
+from shardgate.formats.reading import (
+    BoundDecoder,
+    DecodeError,
+    Fetch,
+    Opaque,
+    Read,
+    RunInThread,
+)
 from shardgate.formats.references import SLASHES, Allowed, resolve
+from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
 
+_FILE: Final = re.compile(r"^(?:(?:file|local):)?/(?!/)|^/+", re.IGNORECASE)
+"""Begin of the absolute path of a file, as fsspec takes it: with one slash, or without a scheme."""
 _MOST_LISTED: Final = 2**26
 """Most chunks, and their tables, of an array whose references are listed."""
 _MOST_TABLES: Final = 2**14
+_MOST_NAMED: Final = 100
+"""Most invalid references that a description names."""
 _VIEW_REVISION: Final = "k1"
 """Part of ETags; to be changed when the same set is served in another form."""
 
@@ -79,25 +96,29 @@ class ReferenceLayout(MemberLayout):
     async def find(self, name: str, fetch: Fetch) -> Place:
         if (found := await fetch(self.read)) is None:
             return MISSING
-        references = found.value
-        ref, etag, table = self.read.ref, found.etag, references.table
-        if (row := references.names.position(name)) is None:
-            if (chunk := references.find_chunk(name)) is None:
-                return MISSING
-            path, number = chunk
-            record, row = divmod(number, references.record_size)
-            read = self._read_table(references, path, record)
-            if (other := await fetch(read)) is None:
-                return MISSING
-            ref, etag, table = read.ref, other.etag, other.value
-            if row >= len(table):
-                raise DamagedError(ref, f"it has {len(table)} references, and no {row}")
-        match table.lookup(row):
+        references, ref, etag = found.value, self.read.ref, found.etag
+        reference: Reference
+        if (row := references.names.position(name)) is not None:
+            reference = references.table.lookup(row)
+        else:
+            match references.find_chunk(name):
+                case path, int(number):
+                    record, row = divmod(number, references.record_size)
+                    read = self._read_table(references, path, record)
+                    if (table := await fetch(read)) is None:
+                        return MISSING
+                    ref, etag = read.ref, table.etag
+                    reference = table.value.lookup(row)
+                case unknown:
+                    reference = unknown
+        match reference:
             case None:
                 return MISSING
             case bytes(data):
                 return Inline(data, ETag(f'{etag[:-1]}-{row:x}-{_VIEW_REVISION}"'))
-            case SourcePart() as source:
+            case InvalidReference(reason):
+                raise DamagedError(ref, f"{name}: {reason}")
+            case source:
                 try:
                     return await self._follow(source, fetch)
                 except DecodeError as error:
@@ -121,8 +142,10 @@ class ReferenceLayout(MemberLayout):
         references, window = found.value, Window(prefix, after, delimiter)
         arrays = [
             (f"{path}/0", path)
-            for path in references.arrays  # the document of the array has the same folder
-            if window.meets(f"{path}/") and window.fold(f"{path}/") is None
+            for path, grid in references.arrays.items()  # its document has the same folder
+            if isinstance(grid, ReferenceGrid)
+            and window.meets(f"{path}/")
+            and window.fold(f"{path}/") is None
         ]
         names = references.names.below(prefix, after, delimiter)
         for name, found_at in merge(names, sorted(arrays), key=itemgetter(0)):
@@ -131,12 +154,31 @@ class ReferenceLayout(MemberLayout):
                     yield key
             else:
                 yield name, None if found_at is None else references.table.length_of(found_at)
+        if references.fault:
+            raise DamagedError(self.read.ref, references.fault)
+
+    async def collections(
+        self, fetch: Fetch, _: Listing, run_in_thread: RunInThread
+    ) -> Sequence[ChunkCollection | DamagedError]:
+        if (found := await fetch(self.read)) is None:
+            return ()
+        references, ref = found.value, self.read.ref
+        faults = await run_in_thread(lambda: [*islice(references.invalid(), _MOST_NAMED + 1)])
+        if references.fault:
+            faults.insert(0, ("", references.fault))
+        damages = [
+            DamagedError(self.directory.join(name), reason) for name, reason in faults[:_MOST_NAMED]
+        ]
+        if len(faults) > _MOST_NAMED:
+            damages.append(DamagedError(ref, f"it has more than {_MOST_NAMED} invalid references"))
+        return [*references.left_out.describe("kerchunk"), *damages]
 
     async def _chunks(
         self, references: ReferenceSet, path: str, window: Window, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
         """Yield the keys of chunks of the array at *path*."""
-        grid, size = references.arrays[path], references.record_size
+        grid = cast("ReferenceGrid", references.arrays[path])
+        size = references.record_size
         count = prod(grid.counts)
         tables = -(-count // size)
         if count > _MOST_LISTED or tables > _MOST_TABLES:
@@ -171,19 +213,37 @@ class ReferenceLayout(MemberLayout):
 
 def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
     """Return the object at *url* as fsspec understands it: only http URLs are percent-encoded, an
-    absolute path is that of a local file, and empty segments of such a path do not count. Raises:
-    `DecodeError`, `NotAllowedError`.
+    absolute path is that of a local file, and empty segments of such a path do not count. What
+    *allowed* prefixes contain is decided of the resolved path. Raises: `DecodeError`,
+    `NotAllowedError`.
     """
-    located = f"file://{url}" if url.startswith("/") else url
-    scheme, is_url, place = located.partition("://")
+    scheme, is_url, place = _FILE.sub("file:///", url).partition("://")
     if not is_url:
         shown = repr(url[:200]) if url else "nothing"
         raise DecodeError(f"a reference to {shown}: expected a URL, or the absolute path of a file")
     authority, slash, path = place.partition("/")
-    if scheme.lower() == "file":
+    is_file = scheme.lower() in ("file", "local")
+    is_web = scheme.lower() in ("http", "https")
+    if is_file:
         path = SLASHES.sub("/", path).removeprefix("/")
-    if scheme.lower() not in ("http", "https"):
+    if is_file or is_web:
+        path = _without_dots(path)
+    if not is_web:
         path = quote(path)
     elif "?" in place:
         raise DecodeError("a reference to a URL with a query")
     return resolve(f"{scheme}://{authority}{slash}{path}", allowed)
+
+
+def _without_dots(path: str) -> str:
+    """Resolve the segments ``.`` and ``..`` (RFC 3986 §5.2.4): names in buckets may have them."""
+    kept: list[str] = []
+    segments = path.split("/")
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    if segments[-1] in (".", ".."):
+        kept.append("")
+    return "/".join(kept)

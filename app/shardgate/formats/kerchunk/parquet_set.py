@@ -5,6 +5,8 @@ Reference *i* of an array, counted in C order over its grid of chunks, is row ``
 """
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -20,6 +22,7 @@ from shardgate.formats.kerchunk.reference_table import (
     MEMORY_PER_BYTE,
     MOST_NBYTES,
     WHOLE,
+    InvalidReference,
     ReferenceGrid,
     ReferenceSet,
     ReferenceTable,
@@ -43,7 +46,8 @@ def decode_catalog(data: bytes, limit_nbytes: int) -> ReferenceSet:
 
 
 def _catalog(document: Json, most_documents: int) -> ReferenceSet:
-    builder, arrays = TableBuilder(most_documents), dict[str, ReferenceGrid]()
+    builder = TableBuilder(most_documents)
+    arrays = dict[str, ReferenceGrid | InvalidReference]()
     match document:
         case {"metadata": dict(documents), "record_size": int(record_size)}:
             pass
@@ -51,19 +55,30 @@ def _catalog(document: Json, most_documents: int) -> ReferenceSet:
             return replace(builder.build(()), is_metadata=False)
     if not 0 < record_size <= _MOST_RECORDS:
         raise DecodeError(f"record_size: expected 1 to {_MOST_RECORDS}, found {record_size}")
+    sound = dict[str, Json]()
     for name, value in documents.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        documents[name] = document = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(document, dict):
-            raise DecodeError(f"{name[:200]}: expected a document")
-        builder.add_bytes(name, text.encode())
-        if name.endswith(_ARRAY):
-            arrays[name.removesuffix(_ARRAY)] = _grid(name, document)
-    builder.add_bytes(CONSOLIDATED, consolidate(documents))
-    return replace(builder.build(()), record_size=record_size, arrays=arrays)
+        path = name.removesuffix(_ARRAY) if name.endswith(_ARRAY) else None
+        try:
+            text = value if isinstance(value, str) else json.dumps(value)
+            document = json.loads(text)
+            if not isinstance(document, dict):
+                raise DecodeError("expected a document")
+            if path is not None:
+                arrays[path] = _grid(document)
+        except (ValueError, RecursionError) as error:
+            builder.add_invalid(name, str(error))
+            if path is not None:
+                arrays[path] = InvalidReference(f"{name[:200]}: {error}")
+        else:
+            sound[name] = document
+            builder.add_bytes(name, text.encode())
+    if len(sound) == len(documents):
+        with suppress(ValueError):  # of NaN
+            builder.add_bytes(CONSOLIDATED, consolidate(sound))
+    return replace(builder.build(builder.urls), record_size=record_size, arrays=arrays)
 
 
-def _grid(name: str, document: Json) -> ReferenceGrid:
+def _grid(document: Json) -> ReferenceGrid:
     match document:
         case {"shape": list(shape), "chunks": list(chunks)} if len(shape) == len(chunks):
             separator = document.get("dimension_separator", ".")
@@ -73,7 +88,7 @@ def _grid(name: str, document: Json) -> ReferenceGrid:
                 if prod(max(count, 1) for count in counts) <= MOST_NBYTES:
                     counts = counts or (1,)
                     return ReferenceGrid(ChunkKeys("", separator, len(counts)), counts)
-    raise DecodeError(f"{name[:200]}: its shape, chunks or separator are invalid")
+    raise DecodeError("its shape, chunks or separator are invalid")
 
 
 def decode_table(data: bytes, most_rows: int, limit_nbytes: int) -> ReferenceTable:
@@ -90,23 +105,32 @@ def decode_table(data: bytes, most_rows: int, limit_nbytes: int) -> ReferenceTab
     if "path" in file.names:
         columns = file.integers("offset"), file.integers("size")
         has_source = sources < INLINE
+        is_bad = np.zeros(file.rows, np.bool_)
         for column, numbers in zip((offsets, lengths), columns, strict=True):
-            if (numbers[has_source] < 0).any():
-                raise DecodeError("a reference has a negative offset or size")
+            is_bad |= numbers < 0
             column[:] = numbers
-        if (offsets + lengths)[has_source].max(initial=0) > MOST_NBYTES:
-            raise DecodeError("a reference ends past the end of any object")
+        is_bad |= offsets + lengths > MOST_NBYTES
         lengths[(offsets == 0) & (lengths == 0)] = WHOLE
-    try:
-        blobs = list(map(inline_bytes, values))
-        names = [text.decode() for text in texts]
-    except ValueError as error:
-        raise DecodeError(f"a reference is neither UTF-8 nor base64: {error}") from None
-    bounds = np.cumsum([0, *map(len, blobs)], dtype=np.uint64)
+        sources[is_bad & has_source] = len(texts)
+    blobs = [_decoded(inline_bytes, value, "no base64") for value in values]
+    bad_blobs = [at for at, blob in enumerate(blobs) if isinstance(blob, InvalidReference)]
+    sources[np.isin(inline, bad_blobs)] = len(texts) + 1
+    names = [_decoded(bytes.decode, text, "a URL that is not UTF-8") for text in texts]
+    names.append(InvalidReference("its offset and size are no part of an object"))
+    names.append(InvalidReference("no base64"))
+    inlined = [b"" if isinstance(blob, InvalidReference) else blob for blob in blobs]
+    bounds = np.cumsum([0, *map(len, inlined)], dtype=np.uint64)
     is_inline = sources == INLINE
     offsets[is_inline] = bounds[inline[is_inline]]
     lengths[is_inline] = np.diff(bounds)[inline[is_inline]]
-    return ReferenceTable(names, sources, offsets, lengths, b"".join(blobs))
+    return ReferenceTable(names, sources, offsets, lengths, b"".join(inlined))
+
+
+def _decoded[T](decode: Callable[[bytes], T], data: bytes, reason: str) -> T | InvalidReference:
+    try:
+        return decode(data)
+    except ValueError:
+        return InvalidReference(reason)
 
 
 def memory_nbytes(data: bytes | None, most_nbytes: int) -> int:

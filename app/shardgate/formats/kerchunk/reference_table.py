@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardgate.formats.documents import Json, json_memory_nbytes
 from shardgate.formats.listing import Window
-from shardgate.formats.members import NO_KEY, SortedNames
+from shardgate.formats.members import NO_KEY, LeftOut, SortedNames
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange
@@ -35,6 +35,12 @@ _GRID_NBYTES: Final = 512
 """Memory of the grid of an array, with its path."""
 
 
+class InvalidReference(NamedTuple):
+    """A reference that cannot be followed."""
+
+    reason: str
+
+
 class SourcePart(NamedTuple):
     """A part of the object at *url*, or all of it."""
 
@@ -42,11 +48,15 @@ class SourcePart(NamedTuple):
     byte_range: ByteRange | None
 
 
+type Reference = SourcePart | InvalidReference | bytes | None
+"""A part of an object, bytes in the set, or nothing."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReferenceTable:
     """Rows of references: 20 bytes each, beside the distinct URLs and the bytes in the set."""
 
-    urls: Sequence[str]
+    urls: Sequence[str | InvalidReference]
     sources: NDArray[np.uint32]
     """Position in `urls`, or `INLINE`, or `ABSENT`."""
     offsets: NDArray[np.uint64]
@@ -61,16 +71,19 @@ class ReferenceTable:
     def __len__(self) -> int:
         return len(self.sources)
 
-    def lookup(self, row: int) -> SourcePart | bytes | None:
-        """Return the reference in *row*; `None` if it has none."""
+    def lookup(self, row: int) -> Reference:
+        """Return the reference in *row*."""
+        if row >= len(self):
+            return InvalidReference(f"its table has {len(self)} references, and no {row}")
         source, start = self.sources.item(row), self.offsets.item(row)
         length = self.lengths.item(row)
         if source == ABSENT:
             return None
         if source == INLINE:
             return self.inline[start : start + length]
-        part = None if length == WHOLE else ByteRange(start, start + length)
-        return SourcePart(self.urls[source], part)
+        if isinstance(url := self.urls[source], InvalidReference):
+            return url
+        return SourcePart(url, None if length == WHOLE else ByteRange(start, start + length))
 
     def length_of(self, row: int) -> int | None:
         """Return the bytes of the key in *row*; `None` where only its object tells."""
@@ -111,20 +124,33 @@ class ReferenceSet:
     """Its rows are in the order of the names."""
     record_size: int = 0
     """References in each of the other tables."""
-    arrays: Mapping[str, ReferenceGrid] = field(default_factory=dict)
+    arrays: Mapping[str, ReferenceGrid | InvalidReference] = field(default_factory=dict)
     """Grids of chunks, whose references are in other tables, by the paths of arrays."""
     is_metadata: bool = True
     """False for consolidated metadata of Zarr v2, which have the name of a catalog."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Names that are no keys."""
+    fault: str = ""
+    """Reason why the set may have further keys, which are not known."""
 
     @property
     def nbytes(self) -> int:
         return self.names.nbytes + self.table.nbytes + _GRID_NBYTES * len(self.arrays)
 
-    def find_chunk(self, name: str) -> tuple[str, int] | None:
+    def invalid(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of references that cannot be followed, and the reasons."""
+        urls = self.table.urls
+        bad = [at for at, url in enumerate(urls) if isinstance(url, InvalidReference)]
+        for row in np.flatnonzero(np.isin(self.table.sources, bad)).tolist():
+            yield self.names.at(row), urls[self.table.sources[row]][0]
+
+    def find_chunk(self, name: str) -> tuple[str, int] | InvalidReference | None:
         """Return the path of the array of the chunk *name*, and its number in C order."""
         end = len(name)
         while (end := name.rfind("/", 0, end)) > 0:
             if (grid := self.arrays.get(name[:end])) is not None:
+                if isinstance(grid, InvalidReference):
+                    return grid
                 coords = grid.keys.parse(name[end + 1 :])
                 if coords is None or not all(map(lt, coords, grid.counts)):
                     return None
@@ -132,7 +158,7 @@ class ReferenceSet:
                 for at, count in zip(coords, grid.counts, strict=True):
                     number = number * count + at
                 return name[:end], number
-        return None
+        return InvalidReference(self.fault) if self.fault else None
 
 
 class TableBuilder:
@@ -141,26 +167,38 @@ class TableBuilder:
     def __init__(self, most_rows: int) -> None:
         self._most_rows = most_rows
         self._rows: dict[bytes, int] = {}
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[str | InvalidReference, int] = {}
         self._sources = array("I")
         self._offsets = array("Q")
         self._lengths = array("Q")
         self._inline = bytearray()
+        self._left_out = LeftOut()
+        self.has_valid = False
+        self.fault = ""
+        """See `ReferenceSet`."""
+
+    def add_invalid(self, name: str, reason: str) -> None:
+        """Add a reference that cannot be followed."""
+        self._add_url(name, InvalidReference(reason), 0, WHOLE)
 
     def add_bytes(self, name: str, data: bytes) -> None:
         self._set(name, INLINE, len(self._inline), len(data))
         self._inline += data
+        self.has_valid = True
 
     def add_source(self, name: str, url: str, part: tuple[int, int] | None) -> None:
         """Add the object at *url*, or its *part*: offset and length. Raises: `DecodeError`."""
         offset, length = part or (0, WHOLE)
         if part is not None and not 0 <= offset <= offset + length <= MOST_NBYTES:
-            raise DecodeError(f"{name}: {length} bytes at {offset} are no part of an object")
-        source = self._numbers.setdefault(url, len(self._numbers))
-        self._set(name, source, offset, length)
+            raise DecodeError(f"{length} bytes at {offset} are no part of an object")
+        self._add_url(name, url, offset, length)
+        self.has_valid = True
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._rows
 
     def bytes_of(self, name: bytes) -> bytes | None:
         """Return the bytes of *name*, if the set holds them."""
@@ -175,11 +213,11 @@ class TableBuilder:
         return iter(self._rows)
 
     @property
-    def urls(self) -> Sequence[str]:
+    def urls(self) -> Sequence[str | InvalidReference]:
         """Distinct URLs, in the order in which they were added."""
         return list(self._numbers)
 
-    def build(self, urls: Sequence[str]) -> ReferenceSet:
+    def build(self, urls: Sequence[str | InvalidReference]) -> ReferenceSet:
         """Return the set, with *urls* in place of those that were added."""
         names, order = SortedNames.of(list(self._rows))
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))[order]
@@ -190,10 +228,15 @@ class TableBuilder:
             np.array(self._lengths, np.uint64)[rows],
             bytes(self._inline),
         )
-        return ReferenceSet(names, table)
+        return ReferenceSet(names, table, left_out=self._left_out, fault=self.fault)
+
+    def _add_url(self, name: str, url: str | InvalidReference, offset: int, length: int) -> None:
+        self._set(name, self._numbers.setdefault(url, len(self._numbers)), offset, length)
 
     def _set(self, name: str, source: int, offset: int, length: int) -> None:
-        if NO_KEY.search(text := name.encode()) is not None:
+        text = name.encode(errors="backslashreplace")  # half of a character is in no key
+        if NO_KEY.search(text) is not None:
+            self._left_out = self._left_out.add(name)
             return
         self._rows[text] = len(self._sources)
         if len(self._rows) > (most := self._most_rows):
@@ -212,5 +255,9 @@ def check_size(data: bytes, limit_nbytes: int) -> None:
 
 
 def consolidate(documents: Mapping[str, Json]) -> bytes:
-    """Return consolidated metadata of Zarr v2, which has *documents* by their keys."""
-    return json.dumps({"zarr_consolidated_format": 1, "metadata": documents}).encode()
+    """Return consolidated metadata of Zarr v2, which has *documents* by their keys. Raises:
+    `ValueError` for NaN and infinities, which Python writes into attributes as no JSON: readers of
+    strict JSON could then read none of the documents, and can read the others one by one.
+    """
+    document = {"zarr_consolidated_format": 1, "metadata": documents}
+    return json.dumps(document, allow_nan=False).encode()

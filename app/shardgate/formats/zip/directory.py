@@ -4,7 +4,7 @@ Sections are those of APPNOTE 6.3.10. Offsets count from the beginning of the ar
 may lie in front of it, such as a program that extracts it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
 from shardgate.formats.documents import Marked, begins_like_page
-from shardgate.formats.members import NO_KEY, SortedNames
+from shardgate.formats.members import NO_KEY, LeftOut, SortedNames
 from shardgate.formats.reading import DecodeError
 
 _END: Final = Struct("<4s4H2LH")
@@ -25,15 +25,22 @@ _LOCATOR: Final = Struct("<4sLQL")
 _END64: Final = Struct("<4sQ2H2L4Q")
 """§4.3.14: signature, bytes that follow, two versions, then as in `_END`."""
 _END64_NBYTES: Final = 44
+_END64_HEAD_NBYTES: Final = 12
+"""Signature and length of the zip64 end record."""
 _MOST: Final = (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
 """Values of the fields of `_END` that stand for those of `_END64`."""
 _MOST_COMMENT_NBYTES: Final = 0xFFFF
 TAIL_NBYTES: Final = _MOST_COMMENT_NBYTES + _END.size + _LOCATOR.size + _END64.size
 """Holds all records at the end, and in most archives a directory of some hundred entries."""
 
-_RECORD: Final = Struct("<4s4x2H4x3L4H6xL")
-"""§4.3.12, up to the name: signature, flags, method, CRC-32, bytes as stored and of the content,
-bytes of name, extra fields and comment, disk, offset of the local header."""
+_RECORD: Final = Struct("<4sxB2x2H4x3L4H6xL")
+"""§4.3.12, up to the name: signature, host system, flags, method, CRC-32, bytes as stored and of
+the content, bytes of name, extra fields and comment, disk, offset of the local header."""
+_UNIX_HOSTS: Final = (3, 19)
+"""Unix and macOS: their programs write names in UTF-8, often without the flag."""
+_COUNTED: Final = 2**16
+_NARROW: Final = 2**32
+"""Entries, and bytes, at which some programs begin again at 0 instead of writing zip64 records."""
 _EXTRA: Final = Struct("<2H")
 _ZIP64: Final = 0x0001
 _WIDE: Final = 0xFFFFFFFF
@@ -102,6 +109,8 @@ class CentralDirectory:
 
     names: SortedNames
     rows: NDArray[Any]
+    left_out: LeftOut
+    """Entries whose names are no keys, without directories."""
 
     @property
     def nbytes(self) -> int:
@@ -123,6 +132,8 @@ class EndRecord(NamedTuple):
     """Bytes of the object from the beginning of the directory on."""
     directory: CentralDirectory | None = None
     """The directory, if it was read along."""
+    is_narrow: bool = False
+    """True without zip64 records."""
 
     @property
     def nbytes(self) -> int:
@@ -140,8 +151,19 @@ def decode_tail(tail: bytes, limit_nbytes: int) -> Marked[EndRecord]:
         raise DecodeError(f"{reason}: {_SETTING}")
     if (start := len(tail) - end.from_end) < 0:
         return Marked(end)
-    directory = decode_directory(tail[start : start + nbytes], end)
+    try:
+        directory = decode_directory(tail[start : start + nbytes], end)
+    except DecodeError:
+        return Marked(end)  # its offsets may be those of a longer archive; see `unwrap`
     return Marked(end._replace(directory=directory))
+
+
+def unwrap(end: EndRecord, start: int) -> EndRecord:
+    """Return *end* for a directory that begins at *start* bytes, if the offsets of its archive are
+    narrow and began again at 0.
+    """
+    is_wrapped = end.is_narrow and start > end.start and (start - end.start) % _NARROW == 0
+    return end._replace(start=start) if is_wrapped else end
 
 
 def parse_end(tail: bytes) -> EndRecord | None:
@@ -158,25 +180,35 @@ def parse_end(tail: bytes) -> EndRecord | None:
         raise DecodeError("it ends within its comment")
     found = (*disks, count, nbytes, start)
     located = at - _LOCATOR.size
-    if located >= 0 and tail.startswith(b"PK\6\7", located):
-        at = located - _END64.size
-        found = _parse_end64(tail, at, found)
+    is_narrow = located < 0 or not tail.startswith(b"PK\6\7", located)
+    if not is_narrow:
+        at = _find_end64(tail, located)
+        found = _parse_end64(tail, at, located, found)
     disk, first, here, count, nbytes, start = found
     if disk or first or here != count:
         raise DecodeError(_SEVERAL)
     if nbytes < count * _RECORD.size:
         raise DecodeError(f"its central directory of {nbytes} bytes cannot have {count} entries")
-    return EndRecord(start, nbytes, count, len(tail) - at + nbytes)
+    return EndRecord(start, nbytes, count, len(tail) - at + nbytes, is_narrow=is_narrow)
 
 
-def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]:
+def _find_end64(tail: bytes, located: int) -> int:
+    """Find the zip64 end record, perhaps with extensible data, that ends at *located*."""
+    at = tail.rfind(b"PK\6\6", 0, located)
+    while at >= 0:
+        nbytes = int.from_bytes(tail[at + 4 : at + 12], "little")
+        if nbytes >= _END64_NBYTES and at + _END64_HEAD_NBYTES + nbytes == located:
+            return at
+        at = tail.rfind(b"PK\6\6", 0, at)
+    raise DecodeError("its zip64 end record is not right before the locator")
+
+
+def _parse_end64(tail: bytes, at: int, located: int, narrow: Sequence[int]) -> tuple[int, ...]:
     """Parse the zip64 end record at *at*, and its locator; *narrow* are the fields of `_END`."""
-    if at < 0 or not tail.startswith(b"PK\6\6", at):
-        raise DecodeError("its zip64 end record is not right before the locator")
-    _, record_nbytes, _, _, *fields = _END64.unpack_from(tail, at)
-    _, disk, start, disks = _LOCATOR.unpack_from(tail, at + _END64.size)
+    _, _, _, _, *fields = _END64.unpack_from(tail, at)
+    _, disk, start, disks = _LOCATOR.unpack_from(tail, located)
     agree = all(old in (new, most) for old, new, most in zip(narrow, fields, _MOST, strict=True))
-    is_there = start == fields[-1] + fields[-2] and record_nbytes == _END64_NBYTES
+    is_there = start == fields[-1] + fields[-2]
     if disk or disks > 1 or not agree or not is_there:
         raise DecodeError("its zip64 end record contradicts the end record or the locator")
     return tuple(fields)
@@ -184,12 +216,15 @@ def _parse_end64(tail: bytes, at: int, narrow: Sequence[int]) -> tuple[int, ...]
 
 def decode_directory(data: bytes, end: EndRecord) -> CentralDirectory:
     """Decode the central directory that *end* describes."""
-    packed, numbers, at = bytearray(), dict[bytes, int](), 0
-    for number in range(end.entry_count):
+    packed, texts, at = bytearray(), list[bytes](), 0
+    while at < len(data):
+        number = len(texts)
         name_at = at + _RECORD.size
         if name_at > len(data) or not data.startswith(b"PK\1\2", at):
             raise DecodeError(f"its central directory has no entry {number} at {at}")
-        _, flags, method, crc, nbytes, size, *lengths, disk, start = _RECORD.unpack_from(data, at)
+        _, host, flags, method, crc, nbytes, size, *lengths, disk, start = _RECORD.unpack_from(
+            data, at
+        )
         name_nbytes, extra_nbytes, comment_nbytes = lengths
         extra_at = name_at + name_nbytes
         at = extra_at + extra_nbytes
@@ -201,14 +236,34 @@ def decode_directory(data: bytes, end: EndRecord) -> CentralDirectory:
             raise DecodeError(_SEVERAL)
         name_crc = zlib_ng.crc32(name)
         packed += _ROW.pack(start, 0, nbytes, size, crc, name_crc, name_nbytes, method, flags)
-        if (key := _key(name, flags, extra, name_crc)) is not None:
-            numbers[key] = number
+        texts.append(_text(name, host, flags, extra, name_crc))
     if at != len(data):
         raise DecodeError(f"its central directory has {len(data)} bytes, its entries {at}")
+    if (len(texts) - end.entry_count) % _COUNTED:
+        raise DecodeError(f"its end record counts {end.entry_count} entries, not {len(texts)}")
     rows = np.frombuffer(packed, _ROWS)
-    _find_stops(rows, end.start)
+    _find_stops(rows, end)
+    numbers, left_out = _find_keys(texts, rows["size"])
     names, order = SortedNames.of(list(numbers))
-    return CentralDirectory(names, rows[np.fromiter(numbers.values(), np.intp)[order]])
+    chosen = np.fromiter(numbers.values(), np.intp, len(numbers))[order]
+    return CentralDirectory(names, rows[chosen], left_out)
+
+
+def _find_keys(
+    texts: Sequence[bytes], sizes: NDArray[np.uint64]
+) -> tuple[dict[bytes, int], LeftOut]:
+    """Return the entries whose names are keys, and what is left out. In an archive without any
+    slash backslashes are separators, as for Info-ZIP: programs of Windows write them.
+    """
+    numbers, left_out = dict[bytes, int](), LeftOut()
+    is_windows = not any(b"/" in text for text in texts)
+    for number, text in enumerate(texts):
+        key = text.replace(b"\\", b"/") if is_windows else text
+        if NO_KEY.search(key) is None:
+            numbers[key] = number
+        elif sizes[number] or not key.endswith(b"/"):
+            left_out = left_out.add(text.decode())
+    return numbers, left_out
 
 
 def memory_nbytes(_: bytes | None, nbytes: int) -> int:
@@ -216,37 +271,41 @@ def memory_nbytes(_: bytes | None, nbytes: int) -> int:
     return _MEMORY_PER_BYTE * nbytes
 
 
-def _key(name: bytes, flags: int, extra: bytes, crc: int) -> bytes | None:
-    """Return the key of an entry in UTF-8, by its *name* with its *crc*; `None` for no key."""
+def _text(name: bytes, host: int, flags: int, extra: bytes, crc: int) -> bytes:
+    """Return the name of an entry in UTF-8: of the first Unicode path field for the *crc* of its
+    *name*, else that itself; with a zero byte, which is in no key, if it cannot be decoded.
+    """
     if b"up" in extra:  # §4.6.9: version 1, the CRC-32 of the name that it replaces, a name
-        field = _find_extra(extra, _UNICODE_PATH) or b""
-        if field.startswith(b"\1" + crc.to_bytes(4, "little")) and len(field) > _NEW_NAME_AT:
-            name, flags = field[_NEW_NAME_AT:], _UTF8
-    if not name.isascii():
-        try:
-            name = name.decode("utf-8" if flags & _UTF8 else "cp437").encode()
-        except UnicodeDecodeError:
-            return None
-    return None if NO_KEY.search(name) else name
+        for field in _extra_fields(extra, _UNICODE_PATH):
+            if field.startswith(b"\1" + crc.to_bytes(4, "little")) and len(field) > _NEW_NAME_AT:
+                name, flags = field[_NEW_NAME_AT:], _UTF8
+                break
+    if name.isascii():
+        return name
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        if flags & _UTF8:
+            return name.decode(errors="replace").encode() + b"\0"
+        return name.decode("cp437").encode()
+    is_utf8 = flags & _UTF8 or host in _UNIX_HOSTS
+    return name if is_utf8 else name.decode("cp437").encode()
 
 
-def _find_extra(fields: bytes, header_id: int) -> bytes | None:
-    """Find an extra field (§4.5.1)."""
+def _extra_fields(fields: bytes, header_id: int) -> Iterator[bytes]:
+    """Yield the extra fields (§4.5.1) with an id, up to one that ends past the others."""
     at = 0
     while at + _EXTRA.size <= len(fields):
         found, nbytes = _EXTRA.unpack_from(fields, at)
         at += _EXTRA.size
-        if at + nbytes > len(fields):
-            raise DecodeError("an extra field of an entry ends past the others")
-        if found == header_id:
-            return fields[at : at + nbytes]
+        if found == header_id and at + nbytes <= len(fields):
+            yield fields[at : at + nbytes]
         at += nbytes
-    return None
 
 
 def _widen(entry: int, extra: bytes, narrow: Sequence[int]) -> list[int]:
     """Return *narrow* numbers, those replaced that the zip64 extra field holds (§4.5.3)."""
-    field, numbers = _find_extra(extra, _ZIP64) or b"", list[int]()
+    field, numbers = next(_extra_fields(extra, _ZIP64), b""), list[int]()
     for number, (name, stand_in) in zip(narrow, _WIDENED, strict=True):
         nbytes = 0 if number != stand_in else 4 if name == "disk" else 8
         if nbytes > len(field):
@@ -256,11 +315,15 @@ def _widen(entry: int, extra: bytes, narrow: Sequence[int]) -> list[int]:
     return numbers
 
 
-def _find_stops(rows: NDArray[Any], end: int) -> None:
-    """Set where the next entry, or the directory at *end*, begins; refuse entries that overlap."""
+def _find_stops(rows: NDArray[Any], end: EndRecord) -> None:
+    """Set where the next entry, or the directory, begins; refuse entries that overlap."""
+    if end.is_narrow and end.start >= _NARROW:  # offsets began again at 0
+        needed = rows["start"] + rows["nbytes"] + LOCAL_HEADER.size
+        is_lower = rows["start"][1:] < needed[:-1]
+        rows["start"][1:] += np.uint64(_NARROW) * np.cumsum(is_lower, dtype=np.uint64)
     order = np.argsort(rows["start"], kind="stable")
     starts = rows["start"][order]
-    stops = np.append(starts[1:], np.array([end], np.uint64))
+    stops = np.append(starts[1:], np.array([end.start], np.uint64))
     room = stops - starts
     header = LOCAL_HEADER.size + rows["name_nbytes"][order].astype(np.uint64)
     is_bad = (stops < starts) | (room < header) | (rows["nbytes"][order] > room - header)

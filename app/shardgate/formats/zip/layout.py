@@ -9,7 +9,8 @@ from zlib_ng import zlib_ng
 from shardgate.errors import DamagedError, lost
 from shardgate.formats.compression import raw_deflate
 from shardgate.formats.members import ARCHIVE_SUFFIXES, MemberLayout, Place
-from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Read
+from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Read, RunInThread
+from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zip.directory import (
     LOCAL_HEADER,
     STORED,
@@ -20,6 +21,7 @@ from shardgate.formats.zip.directory import (
     decode_directory,
     decode_tail,
     memory_nbytes,
+    unwrap,
 )
 from shardgate.model import (
     MISSING,
@@ -59,6 +61,7 @@ class Zip:
             return None
         if (end := found.value.spec) is None:
             raise found.value.refusal(directory, "no zip archive")
+        end = unwrap(end, found.size - end.from_end)
         if (shift := found.size - end.from_end - end.start) < 0:
             reason = f"its end record places the central directory {-shift} bytes too far behind"
             raise DamagedError(directory, reason)
@@ -118,6 +121,11 @@ class ZipLayout(MemberLayout):
         sizes = table.rows["size"]
         for name, at in table.names.below(prefix, after, delimiter):
             yield name, None if at is None else sizes.item(at)
+
+    async def collections(
+        self, fetch: Fetch, _: Listing, __: RunInThread
+    ) -> Sequence[ChunkCollection | DamagedError]:
+        return (await self.open_table(fetch)).left_out.describe("zip")
 
 
 def decode_local_header(data: bytes, entry: ZipEntry) -> np.uint16:

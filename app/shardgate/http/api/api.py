@@ -74,7 +74,7 @@ class DatasetDescription(DatasetSummary):
     next: str | None = None
     """Path to continue after, where there are more arrays."""
     reason: str = ""
-    """Why the look ended before `limit`."""
+    """Why the look ended before `limit`, and what is left out, as its names are no keys."""
 
 
 class Readiness(BaseModel):

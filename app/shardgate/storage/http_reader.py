@@ -68,7 +68,7 @@ _ALTERNATES: Final = (
 _ALTERNATES_UNDATED: Final = (
     "the server alternates between ETags of one version, and tells versions apart in no other way"
 )
-_DOUBTED: Final = frozenset({403, 404, 405, 501})
+_DOUBTED: Final = frozenset({400, 403, 404, 405, 501})
 """Statuses of a HEAD whose reason a GET tells, or that do not hold for a GET: of servers that know
 no HEAD, or sign the URLs of redirects for GET.
 """

@@ -30,6 +30,7 @@ from shardgate.storage.refusals import HttpMethod
 from shardgate.storage.s3 import S3Store
 from tests.storage.conftest import found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
+from tests.storage.listening import Handler, Listener
 from tests.storage.proxy import Proxy
 from tests.support.processes import free_ports
 from tests.support.seaweedfs import SeaweedFS
@@ -134,6 +135,29 @@ async def test_failed_listing_is_an_error(
 
     with pytest.raises(error):
         await anext(store.list(ObjectRef(REF.bucket, "")))
+
+
+class _Truncating(Handler[str]):
+    def answer(self) -> None:
+        following = self.server.owner
+        document = (
+            f"<ListBucketResult><IsTruncated>true</IsTruncated>{following}</ListBucketResult>"
+        )
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(document)))
+        self.end_headers()
+        self.wfile.write(document.encode())
+
+
+@pytest.mark.parametrize("following", ["", "<NextContinuationToken>t</NextContinuationToken>"])
+async def test_truncated_listing_without_a_next_page_raises(following: str) -> None:
+    """A truncated listing that names no next page, or the same one again, is not taken for all."""
+    listener = Listener(_Truncating, following)
+    settings = StoreSettings(endpoint_url=listener.url, anonymous=True)
+    with listener.running():
+        async with aclosing(S3Store(settings, timeout_s=LONGEST_S)) as store:
+            with pytest.raises(StorageUnavailableError, match="no next page"):
+                await anext(store.list(ObjectRef(REF.bucket, "")))
 
 
 async def test_anonymous_request_is_not_signed(faulty: FaultyServer) -> None:

@@ -241,10 +241,15 @@ class PutSender:
 
         Large bodies, and requests that only botocore can sign, are left to its client.
         """
-        is_small = not is_large(len(body))
-        if is_small and (sent := await self._send(ref, body, _http_headers(params))) is not None:
-            return sent
-        return await self._client.send(ref, "put_object", Body=body, **params)
+        if is_large(len(body)):
+            return await self._client.send(ref, "put_object", Body=body, **params)
+        headers = _http_headers(params)
+        sent = await self._send(ref, body, headers)
+        if isinstance(sent, Refusal) and self._client.learn_region(ref, sent):
+            sent = await self._send(ref, body, headers)
+        if sent is None:
+            return await self._client.send(ref, "put_object", Body=body, **params)
+        return sent
 
     async def _send(
         self, ref: ObjectRef, body: bytes, headers: Mapping[str, str]

@@ -132,7 +132,7 @@ class Issuers:
         """
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # of deeply nested claims
             return None
         url = claimed["payload"].get("iss")
         issuer = self._by_url.get(url) if isinstance(url, str) else None
@@ -171,7 +171,7 @@ def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) ->
         raise
     except jwt.MissingRequiredClaimError as error:
         raise UnauthenticatedError(f"the token has no {error.claim}") from None
-    except jwt.PyJWTError as error:
+    except (jwt.PyJWTError, OverflowError) as error:  # of an infinite time
         reason = _REASONS.get(type(error), "is malformed")
         raise UnauthenticatedError(f"the token {reason}") from None
     subject: str = claims["sub"]

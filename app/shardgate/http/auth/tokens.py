@@ -75,7 +75,7 @@ class TokenSigner:
                 audience=self._audience,
                 options=options,
             )
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # of deeply nested claims
             return None
         if claims["exp"] <= self._now():
             return None
@@ -94,7 +94,7 @@ class TokenSigner:
         try:
             if jwt.get_unverified_header(token).get("typ") != _type(kind):
                 return None
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):
             return None
         if (claims := await self.verify(kind, token)) is None:
             raise UnauthenticatedError(

@@ -34,7 +34,7 @@ def encode(kind: int, value: Any) -> bytes:
         case 5 | 6:
             return zigzag(value)
         case 8:
-            return varint(len(value)) + value
+            return varint(len(value)) + bytes(value)
         case 9:
             item_kind, items = value
             body = b"".join(encode(item_kind, item) for item in items)

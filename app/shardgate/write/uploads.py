@@ -35,6 +35,7 @@ _UPLOAD_MAX_AGE_S: Final = 24 * 3600.0
 _RECORD_MAX_AGE_S: Final = 3600.0
 """Age at which the record of a completed upload is removed, and interval of sweeps."""
 _SWEPT: Final = 100
+_NUMBER_DIGITS: Final = 5  # 10,000 parts
 
 
 class PartName(NamedTuple):
@@ -200,7 +201,8 @@ class Uploads:
         prefix, sizes = upload.object(""), {}
         async for each in self._store.list(prefix):
             number, dot, md5 = each.ref.key.removeprefix(prefix.key).partition(".")
-            if dot and number.isdigit() and each.size is not None:
+            is_number = number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS
+            if dot and is_number and each.size is not None:
                 sizes[PartName(int(number), md5)] = each.size
         return sizes
 

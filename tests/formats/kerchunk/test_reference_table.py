@@ -158,6 +158,13 @@ async def test_inline_bytes_have_the_version_of_their_set(tmp_path: Path) -> Non
     assert len(etags) == 3
 
 
+@pytest.mark.parametrize("part", [(True, 1), (1, True), (-1, 2), (5, -5), (0, 2**70)])
+def test_part_of_other_numbers_is_refused(part: tuple[int, int]) -> None:
+    """The offset and the length of a part are integers from 0, and no booleans."""
+    with pytest.raises(DecodeError, match="expected an integer of 0"):
+        TableBuilder(2).add_source("a", "s3://b/x", part)
+
+
 def test_part_past_the_end_of_any_object_is_refused() -> None:
     """The end of a part is less than 2**63."""
     builder = TableBuilder(2)

@@ -17,7 +17,7 @@ from shardgate.formats.listing import Window
 from shardgate.formats.members import NO_KEY, LeftOut, SortedNames
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.keys import ChunkKeys
-from shardgate.model import ByteRange
+from shardgate.model import ByteRange, check_integer
 
 CONSOLIDATED: Final = ".zmetadata"
 """Name of the consolidated metadata of Zarr v2, and of the catalog of a set in Parquet."""
@@ -189,8 +189,9 @@ class TableBuilder:
     def add_source(self, name: str, url: str, part: tuple[int, int] | None) -> None:
         """Add the object at *url*, or its *part*: offset and length. Raises: `DecodeError`."""
         offset, length = part or (0, WHOLE)
-        if part is not None and not 0 <= offset <= offset + length <= MOST_NBYTES:
-            raise DecodeError(f"{length} bytes at {offset} are no part of an object")
+        if part is not None:
+            check_integer(offset, "offset", MOST_NBYTES, DecodeError)
+            check_integer(length, "length", MOST_NBYTES - offset, DecodeError)
         self._add_url(name, url, offset, length)
         self.has_valid = True
 

@@ -134,7 +134,7 @@ class Issuers:
         """
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # of deeply nested claims
             return None
         url = claimed["payload"].get("iss")
         issuer = self._by_url.get(url) if isinstance(url, str) else None

@@ -88,7 +88,7 @@ class TokenSigner:
                 audience=self._audience,
                 options=options,
             )
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # of deeply nested claims
             return None
 
     async def identify_reader(
@@ -102,7 +102,7 @@ class TokenSigner:
         try:
             if jwt.get_unverified_header(token).get("typ") != _type(kind):
                 return None
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):
             return None
         if (claims := await self.verify(kind, token)) is None:
             raise UnauthenticatedError(

@@ -7,7 +7,7 @@ again, and the next attempt has another write id.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,7 +62,16 @@ from shardgate.icechunk.sessions.journal import (
     SessionJournal,
     SessionLocation,
 )
-from shardgate.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
+from shardgate.model import (
+    ByteRange,
+    ETag,
+    Inline,
+    Part,
+    Piece,
+    Referenced,
+    Stored,
+    UnmodifiedSince,
+)
 from shardgate.read.bodies import Entity
 from shardgate.storage.contract import (
     ABSENT,
@@ -111,6 +120,10 @@ class ReplacedChunk(NamedTuple):
     """`None` for a chunk that is absent, or may be in any version."""
     entry: Expected = None
     """The expected version of its entry in the journal."""
+
+    def is_whole(self, pieces: Sequence[Piece]) -> bool:
+        """Return whether *pieces* are the whole chunk."""
+        return self.entity is not None and list(pieces) == [ByteRange(0, self.entity.length)]
 
 
 @dataclass(eq=False)
@@ -239,14 +252,31 @@ class Session:
         lost = await self._put_entry(address, entry, replaced.entry)
         return entity.etag if lost is None else lost
 
+    async def keep_chunk(
+        self, address: ChunkAddress, replaced: ReplacedChunk
+    ) -> ETag | Conflict | None:
+        """Enter a chunk of the parent into the journal, without a copy of its bytes; return its
+        version, `None` for a virtual chunk, which has to be written.
+        """
+        if replaced.entity is None or isinstance(replaced.entry, str):  # it is entered already
+            return replaced.entity and replaced.entity.etag
+        entry = await self.lookup(address)
+        if not isinstance(entry, Native | InlineChunk):
+            return None
+        return await self._put_entry(address, entry, ABSENT) or self.entity_of(entry).etag
+
     async def delete_chunk(
-        self, view: SessionView, address: ChunkAddress, expected: ETag | None
+        self, view: SessionView, address: ChunkAddress, expected: Expected
     ) -> Conflict | None:
-        """Delete a chunk; see `write_chunk`."""
+        """Delete a chunk; see `write_chunk`. The deletion of an absent one is in the commit too,
+        since another commit may have written it.
+        """
         replaced = await self.find_replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
-        if expected is not None or await self.lookup(address) is not None:
+        if replaced.entity is None and isinstance(replaced.entry, str):  # it is deleted already
+            return None
+        if expected is not None or view.is_in_parent(address.node):
             return await self._put_entry(address, None, replaced.entry)
         await self.journal.remove(address)
         await self._confirm(address, None)
@@ -416,8 +446,7 @@ class SessionCommit:
 async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, ChunkChanges]:
     """Read the changed chunks of *view* from the journal, by node id.
 
-    Entries outside of the current shape are left out, and deletions of chunks that the parent
-    does not have.
+    Entries outside of the current shape are left out.
     """
     found: dict[bytes, ChunkChanges] = {}
     for node in view.among(await session.journal.arrays()):
@@ -436,8 +465,7 @@ async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> C
         address = ChunkAddress(node, coords)
         if (stored := await journal.get(address, listed[coords].etag)) is None:
             raise StorageUnavailableError(journal.ref(address), "was listed, and does not exist")
-        if stored.entry is not None or await session.lookup(address) is not None:
-            payloads[coords] = stored.entry
+        payloads[coords] = stored.entry
 
     listed = await journal.entries(node.node_id)
     inside = [coords for coords in listed if chunks.has(coords)]

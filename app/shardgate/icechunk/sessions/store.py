@@ -170,19 +170,23 @@ class SessionStore:
         replaced = await self.session.find_replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
+        if replaced.is_whole(pieces):
+            kept = await self.session.keep_chunk(address, replaced)
+            if kept is not None:
+                return kept
         data = await self._joined(ref, pieces, expected, replaced.entity)
         return await self.session.write_chunk(view, address, data, replaced)
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         """Delete a chunk, or a node with all nodes below it."""
         view = await self.session.view()
         require_open(view.session)
         if (path := node_path(ref.key)) is not None:
             if view.node(path) is None:
-                return expected is None or CONFLICT
+                return is_as_expected(None, expected) or CONFLICT
             return await self._edit(path, expected, partial(delete_nodes, path=path)) or CONFLICT
         if (address := view.address(ref.key)) is None:
-            return expected is None or CONFLICT
+            return is_as_expected(None, expected) or CONFLICT
         return await self.session.delete_chunk(view, address, expected) or True
 
     async def is_whole_chunk(self, key: str) -> bool:

@@ -34,13 +34,14 @@ from shardgate.errors import (
     UnwritableError,
 )
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
+from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, Reference
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.formats.icechunk.repository_files import Repository, named_by
 from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
 from shardgate.formats.reading import Fetch
-from shardgate.icechunk.chunk_files import new_object_id, put_new
+from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
 from shardgate.icechunk.commit import CommitResult
 from shardgate.icechunk.repository import read_snapshot
 from shardgate.icechunk.sessions.document import (
@@ -58,6 +59,7 @@ from shardgate.icechunk.sessions.document import (
     version_of,
 )
 from shardgate.icechunk.sessions.journal import (
+    ListedEntry,
     SessionDocumentStore,
     SessionJournal,
     SessionLocation,
@@ -91,6 +93,12 @@ Garbage collection must leave younger chunk files alone: no commit refers to the
 """
 _RENEWALS: Final = 24
 """Most renewals of a session in `LIFETIME_S`; each is a write of its document."""
+_YOUNG_S: Final = 3600.0
+"""Age up to which chunk files are not looked up if there are many: garbage collection spares them.
+"""
+_FEW_FILES: Final = 256
+"""Chunk files of an array that are all looked up, by one request each at the same time."""
+_MAX_NAMED: Final = 10
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
 """Longest wait of a write for the commit of its session."""
@@ -446,7 +454,8 @@ class SessionCommit:
 async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, ChunkChanges]:
     """Read the changed chunks of *view* from the journal, by node id.
 
-    Entries outside of the current shape are left out.
+    Entries outside of the current shape are left out. Raises: `ConflictError` for chunk files that
+    are gone.
     """
     found: dict[bytes, ChunkChanges] = {}
     for node in view.among(await session.journal.arrays()):
@@ -470,7 +479,38 @@ async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> C
     listed = await journal.entries(node.node_id)
     inside = [coords for coords in listed if chunks.has(coords)]
     await bounded_gather(read, inside, limit=32)
+    await _check_files(session, node, payloads, listed)
     return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
+
+
+async def _check_files(
+    session: Session,
+    node: ViewedNode,
+    payloads: Mapping[tuple[int, ...], JournalEntry],
+    listed: Mapping[tuple[int, ...], ListedEntry],
+) -> None:
+    """Check that chunk files exist that garbage collection may have removed: all, or those of
+    entries older than `_YOUNG_S` if there are many.
+    """
+    references = {at: entry for at, entry in payloads.items() if isinstance(entry, Native)}
+    if len(references) > _FEW_FILES:
+        since_s = session.clock() - _YOUNG_S
+        times = {at: listed[at].modified_s for at in references}
+        references = {at: references[at] for at, time_s in times.items() if (time_s or 0) < since_s}
+    wanted = [entry.chunk_id for entry in references.values()]
+    lengths = await chunk_lengths(session.store, session.repository, wanted)
+    lost = [
+        f"chunk {list(at)} in chunks/{encode_id(entry.chunk_id)}"
+        for at, entry in sorted(references.items())
+        if lengths.get(entry.chunk_id, 0) < entry.byte_range.stop
+    ]
+    if lost:
+        more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
+        named = ", ".join(lost[:_MAX_NAMED])
+        raise ConflictError(
+            f"/{node.path}: garbage collection has removed files that the session wrote: "
+            f"{named}{more}; write these chunks again"
+        )
 
 
 def _sorted_changes(

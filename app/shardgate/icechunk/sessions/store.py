@@ -284,8 +284,16 @@ class _SessionListing:
                 folded = start
                 yield self._listed(start, None)
 
-    def _listed(self, key: str, nbytes: int | None, etag: ETag | None = None) -> Listed:
-        return Listed(ObjectRef(self.bucket, key), nbytes, etag)
+    def _listed(
+        self,
+        key: str,
+        nbytes: int | None,
+        etag: ETag | None = None,
+        modified_s: float | None = None,
+    ) -> Listed:
+        """List a key; of what has no entry in the journal the time is the begin of the session."""
+        modified_s = modified_s or self.view.session.created_at_s
+        return Listed(ObjectRef(self.bucket, key), nbytes, etag, modified_s)
 
     def _blocks(self) -> list[KeyBlock[ViewedNode]]:
         found = (self.view.node(path) for path in self.view.paths())
@@ -346,7 +354,8 @@ class _SessionListing:
         match reference:
             case InlineChunk() | Native():
                 entity = session.entity_of(reference)
-                return self._listed(key, entity.length, entity.etag)
+                modified_s = None if entry is None else entry.modified_s
+                return self._listed(key, entity.length, entity.etag, modified_s)
             case Virtual(_, byte_range, _):
                 return self._listed(key, byte_range.length)
         return None

@@ -39,6 +39,8 @@ STRICTER: Final = frozenset(
     }
 )
 """Kinds of conflicts where the library may commit; see docs/icechunk.md."""
+UPDATED_BEFORE: Final = frozenset({"delete_of_updated_array", "delete_of_updated_group"})
+"""Kinds that the library finds in one commit, though a later one deleted the node as we do."""
 
 type Events = Sequence[tuple[str, Sequence[Step]]]
 
@@ -75,14 +77,15 @@ def compare(lab: Lab, policy: str, steps: Sequence[Step], events: Events) -> Non
     ours, library = lab.both(policy, steps, events)
     if ours.kinds and not library.kinds:
         assert ours.kinds & STRICTER
-    else:
-        assert bool(ours.kinds) == bool(library.kinds), (ours.kinds, library.kinds)
+    elif library.kinds and not ours.kinds:  # they updated first what they deleted as well then
+        assert library.kinds <= UPDATED_BEFORE
+        assert len(events) > 1
     if not ours.kinds:
         assert ours.content == library.content
 
 
 @pytest.mark.parametrize(
-    "examples", [8, pytest.param(1500, marks=pytest.mark.soak)], ids=["few", "many"]
+    "examples", [8, pytest.param(600, marks=pytest.mark.soak)], ids=["few", "many"]
 )
 def test_random_histories_end_as_with_the_library(lab: Lab, examples: int) -> None:
     """A session commits, or conflicts, as one of the library with the same changes does."""

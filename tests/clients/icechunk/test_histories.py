@@ -39,8 +39,14 @@ STRICTER: Final = frozenset(
     }
 )
 """Kinds of conflicts where the library may commit; see docs/icechunk.md."""
-UPDATED_BEFORE: Final = frozenset({"delete_of_updated_array", "delete_of_updated_group"})
-"""Kinds that the library finds in one commit, though a later one deleted the node as we do."""
+UNDONE: Final = frozenset(
+    {
+        "delete_of_updated_array",
+        "delete_of_updated_group",
+        "new_node_conflicts_with_existing_node",
+    }
+)
+"""Kinds that the library finds in one commit, though a later one deleted the node."""
 
 type Events = Sequence[tuple[str, Sequence[Step]]]
 
@@ -77,8 +83,8 @@ def compare(lab: Lab, policy: str, steps: Sequence[Step], events: Events) -> Non
     ours, library = lab.both(policy, steps, events)
     if ours.kinds and not library.kinds:
         assert ours.kinds & STRICTER
-    elif library.kinds and not ours.kinds:  # they updated first what they deleted as well then
-        assert library.kinds <= UPDATED_BEFORE
+    elif library.kinds and not ours.kinds:  # a later commit deleted the node
+        assert library.kinds <= UNDONE
         assert len(events) > 1
     if not ours.kinds:
         assert ours.content == library.content

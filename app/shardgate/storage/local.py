@@ -22,6 +22,7 @@ from shardgate.storage.contract import (
     NOT_MODIFIED,
     OBJECT,
     TEMPORARY,
+    Absent,
     Conflict,
     Expected,
     Found,
@@ -302,9 +303,11 @@ class LocalStore:
         self._warm.forget(ref)
         return written
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         """Remove the file, and the folders that are empty without it."""
         check_write(ref, (), expected)
+        if isinstance(expected, Absent):
+            return True
         removed = await self._write(self._writer.remove, ref, expected)
         self._warm.forget(ref)
         return removed

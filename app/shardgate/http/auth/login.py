@@ -55,7 +55,7 @@ from shardgate.http.body import RequestBodyReader
 from shardgate.http.pages.rendering import PageTemplate
 from shardgate.http.pages.viewer import Address, address_of
 from shardgate.http.problems import status_of
-from shardgate.http.request import Networks, client_of, combine_headers
+from shardgate.http.request import Networks, client_of
 from shardgate.observability.logging import log_failure
 
 _ATTEMPT_S: Final = 600
@@ -176,13 +176,11 @@ class LoginPages:
         claims = await self._flow.finish(attempt, _callback(address), answer)
         caller = self._flow.issuer.caller_of(claims)
         session = await self._tokens.session_of(request)
-        if session is not None and session.caller.name != caller.name:
+        is_same = session is not None and session.caller.name == caller.name
+        rights = self._tokens.rights_of(caller, session if is_same else None)
+        if session is not None and (rights is None or not is_same):
             await self._tokens.end(session)
-            session = None
-        rights = self._tokens.rights_of(caller, session)
         if rights is None:
-            if session is not None:
-                await self._tokens.end(session)
             response = await self._refuse(_without_rights(caller), _ways_on(begun, address))
             set_cookie(response, address, SESSION, "", 0)
             return response
@@ -384,23 +382,20 @@ class DeviceLimiter:
     def __init__(self, proxies: Networks, clock: Callable[[], float] = time.monotonic) -> None:
         self._proxies = proxies
         self._clock = clock
-        self._counts = cachetools.FIFOCache[str, tuple[int, float]](_MOST_CLIENTS)
-        """Number of requests, and the end of their minute, by client."""
+        self._counts = cachetools.FIFOCache[tuple[str, float], int](_MOST_CLIENTS)
+        """Number of requests by client and minute."""
 
     def admit(self, request: Request) -> None:
         """Count *request*. Raises: `TooManyRequestsError`."""
-        if request.client is None:  # of a local socket, which admission does not limit either
+        sent = request.scope["responder"].request
+        if not sent.peer:  # of a local socket, which admission does not limit either
             return
-        headers = combine_headers(request.headers.raw)
-        client = client_of(request.client.host, headers, self._proxies)
-        now = self._clock()
-        count, until = self._counts.get(client, (0, now + _MINUTE_S))
-        if until <= now:
-            count, until = 0, now + _MINUTE_S
-        if count >= _MOST_DEVICES:
+        minute, passed_s = divmod(self._clock(), _MINUTE_S)
+        key = client_of(sent.peer.decode(), sent.headers, self._proxies), minute
+        if (count := self._counts.get(key, 0)) >= _MOST_DEVICES:
             reason = f"too many device codes for this client (limit {_MOST_DEVICES} in a minute)"
-            raise TooManyRequestsError(reason, math.ceil(until - now))
-        self._counts[client] = count + 1, until
+            raise TooManyRequestsError(reason, math.ceil(_MINUTE_S - passed_s))
+        self._counts[key] = count + 1
 
 
 def build_login(

@@ -375,20 +375,22 @@ class DeviceLimiter:
     def __init__(self, proxies: Networks, clock: Callable[[], float] = time.monotonic) -> None:
         self._proxies = proxies
         self._clock = clock
-        self._counts = cachetools.FIFOCache[tuple[str, float], int](_MOST_CLIENTS)
-        """Number of requests by client and minute."""
+        self._counts = cachetools.FIFOCache[str, tuple[int, float]](_MOST_CLIENTS)
+        """Number of requests, and the end of their minute, by client."""
 
     def admit(self, request: Request) -> None:
         """Count *request*. Raises: `TooManyRequestsError`."""
         sent = request.scope["responder"].request
         if not sent.peer:  # of a local socket, which admission does not limit either
             return
-        minute, passed_s = divmod(self._clock(), _MINUTE_S)
-        key = client_of(sent.peer.decode(), sent.headers, self._proxies), minute
-        if (count := self._counts.get(key, 0)) >= _MOST_DEVICES:
+        client, now = client_of(sent.peer.decode(), sent.headers, self._proxies), self._clock()
+        count, until = self._counts.get(client, (0, -math.inf))
+        if until <= now:
+            count, until = 0, now + _MINUTE_S
+        if count >= _MOST_DEVICES:
             reason = f"too many device codes for this client (limit {_MOST_DEVICES} in a minute)"
-            raise TooManyRequestsError(reason, math.ceil(_MINUTE_S - passed_s))
-        self._counts[key] = count + 1
+            raise TooManyRequestsError(reason, math.ceil(until - now))
+        self._counts[client] = count + 1, until
 
 
 def build_login(

@@ -22,9 +22,9 @@ from shardgate.http.api.openapi import DEFAULT, AsciiJson
 from shardgate.http.api.repositories import build_repositories
 from shardgate.http.auth.access import Datasets, ServedDataset, may_write
 from shardgate.http.pages.start_page import StartPage
-from shardgate.http.pages.viewer import add_viewer, address_of
-from shardgate.http.problems import extension_members, problem, sign_in_members, status_of
-from shardgate.http.responses import ALLOW, csp_digest
+from shardgate.http.pages.viewer import add_viewer
+from shardgate.http.problems import extension_members, status_of
+from shardgate.http.responses import ALLOW, Responder, csp_digest
 from shardgate.observability.logging import log_failure
 from shardgate.observability.metrics import MEDIA_TYPE, Metrics
 from shardgate.read.containers import Dataset
@@ -119,7 +119,7 @@ def _add_datasets(
 
     @app.get("/", include_in_schema=False)
     async def start(request: Request) -> Response:
-        if "text/html" in request.headers.get("accept", ""):
+        if request.scope["responder"].request.accepts_html:
             return await start_page(request)
         found = await _summaries(datasets, resolver, request)
         body = DatasetList(datasets=found).model_dump_json()
@@ -231,13 +231,15 @@ async def _check_reachable(resolver: Resolver, dataset: Dataset) -> str:
     return "ok"
 
 
-def _problem_response(
+async def _error_response(
+    request: Request,
     status: HTTPStatus,
     detail: str,
     extra: Mapping[str, str] | None = None,
     members: Mapping[str, object] | None = None,
 ) -> Response:
-    headers, body = problem(status, detail, members)
+    responder: Responder = request.scope["responder"]
+    headers, body = await responder.explain(responder.request, status, detail, members or {})
     return Response(body, status, {k.decode(): v.decode() for k, v in headers} | dict(extra or {}))
 
 
@@ -260,18 +262,20 @@ async def _respond_to_error(request: Request, error: Exception) -> Response:
             extra = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
             if isinstance(error, TooManyRequestsError):
                 extra = {"retry-after": str(error.wait_s)}
-            return _problem_response(status, str(error), extra, extension_members(error))
+            members = extension_members(error)
+            return await _error_response(request, status, str(error), extra, members)
         case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
             extra = {"Allow": _methods_of(request)}
-            return _problem_response(HTTPStatus.METHOD_NOT_ALLOWED, error.detail, extra)
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+            return await _error_response(request, status, error.detail, extra)
         case HTTPException():
-            path = request.scope["path"].removeprefix(request.scope["root_path"])
-            members = sign_in_members(path[1:], f"{address_of(request).root}/login")
             status = HTTPStatus(error.status_code)
-            return _problem_response(status, error.detail, error.headers, members)
+            return await _error_response(request, status, error.detail, error.headers)
         case RequestValidationError():
             first: dict[str, Any] = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            return _problem_response(HTTPStatus.BAD_REQUEST, f"{where}: {first['msg']}")
+            detail = f"{where}: {first['msg']}"
+            return await _error_response(request, HTTPStatus.BAD_REQUEST, detail)
         case _:
-            return _problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            return await _error_response(request, status, "a fault of this service")

@@ -73,7 +73,7 @@ STATUS: Final = {error: status for status, kinds in _BY_STATUS.items() for error
 """Status of every leaf of the error tree."""
 
 RETRY_AFTER_S: Final = 1
-_RETRIED: Final = (
+RETRIED: Final = (
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
@@ -123,4 +123,4 @@ def status_headers(status: HTTPStatus) -> Headers:
     """Return the headers that every response with *status* has: Retry-After, WWW-Authenticate."""
     if status is HTTPStatus.UNAUTHORIZED:
         return [(b"www-authenticate", b'Bearer realm="shardgate"')]
-    return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in _RETRIED else []
+    return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in RETRIED else []

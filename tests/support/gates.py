@@ -1,7 +1,7 @@
 """Stores of a service that hang until the test opens their gate."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from shardgate.model import ObjectRef
@@ -10,15 +10,15 @@ from shardgate.storage.wrappers import StoreWrapper
 
 
 class Gate:
-    """Holds all reads of objects for which *is_held* until it is opened, from any thread."""
+    """Holds all reads of buckets whose names end in *ending*, until it is opened."""
 
-    def __init__(self, is_held: Callable[[ObjectRef], bool] = lambda _: True) -> None:
-        self._is_held = is_held
+    def __init__(self, ending: str = "") -> None:
+        self._ending = ending
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened = asyncio.Event()
 
     def open(self) -> None:
-        """Let all reads pass."""
+        """Let all reads pass; any thread may call it."""
         assert self._loop is not None, "no read has come to the gate"
         self._loop.call_soon_threadsafe(self._opened.set)
 
@@ -28,7 +28,7 @@ class Gate:
 
     async def enter(self, ref: ObjectRef) -> None:
         """Wait until *ref* may be read."""
-        if self._is_held(ref):
+        if ref.bucket.endswith(self._ending):
             self._loop = asyncio.get_running_loop()
             await self._opened.wait()
 

@@ -184,7 +184,10 @@ async def _find_level(resolver: Resolver, dataset: Dataset, array: NodeView) -> 
             continue
         for multiscale, level in image.levels:
             if join_path(parent, level.path) == array.path:
-                axes = _axes_of(multiscale, level, array.shape)
+                axes = [
+                    replace(axis, is_local=False)
+                    for axis in _axes_of(multiscale, level, array.shape)
+                ]
                 is_labels = _has_labels(image, array.data_type)
                 return replace(array, level_axes=axes, is_labels=is_labels)
     return array

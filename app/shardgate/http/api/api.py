@@ -1,7 +1,8 @@
 """``/api``, health, metrics and the list of datasets, with OpenAPI at ``/docs``."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -31,8 +32,10 @@ from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.survey.inspect import DamageReport, inspect_page
 
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 64
 """Datasets that are looked at concurrently."""
+_LOOK_S: Final = 1.0
+"""Longest look at all datasets, for a list of them."""
 _ABOUT: Final = """Control plane: datasets, Icechunk repositories, sessions and tokens. Data are at:
 
 - `GET /{dataset}/{key}` reads a chunk or an object; `PUT` and `DELETE` write it where the dataset \
@@ -140,7 +143,7 @@ def _add_datasets(
         """Describe the arrays and other collections of a dataset, as stored and as served."""
         named = datasets.find(dataset, request.scope["caller"])
         page = await inspect_page(resolver.root(named), after=after, limit=limit)
-        summary = await _summarize(resolver, request, named)
+        summary = _summary(named, request, is_read_only=await resolver.is_read_only(named))
         return DatasetDescription(
             **summary.model_dump(),
             arrays=[report for report in page.reports if isinstance(report, Description)],
@@ -204,21 +207,29 @@ def _add_docs(app: FastAPI) -> None:
 async def _summaries(
     datasets: Datasets, resolver: Resolver, request: Request
 ) -> list[DatasetSummary]:
-    readable = datasets.readable_by(request.scope["caller"])
-    return await bounded_gather(partial(_summarize, resolver, request), readable, limit=_AT_ONCE)
-
-
-async def _summarize(
-    resolver: Resolver, request: Request, dataset: ServedDataset
-) -> DatasetSummary:
-    """Describe *dataset* for the caller, whose path keeps the token of the request."""
     caller = request.scope["caller"]
+    readable = datasets.readable_by(caller)
+    read_only: set[str] = set()
+
+    async def look(dataset: ServedDataset) -> None:
+        if await resolver.is_read_only(dataset):
+            read_only.add(dataset.name)
+
+    with suppress(TimeoutError):  # the others count as writable
+        async with asyncio.timeout(_LOOK_S):
+            allowed = [each for each in readable if may_write(caller, each)]
+            await bounded_gather(look, allowed, limit=_AT_ONCE)
+    return [_summary(each, request, is_read_only=each.name in read_only) for each in readable]
+
+
+def _summary(dataset: ServedDataset, request: Request, *, is_read_only: bool) -> DatasetSummary:
+    """Describe *dataset* for the caller, whose path keeps the token of the request."""
     token, root_path = request.scope["token"], quote(request.scope["root_path"])
     return DatasetSummary(
         name=dataset.name,
         path=f"{root_path}{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
         format=dataset.format,
-        writable=may_write(caller, dataset) and not await resolver.is_read_only(dataset),
+        writable=may_write(request.scope["caller"], dataset) and not is_read_only,
     )
 
 

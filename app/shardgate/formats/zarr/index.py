@@ -3,19 +3,21 @@
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from operator import floordiv
 from struct import Struct
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
-from shardgate.formats.reading import DecodeError, Read, Versioned
-from shardgate.model import ByteRange, Part, Stored, SuffixRange, Whole
+from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
+from shardgate.model import ByteRange, Part, Stored, SuffixRange, Whole, coalesce
 
-ENTRY_NBYTES: Final = 16
+NUMBER_NBYTES: Final = 8
+ENTRY_NBYTES: Final = 2 * NUMBER_NBYTES
 CHECKSUM_NBYTES: Final = 4
 EMPTY: Final = 2**64 - 1
 """Offset and nbytes of an inner chunk that is not stored."""
@@ -61,25 +63,73 @@ class IndexColumns(NamedTuple):
     """True for entries that `IndexCodec.find` refuses."""
 
 
+class Transposition(NamedTuple):
+    """Order of the numbers of an encoded index, whose axis *i* is axis ``order[i]`` of *shape*. The
+    last axis of *shape* holds offset and nbytes.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], order: tuple[int, ...]) -> Self | None:
+        """Leave out axes of length one, of which there can be more than numpy takes; `None` if
+        nothing changes its place.
+        """
+        kept = [axis for axis, length in enumerate(shape) if length > 1]
+        moved = tuple(kept.index(axis) for axis in order if shape[axis] > 1)
+        lengths = tuple(shape[axis] for axis in kept)
+        return None if moved == tuple(range(len(kept))) else cls(lengths, moved)
+
+    def apply(self, entries: bytes) -> bytes:
+        return np.frombuffer(entries, "V8").reshape(self.shape).transpose(self.order).tobytes()
+
+    def undo(self, encoded: bytes) -> bytes:
+        shape = [self.shape[axis] for axis in self.order]
+        back = [self.order.index(axis) for axis in range(len(shape))]
+        return np.frombuffer(encoded, "V8").reshape(shape).transpose(back).tobytes()
+
+    def places(self, entry: int) -> tuple[int, int]:
+        """Return where offset and nbytes of *entry* lie, counted in encoded numbers."""
+        strides = dict.fromkeys(self.order, 1)
+        for place, axis in enumerate(self.order):
+            strides[axis] = prod(self.shape[after] for after in self.order[place + 1 :])
+        last, first = len(self.shape) - 1, 0
+        for axis in reversed(range(last)):
+            entry, at = divmod(entry, self.shape[axis])
+            first += at * strides[axis]
+        return first, first + strides[last]
+
+
 @dataclass(frozen=True, slots=True)
 class IndexCodec:
     """``index_codecs`` and ``index_location`` of one sharding codec, which decode an index."""
 
-    entry_count: int
+    shape: tuple[int, ...]
+    """Inner chunks along each axis of the codec."""
     location: IndexLocation
     big_endian: bool
-    has_checksum: bool | None
-    """`None` where only the shard tells; a new one has a checksum."""
+    checksum_count: int | None
+    """CRC-32Cs behind the entries, each of all bytes before it. `None` where only the shard tells
+    whether there is one; a new one has it.
+    """
     trailer_nbytes: int = 0
     """Checksums of the codecs after this one, at the very end of the shard."""
+    order: tuple[int, ...] = ()
+    """Encoded axis *i* is axis ``order[i]`` of ``(*shape, 2)``; empty without a transpose."""
+    transposition: Transposition | None = field(init=False, compare=False)
+    entry_count: int = field(init=False, compare=False)
     nbytes: int = field(init=False, compare=False)
     """The encoded size, which is the same in every shard."""
     request: ByteRange | SuffixRange = field(init=False, compare=False)
     """The bytes to read of a shard of any size; an index at the end comes with the trailer."""
 
     def __post_init__(self) -> None:
-        checksum_nbytes = 0 if self.has_checksum is False else CHECKSUM_NBYTES
-        nbytes = self.entry_count * ENTRY_NBYTES + checksum_nbytes
+        transposition = Transposition.of((*self.shape, 2), self.order) if self.order else None
+        object.__setattr__(self, "transposition", transposition)
+        object.__setattr__(self, "entry_count", prod(self.shape))
+        count = 1 if self.checksum_count is None else self.checksum_count
+        nbytes = self.entry_count * ENTRY_NBYTES + count * CHECKSUM_NBYTES
         object.__setattr__(self, "nbytes", nbytes)
         request: ByteRange | SuffixRange = SuffixRange(nbytes + self.trailer_nbytes)
         if self.location == "start":
@@ -89,7 +139,7 @@ class IndexCodec:
     def place(self, shard_nbytes: int) -> ByteRange:
         """Return the range of the index in a shard of *shard_nbytes*, if it is long enough."""
         stop = shard_nbytes - self.trailer_nbytes
-        nbytes = self.nbytes if self.has_checksum is not None else self.nbytes - CHECKSUM_NBYTES
+        nbytes = self.nbytes if self.checksum_count is not None else self.nbytes - CHECKSUM_NBYTES
         if stop < nbytes:
             raise DecodeError(f"{shard_nbytes} bytes are too few for a shard: it is truncated")
         if self.location == "start":
@@ -144,36 +194,54 @@ class IndexCodec:
         place = shard.byte_range.narrow(self.place_in(shard))
         return Read("shard-index", shard.ref, place, self, shard.version)
 
-    def read_entry(self, shard: Stored | Part, entry: int) -> Read[ShardIndex]:
-        """Describe the read of one *entry*, without the checksum, as an index of length one."""
-        place = shard.byte_range.narrow(self.place_in(shard))
-        place = place.narrow(ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES))
-        decode = IndexCodec(1, self.location, self.big_endian, has_checksum=False)
-        return Read("index-entry", shard.ref, place, decode, shard.version)
+    def read_entry(self, shard: Stored | Part, entry: int) -> list[Read[Opaque]]:
+        """Describe the reads, without the checksum, of the bytes of one *entry*: one, or one of
+        offset and one of nbytes if these are apart.
+        """
+        places = [ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES)]
+        if self.transposition is not None:
+            starts = [at * NUMBER_NBYTES for at in self.transposition.places(entry)]
+            numbers = [ByteRange(start, start + NUMBER_NBYTES) for start in starts]
+            places = coalesce(numbers, max_gap_nbytes=0, max_span_nbytes=ENTRY_NBYTES)
+        index = shard.byte_range.narrow(self.place_in(shard))
+        return [
+            Read("index-entry", shard.ref, index.narrow(place), Opaque, shard.version)
+            for place in places
+        ]
 
     def encode(self, index: ShardIndex) -> bytes:
         """Encode *index*, which has `entry_count` entries in the byte order of this codec."""
-        if self.has_checksum is False:
-            return index.entries
-        checksum: int = crc32c.crc32c(index.entries)
-        return index.entries + checksum.to_bytes(CHECKSUM_NBYTES, "little")
+        entries = index.entries
+        if self.transposition is not None:
+            entries = self.transposition.apply(entries)
+        return entries + self._checksums(entries)
+
+    def _checksums(self, entries: bytes) -> bytes:
+        checksums = b""
+        crc = crc32c.crc32c(entries)
+        for _ in range(1 if self.checksum_count is None else self.checksum_count):
+            checksum = crc.to_bytes(CHECKSUM_NBYTES, "little")
+            checksums += checksum
+            crc = crc32c.crc32c(checksum, crc)
+        return checksums
 
     def __call__(self, data: bytes) -> ShardIndex:
-        if self.has_checksum is None:
+        if self.checksum_count is None:
             return self._decode_either(data)
         if len(data) not in {self.nbytes, self.nbytes + self.trailer_nbytes}:
             raise DecodeError(f"the shard index has {len(data)} bytes instead of {self.nbytes}")
         entries = data[: self.entry_count * ENTRY_NBYTES]
-        checksum = data[len(entries) : self.nbytes]
-        if self.has_checksum and crc32c.crc32c(entries) != int.from_bytes(checksum, "little"):
+        if self.checksum_count and data[len(entries) : self.nbytes] != self._checksums(entries):
             raise DecodeError("the checksum of the shard index does not match")
+        if self.transposition is not None:
+            entries = self.transposition.undo(entries)
         return ShardIndex(entries, self.big_endian)
 
     def _decode_either(self, data: bytes) -> ShardIndex:
         """Decode an index with a checksum that matches, or one without."""
         with suppress(DecodeError):
-            return replace(self, has_checksum=True)(data)
-        bare = replace(self, has_checksum=False)
+            return replace(self, checksum_count=1)(data)
+        bare = replace(self, checksum_count=0)
         is_first = self.location == "start"
         return bare(data[: bare.nbytes] if is_first else data[-bare.nbytes - self.trailer_nbytes :])
 
@@ -188,6 +256,24 @@ class ShardingLevel:
     strides: tuple[int, ...]
     """Distance of neighbours along each axis, in index entries."""
     index: IndexCodec
+    axes: tuple[int, ...]
+    """The axes of the array in the order of the codec, by which *strides* and *index* count."""
+
+    @classmethod
+    def of(
+        cls,
+        inner_chunk_shape: tuple[int, ...],
+        chunks_per_shard: tuple[int, ...],
+        index: IndexCodec,
+        axes: tuple[int, ...],
+    ) -> Self:
+        """Make a codec that counts along *axes*, and give *index* its shape."""
+        shape = tuple(chunks_per_shard[axis] for axis in axes)
+        strides = [0] * len(axes)
+        for place, axis in enumerate(axes):
+            strides[axis] = prod(shape[place + 1 :])
+        index = replace(index, shape=shape)
+        return cls(inner_chunk_shape, chunks_per_shard, tuple(strides), index, axes)
 
     def entry(self, origin: tuple[int, ...]) -> int:
         """Return the index entry of the inner chunk that holds the array element *origin*."""
@@ -198,13 +284,7 @@ class ShardingLevel:
     def resized(self, shard_shape: tuple[int, ...]) -> "ShardingLevel":
         """Return the codec of shards of *shard_shape*, which is nowhere larger than before."""
         counts = tuple(map(floordiv, shard_shape, self.inner_chunk_shape))
-        strides, stride = [0] * len(counts), 1
-        # Of axes with equal strides all but one have one chunk, and their order does not matter.
-        for axis in sorted(range(len(counts)), key=self.strides.__getitem__):
-            strides[axis] = stride
-            stride *= counts[axis]
-        index = replace(self.index, entry_count=stride)
-        return ShardingLevel(self.inner_chunk_shape, counts, tuple(strides), index)
+        return ShardingLevel.of(self.inner_chunk_shape, counts, self.index, self.axes)
 
 
 def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stored | None:

@@ -113,6 +113,13 @@ def test_invalid_or_unsupported_codecs_are_refused(codecs: Any, reason: str) -> 
             unshard([transpose, sharding([2, 2])], (4, 4))
 
 
+def test_large_transposed_index_is_refused() -> None:
+    """A transposed index of more entries than are read at once raises DecodeError."""
+    codec = sharding([1], index_codecs=[_transpose(1, 0), LITTLE])
+    with pytest.raises(DecodeError, match="1048576 entries is transposed"):
+        unshard([codec], (2**20 + 1,))
+
+
 def test_omitted_codecs_have_defaults() -> None:
     """A chunk without codecs is little-endian, and an index without codecs may have a checksum."""
     codec = sharding([2])

@@ -24,6 +24,8 @@ _MEMBERS: Final = {"chunk_shape", "codecs", "index_codecs", "index_location"}
 _LITTLE: Final = {"name": "bytes", "configuration": {"endian": "little"}}
 _MAX_UNDECLARED: Final = 65_536
 """Entries of an index without ``index_codecs``, which is always read whole."""
+_MAX_TRANSPOSED: Final = 2**20
+"""Entries of a transposed index, which is always read whole: 16 MiB."""
 _MAX_CHECKSUMS: Final = 16
 """Checksums of a shard or an index; a rewrite nests as deep. Writers append one."""
 _MAX_PLAIN: Final = 2**30
@@ -141,15 +143,15 @@ def _index_codec(
     location = sharding.get("index_location", "end")
     if location not in ("start", "end"):
         raise DecodeError(f"index_location is neither start nor end: {str(location)[:80]}")
+    form: tuple[bool, int | None, tuple[int, ...]] = False, None, ()
     if "index_codecs" in sharding:
         form = _read_index_codecs(sharding["index_codecs"], len(counts) + 1)
-        big_endian, checksum_count, order = form
-        return IndexCodec(counts, location, big_endian, checksum_count, trailer_nbytes, order)
-    if (entry_count := math.prod(counts)) > _MAX_UNDECLARED:  # as drafted until July 2023
+    elif (entry_count := math.prod(counts)) > _MAX_UNDECLARED:  # as drafted until July 2023
         raise DecodeError(f"an index of {entry_count} entries has no index_codecs")
-    return IndexCodec(
-        counts, location, big_endian=False, checksum_count=None, trailer_nbytes=trailer_nbytes
-    )
+    big_endian, checksum_count, order = form
+    if order and math.prod(counts) > _MAX_TRANSPOSED:
+        raise DecodeError(f"an index of more than {_MAX_TRANSPOSED} entries is transposed")
+    return IndexCodec(counts, location, big_endian, checksum_count, trailer_nbytes, order)
 
 
 def _read_index_codecs(codecs: Json, ndim: int) -> tuple[bool, int, tuple[int, ...]]:
@@ -165,10 +167,10 @@ def _read_index_codecs(codecs: Json, ndim: int) -> tuple[bool, int, tuple[int, .
     endian = configuration(codecs[at]).get("endian")
     if endian not in ("little", "big"):
         raise DecodeError(f"the index codec's endian is neither little nor big: {endian!s:.80}")
-    order = tuple(range(ndim)) if at else ()
+    axes = order = tuple(range(ndim))
     for codec in codecs[:at]:
         order = _permute(order, _transpose_order(codec, ndim))
-    return endian == "big", _checksum_count(names[at + 1 :]), order
+    return endian == "big", _checksum_count(names[at + 1 :]), () if order == axes else order
 
 
 def _checksum_count(names: Sequence[str]) -> int:

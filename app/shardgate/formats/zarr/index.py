@@ -1,5 +1,6 @@
 """The shard index: offset and nbytes of every inner chunk ("Binary shard format"), by entry."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -13,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
-from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
-from shardgate.model import ByteRange, Part, Stored, SuffixRange, Whole, coalesce
+from shardgate.formats.reading import DecodeError, Read, Versioned
+from shardgate.model import ByteRange, Part, Stored, SuffixRange, Whole
 
-NUMBER_NBYTES: Final = 8
-ENTRY_NBYTES: Final = 2 * NUMBER_NBYTES
+ENTRY_NBYTES: Final = 16
 CHECKSUM_NBYTES: Final = 4
 EMPTY: Final = 2**64 - 1
 """Offset and nbytes of an inner chunk that is not stored."""
@@ -63,44 +63,6 @@ class IndexColumns(NamedTuple):
     """True for entries that `IndexCodec.find` refuses."""
 
 
-class Transposition(NamedTuple):
-    """Order of the numbers of an encoded index, whose axis *i* is axis ``order[i]`` of *shape*. The
-    last axis of *shape* holds offset and nbytes.
-    """
-
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-
-    @classmethod
-    def of(cls, shape: tuple[int, ...], order: tuple[int, ...]) -> Self | None:
-        """Leave out axes of length one, of which there can be more than numpy takes; `None` if
-        nothing changes its place.
-        """
-        kept = [axis for axis, length in enumerate(shape) if length > 1]
-        moved = tuple(kept.index(axis) for axis in order if shape[axis] > 1)
-        lengths = tuple(shape[axis] for axis in kept)
-        return None if moved == tuple(range(len(kept))) else cls(lengths, moved)
-
-    def apply(self, entries: bytes) -> bytes:
-        return np.frombuffer(entries, "V8").reshape(self.shape).transpose(self.order).tobytes()
-
-    def undo(self, encoded: bytes) -> bytes:
-        shape = [self.shape[axis] for axis in self.order]
-        back = [self.order.index(axis) for axis in range(len(shape))]
-        return np.frombuffer(encoded, "V8").reshape(shape).transpose(back).tobytes()
-
-    def places(self, entry: int) -> tuple[int, int]:
-        """Return where offset and nbytes of *entry* lie, counted in encoded numbers."""
-        strides = dict.fromkeys(self.order, 1)
-        for place, axis in enumerate(self.order):
-            strides[axis] = prod(self.shape[after] for after in self.order[place + 1 :])
-        last, first = len(self.shape) - 1, 0
-        for axis in reversed(range(last)):
-            entry, at = divmod(entry, self.shape[axis])
-            first += at * strides[axis]
-        return first, first + strides[last]
-
-
 @dataclass(frozen=True, slots=True)
 class IndexCodec:
     """``index_codecs`` and ``index_location`` of one sharding codec, which decode an index."""
@@ -117,7 +79,6 @@ class IndexCodec:
     """Checksums of the codecs after this one, at the very end of the shard."""
     order: tuple[int, ...] = ()
     """Encoded axis *i* is axis ``order[i]`` of ``(*shape, 2)``; empty without a transpose."""
-    transposition: Transposition | None = field(init=False, compare=False)
     entry_count: int = field(init=False, compare=False)
     nbytes: int = field(init=False, compare=False)
     """The encoded size, which is the same in every shard."""
@@ -125,8 +86,6 @@ class IndexCodec:
     """The bytes to read of a shard of any size; an index at the end comes with the trailer."""
 
     def __post_init__(self) -> None:
-        transposition = Transposition.of((*self.shape, 2), self.order) if self.order else None
-        object.__setattr__(self, "transposition", transposition)
         object.__setattr__(self, "entry_count", prod(self.shape))
         count = 1 if self.checksum_count is None else self.checksum_count
         nbytes = self.entry_count * ENTRY_NBYTES + count * CHECKSUM_NBYTES
@@ -135,6 +94,11 @@ class IndexCodec:
         if self.location == "start":
             request = ByteRange(0, nbytes)
         object.__setattr__(self, "request", request)
+
+    @property
+    def is_read_whole(self) -> bool:
+        """True if entries cannot be read alone: of unknown place, or with their numbers apart."""
+        return self.checksum_count is None or bool(self.order)
 
     def place(self, shard_nbytes: int) -> ByteRange:
         """Return the range of the index in a shard of *shard_nbytes*, if it is long enough."""
@@ -194,26 +158,20 @@ class IndexCodec:
         place = shard.byte_range.narrow(self.place_in(shard))
         return Read("shard-index", shard.ref, place, self, shard.version)
 
-    def read_entry(self, shard: Stored | Part, entry: int) -> list[Read[Opaque]]:
-        """Describe the reads, without the checksum, of the bytes of one *entry*: one, or one of
-        offset and one of nbytes if these are apart.
+    def read_entry(self, shard: Stored | Part, entry: int) -> Read[ShardIndex]:
+        """Describe the read of one *entry*, without the checksum, as an index of length one. There
+        must be no transpose.
         """
-        places = [ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES)]
-        if self.transposition is not None:
-            starts = [at * NUMBER_NBYTES for at in self.transposition.places(entry)]
-            numbers = [ByteRange(start, start + NUMBER_NBYTES) for start in starts]
-            places = coalesce(numbers, max_gap_nbytes=0, max_span_nbytes=ENTRY_NBYTES)
-        index = shard.byte_range.narrow(self.place_in(shard))
-        return [
-            Read("index-entry", shard.ref, index.narrow(place), Opaque, shard.version)
-            for place in places
-        ]
+        place = shard.byte_range.narrow(self.place_in(shard))
+        place = place.narrow(ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES))
+        decode = IndexCodec((), self.location, self.big_endian, checksum_count=0)
+        return Read("index-entry", shard.ref, place, decode, shard.version)
 
     def encode(self, index: ShardIndex) -> bytes:
         """Encode *index*, which has `entry_count` entries in the byte order of this codec."""
         entries = index.entries
-        if self.transposition is not None:
-            entries = self.transposition.apply(entries)
+        if self.order:
+            entries = _transpose(entries, (*self.shape, 2), self.order)
         return entries + self._checksums(entries)
 
     def _checksums(self, entries: bytes) -> bytes:
@@ -233,8 +191,11 @@ class IndexCodec:
         entries = data[: self.entry_count * ENTRY_NBYTES]
         if self.checksum_count and data[len(entries) : self.nbytes] != self._checksums(entries):
             raise DecodeError("the checksum of the shard index does not match")
-        if self.transposition is not None:
-            entries = self.transposition.undo(entries)
+        if self.order:
+            lengths = (*self.shape, 2)
+            encoded_shape = [lengths[axis] for axis in self.order]
+            back = [self.order.index(axis) for axis in range(len(lengths))]
+            entries = _transpose(entries, encoded_shape, back)
         return ShardIndex(entries, self.big_endian)
 
     def _decode_either(self, data: bytes) -> ShardIndex:
@@ -244,6 +205,15 @@ class IndexCodec:
         bare = replace(self, checksum_count=0)
         is_first = self.location == "start"
         return bare(data[: bare.nbytes] if is_first else data[-bare.nbytes - self.trailer_nbytes :])
+
+
+def _transpose(numbers: bytes, shape: Sequence[int], order: Sequence[int]) -> bytes:
+    """Transpose an array of 8-byte *numbers* to the axes *order*."""
+    # numpy takes 64 axes, and the index of an array of 64 has one more: ones do not count.
+    moved = [axis for axis in order if shape[axis] > 1]
+    lengths = [length for length in shape if length > 1]
+    ranks = [sorted(moved).index(axis) for axis in moved]
+    return np.frombuffer(numbers, "V8").reshape(lengths).transpose(ranks).tobytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.array_spec import ArraySpec
-from shardgate.formats.zarr.index import IndexCodec, ShardIndex, shard_of
+from shardgate.formats.zarr.index import IndexCodec, shard_of
 from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
 from shardgate.formats.zarr.rewrite import ZarrRewriter
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe, walk_chunks
@@ -179,33 +179,20 @@ async def locate_entry(
         return MISSING
     if isinstance(shard, Inline):
         return _locate_inline(shard, index, entry)
-    if index.nbytes > whole_index_nbytes and index.checksum_count is not None:
+    if index.nbytes > whole_index_nbytes and not index.is_read_whole:
         if isinstance(shard, Whole):
             # Only the store knows where the shard ends; its last byte comes with size and ETag.
             end = await fetch(Read("shard-end", shard.ref, SuffixRange(1), Opaque))
             if (stored := shard_of(shard, end)) is None:
                 return MISSING
             shard = stored
-        return await _locate_by_entry(shard, index, entry, fetch)
-    found = await fetch(index.read(shard))
+        read, entry = index.read_entry(shard, entry), 0
+    else:
+        read = index.read(shard)
+    found = await fetch(read)
     if (stored := shard_of(shard, found)) is None or found is None:
         return MISSING
     return index.narrow(stored, found.value, entry) or MISSING
-
-
-async def _locate_by_entry(
-    shard: Stored | Part, index: IndexCodec, entry: int, fetch: Fetch
-) -> Stored | Missing:
-    """Locate inner chunk *entry* of *shard* by reading this entry alone."""
-    numbers = b""
-    for read in index.read_entry(shard, entry):
-        # The first read pins the version of a part.
-        found = await fetch(read._replace(version=shard.version))
-        if (stored := shard_of(shard, found)) is None or found is None:
-            return MISSING
-        shard = stored
-        numbers += found.value.data
-    return index.narrow(stored, ShardIndex(numbers, index.big_endian), 0) or MISSING
 
 
 def _locate_inline(shard: Inline, codec: IndexCodec, entry: int) -> Chunk:

@@ -100,7 +100,7 @@ async def test_commit_of_lost_chunk_files_is_refused_until_they_are_written_agai
     lab.clock.now += HOUR_S + 1
     names = await lab.collect()
 
-    with pytest.raises(ConflictError, match="/a: garbage .*write these chunks again") as refused:
+    with pytest.raises(ConflictError, match=r"/a: garbage .*write these chunks again") as refused:
         await lab.replica.commit(session_id)
     assert all(name in str(refused.value) for name in names)
 

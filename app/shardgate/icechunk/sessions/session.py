@@ -488,8 +488,8 @@ async def _check_files(
     payloads: Mapping[tuple[int, ...], JournalEntry],
     listed: Mapping[tuple[int, ...], ListedEntry],
 ) -> None:
-    """Check that the chunk files of entries exist that are older than `_YOUNG_S`, or of unknown age:
-    garbage collection may have removed them.
+    """Check that chunk files exist that garbage collection may have removed: those of entries older
+    than `_YOUNG_S`, or of unknown age.
     """
     since_s = session.clock() - _YOUNG_S
     references = {

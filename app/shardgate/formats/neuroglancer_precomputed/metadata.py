@@ -411,7 +411,7 @@ def _translate(sent: bytes, stored: bytes | None) -> bytes:
         return sent
     try:
         translated = write_json(document)
-    except RecursionError as error:
+    except ValueError as error:
         raise BadBodyError(f"the info cannot be written: {error}") from None
     _parse_sent(translated, known)
     return translated
@@ -420,7 +420,7 @@ def _translate(sent: bytes, stored: bytes | None) -> bytes:
 def _parse_stored(stored: bytes) -> Info | None:
     try:
         return parse_info(parse_json(stored), stored)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
@@ -431,7 +431,7 @@ def _parse_sent(sent: bytes, known: Sequence[Json]) -> tuple[Json, Info | None]:
         info = parse_info(document, sent)
     except DecodeError as error:
         raise BadBodyError(f"the info: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadBodyError(f"the info is no JSON: {error}") from None
     for member in () if info is None else info.members:
         if member.fault and member.value not in known:

@@ -174,7 +174,7 @@ class Previews:
                     if drawn is not None:
                         made = drawn
                         break
-        except (ShardgateError, ValueError, RecursionError, TimeoutError) as error:
+        except (ShardgateError, ValueError, TimeoutError) as error:
             _log.debug("no preview of %s in %s: %s", path, dataset.name, error)
             if _may_pass(error):
                 made = known

@@ -46,8 +46,11 @@ class ObjectRef(NamedTuple):
     key: str
 
     def __str__(self) -> str:
-        """Return the URL without the prefix of the bucket."""
-        return f"{self.bucket.removeprefix(GUARDED).removeprefix(VOLATILE)}/{self.key}"
+        """Return the URL without the prefix of the bucket; of a session the key below a ref."""
+        if self.bucket.startswith(VOLATILE):
+            session = self.bucket.rpartition("/")[2].partition("+")[0]
+            return f"{session}/{self.key}"
+        return f"{self.bucket.removeprefix(GUARDED)}/{self.key}"
 
     @property
     def prefix(self) -> "ObjectRef":

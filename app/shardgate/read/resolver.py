@@ -270,7 +270,7 @@ class Resolver:
 
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)
-            page = await list_page(root, window, limit, tracker.modified.get)
+            page = await list_page(root, window, limit, partial(_modified_s, tracker.modified))
             await tracker.confirm([read for read in tracker.outdated if read.kind == "metadata"])
             return page
 
@@ -371,3 +371,10 @@ def _clip(reading: ByteRequest | None, max_bytes: int) -> ByteRequest | None:
             return reading
         case _:
             return None
+
+
+def _modified_s(times: Mapping[ObjectRef, int | None], ref: ObjectRef) -> int | None:
+    """Return when *ref* was modified; of a shard of a session, which has no time, now: clients that
+    compare times then read its chunks.
+    """
+    return times.get(ref) or (int(time.time()) if ref.bucket.startswith(VOLATILE) else None)

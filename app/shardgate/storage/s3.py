@@ -147,12 +147,16 @@ class _S3Listing:
                     yield each
             else:
                 return
-        async for each in self.folder(prefix, after):
-            if each.size is not None:
-                yield each
-            elif each.ref.key > after or after.startswith(each.ref.key):
-                async for below in self.walk(each.ref, after):
-                    yield below
+        waiting = [self.folder(prefix, after)]
+        while waiting:
+            async for each in waiting[-1]:
+                if each.size is not None:
+                    yield each
+                elif each.ref.key > after or after.startswith(each.ref.key):
+                    waiting.append(self.folder(each.ref, after))
+                    break
+            else:
+                waiting.pop()
 
     async def folder(self, prefix: ObjectRef, after: str) -> AsyncIterator[Listed]:
         waiting: list[tuple[str, Listed]] = []

@@ -29,6 +29,7 @@ from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,
     TEMPORARY,
+    Absent,
     Conflict,
     Expected,
     ObjectHeaders,
@@ -157,8 +158,10 @@ class S3Writer:
             self._written[ref] = etag, write.ids
         return etag
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         check_write(ref, (), expected)
+        if isinstance(expected, Absent):
+            return True
         if expected is not None and is_derived(expected):
             return CONFLICT
         if expected is not None and not (await self._features_of(ref)).conditional_delete:

@@ -246,7 +246,7 @@ INVALID: list[tuple[Any, str]] = [
     (["s3://b/x", 1, None], "expected integers"),
     (["s3://b/x", float("nan"), 2], "expected integers"),
     (["s3://b/x", -1, 2], "offset: expected an integer of 0 to"),
-    (["s3://b/x", 1, -2], "length: expected an integer of 0 to"),
+    (["s3://b/x", 1, -2], "length at 1: expected an integer of 0 to"),
     (["s3://b/x", 2**63, 1], "offset: expected an integer of 0 to"),
     ("base64:A", "base64"),
     ("\ud800", "surrogates"),

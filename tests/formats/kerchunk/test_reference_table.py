@@ -170,7 +170,7 @@ def test_part_past_the_end_of_any_object_is_refused() -> None:
     builder = TableBuilder(2)
     builder.add_source("a", "s3://b/x", (2**63 - 2, 1))
 
-    with pytest.raises(DecodeError, match="expected an integer of 0 to 0, found 1"):
+    with pytest.raises(DecodeError, match="length at 9223372036854775807: expected"):
         builder.add_source("a", "s3://b/x", (2**63 - 1, 1))
 
 

@@ -122,7 +122,7 @@ class Applied:
 
     @property
     def is_empty(self) -> bool:
-        """`True` if nothing changes; metadata replaced by the same are no change."""
+        """`True` if nothing changes, and no node and no chunk was written."""
         return not (self.rewrites or any(getattr(self.log, each.name) for each in fields(self.log)))
 
     def finish(self, rewritten: Mapping[bytes, Rewritten]) -> "Applied":
@@ -244,9 +244,7 @@ def _make_log(
     new_groups, new_arrays = _split_kinds(now[node_id] for node_id in changes.new)
     deleted_groups, deleted_arrays = _split_kinds(then[node_id] for node_id in changes.deleted)
     updated_groups, updated_arrays = _split_kinds(
-        now[node_id]
-        for node_id, document in changes.updated.items()
-        if node_id in now and document != then[node_id].document
+        now[node_id] for node_id in changes.updated if node_id in now
     )
     return TransactionLog(
         new_groups,

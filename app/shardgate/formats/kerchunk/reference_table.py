@@ -191,7 +191,7 @@ class TableBuilder:
         offset, length = part or (0, WHOLE)
         if part is not None:
             check_integer(offset, "offset", MOST_NBYTES, DecodeError)
-            check_integer(length, "length", MOST_NBYTES - offset, DecodeError)
+            check_integer(length, f"length at {offset}", MOST_NBYTES - offset, DecodeError)
         self._add_url(name, url, offset, length)
         self.has_valid = True
 

@@ -8,7 +8,7 @@ from typing import Final
 from shardgate.errors import BadKeyError, DamagedError, ReadOnlyError
 from shardgate.formats.contract import Document, Layout, Slot, Target, Translator
 from shardgate.formats.documents import Json, may_contain, show
-from shardgate.formats.listing import PLAIN, ListingRules
+from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.array_spec import ArraySpec
@@ -97,7 +97,7 @@ class ZarrLayout(Layout):
         """Hide the shards, which are not served under their own names."""
         array = self.node.value.array
         if self.node.value.kind != "array":
-            return ListingRules()
+            return UNIFORM if directory else ListingRules()
         if array is None or directory:
             return PLAIN
         walk = walk_chunks(ZarrShards(self.directory, array))

@@ -183,6 +183,11 @@ class SessionView:
             self._known[path] = found
         return found
 
+    def is_in_parent(self, node: ViewedNode) -> bool:
+        """Return whether *node* has replaced none of the parent, and was not created since."""
+        stored = self.parent.nodes.get(f"/{node.path}")
+        return stored is not None and stored.node_id == node.node_id
+
     def paths(self) -> Iterator[str]:
         """Iterate over the paths of all nodes, unordered."""
         changed = self.session.nodes
@@ -311,6 +316,8 @@ def put_node(view: SessionView, path: str, document: bytes, new_id: bytes) -> Se
         if (node := view.node(above)) is not None and node.chunks is not None:
             raise ConflictError(f"/{above} is an array: there is no node in it, such as /{path}")
     old = view.node(path)
+    if old is not None and old.document == document:
+        return view.session  # no change for the library either
     if old is not None and _can_keep_chunks(old.chunks, chunks):
         return _with_nodes(view, {path: ChangedNode(old.node_id, document)})
     if old is None and chunks is not None and any(view.below(path)):
@@ -340,7 +347,7 @@ def make_changes(view: SessionView, chunks: Mapping[bytes, ChunkChanges]) -> Cha
                     f"there is no group /{above} for /{path}: its zarr.json is missing"
                 )
             new[changed.node_id] = NodeDocument(f"/{path}", changed.document)
-        elif changed.document != stored.document:
+        else:
             updated[changed.node_id] = changed.document
     return ChangeSet(new, updated, frozenset(deleted), chunks=chunks)
 

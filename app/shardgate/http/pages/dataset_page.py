@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
 from urllib.parse import quote
 
@@ -232,9 +231,12 @@ def _attributes(node: NodeView | None) -> str:
     shown = node.document.get("attributes") if has_attributes else node.document
     if not shown:
         return ""
-    written = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(shown)
-    # A letter each at least; indenting all of deeply nested JSON takes a thousand times its bytes.
-    text = "".join(islice(written, _MOST_LETTERS + 1))
+    text = ""
+    # Indenting all of deeply nested JSON would take a thousand times its bytes, and a call a level.
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(shown):
+        text += piece
+        if len(text) > _MOST_LETTERS:
+            break
     lines = text[:_MOST_LETTERS].splitlines() + ["…"] * (len(text) > _MOST_LETTERS)
     return "\n".join(visible(line, _MOST_LETTERS) for line in lines)
 

@@ -39,6 +39,7 @@ _DATA_TYPES: Final = {f"{kind}int{8 * n}": n for kind in ("", "u") for n in (1, 
 }
 """Bytes of a voxel in one channel."""
 _MOST_REASONS: Final = 3
+_STOP: Final = 2**63
 _MAX_AXES: Final = 64
 _MAX_PARTS: Final = 64
 """In one directory: a name of a chunk is compared with those of each part."""
@@ -78,9 +79,9 @@ class ShardedPart:
         return self.voxel_nbytes * self.names.count_voxels(chunk_id)
 
 
-_Offset = Annotated[Integer, Field(gt=-(2**63), lt=2**63)]
-_Size = Annotated[Integer, Field(ge=0, lt=2**63)]
-_Step = Annotated[Integer, Field(ge=1, lt=2**63)]
+_Offset = Annotated[Integer, Field(gt=-_STOP, lt=_STOP)]
+_Size = Annotated[Integer, Field(ge=0, lt=_STOP)]
+_Step = Annotated[Integer, Field(ge=1, lt=_STOP)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True)
@@ -294,7 +295,7 @@ def _voxel_nbytes(document: Json, scale: Json) -> int | None:
 
 def _channels(document: Json) -> int | None:
     found = as_integer(document.get("num_channels"))
-    return found if type(found) is int else None
+    return found if type(found) is int and 0 < found < _STOP else None
 
 
 def _check_bits(grid: MortonGrid) -> None:

@@ -147,7 +147,7 @@ def list_from_text(value: object) -> object:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError('is not a list such as ["*"]') from None
 
 

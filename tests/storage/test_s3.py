@@ -138,12 +138,9 @@ async def test_failed_listing_is_an_error(
         await anext(store.list(ObjectRef(REF.bucket, "")))
 
 
-class _Truncating(Handler[str]):
+class _Listing(Handler[str]):
     def answer(self) -> None:
-        following = self.server.owner
-        document = (
-            f"<ListBucketResult><IsTruncated>true</IsTruncated>{following}</ListBucketResult>"
-        )
+        document = f"<ListBucketResult>{self.server.owner}</ListBucketResult>"
         self.send_response(200)
         self.send_header("Content-Length", str(len(document)))
         self.end_headers()
@@ -153,11 +150,32 @@ class _Truncating(Handler[str]):
 @pytest.mark.parametrize("following", ["", "<NextContinuationToken>t</NextContinuationToken>"])
 async def test_truncated_listing_without_a_next_page_raises(following: str) -> None:
     """A truncated listing that names no next page, or the same one again, is not taken for all."""
-    listener = Listener(_Truncating, following)
+    await _check_refused(f"<IsTruncated>true</IsTruncated>{following}", "no next page")
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("<Contents><Size>1</Size></Contents>", "an entry without Key"),
+        ("<CommonPrefixes></CommonPrefixes>", "an entry without Prefix"),
+        ("<Contents><Key>a</Key></Contents>", "Size in the listing: expected"),
+        ("<Contents><Key>a</Key><Size>-1</Size></Contents>", "found -1"),
+        (f"<Contents><Key>a</Key><Size>{2**63}</Size></Contents>", f"found {2**63}"),
+        (f"<Contents><Key>a</Key><Size>1{'0' * 4000}</Size></Contents>", "found a longer number"),
+    ],
+)
+async def test_listing_with_an_invalid_entry_raises(entry: str, reason: str) -> None:
+    """A listing with an entry that has no name, or no size of 0 to 2^63-1, is not believed."""
+    await _check_refused(f"<IsTruncated>false</IsTruncated>{entry}", reason)
+
+
+async def _check_refused(members: str, reason: str) -> None:
+    """Assert that a listing with *members* is refused for *reason*."""
+    listener = Listener(_Listing, members)
     settings = StoreSettings(endpoint_url=listener.url, anonymous=True)
     with listener.running():
         async with aclosing(S3Store(settings, timeout_s=LONGEST_S)) as store:
-            with pytest.raises(StorageUnavailableError, match="no next page"):
+            with pytest.raises(StorageUnavailableError, match=reason):
                 await anext(store.list(ObjectRef(REF.bucket, "")))
 
 

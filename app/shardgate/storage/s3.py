@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from shardgate.errors import StorageDeniedError, StorageUnavailableError
-from shardgate.model import ETag, ObjectRef
+from shardgate.model import EVERYTHING, ETag, ObjectRef, check_integer
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import Listed, is_unfinished
 from shardgate.storage.http1_client import HttpClient, RequestTarget
@@ -183,7 +183,7 @@ class _S3Listing:
             server = page["ResponseMetadata"].get("HTTPHeaders", {}).get("server", "")
             self.in_order[self.bucket] = server.startswith(_IN_KEY_ORDER)
             listed = [_object(prefix, each) for each in page.get("Contents", ())] + [
-                Listed(ObjectRef(prefix.bucket, each["Prefix"]), None)
+                Listed(_ref(prefix, each, "Prefix"), None)
                 for each in page.get("CommonPrefixes", ())
             ]
             yield listed
@@ -211,12 +211,20 @@ def _begin(prefix: str, after: str) -> str:
     return f"{folder}{start[:-1]}{before}{_LAST}"
 
 
+def _ref(prefix: ObjectRef, entry: Mapping[str, Any], member: str) -> ObjectRef:
+    """Return the object that *member* names; botocore takes any XML for an entry."""
+    if (key := entry.get(member)) is None:
+        raise StorageUnavailableError(prefix, f"the listing has an entry without {member}")
+    return ObjectRef(prefix.bucket, key)
+
+
 def _object(prefix: ObjectRef, entry: Mapping[str, Any]) -> Listed:
     """Convert an entry of a listing; an ETag that a HEAD would not return is dropped."""
     etag = str(entry.get("ETag", ""))
+    error = partial(StorageUnavailableError, prefix)
     return Listed(
-        ObjectRef(prefix.bucket, entry["Key"]),
-        entry["Size"],
+        _ref(prefix, entry, "Key"),
+        check_integer(entry.get("Size"), "Size in the listing", EVERYTHING.stop, error),
         ETag(etag) if is_strong(etag) else None,
         entry["LastModified"].timestamp() if "LastModified" in entry else None,
     )

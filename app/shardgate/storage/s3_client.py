@@ -331,7 +331,8 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         raise no_credentials(ref, type(error).__name__) from error
     except SSLError as error:
         raise StorageUnusableError(ref, _reason(error)) from error
-    except (ConnectionError, HTTPClientError, ResponseParserError) as error:
+    except (ConnectionError, HTTPClientError, ResponseParserError, RecursionError) as error:
+        # botocore recurses into the elements of error documents
         raise StorageUnavailableError(ref, _reason(error)) from error
     except (BotoCoreError, ValueError) as error:
         raise StorageUnusableError(ref, type(error).__name__) from error

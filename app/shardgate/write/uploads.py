@@ -22,6 +22,7 @@ from shardgate.errors import (
     TooLargeError,
     UnknownUploadError,
 )
+from shardgate.formats.documents import parse_json
 from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteReservation
@@ -193,9 +194,12 @@ class Uploads:
         if not isinstance(found, Found):
             return None
         try:
-            return dict(json.loads(found.data))
+            record = parse_json(found.data)
         except ValueError as error:
             raise DamagedError(ref, "is no record of an upload") from error
+        if not isinstance(record, dict):
+            raise DamagedError(ref, "is no record of an upload: expected an object")
+        return record
 
     async def _sizes(self, upload: Upload) -> dict[PartName, int]:
         prefix, sizes = upload.object(""), {}

@@ -217,7 +217,7 @@ def test_consolidated_metadata_of_the_set_are_kept() -> None:
         (b'{a: "b"}', "malformed JSON at letter 1"),
         (b'{"a": b}', "Expecting value"),
         (b'{"a": "\xff"}', "utf-8"),
-        (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"[" * 100_000, "nested deeper than 1024 levels"),
         (b'{"a": ["s3://b/x", ' + b"9" * 5000 + b", 1]}", "integer string conversion"),
         ({"a": 1, "b": None}, "none of its members is a reference"),
         ({"version": 1, "refs": ["a"]}, "refs: expected an object"),

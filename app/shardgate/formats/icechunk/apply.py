@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from shardgate.errors import BadBodyError, ConflictError
-from shardgate.formats.documents import Json
+from shardgate.formats.documents import Json, check_levels
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
 from shardgate.formats.icechunk.config import Splitting
 from shardgate.formats.icechunk.coords import Coords, Mask, increases, inside, union
@@ -68,8 +68,9 @@ class ArrayGrid:
 def read_document(document: bytes) -> dict[str, Json]:
     """Parse the ``zarr.json`` of an array or a group. Raises: `DecodeError`."""
     try:
+        check_levels(document)
         node = json.loads(document.decode())
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DecodeError(f"zarr.json is not JSON: {error}") from None
     if not isinstance(node, dict) or node.get("zarr_format") != 3:  # noqa: PLR2004
         raise DecodeError("zarr.json is not Zarr v3 metadata: zarr_format is not 3")

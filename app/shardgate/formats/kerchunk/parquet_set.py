@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from shardgate.formats.documents import DocumentDecoder, Json
+from shardgate.formats.documents import DocumentDecoder, Json, parse_json
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
 from shardgate.formats.kerchunk.reference_table import (
     ABSENT,
@@ -60,12 +60,12 @@ def _catalog(document: Json, most_documents: int) -> ReferenceSet:
         path = name.removesuffix(_ARRAY) if name.endswith(_ARRAY) else None
         try:
             text = value if isinstance(value, str) else json.dumps(value)
-            document = json.loads(text)
+            document = parse_json(text.encode())
             if not isinstance(document, dict):
                 raise DecodeError("expected a document")
             if path is not None:
                 arrays[path] = _grid(document)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             builder.add_invalid(name, str(error))
             if path is not None:
                 arrays[path] = InvalidReference(f"{name[:200]}: {error}")

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.formats.documents import Json, json_memory_nbytes
+from shardgate.formats.documents import Json, check_levels, json_memory_nbytes
 from shardgate.formats.listing import Window
 from shardgate.formats.members import NO_KEY, LeftOut, SortedNames
 from shardgate.formats.reading import DecodeError
@@ -261,4 +261,6 @@ def consolidate(documents: Mapping[str, Json]) -> bytes:
     strict JSON could then read none of the documents, and can read the others one by one.
     """
     document = {"zarr_consolidated_format": 1, "metadata": documents}
-    return json.dumps(document, allow_nan=False).encode()
+    data = json.dumps(document, allow_nan=False).encode()
+    check_levels(data)
+    return data

@@ -97,7 +97,7 @@ class ArrayParser:
         try:
             array = parse_draft_array(document, self.path)
             served = write_json(without_transformer(document))
-        except (DecodeError, RecursionError) as reason:
+        except DecodeError as reason:
             return Node("array", data, is_rewritten=False, why_sharded=str(reason))
         return Node("array", served, is_rewritten=True, array=array)
 

@@ -207,7 +207,12 @@ def _attributes(node: NodeView | None) -> str:
     shown = node.document.get("attributes") if has_attributes else node.document
     if not shown:
         return ""
-    text = json.dumps(shown, indent=2, ensure_ascii=False)
+    text = ""
+    # Indenting all of deeply nested JSON would take a thousand times its bytes, and a call a level.
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(shown):
+        text += piece
+        if len(text) > _MOST_LETTERS:
+            break
     lines = text[:_MOST_LETTERS].splitlines() + ["…"] * (len(text) > _MOST_LETTERS)
     return "\n".join(visible(line, _MOST_LETTERS) for line in lines)
 

@@ -208,7 +208,7 @@ async def read_document(resolver: Resolver, dataset: Dataset, key: str) -> dict[
         return None
     try:
         document = await run_in_thread(parse_json, found[1], is_long=is_large(len(found[1])))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DamagedError(dataset.root.join(key), f"is no JSON: {error}") from error
     return document if isinstance(document, dict) else None
 

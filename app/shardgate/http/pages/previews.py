@@ -187,7 +187,7 @@ class Previews:
         try:
             async with asyncio.timeout(self._longest_s):
                 made = await self._draw(dataset, name[1], known)
-        except (ShardgateError, ValueError, RecursionError, TimeoutError) as error:
+        except (ShardgateError, ValueError, TimeoutError) as error:
             _log.debug("no preview of %s in %s: %s", name[1], dataset.name, error)
             if _may_pass(error):
                 made = known

@@ -4,7 +4,6 @@ A session is a document of changed nodes over a parent snapshot, and an entry fo
 chunk. All of it is stored by this service only; Icechunk has no such files.
 """
 
-import json
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping
@@ -18,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from shardgate.errors import BadBodyError, ConflictError, DamagedError
 from shardgate.formats.compression import decompress_zstd
-from shardgate.formats.documents import json_memory_nbytes
+from shardgate.formats.documents import json_memory_nbytes, parse_json
 from shardgate.formats.icechunk.apply import read_document, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
@@ -271,8 +270,8 @@ def _view_stored(path: str, stored: StoredNode) -> ViewedNode:
         return ViewedNode(stored.node_id, path, stored.document, None)
     shape = stored.array.grid
     try:
-        keys = chunk_keys(json.loads(stored.document).get("chunk_key_encoding"), len(shape))
-    except (ValueError, AttributeError, RecursionError):
+        keys = chunk_keys(parse_json(stored.document).get("chunk_key_encoding"), len(shape))
+    except (ValueError, AttributeError):
         keys = ChunkKeys("c/", "/", len(shape))  # the library uses one encoding
     chunks = Chunks(keys, shape, stored.array.manifests)
     return ViewedNode(stored.node_id, path, stored.document, chunks)

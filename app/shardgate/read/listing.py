@@ -447,10 +447,10 @@ def _show(
 
 
 @dataclass(slots=True, eq=False)
-class _Merged:
+class _MergedStream:
     stream: Stream
     number: int
-    outer: "_Merged | None"
+    outer: "_MergedStream | None"
     """The stream in whose place it is."""
     inner: int = 0
     """Streams in its own place that have not ended."""
@@ -459,13 +459,12 @@ class _Merged:
 async def _merge(streams: Streams) -> AsyncGenerator[FoundKey]:
     """Yield the keys of *streams* in order, of equal ones that of the stream that began first.
 
-    Streams nest as deep as folders, so they are merged side by side: a generator inside of another
-    would pass each key on, and recurse.
+    Streams nest as deep as folders: generators within generators would pass each key on.
     """
-    heads: list[tuple[str, int, FoundKey, _Merged]] = []
     numbers = count()
-    waiting = [_Merged(stream, next(numbers), None) for stream in streams]
-    while True:
+    heads: list[tuple[str, int, FoundKey, _MergedStream]] = []
+    waiting = [_MergedStream(stream, next(numbers), None) for stream in streams]
+    while waiting or heads:
         while waiting:
             merged = waiting.pop()
             match await anext(merged.stream, None):
@@ -477,18 +476,17 @@ async def _merge(streams: Streams) -> AsyncGenerator[FoundKey]:
                     heappush(heads, (key, merged.number, found, merged))
                 case inner:
                     merged.inner = len(inner)
-                    waiting += [_Merged(each, next(numbers), merged) for each in inner] or [merged]
-        if not heads:
-            return
-        _, _, found, merged = heappop(heads)
-        yield found
-        waiting.append(merged)
+                    below = [_MergedStream(each, next(numbers), merged) for each in inner]
+                    waiting += below or [merged]
+        if heads:
+            _, _, found, merged = heappop(heads)
+            yield found
+            waiting.append(merged)
 
 
 def _child(path: str, key: str) -> str | None:
-    if not key.startswith(path) or (slash := key.find("/", len(path))) < 0:
-        return None
-    return key[: slash + 1]
+    slash = key.find("/", len(path)) if key.startswith(path) else -1
+    return None if slash < 0 else key[: slash + 1]
 
 
 type _Place = Location | Listed | None

@@ -562,14 +562,12 @@ def _choose_signer(signature_version: Any, **_: Any) -> str | None:
 
 
 async def _hash(request: Any, signature_version: Any, **_: Any) -> None:
-    body = _large(request.data)
-    if signature_version == _SIGNATURE and body is not None:
+    if signature_version == _SIGNATURE and (body := _large(request.data)) is not None:
         request.context[DIGEST] = (await asyncio.to_thread(sha256, body)).hexdigest()
 
 
 def _divide(request: Any, **_: Any) -> None:
-    body = _large(request.body)
-    if body is not None:
+    if (body := _large(request.body)) is not None:
         request.body = divide(body, _PIECE_NBYTES)
 
 

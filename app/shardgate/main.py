@@ -34,6 +34,7 @@ from shardgate.http.body import RequestBodyReader
 from shardgate.http.gateway import ConcurrencyLimiter, Gateway
 from shardgate.http.instrumentation import InstrumentedApp
 from shardgate.http.pages.dataset_page import DatasetPages
+from shardgate.http.pages.error_page import ErrorPages
 from shardgate.http.pages.previews import Previews, worker_command
 from shardgate.http.pages.start_page import OverviewCache, StartPage
 from shardgate.http.pages.viewer import ViewerLinks
@@ -132,12 +133,27 @@ def create_app(
     start_page = StartPage(datasets, overviews, settings.login)
     api = build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
     writing = _build_writing(shared, rewrites, access.authenticator)
-    pages, sessions = DatasetPages(resolver, settings.login), shared.sessions
+    pages, explain = DatasetPages(resolver, settings.login), ErrorPages(settings.login).explain
     authenticator = access.authenticator
-    data = DataPlane(datasets, authenticator, resolver, sessions, writing, pages=pages, cors=cors)
+    data = DataPlane(
+        datasets,
+        authenticator,
+        resolver,
+        shared.sessions,
+        writing,
+        pages=pages,
+        cors=cors,
+        explain=explain,
+    )
     shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
     gateway = Gateway(
-        api, data, shards, authenticator=authenticator, cors=cors, limiter=_build_limiter(settings)
+        api,
+        data,
+        shards,
+        authenticator=authenticator,
+        cors=cors,
+        explain=explain,
+        limiter=_build_limiter(settings),
     )
     app = InstrumentedApp(
         gateway,

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, NewType, Self
+from urllib.parse import quote, unquote
 
 VirtualKey = NewType("VirtualKey", str)
 """Key of a request, relative to its dataset or container: ``s0/c/7/3/1``."""
@@ -12,6 +13,9 @@ NAMED_REFS: Final = ("@branch.", "@tag.")
 """Prefixes of key segments that name a branch or a tag; see `escape_ref`."""
 
 _NOT_IN_SEGMENTS: Final = re.compile(r"[\x00-\x1f\x7f%/]")
+_KEPT_ESCAPE: Final = re.compile(
+    "%(2[134-9A-Ca-cFf]|3[AaBbDdFf]|40|5[BbDd])|%(?![0-9A-Fa-f]{2})"  # reserved, and ``%``
+)
 
 ETag = NewType("ETag", str)
 """A strong entity tag with its quotes, as HTTP writes it: ``'"9b2c"'`` (RFC 9110 §8.8.3)."""
@@ -33,6 +37,20 @@ def escape_ref(name: str) -> str:
 def join_path(path: str, name: str) -> str:
     """Join two paths, of which either may be empty."""
     return f"{path}/{name}".strip("/")
+
+
+def decode_path(path: str) -> str:
+    """Decode a path of a URL, but for characters that an escape keeps from being delimiters, such
+    as ``/`` and ``+`` (RFC 3986 §2.2), and ``%``. Raises: `UnicodeDecodeError`.
+    """
+    return unquote(
+        _KEPT_ESCAPE.sub(lambda at: f"%25{(at[1] or '25').upper()}", path), "utf-8", "strict"
+    )
+
+
+def encode_path(path: str) -> str:
+    """Percent-encode a path that `decode_path` has returned; delimiters stay as they were."""
+    return quote(path, safe="/~%!$&'()*+,;=:@")
 
 
 class ObjectRef(NamedTuple):

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,11 +205,23 @@ async def test_environment_configures_the_store(
         await found(store, ObjectRef(f"s3://{seaweedfs.bucket}", "environment"))
 
 
-def test_unreadable_ca_bundle_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing file in AWS_CA_BUNDLE stops the start, and the error names the variable."""
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("none.pem", "No such file"), ("folder", "Is a directory"), ("garbage.pem", ".*")],
+)
+def test_unreadable_ca_bundle_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, reason: str
+) -> None:
+    """A file in AWS_CA_BUNDLE that is missing, a folder or no certificate stops the start.
 
-    with pytest.raises(ConfigurationError, match="AWS_CA_BUNDLE cannot be read: No such file"):
+    The error names the variable and the file.
+    """
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "garbage.pem").write_text("garbage")
+    monkeypatch.setenv("AWS_CA_BUNDLE", path := str(tmp_path / name))
+
+    expected = f"AWS_CA_BUNDLE cannot be read: {reason}.*: {path}"
+    with pytest.raises(ConfigurationError, match=expected):
         S3Store(None)
 
 

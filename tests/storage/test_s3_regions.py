@@ -15,7 +15,7 @@ from shardgate.errors import StorageUnusableError
 from shardgate.model import ByteRange, ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import ABSENT, CONFLICT
-from shardgate.storage.refusals import Refusal
+from shardgate.storage.refusals import Refusal, other_region
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.s3_client import S3Client
 from shardgate.storage.s3_signing import S3Signer
@@ -255,3 +255,12 @@ async def test_endpoint_of_the_environment_gets_buckets_in_the_path(
         target = await S3Signer(client).presign("GET", ObjectRef("s3://data", "key"))
 
     assert (target.origin.host, target.path) == ("minio", "/data/key")
+
+
+@pytest.mark.parametrize(
+    ("code", "region"),
+    [("IllegalLocationConstraintException", "af-south-1"), ("InvalidRequest", "")],
+)
+def test_refusal_of_an_endpoint_names_the_region_of_the_bucket(code: str, region: str) -> None:
+    """The refusal of a regional endpoint, unlike others with 400, tells the bucket's region."""
+    assert other_region(400, code, "", "af-south-1") == region

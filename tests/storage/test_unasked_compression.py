@@ -98,6 +98,19 @@ async def test_range_that_the_server_compressed_is_an_error(
 
 
 @pytest.mark.parametrize(
+    "server", [Compressor(is_stored=True, headers={"ETag": '"e-gzip"'})], indirect=True
+)
+@pytest.mark.parametrize("request_", [ByteRange(5, 50), SuffixRange(20)], ids=["range", "end"])
+async def test_range_of_a_compressed_form_is_an_error(
+    server: str, request_: ByteRange | SuffixRange
+) -> None:
+    """A range of what Apache has compressed, which its ETag tells, raises."""
+    async with aclosing(HttpStore(timeout_s=LONGEST_S)) as store:
+        with pytest.raises(StorageUnusableError, match="with gzip"):
+            await store.get(ObjectRef(server, "object"), request_)
+
+
+@pytest.mark.parametrize(
     "server", [Compressor(is_stored=True), Compressor(is_stored=True, ranges=False)], indirect=True
 )
 async def test_range_of_an_object_that_is_stored_compressed_is_of_its_bytes(server: str) -> None:

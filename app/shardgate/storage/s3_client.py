@@ -123,7 +123,8 @@ def _open_session() -> Any:
     except BotoCoreError as error:
         raise ConfigurationError(f"the configuration of AWS: {error}") from error
     except OSError as error:
-        raise ConfigurationError(f"AWS_CA_BUNDLE cannot be read: {error.strerror}") from error
+        reason = f"AWS_CA_BUNDLE cannot be read: {error.strerror}: {ca_file}"
+        raise ConfigurationError(reason) from error
     return session
 
 

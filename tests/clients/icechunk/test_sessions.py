@@ -1,5 +1,7 @@
 """Sessions written by real clients through two services, and read by the library."""
 
+import os
+import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -166,6 +168,9 @@ def test_commit_of_collected_chunk_files_is_refused_until_they_are_written_again
         session_id = services.begin()
         assert services.put(session_id, "a/c/1", value).status_code == 200
         services.repo.garbage_collect(datetime.now(UTC) + timedelta(hours=1))
+        two_hours_ago = time.time() - 2 * 3600
+        for file in tmp_path.rglob("*"):  # those of the last hour are not looked up
+            os.utime(file, (two_hours_ago, two_hours_ago))
 
         refused = services.commit(session_id, at=1)
         assert refused.status_code == 409

@@ -51,6 +51,8 @@ ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
         ("abfs://container/a%20b", ("az", "a%20b")),
         ("https://host/a/b%20c", ("https", "b c")),
         ("https://HOST:443/a/b#c", ("https", "b")),
+        ("https://host/a/b%2fc+%2B%7Ed", ("https", "b%2Fc+%2B~d")),
+        ("https://host/a/100%/%25", ("https", "100%25/%25")),
     ],
 )
 def test_url_leads_to_the_object_that_fsspec_reads(url: str, expected: tuple[str, str]) -> None:
@@ -77,6 +79,8 @@ def test_url_leads_to_the_object_that_fsspec_reads(url: str, expected: tuple[str
         "http://host/a/b",
         "https://host/ab",
         "https://host/a/%2e%2e/b",
+        "https://host/a/b%2F%2e%2e%2F..%2Fc",
+        "https://host/a%2Fb",
     ],
 )
 def test_url_outside_of_allowed_prefixes_is_not_followed(url: str) -> None:

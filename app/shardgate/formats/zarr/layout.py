@@ -179,7 +179,7 @@ async def locate_entry(
         return MISSING
     if isinstance(shard, Inline):
         return _locate_inline(shard, index, entry)
-    if index.nbytes > whole_index_nbytes and index.has_checksum is not None:
+    if index.nbytes > whole_index_nbytes and not index.is_read_whole:
         if isinstance(shard, Whole):
             # Only the store knows where the shard ends; its last byte comes with size and ETag.
             end = await fetch(Read("shard-end", shard.ref, SuffixRange(1), Opaque))

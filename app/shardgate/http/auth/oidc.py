@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -331,7 +332,9 @@ def checked_environment() -> Iterator[None]:
         yield
     except (ImportError, OSError, ValueError) as error:
         reason = "SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used"
-        raise ConfigurationError(f"{reason}: {error}") from error
+        files = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
+        named = "".join(f"; {name} is {value}" for name, value in files.items() if value)
+        raise ConfigurationError(f"{reason}: {error}{named}") from error
 
 
 async def read_keys(

@@ -56,6 +56,7 @@ from shardgate.icechunk.sessions.document import (
     SessionView,
     ViewedNode,
     make_changes,
+    may_have_shards,
     version_of,
 )
 from shardgate.icechunk.sessions.journal import (
@@ -94,10 +95,8 @@ Garbage collection must leave younger chunk files alone: no commit refers to the
 _RENEWALS: Final = 24
 """Most renewals of a session in `LIFETIME_S`; each is a write of its document."""
 _YOUNG_S: Final = 3600.0
-"""Age up to which chunk files are not looked up if there are many: garbage collection spares them.
-"""
-_FEW_FILES: Final = 256
-"""Chunk files of an array that are all looked up, by one request each at the same time."""
+"""Age up to which chunk files are not looked up: garbage collection that is set up right spares
+them."""
 _MAX_NAMED: Final = 10
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
@@ -489,14 +488,15 @@ async def _check_files(
     payloads: Mapping[tuple[int, ...], JournalEntry],
     listed: Mapping[tuple[int, ...], ListedEntry],
 ) -> None:
-    """Check that chunk files exist that garbage collection may have removed: all, or those of
-    entries older than `_YOUNG_S` if there are many.
+    """Check that chunk files exist that garbage collection may have removed: those of entries older
+    than `_YOUNG_S`, or of unknown age.
     """
-    references = {at: entry for at, entry in payloads.items() if isinstance(entry, Native)}
-    if len(references) > _FEW_FILES:
-        since_s = session.clock() - _YOUNG_S
-        times = {at: listed[at].modified_s for at in references}
-        references = {at: references[at] for at, time_s in times.items() if (time_s or 0) < since_s}
+    since_s = session.clock() - _YOUNG_S
+    references = {
+        at: entry
+        for at, entry in payloads.items()
+        if isinstance(entry, Native) and (listed[at].modified_s or 0) < since_s
+    }
     wanted = [entry.chunk_id for entry in references.values()]
     lengths = await chunk_lengths(session.store, session.repository, wanted)
     lost = [
@@ -507,9 +507,13 @@ async def _check_files(
     if lost:
         more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
         named = ", ".join(lost[:_MAX_NAMED])
+        # An inner chunk is written into its shard, whose index is lost.
+        remedy = "write these chunks again"
+        if may_have_shards(node.document):
+            remedy = "write the chunks of these shards in another session"
         raise ConflictError(
             f"/{node.path}: garbage collection has removed files that the session wrote: "
-            f"{named}{more}; write these chunks again"
+            f"{named}{more}; {remedy}"
         )
 
 

@@ -33,8 +33,6 @@ MOST_LEVELS: Final = 1024
 """Objects and lists of a JSON text inside one another; orjson reads as many, Python 1,500."""
 _STEPPED_LEVELS: Final = 256
 """Levels up to which `_SteppingDecoder` stays within half of Python's limit on calls."""
-_WHOLE_ESCAPE: Final = re.compile(rb"\\*[^\\]")
-"""From any byte of an escape sequence to its end."""
 _VIEW_REVISION: Final = "u1"
 """Changes whenever the same stored metadata are served in another form."""
 
@@ -155,8 +153,7 @@ class _Text(str):
 def _parts(value: Json) -> Iterator[_Text | Json]:
     """Yield the text of an object or a list, and in between the values that are long."""
     is_object = isinstance(value, dict)
-    yield _Text("{" if is_object else "[")
-    separator = ""
+    separator = "{" if is_object else "["
     for some in batched(value.items() if is_object else value, _WRITTEN_AT_ONCE):
         batch = dict(some) if is_object else list(some)
         if _is_short(batch):

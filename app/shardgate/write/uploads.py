@@ -194,12 +194,9 @@ class Uploads:
         if not isinstance(found, Found):
             return None
         try:
-            record = parse_json(found.data)
-        except ValueError as error:
+            return dict(parse_json(found.data))
+        except (ValueError, TypeError) as error:
             raise DamagedError(ref, "is no record of an upload") from error
-        if not isinstance(record, dict):
-            raise DamagedError(ref, "is no record of an upload: expected an object")
-        return record
 
     async def _sizes(self, upload: Upload) -> dict[PartName, int]:
         prefix, sizes = upload.object(""), {}

@@ -35,8 +35,7 @@ library has less than 2,000 bytes.
 _MAX_FLEXBUFFER_NBYTES: Final = 1024**2
 """Largest configuration in ``repo``; 2,000 virtual chunk containers take a third."""
 _MAX_CONDITION_DEPTH: Final = 16
-_MOST: Final = 2**64 - 1
-"""Most that a FlexBuffer can spell; the library counts in as many bits."""
+_MOST: Final = 2**64 - 1  # of a FlexBuffer
 WHOLE: Final = 2**32 - 1
 """More chunks than an array has along any dimension."""
 

@@ -1,13 +1,14 @@
 """Repositories of Icechunk before 2.1 at the root of a bucket, over requests of S3."""
 
 from pathlib import Path
+from typing import Final
 
 from shardgate.settings import DatasetSettings, Settings
 from tests.icechunk.sessions.replicas import files_of_repository
 from tests.storage.ministack import MiniStack
 from tests.support.serving import client_of
 
-_SESSIONS = "/api/datasets/root/sessions"
+_SESSIONS: Final = "/api/datasets/root/sessions"
 
 
 def test_keys_that_begin_with_a_slash_are_read_and_committed_in_s3(

@@ -8,9 +8,8 @@ from typing import Final
 import pytest
 
 from shardgate.errors import ShardgateError
-from shardgate.formats.contract import Format
 from shardgate.formats.kerchunk.layout import Kerchunk
-from shardgate.formats.members import MemberLayout
+from shardgate.formats.members import MemberFormat, MemberLayout
 from shardgate.formats.references import allow
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import ObjectRef
@@ -25,13 +24,13 @@ ROOT: Final = ObjectRef("memory://bucket", "")
 MOST: Final = 2**20
 SET_NBYTES: Final = 2**14
 """So that a set has at most 512 references."""
-KINDS: Final[dict[str, tuple[str, Format, Callable[[random.Random], bytes]]]] = {
+KINDS: Final[dict[str, tuple[str, MemberFormat, Callable[[random.Random], bytes]]]] = {
     "zip": ("a.zip", Zip(MOST, MOST), archives.changed),
     "kerchunk": ("a.json", Kerchunk(SET_NBYTES, MOST, (allow("s3://bucket", ROOT),)), sets.changed),
 }
 
 
-async def use(container: Format, name: str, data: bytes) -> None:
+async def use(container: MemberFormat, name: str, data: bytes) -> None:
     """List a container, and look up all names of it, and others. Raises: `ShardgateError`."""
     store = MemoryStore()
     store.place(ROOT.join("one"), bytes(20))

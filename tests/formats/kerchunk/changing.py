@@ -9,7 +9,7 @@ _NUMBERS: Final = [
     *(0, 1, -1, 2, 7, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, -(2**63), 2**64, 10**400),
     *(0.0, 1.5, -1.0, 1e18, 1e300, float("nan"), float("inf"), True, False),
 ]
-_OTHERS: Final = [
+_OTHERS: Final[list[Any]] = [
     None,
     "",
     "x",

@@ -158,27 +158,18 @@ class Resolver:
         return _Opening(self._open, self._fetch, dataset, key, choose, reading, held)
 
     async def _open(self, opening: _Opening, tracker: FreshnessTracker) -> Opened | None:
+        choose, held = opening.choose, opening.held
         try:
             if (entity := await self._resolve(opening, tracker)) is None:
                 return None
-            selection = opening.choose(entity)
-            read = partial(self._read, opening, entity, selection)
-            if not isinstance(source := entity.source, Stored):
-                return await read()
-            key = (source, "" if selection is None else selection.reads)
-            return await self._fetch.keep_damage(key, source.ref, read)
+            if (selection := choose(entity)) is None:
+                named = opening.dataset.root.join(opening.key)
+                entity = await self._bodies.inflate(held, entity, named)
+                selection = cast("Selection", choose(entity))
+            return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
         except BaseException:
-            await opening.held.release()
+            await held.release()
             raise
-
-    async def _read(self, opening: _Opening, entity: Entity, selection: Selection | None) -> Opened:
-        """Read the part of *entity* that was selected, or inflate it first."""
-        held = opening.held
-        if selection is None:
-            named = opening.dataset.root.join(opening.key)
-            entity = await self._bodies.inflate(held, entity, named)
-            selection = cast("Selection", opening.choose(entity))
-        return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
 
     async def _resolve(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
         """Resolve the key; `None` proves its absence.
@@ -212,8 +203,7 @@ class Resolver:
                 return await self._whole(ref, opening, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):
                 if isinstance(place, Part):
-                    part = partial(self._part, place, opening, tracker)
-                    entity = await self._fetch.keep_damage(place, place.ref, part)
+                    entity = await self._part(place, opening, tracker)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)

@@ -336,6 +336,7 @@ def test_scale_is_described_as_an_array() -> None:
     ]
 
 
+_INVALID_COUNTS = {"negative": -3, "boolean": True, "2^63": 2**63, "very many": 10**400}
 _TWICE = volume_info(None, chunk_sizes=[[3, 3, 1], [7, 5, 1]])
 _TWICE["scales"] += [{**_TWICE["scales"][0], "key": key} for key in ("s0#2", "s0")]
 _PATHS = ("s0", "s0#2", "s0#2#2", "s0#2#3", "s0#3", "s0#4")
@@ -348,7 +349,7 @@ _PATHS = ("s0", "s0#2", "s0#2#2", "s0#2#3", "s0#3", "s0#4")
          [{"shape": (7, 5, 1, 3), "inner_chunk_shape": (3, 3, 1, 3),
            "dimension_names": ("x", "y", "z", "channel")}]),
         *((volume_info(None) | {"num_channels": count}, [{"shape": (7, 5, 1)}])
-          for count in (-3, True, 2**63, 10**400)),
+          for count in _INVALID_COUNTS.values()),
         (volume_info(RAW_SHARDING, encoding=7) | {"data_type": None, "num_channels": "x"},
          [{"data_type": None, "codecs": (), "shape": (7, 5, 1)}]),
         (_TWICE,
@@ -363,7 +364,8 @@ _PATHS = ("s0", "s0#2", "s0#2#2", "s0#2#3", "s0#3", "s0#4")
          [{"path": "", "kind": "skeletons", "sharding": "murmurhash3_x86_128, preshift 0, "
            "minishard 1, shard 1 bits, index gzip, data raw"}]),
     ],
-    ids=["channels are a dimension", "what nothing depends on may be missing",
+    ids=["channels are a dimension", *(f"{name} channels are one" for name in _INVALID_COUNTS),
+         "what nothing depends on may be missing",
          "each chunk size has a path of its own", "annotations are a collection by each index",
          "manifests and fragments share their shards", "what is not sharded", "skeletons"],
 )  # fmt: skip

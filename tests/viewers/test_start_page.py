@@ -123,6 +123,7 @@ def test_slow_dataset_is_filled_in(browser: Browser, tmp_path: Path, pictures: P
         page.get_by_role("searchbox").fill("slow")
         gate.open()
         page.locator("[data-name=slow]:not([data-pending])").wait_for()
+        page.wait_for_load_state("networkidle")  # else a picture outlives the service
         page.screenshot(path=pictures / "start-filled-in.png")
         (shown,) = page.locator("tbody tr:visible").all_inner_texts()
 

@@ -393,6 +393,8 @@ class _Summarizer:
             if rest and layout.encloses(rest):
                 return True
         entered, start = await enter(self._root, self._folder)
+        if start == len(self._folder):  # the folder is the archive, which has a description itself
+            entered, start = self._root, 0
         below = replace(entered, ref=entered.ref.join(self._path[start:]))
         async with aclosing(find_containers(below)) as containers:
             async for opened in containers:

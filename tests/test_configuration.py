@@ -200,6 +200,20 @@ def test_invalid_setting_of_a_file_is_one_line(config: Path, text: str, said: st
     assert "hunter2" not in message
 
 
+@pytest.mark.parametrize("value", [f"{'[' * 100_000}{']' * 100_000}", "9" * 5_000])
+def test_value_that_cannot_be_parsed_is_an_error_of_the_file(config: Path, value: str) -> None:
+    """A value that nests too deep, or has too many digits, is an error that names the file."""
+    config.write_text(f"server = {value}\n")
+
+    assert complaint(config, {}).startswith(f"{config}: ")
+
+
+@pytest.mark.parametrize("value", [f"{'[' * 100_000}{']' * 100_000}", f"[{'9' * 5_000}]"])
+def test_value_of_the_environment_that_cannot_be_parsed_is_no_list(value: str) -> None:
+    """A list of the environment that nests too deep, or has too long a number, is an error."""
+    assert "is not a list such as" in complaint(None, {"SHARDGATE_SERVER__TRUSTED_PROXIES": value})
+
+
 def test_all_wrong_settings_are_reported_at_once(config: Path) -> None:
     """Each wrong setting of a file and of the environment has a line with its own path."""
     config.write_text(

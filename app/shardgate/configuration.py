@@ -119,7 +119,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number of 5,000 digits
         raise ConfigurationError(f"{path}: {error}") from error
 
 

@@ -228,6 +228,7 @@ def _place(settings: Settings, url: str, store: str | None) -> tuple[str, ...]:
         place = os.path.realpath(unquote(place))
     elif scheme in ("http", "https"):
         place = str(RequestTarget(root.bucket).origin)
+        root = root._replace(key=unquote(root.key))
     endpoint = settings.stores[store].endpoint_url if store else None
     endpoint = endpoint or (os.environ.get("AWS_ENDPOINT_URL") if scheme == "s3" else None) or ""
     return scheme, endpoint.rstrip("/"), *filter(None, f"{place}/{root.key}".split("/"))

@@ -11,7 +11,7 @@ from contextlib import (
 from functools import partial
 from typing import NamedTuple
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 
 from shardgate.concurrency import largest_share
 from shardgate.datasets import open_datasets, open_decoding, open_token_root, session_formats
@@ -34,6 +34,7 @@ from shardgate.http.body import RequestBodyReader
 from shardgate.http.gateway import ConcurrencyLimiter, Gateway
 from shardgate.http.instrumentation import InstrumentedApp
 from shardgate.http.pages.dataset_page import DatasetPages
+from shardgate.http.pages.error_page import ErrorPages
 from shardgate.http.pages.previews import Previews, worker_command
 from shardgate.http.pages.start_page import OverviewCache, StartPage
 from shardgate.http.pages.viewer import ViewerLinks
@@ -126,18 +127,18 @@ def create_app(
     overviews = OverviewCache(resolver)
     cors = Cors(settings.server.cors_origins)
     routes = [*access.routes, *_build_routes(shared, committer, datasets, bodies)]
-    encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
-    previews, viewers = Previews(resolver, encoded, worker_command()), settings.login.viewers
-    pictures = build_pictures(datasets, previews, ViewerLinks(resolver, previews, viewers))
-    start_page = StartPage(datasets, overviews, settings.login)
-    api = build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
-    writing = _build_writing(shared, rewrites, access.authenticator)
-    pages, sessions = DatasetPages(resolver, settings.login), shared.sessions
-    authenticator = access.authenticator
-    data = DataPlane(datasets, authenticator, resolver, sessions, writing, pages=pages, cors=cors)
+    api = _build_api(shared, datasets, overviews, routes)
+    data = _build_data_plane(shared, datasets, rewrites, access.authenticator, cors)
+    explain = ErrorPages(settings.login).explain
     shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
     gateway = Gateway(
-        api, data, shards, authenticator=authenticator, cors=cors, limiter=_build_limiter(settings)
+        api,
+        data,
+        shards,
+        authenticator=access.authenticator,
+        cors=cors,
+        explain=explain,
+        limiter=_build_limiter(settings),
     )
     app = InstrumentedApp(
         gateway,
@@ -150,6 +151,38 @@ def create_app(
     server = settings.server
     prefix = PathPrefix(server.root_path, server.trusted_proxies, settings.datasets)
     return AsgiApp(app, lifespan, prefix, timeout_s=settings.limits.timeout_s)
+
+
+def _build_api(
+    shared: Shared, datasets: Datasets, overviews: OverviewCache, routes: Sequence[APIRouter]
+) -> FastAPI:
+    resolver, login = shared.resolver, shared.settings.login
+    encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
+    previews = Previews(resolver, encoded, worker_command())
+    links = ViewerLinks(resolver, previews, login.viewers)
+    pictures = build_pictures(datasets, previews, links)
+    start_page = StartPage(datasets, overviews, login)
+    return build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
+
+
+def _build_data_plane(
+    shared: Shared,
+    datasets: Datasets,
+    rewrites: Rewrites,
+    authenticator: Authenticator,
+    cors: Cors,
+) -> DataPlane:
+    login = shared.settings.login
+    return DataPlane(
+        datasets,
+        authenticator,
+        shared.resolver,
+        shared.sessions,
+        _build_writing(shared, rewrites, authenticator),
+        pages=DatasetPages(shared.resolver, login),
+        cors=cors,
+        explain=ErrorPages(login).explain,
+    )
 
 
 def _build_limiter(settings: Settings) -> ConcurrencyLimiter:

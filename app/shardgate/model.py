@@ -1,9 +1,10 @@
 """Values that all layers share: keys, objects, byte ranges, versions, locations."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, NewType, Self
+from urllib.parse import quote, unquote
 
 VirtualKey = NewType("VirtualKey", str)
 """Key of a request, relative to its dataset or container: ``s0/c/7/3/1``."""
@@ -12,6 +13,9 @@ NAMED_REFS: Final = ("@branch.", "@tag.")
 """Prefixes of key segments that name a branch or a tag; see `escape_ref`."""
 
 _NOT_IN_SEGMENTS: Final = re.compile(r"[\x00-\x1f\x7f%/]")
+_KEPT_ESCAPE: Final = re.compile(
+    "%(2[134-9A-Ca-cFf]|3[AaBbDdFf]|40|5[BbDd])|%(?![0-9A-Fa-f]{2})"  # reserved, and ``%``
+)
 
 ETag = NewType("ETag", str)
 """A strong entity tag with its quotes, as HTTP writes it: ``'"9b2c"'`` (RFC 9110 §8.8.3)."""
@@ -35,6 +39,20 @@ def join_path(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
+def decode_path(path: str) -> str:
+    """Decode a path of a URL, but for characters that an escape keeps from being delimiters, such
+    as ``/`` and ``+`` (RFC 3986 §2.2), and ``%``. Raises: `UnicodeDecodeError`.
+    """
+    return unquote(
+        _KEPT_ESCAPE.sub(lambda at: f"%25{(at[1] or '25').upper()}", path), "utf-8", "strict"
+    )
+
+
+def encode_path(path: str) -> str:
+    """Percent-encode a path that `decode_path` has returned; delimiters stay as they were."""
+    return quote(path, safe="/~%!$&'()*+,;=:@")
+
+
 class ObjectRef(NamedTuple):
     """The name of an object: the *bucket* that holds it and its *key* there.
 
@@ -46,8 +64,11 @@ class ObjectRef(NamedTuple):
     key: str
 
     def __str__(self) -> str:
-        """Return the URL without the prefix of the bucket."""
-        return f"{self.bucket.removeprefix(GUARDED).removeprefix(VOLATILE)}/{self.key}"
+        """Return the URL without the prefix of the bucket; of a session the key below a ref."""
+        if self.bucket.startswith(VOLATILE):
+            session = self.bucket.rpartition("/")[2].partition("+")[0]
+            return f"{session}/{self.key}"
+        return f"{self.bucket.removeprefix(GUARDED)}/{self.key}"
 
     @property
     def prefix(self) -> "ObjectRef":
@@ -119,6 +140,21 @@ def coalesce(
 
 EVERYTHING: Final = ByteRange(0, 2**63 - 1)
 """All bytes of a sequence of any length."""
+
+
+def check_integer(
+    value: object, name: str, most: int, error: Callable[[str], Exception], least: int = 0
+) -> int:
+    """Return *value*, a decoded number called *name*. Raises: *error*, unless it is an integer, and
+    no boolean, of *least* to *most*.
+    """
+    if type(value) is int and least <= value <= most:
+        return value
+    # Python refuses to print integers of more than 4,300 digits.
+    is_long = type(value) is int and value.bit_length() > 128  # noqa: PLR2004
+    found = "a longer number" if is_long else repr(value)[:80]
+    raise error(f"{name}: expected an integer of {least} to {most}, found {found}")
+
 
 type Piece = bytes | ByteRange
 """Part of an object to write: new bytes, or a range of the object that it replaces."""

@@ -41,6 +41,8 @@ CLAIM_RULES: Final = (GROUP, EMAIL)
 """Beginnings of the part of a rule after ``ISSUER:`` that name the claim it is about."""
 Validator = Literal["etag", "last-modified"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_LONGEST_PREFIX: Final = 200
+"""Names of cookies have it in them."""
 _SHORTEST_SECRET: Final = 32
 
 type TextCheck = Callable[[str], str]
@@ -96,8 +98,9 @@ digest: Final = matches("[0-9A-Fa-f]{64}", "is not a SHA-256 digest of 64 hexade
 def path_prefix(text: str) -> str:
     """Check the path that all others are below, and return it without a final slash."""
     path = text.removesuffix("/")
-    if not re.fullmatch(f"(/{_NAME})*", path):
-        raise ValueError("is no path such as /arrays, of letters, digits, and -_. within names")
+    if not re.fullmatch(f"(/{_NAME})*", path) or len(path) > _LONGEST_PREFIX:
+        letters = f"{_LONGEST_PREFIX} letters, digits, and -_. within names"
+        raise ValueError(f"is no path such as /arrays, of at most {letters}")
     return path
 
 
@@ -144,7 +147,7 @@ def list_from_text(value: object) -> object:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError('is not a list such as ["*"]') from None
 
 

@@ -91,7 +91,7 @@ class TokenFile:
             raise ConfigurationError(f"{self._path}: {error.strerror}") from error
 
     def _read(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             found = json.loads(self._path.read_text("utf-8"))
             return found if isinstance(found, dict) else {}
         return {}

@@ -29,7 +29,7 @@ from tests.deploy.balancer import TOKEN, Balancer, balancing
 from tests.support.crowds import Step, impossible, play
 from tests.support.gateways import Environ, Gateway, forked, of_dataset
 from tests.support.labs import SMALL, Lab
-from tests.support.processes import free_ports
+from tests.support.processes import free_ports, wait_until
 from tests.support.seaweedfs import SeaweedFS
 
 SHAPE: Final = (64, 64)
@@ -290,6 +290,44 @@ def test_first_restarted_replica_answers_all_reads(tmp_path: Path) -> None:
         with_first = statuses()
 
     assert (with_second, with_none, with_first) == ({200}, {503}, {200})
+
+
+def test_dead_replica_fails_no_later_write(tmp_path: Path) -> None:
+    """After a replica has died, and while it stays dead, every write succeeds at the other one.
+
+    Once it is started again it takes its writes again.
+    """
+    root = tmp_path / "data"
+    root.mkdir()
+    ports = free_ports(2)
+    with ExitStack() as stack:
+
+        def start(port: int) -> Gateway:
+            environ = of_dataset(str(root)) | {"SHARDGATE_SERVER__PORT": str(port)}
+            return stack.enter_context(forked(environ))
+
+        replicas = [start(port) for port in ports]
+        balancer = stack.enter_context(balancing(tmp_path, [each.url for each in replicas]))
+        client = stack.enter_context(balancer.client())
+
+        def put(number: int) -> tuple[int, str]:
+            before = len(balancer.logged())
+            answer = client.put(f"/data/object-{number % 50}", content=b"%d" % number)
+            return answer.status_code, balancer.logged(before, 1)[0]["replica"]
+
+        def written(count: int) -> tuple[set[int], set[str]]:
+            answers = [put(number) for number in range(count)]
+            return {status for status, _ in answers}, {replica for _, replica in answers}
+
+        alive = written(50)
+        replicas[0].kill()
+        dead = written(200)
+        start(ports[0])
+        wait_until(lambda: written(50) == alive)
+
+    hosts = [each.url.removeprefix("http://") for each in replicas]
+    assert alive == ({200}, set(hosts))
+    assert dead == ({200}, {hosts[1]})
 
 
 def read_back(url: str, balancer: Balancer, name: str) -> dict[str, bytes | None]:

@@ -204,6 +204,7 @@ async def test_marker_that_is_no_longer_metadata_is_damage() -> None:
         with pytest.raises(DamagedError, match="metadata before"):
             await case.open()
     case.store.place(ROOT.join("marker"), b'{"a": 2}')
+    case.fetch.forget(ROOT.join("marker"))
 
     assert await case.open() is not None
 
@@ -266,3 +267,46 @@ def test_long_document_of_any_encoding_is_parsed(encoding: str) -> None:
     document = {"é": ["\u2222}"] * 2**15, "a": [0.5, 7]}
 
     assert parse_json(json.dumps(document, ensure_ascii=False).encode(encoding)) == document
+
+
+def _nested(levels: int, innermost: Any) -> Any:
+    for number in range(levels):
+        innermost = {"a": innermost} if number % 2 else [innermost]
+    return innermost
+
+
+@pytest.mark.parametrize("innermost", [1, ["x" * 100] * 5000, ["]", "[" * 2000, 'x\\"[[']])
+def test_document_nested_1024_deep_is_parsed_and_written(innermost: Any) -> None:
+    """A document of 1,024 levels, short or long, is parsed, and written as it was."""
+    levels = 1024 - isinstance(innermost, list)
+    document = _nested(levels, innermost)
+    text = json.dumps(document).encode()
+
+    assert parse_json(text) == document
+    assert write_json(document) == text
+
+
+@pytest.mark.parametrize("levels", [1025, 1400])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-be"])
+def test_document_nested_deeper_is_refused(levels: int, encoding: str) -> None:
+    """A document of more than 1,024 levels is neither parsed nor written, whatever its encoding."""
+    document = _nested(levels, '\\"')
+
+    with pytest.raises(ValueError, match="nested deeper than 1024 levels"):
+        parse_json(json.dumps(document).encode(encoding))
+    with pytest.raises(ValueError, match="nested deeper than 1024 levels"):
+        write_json(document)
+
+
+@pytest.mark.parametrize("mark", ["[", '{"a":', '[{"a":'])
+def test_brackets_that_never_end_are_refused(mark: str) -> None:
+    """Begun lists and objects, 100,000 inside one another, are refused before they are parsed."""
+    with pytest.raises(ValueError, match="nested deeper than 1024 levels"):
+        parse_json(mark.encode() * 100_000)
+
+
+def test_brackets_within_strings_are_no_levels() -> None:
+    """Brackets in strings, also behind escaped quotes and backslashes, do not nest."""
+    document = ["[" * 5000, '\\"' + "{" * 5000, {"\\\\": "[{" * 5000}]
+
+    assert parse_json(json.dumps(document).encode()) == document

@@ -102,6 +102,36 @@ _ELSEWHERE = [
     "http://169.254.169.254/latest/meta-data", "file:///srv/database/a", "file:///srv/data",
     "file:///etc/passwd",
 ]  # fmt: skip
+_ODD = tuple(
+    Allowed(parse_prefix(f"https://h/{path}/"), ObjectRef(f"guarded+odd{at}://", ""))
+    for at, path in enumerate(["year=2020", "a%2Fb", "a%252Fb"])
+)
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("https://h/year=2020/a+b", (0, "a+b")),
+        ("https://h/year%3d2020/a%2Bb", (0, "a%2Bb")),
+        ("https://h/a%2fb/c", (1, "c")),
+        ("https://h/a%252Fb/c%2Fd", (2, "c%2Fd")),
+    ],
+)
+def test_url_of_the_web_below_a_prefix_keeps_its_spelling(
+    location: str, expected: tuple[int, str]
+) -> None:
+    """A web address lies below a prefix that is spelled in another way, and keeps its spelling."""
+    at, key = expected
+    assert resolve(location, _ODD) == ObjectRef(f"guarded+odd{at}://", key)
+
+
+@pytest.mark.parametrize("location", ["https://h/a/b/c", "https://h/a%2Fb%2Fc", "https://h/a%2Fc"])
+def test_escaped_slash_of_a_prefix_is_no_separator(location: str) -> None:
+    """A slash within a segment of a prefix is not one between segments of an address."""
+    with pytest.raises(NotAllowedError):
+        resolve(location, _ODD)
+
+
 _NESTED = {"a": "s3://secret/x/y", "b": "s3://secret/x/", "c": "no URL at all, but long"}
 
 

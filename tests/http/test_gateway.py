@@ -228,6 +228,23 @@ def test_client_limit_uses_x_forwarded_for_of_trusted_proxies() -> None:
         assert ask("192.0.2.1").status_code == 404
 
 
+def test_browser_above_the_limit_gets_a_page() -> None:
+    """A browser above a limit gets a page that can be tried again, at the sign-in too."""
+    with service(client_requests=1) as served:
+        waiting = served.pool.submit(served.client.get, "/any/slow")
+        assert served.store.asked.acquire(timeout=LONG_S)
+        refused = [
+            served.client.get(path, headers={"accept": "text/html"})
+            for path in ("/login", "/login/callback?code=a", "/any/", "/")
+        ]
+        served.store.gate.set()
+        waiting.result()
+
+    for answer in refused:
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert '<a class="button" href="">Try again</a>' in answer.text
+
+
 def test_request_above_answer_s_is_504(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that waits longer than `answer_s` is 504 with Retry-After."""
     monkeypatch.setattr("shardgate.concurrency._SWEEP_S", 0.02)

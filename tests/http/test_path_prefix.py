@@ -227,7 +227,8 @@ def test_gateway_takes_signatures_without_the_prefix(site: Site) -> None:
                 *(b"arrays", b"//evil.example", b"/a//b", b"/..", b"/a/../b", b"/a/./b", b"/a/.."),
                 *(b"/a?b", b"/a#b", b"/a\\b", b"\\\\evil", b"/a\tb", b"/a\x00", b"/a b", b"/a//"),
                 *(b"/a%2Fb", b"/%2e%2e", b"/\xc3\xa9", b"https://evil.example/", b"/~token"),
-                *(b"/arrays, /..", b'/"><script>', b"/arrays,"),
+                *(b"/arrays, /..", b'/"><script>', b"/arrays,", b"/a\r\nb", b"javascript:alert(1)"),
+                *(b"/%2F/evil.example", b"/" + 8000 * b"a", 4000 * b"/a"),
             )
         ],
     ],

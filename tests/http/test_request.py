@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from ipaddress import ip_network
+from typing import Final
 from urllib.parse import quote, unquote
 
 import pytest
@@ -18,6 +19,7 @@ from shardgate.http.request import (
     split_token,
 )
 
+HTML: Final = b"text/html"
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)
 
 
@@ -165,3 +167,54 @@ def test_unix_socket_has_no_peer_address() -> None:
     """A TCP connection has its peer's address, and a Unix socket an empty one."""
     assert peer_of(("2001:db8::1", 7)) == b"2001:db8::1"
     assert peer_of(None) == b""
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_page"),
+    [
+        (HTML, True),
+        (b"TEXT/HTML", True),
+        (b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", True),
+        (b"application/json , text/html ; q=0.1", True),
+        (b"text/html;q=0", False),
+        (b"text/html; Q=0.000, application/json", False),
+        (b"text/html-like", False),
+        (b"x-text/html", False),
+        (b'application/json;profile="text/html"', False),
+        (b"*/*", False),
+        (b"", False),
+        (b";;,,;,", False),
+        (b"\xff\x00text/html", False),
+        (b"," * 100_000, False),
+        (b";" * 100_000, False),
+    ],
+)
+def test_accept_that_names_html_opens_a_page(accept: bytes, *, is_page: bool) -> None:
+    """A GET of a folder opens a page, if Accept names HTML with a weight above 0."""
+    request = Request("GET", b"/em/", [], {b"accept": accept}, b"")
+
+    assert request.opens_page == is_page
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "accept", "is_page"),
+    [
+        ("HEAD", b"/", HTML, True),
+        ("POST", b"/", HTML, False),
+        ("GET", b"/login", HTML, True),
+        ("GET", b"/login/callback", b"*/*", True),
+        ("GET", b"/login", b"application/json", False),
+        ("POST", b"/login/device", b"*/*", False),
+        ("GET", b"/auth_info", HTML, False),
+        ("GET", b"/api/datasets", HTML, False),
+        ("GET", b"/em", HTML, True),
+        ("GET", b"/em/a//b/", HTML, True),
+        ("GET", b"/em/c/0", HTML, False),
+        ("GET", b"/~token/em/", HTML, True),
+    ],
+)
+def test_pages_are_those_of_the_service_and_of_folders(
+    method: str, path: bytes, accept: bytes, *, is_page: bool
+) -> None:
+    """Browsers open pages of the service and of folders; keys, the API and writes are none."""
+    assert Request(method, path, [], {b"accept": accept}, b"").opens_page == is_page

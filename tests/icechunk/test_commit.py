@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from shardgate.concurrency import yield_to_loop
-from shardgate.errors import CommitConflictError
+from shardgate.errors import CommitConflictError, DamagedError
 from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument, SetChunks
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import Native
@@ -96,6 +96,17 @@ async def test_commit_over_a_missing_log_is_refused(committing: Committing) -> N
 
     assert [each["kind"] for each in raised.value.conflicts] == ["missing_transaction_log"]
     assert raised.value.actual_parent == theirs
+
+
+async def test_commit_over_a_missing_snapshot_is_refused(committing: Committing) -> None:
+    """A commit on a branch whose tip lacks its snapshot file raises DamagedError."""
+    parent = (await committing.add("root")).snapshot_id
+    session = committing.place.open().writable_session("main")
+    theirs = session.commit("theirs", allow_empty=True)
+    (committing.place.folder / "snapshots" / theirs).unlink()
+
+    with pytest.raises(DamagedError, match=f"{theirs}.*the repository lists it"):
+        await committing.add("g", parent)
 
 
 async def test_commit_of_one_chunk_takes_two_reads_and_five_writes(tmp_path: Path) -> None:

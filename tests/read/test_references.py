@@ -1,19 +1,13 @@
 """Keys that refer to parts of other objects: their reads, versions and damage."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn
 
 import pytest
 
-from shardgate.errors import DamagedError, ReadOnlyError
-from shardgate.formats.contract import Format, Layout
-from shardgate.formats.listing import ListingRules, Name
-from shardgate.formats.reading import Fetch, RunInThread
+from shardgate.errors import DamagedError
+from shardgate.formats.contract import Format
 from shardgate.model import (
     EVERYTHING,
-    MISSING,
     ByteRange,
     ByteRequest,
     ETag,
@@ -26,10 +20,10 @@ from shardgate.model import (
     Stored,
     SuffixRange,
     UnmodifiedSince,
-    VirtualKey,
 )
 from shardgate.read.bodies import Entity
 from shardgate.storage.memory import MemoryStore
+from tests.read.pointers import Pointers
 from tests.read.stores import REF, WatchedStore, Watching
 from tests.support.resolving import reading
 
@@ -38,51 +32,6 @@ NAME = Fixed(ETag('"name"'))
 STREAM_BYTES = 4096
 TTL_S = 60.0
 OTHER = ObjectRef("memory://bucket", "data/other")
-
-
-@dataclass(frozen=True)
-class Pointers(Layout):
-    """A made-up format in which *locations* are the keys of one container."""
-
-    locations: Mapping[str, Location] = field(default_factory=dict)
-    name: str = "pointers"
-
-    def claim(self, key: VirtualKey) -> int | None:
-        """Return no chunk number."""
-        return None
-
-    def translator(self, directory: ObjectRef, name: str) -> None:
-        """Return no translator."""
-
-    async def target(self, key: VirtualKey, fetch: Fetch) -> NoReturn:
-        """Refuse all writes."""
-        raise ReadOnlyError(key)
-
-    def markers(self, directory: ObjectRef) -> tuple[()]:
-        """Return no markers."""
-        return ()
-
-    async def open(self, directory: ObjectRef, fetch: Fetch) -> "Pointers":
-        """Open any directory."""
-        return self
-
-    def encloses(self, key: VirtualKey) -> bool:
-        """Enclose all keys."""
-        return True
-
-    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        """Look *key* up."""
-        return self.locations.get(key, MISSING)
-
-    async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
-        """Hide all objects."""
-        return ListingRules(shows=None)
-
-    async def names(
-        self, prefix: VirtualKey, fetch: Fetch, run_in_thread: RunInThread
-    ) -> Sequence[Name]:
-        """Return all keys."""
-        return [Name(key) for key in self.locations]
 
 
 class _Case(Watching):

@@ -5,13 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.errors import RangeNotSatisfiedError
-from shardgate.model import ByteRange, ObjectRef, SuffixRange
+from shardgate.model import ByteRange, ETag, ObjectRef, SuffixRange
 from shardgate.storage.contract import clamp
 from shardgate.storage.http_headers import (
     content_coding,
     is_derived,
     parse_content_range,
+    parse_date,
     parse_unsatisfied,
+    read_headers,
     version_of,
 )
 
@@ -112,3 +114,25 @@ def test_coding_has_one_spelling(coding: bytes, expected: str) -> None:
     """The coding of an object leaves out framing and charset, and has the registered names."""
     assert content_coding({b"content-encoding": coding}) == expected
     assert content_coding({}) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Fri, 31 Dec 9999 23:59:59 -1200",
+        "Mon, 01 Jan 2020 00:00:00 +99999999999999999999",
+        f"Mon, {'9' * 5000} Jan 2020 00:00:00 GMT",
+        f"Mon, 01 Jan {'9' * 5000} 00:00:00 GMT",
+    ],
+)
+def test_date_out_of_bounds_is_none(text: str) -> None:
+    """A date before the year 1, behind the year 9999 or with a huge number is no date."""
+    assert parse_date(text) is None
+
+
+@pytest.mark.parametrize("seconds", ["9" * 11, "9" * 12, "9" * 5000])
+def test_condition_of_a_derived_version_of_any_time_is_sent_or_left_out(seconds: str) -> None:
+    """A version that names a time far ahead makes a header with a date, or none."""
+    lines = read_headers(None, ETag(f'"~{seconds}-1"'), None)
+
+    assert lines in (b"", b"If-Unmodified-Since: Wed, 16 Nov 5138 09:46:39 GMT\r\n")

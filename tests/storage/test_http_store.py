@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, nullcontext
 from functools import partial
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -18,6 +19,8 @@ from shardgate.errors import (
     StorageUnavailableError,
     StorageUnusableError,
 )
+from shardgate.formats.kerchunk.layout import resolve_source
+from shardgate.formats.references import allow, resolve
 from shardgate.model import GUARDED, ByteRange, ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
 from shardgate.storage.http1_client import HttpClient, Origin, RequestTarget
@@ -25,6 +28,7 @@ from shardgate.storage.http_store import HttpStore, is_public, resolve_public
 from shardgate.storage.stores import Stores
 from tests.storage.conftest import denied, found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
+from tests.storage.listening import Handler, Listener
 from tests.support.serving import serving
 
 
@@ -308,6 +312,60 @@ def test_public_addresses_are_recognised() -> None:
     """Public IPv4 and IPv6 addresses are public; private and reserved ones, and names, are not."""
     assert [each for each in PUBLIC.split() if not is_public(each)] == []
     assert [each for each in [*NOT_PUBLIC.split(), "", "1.2.3.4 "] if is_public(each)] == []
+
+
+class _Echo(Handler[list[str]]):
+    """Answers with the target of the request, as it was spelled."""
+
+    def answer(self) -> None:
+        self.send_response_only(200)
+        self.send_header("Content-Length", str(len(self.path)))
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+
+@pytest.fixture
+def echo() -> Generator[str]:
+    """Run a server that answers with the target of a request."""
+    listener = Listener[list[str]](_Echo, [])
+    with listener.running():
+        yield listener.url
+
+
+SPELLED = ["/a%2Fb/c", "/a+b/c", "/a%2Bb/c", "/time=1,x:2@(3)/c", "/100%25/%C3%A9%20c", "/a%2F/c"]
+
+
+@pytest.mark.parametrize("path", SPELLED)
+async def test_root_is_requested_as_its_url_is_spelled(
+    echo: str, stores: Stores, path: str
+) -> None:
+    """The URL of a root, and of a prefix of virtual references, is requested as it is spelled."""
+    folder, _, name = path.rpartition("/")
+    for root in stores.open_root(echo + folder), stores.open_prefix(echo + folder):
+        assert (await found(stores, root.join(unquote(name)))).data.decode() == path
+
+
+@pytest.mark.parametrize("path", [*SPELLED, "/%7Ec", "/%c3%a9/x%2fy", "/a%252Fb"])
+async def test_virtual_reference_is_requested_as_its_url_is_spelled(
+    echo: str, stores: Stores, path: str
+) -> None:
+    """A URL of a virtual reference is requested as it is spelled, in the normal form of RFC 3986:
+    upper-case escapes, and none of unreserved characters.
+    """
+    allowed = [allow(f"{echo}/", stores.open_prefix(f"{echo}/"))]
+    normal = path.replace("%7E", "~").replace("%c3%a9", "%C3%A9").replace("%2f", "%2F")
+
+    for ref in resolve(echo + path, allowed), resolve_source(echo + path, allowed):
+        assert (await found(stores, ref)).data.decode() == normal
+
+
+async def test_virtual_reference_with_an_escaped_way_out_is_denied(
+    echo: str, stores: Stores
+) -> None:
+    """No store requests a key whose escapes hide a segment that climbs."""
+    root = stores.open_prefix(f"{echo}/data/")
+
+    assert "'..'" in await denied(stores, root.join("a%2F..%2F..%2Fsecret"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])

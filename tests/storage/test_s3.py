@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,7 @@ from shardgate.storage.refusals import HttpMethod
 from shardgate.storage.s3 import S3Store
 from tests.storage.conftest import found
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
+from tests.storage.listening import Handler, Listener
 from tests.storage.proxy import Proxy
 from tests.support.processes import free_ports
 from tests.support.seaweedfs import SeaweedFS
@@ -136,6 +138,47 @@ async def test_failed_listing_is_an_error(
         await anext(store.list(ObjectRef(REF.bucket, "")))
 
 
+class _Listing(Handler[str]):
+    def answer(self) -> None:
+        document = f"<ListBucketResult>{self.server.owner}</ListBucketResult>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(document)))
+        self.end_headers()
+        self.wfile.write(document.encode())
+
+
+@pytest.mark.parametrize("following", ["", "<NextContinuationToken>t</NextContinuationToken>"])
+async def test_truncated_listing_without_a_next_page_raises(following: str) -> None:
+    """A truncated listing that names no next page, or the same one again, is not taken for all."""
+    await _check_refused(f"<IsTruncated>true</IsTruncated>{following}", "no next page")
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("<Contents><Size>1</Size></Contents>", "an entry without Key"),
+        ("<CommonPrefixes></CommonPrefixes>", "an entry without Prefix"),
+        ("<Contents><Key>a</Key></Contents>", "Size in the listing: expected"),
+        ("<Contents><Key>a</Key><Size>-1</Size></Contents>", "found -1"),
+        (f"<Contents><Key>a</Key><Size>{2**63}</Size></Contents>", f"found {2**63}"),
+        (f"<Contents><Key>a</Key><Size>1{'0' * 4000}</Size></Contents>", "found a longer number"),
+    ],
+)
+async def test_listing_with_an_invalid_entry_raises(entry: str, reason: str) -> None:
+    """A listing with an entry that has no name, or no size of 0 to 2^63-1, is not believed."""
+    await _check_refused(f"<IsTruncated>false</IsTruncated>{entry}", reason)
+
+
+async def _check_refused(members: str, reason: str) -> None:
+    """Assert that a listing with *members* is refused for *reason*."""
+    listener = Listener(_Listing, members)
+    settings = StoreSettings(endpoint_url=listener.url, anonymous=True)
+    with listener.running():
+        async with aclosing(S3Store(settings, timeout_s=LONGEST_S)) as store:
+            with pytest.raises(StorageUnavailableError, match=reason):
+                await anext(store.list(ObjectRef(REF.bucket, "")))
+
+
 async def test_anonymous_request_is_not_signed(faulty: FaultyServer) -> None:
     """An anonymous URL has no signature; missing credentials are denied before any request."""
     faulty.put("bucket", "a b+c#d", b"data")
@@ -162,11 +205,23 @@ async def test_environment_configures_the_store(
         await found(store, ObjectRef(f"s3://{seaweedfs.bucket}", "environment"))
 
 
-def test_unreadable_ca_bundle_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing file in AWS_CA_BUNDLE stops the start, and the error names the variable."""
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("none.pem", "No such file"), ("folder", "Is a directory"), ("garbage.pem", ".*")],
+)
+def test_unreadable_ca_bundle_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, reason: str
+) -> None:
+    """A file in AWS_CA_BUNDLE that is missing, a folder or no certificate stops the start.
 
-    with pytest.raises(ConfigurationError, match="AWS_CA_BUNDLE cannot be read: No such file"):
+    The error names the variable and the file.
+    """
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "garbage.pem").write_text("garbage")
+    monkeypatch.setenv("AWS_CA_BUNDLE", path := str(tmp_path / name))
+
+    expected = f"AWS_CA_BUNDLE cannot be read: {reason}.*: {path}"
+    with pytest.raises(ConfigurationError, match=expected):
         S3Store(None)
 
 

@@ -13,6 +13,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from pydantic import SecretStr
 
+from shardgate.errors import StorageUnavailableError
 from shardgate.model import ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.refusals import Refusal
@@ -38,6 +39,8 @@ class Heard:
     """Whether bodies are asked for with ``100 Continue``."""
     refuses: bool = False
     """Whether requests are refused before their bodies."""
+    error: bytes = b""
+    """Error document with which all requests are refused."""
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
 
 
@@ -61,10 +64,11 @@ class _Handler(Handler[Heard]):
             nbytes = int(self.headers["Content-Length"])
             while nbytes:
                 nbytes -= len(self.rfile.read(min(nbytes, 64 * 1024)))
-        self.send_response(200)
+        self.send_response(403 if heard.error else 200)
         self.send_header("ETag", '"e"')
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(heard.error)))
         self.end_headers()
+        self.wfile.write(heard.error)
 
 
 @pytest.fixture
@@ -171,3 +175,17 @@ async def test_a_large_body_is_not_hashed_on_the_event_loop(
         await s3.send(REF, operation, Body=BODY[:size], **OPERATIONS[operation])
 
     assert hashed == ["signer", "thread"]
+
+
+@pytest.mark.parametrize(
+    "document", [b"<Error>?</Error>", b"<ErrorResponse>?</ErrorResponse>", b"?"]
+)
+@pytest.mark.parametrize("operation", ["put_object", "delete_object"])
+async def test_deep_error_document_of_a_server_means_that_it_is_unavailable(
+    heard: Heard, s3: S3Client, document: bytes, operation: str
+) -> None:
+    """An error document of elements nested 10,000 deep raises StorageUnavailableError."""
+    heard.error = document.replace(b"?", b"<a>" * 10_000 + b"</a>" * 10_000)
+
+    with pytest.raises(StorageUnavailableError):
+        await s3.send(REF, operation)

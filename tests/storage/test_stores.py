@@ -31,11 +31,15 @@ from tests.storage.faulty import Fault, FaultyServer
         ("file:///data/em.zarr", ObjectRef("file:///data/em.zarr", "")),
         ("file:///data/a%20b/", ObjectRef("file:///data/a%20b", "")),
         ("https://host:1/a%20b/c", ObjectRef("https://host:1", "a b/c")),
+        ("https://host:1/a%2fb+c/%2B", ObjectRef("https://host:1", "a%2Fb+c/%2B")),
         ("memory://name/p", ObjectRef("memory://name", "p")),
     ],
 )
 def test_url_is_parsed_into_bucket_and_key(url: str, root: ObjectRef) -> None:
-    """A URL names its bucket and key; those of the web and of files are unquoted."""
+    """A URL names its bucket and key; those of the web and of files are unquoted.
+
+    Escapes of delimiters in URLs of the web are kept.
+    """
     assert parse_root(url) == root
 
 

@@ -60,3 +60,35 @@ def test_inspect_locates_allowed_virtual_chunks(lab: tuple[str, Path]) -> None:
 
     assert (chunk["state"], chunk["reference"], chunk["start"]) == ("stored", "virtual", 3)
     assert re.search(r"state +refused", run("inspect", folder, "@tag.v 1/a/c/0").stdout)
+
+
+def _reference_set(folder: Path, nbytes: int) -> str:
+    """Write a set of two plain chunks, the second of which ends at byte 9 of an object of *nbytes*,
+    and return its location.
+    """
+    url = (folder / "sources" / "data.bin").as_uri()
+    write_files({"sources/data.bin": bytes(nbytes)}, folder)
+    references = {"a/.zarray": "{}", "a/0": [url, 0, 4], "a/1": [url, 4, 5], "a/2": "inline"}
+    write_files({"set.json": json.dumps({"version": 1, "refs": references}).encode()}, folder)
+    return str(folder / "set.json")
+
+
+def test_verify_follows_references_to_plain_chunks(tmp_path: Path) -> None:
+    """`verify` of a reference set exits 1 for a source of plain chunks that is missing or too
+    short, and names object and key; references that are not allowed are not checked.
+    """
+    allowed = ("--allow-virtual", (tmp_path / "sources").as_uri())
+    refused = run("verify", _reference_set(tmp_path, 9), "--json")
+    sound = run("verify", _reference_set(tmp_path, 9), "--json", *allowed)
+    short = run("verify", _reference_set(tmp_path, 8), "--json", *allowed)
+    (tmp_path / "sources" / "data.bin").unlink()
+    missing = run("verify", str(tmp_path / "set.json"), "--json", *allowed)
+
+    assert (refused.returncode, sound.returncode) == (0, 0)
+    assert "virtual_chunk_prefixes" in str(json.loads(refused.stdout)["not_checked"])
+    assert json.loads(sound.stdout)["counts"] == {"references": 4}
+    for damaged, reason in ((short, "has 8 bytes"), (missing, "does not exist")):
+        (damage,) = json.loads(damaged.stdout)["damages"]
+        assert (damaged.returncode, damage["key"]) == (1, "a/1")
+        assert damage["object"].endswith("data.bin")
+        assert reason in damage["reason"]

@@ -11,13 +11,14 @@ import httpx
 import icechunk
 import numpy as np
 import pytest
+import zarr
 
 from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.commands import run
 from tests.support.serving import serving
-from tests.viewers.images import put_all
-from tests.viewers.viewing import Neuroglancer, Pixels, count
+from tests.viewers.images import put_all, put_image
+from tests.viewers.viewing import LOADED, RESTORE, Neuroglancer, Pixels, count
 
 MIDDLE: Final = (slice(180, 184), slice(195, 205))
 """Rows and columns in the ball, in the first panel of four."""
@@ -107,6 +108,40 @@ def test_map_shows_latitude_and_longitude(
     pixels = neuroglancer.look(state | {"showAxisLines": False}, f"link-{dataset}-map").pixels
 
     assert pixels[280:320, 380:420].min() > 240
+
+
+SPACE: Final = """() => {
+    const {names, scales, units, bounds} = viewer.coordinateSpace.value;
+    return names.map((name, at) => [
+        name, scales[at], units[at], bounds.lowerBounds[at], bounds.upperBounds[at]]);
+}"""
+
+
+def test_level_has_the_scale_of_its_image(neuroglancer: Neuroglancer, tmp_path: Path) -> None:
+    """The link of a level shows it where, and as large as, it is in its image."""
+    put_image(tmp_path)
+    group = zarr.open_group(tmp_path)
+    ome: Any = group.attrs["ome"]
+    shift = {"type": "translation", "translation": [0, 0, 8, 10, 20]}
+    ome["multiscales"][0]["datasets"][1]["coordinateTransformations"].append(shift)
+    group.attrs["ome"] = ome
+    with serving(Settings(datasets={"d": DatasetSettings(url=str(tmp_path))})) as url:
+        state = linked_state(f"{url}/api/datasets/d/viewer?path=1")
+        with neuroglancer.browser.new_context() as context:
+            page = context.new_page()
+            page.goto(neuroglancer.page_url)
+            page.wait_for_function("window.viewer")
+            page.evaluate(RESTORE, state)
+            page.wait_for_function(LOADED, arg=1)
+            space = page.evaluate(SPACE)
+
+    assert space == [
+        ["x", 2e-6, "m", 10, 74],
+        ["y", 2e-6, "m", 5, 53],
+        ["z", 2e-6, "m", 4, 44],
+        ["t", 1, "s", 0, 2],
+        ["c", 1, "", 0, 3],
+    ]
 
 
 @pytest.mark.parametrize("dataset", DATASETS)

@@ -500,7 +500,7 @@ def test_cookies_below_a_prefix_are_bound_to_the_host(context: BrowserContext, b
 
     assert [each["path"] for each in cookies] == ["/"]
     assert cookies[0]["name"].startswith("__Host-shardgate-session-")
-    assert cookies[0]["name"].endswith(PREFIX.replace("/", "."))
+    assert cookies[0]["name"].endswith(PREFIX.replace("/", "!"))
 
 
 def test_viewer_signs_in_below_a_prefix(context: BrowserContext, viewer: str, below: str) -> None:
@@ -517,10 +517,13 @@ def test_viewer_signs_in_below_a_prefix(context: BrowserContext, viewer: str, be
 
 
 def test_page_of_the_api_loads_below_a_prefix(context: BrowserContext, below: str) -> None:
-    """The page of the API loads all its files, and sends its requests below the prefix."""
+    """The page of the API loads all its files, sends its requests below the prefix, and logs no
+    errors, such as those of its content security policy.
+    """
     page = context.new_page()
     failed: list[str] = []
     page.on("response", lambda each: failed.append(each.url) if not each.ok else None)
+    page.on("console", lambda said: failed.append(said.text) if said.type == "error" else None)
     page.goto(f"{below}/docs")
     page.click("[data-path='/api/datasets'] >> nth=0")
     page.click("text=Try it out")

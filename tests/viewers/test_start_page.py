@@ -10,10 +10,12 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
+import zarr
 from PIL import Image
 from playwright.sync_api import Browser, Page, Route, ViewportSize
 
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
+from tests.support.gates import Gate
 from tests.support.serving import serving
 from tests.viewers.conftest import REBOUND
 from tests.viewers.images import put_image
@@ -105,6 +107,57 @@ def test_snippet_is_selected_or_copied_by_one_click(browser: Browser, url: str) 
         copied = str(desk.evaluate("navigator.clipboard.readText()"))
 
     assert taken.strip() == copied == f"curl -sS {url}/image/s0/zarr.json"
+
+
+def test_slow_dataset_is_filled_in(browser: Browser, tmp_path: Path, pictures: Path) -> None:
+    """The line of a dataset whose store is slow is filled in without a reload, still filtered."""
+    for name in ("quick", "slow"):
+        zarr.create_array(str(tmp_path / name), shape=(4, 6), dtype="uint16")
+    datasets = {each.name: DatasetSettings(url=str(each)) for each in tmp_path.iterdir()}
+    gate = Gate("slow")
+    with (
+        serving(Settings(datasets=datasets), wrap=gate.wrap) as url,
+        opened(browser, f"{url}/", viewport=DESK) as page,
+    ):
+        page.screenshot(path=pictures / "start-pending.png")
+        page.get_by_role("searchbox").fill("slow")
+        gate.open()
+        page.locator("[data-name=slow]:not([data-pending])").wait_for()
+        page.screenshot(path=pictures / "start-filled-in.png")
+        (shown,) = page.locator("tbody tr:visible").all_inner_texts()
+
+        assert "slow" in shown
+        assert "reading" not in shown
+
+
+def test_level_has_step_and_unit(browser: Browser, url: str, pictures: Path) -> None:
+    """The page of a level of an image shows its steps and units there."""
+    with opened(browser, f"{url}/ome/1/", viewport=DESK) as page:
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=pictures / "page-level.png", full_page=True)
+        cells = page.locator(".axes tr", has_text="micrometer").all_inner_texts()
+
+    assert [each.split()[-2:] for each in cells] == [["2", "micrometer"]] * 3
+
+
+@pytest.mark.parametrize(("is_mixed", "told"), [(False, "As of "), (True, "different moments")])
+def test_picture_has_its_time(browser: Browser, url: str, told: str, *, is_mixed: bool) -> None:
+    """The tooltip of a picture has the time of its chunks, and says if they have several."""
+    mark = {"x-shardgate-preview": "mixed"} if is_mixed else {}
+
+    def answer(route: Route) -> None:
+        fetched = route.fetch()
+        route.fulfill(response=fetched, headers={**fetched.headers, **mark})
+
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.route("**/preview.png*", answer)
+        page.goto(f"{url}/image/s0/")
+        page.locator(f"img.large[title*='{told}']").wait_for()
+        title = page.locator("img.large").get_attribute("title")
+
+    assert title is not None
+    assert ("different" in title) is is_mixed
 
 
 @pytest.mark.parametrize("name", [pytest.param("image", marks=soak), "cells", "nested"])

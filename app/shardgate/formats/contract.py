@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from shardgate.errors import DamagedError
-from shardgate.formats.listing import ListingRules, Name
+from shardgate.formats.listing import UNIFORM, ListingRules, Name
 from shardgate.formats.reading import Fetch, Read, RunInThread
 from shardgate.formats.surveying import ChunkCollection, Listing, Shard, Shards, Survey
 from shardgate.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
@@ -220,7 +220,7 @@ class StoredObjects(Layout):
         return False
 
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
-        return ListingRules()
+        return UNIFORM
 
 
 class Format(Protocol):

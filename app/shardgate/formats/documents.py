@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import batched
 from typing import Any, Final, Protocol
@@ -18,6 +18,7 @@ type Json = Any
 
 SETTING: Final = "limits.metadata_bytes"
 _PAGE: Final = "an error page in place of metadata; they may come back"
+_NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _MOST_SEARCHED: Final = 16
 """Factor on the limit up to which markers are searched for sharding that has to be rewritten."""
@@ -28,6 +29,10 @@ _OTHER_SPELLINGS: Final = (rb"\u004", rb"\u005", rb"\u006", rb"\u007", b"\0")
 """Beginnings of escaped letters, and a byte of other encodings than UTF-8."""
 _PARSED_AT_ONCE_NBYTES: Final = 256 * 1024
 _WRITTEN_AT_ONCE: Final = 1000
+MOST_LEVELS: Final = 1024
+"""Objects and lists of a JSON text inside one another; orjson reads as many, Python 1,500."""
+_STEPPED_LEVELS: Final = 256
+"""Levels up to which `_SteppingDecoder` stays within half of Python's limit on calls."""
 _VIEW_REVISION: Final = "u1"
 """Changes whenever the same stored metadata are served in another form."""
 
@@ -70,14 +75,15 @@ class _SteppingDecoder(json.JSONDecoder):
 
 
 def parse_json(data: bytes) -> Json:
-    """Parse JSON. Raises: `ValueError`, `RecursionError`.
+    """Parse JSON of at most `MOST_LEVELS`. Raises: `ValueError`.
 
     Other threads can run only between the calls of Python functions. Parsing a long document
     therefore makes one for each object and number, or for each value where these are rare.
     """
+    levels = check_levels(data)
     if len(data) <= _PARSED_AT_ONCE_NBYTES:
         return json.loads(data)
-    if _longest_step(data) > _PARSED_AT_ONCE_NBYTES:
+    if levels <= _STEPPED_LEVELS and _longest_step(data) > _PARSED_AT_ONCE_NBYTES:
         return json.loads(data, cls=_SteppingDecoder)
     return json.loads(
         data,
@@ -85,6 +91,25 @@ def parse_json(data: bytes) -> Json:
         parse_int=lambda digits: int(digits),  # noqa: PLW0108  `int` is no Python function
         parse_float=lambda digits: float(digits),  # noqa: PLW0108
     )
+
+
+def check_levels(data: bytes) -> int:
+    """Return how many objects and lists of the JSON text *data* are inside one another, or a number
+    above it. Raises: `ValueError` for more than `MOST_LEVELS`.
+    """
+    if (most := data.count(b"[") + data.count(b"{")) <= _STEPPED_LEVELS:
+        return most
+    if not (encoding := json.detect_encoding(data)).startswith("utf-8"):
+        data = data.decode(encoding).encode()
+    unescaped = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    marks = np.frombuffer(unescaped.translate(None, delete=_NO_MARKS), np.uint8)
+    is_string = np.bitwise_xor.accumulate(marks == ord('"'))
+    begins = (marks == ord("[")) | (marks == ord("{"))
+    steps = np.where(is_string | (marks == ord('"')), 0, np.where(begins, 1, -1))
+    levels = int(np.cumsum(steps, dtype=np.int64).max(initial=0))
+    if levels > MOST_LEVELS:
+        raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels")
+    return levels
 
 
 def _longest_step(data: bytes) -> int:
@@ -101,27 +126,45 @@ def _longest_step(data: bytes) -> int:
 
 def write_json(document: Json) -> bytes:
     """Write JSON on one line, in many short calls: other threads can run in between. Indenting
-    deeply nested JSON could take a thousand times its bytes. Raises: `RecursionError`.
+    deeply nested JSON could take a thousand times its bytes. Raises: `ValueError` for what
+    `parse_json` would refuse.
     """
-    return _write(document).encode()
-
-
-def _write(value: Json) -> str:
-    if _is_short(value):
-        return json.dumps(value)
-    parts: Iterable[str]
-    if isinstance(value, dict):
-        if len(value) > _WRITTEN_AT_ONCE:
-            some = batched(value.items(), _WRITTEN_AT_ONCE)
-            parts = (_write(dict(members))[1:-1] for members in some)
+    texts: list[str] = []
+    open_values = [iter([document])]
+    while open_values:
+        for part in open_values[-1]:
+            if type(part) is not _Text and not _is_short(part):
+                open_values.append(_parts(part))
+                break
+            texts.append(part if type(part) is _Text else json.dumps(part))
         else:
-            parts = (f"{json.dumps(name)}: {_write(member)}" for name, member in value.items())
-        return f"{{{', '.join(parts)}}}"
-    if len(value) > _WRITTEN_AT_ONCE:
-        parts = (_write(list(items))[1:-1] for items in batched(value, _WRITTEN_AT_ONCE))
-    else:
-        parts = map(_write, value)
-    return f"[{', '.join(parts)}]"
+            open_values.pop()
+    written = "".join(texts).encode()
+    check_levels(written)
+    return written
+
+
+class _Text(str):
+    """JSON text among values that are to be written."""
+
+    __slots__ = ()
+
+
+def _parts(value: Json) -> Iterator[_Text | Json]:
+    """Yield the text of an object or a list, and in between the values that are long."""
+    is_object = isinstance(value, dict)
+    separator = "{" if is_object else "["
+    for some in batched(value.items() if is_object else value, _WRITTEN_AT_ONCE):
+        batch = dict(some) if is_object else list(some)
+        if _is_short(batch):
+            yield _Text(separator + json.dumps(batch)[1:-1])
+            separator = ", "
+            continue
+        for each in some:
+            yield _Text(separator + (f"{json.dumps(each[0])}: " if is_object else ""))
+            yield each[1] if is_object else each
+            separator = ", "
+    yield _Text("}" if is_object else "]")
 
 
 def _is_short(value: Json) -> bool:
@@ -209,8 +252,6 @@ class DocumentDecoder[S: Weighable]:
             raise
         except ValueError as error:
             raise DecodeError(f"no JSON: {error}") from None
-        except RecursionError:
-            raise DecodeError("no JSON: it is nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)

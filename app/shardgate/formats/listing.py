@@ -150,9 +150,12 @@ class ListingRules:
     walks: Sequence[Walk] = ()
     is_plain: bool = False
     """True if everything below is served as it is stored."""
+    is_uniform: bool = False
+    """True if all folders below have these rules too, but for containers."""
 
 
 PLAIN: Final = ListingRules(is_plain=True)
+UNIFORM: Final = ListingRules(is_uniform=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from urllib.parse import quote, unquote
 
 from shardgate.errors import NotAllowedError
 from shardgate.formats.reading import DecodeError
-from shardgate.model import ObjectRef
+from shardgate.model import ObjectRef, decode_path
 
 SCHEMES: Final = ("s3", "http", "https", "gs", "az", "file")
 SLASHES: Final = re.compile("//+")
 """Slashes that are one in the path of a local file."""
+_WEB: Final = ("http", "https")
 _BASE64: Final = b"base64:"
 """Beginning of bytes that are written as text."""
 _LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)/?([^?#]*).*", re.DOTALL)
@@ -30,14 +31,22 @@ class VirtualUrl(NamedTuple):
     authority: str
     """Bucket or host; empty for files."""
     key: str
+    """That of a web server as `decode_path` returns it."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}/{self.key}"
 
     def contains(self, other: "VirtualUrl") -> bool:
         """Return `True` if *other* lies below this, which is a prefix of whole segments."""
-        is_beside = self[:2] != other[:2] or not other.key.startswith(self.key)
-        return not is_beside and len(other.key) > len(self.key)
+        key, prefix = other.decoded, self.decoded
+        return self[:2] == other[:2] and key.startswith(prefix) and len(key) > len(prefix)
+
+    @property
+    def decoded(self) -> str:
+        """The key in one spelling, where only a slash within a segment is escaped."""
+        if self.scheme not in _WEB:
+            return self.key
+        return unquote(self.key.replace("%25", "%2525").replace("%2F", "%252F"))
 
 
 class Allowed(NamedTuple):
@@ -58,10 +67,10 @@ def parse_place(url: str) -> VirtualUrl:
     if "@" in authority:
         raise DecodeError("a virtual reference holds credentials")
     try:
-        key = unquote(found[3], errors="strict")
+        key = decode_path(found[3]) if scheme in _WEB else unquote(found[3], errors="strict")
     except UnicodeDecodeError:
         raise DecodeError(f"a virtual reference is not UTF-8: {_shown(url)}") from None
-    if scheme in ("http", "https"):
+    if scheme in _WEB:
         authority = authority.lower().removesuffix(":80" if scheme == "http" else ":443")
     if scheme == "file" and authority.lower() == "localhost":
         authority = ""
@@ -113,12 +122,14 @@ def resolve(
             f"virtual references below {prefix} are not allowed: virtual_chunk_prefixes lacks it"
         )
     nearest = max(within, key=lambda each: len(each.prefix.key))
-    return nearest.root.join(place.key.removeprefix(nearest.prefix.key))
+    segments = nearest.prefix.key.count("/")  # it may be spelled in another way
+    return nearest.root.join(place.key.split("/", segments)[segments])
 
 
 def _climbs(place: VirtualUrl) -> bool:
     """Return `True` if a store could resolve the key to another; files lack empty segments."""
-    parts = place.key.removesuffix("/").split("/")
+    key = unquote(place.key) if place.scheme in _WEB else place.key
+    parts = key.removesuffix("/").split("/")
     return not {".", ".."}.isdisjoint(parts) or (place.scheme == "file" and "" in parts[:-1])
 
 

@@ -35,7 +35,7 @@ from shardgate.http.request import (
     client_of,
     request_id,
 )
-from shardgate.http.responses import ALLOW, NO_STORE, Cors, Responder
+from shardgate.http.responses import ALLOW, NO_STORE, Cors, Explain, Responder
 from shardgate.http.shard_affinity import NAME as SHARDS
 from shardgate.http.shard_affinity import PREFIX, ShardAffinity
 from shardgate.http.write import FOREIGN
@@ -173,6 +173,7 @@ class Gateway:
         *,
         authenticator: Authenticator,
         cors: Cors,
+        explain: Explain,
         limiter: ConcurrencyLimiter,
     ) -> None:
         self._api = api
@@ -180,6 +181,7 @@ class Gateway:
         self._data = data
         self._shards = shards
         self._cors = cors
+        self._explain = explain
         self._limiter = limiter
 
     def answer(self, request: Request) -> Answer | None:
@@ -207,7 +209,7 @@ class Gateway:
                 self._authenticator.demand_host(request)
                 await answer(exchange)
         except (BusyError, MisdirectedError, OverdueError, TooManyRequestsError) as error:
-            await Responder(request, exchange, self._cors).fail(error)
+            await Responder(request, exchange, self._cors, self._explain).fail(error)
 
     def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> Response:
         """Return the problem response to malformed HTTP; *headers* are those that have arrived."""
@@ -218,7 +220,7 @@ class Gateway:
 
     async def _answer_reserved(self, request: Request, asgi: Asgi, exchange: Exchange) -> None:
         method, path = request.method, request.path
-        responder = Responder(request, exchange, self._cors)
+        responder = Responder(request, exchange, self._cors, self._explain)
         if path == "" and not responder.is_s3:
             # Relative links keep the token of /~TOKEN, or a mount, only below a slash.
             here = request.base_path.rpartition("/")[2]
@@ -246,7 +248,7 @@ class Gateway:
             await self._call_api(asgi, responder, caller)
 
     async def _call_api(self, asgi: Asgi, responder: Responder, caller: Caller) -> None:
-        """Call the API, whose routes find *caller*, token and body of the request in the scope.
+        """Call the API, whose routes find *responder*, *caller*, token and body in the scope.
 
         HEAD is GET to them: ASGI servers send no body.
         """
@@ -263,6 +265,7 @@ class Gateway:
             "path": request.root_path + request.path,
             "raw_path": request.raw_path,
             "caller": caller,
+            "responder": responder,
             "token": request.token,
             "body": request.body,
         }

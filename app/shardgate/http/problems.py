@@ -73,11 +73,12 @@ STATUS: Final = {error: status for status, kinds in _BY_STATUS.items() for error
 """Status of every leaf of the error tree."""
 
 RETRY_AFTER_S: Final = 1
-_RETRIED: Final = (
+RETRIED: Final = (
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
+"""Statuses of what can pass."""
 
 
 def status_of(error: ShardgateError) -> HTTPStatus:
@@ -94,15 +95,6 @@ def extension_members(error: Exception) -> Mapping[str, object]:
         "actual_parent": error.actual_parent,
         "conflicts": list(error.conflicts),
     }
-
-
-def sign_in_members(name: str, login_url: str) -> Mapping[str, object]:
-    """Return the extension members of a problem document of the path *name*.
-
-    Neuroglancer does not look at the status of ``/auth_info``: from any JSON it takes `login_url`,
-    and opens it, where a page has the reason, or repeats its reads if it has a token of that URL.
-    """
-    return {"login_url": login_url} if name == "auth_info" else {}
 
 
 def problem(
@@ -123,4 +115,4 @@ def status_headers(status: HTTPStatus) -> Headers:
     """Return the headers that every response with *status* has: Retry-After, WWW-Authenticate."""
     if status is HTTPStatus.UNAUTHORIZED:
         return [(b"www-authenticate", b'Bearer realm="shardgate"')]
-    return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in _RETRIED else []
+    return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in RETRIED else []

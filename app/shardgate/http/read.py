@@ -14,7 +14,6 @@ from shardgate.errors import (
     RequestError,
     ShardgateError,
     StorageUnusableError,
-    UnauthenticatedError,
 )
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
@@ -24,7 +23,6 @@ from shardgate.http.auth.authenticator import Authenticator
 from shardgate.http.body import ClientGoneError
 from shardgate.http.conditions import Conditions, Negotiation, choose, etag_of_selected, whole_of
 from shardgate.http.pages.dataset_page import MOST_NAMES, DatasetPages
-from shardgate.http.problems import status_headers
 from shardgate.http.request import (
     Answer,
     Exchange,
@@ -38,6 +36,7 @@ from shardgate.http.responses import (
     ALLOW,
     NO_STORE,
     Cors,
+    Explain,
     Responder,
     cache_headers,
     entity_headers,
@@ -75,6 +74,7 @@ class DataPlane:
         *,
         pages: DatasetPages,
         cors: Cors,
+        explain: Explain,
     ) -> None:
         self._authenticator = authenticator
         self._datasets = datasets
@@ -83,6 +83,7 @@ class DataPlane:
         self._writing = writing
         self._pages = pages
         self._cors = cors
+        self._explain = explain
 
     def answer(self, request: Request) -> Answer:
         """Answer a request, at once if it is a GET of bytes in memory."""
@@ -140,7 +141,7 @@ class DataPlane:
 
     async def _respond(self, request: Request, exchange: Exchange) -> None:
         """Read or write; an error becomes a problem document, or ends a response that has begun."""
-        responder = Responder(request, exchange, self._cors)
+        responder = Responder(request, exchange, self._cors, self._explain)
         try:
             if request.method == "OPTIONS":
                 await responder.preflight(await self._allowed(request))
@@ -154,7 +155,7 @@ class DataPlane:
             if exchange.status:
                 _log.warning("an answer broke off", exc_info=error)
                 raise
-            await self._fail(responder, error)
+            await responder.fail(error)
         except ClientGoneError:
             pass
         except Exception:
@@ -163,16 +164,6 @@ class DataPlane:
             _log.exception("a request failed")
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             await responder.problem(status, "a fault of this service")
-
-    async def _fail(self, responder: Responder, error: ShardgateError) -> None:
-        """Send *error* as a problem, or lead a browser to the sign-in where that may help."""
-        body = None
-        if isinstance(error, UnauthenticatedError):
-            body = await self._pages.render_refusal(responder.request, str(error))
-        if body is None:
-            await responder.fail(error)
-        else:
-            await self._send_html(responder, HTTPStatus.UNAUTHORIZED, body)
 
     async def _respond_read(self, request: Request, responder: Responder) -> None:
         method, query = request.method, request.query
@@ -266,7 +257,7 @@ class DataPlane:
 
     async def _list(self, responder: Responder, dataset: ServedDataset, prefix: VirtualKey) -> None:
         """Send the page of a folder to a browser, and a plain page of links to other clients."""
-        if b"text/html" in responder.headers.get(b"accept", b"").lower():
+        if responder.request.accepts_html:
             await self._send_page(responder, dataset, prefix)
             return
         listed = await self._names(dataset, prefix, MOST_LINKS)
@@ -308,12 +299,9 @@ class DataPlane:
             detail = f"there are no keys below {dataset.name}/{prefix}"
             await _send_missing(responder, dataset, detail)
             return
-        await self._send_html(responder, HTTPStatus.OK, body)
-
-    async def _send_html(self, responder: Responder, status: HTTPStatus, body: bytes) -> None:
         length = (b"content-length", b"%d" % len(body))
         headers = [(b"content-type", _HTML), length, *self._pages.headers, NO_STORE, _VARY]
-        await responder.send(status, headers + status_headers(status), body)
+        await responder.send(HTTPStatus.OK, headers, body)
 
 
 def _negotiate(request: Request) -> Negotiation:

@@ -40,6 +40,10 @@ _OF_OPERATORS: Final = frozenset({"metrics", "readyz", "_shard"})
 """Paths that proxies keep private: with a forged prefix before them they would pass."""
 TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
+_PAGES: Final = ("", "login", "docs", "viewer")
+"""First segments of the paths of pages, but those of datasets."""
+_UNWANTED: Final = re.compile(rb"q\s*=\s*0(\.0*)?")
+"""Weight of a media type that is not accepted (RFC 9110 §12.4.2)."""
 _TILDE: Final = ord("~")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _SITE_BITS: Final = 64
@@ -114,6 +118,27 @@ class Request:
     def token(self) -> str | None:
         """Token in the path, percent-encoded as it was sent."""
         return None if self.segment is None else token_in(self.segment)
+
+    @property
+    def accepts_html(self) -> bool:
+        """Return whether ``Accept`` names HTML, as that of browsers does for windows and frames."""
+        for each in self.headers.get(b"accept", b"").lower().split(b","):
+            media_type, *parameters = (part.strip() for part in each.split(b";"))
+            if media_type == b"text/html":
+                return not any(map(_UNWANTED.fullmatch, parameters))
+        return False
+
+    @property
+    def opens_page(self) -> bool:
+        """Return whether a browser opens a page: of the service, or of a folder."""
+        if self.method not in {"GET", "HEAD"}:
+            return False
+        is_any = self.name == "login" and self.headers.get(b"accept", b"*/*") == b"*/*"
+        if not (is_any or self.accepts_html):  # all GETs of signing in are for pages
+            return False
+        if self.name in RESERVED or self.raw_path in {b"/", b""}:
+            return self.name in _PAGES
+        return (self.key or "/").endswith("/") and not self.query
 
     @property
     def client_paths(self) -> Sequence[bytes]:

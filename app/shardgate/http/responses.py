@@ -2,7 +2,7 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 from shardgate.errors import ShardgateError
 from shardgate.http.auth.access import ServedDataset
 from shardgate.http.conditions import content_range, etag_of_selected, last_modified
-from shardgate.http.problems import problem, sign_in_members, status_of
+from shardgate.http.problems import problem, status_of
 from shardgate.http.request import Exchange, Headers, Request, Response, encode_headers
 from shardgate.http.s3.dialect import error_code, error_document, speaks_s3
 from shardgate.model import VirtualKey
@@ -70,16 +70,23 @@ class Cors:
         ]
 
 
+type Explain = Callable[
+    [Request, HTTPStatus, str, Mapping[str, object]], Awaitable[tuple[Headers, bytes]]
+]
+"""Returns the headers and body of an error; see `ErrorPages.explain`."""
+
+
 class Responder:
     """Sends the response to *request*."""
 
-    __slots__ = ("_cors", "exchange", "headers", "request")
+    __slots__ = ("_cors", "exchange", "explain", "headers", "request")
 
-    def __init__(self, request: Request, exchange: Exchange, cors: Cors) -> None:
+    def __init__(self, request: Request, exchange: Exchange, cors: Cors, explain: Explain) -> None:
         self.request = request
         self.headers = request.headers
         self.exchange = exchange
         self._cors = cors
+        self.explain = explain
 
     async def send(self, status: HTTPStatus, headers: Headers, body: Body = b"") -> None:
         """Send *headers*, to which CORS and the request id are added, and *body*."""
@@ -117,17 +124,17 @@ class Responder:
     async def problem(
         self, status: HTTPStatus, detail: str, *extra: tuple[bytes, bytes], code: str | None = None
     ) -> None:
-        """Send a problem document, or an error of S3 with *code*."""
+        """Send a problem document, its page to a browser, or an error of S3 with *code*."""
         if self.is_s3:
             code = code or error_code(status)
             request_id = self.request.id.decode()
             headers, body = error_document(status, code, detail, request_id, self.headers)
+        elif any(name == b"cache-control" for name, _ in extra):  # one for all, whatever Accept is
+            headers, body = problem(status, detail)
         else:
-            host = self.headers.get(b"host", b"").decode("latin-1")
-            login_url = f"https://{host}{self.request.base_path}/login"
-            headers, body = problem(status, detail, sign_in_members(self.request.name, login_url))
+            headers, body = await self.explain(self.request, status, detail, {})
         headers += extra
-        if not any(name == b"cache-control" for name, _ in extra):
+        if not any(name == b"cache-control" for name, _ in headers):
             headers.append(NO_STORE)
         await self.send(status, headers, body)
 

@@ -225,16 +225,22 @@ class WritePlane:
             etag = await put(payload)
         elif payload.body:
             raise BadBodyError("a key that ends in a slash is a folder: its body must be empty")
-        elif await self._is_read_only(request.dataset, request.key):
-            raise ReadOnlyError(f"{request.key} lies in a container that is read only")
         else:
+            await self._check_folder(request.dataset, request.key)
             etag = _ETAG_OF_FOLDER
         await request.send_written(etag)
+
+    async def _check_folder(self, dataset: ServedDataset, key: VirtualKey) -> None:
+        """Raise `ReadOnlyError` for a folder in a container that is never written."""
+        if await self._is_read_only(dataset, key):
+            raise ReadOnlyError(f"{key} lies in a container that is read only")
 
     async def _delete(self, request: WriteRequest) -> None:
         """Delete a key; S3 clients also delete folders, which do not exist as objects."""
         demand = request.demand()
-        if not request.key.endswith("/"):
+        if request.key.endswith("/"):
+            await self._check_folder(request.dataset, request.key)
+        else:
             with suppress(BadKeyError):  # where no such chunk can be, none is
                 dataset, key = await self._sessions.route(request.dataset, request.key)
                 await self._writer.put(dataset, KeyWrite(key, None, demand=demand))
@@ -258,8 +264,11 @@ class WritePlane:
         for key, etag in deletion.keys:
             try:
                 demand = parse_demand(etag, None)
-                if check_key(key) and not key.endswith("/"):
-                    write = KeyWrite(VirtualKey(key), None, demand=demand)
+                checked = check_key(key)
+                if checked.endswith("/"):
+                    await self._check_folder(dataset, checked)
+                elif checked:
+                    write = KeyWrite(checked, None, demand=demand)
                     by_session[session_prefix(key) or ""].append(write)
             except ShardgateError as error:
                 outcomes[key] = error

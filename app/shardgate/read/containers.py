@@ -16,7 +16,7 @@ from shardgate.formats.contract import (
     Translator,
 )
 from shardgate.formats.documents import DocumentFormat
-from shardgate.formats.listing import PLAIN, ListingRules
+from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules
 from shardgate.formats.members import MemberFormat, MemberLayout
 from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.model import MISSING, VOLATILE, ByteRange, Location, ObjectRef, VirtualKey, Whole
@@ -41,7 +41,7 @@ class PassThrough(StoredObjects):
     is_everything: bool = False
 
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
-        return PLAIN if self.is_everything else ListingRules()
+        return PLAIN if self.is_everything else UNIFORM
 
 
 @dataclass(frozen=True, slots=True)

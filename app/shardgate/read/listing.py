@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -244,6 +246,11 @@ class FoundKey(NamedTuple):
     inside: VirtualKey = VirtualKey("")
 
 
+type Stream = AsyncIterator[FoundKey | Streams]
+"""Keys in order, and streams in place of the keys that they yield."""
+type Streams = Sequence[Stream]
+
+
 @dataclass(frozen=True, slots=True)
 class _ListedFolder:
     path: str
@@ -288,7 +295,7 @@ class Tree:
         else:
             layout = await self._open(root.ref) or root.containers.passthrough(root.ref)
             folder = _ListedFolder("", layout, "")
-        async for found in self._walk(folder):
+        async for found in _merge(await self._streams(folder)):
             yield found
 
     async def _within(self, members: Root, lead: str) -> AsyncGenerator[FoundKey]:
@@ -299,14 +306,14 @@ class Tree:
             yield found._replace(key=lead + found.key)
             tree.window, tree.misses = self.window.below(lead), self.misses
 
-    async def _walk(self, directory: _ListedFolder) -> AsyncGenerator[FoundKey]:
+    async def _streams(self, directory: _ListedFolder) -> Streams:
+        """Return the streams of the keys in *directory*, those of its stored objects last."""
         inside = VirtualKey(directory.inside)
         rules = await directory.layout.listing_rules(inside, self.root.fetch)
-        streams = [self._virtual(directory, walk) for walk in rules.walks]
+        streams: list[Stream] = [self._virtual(directory, walk) for walk in rules.walks]
         if rules.shows is not None:
             streams.append(self._stored(directory, rules))
-        async for found in streams[0] if len(streams) == 1 else _merge(streams):
-            yield found
+        return streams
 
     async def _virtual(self, directory: _ListedFolder, walk: Walk) -> AsyncGenerator[FoundKey]:
         lead, layout = directory.path.removesuffix(directory.inside), directory.layout
@@ -377,51 +384,45 @@ class Tree:
 
     async def _stored(
         self, directory: _ListedFolder, rules: ListingRules
-    ) -> AsyncGenerator[FoundKey]:
+    ) -> AsyncGenerator[FoundKey | Streams]:
         path, (prefix, after, delimiter) = directory.path, self.window
         if (child := _child(path, prefix)) is not None:
-            async for found in self._enter(directory, rules, child):
-                yield found
+            yield await self._enter(directory, rules, child)
             return
         if (child := _child(path, after)) is not None:
-            async for found in self._enter(directory, rules, child):
-                yield found
+            yield await self._enter(directory, rules, child)
             after = child + LAST
         is_folded = bool(delimiter) and prefix.startswith(path)
+        is_deepest = rules.is_uniform and directory.depth + 1 >= MAX_DEPTH
         bucket, start = self.root.ref.prefix
         async for listed in self.root.listing.list(
             ObjectRef(bucket, start + max(path, prefix)),
-            delimiter="" if rules.is_plain and not is_folded else "/",
+            delimiter="" if (rules.is_plain or is_deepest) and not is_folded else "/",
             after=start + after if after else "",
         ):
             key = listed.ref.key.removeprefix(start)
             if listed.size is None and not is_folded:
-                async for found in self._enter(directory, rules, key):
-                    yield found
+                yield await self._enter(directory, rules, key)
             elif (shown := _show(directory, rules, key, listed)) is not None:
                 yield shown
             if not self.window.meets(path):
                 return
 
-    async def _enter(
-        self, directory: _ListedFolder, rules: ListingRules, key: str
-    ) -> AsyncGenerator[FoundKey]:
+    async def _enter(self, directory: _ListedFolder, rules: ListingRules, key: str) -> Streams:
+        """Return the streams of the keys in the folder *key* of *directory*."""
         if not self.window.meets(key) or not directory.shows(rules, key):
-            return
+            return ()
         inside = directory.inside + key.removeprefix(directory.path)
         below = _ListedFolder(key, directory.layout, inside, directory.depth + 1)
         if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
             ref = self.root.ref.join(key.removesuffix("/"))
             if isinstance(layout := await self._open(ref), MemberLayout):
                 if self.root.containers.is_archive(ref.key):
-                    return  # from above it is one object
-                async for found in self._within(_within(self.root, layout), key):
-                    yield found
-                return
+                    return ()  # from above it is one object
+                return [self._within(_within(self.root, layout), key)]
             if layout is not None:
                 below = _ListedFolder(key, layout, "", below.depth)
-        async for found in self._walk(below):
-            yield found
+        return await self._streams(below)
 
     async def _open(self, directory: ObjectRef) -> Layout | None:
         """Open a container; the objects of a damaged one are listed as they are stored."""
@@ -445,19 +446,47 @@ def _show(
     return FoundKey(key, listed, directory.layout, inside)
 
 
-async def _merge(streams: Sequence[AsyncIterator[FoundKey]]) -> AsyncGenerator[FoundKey]:
-    heads = {n: head for n, each in enumerate(streams) if (head := await anext(each, None))}
-    while heads:
-        number = min(heads, key=lambda n: (heads[n].key, n))
-        yield heads.pop(number)
-        if (head := await anext(streams[number], None)) is not None:
-            heads[number] = head
+@dataclass(slots=True, eq=False)
+class _MergedStream:
+    stream: Stream
+    number: int
+    outer: "_MergedStream | None"
+    """The stream in whose place it is."""
+    inner: int = 0
+    """Streams in its own place that have not ended."""
+
+
+async def _merge(streams: Streams) -> AsyncGenerator[FoundKey]:
+    """Yield the keys of *streams* in order, of equal ones that of the stream that began first.
+
+    Streams nest as deep as folders: generators within generators would pass each key on.
+    """
+    numbers = count()
+    heads: list[tuple[str, int, FoundKey, _MergedStream]] = []
+    waiting = [_MergedStream(stream, next(numbers), None) for stream in streams]
+    while waiting or heads:
+        while waiting:
+            merged = waiting.pop()
+            match await anext(merged.stream, None):
+                case None:
+                    if (outer := merged.outer) is not None:
+                        outer.inner -= 1
+                        waiting += [] if outer.inner else [outer]
+                case FoundKey(key) as found:
+                    heappush(heads, (key, merged.number, found, merged))
+                case inner:
+                    merged.inner = len(inner)
+                    below = [_MergedStream(each, next(numbers), merged) for each in inner]
+                    waiting += below or [merged]
+        if heads:
+            _, _, found, merged = heappop(heads)
+            yield found
+            waiting.append(merged)
 
 
 def _child(path: str, key: str) -> str | None:
-    if not key.startswith(path) or (slash := key.find("/", len(path))) < 0:
-        return None
-    return key[: slash + 1]
+    slash = key.find("/", len(path)) if key.startswith(path) else -1
+    return None if slash < 0 else key[: slash + 1]
 
 
 type _Place = Location | Listed | None

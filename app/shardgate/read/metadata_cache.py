@@ -3,8 +3,9 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass
+from functools import partial
 from math import inf, nextafter
 from sys import getsizeof
 from typing import Any, Final, NamedTuple, cast
@@ -23,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 OVERHEAD_NBYTES: Final = 1024
 """Memory of a cache entry without its value: the key, its reference, its place in the order."""
+TRUSTED_S: Final = 1.0
+"""Younger answers of a store are believed even if they contradict one another."""
 _MAX_FORGOTTEN: Final = 65536
 _MARKER_KINDS: Final = frozenset({"metadata", "repo"})
 """Kinds of reads that decide the meaning of the keys below a directory."""
@@ -118,11 +121,25 @@ class CachedRead(NamedTuple):
         return OVERHEAD_NBYTES + (0 if self.known is None else self.known.headers.nbytes)
 
 
+class CachedDamage(NamedTuple):
+    """A `DamagedError` of what was requested at *requested_at*."""
+
+    ref: ObjectRef
+    reason: str
+    requested_at: float
+    expires_at: float
+
+    @property
+    def nbytes(self) -> int:
+        return OVERHEAD_NBYTES + getsizeof(self.reason) + getsizeof(self.ref.key)
+
+
 class ReadCache:
     """Performs the reads that formats describe, shares them, and keeps the results in *cache*.
 
     The state of a mutable object is fresh for *ttl_s*, then it is revalidated by its ETag; reads
-    of one version never expire; failures are not cached. A caller that finds an entry outdated
+    of one version never expire. Damage is kept for `TRUSTED_S`, other failures are not. A caller
+    that finds an entry outdated
     calls `forget`, which outdates everything read before of that object. In a volatile bucket no
     state is fresh, or shared: each read is newer than the call, and absence is believed at once.
     """
@@ -161,10 +178,29 @@ class ReadCache:
         """Return the cached result of *read*, or perform it."""
         entry = self._fresh(read, read.ref) or (self._last(read) if allow_stale else None)
         if entry is None:
-            entry = await self._share(read, read.ref, lambda: self._perform(read))
+            share = partial(self._share, read, read.ref, lambda: self._perform(read))
+            entry = await self.keep_damage(read, read.ref, share)
         else:
             self.counters.hits += 1
         return entry._replace(expires_at=inf) if allow_stale and entry.known is not None else entry
+
+    async def keep_damage[T](
+        self, key: Hashable, ref: ObjectRef, call: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Return the result of *call*, which reads *ref*. If it was damage within `TRUSTED_S`, and
+        *ref* was not written since, raise that again.
+        """
+        kept: CachedDamage | None = self.cache.get(key := ("damage", key))
+        requested_at = self.clock()
+        if kept and requested_at < kept.expires_at and not self._is_forgotten(kept, ref):
+            raise DamagedError(kept.ref, kept.reason)
+        try:
+            return await call()
+        except DamagedError as error:
+            if not ref.bucket.startswith(VOLATILE):
+                expires_at = requested_at + TRUSTED_S
+                self.cache.put(key, CachedDamage(error.ref, error.reason, requested_at, expires_at))
+            raise
 
     def prefetch(self, read: Read[Any]) -> None:
         """Start *read* if nothing of it is cached; whoever asks for it then waits less."""
@@ -280,7 +316,7 @@ class ReadCache:
             return None
         return entry
 
-    def _is_forgotten(self, entry: CachedRead, ref: ObjectRef) -> bool:
+    def _is_forgotten(self, entry: CachedRead | CachedDamage, ref: ObjectRef) -> bool:
         if not self._forgotten:
             return entry.requested_at <= self._all_forgotten_at
         return entry.requested_at <= self._forgotten_at(ref)

@@ -158,18 +158,27 @@ class Resolver:
         return _Opening(self._open, self._fetch, dataset, key, choose, reading, held)
 
     async def _open(self, opening: _Opening, tracker: FreshnessTracker) -> Opened | None:
-        choose, held = opening.choose, opening.held
         try:
             if (entity := await self._resolve(opening, tracker)) is None:
                 return None
-            if (selection := choose(entity)) is None:
-                named = opening.dataset.root.join(opening.key)
-                entity = await self._bodies.inflate(held, entity, named)
-                selection = cast("Selection", choose(entity))
-            return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
+            selection = opening.choose(entity)
+            read = partial(self._read, opening, entity, selection)
+            if not isinstance(source := entity.source, Stored):
+                return await read()
+            key = (source, "" if selection is None else selection.reads)
+            return await self._fetch.keep_damage(key, source.ref, read)
         except BaseException:
-            await held.release()
+            await opening.held.release()
             raise
+
+    async def _read(self, opening: _Opening, entity: Entity, selection: Selection | None) -> Opened:
+        """Read the part of *entity* that was selected, or inflate it first."""
+        held = opening.held
+        if selection is None:
+            named = opening.dataset.root.join(opening.key)
+            entity = await self._bodies.inflate(held, entity, named)
+            selection = cast("Selection", opening.choose(entity))
+        return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
 
     async def _resolve(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
         """Resolve the key; `None` proves its absence.
@@ -203,7 +212,8 @@ class Resolver:
                 return await self._whole(ref, opening, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):
                 if isinstance(place, Part):
-                    entity = await self._part(place, opening, tracker)
+                    part = partial(self._part, place, opening, tracker)
+                    entity = await self._fetch.keep_damage(place, place.ref, part)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
@@ -270,7 +280,7 @@ class Resolver:
 
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)
-            page = await list_page(root, window, limit, tracker.modified.get)
+            page = await list_page(root, window, limit, partial(_modified_s, tracker.modified))
             await tracker.confirm([read for read in tracker.outdated if read.kind == "metadata"])
             return page
 
@@ -371,3 +381,10 @@ def _clip(reading: ByteRequest | None, max_bytes: int) -> ByteRequest | None:
             return reading
         case _:
             return None
+
+
+def _modified_s(times: Mapping[ObjectRef, int | None], ref: ObjectRef) -> int | None:
+    """Return when *ref* was modified; of a shard of a session, which has no time, now: clients that
+    compare times then read its chunks.
+    """
+    return times.get(ref) or (int(time.time()) if ref.bucket.startswith(VOLATILE) else None)

@@ -175,10 +175,11 @@ class ObjectWriter(Protocol):
         place of a folder or a folder in the place of a file, `UnwritableError`, `StorageError`.
         """
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         """Remove *ref*; return `False` if the store cannot remove one version only.
 
-        Removing an absent object returns `True` or `CONFLICT`.
+        Removing an absent object returns `True` or `CONFLICT`. With `ABSENT` nothing is removed,
+        and a session records that the object is to stay absent.
         """
 
 

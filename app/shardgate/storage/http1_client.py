@@ -5,6 +5,7 @@ No cookies, proxies or compression: reads and small writes of objects do not nee
 """
 
 import asyncio
+import os
 import re
 import ssl
 import sys
@@ -530,9 +531,15 @@ class HttpClient:
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
+            # OpenSSL trusts what this variable names, and ignores a file that it cannot read.
+            named = None if self._ca_file else os.environ.get("SSL_CERT_FILE")
             try:
-                self._context = ssl.create_default_context(cafile=self._ca_file)
+                context = ssl.create_default_context(cafile=self._ca_file)
+                if named:
+                    context.load_verify_locations(named)
             except OSError as error:
-                reason = f"the certificate authorities in {self._ca_file} cannot be read"
+                place = f"SSL_CERT_FILE, {named}," if named else self._ca_file
+                reason = f"the certificate authorities in {place} cannot be read"
                 raise ssl.SSLError(error.errno, f"{reason}: {error.strerror}") from error
+            self._context = context
         return self._context

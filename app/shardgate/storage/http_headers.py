@@ -28,7 +28,7 @@ _CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1
 _UNSATISFIED: Final = re.compile(rb"bytes \*/([0-9]{1,19})")
 _STRONG: Final = re.compile(rb'"[\x21\x23-\x7e\x80-\xff]+"')
 _DERIVED: Final = '"~'
-_DATED: Final = re.compile(r'"~([0-9]{1,12})-[0-9]+"')
+_DATED: Final = re.compile(r'"~([0-9]{1,11})-[0-9]+"')  # to the year 5138
 """Version made of a modification time and a size."""
 _USER_METADATA: Final = re.compile(METADATA + rb"(?!shardgate-)[a-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e]*")
@@ -162,10 +162,10 @@ def date_of(headers: Mapping[bytes, bytes]) -> int | None:
 def parse_date(text: str) -> int | None:
     """Parse an HTTP date into seconds since the Unix epoch; `None` for no date, or several."""
     try:
-        parsed = parsedate_to_datetime(text)
+        epoch_s = timegm(parsedate_to_datetime(text).utctimetuple())
     except (ValueError, OverflowError):
         return None
-    return None if text.count(",") > 1 else timegm(parsed.utctimetuple())
+    return None if text.count(",") > 1 else epoch_s
 
 
 def object_headers(headers: Mapping[bytes, bytes]) -> ObjectHeaders:

@@ -68,7 +68,7 @@ _ALTERNATES: Final = (
 _ALTERNATES_UNDATED: Final = (
     "the server alternates between ETags of one version, and tells versions apart in no other way"
 )
-_DOUBTED: Final = frozenset({403, 404, 405, 501})
+_DOUBTED: Final = frozenset({400, 403, 404, 405, 501})
 """Statuses of a HEAD whose reason a GET tells, or that do not hold for a GET: of servers that know
 no HEAD, or sign the URLs of redirects for GET.
 """
@@ -348,6 +348,8 @@ class HttpReader(ABC):
     ) -> "_Body":
         """Check range, length and version of a response, whatever the server did with them."""
         headers, length, data = response.headers, response.length, None
+        if request is not None:
+            _check_coding(ref, response)
         if length is None and request is None:
             data = await response.read()
             length = len(data)
@@ -464,6 +466,27 @@ def _sent_range(
             return ByteRange(0, length), length
         raise StorageUnusableError(ref, "the response has no Content-Length")
     raise StorageUnusableError(ref, "the response has no valid Content-Range")
+
+
+def _check_coding(ref: ObjectRef, response: HttpResponse) -> None:
+    """Raise for a range that the server has compressed by itself: the bytes are not the object's.
+
+    An object that is stored with a coding has ranges of the stored form, of their own length.
+    """
+    headers = response.headers
+    if not (coding := content_coding(headers)):
+        return
+    etag = headers.get(b"etag", b"")
+    if (parsed := parse_content_range(headers.get(b"content-range", b""))) is not None:
+        is_stored = response.length == parsed[0].length
+    else:
+        is_made = b"accept-encoding" in headers.get(b"vary", b"").lower()
+        is_stored = response.length is not None and not (is_made or etag.startswith(b"W/"))
+    # Apache cuts ranges of what it has compressed, and says so in the ETag only.
+    if not is_stored or etag.endswith(f'-{coding}"'.encode()):
+        server = headers.get(b"server", b"without a name").decode("latin-1")
+        reason = f"the server ({server}) compressed a range with {coding}, which was not asked for"
+        raise StorageUnusableError(ref, reason)
 
 
 def _may_lack_suffixes(response: HttpResponse | Refusal, suffix: SuffixRange) -> bool:

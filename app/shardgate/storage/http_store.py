@@ -21,7 +21,7 @@ from shardgate.errors import (
     StorageUnavailableError,
     StorageUnusableError,
 )
-from shardgate.model import GUARDED, ObjectRef
+from shardgate.model import GUARDED, ObjectRef, encode_path
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import Listed
 from shardgate.storage.http1_client import (
@@ -126,9 +126,12 @@ class HttpStore(ReadOnlyStore, HttpReader):
 @lru_cache(maxsize=8192)
 def _target(ref: ObjectRef) -> RequestTarget:
     """Return the URL of *ref*; servers resolve dot segments, however they are quoted."""
-    if not {".", ".."}.isdisjoint(ref.key.split("/")):
+    # A virtual reference is requested in its own spelling; see `decode_path`.
+    is_spelled = ref.bucket.startswith(GUARDED)
+    if not {".", ".."}.isdisjoint((unquote(ref.key) if is_spelled else ref.key).split("/")):
         raise StorageDeniedError(ref, "the key contains '.' or '..' segments")
-    return RequestTarget(f"{url_of(ref.bucket)}/{quote(ref.key, safe='/~')}")
+    path = encode_path(ref.key) if is_spelled else quote(ref.key, safe="/~")
+    return RequestTarget(f"{url_of(ref.bucket)}/{path}")
 
 
 def url_of(bucket: str) -> str:
@@ -211,7 +214,7 @@ def _is_below(target: RequestTarget, prefix: RequestTarget) -> bool:
     return (
         target.origin == prefix.origin
         and segments[: len(expected)] == expected
-        and all(is_plain(each) and "/" not in each for each in segments)
+        and all(is_plain(each) and "/" not in each for each in segments[len(expected) :])
     )
 
 

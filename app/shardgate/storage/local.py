@@ -22,6 +22,7 @@ from shardgate.storage.contract import (
     NOT_MODIFIED,
     OBJECT,
     TEMPORARY,
+    Absent,
     Conflict,
     Expected,
     Found,
@@ -50,7 +51,7 @@ from shardgate.storage.local_files import (
     path_of,
     translated,
 )
-from shardgate.storage.local_write import LocalWriter, verify_locks
+from shardgate.storage.local_write import Folder, LocalWriter, verify_locks
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _WARM_NBYTES: Final = 512 * 1024
@@ -78,7 +79,7 @@ def open_file(bucket: str, name: bytes) -> int:
         fd = os.open(path, _FLAGS | os.O_NOFOLLOW)
     except OSError as error:
         is_absent = error.errno == errno.ENOENT
-        if is_absent and os.path.realpath(path).startswith(_real_prefix(folder)):
+        if is_absent and _real_folder_of(path).startswith(_real_prefix(folder)):
             raise
         return open_within(bucket, name, LEADS_OUT)
     try:
@@ -91,6 +92,21 @@ def open_file(bucket: str, name: bytes) -> int:
     os.close(fd)
     _real_prefix.cache_clear()  # the folder itself may be a link that has changed
     return open_within(bucket, name, LEADS_OUT)
+
+
+def _real_folder_of(path: bytes) -> bytes:
+    """Return the folder of *path* without links; the system tells it of one that exists, however
+    deep it is, at the price of one file.
+    """
+    folder = os.path.dirname(path)  # noqa: PTH120  paths are bytes
+    try:
+        fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        try:
+            return path_of(fd) + b"/"
+        finally:
+            os.close(fd)
+    except OSError:
+        return os.path.realpath(folder) + b"/"
 
 
 @lru_cache(maxsize=1024)
@@ -211,6 +227,8 @@ class LocalStore:
         self._writers = ThreadPoolExecutor(_WRITE_THREADS, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()
+        self._last_file = "", b""
+        """Bucket and path of the file that showed last that a folder is not empty."""
 
     async def get(
         self,
@@ -265,7 +283,7 @@ class LocalStore:
         if delimiter:
             behind = (entry for entry in entries if entry.ref.key > after)
             for some in batched(behind, _PROBED_FOLDERS):
-                for each in await self._run(_without_empty, some):
+                for each in await self._run(self._without_empty, some):
                     yield each
             return
         waiting = [entries]
@@ -302,9 +320,11 @@ class LocalStore:
         self._warm.forget(ref)
         return written
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         """Remove the file, and the folders that are empty without it."""
         check_write(ref, (), expected)
+        if isinstance(expected, Absent):
+            return True
         removed = await self._write(self._writer.remove, ref, expected)
         self._warm.forget(ref)
         return removed
@@ -381,6 +401,35 @@ class LocalStore:
                 raise
             return None
 
+    def _without_empty(self, entries: Sequence[Listed]) -> Sequence[Listed]:
+        return [each for each in entries if each.size is not None or self._has_file(each.ref)]
+
+    def _has_file(self, folder: ObjectRef) -> bool:
+        """Return whether a file below *folder* would be listed, or the folder cannot be searched.
+
+        A walk asks for each folder on the way to a file, so the last file is looked at first.
+        """
+        bucket, file = self._last_file
+        if bucket == folder.bucket and file.startswith(_path(folder)) and os.path.isfile(file):  # noqa: PTH113
+            return True
+        waiting = [folder]
+        while waiting:
+            prefix = waiting.pop()
+            try:
+                with os.scandir(_path(prefix)) as entries:
+                    for entry in entries:
+                        if (listed := _listed(prefix, entry)) is None:
+                            continue
+                        if listed.size is not None:
+                            self._last_file = prefix.bucket, entry.path
+                            return True
+                        waiting.append(listed.ref)
+            except (FileNotFoundError, NotADirectoryError):  # removed since it was listed
+                continue
+            except OSError:
+                return True
+        return False
+
     async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, call, *args)
 
@@ -398,6 +447,10 @@ def _read_range(fd: int, byte_range: ByteRange) -> bytes:
     return data
 
 
+def _path(ref: ObjectRef) -> bytes:
+    return folder_of(ref.bucket) + b"/" + ref.key.encode()
+
+
 def _entries(prefix: ObjectRef) -> list[Listed]:
     """List the entries of one folder that start with *prefix*, by key: folders end in a slash."""
     path, _, start = prefix.key.rpartition("/")
@@ -408,9 +461,7 @@ def _entries(prefix: ObjectRef) -> list[Listed]:
         try:
             if (name := name_of(path)) is not None:
                 where = folder_of(prefix.bucket) + b"/" + name
-                if not may_lead(prefix.bucket, os.path.realpath(where)):
-                    raise PermissionError(errno.EACCES, LEADS_OUT)
-                with os.scandir(where) as entries:
+                with Folder.opened(where, prefix.bucket), os.scandir(where) as entries:
                     begun = (entry for entry in entries if entry.name.startswith(begins))
                     listed += filter(None, (_listed(folder, entry) for entry in begun))
         except OSError as error:
@@ -419,29 +470,6 @@ def _entries(prefix: ObjectRef) -> list[Listed]:
             check_folder(prefix)
     wanted = (each for each in listed if each.ref.key.startswith(prefix.key))
     return sorted(wanted, key=lambda each: each.ref.key.encode())
-
-
-def _without_empty(entries: Sequence[Listed]) -> list[Listed]:
-    return [each for each in entries if each.size is not None or _has_file(each.ref)]
-
-
-def _has_file(folder: ObjectRef) -> bool:
-    """Return whether a file below *folder* would be listed, or the folder cannot be searched."""
-    waiting = [folder]
-    while waiting:
-        prefix = waiting.pop()
-        try:
-            path = folder_of(prefix.bucket) + b"/" + prefix.key.encode()
-            with os.scandir(path) as entries:
-                for listed in filter(None, (_listed(prefix, entry) for entry in entries)):
-                    if listed.size is not None:
-                        return True
-                    waiting.append(listed.ref)
-        except (FileNotFoundError, NotADirectoryError):  # removed since it was listed
-            continue
-        except OSError:
-            return True
-    return False
 
 
 def _listed(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:

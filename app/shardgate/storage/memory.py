@@ -88,7 +88,7 @@ class MemoryStore:
         data = assemble(pieces, [ByteRange(0, len(source))], [source])
         return self.place(ref, data, headers=headers)
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         check_write(ref, (), expected)
         old = self._objects.get(ref)
         if not is_as_expected(old and old.etag, expected):

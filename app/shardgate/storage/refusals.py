@@ -51,6 +51,11 @@ _DOCUMENT_NBYTES: Final = 16 * 1024
 _WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
+_REGION: Final = re.compile(rb"<Region>([^<]{1,64})</Region>")
+_REGION_NAME: Final = re.compile("[a-z0-9-]{1,64}")
+_ELSEWHERE: Final = frozenset({301, 302, 307})
+_ELSEWHERE_CODES: Final = ("AuthorizationHeader", "AuthorizationQuery", "IllegalLocation")
+"""Beginnings of codes for the signature, or the endpoint, of another region than the bucket's."""
 _NOT_ABSENT: Final = re.compile("expired|to perform: (?!s3:ListBucket)", re.IGNORECASE)
 """In messages of AccessDenied that do not depend on the existence of the object."""
 _CLOSED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -69,6 +74,8 @@ class Refusal:
     """Size of the object according to a 416."""
     skew_s: int = 0
     """Seconds by which the clock of the server, if it checks signatures, is ahead of ours."""
+    region: str = ""
+    """Region of the bucket, if the refusal is for a request to another one."""
 
     @property
     def may_mean_suffix(self) -> bool:
@@ -91,6 +98,9 @@ class Refusal:
     def failure(self, ref: ObjectRef) -> StorageError:
         """Return the error for a refusal that is about neither absence, version nor range."""
         reason = f"the server answered {self.status} {self.code}".rstrip()
+        if self.region:
+            reason += f"; the bucket is in {self.region}: set region to that, and endpoint_url, if "
+            reason += "there is one, to a server of that region"
         is_denied = self.status in _DENIED
         if self.code == "RequestTimeTooSkewed" or (is_denied and abs(self.skew_s) > _MOST_SKEW_S):
             difference = f"{abs(self.skew_s)} s {'ahead of' if self.skew_s < 0 else 'behind'}"
@@ -133,7 +143,10 @@ async def read_refusal(method: HttpMethod, response: HttpResponse) -> Refusal:
     finally:
         response.release()
     size = parse_unsatisfied(response.headers.get(b"content-range", b""))
-    return Refusal(method, response.status, *parse_document(document), size)
+    code, message = parse_document(document)
+    named = response.headers.get(b"x-amz-bucket-region", b""), *_REGION.findall(document)
+    region = other_region(response.status, code, *(each.decode("latin-1") for each in named))
+    return Refusal(method, response.status, code, message, size, region=region)
 
 
 def parse_document(document: bytes) -> tuple[str, str]:
@@ -143,6 +156,12 @@ def parse_document(document: bytes) -> tuple[str, str]:
         code[1].decode() if code else "",
         message[1].decode(errors="replace") if message else "",
     )
+
+
+def other_region(status: int, code: str, *named: str) -> str:
+    """Return the first region in *named* of a refusal that is for a request to another region."""
+    is_other = status in _ELSEWHERE or code.startswith(_ELSEWHERE_CODES)
+    return next(filter(_REGION_NAME.fullmatch, named), "") if is_other else ""
 
 
 def storage_error(ref: ObjectRef, error: ExchangeError | OSError) -> StorageError:

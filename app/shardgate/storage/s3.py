@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from shardgate.errors import StorageDeniedError, StorageUnavailableError
-from shardgate.model import ETag, ObjectRef
+from shardgate.model import EVERYTHING, ETag, ObjectRef, check_integer
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import Listed, is_unfinished
 from shardgate.storage.http1_client import HttpClient, RequestTarget
@@ -62,15 +62,15 @@ class S3Store(S3Writer, HttpReader):
         puts = PutSender(client, self._signer, self._http_of_puts)
         S3Writer.__init__(self, client, self, puts, options)
         self._in_order: dict[str, bool] = {}
-        self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[RequestTarget, float]] = {}
+        self._urls: dict[tuple[HttpMethod, ObjectRef, str], tuple[RequestTarget, float]] = {}
+        """URLs by method, object and region, and until when they are reused."""
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
         """Page through ListObjectsV2."""
         with translated(prefix):
-            client = await self._client.reader()
-            listing = _S3Listing(client, bucket_of(prefix), self._in_order)
+            listing = _S3Listing(self._client, bucket_of(prefix), self._in_order)
             found = listing.folder(prefix, after) if delimiter else listing.walk(prefix, after)
             async for each in found:
                 if each.ref.key > after and not is_unfinished(prefix, each.ref):
@@ -95,22 +95,26 @@ class S3Store(S3Writer, HttpReader):
 
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         """Return a presigned URL, which is reused for five minutes."""
-        target, until = self._urls.get((method, ref), (None, 0.0))
+        of = method, ref, self._client.region_of(ref)
+        target, until = self._urls.get(of, (None, 0.0))
         if target is None or until < time.monotonic():
             target = await self._signer.presign(method, ref)
             if len(self._urls) >= _CACHED_URLS:
                 del self._urls[next(iter(self._urls))]
-            self._urls[method, ref] = target, time.monotonic() + _REUSED_S
+            self._urls[of] = target, time.monotonic() + _REUSED_S
         return target
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:
         """Drop a URL that has expired; the response to a HEAD does not give the reason."""
+        if self._client.learn_region(ref, refusal):
+            return True  # URLs are kept by region
         if refusal.status not in _EXPIRED_STATUS or self._client.is_anonymous:
             return False
         reason = f"{refusal.code} {refusal.message}".lower()
         if not (method == "HEAD" or "expired" in reason or refusal.code in _EXPIRED_CODES):
             return False
-        self._urls.pop((method, ref), None)  # unless another reader has dropped it
+        of = method, ref, self._client.region_of(ref)
+        self._urls.pop(of, None)  # unless another reader has dropped it
         return True
 
     def _proves_absence(self, refusal: Refusal) -> bool:
@@ -128,7 +132,7 @@ class _S3Listing:
     names in a folder, so that the contents of ``a/`` come before ``a-b``.
     """
 
-    client: Any
+    client: S3Client
     bucket: str
     in_order: dict[str, bool]
     """True if a bucket is listed in the order of keys, once that is known."""
@@ -143,12 +147,16 @@ class _S3Listing:
                     yield each
             else:
                 return
-        async for each in self.folder(prefix, after):
-            if each.size is not None:
-                yield each
-            elif each.ref.key > after or after.startswith(each.ref.key):
-                async for below in self.walk(each.ref, after):
-                    yield below
+        waiting = [self.folder(prefix, after)]
+        while waiting:
+            async for each in waiting[-1]:
+                if each.size is not None:
+                    yield each
+                elif each.ref.key > after or after.startswith(each.ref.key):
+                    waiting.append(self.folder(each.ref, after))
+                    break
+            else:
+                waiting.pop()
 
     async def folder(self, prefix: ObjectRef, after: str) -> AsyncIterator[Listed]:
         waiting: list[tuple[str, Listed]] = []
@@ -166,19 +174,24 @@ class _S3Listing:
     async def _pages(
         self, prefix: ObjectRef, delimiter: str, after: str
     ) -> AsyncGenerator[list[Listed]]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.bucket, Prefix=prefix.key, Delimiter=delimiter, StartAfter=after
-        )
-        async for page in pages:
+        params = {"Prefix": prefix.key, "Delimiter": delimiter, "StartAfter": after}
+        is_last = False
+        while not is_last:
+            page = await self.client.call(prefix, "list_objects_v2", **params)
             if "IsTruncated" not in page:  # botocore takes any XML for a listing, and no body too
                 raise StorageUnavailableError(prefix, "the response is not a listing of S3")
             server = page["ResponseMetadata"].get("HTTPHeaders", {}).get("server", "")
             self.in_order[self.bucket] = server.startswith(_IN_KEY_ORDER)
             listed = [_object(prefix, each) for each in page.get("Contents", ())] + [
-                Listed(ObjectRef(prefix.bucket, each["Prefix"]), None)
+                Listed(_ref(prefix, each, "Prefix"), None)
                 for each in page.get("CommonPrefixes", ())
             ]
             yield listed
+            is_last = not page["IsTruncated"]
+            token = str(page.get("NextContinuationToken", ""))
+            if not is_last and token in ("", params.get("ContinuationToken")):
+                raise StorageUnavailableError(prefix, "the listing has no next page")
+            params["ContinuationToken"] = token
 
 
 def _begin(prefix: str, after: str) -> str:
@@ -198,12 +211,20 @@ def _begin(prefix: str, after: str) -> str:
     return f"{folder}{start[:-1]}{before}{_LAST}"
 
 
+def _ref(prefix: ObjectRef, entry: Mapping[str, Any], member: str) -> ObjectRef:
+    """Return the object that *member* names; botocore takes any XML for an entry."""
+    if (key := entry.get(member)) is None:
+        raise StorageUnavailableError(prefix, f"the listing has an entry without {member}")
+    return ObjectRef(prefix.bucket, key)
+
+
 def _object(prefix: ObjectRef, entry: Mapping[str, Any]) -> Listed:
     """Convert an entry of a listing; an ETag that a HEAD would not return is dropped."""
     etag = str(entry.get("ETag", ""))
+    error = partial(StorageUnavailableError, prefix)
     return Listed(
-        ObjectRef(prefix.bucket, entry["Key"]),
-        entry["Size"],
+        _ref(prefix, entry, "Key"),
+        check_integer(entry.get("Size"), "Size in the listing", EVERYTHING.stop, error),
         ETag(etag) if is_strong(etag) else None,
         entry["LastModified"].timestamp() if "LastModified" in entry else None,
     )

@@ -17,6 +17,7 @@ from functools import cache, partial
 from hashlib import sha256
 from http import HTTPStatus
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from aiobotocore.session import get_session
 from aiohttp import ClientRequest
 from botocore import UNSIGNED
 from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
+from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -64,7 +66,13 @@ from shardgate.storage.contract import (
 )
 from shardgate.storage.http_headers import METADATA, derive_etag, skew_of, version_of
 from shardgate.storage.http_reader import HttpReader
-from shardgate.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket, no_credentials
+from shardgate.storage.refusals import (
+    NO_SUCH_KEY,
+    Refusal,
+    no_bucket,
+    no_credentials,
+    other_region,
+)
 from shardgate.storage.wrappers import RetryPolicy
 
 NO_BUCKET: Final = "NoSuchBucket"
@@ -77,6 +85,7 @@ _REQUIRED: Final = {
 }
 """Members without which a response is not that of S3."""
 _PIECE_NBYTES: Final = 256 * 1024
+_BEFORE: Final = "before-call.s3"
 _SIGNATURE: Final = "s3v4-hashed-before"
 _REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
 DIGEST: Final = "shardgate_sha256"
@@ -114,8 +123,23 @@ def _open_session() -> Any:
     except BotoCoreError as error:
         raise ConfigurationError(f"the configuration of AWS: {error}") from error
     except OSError as error:
-        raise ConfigurationError(f"AWS_CA_BUNDLE cannot be read: {error.strerror}") from error
+        reason = f"AWS_CA_BUNDLE cannot be read: {error.strerror}: {ca_file}"
+        raise ConfigurationError(reason) from error
     return session
+
+
+def _configured_endpoint(session: Any) -> Any:
+    """Return the URL of the server of S3 in the environment or the profile."""
+    if session.get_config_variable("ignore_configured_endpoint_urls"):
+        return None
+    profile = session.get_scoped_config()
+    return ConfiguredEndpointProvider(session.full_config, profile, "s3").provide()
+
+
+@cache
+def _aws_regions() -> frozenset[str]:
+    listed = _shared_loader().load_data("partitions")["partitions"]
+    return frozenset(name for each in listed for name in each["regions"] if "global" not in name)
 
 
 class _EndpointError(BotoCoreError):
@@ -123,7 +147,7 @@ class _EndpointError(BotoCoreError):
 
 
 class S3Client:
-    """A session of botocore, with one client for reads and one, more patient, for writes."""
+    """Clients of botocore, in each region one for reads and one, more patient, for writes."""
 
     def __init__(
         self,
@@ -145,7 +169,12 @@ class S3Client:
         if key_id is not None and secret is not None:
             token = settings.session_token and settings.session_token.get_secret_value()
             self._session.set_credentials(key_id, secret.get_secret_value(), token)
-        self._clients: dict[str, Any] = {}
+        self._endpoint_url = settings.endpoint_url or _configured_endpoint(self._session)
+        region = settings.region or self._session.get_config_variable("region")
+        self._region: str = region or "us-east-1"
+        self._regions: dict[str, str] = {}
+        """Regions of buckets that are in another one, as S3 has said."""
+        self._clients: dict[tuple[str, str], Any] = {}
         self._stack = AsyncExitStack()
         self._lock = asyncio.Lock()
 
@@ -159,24 +188,48 @@ class S3Client:
         found = None if self.is_anonymous else await self._session.get_credentials()
         return None if found is None else await found.get_frozen_credentials()
 
-    async def reader(self) -> Any:
-        """Return botocore's client for reads; creating it may fetch credentials."""
-        return await self._created("read")
+    def region_of(self, ref: ObjectRef) -> str:
+        """Return the region for which requests about *ref* are signed."""
+        return self._regions.get(bucket_of(ref), self._region)
+
+    def learn_region(self, ref: ObjectRef, refusal: Refusal) -> bool:
+        """Return whether *refusal* names a region of AWS, to which requests go from now on.
+
+        The name becomes part of a host, as nothing else does that a server says.
+        """
+        if self._endpoint_url is not None or refusal.region not in _aws_regions():
+            return False
+        self._regions[bucket_of(ref)] = refusal.region
+        return True
+
+    async def call(
+        self, ref: ObjectRef, operation: str, purpose: str = "read", **params: Any
+    ) -> S3Answer:
+        """Send one request about the bucket of *ref*, and again if that is in another region.
+
+        Raises: `ClientError`, as botocore does.
+        """
+        params["Bucket"] = bucket_of(ref)
+        client = await self.client(ref, purpose)
+        try:
+            answer: S3Answer = await getattr(client, operation)(**params)
+        except ClientError as error:
+            if not self.learn_region(ref, _refusal(error)):
+                raise
+            client = await self.client(ref, purpose)
+            answer = await getattr(client, operation)(**params)
+        return answer
 
     async def send(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer | Refusal:
         """Send one request about *ref*; raise without a response, or without the bucket."""
         key = "Prefix" if operation.startswith("list_") else "Key"
         with translated(ref):
-            client = await self._created("write")
             try:
-                answer: S3Answer = await getattr(client, operation)(
-                    **{"Bucket": bucket_of(ref), key: ref.key}, **params
-                )
+                return await self.call(ref, operation, "write", **{key: ref.key}, **params)
             except ClientError as error:
                 if (refusal := _refusal(error)).code == NO_BUCKET:
                     raise
                 return refusal
-            return answer
 
     async def do(self, ref: ObjectRef, operation: str, **params: Any) -> S3Answer:
         """Send an idempotent request until it is done; raise the error of a refusal."""
@@ -208,23 +261,25 @@ class S3Client:
 
     async def check_reachable(self, ref: ObjectRef) -> None:
         with translated(ref):
-            client = await self.reader()
             try:
-                await client.head_bucket(Bucket=bucket_of(ref))
+                await self.call(ref, "head_bucket")
             except ClientError as error:
                 if _refusal(error).status == HTTPStatus.NOT_FOUND:
                     raise no_bucket(ref) from error
                 # Unlike the answer to a HEAD, that to a listing has S3's code.
-                await client.list_objects_v2(Bucket=bucket_of(ref), MaxKeys=1)
+                await self.call(ref, "list_objects_v2", MaxKeys=1)
 
     async def aclose(self) -> None:
         await self._stack.aclose()
 
-    async def _created(self, purpose: str) -> Any:
-        if purpose not in self._clients:
+    async def client(self, ref: ObjectRef, purpose: str = "read") -> Any:
+        """Return botocore's client for the bucket of *ref*; creating it may fetch credentials."""
+        region = self.region_of(ref)
+        if (purpose, region) not in self._clients:
             async with self._lock:
-                if purpose not in self._clients:
-                    created = self._session.create_client("s3", **self._options(purpose))
+                if (purpose, region) not in self._clients:
+                    options = self._options(purpose, region)
+                    created = self._session.create_client("s3", **options)
                     try:
                         client = await self._stack.enter_async_context(created)
                     except BotoCoreError:
@@ -234,13 +289,10 @@ class S3Client:
                     _prepare_for_large_bodies(client)
                     if self._settings.requester_pays:
                         client.meta.events.register("before-sign.s3", agree_to_pay)
-                    self._clients[purpose] = client
-        return self._clients[purpose]
+                    self._clients[purpose, region] = client
+        return self._clients[purpose, region]
 
-    def _options(self, purpose: str) -> dict[str, Any]:
-        settings = self._settings
-        endpoint = settings.endpoint_url or self._session.get_config_variable("endpoint_url")
-        region = settings.region or self._session.get_config_variable("region")
+    def _options(self, purpose: str, region: str) -> dict[str, Any]:
         config = AioConfig(
             signature_version=UNSIGNED if self.is_anonymous else "s3v4",
             request_checksum_calculation="when_required",
@@ -251,13 +303,9 @@ class S3Client:
             retries={"total_max_attempts": 1},
             http_session_cls=_HTTPSession,
             user_agent="shardgate",  # botocore assembles its own for each request
-            s3={"addressing_style": "path" if endpoint else _BY_HOST},
+            s3={"addressing_style": "path" if self._endpoint_url else _BY_HOST},
         )
-        return {
-            "region_name": region or "us-east-1",
-            "endpoint_url": settings.endpoint_url,
-            "config": config,
-        }
+        return {"region_name": region, "endpoint_url": self._endpoint_url, "config": config}
 
 
 def bucket_of(ref: ObjectRef) -> str:
@@ -283,7 +331,8 @@ def translated(ref: ObjectRef) -> Iterator[None]:
         raise no_credentials(ref, type(error).__name__) from error
     except SSLError as error:
         raise StorageUnusableError(ref, _reason(error)) from error
-    except (ConnectionError, HTTPClientError, ResponseParserError) as error:
+    except (ConnectionError, HTTPClientError, ResponseParserError, RecursionError) as error:
+        # botocore recurses into the elements of error documents
         raise StorageUnavailableError(ref, _reason(error)) from error
     except (BotoCoreError, ValueError) as error:
         raise StorageUnusableError(ref, type(error).__name__) from error
@@ -302,14 +351,17 @@ def _endpoint(error: BotoCoreError) -> str:
 
 
 def _refusal(error: ClientError) -> Refusal:
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    found = error.response.get("Error", {})
+    code = str(found.get("Code", ""))
     if code.isdecimal():  # botocore repeats the status if there is no error document
         code = ""
     metadata = error.response.get("ResponseMetadata", {})
-    date = metadata.get("HTTPHeaders", {}).get("date", "").encode("latin-1", "replace")
-    return Refusal(
-        "GET", metadata.get("HTTPStatusCode", 500), code, skew_s=skew_of({b"date": date})
-    )
+    headers = metadata.get("HTTPHeaders", {})
+    date = headers.get("date", "").encode("latin-1", "replace")
+    status = metadata.get("HTTPStatusCode", 500)
+    named = headers.get("x-amz-bucket-region", ""), str(found.get("Region", ""))
+    region = other_region(status, code, *named)
+    return Refusal("GET", status, code, skew_s=skew_of({b"date": date}), region=region)
 
 
 def is_refused(answer: S3Answer | Refusal) -> bool:
@@ -481,9 +533,11 @@ def _prepare_for_large_bodies(client: Any) -> None:
     """
     AUTH_TYPE_MAPS.setdefault(_SIGNATURE, HashedBeforeAuth)
     events = client.meta.events
-    events.unregister("before-call.s3", add_expect_header)
+    events.unregister(_BEFORE, add_expect_header)
+    # botocore would choose a region by itself, also for a configured endpoint.
+    events.register(_BEFORE, lambda context, **_: context["s3_redirect"].update(redirected=True))
     for operation in "PutObject", "UploadPart":
-        events.register(f"before-call.s3.{operation}", _expect)
+        events.register(f"{_BEFORE}.{operation}", _expect)
         events.register_first(f"choose-signer.s3.{operation}", _choose_signer)
         events.register(f"before-sign.s3.{operation}", _hash)
         events.register(f"before-send.s3.{operation}", _divide)
@@ -508,14 +562,12 @@ def _choose_signer(signature_version: Any, **_: Any) -> str | None:
 
 
 async def _hash(request: Any, signature_version: Any, **_: Any) -> None:
-    body = _large(request.data)
-    if signature_version == _SIGNATURE and body is not None:
+    if signature_version == _SIGNATURE and (body := _large(request.data)) is not None:
         request.context[DIGEST] = (await asyncio.to_thread(sha256, body)).hexdigest()
 
 
 def _divide(request: Any, **_: Any) -> None:
-    body = _large(request.body)
-    if body is not None:
+    if (body := _large(request.body)) is not None:
         request.body = divide(body, _PIECE_NBYTES)
 
 
@@ -543,4 +595,5 @@ class _HTTPSession(AIOHTTPSession):  # type: ignore[misc]  # has no types
     async def _get_session(self, proxy_url: Any) -> Any:
         session = await super()._get_session(proxy_url)
         session._request_class = _ExpectingRequest  # noqa: SLF001  aiobotocore has no setting for it
-        return session
+        # aiohttp would follow any ``Location``, with the body of a write too.
+        return SimpleNamespace(request=partial(session.request, allow_redirects=False))

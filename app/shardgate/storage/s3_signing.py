@@ -52,14 +52,15 @@ class S3Signer:
 
     def __init__(self, client: S3Client) -> None:
         self._client = client
-        self._buckets: dict[tuple[HttpMethod, str], BucketSigner | None] = {}
+        self._buckets: dict[tuple[HttpMethod, str, str], BucketSigner | None] = {}
+        """Signers by method, bucket and region."""
 
     async def presign(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         """Return a URL of *ref* for *method*, valid for 900 s."""
         with translated(ref):
             if (signer := await self._of(method, ref)) is None:
-                client, bucket = await self._client.reader(), bucket_of(ref)
-                return RequestTarget(await presign(client, method, bucket, ref.key))
+                client = await self._client.client(ref)
+                return RequestTarget(await presign(client, method, bucket_of(ref), ref.key))
             return RequestTarget(signer.presign(ref.key, await self._client.credentials()))
 
     async def sign_put(
@@ -74,9 +75,11 @@ class S3Signer:
             return signer.sign_put(ref.key, headers, body, await self._client.credentials())
 
     async def _of(self, method: HttpMethod, ref: ObjectRef) -> "BucketSigner | None":
-        of = method, bucket_of(ref)
+        bucket = bucket_of(ref)
+        of = method, bucket, self._client.region_of(ref)
         if of not in self._buckets:
-            self._buckets[of] = await BucketSigner.of(await self._client.reader(), *of)
+            client = await self._client.client(ref)
+            self._buckets[of] = await BucketSigner.of(client, method, bucket)
         return self._buckets[of]
 
 

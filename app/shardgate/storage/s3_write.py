@@ -29,6 +29,7 @@ from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,
     TEMPORARY,
+    Absent,
     Conflict,
     Expected,
     ObjectHeaders,
@@ -157,8 +158,10 @@ class S3Writer:
             self._written[ref] = etag, write.ids
         return etag
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         check_write(ref, (), expected)
+        if isinstance(expected, Absent):
+            return True
         if expected is not None and is_derived(expected):
             return CONFLICT
         if expected is not None and not (await self._features_of(ref)).conditional_delete:
@@ -241,10 +244,15 @@ class PutSender:
 
         Large bodies, and requests that only botocore can sign, are left to its client.
         """
-        is_small = not is_large(len(body))
-        if is_small and (sent := await self._send(ref, body, _http_headers(params))) is not None:
-            return sent
-        return await self._client.send(ref, "put_object", Body=body, **params)
+        if is_large(len(body)):
+            return await self._client.send(ref, "put_object", Body=body, **params)
+        headers = _http_headers(params)
+        sent = await self._send(ref, body, headers)
+        if isinstance(sent, Refusal) and self._client.learn_region(ref, sent):
+            sent = await self._send(ref, body, headers)
+        if sent is None:
+            return await self._client.send(ref, "put_object", Body=body, **params)
+        return sent
 
     async def _send(
         self, ref: ObjectRef, body: bytes, headers: Mapping[str, str]

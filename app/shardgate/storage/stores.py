@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from shardgate.errors import (
@@ -17,7 +17,7 @@ from shardgate.errors import (
     StorageUnusableError,
     install_command,
 )
-from shardgate.model import GUARDED, VOLATILE, ObjectRef
+from shardgate.model import GUARDED, VOLATILE, ObjectRef, decode_path, encode_path
 from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
 from shardgate.storage.contract import ObjectStore, OnWrite
 from shardgate.storage.http1_client import BadUrlError, RequestTarget
@@ -108,7 +108,7 @@ class Stores(StoreWrapper):
         if kind.startswith(_WEB):
             whole = url_of(_web_prefix(root).bucket)
             folder, _, key = root.key.rpartition("/") if may_be_object else (root.key, "", "")
-            root = ObjectRef(_web_prefix(ObjectRef(root.bucket, folder)).bucket, key)
+            root = ObjectRef(_web_prefix(ObjectRef(root.bucket, folder)).bucket, unquote(key))
             self._redirects[root.bucket] += map(_web_target, (whole, *redirects))
         elif kind == "file":
             if may_be_object:
@@ -139,7 +139,7 @@ class Stores(StoreWrapper):
         """
         root, kind = _named(parse_root(url), name)
         _check_settings(url, settings or StoreSettings())
-        if not is_plain(root.key):
+        if not is_plain(unquote(root.key) if kind.startswith(_WEB) else root.key):
             raise ConfigurationError(f"{url}: contains '.' or '..' segments")
         if kind == "memory":
             raise ConfigurationError(f"{url}: virtual references cannot lead to memory://")
@@ -262,7 +262,7 @@ def _named(root: ObjectRef, name: str | None) -> tuple[ObjectRef, str]:
 
 
 def _web_prefix(root: ObjectRef) -> ObjectRef:
-    return ObjectRef(f"{root.bucket}/{quote(root.key, safe='/~')}".rstrip("/"), "")
+    return ObjectRef(f"{root.bucket}/{encode_path(root.key)}".rstrip("/"), "")
 
 
 def _web_target(url: str) -> RequestTarget:
@@ -288,7 +288,10 @@ def parse_root(url: str) -> ObjectRef:
             raise ConfigurationError(
                 f"{scheme}://{parts.hostname}: the URL of a root has a host and a path only"
             )
-        key = unquote(key)
+        try:
+            key = decode_path(key)
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"{url}: the path is not UTF-8") from None
     elif scheme not in SCHEMES:
         raise ConfigurationError(f"{scheme}: unknown scheme")
     if not bucket:

@@ -22,6 +22,7 @@ from shardgate.model import ByteRange, ByteRequest, Condition, ETag, ObjectRef, 
 from shardgate.storage.contract import (
     OBJECT,
     Conflict,
+    Expected,
     Found,
     Listed,
     NotModified,
@@ -75,7 +76,7 @@ class StoreWrapper:
     ) -> ETag | Conflict:
         return await self.store_of(ref).put(ref, pieces, **options)
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         return await self.store_of(ref).delete(ref, expected=expected)
 
     async def aclose(self) -> None:
@@ -316,6 +317,6 @@ class TracedStore(StoreWrapper):
             timer.nbytes = sum([len(piece) for piece in pieces if isinstance(piece, bytes)])
             return await self._inner.put(ref, pieces, **options)
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         with _Timer(self._on_call, "delete", ref):
             return await self._inner.delete(ref, expected=expected)

@@ -13,6 +13,7 @@ from shardgate.errors import ConfigurationError, NotAllowedError
 from shardgate.formats.listing import Window
 from shardgate.formats.references import inline_text
 from shardgate.model import (
+    GUARDED,
     MISSING,
     Coded,
     Inline,
@@ -24,6 +25,7 @@ from shardgate.model import (
     Stored,
     VirtualKey,
     Whole,
+    encode_path,
 )
 from shardgate.read.listing import FoundKey, Root, Tree
 from shardgate.storage.contract import Listed
@@ -97,5 +99,5 @@ def url_of_object(ref: ObjectRef) -> str:
     if bucket.startswith("file://"):
         bucket = unquote(bucket)
     elif bucket.startswith(("http://", "https://")):
-        key = quote(key)
+        key = encode_path(key) if ref.bucket.startswith(GUARDED) else quote(key)
     return f"{bucket.rstrip('/')}/{key}"

@@ -1,7 +1,7 @@
 """Verify every shard index below a root, and every inner chunk if asked."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import batched
 from typing import Final, NamedTuple, Self
@@ -10,8 +10,10 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from shardgate.concurrency import yield_to_loop
 from shardgate.errors import (
     DamagedError,
+    NotAllowedError,
     OfflineError,
     StorageError,
     StorageUnusableError,
@@ -19,7 +21,8 @@ from shardgate.errors import (
     lost,
 )
 from shardgate.formats.contract import Layout
-from shardgate.formats.reading import Opaque, Read
+from shardgate.formats.kerchunk.layout import ReferenceLayout
+from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.formats.surveying import (
     LEFT_OUT,
     ChunkCollection,
@@ -42,6 +45,7 @@ from shardgate.formats.surveying import (
 from shardgate.model import (
     ByteRange,
     ObjectRef,
+    Part,
     Stored,
     VirtualKey,
     coalesce,
@@ -133,6 +137,9 @@ class _Verifier:
 
     async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding]:
         _, layout, _ = opened
+        if isinstance(layout, ReferenceLayout):
+            async for finding in _Sources(layout, self._root.fetch).findings():
+                yield finding
         if not isinstance(layout, Stateful):
             for _, _, found in await collections_of(self._root, opened):
                 if isinstance(found, DamagedError):
@@ -183,6 +190,50 @@ async def _findings_of(
             return
         for shard in every:
             yield Enclosed("", shard)
+
+
+class _Sources:
+    """The objects that the references of a set lead to, each with the furthest of its parts."""
+
+    def __init__(self, layout: ReferenceLayout, fetch: Fetch) -> None:
+        self._layout = layout
+        self._fetch = fetch
+        self._furthest: dict[ObjectRef, NeededObject] = {}
+        self._unchecked: Counter[str] = Counter()
+
+    async def findings(self) -> AsyncGenerator[Finding]:
+        """Follow all references. Invalid ones are among the damages of the set's collections."""
+        count = 0
+        try:
+            async for name, _ in self._layout.below("", "", "", self._fetch):
+                await yield_to_loop(count := count + 1)
+                if (damage := await self._follow(name)) is not None:
+                    yield damage
+        except DamagedError as error:
+            if error.ref == self._layout.read.ref:
+                self._unchecked[error.reason] += 1
+            else:
+                yield Report.of_damage(error.ref, "", error.reason)
+        yield Report(counts={"references": count})
+        for needed in self._furthest.values():
+            yield needed
+        for reason, number in self._unchecked.items():
+            yield Report(not_checked={"": f"{number} of its references: {reason}"})
+
+    async def _follow(self, name: str) -> Report | None:
+        try:
+            place = await self._layout.find(name, self._fetch)
+        except NotAllowedError as error:
+            self._unchecked[str(error)] += 1
+        except (DamagedError, StorageError) as error:
+            if error.ref != self._layout.read.ref:
+                return Report.of_damage(error.ref, name, error.reason)
+        else:
+            if isinstance(place, Part) and place.byte_range.length:
+                known = self._furthest.get(place.ref)
+                if known is None or known.place.byte_range.stop < place.byte_range.stop:
+                    self._furthest[place.ref] = NeededObject(name, place)
+        return None
 
 
 async def _check_object(store: ObjectReader, expected: NeededObject) -> Report:

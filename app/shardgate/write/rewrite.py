@@ -36,7 +36,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.contract import Checksummed, Entry, NewShard, OpenShard, ShardRewriter
 from shardgate.formats.reading import Versioned
-from shardgate.model import ByteRange, ETag, ObjectRef, Piece, Stored, VirtualKey
+from shardgate.model import VOLATILE, ByteRange, ETag, ObjectRef, Piece, Stored, VirtualKey
 from shardgate.read.bodies import Demand, forms_of
 from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker, consistent
@@ -89,6 +89,8 @@ class SortedChanges(NamedTuple):
 
     made: dict[Entry, bytes | None]
     """In the order of arrival."""
+    idle: list[Entry]
+    """Deleted, and absent before."""
     refused: dict[ChunkChange, str]
     """With the reasons."""
     relies_on_old: bool
@@ -116,7 +118,7 @@ def sort_changes(
     idle = [entry for entry in deleted if old is None or old.lookup(entry) is None]
     for entry in idle:
         del made[entry]
-    return SortedChanges(made, refused, bool(refused or idle))
+    return SortedChanges(made, idle, refused, bool(refused or idle))
 
 
 def _names(shard: ShardRewriter[Any], old: OpenShard | None, entry: Entry) -> tuple[ETag, ...]:
@@ -239,9 +241,24 @@ class Rewrites:
             if isinstance(swapped, Conflict):
                 raise VersionChangedError(shard.ref)
             places = swapped
+        elif sorted_changes.idle and shard.ref.bucket.startswith(VOLATILE):
+            await self._record(shard, old)
         for number, change in enumerate(changes):
             resolve_change(change, shard.ref, sorted_changes, places)
             await yield_to_loop(number)
+
+    async def _record(self, shard: ShardRewriter[Any], old: OpenShard | None) -> None:
+        """Have a session record deletions that leave *shard* as it is: a commit of them conflicts
+        with others that wrote it.
+        """
+        recorded: object
+        if old is None:
+            recorded = await self._store.delete(shard.ref, expected=ABSENT)
+        else:
+            whole = ByteRange(0, old.size)
+            recorded = await self._store.put(shard.ref, [whole], expected=old.etag)
+        if isinstance(recorded, Conflict):
+            raise VersionChangedError(shard.ref)
 
     async def _swap(
         self, shard: ShardRewriter[Any], old: OpenShard | None, plan: NewShard | None

@@ -22,6 +22,7 @@ from shardgate.errors import (
     TooLargeError,
     UnknownUploadError,
 )
+from shardgate.formats.documents import parse_json
 from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteReservation
@@ -35,6 +36,7 @@ _UPLOAD_MAX_AGE_S: Final = 24 * 3600.0
 _RECORD_MAX_AGE_S: Final = 3600.0
 """Age at which the record of a completed upload is removed, and interval of sweeps."""
 _SWEPT: Final = 100
+_NUMBER_DIGITS: Final = 5  # 10,000 parts
 
 
 class PartName(NamedTuple):
@@ -192,15 +194,16 @@ class Uploads:
         if not isinstance(found, Found):
             return None
         try:
-            return dict(json.loads(found.data))
-        except ValueError as error:
+            return dict(parse_json(found.data))
+        except (ValueError, TypeError) as error:
             raise DamagedError(ref, "is no record of an upload") from error
 
     async def _sizes(self, upload: Upload) -> dict[PartName, int]:
         prefix, sizes = upload.object(""), {}
         async for each in self._store.list(prefix):
             number, dot, md5 = each.ref.key.removeprefix(prefix.key).partition(".")
-            if dot and number.isdigit() and each.size is not None:
+            is_number = number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS
+            if dot and is_number and each.size is not None:
                 sizes[PartName(int(number), md5)] = each.size
         return sizes
 

@@ -41,7 +41,6 @@ from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import (
     ABSENT,
     NO_HEADERS,
-    Absent,
     Conflict,
     Expected,
     Found,
@@ -120,8 +119,6 @@ class PassthroughWriter:
 
         async def attempt() -> bool | Conflict:
             expected = await self._expected(ref, demand, is_document=is_document)
-            if isinstance(expected, Absent):
-                return True
             return await self._store.delete(ref, expected=expected)
 
         if not await self._repeat(ref, attempt):

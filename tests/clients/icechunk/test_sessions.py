@@ -1,5 +1,7 @@
 """Sessions written by real clients through two services, and read by the library."""
 
+import os
+import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -148,6 +150,34 @@ def test_garbage_collection_spares_chunks_of_open_sessions(tmp_path: Path) -> No
         services.repo.garbage_collect(limit)
 
         services.committed(session_id, at=1)
+        assert services.group()["a"][1024:].tobytes() == value
+
+
+def test_commit_of_collected_chunk_files_is_refused_until_they_are_written_again(
+    tmp_path: Path,
+) -> None:
+    """A commit whose chunk files garbage collection removed is 409, and names them; once the
+    chunks are written again, the session is committed.
+    """
+    value = bytes([5]) * 1024
+    with replicas(new_place(tmp_path)) as services:
+        session = services.repo.writable_session("main")
+        options: Any = {"shape": (2048,), "chunks": (1024,), "dtype": "u1", "compressors": None}
+        zarr.open_group(session.store).create_array("a", **options)
+        session.commit("empty")
+        session_id = services.begin()
+        assert services.put(session_id, "a/c/1", value).status_code == 200
+        services.repo.garbage_collect(datetime.now(UTC) + timedelta(hours=1))
+        two_hours_ago = time.time() - 2 * 3600
+        for file in tmp_path.rglob("*"):  # those of the last hour are not looked up
+            os.utime(file, (two_hours_ago, two_hours_ago))
+
+        refused = services.commit(session_id, at=1)
+        assert refused.status_code == 409
+        assert "/a: garbage collection has removed" in refused.json()["detail"]
+        assert "chunk [1] in chunks/" in refused.json()["detail"]
+        assert services.put(session_id, "a/c/1", value).status_code == 200
+        services.committed(session_id)
         assert services.group()["a"][1024:].tobytes() == value
 
 

@@ -134,12 +134,16 @@ def test_change_set_that_contradicts_the_snapshot_is_refused(
         apply_changes(changes, array_in_a_group(6))
 
 
-def test_unchanged_document_is_no_change() -> None:
-    """An update with an unchanged document is empty and not logged."""
+def test_document_that_was_changed_back_is_logged() -> None:
+    """An update with the document of the parent is logged as the library does, and changes no node.
+
+    Callers leave out documents that were never another one.
+    """
     start = array_in_a_group(6)
     applied = apply_changes(ChangeSet(updated={C: array([6], [2])}), start)
 
-    assert applied.is_empty
+    assert applied.log.updated_arrays == {C}
+    assert not applied.is_empty
     assert applied.nodes == start.nodes
 
 

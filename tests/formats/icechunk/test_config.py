@@ -133,12 +133,24 @@ def test_settings_for_writing_agree_with_the_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "document",
     [{"inline_chunk_threshold_bytes": -1}, {"num_updates_per_repo_info_file": "7"},
-     {"compression": {"level": 1.5}}, {"compression": 3}, {"manifest": []}],
+     {"compression": {"level": 1.5}}, {"compression": 3}, {"manifest": []},
+     {"inline_chunk_threshold_bytes": True}],
 )  # fmt: skip
 def test_invalid_setting_for_writing_is_refused(document: Json) -> None:
     """An invalid setting for writing raises DecodeError."""
     with pytest.raises(DecodeError):
         read_config(encode_flexbuffer(document))
+
+
+@pytest.mark.parametrize(
+    "size",
+    [{"condition": "Any", "num_chunks": number} for number in (True, 0, -1, 2**32, 1.0, None)]
+    + [{"condition": {"Axis": number}, "num_chunks": 1} for number in (True, -1, "0", None)],
+)
+def test_invalid_size_of_splitting_is_refused(size: Json) -> None:
+    """A size, or an axis, of splitting that is no integer within its bounds raises DecodeError."""
+    with pytest.raises(DecodeError, match="in split_sizes: expected an integer of"):
+        parse_splitting({"split_sizes": [["any_array", [size]]]})
 
 
 def test_deeply_nested_condition_of_splitting_is_refused() -> None:

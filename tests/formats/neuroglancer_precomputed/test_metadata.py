@@ -347,6 +347,8 @@ _PATHS = ("s0", "s0#2", "s0#2#2", "s0#2#3", "s0#3", "s0#4")
         (volume_info(None) | {"num_channels": 3},
          [{"shape": (7, 5, 1, 3), "inner_chunk_shape": (3, 3, 1, 3),
            "dimension_names": ("x", "y", "z", "channel")}]),
+        *((volume_info(None) | {"num_channels": count}, [{"shape": (7, 5, 1)}])
+          for count in (-3, True, 2**63, 10**400)),
         (volume_info(RAW_SHARDING, encoding=7) | {"data_type": None, "num_channels": "x"},
          [{"data_type": None, "codecs": (), "shape": (7, 5, 1)}]),
         (_TWICE,

@@ -3,11 +3,13 @@
 import itertools
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 from shardgate.formats.contract import NewShard, Slot
 from shardgate.formats.zarr.index import ShardIndex
@@ -36,6 +38,22 @@ def encode_index(entries: list[tuple[int, int]], *, endian: str = "<", crc: bool
     return data + checksum(data) if crc else data
 
 
+def encode_index_by(
+    codecs: list[Any], entries: list[tuple[int, int]], counts: tuple[int, ...]
+) -> bytes:
+    """Apply *codecs*, transposes, bytes and checksums, to the index of a shard of *counts*."""
+    numbers = np.array(entries, np.uint64).reshape(*counts, 2)
+    data = b""
+    for codec in codecs:
+        if codec["name"] == "transpose":
+            numbers = numbers.transpose(codec["configuration"]["order"])
+        elif codec["name"] == "bytes":
+            data = numbers.astype(">u8" if codec == BIG else "<u8").tobytes()
+        else:
+            data += checksum(data)
+    return data
+
+
 def encode_shard(
     chunks: list[bytes | None],
     *,
@@ -43,9 +61,11 @@ def encode_shard(
     endian: str = "<",
     crc: bool = True,
     gap: bytes = b"gap",
+    encode: Callable[[list[tuple[int, int]]], bytes] | None = None,
 ) -> bytes:
     """Encode inner chunks one after the other, each followed by *gap*, and their index."""
-    size = 16 * len(chunks) + 4 * crc
+    encode = encode or partial(encode_index, endian=endian, crc=crc)
+    size = len(encode([EMPTY] * len(chunks)))
     at = size if location == "start" else 0
     entries, body = [], b""
     for chunk in chunks:
@@ -54,7 +74,7 @@ def encode_shard(
             continue
         entries.append((at + len(body), len(chunk)))
         body += chunk + gap
-    index = encode_index(entries, endian=endian, crc=crc)
+    index = encode(entries)
     return index + body if location == "start" else body + index
 
 

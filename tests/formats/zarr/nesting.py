@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.formats.zarr.building import (
     LITTLE,
     array_metadata,
     checksum,
+    encode_index_by,
     encode_shard,
     rectilinear,
     sharding,
@@ -91,8 +93,10 @@ def _box(coords: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[slice, 
     return tuple(slice(i * n, (i + 1) * n) for i, n in zip(coords, chunk_shape, strict=True))
 
 
-def _split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
-    """Apply *codecs* up to a sharding codec and split by it; return `None` if there is none."""
+def _split(numbers: Numbers, codecs: list[Any]) -> tuple[list[Numbers], Coords] | None:
+    """Apply *codecs* up to a sharding codec and split by it; return the parts, and their number
+    along each axis, or `None` if there is no sharding codec.
+    """
     for codec in codecs:
         if codec["name"] == "transpose":
             order = codec["configuration"]["order"]
@@ -100,9 +104,9 @@ def _split(numbers: Numbers, codecs: list[Any]) -> list[Numbers] | None:
             numbers = np.transpose(numbers, list(axes))
         if codec["name"] == "sharding_indexed":
             shape = tuple(codec["configuration"]["chunk_shape"])
-            counts = [n // c for n, c in zip(numbers.shape, shape, strict=True)]
+            counts = tuple(n // c for n, c in zip(numbers.shape, shape, strict=True))
             corners = itertools.product(*map(range, counts))
-            return [numbers[_box(corner, shape)] for corner in corners]
+            return [numbers[_box(corner, shape)] for corner in corners], counts
     return None
 
 
@@ -115,9 +119,10 @@ def _only(numbers: Numbers) -> int:
 def _encode(
     numbers: Numbers, codecs: list[Any], chunks: Mapping[int, bytes], gap: bytes
 ) -> bytes | None:
-    parts = _split(numbers, codecs)
-    if parts is None:
+    split = _split(numbers, codecs)
+    if split is None:
         return chunks.get(_only(numbers))
+    parts, counts = split
     names = [codec["name"] for codec in codecs]
     at = names.index("sharding_indexed")
     configuration = codecs[at]["configuration"]
@@ -127,9 +132,8 @@ def _encode(
     data = encode_shard(
         inner,
         location=configuration["index_location"],
-        endian=">" if configuration["index_codecs"][0] == BIG else "<",
-        crc=CRC in configuration["index_codecs"],
         gap=gap,
+        encode=partial(encode_index_by, configuration["index_codecs"], counts=counts),
     )
     for _ in names[at + 1 :]:
         data += checksum(data)
@@ -198,6 +202,14 @@ def _chains(
         [shapes[0][axis] for axis in axes],
         draw(_chains(shapes[1:], axes, letters=letters)),
         index_location=draw(st.sampled_from(["start", "end"])),
-        index_codecs=draw(st.sampled_from([[LITTLE, CRC], [BIG, CRC], [LITTLE], [BIG]])),
+        index_codecs=draw(_index_codecs(len(axes) + 1)),
     )
     return [*codecs, codec, *draw(st.sampled_from([[], [CRC]]))]
+
+
+@st.composite
+def _index_codecs(draw: st.DrawFn, ndim: int) -> list[Any]:
+    """Draw the codecs of an index of *ndim* axes."""
+    orders = draw(st.lists(st.permutations(range(ndim)), max_size=2))
+    transposes = [{"name": "transpose", "configuration": {"order": each}} for each in orders]
+    return [*transposes, draw(st.sampled_from([LITTLE, BIG])), *[CRC] * draw(st.integers(0, 2))]

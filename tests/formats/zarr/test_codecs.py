@@ -35,7 +35,7 @@ def test_index_codec_has_the_parameters_of_the_metadata() -> None:
     (level,), _ = unshard([codec, CRC, CRC], (4, 4))
     index = level.index
 
-    assert (index.location, index.big_endian, index.has_checksum) == ("start", True, True)
+    assert (index.location, index.big_endian, index.checksum_count) == ("start", True, 1)
     assert (index.entry_count, index.trailer_nbytes) == (8, 8)
 
 
@@ -50,7 +50,7 @@ def test_alternative_spellings_of_codecs_are_understood() -> None:
 
     assert old.index.location == "end"
     assert (old.index.big_endian, old_codecs) == (True, (BIG,))
-    assert (codecs, new.index.has_checksum) == (("crc32c",), True)
+    assert (codecs, new.index.checksum_count) == (("crc32c",), 1)
     assert unshard(transposed, (2, 2))[1] == (_transpose(1, 0), LITTLE)
 
 
@@ -77,7 +77,11 @@ _NO_ORDERS: list[Any] = [[0], [0, 0], [0, 2], [-1, 0], "A", None, [0, 1, 2], {}]
         ([{"name": "delta"}, sharding([2])], "delta before sharding_indexed"),
         ([sharding([2]), sharding([1])], "sharding_indexed after sharding_indexed"),
         (sharding([2], index_codecs=[LITTLE, _GZIP]), r"encoded by bytes \+ gzip"),
-        (sharding([2], index_codecs=[_transpose(0), LITTLE]), r"encoded by transpose \+ bytes"),
+        (sharding([2], index_codecs=[LITTLE, _transpose(0)]), r"encoded by bytes \+ transpose"),
+        (sharding([2], index_codecs=[_transpose(0, 1)]), "encoded by transpose"),
+        (sharding([2], index_codecs=[_transpose(0), LITTLE]), "1 dimensions instead of 2"),
+        (sharding([2], index_codecs=[_transpose(0, 0), LITTLE]), "is no permutation"),
+        (sharding([2], index_codecs=[LITTLE, *[CRC] * 17]), "17 checksums follow one another"),
         (sharding([3]), r"inner chunks of \[3\] do not divide shards of \[4\]"),
         (sharding([8]), "do not divide"),
         (sharding([0]), "chunk_shape is no list of sizes"),
@@ -109,6 +113,13 @@ def test_invalid_or_unsupported_codecs_are_refused(codecs: Any, reason: str) -> 
             unshard([transpose, sharding([2, 2])], (4, 4))
 
 
+def test_large_transposed_index_is_refused() -> None:
+    """A transposed index of more entries than are read at once raises DecodeError."""
+    codec = sharding([1], index_codecs=[_transpose(1, 0), LITTLE])
+    with pytest.raises(DecodeError, match="1048576 entries is transposed"):
+        unshard([codec], (2**20 + 1,))
+
+
 def test_omitted_codecs_have_defaults() -> None:
     """A chunk without codecs is little-endian, and an index without codecs may have a checksum."""
     codec = sharding([2])
@@ -116,7 +127,7 @@ def test_omitted_codecs_have_defaults() -> None:
     (level,), codecs = unshard([codec], (4,))
 
     assert codecs == (LITTLE,)
-    assert (level.index.big_endian, level.index.has_checksum) == (False, None)
+    assert (level.index.big_endian, level.index.checksum_count) == (False, None)
 
 
 def test_sizes_spelled_as_floats_are_integers() -> None:

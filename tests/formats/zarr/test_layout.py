@@ -196,7 +196,7 @@ async def test_shard_deleted_between_two_reads_has_changed() -> None:
 _SHARD = encode_shard([b"a", None])
 _ELSEWHERE = ObjectRef("memory://bucket", "chunks/abc")
 _FIXED = Fixed(ETag('"name"'))
-_INDEX = IndexCodec(2, "end", big_endian=False, has_checksum=True)
+_INDEX = IndexCodec((2,), "end", big_endian=False, checksum_count=1)
 
 type _Locate = Callable[[ShardPlace, int], Awaitable[Chunk]]
 
@@ -294,7 +294,7 @@ async def test_reference_past_its_object_or_too_short_is_damage(whole_index_nbyt
 
     The latter takes no read.
     """
-    index = IndexCodec(2, "start", big_endian=False, has_checksum=True)
+    index = IndexCodec((2,), "start", big_endian=False, checksum_count=1)
     store = WatchedStore()
     data = encode_shard([b"a", None], location="start")
     store.place(_ELSEWHERE, data)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -84,8 +85,34 @@ def test_cookies_are_for_the_whole_host(browser: Browser) -> None:
     """The path of cookies is that of the host; their names have the path of the service."""
     cookie = browser.begin().headers["set-cookie"]
 
-    assert cookie.startswith(f"{browser.name('attempt')}.arrays=")
+    assert re.match(rf"shardgate-attempt-[\w-]{{8}}-{browser.client.base_url.port}!arrays=", cookie)
     assert "; Path=/;" in cookie
+
+
+def test_services_of_one_host_are_independent(running: Provider, tmp_path: Path) -> None:
+    """Services below paths that look alike have sessions and sign-ins of their own."""
+    paths = ("/a.b", "/a/b")
+    with ExitStack() as stack:
+        text = "proxy_set_header Host $http_host;"
+        for each in paths:
+            server = ServerSettings(root_path=each)
+            changed = settings(running, tmp_path).model_copy(update={"server": server})
+            gateway = stack.enter_context(serving(changed))
+            text += f"location {each}/ {{ proxy_pass {gateway}; }}"
+        host = stack.enter_context(proxying(tmp_path, "", text))
+        browser = stack.enter_context(Browser(host).client)
+        begun = [browser.get(f"{each}/login?page=/private/") for each in paths for _ in range(3)]
+        ended = Browser(host)
+        ended.client = browser
+        last = [browser.get(ended.pass_issuer(each)) for each in begun]
+        opened = [browser.get(f"{each}/private/", headers=HTML).status_code for each in paths]
+        browser.post(f"{paths[0]}/login/end")
+        closed = [browser.get(f"{each}/private/", headers=HTML).status_code for each in paths]
+
+    assert [each.headers.get("location") for each in last] == [
+        f"{each}/private/" for each in paths for _ in range(3)
+    ]
+    assert (opened, closed) == ([200, 200], [401, 200])
 
 
 def test_viewer_gets_a_token_for_the_origin(browser: Browser, origin: str) -> None:

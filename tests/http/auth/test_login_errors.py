@@ -207,6 +207,26 @@ def test_answer_whose_iss_has_a_slash_too_many_is_refused(
     assert "has a slash at the end" in browser.page().text
 
 
+@pytest.mark.parametrize(
+    ("path", "host", "status", "ways"),
+    [
+        ("/login/mistyped", "localhost", 404, ["/login?page=%2F", "/"]),
+        ("/login/end", "localhost", 405, ["/login?page=%2F", "/"]),
+        ("/login", "rebound.example", 421, ["/"]),
+        ("/login/callback", "rebound.example", 421, ["/"]),
+        ("/docs/mistyped", "localhost", 404, ["/"]),
+    ],
+)
+def test_error_outside_of_a_sign_in_is_a_page_to_browsers(
+    browser: Browser, path: str, host: str, status: int, ways: list[str]
+) -> None:
+    """A mistyped path and a foreign host name are answered by a page with a way on."""
+    page = browser.client.get(path, headers={"accept": "text/html", "host": host})
+
+    assert (page.status_code, links(page)) == (status, ways)
+    assert page.headers["cache-control"] == "no-store"
+
+
 def test_auth_info_without_sign_in_names_the_url_of_one(tmp_path: Path) -> None:
     """Viewers, which take any JSON for an answer, find the URL of a page in an error as well."""
     closed = Settings(datasets={"a": DatasetSettings(url=str(tmp_path))})
@@ -269,4 +289,4 @@ def test_page_of_links_without_records_has_a_way_on(provider: Provider, tmp_path
         page = browser.client.get("/login/tokens")
 
     assert page.status_code == 503
-    assert links(page) == ["", "../"]
+    assert links(page) == ["", "/"]

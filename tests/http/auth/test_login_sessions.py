@@ -9,10 +9,17 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+from fastapi import Request as PageRequest
 from pydantic import SecretStr
 
 from shardgate.http.auth.access import Caller, Datasets
-from shardgate.http.auth.login_sessions import SESSION, VIEWER, LoginTokens, caller_of_page
+from shardgate.http.auth.login_sessions import (
+    SESSION,
+    VIEWER,
+    LoginTokens,
+    caller_of_page,
+    kinds_of,
+)
 from shardgate.http.auth.token_records import TokenRecords
 from shardgate.http.request import Request
 from shardgate.model import ObjectRef
@@ -86,6 +93,17 @@ async def test_cookie_is_ignored_below_a_token(path: str, *, is_opened: bool) ->
     caller = await caller_of_page(signer, Request("GET", path.encode(), [], headers, b""))
 
     assert (caller is not None) == is_opened
+
+
+def test_cookies_of_other_services_of_the_host_are_not_found() -> None:
+    """Attempts of a service are told from those of another one, whose name ends in the port."""
+    own = "__Host-shardgate-attempt-abcd1234-443"
+    others = [f"{own}!x-443", f"{own}!a.b", f"{own}!a!b", own.replace("443", "8443")]
+    cookie = "; ".join(f"{name}=x" for name in (*others, own))
+    headers = [(b"host", b"a.example"), (b"cookie", cookie.encode())]
+    scope = {"type": "http", "headers": headers, "scheme": "https", "root_path": "", "token": None}
+
+    assert kinds_of(PageRequest(scope), "shardgate-attempt") == ["shardgate-attempt-abcd1234"]
 
 
 def test_caller_without_a_rule_gets_no_token() -> None:

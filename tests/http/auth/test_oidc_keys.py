@@ -450,5 +450,6 @@ def test_unusable_environment_is_a_configuration_error(
     monkeypatch.setenv(name, value)
     settings = IssuerSettings(url="https://login.example", audience="shardgate")
 
-    with pytest.raises(ConfigurationError, match="SSL_CERT_FILE, SSL_CERT_DIR or a proxy"):
+    with pytest.raises(ConfigurationError, match="SSL_CERT_FILE, SSL_CERT_DIR or a proxy") as error:
         Issuers({"lab": settings})
+    assert (f"{name} is {value}" in str(error.value)) == (name == "SSL_CERT_FILE")

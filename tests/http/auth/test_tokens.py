@@ -4,6 +4,7 @@ import hmac
 import json
 import re
 import time
+from base64 import b64encode
 from collections.abc import Generator
 from contextlib import aclosing, contextmanager
 from datetime import datetime
@@ -133,6 +134,7 @@ CLAIMS = {"iss": "shardgate", "sub": "ada", "jti": "an-id", "exp": 2_000_000, "d
         forge(HEADER, CLAIMS, b""),
         forge(HEADER, CLAIMS, SECRET.encode()),
         f"{spell(HEADER)}..",
+        f"{spell(HEADER)}.{b64encode(b'[' * 100_000).decode()}.eA",
     ],
 )
 async def test_forged_token_is_refused(token: str) -> None:
@@ -140,6 +142,13 @@ async def test_forged_token_is_refused(token: str) -> None:
     said = await refusal(minter(), token)
 
     assert not any(part and part in said for part in token.split("."))
+
+
+async def test_token_with_a_nested_header_is_none_of_the_service() -> None:
+    """A token whose header is nested 100,000 deep is no token of the service."""
+    header = b64encode(b"[" * 100_000).decode()
+
+    assert await minter().identify(f"{header}.{spell(CLAIMS)}.eA") is None
 
 
 async def test_tokens_of_issuers_and_of_the_service_are_distinct() -> None:

@@ -1,5 +1,6 @@
 """Pages, links and previews of documents with odd, huge and hostile values."""
 
+import itertools
 import json
 from collections.abc import Generator
 from pathlib import Path
@@ -8,11 +9,14 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardgate.settings import DatasetSettings, Settings
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.zarr.building import LITTLE, array_metadata
 from tests.http.pages.test_nodes import ARRAY, AXES, image
+from tests.support.files import write_files
 from tests.support.pages import open_page
 from tests.support.serving import client_of
 
@@ -40,6 +44,12 @@ def info(**members: Any) -> dict[str, Any]:
     return found
 
 
+def nested(depth: int) -> str:
+    """Return the document of an array whose attributes are lists in lists."""
+    inside = "[" * depth + "]" * depth
+    return json.dumps(ARRAY | {"attributes": {"x": "INSIDE"}}).replace('"INSIDE"', inside)
+
+
 DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
     "huge-array": {"zarr.json": ARRAY | {"shape": [10**18] * 5}},
     "huge-shape": {"zarr.json": ARRAY | {"shape": [HUGE] * 5}},
@@ -48,6 +58,8 @@ DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
     "no-type": {"zarr.json": ARRAY | {"data_type": []}},
     "long-name": {"zarr.json": ARRAY | {"dimension_names": ["x" * 300_000, *"abcd"]}},
     "surrogate": {"zarr.json": ARRAY | {"attributes": {"\ud800": "\ud800\u202e"}}},
+    "deep-attributes": {"zarr.json": nested(400)},
+    "bottomless-attributes": {"zarr.json": nested(100_000)},
     "many-attributes": {"zarr.json": ARRAY | {"attributes": {"x": MANY}}},
     "text": {"info": "no JSON"},
     "deep": {"info": "[" * 100_000},
@@ -112,6 +124,78 @@ def test_odd_document_fails_no_page(client: httpx.Client, folder: str) -> None:
         state = unquote(link.headers["location"].partition("#!")[2])
         assert len(state) < 20_000
         json.loads(state, parse_constant=pytest.fail)
+
+
+HOSTILE: Final = st.sampled_from(
+    [
+        "</script><script>alert(1)</script>",
+        "\"'><img src=x onerror=alert(1)>",
+        "</bdi>\u202e\u2066back\x00\x1b[2J",
+        "{{ 7 * 7 }}",
+        "\ud800",
+        "x" * 1000,
+    ]
+)
+JSON: Final = st.recursive(
+    HOSTILE | st.none() | st.booleans() | st.integers() | st.floats() | st.just(HUGE),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(HOSTILE, inner, max_size=3),
+    max_leaves=8,
+)
+TEXTS: Final = st.lists(HOSTILE, min_size=5, max_size=5)
+WIDE: Final = array_metadata([2, 3, 2048, 2048, 2048], [1, 1, 2048, 2048, 2048], [LITTLE])
+"""Its chunks are too large for a picture, which would take a process for each example."""
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[httpx.Client, Path]]:
+    """Serve a folder, and return it."""
+    root = tmp_path_factory.mktemp("hostile")
+    with client_of(Settings(datasets={"d": DatasetSettings(url=str(root))})) as opened:
+        yield opened, root
+
+
+NUMBERS: Final = itertools.count()
+
+
+@given(
+    attributes=st.fixed_dictionaries(
+        {"_ARRAY_DIMENSIONS": JSON, "units": JSON, "scale_factor": JSON, "_FillValue": JSON}
+    ),
+    names=TEXTS | JSON,
+    axes=TEXTS,
+    channels=st.lists(st.fixed_dictionaries({"label": HOSTILE, "color": JSON, "window": JSON})),
+    steps=st.lists(st.floats() | st.integers() | JSON, min_size=5, max_size=5),
+)
+@settings(max_examples=25, deadline=None)
+def test_hostile_attributes_fail_no_page(
+    hostile: tuple[httpx.Client, Path], attributes: Any, names: Any, axes: Any, **members: Any
+) -> None:
+    """Whatever attributes and names are, an image and its level have a page, a link and a picture;
+    the page has no markup, control character or direction of others.
+    """
+    client, root = hostile
+    number = next(NUMBERS)
+    level = {"path": "s0", "coordinateTransformations": [{"scale": members["steps"]}]}
+    multiscales = [
+        {"axes": [{"name": each, "unit": each} for each in axes], "datasets": [level]},
+    ]
+    group = image(multiscales=multiscales, omero={"channels": members["channels"]})
+    group["attributes"] |= attributes
+    array = WIDE | {"dimension_names": names, "attributes": attributes}
+    write_files(
+        {
+            f"{number}/zarr.json": json.dumps(group).encode(),
+            f"{number}/s0/zarr.json": json.dumps(array).encode(),
+        },
+        root,
+    )
+    for path in (f"{number}", f"{number}/s0"):
+        page = open_page(client, f"/d/{path}/")
+        assert len(page.all("script")) == 1
+        assert not page.all("img[@onerror]")
+        assert not set("\u202e\u2066\x1b\x00\ud800") & set(page.answer.text)
+        assert client.get(f"/api/datasets/d/viewer?path={path}").status_code == 307
+        assert client.get(f"/api/datasets/d/preview.png?path={path}").status_code == 200
 
 
 def test_odd_documents_leave_the_start_page(client: httpx.Client) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 
+from shardgate.errors import StorageTimeoutError
 from shardgate.http.pages.preview_worker import MOST_MEMORY_NBYTES
 from shardgate.http.pages.previews import PLACEHOLDER, Previews, worker_command
 from shardgate.http.pages.sections import MOST_VALUES, UndrawableError, plan_section
@@ -28,11 +30,13 @@ from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Dataset
 from shardgate.settings import CallerSettings, DatasetSettings, Settings
+from shardgate.storage.contract import ObjectReader
 from shardgate.storage.local import LocalStore
+from shardgate.storage.wrappers import StoreWrapper
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import LITTLE, array_metadata
-from tests.support.resolving import reading
+from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
 
 RNG: Final = np.random.default_rng(7)
@@ -418,11 +422,15 @@ class Clock:
 
 
 def previews_of(
-    folder: Path, worker: Sequence[str] | None, clock: Clock, longest_s: float = 300
+    folder: Path,
+    worker: Sequence[str] | None,
+    clock: Clock,
+    longest_s: float = 300,
+    store: ObjectReader | None = None,
 ) -> tuple[Previews, Dataset]:
     """Return previews of the dataset in *folder*, made by *worker*."""
     root = ObjectRef(folder.as_uri(), "")
-    read = reading(LocalStore(), root=root, clock=clock, ttl_s=1)
+    read = reading(store or LocalStore(), root=root, clock=clock, ttl_s=1)
     budget = ByteBudget(2**20, wait_s=1)
     return Previews(read.resolver, budget, worker, longest_s=longest_s, clock=clock), read.dataset
 
@@ -453,48 +461,94 @@ async def test_unchanged_array_is_not_drawn_again(tmp_path: Path) -> None:
     assert second.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
 
 
+class Interrupted(StoreWrapper):
+    """A store that does something after each read of a chunk, after which caches are outdated."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(LocalStore())
+        self.clock = clock
+        self.interrupt: Callable[[], object] = lambda: None
+
+    async def get(self, ref: ObjectRef, *args: Any, **options: Any) -> Any:
+        """Read, and interrupt."""
+        found = await super().get(ref, *args, **options)
+        if any(part in ref.key for part in ("/c/", "chunks/", "manifests/")):
+            self.interrupt()
+            self.clock.now_s += 2
+        return found
+
+
 async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
     """A picture comes amid writes and says that it is mixed; after them it is that of the array."""
-    store(tmp_path, BYTES)
+    values = count(1)
     clock = Clock()
-    previews, dataset = previews_of(tmp_path, worker_command(), clock)
-    opened = previews._resolver.open
-    count = 0
+    objects = Interrupted(clock)
+    previews, dataset = previews_of(tmp_path, worker_command(), clock, store=objects)
 
-    def write_and_open(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        if options or len(arguments) > 3:  # a read of bytes
-            count += 1
-            (tmp_path / "a/c/0/0").write_bytes((tmp_path / "a/c/1/1").read_bytes() + bytes(count))
-            previews._resolver._fetch.forget(dataset.root.join("a/c/0/0"))
-        return opened(*arguments, **options)
+    def write() -> None:
+        store(tmp_path, BYTES + np.uint8(next(values)))
 
-    previews._resolver.open = write_and_open  # type: ignore[method-assign]
+    write()
+    objects.interrupt = write
     first = await previews.get(dataset, "a", None)
-    previews._resolver.open = opened  # type: ignore[method-assign]
-    store(tmp_path, 255 - BYTES)
-    clock.now_s = 100
+    objects.interrupt = lambda: None
+    clock.now_s += 100
     second = await previews.get(dataset, "a", None)
 
     assert not first.is_placeholder
     assert first.is_mixed
-    assert first.read_s is not None
     assert (second.is_mixed, second.is_placeholder) == (False, False)
-    assert second.etag != first.etag
+    assert second.contrast == pytest.approx(np.percentile(last(tmp_path), (1, 99)))
 
 
-async def test_picture_is_kept_if_the_next_is_late(tmp_path: Path) -> None:
-    """The last picture stays, with its time, if the next one is not made in time."""
+def last(folder: Path) -> NDArray[np.uint8]:
+    """Return the values of the array ``a``."""
+    return np.asarray(zarr.open_array(str(folder / "a"))[...])
+
+
+async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> None:
+    """A picture of a branch that moves while it is made is of the snapshot that it began with."""
+    write_repository(tmp_path / "repo")
+    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
+    clock = Clock()
+    objects = Interrupted(clock)
+    previews, dataset = previews_of(tmp_path / "repo", worker_command(), clock, store=objects)
+    values = count(1)
+
+    def commit() -> None:
+        session = repository.writable_session("main")
+        zarr.open_array(session.store, path="a")[...] = BYTES // np.uint8(next(values))
+        session.commit("Write")
+
+    objects.interrupt = commit
+    made = await previews.get(dataset, "a", None)
+
+    assert next(values) > 1
+    assert not made.is_mixed
+    assert made.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
+
+
+async def test_picture_is_kept_while_its_store_is_unavailable(tmp_path: Path) -> None:
+    """The last picture stays while the store fails for a time, and is replaced soon after."""
     store(tmp_path, BYTES)
     clock = Clock()
-    previews, dataset = previews_of(tmp_path, worker_command(), clock)
+    objects = Interrupted(clock)
+    previews, dataset = previews_of(tmp_path, worker_command(), clock, store=objects)
+
+    def fail() -> None:
+        raise StorageTimeoutError(ROOT, "is slow")
+
     first = await previews.get(dataset, "a", None)
-    clock.now_s = 100
-    previews._longest_s = 0
     store(tmp_path, 255 - BYTES)
+    objects.interrupt = fail
+    clock.now_s += 100
     held = await previews.get(dataset, "a", None)
+    objects.interrupt = lambda: None
+    clock.now_s += 3
+    second = await previews.get(dataset, "a", None)
 
     assert held is first
+    assert second.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
 
 
 @pytest.fixture

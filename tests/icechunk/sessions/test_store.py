@@ -150,3 +150,26 @@ def test_large_chunk_is_streamed_from_a_session(opened: Opened) -> None:
 
     assert (whole.status_code, whole.content == data) == (200, True)
     assert (part.status_code, part.content == data[7:]) == (206, True)
+
+
+def test_failed_precondition_names_the_key_of_the_session(opened: Opened) -> None:
+    """A 412 of a session names the key below `@session.`, and no place in the store."""
+    headers = {"If-Match": '"other"'}
+    bodies = {"plain/c/0": b"\1\2", "sharded/c/0": b"\1\2", "zarr.json": GROUP}
+    for key, body in bodies.items():
+        answer = opened.client.put(opened.url(key), content=body, headers=headers)
+
+        assert answer.status_code == 412
+        assert f"@session.{opened.session_id}/{key.split('/')[0]}" in answer.json()["detail"]
+        assert "file:" not in answer.json()["detail"]
+
+
+def test_keys_of_a_session_are_listed_with_times(opened: Opened) -> None:
+    """Keys of a session are listed with a time, also chunks that are virtual or in shards."""
+    opened.client.put(opened.url("plain/c/0"), content=b"\7\7")
+    query = {"list-type": "2", "prefix": f"@session.{opened.session_id}/"}
+    listed = opened.client.get("/data", params=query).text
+    times = re.findall("<LastModified>([^<]*)", listed)
+
+    assert len(times) == len(re.findall("<Key>", listed)) > 8
+    assert not [time for time in times if time.startswith("1970")]

@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import Generator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -499,6 +500,22 @@ async def test_missing_ca_file_fails_each_request() -> None:
     async with aclosing(HttpClient(connections=1, silence_s=60, ca_file="/nonexistent")) as client:
         for _ in range(2):
             with pytest.raises(ssl.SSLError, match="in /nonexistent cannot be read: No such file"):
+                await client.send("GET", RequestTarget("https://127.0.0.1:1/"))
+
+
+@pytest.mark.parametrize("name", ["none.pem", "garbage.pem"])
+async def test_unusable_ssl_cert_file_fails_each_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """With an SSL_CERT_FILE that is missing or no certificate each request over TLS fails.
+
+    The error names the variable and the file.
+    """
+    (tmp_path / "garbage.pem").write_text("garbage")
+    monkeypatch.setenv("SSL_CERT_FILE", path := str(tmp_path / name))
+    async with aclosing(HttpClient(connections=1, silence_s=60)) as client:
+        for _ in range(2):
+            with pytest.raises(ssl.SSLError, match=f"SSL_CERT_FILE, {path}, cannot be read"):
                 await client.send("GET", RequestTarget("https://127.0.0.1:1/"))
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from shardgate.errors import BadBodyError, ConflictError
-from shardgate.formats.documents import Json
+from shardgate.formats.documents import Json, check_levels
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
 from shardgate.formats.icechunk.config import Splitting
 from shardgate.formats.icechunk.coords import Coords, Mask, increases, inside, union
@@ -68,8 +68,9 @@ class ArrayGrid:
 def read_document(document: bytes) -> dict[str, Json]:
     """Parse the ``zarr.json`` of an array or a group. Raises: `DecodeError`."""
     try:
+        check_levels(document)
         node = json.loads(document.decode())
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DecodeError(f"zarr.json is not JSON: {error}") from None
     if not isinstance(node, dict) or node.get("zarr_format") != 3:  # noqa: PLR2004
         raise DecodeError("zarr.json is not Zarr v3 metadata: zarr_format is not 3")
@@ -121,7 +122,7 @@ class Applied:
 
     @property
     def is_empty(self) -> bool:
-        """`True` if nothing changes; metadata replaced by the same are no change."""
+        """`True` if nothing changes, and no node and no chunk was written."""
         return not (self.rewrites or any(getattr(self.log, each.name) for each in fields(self.log)))
 
     def finish(self, rewritten: Mapping[bytes, Rewritten]) -> "Applied":
@@ -243,9 +244,7 @@ def _make_log(
     new_groups, new_arrays = _split_kinds(now[node_id] for node_id in changes.new)
     deleted_groups, deleted_arrays = _split_kinds(then[node_id] for node_id in changes.deleted)
     updated_groups, updated_arrays = _split_kinds(
-        now[node_id]
-        for node_id, document in changes.updated.items()
-        if node_id in now and document != then[node_id].document
+        now[node_id] for node_id in changes.updated if node_id in now
     )
     return TransactionLog(
         new_groups,

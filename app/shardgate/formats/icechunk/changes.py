@@ -48,7 +48,8 @@ class ChangeSet:
 
     new: Mapping[bytes, NodeDocument] = field(default_factory=dict)
     updated: Mapping[bytes, bytes] = field(default_factory=dict)
-    """New ``zarr.json`` of nodes of the parent."""
+    """``zarr.json`` of nodes of the parent: new ones, and those that were changed and changed back,
+    which are updates for the library too."""
     deleted: frozenset[bytes] = frozenset()
     chunks: Mapping[bytes, ChunkChanges] = field(default_factory=dict)
     """Chunks of arrays that are *new* or in the parent, and not *deleted*."""
@@ -113,7 +114,7 @@ class _Editing:
 
     def __init__(self, parent: StoredSnapshot, new_id: NewId) -> None:
         self._new_id = new_id
-        self._before = {node.node_id: node.document for node in parent.nodes.values()}
+        self._before = frozenset(node.node_id for node in parent.nodes.values())
         self._ids = {path: node.node_id for path, node in parent.nodes.items()}
         self._nodes = {
             path: PutNode(path, node.document, node.array is not None)
@@ -122,6 +123,8 @@ class _Editing:
         self._paths = sorted(self._nodes)
         """In order, for requests of a hundred thousand edits."""
         self._chunks: defaultdict[bytes, list[SetChunks]] = defaultdict(list)
+        self._updated = set[bytes]()
+        """Ids of nodes whose documents were replaced by others, and perhaps changed back."""
 
     def apply(self, each: Edit) -> None:
         match each:
@@ -137,16 +140,16 @@ class _Editing:
                     self._chunks[self._ids[path]].append(each)
 
     def finish(self) -> ChangeSet:
-        new, updated, deleted = {}, {}, dict(self._before)
+        new, updated = {}, {}
         for path, document, _ in self._nodes.values():
             node_id = self._ids[path]
-            before = deleted.pop(node_id, None)
-            if before is None:
+            if node_id not in self._before:
                 new[node_id] = NodeDocument(path, document)
-            elif document != before:
+            elif node_id in self._updated:
                 updated[node_id] = document
+        deleted = self._before.difference(self._ids.values())
         chunks = {node_id: _join_chunks(some) for node_id, some in self._chunks.items()}
-        return ChangeSet(new, updated, frozenset(deleted), chunks=chunks)
+        return ChangeSet(new, updated, deleted, chunks=chunks)
 
     def _put(self, each: PutNode) -> None:
         """Replace the metadata of a node; a node of the other kind is deleted first."""
@@ -157,6 +160,8 @@ class _Editing:
         if old is None:
             insort(self._paths, each.path)
             self._ids[each.path] = self._new_id()
+        elif old.document != each.document:
+            self._updated.add(self._ids[each.path])
         self._nodes[each.path] = each
 
     def _delete(self, path: str) -> None:

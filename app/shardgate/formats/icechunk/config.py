@@ -22,6 +22,7 @@ from shardgate.errors import ConflictError
 from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
 from shardgate.formats.reading import DecodeError
+from shardgate.model import check_integer
 
 _CONTAINERS: Final = "virtual_chunk_containers"
 _NULL: Final = "tag:yaml.org,2002:null"
@@ -34,6 +35,7 @@ library has less than 2,000 bytes.
 _MAX_FLEXBUFFER_NBYTES: Final = 1024**2
 """Largest configuration in ``repo``; 2,000 virtual chunk containers take a third."""
 _MAX_CONDITION_DEPTH: Final = 16
+_MOST: Final = 2**64 - 1  # of a FlexBuffer
 WHOLE: Final = 2**32 - 1
 """More chunks than an array has along any dimension."""
 
@@ -107,9 +109,7 @@ def _number(members: Mapping[str, Json], name: str, default: int) -> int:
     value = members.get(name)
     if value is None:
         return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise DecodeError(f"{name} is not a non-negative integer")
-    return value
+    return check_integer(value, name, _MOST, DecodeError)
 
 
 def decode_config(config: Json) -> Config:
@@ -231,16 +231,18 @@ def _parse_condition(document: Json, depth: int) -> _Matches[str]:
 
 def _parse_size(document: Json) -> tuple[_Matches[_ArrayAxis], int]:
     match document:
-        case {"condition": condition, "num_chunks": int(size)} if 0 < size <= WHOLE:
+        case {"condition": condition, "num_chunks": size}:
+            size = check_integer(size, "num_chunks in split_sizes", WHOLE, DecodeError, least=1)
             return _parse_axis(condition), size
-    raise DecodeError("num_chunks in split_sizes is absent or out of range")
+    raise DecodeError("a size in split_sizes has no condition or no num_chunks")
 
 
 def _parse_axis(document: Json) -> _Matches[_ArrayAxis]:
     match document:
         case "Any":
             return lambda _: True
-        case {"Axis": int(number)}:
+        case {"Axis": axis_number}:
+            number = check_integer(axis_number, "Axis in split_sizes", _MOST, DecodeError)
             return lambda axis: axis.number == number
         case {"DimensionName": str(pattern)}:
             search = _search(pattern)

@@ -93,6 +93,11 @@ class _FoundNode(NamedTuple):
     rest: str
 
 
+_WITH_SLASHES: Final = ("s3:", "s3+", "memory:")
+"""Buckets at whose root Icechunk before 2.1 wrote keys that begin with a slash, ``/repo``; those of
+``memory:`` are for tests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Icechunk:
     """Format of directories with ``repo``, or with the branch ``main`` below ``refs``."""
@@ -116,6 +121,12 @@ class Icechunk:
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open the repository at *directory*; its existence is cached without expiry."""
+        layout = await self._open(directory, fetch)
+        if layout is None and not directory.key and directory.bucket.startswith(_WITH_SLASHES):
+            layout = await self._open(directory._replace(key="/"), fetch)
+        return layout
+
+    async def _open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         refs = RepoRefs(directory, self.limit_nbytes)
         found = await fetch(refs.read, allow_stale=True)
         if found is not None and found.value.spec is None:  # by now it may be one

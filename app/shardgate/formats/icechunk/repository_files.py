@@ -2,7 +2,6 @@
 snapshots, manifests, and the chunks that these refer to.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from shardgate.errors import DamagedError, NotAllowedError, OfflineError
-from shardgate.formats.documents import Marked, begins_like_page, check_not_blank
+from shardgate.formats.documents import Marked, begins_like_page, check_not_blank, parse_json
 from shardgate.formats.icechunk.config import MAX_NBYTES, VirtualContainer, read_yaml_config
 from shardgate.formats.icechunk.flatbuffers import MAGIC, memory_nbytes
 from shardgate.formats.icechunk.ids import decode_id, encode_id
@@ -88,8 +87,8 @@ class RefFile:
 def read_ref_file(data: bytes) -> RefFile:
     """Decode the JSON of a ref in version 1. Raises: `DecodeError`."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(data)
+    except ValueError as error:
         raise DecodeError(f"invalid JSON: {error}") from None
     snapshot_id = document.get("snapshot") if isinstance(document, dict) else None
     if not isinstance(snapshot_id, str) or decode_id(snapshot_id) is None:

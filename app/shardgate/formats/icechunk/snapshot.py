@@ -13,7 +13,7 @@ from itertools import islice
 from operator import lt
 from typing import Any, Final, NamedTuple
 
-from shardgate.formats.documents import json_memory_nbytes
+from shardgate.formats.documents import check_levels, json_memory_nbytes
 from shardgate.formats.icechunk.flatbuffers import (
     DATA,
     FILE_ID,
@@ -400,10 +400,11 @@ def _serve_node(reader: FlatBufferReader, stored: StoredNode) -> SnapshotNode | 
     """Return the node as it is served, or an error that holds no reference to the payload."""
     try:
         reader.check(json_memory_nbytes(stored.document))
+        check_levels(stored.document)
         return _parse_node(stored, json.loads(stored.document.decode()))
     except DecodeError as error:
         return DecodeError(str(error))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return DecodeError(f"its zarr.json is not JSON: {error}")
 
 
@@ -441,7 +442,12 @@ def _consolidate(nodes: Mapping[str, SnapshotNode | DecodeError], orphans: Conta
         if path and path not in orphans and isinstance(node, SnapshotNode)
     )
     head = b'"consolidated_metadata": {"kind": "inline", "must_understand": false, "metadata": {'
-    return b"%b, %b%b}}}" % (json.dumps(document).encode()[:-1], head, members)
+    whole = b"%b, %b%b}}}" % (json.dumps(document).encode()[:-1], head, members)
+    try:
+        check_levels(whole)
+    except ValueError:  # a node within the limit is nested deeper here
+        return root.document.served
+    return whole
 
 
 def _weigh(node: SnapshotNode | DecodeError) -> int:

@@ -9,7 +9,14 @@ from contextlib import suppress
 from typing import Final
 
 from shardgate.formats.compression import announced_nbytes, decode_content
-from shardgate.formats.documents import Json, as_integer, json_memory_nbytes, may_contain
+from shardgate.formats.documents import (
+    Json,
+    as_integer,
+    check_levels,
+    json_memory_nbytes,
+    may_contain,
+    parse_json,
+)
 from shardgate.formats.kerchunk.reference_table import (
     CONSOLIDATED,
     MEMORY_PER_BYTE,
@@ -68,13 +75,12 @@ def decode_json_set(data: bytes, limit_nbytes: int) -> ReferenceSet:
         data = decode_content(coding, data, limit_nbytes)
     check_size(data, limit_nbytes)
     try:
+        check_levels(data)
         return _decode(_Cursor(data.decode()), limit_nbytes // _LEAST_NBYTES, len(data))
     except DecodeError:
         raise
     except ValueError as error:
         raise DecodeError(f"no reference set: {error}") from None
-    except RecursionError:
-        raise DecodeError("no reference set: it is nested too deeply") from None
 
 
 class _Cursor:
@@ -208,8 +214,8 @@ def _consolidate(builder: TableBuilder) -> None:
         if data is None or (room := room - len(data)) < 0:
             return
         try:
-            documents[name.decode()] = json.loads(data)
-        except (ValueError, RecursionError):
+            documents[name.decode()] = parse_json(data)
+        except ValueError:
             return
     with suppress(ValueError):  # of NaN
         builder.add_bytes(CONSOLIDATED, consolidate(documents))

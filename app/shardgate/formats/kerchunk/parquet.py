@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardgate.formats.compression import decode_content
 from shardgate.formats.reading import DecodeError, StepBudget
+from shardgate.model import EVERYTHING, check_integer
 
 NULL: Final = 2**32 - 1
 """Code of an absent value."""
@@ -21,6 +22,8 @@ _MAGIC: Final = b"PAR1"
 _MOST_HEADER_NBYTES: Final = 1024**2
 """Longest footer or header of a page: fields become Python objects. Few kB are usual."""
 _MOST_DEPTH: Final = 16
+"""Levels of lists and structs in metadata; the deepest that the format defines are 8."""
+_TOO_DEEP: Final = f"Parquet: metadata are nested deeper than {_MOST_DEPTH} levels"
 _MOST_VARINT_NBYTES: Final = 10
 _CODINGS: Final = {0: "", 2: "gzip", 4: "br", 6: "zstd"}
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
@@ -40,8 +43,9 @@ _MOST_STEPS: Final = 2**22
 """Steps of about 0.5 µs that any file may take, and one more for each of its bytes: few bytes
 inflate to many texts and runs.
 """
-_RUN_STEPS: Final = 8
+_RUN_STEPS: Final = 16
 """Steps for a run of levels or codes, beside those of numpy for its values."""
+_MOST_NUMBER: Final = EVERYTHING.stop
 
 type _Struct = dict[int, Any]
 """Fields by their numbers in the Thrift definition of Parquet."""
@@ -71,7 +75,7 @@ class _Reader:
 
     def fields(self, depth: int = 0) -> _Struct:
         if depth > _MOST_DEPTH:
-            raise DecodeError("Parquet: metadata are nested too deeply")
+            raise DecodeError(_TOO_DEEP)
         fields, number = dict[int, Any](), 0
         while (head := self.take(1)[0]) != 0:
             number = number + (head >> 4) if head >> 4 else self._signed()
@@ -96,6 +100,8 @@ class _Reader:
             case 8:
                 found = self.take(self.varint())
             case 9 | 10:
+                if depth > _MOST_DEPTH:
+                    raise DecodeError(_TOO_DEEP)
                 (head,) = self.take(1)
                 count, inner = head >> 4, head & 15
                 count = self.varint() if count == 15 else count  # noqa: PLR2004  a length follows
@@ -164,13 +170,15 @@ class ParquetFile:
         self._chunks: dict[str, list[_Chunk]] = {name: [] for name, _ in fields}
         self.rows = 0
         for group in _get(footer, 4, list):
-            rows = _get(group, 3, int)
+            what = f"expected at most {most_rows} rows: rows of a group"
+            rows = _number(group, 3, what, most_rows - self.rows)
             self.rows += rows
-            if not 0 <= rows <= self.rows <= most_rows:
-                raise DecodeError(f"Parquet: expected at most {most_rows} rows")
             for (name, is_optional), column in zip(fields, _get(group, 1, list), strict=False):
-                chunk = _chunk(_get(column, 3, dict), rows, steps, is_optional=is_optional)
+                chunk = _chunk(_get(column, 3, dict), rows, start, steps, is_optional=is_optional)
                 self._chunks[name].append(chunk)
+        stored_nbytes = sum(chunk.nbytes for chunks in self._chunks.values() for chunk in chunks)
+        if stored_nbytes > start:  # pages that several columns share would be decoded for each
+            raise DecodeError(f"Parquet: columns of {stored_nbytes} bytes in {start}")
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -222,15 +230,15 @@ class ParquetFile:
 
     def _pages(self, chunk: _Chunk) -> Iterator[_ColumnPage]:
         at, stop, rows, room = chunk.start, chunk.start + chunk.nbytes, 0, chunk.decoded_nbytes
-        if not 0 <= at <= stop <= len(self._data):
-            raise DecodeError(f"Parquet: a column at {at} ends past {len(self._data)} bytes")
         while rows < chunk.rows:
             reader = _Reader(self._data[at : min(stop, at + _MOST_HEADER_NBYTES)])
             header = reader.fields()
             at += reader.at
-            kind, decoded, stored = (_get(header, number, int) for number in (1, 2, 3))
-            if not 0 <= stored <= stop - at or not 0 <= decoded <= room:
-                raise DecodeError(f"Parquet: a page of {stored} bytes, {decoded} once inflated")
+            kind = _number(header, 1, "kind of a page")
+            stored = _number(header, 3, "bytes of a page", stop - at)
+            decoded = _number(header, 2, "bytes of an inflated page", room)
+            if not chunk.coding and decoded != stored:
+                raise DecodeError(f"Parquet: a page of {stored} bytes announces {decoded}")
             room -= decoded
             body = bytes(self._data[at : at + stored])
             at += stored
@@ -248,19 +256,30 @@ def _get[T](fields: Any, number: int, kind: type[T]) -> T:
     return found
 
 
+def _number(fields: Any, number: int, name: str, most: int = _MOST_NUMBER) -> int:
+    """Return a field of metadata that is an integer of 0 to *most*. Raises: `DecodeError`."""
+    found = fields.get(number) if isinstance(fields, dict) else None
+    return check_integer(found, f"Parquet: {name}", most, DecodeError)
+
+
 def _field(element: Any) -> tuple[str, bool]:
     """Return the name of a column, and whether its values are optional."""
     name = _get(element, 4, bytes).decode(errors="replace")
     if element.get(5):  # the number of its children
         raise DecodeError(f"Parquet: the column {name[:80]!r} is nested")
-    return name, element.get(3) == _OPTIONAL
+    return name, _number(element, 3, "repetition of a column", _OPTIONAL) == _OPTIONAL
 
 
-def _chunk(meta: _Struct, rows: int, steps: StepBudget, *, is_optional: bool) -> _Chunk:
-    if (coding := _CODINGS.get(_get(meta, 4, int))) is None:
-        raise DecodeError(f"Parquet: compression {meta[4]}, which is not zstd, gzip or brotli")
-    kind, decoded_nbytes, nbytes, start = (_get(meta, number, int) for number in (1, 6, 7, 9))
-    start = min(start, _get(meta, 11, int)) if 11 in meta else start  # noqa: PLR2004  a dictionary
+def _chunk(meta: _Struct, rows: int, stop: int, steps: StepBudget, *, is_optional: bool) -> _Chunk:
+    """Read the metadata of a column whose pages end before *stop*."""
+    if (coding := _CODINGS.get(compression := _number(meta, 4, "compression"))) is None:
+        raise DecodeError(f"Parquet: compression {compression}, which is not zstd, gzip or brotli")
+    kind = _number(meta, 1, "type of a column")
+    start = _number(meta, 9, "offset of a column", stop)
+    if 11 in meta:  # noqa: PLR2004  a dictionary
+        start = min(start, _number(meta, 11, "offset of a dictionary", stop))
+    nbytes = _number(meta, 7, "bytes of a column", stop - start)
+    decoded_nbytes = _number(meta, 6, "bytes of an inflated column")
     return _Chunk(kind, is_optional, coding, rows, start, nbytes, decoded_nbytes, steps)
 
 
@@ -268,17 +287,16 @@ def _page(
     chunk: _Chunk, header: _Struct, kind: int, body: bytes, decoded_nbytes: int
 ) -> _ColumnPage:
     """Decompress a page of *kind*, and split it into levels and values."""
-    count, is_dictionary = _get(header, 1, int), kind == _DICTIONARY_PAGE
+    is_dictionary = kind == _DICTIONARY_PAGE
+    most = _MOST_NUMBER if is_dictionary else chunk.rows
+    count = _number(header, 1, "values of a page", most)
     rows = 0 if is_dictionary else count
-    if not 0 <= rows <= chunk.rows or count < 0:
-        raise DecodeError(f"Parquet: a page of {count} rows in {chunk.rows}")
     levels, start, is_coded = b"", 0, bool(chunk.coding)
     if kind == _DATA_PAGE_2:
-        lengths = _get(header, 6, int), _get(header, 5, int)
-        start = sum(lengths)
-        if min(lengths) < 0 or start > min(len(body), decoded_nbytes):
-            raise DecodeError("Parquet: levels that end past their page")
-        levels, is_coded = body[lengths[0] : start], is_coded and header.get(7, True)
+        room = min(len(body), decoded_nbytes)
+        first = _number(header, 6, "bytes of repetition levels", room)
+        start = first + _number(header, 5, "bytes of definition levels", room - first)
+        levels, is_coded = body[first:start], is_coded and header.get(7, True)
     data = body[start:]
     if is_coded and data:
         data = decode_content(chunk.coding, data, decoded_nbytes - start)
@@ -290,7 +308,7 @@ def _page(
     if chunk.is_optional and rows:
         present = _unpack(levels, 1, rows, chunk.steps) == 1
         count = int(present.sum())
-    encoding = _get(header, 4 if kind == _DATA_PAGE_2 else 2, int)
+    encoding = _number(header, 4 if kind == _DATA_PAGE_2 else 2, "encoding of a page")
     is_plain = is_dictionary or encoding == _PLAIN
     if not is_plain and encoding not in _DICTIONARY:
         raise DecodeError(f"Parquet: the encoding {encoding} of values is not decoded")
@@ -340,6 +358,7 @@ def _unpack(data: bytes, bits: int, count: int, steps: StepBudget) -> NDArray[np
         head = reader.varint()
         if head & 1:
             packed = np.frombuffer(reader.take((head >> 1) * bits), np.uint8)
+            packed = packed[: ((count - at) * bits + 7) // 8]
             every = np.unpackbits(packed, bitorder="little")[: (count - at) * bits]
             values = every[: len(every) // bits * bits].reshape(-1, bits) @ weights
             unpacked[at : at + len(values)] = values

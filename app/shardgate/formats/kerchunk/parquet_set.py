@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from shardgate.formats.documents import DocumentDecoder, Json
+from shardgate.formats.documents import DocumentDecoder, Json, parse_json
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
 from shardgate.formats.kerchunk.reference_table import (
     ABSENT,
@@ -32,7 +32,9 @@ from shardgate.formats.kerchunk.reference_table import (
 )
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import inline_bytes
+from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.keys import ChunkKeys
+from shardgate.model import check_integer
 
 _ARRAY: Final = "/.zarray"
 _MOST_RECORDS: Final = 2**22
@@ -50,22 +52,20 @@ def _catalog(document: Json, most_documents: int) -> ReferenceSet:
     arrays = dict[str, ReferenceGrid | InvalidReference]()
     match document:
         case {"metadata": dict(documents), "record_size": int(record_size)}:
-            pass
+            check_integer(record_size, "record_size", _MOST_RECORDS, DecodeError, least=1)
         case _:
             return replace(builder.build(()), is_metadata=False)
-    if not 0 < record_size <= _MOST_RECORDS:
-        raise DecodeError(f"record_size: expected 1 to {_MOST_RECORDS}, found {record_size}")
     sound = dict[str, Json]()
     for name, value in documents.items():
         path = name.removesuffix(_ARRAY) if name.endswith(_ARRAY) else None
         try:
             text = value if isinstance(value, str) else json.dumps(value)
-            document = json.loads(text)
+            document = parse_json(text.encode())
             if not isinstance(document, dict):
                 raise DecodeError("expected a document")
             if path is not None:
                 arrays[path] = _grid(document)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             builder.add_invalid(name, str(error))
             if path is not None:
                 arrays[path] = InvalidReference(f"{name[:200]}: {error}")
@@ -80,10 +80,11 @@ def _catalog(document: Json, most_documents: int) -> ReferenceSet:
 
 def _grid(document: Json) -> ReferenceGrid:
     match document:
-        case {"shape": list(shape), "chunks": list(chunks)} if len(shape) == len(chunks):
-            separator = document.get("dimension_separator", ".")
-            are_sizes = all(type(each) is int and each >= 0 for each in (*shape, *chunks))
-            if are_sizes and 0 not in chunks and separator in (".", "/"):
+        case {"shape": list(), "chunks": list(), **members}:
+            what = "its shape or chunks are invalid"
+            shape = shape_of(document["shape"], f"{what}: shape", least=0)
+            chunks = shape_of(document["chunks"], f"{what}: chunks", len(shape))
+            if (separator := members.get("dimension_separator", ".")) in (".", "/"):
                 counts = tuple(-(-n // size) for n, size in zip(shape, chunks, strict=True))
                 if prod(max(count, 1) for count in counts) <= MOST_NBYTES:
                     counts = counts or (1,)

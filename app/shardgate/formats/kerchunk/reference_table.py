@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.formats.documents import Json, json_memory_nbytes
+from shardgate.formats.documents import Json, check_levels, json_memory_nbytes
 from shardgate.formats.listing import Window
 from shardgate.formats.members import NO_KEY, LeftOut, SortedNames
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.keys import ChunkKeys
-from shardgate.model import ByteRange
+from shardgate.model import ByteRange, check_integer
 
 CONSOLIDATED: Final = ".zmetadata"
 """Name of the consolidated metadata of Zarr v2, and of the catalog of a set in Parquet."""
@@ -189,8 +189,9 @@ class TableBuilder:
     def add_source(self, name: str, url: str, part: tuple[int, int] | None) -> None:
         """Add the object at *url*, or its *part*: offset and length. Raises: `DecodeError`."""
         offset, length = part or (0, WHOLE)
-        if part is not None and not 0 <= offset <= offset + length <= MOST_NBYTES:
-            raise DecodeError(f"{length} bytes at {offset} are no part of an object")
+        if part is not None:
+            check_integer(offset, "offset", MOST_NBYTES, DecodeError)
+            check_integer(length, f"length at {offset}", MOST_NBYTES - offset, DecodeError)
         self._add_url(name, url, offset, length)
         self.has_valid = True
 
@@ -260,4 +261,6 @@ def consolidate(documents: Mapping[str, Json]) -> bytes:
     strict JSON could then read none of the documents, and can read the others one by one.
     """
     document = {"zarr_consolidated_format": 1, "metadata": documents}
-    return json.dumps(document, allow_nan=False).encode()
+    data = json.dumps(document, allow_nan=False).encode()
+    check_levels(data)
+    return data

@@ -39,6 +39,7 @@ _DATA_TYPES: Final = {f"{kind}int{8 * n}": n for kind in ("", "u") for n in (1, 
 }
 """Bytes of a voxel in one channel."""
 _MOST_REASONS: Final = 3
+_STOP: Final = 2**63
 _MAX_AXES: Final = 64
 _MAX_PARTS: Final = 64
 """In one directory: a name of a chunk is compared with those of each part."""
@@ -78,9 +79,9 @@ class ShardedPart:
         return self.voxel_nbytes * self.names.count_voxels(chunk_id)
 
 
-_Offset = Annotated[Integer, Field(gt=-(2**63), lt=2**63)]
-_Size = Annotated[Integer, Field(ge=0, lt=2**63)]
-_Step = Annotated[Integer, Field(ge=1, lt=2**63)]
+_Offset = Annotated[Integer, Field(gt=-_STOP, lt=_STOP)]
+_Size = Annotated[Integer, Field(ge=0, lt=_STOP)]
+_Step = Annotated[Integer, Field(ge=1, lt=_STOP)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True)
@@ -294,7 +295,7 @@ def _voxel_nbytes(document: Json, scale: Json) -> int | None:
 
 def _channels(document: Json) -> int | None:
     found = as_integer(document.get("num_channels"))
-    return found if type(found) is int else None
+    return found if type(found) is int and 0 < found < _STOP else None
 
 
 def _check_bits(grid: MortonGrid) -> None:
@@ -411,7 +412,7 @@ def _translate(sent: bytes, stored: bytes | None) -> bytes:
         return sent
     try:
         translated = write_json(document)
-    except RecursionError as error:
+    except ValueError as error:
         raise BadBodyError(f"the info cannot be written: {error}") from None
     _parse_sent(translated, known)
     return translated
@@ -420,7 +421,7 @@ def _translate(sent: bytes, stored: bytes | None) -> bytes:
 def _parse_stored(stored: bytes) -> Info | None:
     try:
         return parse_info(parse_json(stored), stored)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
@@ -431,7 +432,7 @@ def _parse_sent(sent: bytes, known: Sequence[Json]) -> tuple[Json, Info | None]:
         info = parse_info(document, sent)
     except DecodeError as error:
         raise BadBodyError(f"the info: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadBodyError(f"the info is no JSON: {error}") from None
     for member in () if info is None else info.members:
         if member.fault and member.value not in known:

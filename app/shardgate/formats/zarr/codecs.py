@@ -24,6 +24,10 @@ _MEMBERS: Final = {"chunk_shape", "codecs", "index_codecs", "index_location"}
 _LITTLE: Final = {"name": "bytes", "configuration": {"endian": "little"}}
 _MAX_UNDECLARED: Final = 65_536
 """Entries of an index without ``index_codecs``, which is always read whole."""
+_MAX_TRANSPOSED: Final = 2**20
+"""Entries of a transposed index, which is always read whole: 16 MiB."""
+_MAX_CHECKSUMS: Final = 16
+"""Checksums of a shard or an index; a rewrite nests as deep. Writers append one."""
 _MAX_PLAIN: Final = 2**30
 """Where the size of decoded chunks is unknown, so many bytes of one are decoded."""
 _ITEM_NBYTES: Final = {
@@ -105,7 +109,8 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
         raise DecodeError(
             f"inner chunks of {list(chunk_shape)} do not divide shards of {list(shape)}"
         )
-    level = _level(sharding, shape, chunk_shape, axes, CHECKSUM_NBYTES * len(names[at + 1 :]))
+    trailer_nbytes = CHECKSUM_NBYTES * _checksum_count(names[at + 1 :])
+    level = _level(sharding, shape, chunk_shape, axes, trailer_nbytes)
     inner_codecs = sharding.get("codecs", [_LITTLE])
     if not isinstance(inner_codecs, list) or not inner_codecs:
         raise DecodeError("sharding_indexed has no list of codecs")
@@ -113,7 +118,7 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
     if has_sharding(inner_codecs):
         with suppress(DecodeError):
             flattened = _flatten(inner_codecs, chunk_shape, axes)
-            if flattened[0][0].index.has_checksum is not None:
+            if flattened[0][0].index.checksum_count is not None:
                 inner = flattened
     levels, flat = inner
     return (level, *levels), (*codecs[:at], *flat)
@@ -127,43 +132,51 @@ def _level(
     trailer_nbytes: int,
 ) -> ShardingLevel:
     counts = tuple(outer // inner for outer, inner in zip(shape, chunk_shape, strict=True))
-    strides = tuple(math.prod(counts[i + 1 :]) for i in range(len(counts)))
     back = tuple(axes.index(axis) for axis in range(len(axes)))
-    return ShardingLevel(
-        inner_chunk_shape=_permute(chunk_shape, back),
-        chunks_per_shard=_permute(counts, back),
-        strides=_permute(strides, back),
-        index=_index_codec(sharding, math.prod(counts), trailer_nbytes),
-    )
+    index = _index_codec(sharding, counts, trailer_nbytes)
+    return ShardingLevel.of(_permute(chunk_shape, back), _permute(counts, back), index, axes)
 
 
-def _index_codec(sharding: dict[str, Json], entry_count: int, trailer_nbytes: int) -> IndexCodec:
+def _index_codec(
+    sharding: dict[str, Json], counts: tuple[int, ...], trailer_nbytes: int
+) -> IndexCodec:
     location = sharding.get("index_location", "end")
     if location not in ("start", "end"):
         raise DecodeError(f"index_location is neither start nor end: {str(location)[:80]}")
-    form: tuple[bool, bool | None] = False, None
+    form: tuple[bool, int | None, tuple[int, ...]] = False, None, ()
     if "index_codecs" in sharding:
-        form = _read_index_codecs(sharding["index_codecs"])
-    elif entry_count > _MAX_UNDECLARED:  # as drafted until July 2023
+        form = _read_index_codecs(sharding["index_codecs"], len(counts) + 1)
+    elif (entry_count := math.prod(counts)) > _MAX_UNDECLARED:  # as drafted until July 2023
         raise DecodeError(f"an index of {entry_count} entries has no index_codecs")
-    return IndexCodec(entry_count, location, *form, trailer_nbytes)
+    big_endian, checksum_count, order = form
+    if order and math.prod(counts) > _MAX_TRANSPOSED:
+        raise DecodeError(f"an index of more than {_MAX_TRANSPOSED} entries is transposed")
+    return IndexCodec(counts, location, big_endian, checksum_count, trailer_nbytes, order)
 
 
-def _read_index_codecs(codecs: Json) -> tuple[bool, bool]:
-    """Return whether the entries are big-endian, and whether a checksum follows them."""
+def _read_index_codecs(codecs: Json, ndim: int) -> tuple[bool, int, tuple[int, ...]]:
+    """Return whether the numbers of an index of *ndim* axes are big-endian, how many checksums
+    follow, and the axes in the order in which they are encoded, see `IndexCodec.order`.
+    """
     if not isinstance(codecs, list) or not codecs:
         raise DecodeError("index_codecs is no list of codecs")
-    match [codec_name(codec) for codec in codecs]:
-        case ["bytes" | "endian"]:
-            has_checksum = False
-        case ["bytes" | "endian", "crc32c"]:
-            has_checksum = True
-        case names:
-            raise DecodeError(f"the shard index is encoded by {' + '.join(names):.80}")
-    endian = configuration(codecs[0]).get("endian")
+    names = [codec_name(codec) for codec in codecs]
+    at = next((at for at, name in enumerate(names) if name != "transpose"), len(names))
+    if names[at : at + 1] not in (["bytes"], ["endian"]) or set(names[at + 1 :]) - {"crc32c"}:
+        raise DecodeError(f"the shard index is encoded by {' + '.join(names):.80}")
+    endian = configuration(codecs[at]).get("endian")
     if endian not in ("little", "big"):
         raise DecodeError(f"the index codec's endian is neither little nor big: {endian!s:.80}")
-    return endian == "big", has_checksum
+    axes = order = tuple(range(ndim))
+    for codec in codecs[:at]:
+        order = _permute(order, _transpose_order(codec, ndim))
+    return endian == "big", _checksum_count(names[at + 1 :]), () if order == axes else order
+
+
+def _checksum_count(names: Sequence[str]) -> int:
+    if len(names) > _MAX_CHECKSUMS:
+        raise DecodeError(f"{len(names)} checksums follow one another, more than {_MAX_CHECKSUMS}")
+    return len(names)
 
 
 def _transpose_order(codec: Json, ndim: int) -> tuple[int, ...]:

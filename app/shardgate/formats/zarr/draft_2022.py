@@ -97,7 +97,7 @@ class ArrayParser:
         try:
             array = parse_draft_array(document, self.path)
             served = write_json(without_transformer(document))
-        except (DecodeError, RecursionError) as reason:
+        except DecodeError as reason:
             return Node("array", data, is_rewritten=False, why_sharded=str(reason))
         return Node("array", served, is_rewritten=True, array=array)
 
@@ -141,9 +141,8 @@ def parse_draft_array(document: dict[str, Json], path: str = "") -> ArraySpec:
         raise DecodeError(f"the separator is neither '/' nor '.': {str(separator)[:80]}")
     counts = tuple(-(-n // size) for n, size in zip(shape, chunk_shape, strict=True))
     counts, per_shard = _shard_grid(counts, sharding.get("chunks_per_shard"))
-    strides = tuple(prod(per_shard[axis + 1 :]) for axis in range(len(per_shard)))
-    index = IndexCodec(prod(per_shard), "end", big_endian=False, has_checksum=False)
-    level = ShardingLevel((1,) * len(counts), per_shard, strides, index)
+    index = IndexCodec(per_shard, "end", big_endian=False, checksum_count=0)
+    level = ShardingLevel.of((1,) * len(counts), per_shard, index, tuple(range(len(counts))))
     return ArraySpec(
         shape=counts,
         shard_shape=per_shard,

@@ -1,11 +1,13 @@
 """The shard index: offset and nbytes of every inner chunk ("Binary shard format"), by entry."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from operator import floordiv
 from struct import Struct
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import crc32c
 import numpy as np
@@ -65,31 +67,43 @@ class IndexColumns(NamedTuple):
 class IndexCodec:
     """``index_codecs`` and ``index_location`` of one sharding codec, which decode an index."""
 
-    entry_count: int
+    shape: tuple[int, ...]
+    """Inner chunks along each axis of the codec."""
     location: IndexLocation
     big_endian: bool
-    has_checksum: bool | None
-    """`None` where only the shard tells; a new one has a checksum."""
+    checksum_count: int | None
+    """CRC-32Cs behind the entries, each of all bytes before it. `None` where only the shard tells
+    whether there is one; a new one has it.
+    """
     trailer_nbytes: int = 0
     """Checksums of the codecs after this one, at the very end of the shard."""
+    order: tuple[int, ...] = ()
+    """Encoded axis *i* is axis ``order[i]`` of ``(*shape, 2)``; empty without a transpose."""
+    entry_count: int = field(init=False, compare=False)
     nbytes: int = field(init=False, compare=False)
     """The encoded size, which is the same in every shard."""
     request: ByteRange | SuffixRange = field(init=False, compare=False)
     """The bytes to read of a shard of any size; an index at the end comes with the trailer."""
 
     def __post_init__(self) -> None:
-        checksum_nbytes = 0 if self.has_checksum is False else CHECKSUM_NBYTES
-        nbytes = self.entry_count * ENTRY_NBYTES + checksum_nbytes
+        object.__setattr__(self, "entry_count", prod(self.shape))
+        count = 1 if self.checksum_count is None else self.checksum_count
+        nbytes = self.entry_count * ENTRY_NBYTES + count * CHECKSUM_NBYTES
         object.__setattr__(self, "nbytes", nbytes)
         request: ByteRange | SuffixRange = SuffixRange(nbytes + self.trailer_nbytes)
         if self.location == "start":
             request = ByteRange(0, nbytes)
         object.__setattr__(self, "request", request)
 
+    @property
+    def is_read_whole(self) -> bool:
+        """True if entries cannot be read alone: of unknown place, or with their numbers apart."""
+        return self.checksum_count is None or bool(self.order)
+
     def place(self, shard_nbytes: int) -> ByteRange:
         """Return the range of the index in a shard of *shard_nbytes*, if it is long enough."""
         stop = shard_nbytes - self.trailer_nbytes
-        nbytes = self.nbytes if self.has_checksum is not None else self.nbytes - CHECKSUM_NBYTES
+        nbytes = self.nbytes if self.checksum_count is not None else self.nbytes - CHECKSUM_NBYTES
         if stop < nbytes:
             raise DecodeError(f"{shard_nbytes} bytes are too few for a shard: it is truncated")
         if self.location == "start":
@@ -145,37 +159,61 @@ class IndexCodec:
         return Read("shard-index", shard.ref, place, self, shard.version)
 
     def read_entry(self, shard: Stored | Part, entry: int) -> Read[ShardIndex]:
-        """Describe the read of one *entry*, without the checksum, as an index of length one."""
+        """Describe the read of one *entry*, without the checksum, as an index of length one. There
+        must be no transpose.
+        """
         place = shard.byte_range.narrow(self.place_in(shard))
         place = place.narrow(ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES))
-        decode = IndexCodec(1, self.location, self.big_endian, has_checksum=False)
+        decode = IndexCodec((), self.location, self.big_endian, checksum_count=0)
         return Read("index-entry", shard.ref, place, decode, shard.version)
 
     def encode(self, index: ShardIndex) -> bytes:
         """Encode *index*, which has `entry_count` entries in the byte order of this codec."""
-        if self.has_checksum is False:
-            return index.entries
-        checksum: int = crc32c.crc32c(index.entries)
-        return index.entries + checksum.to_bytes(CHECKSUM_NBYTES, "little")
+        entries = index.entries
+        if self.order:
+            entries = _transpose(entries, (*self.shape, 2), self.order)
+        return entries + self._checksums(entries)
+
+    def _checksums(self, entries: bytes) -> bytes:
+        checksums = b""
+        crc = crc32c.crc32c(entries)
+        for _ in range(1 if self.checksum_count is None else self.checksum_count):
+            checksum = crc.to_bytes(CHECKSUM_NBYTES, "little")
+            checksums += checksum
+            crc = crc32c.crc32c(checksum, crc)
+        return checksums
 
     def __call__(self, data: bytes) -> ShardIndex:
-        if self.has_checksum is None:
+        if self.checksum_count is None:
             return self._decode_either(data)
         if len(data) not in {self.nbytes, self.nbytes + self.trailer_nbytes}:
             raise DecodeError(f"the shard index has {len(data)} bytes instead of {self.nbytes}")
         entries = data[: self.entry_count * ENTRY_NBYTES]
-        checksum = data[len(entries) : self.nbytes]
-        if self.has_checksum and crc32c.crc32c(entries) != int.from_bytes(checksum, "little"):
+        if self.checksum_count and data[len(entries) : self.nbytes] != self._checksums(entries):
             raise DecodeError("the checksum of the shard index does not match")
+        if self.order:
+            lengths = (*self.shape, 2)
+            encoded_shape = [lengths[axis] for axis in self.order]
+            back = [self.order.index(axis) for axis in range(len(lengths))]
+            entries = _transpose(entries, encoded_shape, back)
         return ShardIndex(entries, self.big_endian)
 
     def _decode_either(self, data: bytes) -> ShardIndex:
         """Decode an index with a checksum that matches, or one without."""
         with suppress(DecodeError):
-            return replace(self, has_checksum=True)(data)
-        bare = replace(self, has_checksum=False)
+            return replace(self, checksum_count=1)(data)
+        bare = replace(self, checksum_count=0)
         is_first = self.location == "start"
         return bare(data[: bare.nbytes] if is_first else data[-bare.nbytes - self.trailer_nbytes :])
+
+
+def _transpose(numbers: bytes, shape: Sequence[int], order: Sequence[int]) -> bytes:
+    """Transpose an array of 8-byte *numbers* to the axes *order*."""
+    # numpy takes 64 axes, and the index of an array of 64 has one more: ones do not count.
+    moved = [axis for axis in order if shape[axis] > 1]
+    lengths = [length for length in shape if length > 1]
+    ranks = [sorted(moved).index(axis) for axis in moved]
+    return np.frombuffer(numbers, "V8").reshape(lengths).transpose(ranks).tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +226,24 @@ class ShardingLevel:
     strides: tuple[int, ...]
     """Distance of neighbours along each axis, in index entries."""
     index: IndexCodec
+    axes: tuple[int, ...]
+    """The axes of the array in the order of the codec, by which *strides* and *index* count."""
+
+    @classmethod
+    def of(
+        cls,
+        inner_chunk_shape: tuple[int, ...],
+        chunks_per_shard: tuple[int, ...],
+        index: IndexCodec,
+        axes: tuple[int, ...],
+    ) -> Self:
+        """Make a codec that counts along *axes*, and give *index* its shape."""
+        shape = tuple(chunks_per_shard[axis] for axis in axes)
+        strides = [0] * len(axes)
+        for place, axis in enumerate(axes):
+            strides[axis] = prod(shape[place + 1 :])
+        index = replace(index, shape=shape)
+        return cls(inner_chunk_shape, chunks_per_shard, tuple(strides), index, axes)
 
     def entry(self, origin: tuple[int, ...]) -> int:
         """Return the index entry of the inner chunk that holds the array element *origin*."""
@@ -198,13 +254,7 @@ class ShardingLevel:
     def resized(self, shard_shape: tuple[int, ...]) -> "ShardingLevel":
         """Return the codec of shards of *shard_shape*, which is nowhere larger than before."""
         counts = tuple(map(floordiv, shard_shape, self.inner_chunk_shape))
-        strides, stride = [0] * len(counts), 1
-        # Of axes with equal strides all but one have one chunk, and their order does not matter.
-        for axis in sorted(range(len(counts)), key=self.strides.__getitem__):
-            strides[axis] = stride
-            stride *= counts[axis]
-        index = replace(self.index, entry_count=stride)
-        return ShardingLevel(self.inner_chunk_shape, counts, tuple(strides), index)
+        return ShardingLevel.of(self.inner_chunk_shape, counts, self.index, self.axes)
 
 
 def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stored | None:

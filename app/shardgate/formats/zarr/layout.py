@@ -8,7 +8,7 @@ from typing import Final
 from shardgate.errors import BadKeyError, DamagedError, ReadOnlyError
 from shardgate.formats.contract import Document, Layout, Slot, Target, Translator
 from shardgate.formats.documents import Json, may_contain, show
-from shardgate.formats.listing import PLAIN, ListingRules
+from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.array_spec import ArraySpec
@@ -97,7 +97,7 @@ class ZarrLayout(Layout):
         """Hide the shards, which are not served under their own names."""
         array = self.node.value.array
         if self.node.value.kind != "array":
-            return ListingRules()
+            return UNIFORM if directory else ListingRules()
         if array is None or directory:
             return PLAIN
         walk = walk_chunks(ZarrShards(self.directory, array))
@@ -179,7 +179,7 @@ async def locate_entry(
         return MISSING
     if isinstance(shard, Inline):
         return _locate_inline(shard, index, entry)
-    if index.nbytes > whole_index_nbytes and index.has_checksum is not None:
+    if index.nbytes > whole_index_nbytes and not index.is_read_whole:
         if isinstance(shard, Whole):
             # Only the store knows where the shard ends; its last byte comes with size and ETag.
             end = await fetch(Read("shard-end", shard.ref, SuffixRange(1), Opaque))

@@ -5,7 +5,6 @@ a client writes, which keeps the shards.
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -105,7 +104,7 @@ def _parse_array_node(document: dict[str, Json], data: bytes) -> Node:
     try:
         array = parse_array(document)
         served = write_json(without_shards(document, array))
-    except (DecodeError, RecursionError) as reason:
+    except DecodeError as reason:
         return Node("array", data, is_rewritten=False, why_sharded=str(reason))
     return Node("array", served, is_rewritten=True, array=array)
 
@@ -184,7 +183,7 @@ def parse_sent(sent: bytes) -> JsonObject:
     """Parse the JSON object that a client sent. Raises: `BadBodyError`."""
     try:
         document = parse_json(sent)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadBodyError(f"the document is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise BadBodyError("the document is no JSON object")
@@ -195,7 +194,7 @@ def parse_stored(data: bytes | None) -> Json:
     """Parse a stored document; `None` for invalid JSON, which anything may replace."""
     try:
         return None if data is None else parse_json(data)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
@@ -219,11 +218,11 @@ class NodeTranslator:
             return sent
         if document.get("zarr_format") != 3 or document.get("node_type") not in ("array", "group"):  # noqa: PLR2004
             raise BadBodyError("no Zarr v3 metadata: no zarr_format 3 with a node_type")
+        old = await run_in_thread(parse_stored, stored)
+        restored = await self._restore(document, old, fetch)
         try:
-            old = await run_in_thread(parse_stored, stored)
-            restored = await self._restore(document, old, fetch)
             return sent if restored is document else await run_in_thread(write_json, restored)
-        except RecursionError as error:
+        except ValueError as error:
             raise BadBodyError(f"the document cannot be written: {error}") from None
 
     async def _restore(self, sent: JsonObject, stored: Json, fetch: Fetch) -> JsonObject:
@@ -278,21 +277,23 @@ def _agree(one: Json, other: Json, optional: Collection[str] = _OPTIONAL) -> boo
     """Return whether two codecs, or values in them, are equal but for defaults that are left out,
     and for *optional* members that only one of them has.
     """
-    match one, other:
-        case dict(), dict():
-            return all(
-                _agree(one.get(name, default), other.get(name, default), optional)
-                for name in one.keys() | other.keys()
-                for default in (_DEFAULTS.get(name),)
-                if (name in one and name in other) or name not in optional
-            )
-        case (str(name), dict() as full) | (dict() as full, str(name)):
-            return _agree({"name": name}, full, optional)
-        case list(), list():
-            agree = partial(_agree, optional=optional)
-            return len(one) == len(other) and all(map(agree, one, other))
-        case _:
-            return bool(one == other)
+    pairs = [(one, other)]
+    for pair in pairs:
+        match pair:
+            case dict(first), dict(second):
+                pairs += (
+                    (first.get(name, default), second.get(name, default))
+                    for name in first.keys() | second.keys()
+                    for default in (_DEFAULTS.get(name),)
+                    if (name in first and name in second) or name not in optional
+                )
+            case (str(name), dict(full)) | (dict(full), str(name)):
+                pairs.append(({"name": name}, full))
+            case list(first), list(second) if len(first) == len(second):
+                pairs += zip(first, second, strict=True)
+            case first, second if first != second:
+                return False
+    return True
 
 
 def _is_same(member: str, sent: JsonObject, expected: JsonObject) -> bool:

@@ -16,6 +16,7 @@ from zlib_ng import zlib_ng
 from shardgate.formats.documents import Marked, begins_like_page
 from shardgate.formats.members import NO_KEY, LeftOut, SortedNames
 from shardgate.formats.reading import DecodeError
+from shardgate.model import check_integer
 
 _END: Final = Struct("<4s4H2LH")
 """§4.3.16: signature, this disk and the directory's first, entries on this disk and on all, bytes
@@ -45,6 +46,7 @@ _NARROW: Final = 2**32
 _EXTRA: Final = Struct("<2H")
 _ZIP64: Final = 0x0001
 _WIDE: Final = 0xFFFFFFFF
+_MOST_WIDE: Final = 2**63 - 1
 _WIDE_DISK: Final = 0xFFFF
 _WIDENED: Final = (("size", _WIDE), ("nbytes", _WIDE), ("start", _WIDE), ("disk", _WIDE_DISK))
 """Values of fields of a record that stand for one of the zip64 extra field, in its order."""
@@ -203,7 +205,7 @@ def _find_ends(tail: bytes) -> Sequence[int]:
 
 def _end_of(tail: bytes, at: int) -> int:
     """Return where the comment of the end record at *at* ends."""
-    *_, comment_nbytes = _END.unpack_from(tail, at)
+    comment_nbytes: int = _END.unpack_from(tail, at)[-1]
     return at + _END.size + comment_nbytes
 
 
@@ -325,7 +327,10 @@ def _widen(entry: int, extra: bytes, narrow: Sequence[int]) -> list[int]:
         nbytes = 0 if number != stand_in else 4 if name == "disk" else 8
         if nbytes > len(field):
             raise DecodeError(f"entry {entry} has no zip64 {name}")
-        numbers.append(int.from_bytes(field[:nbytes], "little") if nbytes else number)
+        wide = int.from_bytes(field[:nbytes], "little") if nbytes else number
+        numbers.append(
+            check_integer(wide, f"zip64 {name} of entry {entry}", _MOST_WIDE, DecodeError)
+        )
         field = field[nbytes:]
     return numbers
 

@@ -1,7 +1,8 @@
 """``/api``, health, metrics and the list of datasets, with OpenAPI at ``/docs``."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -22,17 +23,19 @@ from shardgate.http.api.openapi import DEFAULT, AsciiJson
 from shardgate.http.api.repositories import build_repositories
 from shardgate.http.auth.access import Datasets, ServedDataset, may_write
 from shardgate.http.pages.start_page import StartPage
-from shardgate.http.pages.viewer import add_viewer, address_of
-from shardgate.http.problems import extension_members, problem, sign_in_members, status_of
-from shardgate.http.responses import ALLOW, csp_digest
+from shardgate.http.pages.viewer import add_viewer
+from shardgate.http.problems import extension_members, status_of
+from shardgate.http.responses import ALLOW, Responder, csp_digest
 from shardgate.observability.logging import log_failure
 from shardgate.observability.metrics import MEDIA_TYPE, Metrics
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.survey.inspect import DamageReport, inspect_page
 
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 64
 """Datasets that are looked at concurrently."""
+_LOOK_S: Final = 1.0
+"""Longest look at all datasets, for a list of them."""
 _ABOUT: Final = """Control plane: datasets, Icechunk repositories, sessions and tokens. Data are at:
 
 - `GET /{dataset}/{key}` reads a chunk or an object; `PUT` and `DELETE` write it where the dataset \
@@ -119,7 +122,7 @@ def _add_datasets(
 
     @app.get("/", include_in_schema=False)
     async def start(request: Request) -> Response:
-        if "text/html" in request.headers.get("accept", ""):
+        if request.scope["responder"].request.accepts_html:
             return await start_page(request)
         found = await _summaries(datasets, resolver, request)
         body = DatasetList(datasets=found).model_dump_json()
@@ -140,7 +143,7 @@ def _add_datasets(
         """Describe the arrays and other collections of a dataset, as stored and as served."""
         named = datasets.find(dataset, request.scope["caller"])
         page = await inspect_page(resolver.root(named), after=after, limit=limit)
-        summary = await _summarize(resolver, request, named)
+        summary = _summary(named, request, is_read_only=await resolver.is_read_only(named))
         return DatasetDescription(
             **summary.model_dump(),
             arrays=[report for report in page.reports if isinstance(report, Description)],
@@ -204,21 +207,29 @@ def _add_docs(app: FastAPI) -> None:
 async def _summaries(
     datasets: Datasets, resolver: Resolver, request: Request
 ) -> list[DatasetSummary]:
-    readable = datasets.readable_by(request.scope["caller"])
-    return await bounded_gather(partial(_summarize, resolver, request), readable, limit=_AT_ONCE)
-
-
-async def _summarize(
-    resolver: Resolver, request: Request, dataset: ServedDataset
-) -> DatasetSummary:
-    """Describe *dataset* for the caller, whose path keeps the token of the request."""
     caller = request.scope["caller"]
+    readable = datasets.readable_by(caller)
+    read_only: set[str] = set()
+
+    async def look(dataset: ServedDataset) -> None:
+        if await resolver.is_read_only(dataset):
+            read_only.add(dataset.name)
+
+    with suppress(TimeoutError):  # the others count as writable
+        async with asyncio.timeout(_LOOK_S):
+            allowed = [each for each in readable if may_write(caller, each)]
+            await bounded_gather(look, allowed, limit=_AT_ONCE)
+    return [_summary(each, request, is_read_only=each.name in read_only) for each in readable]
+
+
+def _summary(dataset: ServedDataset, request: Request, *, is_read_only: bool) -> DatasetSummary:
+    """Describe *dataset* for the caller, whose path keeps the token of the request."""
     token, root_path = request.scope["token"], quote(request.scope["root_path"])
     return DatasetSummary(
         name=dataset.name,
         path=f"{root_path}{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
         format=dataset.format,
-        writable=may_write(caller, dataset) and not await resolver.is_read_only(dataset),
+        writable=may_write(request.scope["caller"], dataset) and not is_read_only,
     )
 
 
@@ -231,13 +242,15 @@ async def _check_reachable(resolver: Resolver, dataset: Dataset) -> str:
     return "ok"
 
 
-def _problem_response(
+async def _error_response(
+    request: Request,
     status: HTTPStatus,
     detail: str,
     extra: Mapping[str, str] | None = None,
     members: Mapping[str, object] | None = None,
 ) -> Response:
-    headers, body = problem(status, detail, members)
+    responder: Responder = request.scope["responder"]
+    headers, body = await responder.explain(responder.request, status, detail, members or {})
     return Response(body, status, {k.decode(): v.decode() for k, v in headers} | dict(extra or {}))
 
 
@@ -260,18 +273,20 @@ async def _respond_to_error(request: Request, error: Exception) -> Response:
             extra = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
             if isinstance(error, TooManyRequestsError):
                 extra = {"retry-after": str(error.wait_s)}
-            return _problem_response(status, str(error), extra, extension_members(error))
+            members = extension_members(error)
+            return await _error_response(request, status, str(error), extra, members)
         case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
             extra = {"Allow": _methods_of(request)}
-            return _problem_response(HTTPStatus.METHOD_NOT_ALLOWED, error.detail, extra)
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+            return await _error_response(request, status, error.detail, extra)
         case HTTPException():
-            path = request.scope["path"].removeprefix(request.scope["root_path"])
-            members = sign_in_members(path[1:], f"{address_of(request).root}/login")
             status = HTTPStatus(error.status_code)
-            return _problem_response(status, error.detail, error.headers, members)
+            return await _error_response(request, status, error.detail, error.headers)
         case RequestValidationError():
             first: dict[str, Any] = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            return _problem_response(HTTPStatus.BAD_REQUEST, f"{where}: {first['msg']}")
+            detail = f"{where}: {first['msg']}"
+            return await _error_response(request, HTTPStatus.BAD_REQUEST, detail)
         case _:
-            return _problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of this service")
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            return await _error_response(request, status, "a fault of this service")

@@ -55,7 +55,7 @@ from shardgate.http.body import RequestBodyReader
 from shardgate.http.pages.rendering import PageTemplate
 from shardgate.http.pages.viewer import Address, address_of
 from shardgate.http.problems import status_of
-from shardgate.http.request import Networks, client_of, combine_headers
+from shardgate.http.request import Networks, client_of
 from shardgate.observability.logging import log_failure
 
 _ATTEMPT_S: Final = 600
@@ -70,6 +70,7 @@ _OTHER: Final = "other"
 _NAMED_LETTERS: Final = 8
 """Letters of a state that tell attempts of one browser apart."""
 _LOGIN: Final = "/login"
+_AUTHORIZE: Final = f"{_LOGIN}/api/v1/authorize"
 _WAYS: Final = ("again", "other", "start")
 _CODE: Final = "shardgate-code"
 _CODE_S: Final = 120
@@ -156,8 +157,7 @@ class LoginPages:
             raise ForbiddenError(
                 "this browser has begun no sign-in here, or it took too long; begin again"
             )
-        ways = _ways_on(begun, address)
-        response = await self.explain(partial(self._sign_in, begun, address), request, ways)
+        response = await self.explain(partial(self._sign_in, begun, address), begun, request)
         set_cookie(response, address, kind, "", 0)
         return response
 
@@ -176,14 +176,12 @@ class LoginPages:
         claims = await self._flow.finish(attempt, _callback(address), answer)
         caller = self._flow.issuer.caller_of(claims)
         session = await self._tokens.session_of(request)
-        if session is not None and session.caller.name != caller.name:
+        is_same = session is not None and session.caller.name == caller.name
+        rights = self._tokens.rights_of(caller, session if is_same else None)
+        if session is not None and (rights is None or not is_same):
             await self._tokens.end(session)
-            session = None
-        rights = self._tokens.rights_of(caller, session)
         if rights is None:
-            if session is not None:
-                await self._tokens.end(session)
-            response = await self._refuse(_without_rights(caller), _ways_on(begun, address))
+            response = await self._refuse(_without_rights(caller), begun, request)
             set_cookie(response, address, SESSION, "", 0)
             return response
         cookie = self._tokens.sign(SESSION, rights, self._tokens.lifetime_s)
@@ -235,20 +233,22 @@ class LoginPages:
     async def explain(
         self,
         answer: Callable[[Request], Awaitable[Response]],
+        purpose: Mapping[str, Any],
         request: Request,
-        ways: Mapping[str, str] | None = None,
     ) -> Response:
-        """Return the answer to *request*, or the page that explains its error, with *ways* on."""
+        """Return the answer to *request*, or the page that explains its error; see `_ways_on`."""
         try:
             with _issuer_hidden():
                 return await answer(request)
         except ShardgateError as error:
-            return await self._refuse(error, ways or _ways_from(request))
+            return await self._refuse(error, purpose, request)
 
-    async def _refuse(self, error: ShardgateError, ways: Mapping[str, str]) -> Response:
-        """Return the page that explains *error*; *ways* are URLs to go on."""
+    async def _refuse(
+        self, error: ShardgateError, purpose: Mapping[str, Any], request: Request
+    ) -> Response:
         status = status_of(error)
         log_failure(status, error)
+        ways = _ways_on({"page": _page_of(request), **purpose}, address_of(request))
         return await self._render(f"You are not signed in: {error}.", status, **ways)
 
     async def _render(
@@ -331,22 +331,13 @@ def _attempt_of(state: str) -> str:
     return f"{_ATTEMPT}-{state[:_NAMED_LETTERS]}"
 
 
-def _ways_from(request: Request) -> Mapping[str, str]:
-    """Return the ways on from a page that *request* has failed to open; see `_ways_on`."""
-    path = request.url.path
-    kinds = {f"{_LOGIN}/api/v1/authorize": VIEWER, _LOGIN: SESSION}
-    kind = next((kind for end, kind in kinds.items() if path.endswith(end)), _CODE)
-    return _ways_on({"for": kind, "page": _page_of(request)}, address_of(request))
-
-
 def _ways_on(purpose: Mapping[str, Any], address: Address) -> Mapping[str, str]:
     """Return the URLs to begin *again*, and as *other* person, for *purpose*, and of the *start*
     page. For a command, whose sign-in begins in no page, *other* only signs in here.
     """
-    begin = f"{address.root_path}{_LOGIN}"
-    query = {"page": purpose.get("page", "/")}
+    begin, query = f"{address.root_path}{_LOGIN}", {"page": purpose["page"]}
     if purpose["for"] == VIEWER:
-        begin, query = f"{begin}/api/v1/authorize", {}
+        begin, query = f"{address.root_path}{_AUTHORIZE}", {}
     again = "" if purpose["for"] == _CODE else f"{begin}?{urlencode(query)}".removesuffix("?")
     other = f"{begin}?{urlencode({**query, _OTHER: ''})}"
     return {"again": again, "other": other, "start": f"{address.root_path}/"}
@@ -389,12 +380,11 @@ class DeviceLimiter:
 
     def admit(self, request: Request) -> None:
         """Count *request*. Raises: `TooManyRequestsError`."""
-        if request.client is None:  # of a local socket, which admission does not limit either
+        sent = request.scope["responder"].request
+        if not sent.peer:  # of a local socket, which admission does not limit either
             return
-        headers = combine_headers(request.headers.raw)
-        client = client_of(request.client.host, headers, self._proxies)
-        now = self._clock()
-        count, until = self._counts.get(client, (0, now + _MINUTE_S))
+        client, now = client_of(sent.peer.decode(), sent.headers, self._proxies), self._clock()
+        count, until = self._counts.get(client, (0, -math.inf))
         if until <= now:
             count, until = 0, now + _MINUTE_S
         if count >= _MOST_DEVICES:
@@ -418,13 +408,13 @@ def build_login(
     async def describe_login(request: Request) -> dict[str, str]:
         return {"login_url": f"{address_of(request).root}/login"}
 
-    for path, answer in (
-        ("/login/api/v1/authorize", pages.begin_in_viewer),
-        ("/login", pages.begin_in_page),
-        ("/login/command", pages.begin_in_command),
-        ("/login/callback", pages.finish),
+    for path, answer, kind in (
+        (_AUTHORIZE, pages.begin_in_viewer, VIEWER),
+        (_LOGIN, pages.begin_in_page, SESSION),
+        (f"{_LOGIN}/command", pages.begin_in_command, _CODE),
+        (f"{_LOGIN}/callback", pages.finish, _CODE),
     ):
-        router.add_route(path, partial(pages.explain, answer))
+        router.add_route(path, partial(pages.explain, answer, {"for": kind}))
     router.add_route("/login/end", pages.end, methods=["POST"])
     _add_command_routes(router, flow, tokens, bodies, DeviceLimiter(proxies))
     return router

@@ -4,6 +4,7 @@ A cookie opens pages of this service and what they read from the API. It opens n
 writes, because browsers send it with requests of other sites as well.
 """
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +98,7 @@ def _cookie_name(kind: str, address: Address) -> str:
     """
     prefix, default = ("__Host-", 443) if address.is_secure else ("", 80)
     port = address.origin.rpartition(":")[2]
-    path = address.root_path.replace("/", ".")
+    path = address.root_path.replace("/", "!")  # which no path has
     return f"{prefix}{kind}-{port if port.isdecimal() else default}{path}"
 
 
@@ -110,10 +111,10 @@ def kinds_of(request: Request, kind: str) -> Sequence[str]:
     """Return the kinds of cookies of *request* that begin with *kind* and a hyphen, the oldest
     first (RFC 6265 §5.4).
     """
-    before, _, after = _cookie_name("*", address_of(request)).partition("*")
-    names = [name for name in request.cookies if name.startswith(before) and name.endswith(after)]
-    named = [name.removeprefix(before).removesuffix(after) for name in names]
-    return [each for each in named if each.startswith(f"{kind}-")]
+    # A service below another path has further characters between its kind and the end.
+    pattern = re.escape(_cookie_name("*", address_of(request))).replace(r"\*", f"({kind}-[^!]+)")
+    found = (re.fullmatch(pattern, name) for name in request.cookies)
+    return [each[1] for each in found if each is not None]
 
 
 def set_cookie(
@@ -160,8 +161,7 @@ def is_page(request: GatewayRequest) -> bool:
         return False
     if request.name in RESERVED or request.raw_path in {b"/", b""}:
         return request.name in {"api", ""}
-    is_folder = request.fault is None and (request.key or "/").endswith("/") and not request.query
-    return is_folder and b"text/html" in request.headers.get(b"accept", b"").lower()
+    return request.opens_page
 
 
 def demand_own_page(request: Request, action: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -134,7 +135,7 @@ class Issuers:
         """
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # of deeply nested claims
             return None
         url = claimed["payload"].get("iss")
         issuer = self._by_url.get(url) if isinstance(url, str) else None
@@ -331,7 +332,9 @@ def checked_environment() -> Iterator[None]:
         yield
     except (ImportError, OSError, ValueError) as error:
         reason = "SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used"
-        raise ConfigurationError(f"{reason}: {error}") from error
+        files = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
+        named = "".join(f"; {name} is {value}" for name, value in files.items() if value)
+        raise ConfigurationError(f"{reason}: {error}{named}") from error
 
 
 async def read_keys(

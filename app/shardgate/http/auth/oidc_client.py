@@ -221,7 +221,7 @@ class OidcClient:
             raise _refused(tokens, "ID token")
         try:
             claimed = jwt.decode_complete(token, options={"verify_signature": False})
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # of deeply nested claims
             raise ForbiddenError("the issuer sent no ID token") from None
         claims = await self.issuer.verify(token, claimed, self._client_id)
         self._check(claims, nonce)

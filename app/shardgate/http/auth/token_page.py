@@ -6,15 +6,13 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from shardgate.errors import TokenRecordsError, UnauthenticatedError
+from shardgate.errors import UnauthenticatedError
 from shardgate.http.auth.access import Caller
 from shardgate.http.auth.login_sessions import LoginTokens, demand_own_page
 from shardgate.http.auth.tokens import Token, TokenMint, TokenOptions
 from shardgate.http.body import RequestBodyReader
 from shardgate.http.pages.rendering import PageTemplate
 from shardgate.http.pages.viewer import address_of
-from shardgate.http.problems import status_of
-from shardgate.observability.logging import log_failure
 
 _PATH: Final = "/login/tokens"
 
@@ -25,21 +23,10 @@ def build_token_page(
     """Build the page of the tokens of one person, by the session of the browser."""
     router = APIRouter(include_in_schema=False, prefix=_PATH)
     page = PageTemplate("tokens.html")
-    refusal = PageTemplate("refused.html")
 
     @router.get("", response_model=None)
     async def show(request: Request) -> Response:
-        """Answer with the page, or the reason why there is none, or lead to the sign-in."""
-        try:
-            return await list_tokens(request)
-        except TokenRecordsError as error:
-            status = status_of(error)
-            log_failure(status, error)
-            return await refusal.respond(
-                status, reason=str(error), way="", label="Try again", start="../"
-            )
-
-    async def list_tokens(request: Request) -> Response:
+        """Answer with the page, or lead to the sign-in."""
         if (session := await sessions.session_of(request)) is None:
             location = f"{address_of(request).root_path}/login?page={_PATH}"
             return RedirectResponse(location, HTTPStatus.SEE_OTHER)

@@ -7,6 +7,7 @@ record holds a token, or its signature.
 import asyncio
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,6 +41,7 @@ _MOST_REMOVED: Final = 100
 """Expired objects that are removed at a time."""
 _AT_ONCE: Final = 16
 _DIGITS: Final = 12
+_TIME: Final = re.compile(f"[0-9]{{{_DIGITS}}}")
 """Digits of times in names, which sort by them."""
 _log = logging.getLogger(__name__)
 
@@ -183,7 +185,7 @@ class TokenRecords:
         now = self._now()
         async for each in self._store.list(folder.prefix):
             digits, _, token_id = each.ref.key.rpartition("/")[2].partition("-")
-            expires_at_s = int(digits) if digits.isdecimal() else 0
+            expires_at_s = int(digits) if _TIME.fullmatch(digits) else 0
             if expires_at_s > now:
                 unexpired[token_id] = expires_at_s
             elif removes and len(expired) < _MOST_REMOVED:

@@ -3,7 +3,7 @@
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Self
 from urllib.parse import quote
@@ -25,7 +25,7 @@ _ISSUER: Final = "shardgate"
 _PURPOSE: Final = "shardgate: key of tokens: "
 _LINK: Final = "shardgate"
 """Kind of the tokens that callers make."""
-_LINK_PURPOSE_BEFORE: Final = "shardgate: minted tokens"
+_LINK_BEFORE: Final = "shardgate: minted tokens"
 _PURPOSE_BEFORE: Final = "shardgate: signing in: "
 """Purposes in the version before, whose tokens stay valid until they expire: only these differed.
 Whoever changes the format next keeps `_PURPOSE` in their place.
@@ -63,14 +63,14 @@ class TokenSigner:
         """Return a token of *kind* with *claims*, which is valid for *lifetime_s*."""
         named = {"iss": _ISSUER, **claims, "exp": int(self._now()) + lifetime_s}
         named |= {} if self._audience is None else {"aud": self._audience}
-        return jwt.encode(named, self._key(kind), _ALGORITHM, {"typ": _type(kind)})
+        return jwt.encode(named, next(self._keys(kind)), _ALGORITHM, {"typ": _type(kind)})
 
     async def verify(self, kind: str, token: str) -> Mapping[str, Any] | None:
         """Return the claims of a token of *kind*; `None` if it is none, has expired or was ended.
 
         Raises: `TokenRecordsError`.
         """
-        claims = self._decode(token, self._key(kind)) or self._decode(token, self._key_before(kind))
+        claims = next(filter(None, (self._decode(token, key) for key in self._keys(kind))), None)
         if claims is None or claims["exp"] <= self._now():
             return None
         if ids := [claims[name] for name in ("jti", "sid") if name in claims]:
@@ -88,7 +88,7 @@ class TokenSigner:
                 audience=self._audience,
                 options=options,
             )
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):  # of deeply nested claims
             return None
 
     async def identify_reader(
@@ -102,7 +102,7 @@ class TokenSigner:
         try:
             if jwt.get_unverified_header(token).get("typ") != _type(kind):
                 return None
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, RecursionError):
             return None
         if (claims := await self.verify(kind, token)) is None:
             raise UnauthenticatedError(
@@ -111,16 +111,11 @@ class TokenSigner:
         until_s = min(claims["exp"], self._now() + self._records.fresh_s)
         return Identity(reader(claims["sub"], names_in(claims)), until_s)
 
-    def _key(self, kind: str) -> bytes:
-        return self._derive(f"{_PURPOSE}{kind}")
-
-    def _key_before(self, kind: str) -> bytes:
-        if kind == _LINK:
-            return self._derive(_LINK_PURPOSE_BEFORE)
-        return self._derive(f"{_PURPOSE_BEFORE}{kind.removeprefix('shardgate-')}")
-
-    def _derive(self, purpose: str) -> bytes:
-        return hmac.digest(self._secret, purpose.encode(), "sha256")
+    def _keys(self, kind: str) -> Iterator[bytes]:
+        """Return the key of *kind*, and that of the version before."""
+        before = f"{_PURPOSE_BEFORE}{kind.removeprefix('shardgate-')}"
+        for purpose in (f"{_PURPOSE}{kind}", _LINK_BEFORE if kind == _LINK else before):
+            yield hmac.digest(self._secret, purpose.encode(), "sha256")
 
 
 def _type(kind: str) -> str:

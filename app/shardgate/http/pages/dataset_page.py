@@ -14,11 +14,10 @@ from shardgate.errors import ShardgateError, UnknownRepositoryError
 from shardgate.formats.listing import Name
 from shardgate.formats.surveying import Description
 from shardgate.http.auth.access import ServedDataset
-from shardgate.http.auth.login_sessions import is_page
 from shardgate.http.pages import snippets
 from shardgate.http.pages.nodes import NodeView, read_node
 from shardgate.http.pages.rendering import PageTemplate, visible
-from shardgate.http.pages.viewer import Address, viewer_folder
+from shardgate.http.pages.viewer import address_reached_by, viewer_folder
 from shardgate.http.pages.viewer_state import is_viewable
 from shardgate.http.request import Headers, Request, quote_key
 from shardgate.icechunk.repository import Ancestor, open_repository, read_history
@@ -89,24 +88,12 @@ class DatasetPages:
     def __init__(self, resolver: Resolver, login: LoginSettings) -> None:
         self._resolver = resolver
         self._login = login
-        self._refusal = PageTemplate("refused.html")
         self._page = PageTemplate("dataset.html")
 
     @property
     def headers(self) -> Headers:
         """Headers of all pages."""
         return self._page.headers
-
-    async def render_refusal(self, request: Request, reason: str) -> bytes | None:
-        """Return the page that says why *request* needs credentials, and leads to the sign-in;
-        `None` if people cannot sign in.
-        """
-        if self._login.issuer is None or not is_page(request):
-            return None
-        page = quote(f"{request.raw_path.decode('latin-1')}", safe="")
-        start = f"{quote(request.root_path)}/"
-        way = f"{start}login?page={page}"
-        return await self._refusal.render(reason=reason, way=way, label="Sign in", start=start)
 
     async def render(
         self,
@@ -122,7 +109,7 @@ class DatasetPages:
         *dataset* may be that of a session, whose keys are shorter than that of *request*.
         """
         found, has_viewer = await self._look(dataset, folder), viewer_folder() is not None
-        address, key = _address_of(request), request.key or ""
+        address, key = address_reached_by(request), request.key or ""
         if folder and not names and found.is_empty:
             return None
         url = f"{address.base}/{quote_key(f'{request.name}/{key}')}".rstrip("/")
@@ -185,17 +172,6 @@ class DatasetPages:
         return found
 
 
-def _address_of(request: Request) -> Address:
-    headers = request.headers
-    scheme = "http" if request.asgi is None else request.asgi[0]["scheme"]
-    return Address.of(
-        headers.get(b"host", b"").decode("latin-1"),
-        headers.get(b"x-forwarded-proto", scheme.encode()).decode("latin-1"),
-        quote(request.root_path),
-        request.token,
-    )
-
-
 def _link_to(collection: CollectionSummary, folder: str) -> str:
     """Return the page of an array, or of the container of another collection, from *folder*."""
     key = collection.container if collection.node is None else collection.node
@@ -231,7 +207,12 @@ def _attributes(node: NodeView | None) -> str:
     shown = node.document.get("attributes") if has_attributes else node.document
     if not shown:
         return ""
-    text = json.dumps(shown, indent=2, ensure_ascii=False)
+    text = ""
+    # Indenting all of deeply nested JSON would take a thousand times its bytes, and a call a level.
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(shown):
+        text += piece
+        if len(text) > _MOST_LETTERS:
+            break
     lines = text[:_MOST_LETTERS].splitlines() + ["…"] * (len(text) > _MOST_LETTERS)
     return "\n".join(visible(line, _MOST_LETTERS) for line in lines)
 

@@ -14,11 +14,14 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
+    ValidationInfo,
     WrapValidator,
+    field_validator,
+    model_validator,
 )
 
 from shardgate.concurrency import is_large, run_in_thread
-from shardgate.errors import BadKeyError, DamagedError
+from shardgate.errors import BadKeyError, DamagedError, ShardgateError
 from shardgate.formats.documents import Json, parse_json
 from shardgate.http.conditions import whole_of
 from shardgate.http.request import check_key
@@ -153,30 +156,40 @@ async def read_node(resolver: Resolver, dataset: Dataset, path: str) -> NodeView
         return await _find_level(resolver, dataset, _array_node(path, document))
     if document.get("node_type") != "group":
         return NodeView(path, "document", document)
+    group = NodeView(path, "group", document)
     image = _read_ome(document)
-    for level in () if image is None else image.multiscales[0].datasets[:_MOST_LEVELS]:
+    return group if image is None else await _read_image(resolver, dataset, group, image)
+
+
+async def _read_image(
+    resolver: Resolver, dataset: Dataset, group: NodeView, image: "_Ome"
+) -> NodeView:
+    """Return the node of an *image*, whose finest level may be absent; *group* without any."""
+    for level in image.multiscales[0].datasets[:_MOST_LEVELS]:
         with suppress(BadKeyError, DamagedError):  # of one level: the next may be sound
-            finest = join_path(path, level.path)
+            finest = join_path(group.path, level.path)
             array = await read_document(resolver, dataset, join_path(finest, "zarr.json"))
-            if image is not None and array is not None:
-                return _image_node(path, document, image, level, array)
-    return NodeView(path, "group", document)
+            if array is not None:
+                return _image_node(group, image, level, array)
+    return group
 
 
 async def _find_level(resolver: Resolver, dataset: Dataset, array: NodeView) -> NodeView:
     """Return *array* with the axes of the nearest image above it that it is a level of, if any."""
     for parent in islice(_parents(array.path), _MOST_PARENTS):
         document = None
-        with suppress(DamagedError):  # of the group: the array may be sound
+        with suppress(ShardgateError):  # of the group: the array is sound
             document = await read_document(resolver, dataset, join_path(parent, "zarr.json"))
         if document is None or (image := _read_ome(document)) is None:
             continue
-        for each in image.multiscales:
-            for level in each.datasets:
-                if join_path(parent, level.path) == array.path:
-                    axes = _axes_of(each, level, array.shape)
-                    is_labels = _has_labels(image, array.data_type)
-                    return replace(array, level_axes=axes, is_labels=is_labels)
+        for multiscale, level in image.levels:
+            if join_path(parent, level.path) == array.path:
+                axes = [
+                    replace(axis, is_local=False)
+                    for axis in _axes_of(multiscale, level, array.shape)
+                ]
+                is_labels = _has_labels(image, array.data_type)
+                return replace(array, level_axes=axes, is_labels=is_labels)
     return array
 
 
@@ -195,7 +208,7 @@ async def read_document(resolver: Resolver, dataset: Dataset, key: str) -> dict[
         return None
     try:
         document = await run_in_thread(parse_json, found[1], is_long=is_large(len(found[1])))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DamagedError(dataset.root.join(key), f"is no JSON: {error}") from error
     return document if isinstance(document, dict) else None
 
@@ -242,8 +255,30 @@ def _at_most(count: int) -> BeforeValidator:
     return BeforeValidator(lambda value: value[:count] if isinstance(value, list | str) else value)
 
 
-def _or(default: Any) -> WrapValidator:
-    """Replace an invalid value by *default*, so that it costs no other member or item."""
+class _Lenient(BaseModel):
+    """Metadata of others: an invalid member has its default, so that it costs no other one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _demand_object(cls, value: object) -> object:
+        return value if isinstance(value, dict) else {}
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _replace_invalid(
+        cls, value: object, validate: Callable[[object], Any], info: ValidationInfo
+    ) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            field = cls.model_fields[info.field_name or ""]
+            if field.is_required():
+                raise
+            return field.default
+
+
+def _or(default: float | None) -> WrapValidator:
+    """Replace an invalid item of a list by *default*."""
 
     def validate(value: object, validate_inner: Callable[[object], Any]) -> Any:
         try:
@@ -257,42 +292,39 @@ def _or(default: Any) -> WrapValidator:
 _FEW: Final = _at_most(64)
 _FOUR: Final = _at_most(4)
 _SOUND: Final = AfterValidator(lambda items: tuple(each for each in items if each is not None))
-"""Leave out the items that are invalid."""
+type _Sound[T] = Annotated[tuple[Annotated[T, _or(None)], ...], _FEW, _SOUND, Field(min_length=1)]
+"""Items without those that are invalid."""
 type _Value = Annotated[float, Field(strict=True, gt=-1e300, lt=1e300)]
 type _Shift = Annotated[float, Field(strict=True, gt=-1e30, lt=1e30), _or(0.0)]
 type _Step = Annotated[float, Field(strict=True, gt=1e-30, lt=1e30), _or(nan)]
 """Not a number where it is invalid: the step of that axis is unknown then."""
 type _Size = Annotated[int, Field(strict=True, ge=0, lt=_MOST_SIZE)]
-type _Offset = Annotated[int, Field(strict=True, gt=-_MOST_SIZE, lt=_MOST_SIZE), _or(0)]
-type _Name = Annotated[str, _at_most(_MOST_LETTERS), _or("")]
+type _Offset = Annotated[int, Field(strict=True, gt=-_MOST_SIZE, lt=_MOST_SIZE)]
+type _Name = Annotated[str, _at_most(_MOST_LETTERS)]
 
 
-class _Transformation(BaseModel):
-    scale: Annotated[tuple[_Step, ...], _FEW, _or(())] = ()
-    translation: Annotated[tuple[_Shift, ...], _FEW, _or(())] = ()
+class _Transformation(_Lenient):
+    scale: Annotated[tuple[_Step, ...], _FEW] = ()
+    translation: Annotated[tuple[_Shift, ...], _FEW] = ()
 
 
-type _Transformations = Annotated[
-    tuple[Annotated[_Transformation, _or(_Transformation())], ...], _FOUR, _or(())
-]
+type _Transformations = Annotated[tuple[_Transformation, ...], _FOUR]
 
 
-class _OmeLevel(BaseModel):
+class _OmeLevel(_Lenient):
     path: str
     transformations: _Transformations = Field((), alias="coordinateTransformations")
 
 
-class _OmeAxis(BaseModel):
+class _OmeAxis(_Lenient):
     name: _Name = ""
     type: _Name = ""
     unit: _Name = ""
 
 
-class _Multiscale(BaseModel):
-    axes: Annotated[tuple[Annotated[_OmeAxis, _or(_OmeAxis())], ...], _FEW]
-    datasets: Annotated[
-        tuple[Annotated[_OmeLevel, _or(None)], ...], _FEW, _SOUND, Field(min_length=1)
-    ]
+class _Multiscale(_Lenient):
+    axes: Annotated[tuple[_OmeAxis, ...], _FEW]
+    datasets: _Sound[_OmeLevel]
     transformations: _Transformations = Field((), alias="coordinateTransformations")
 
 
@@ -301,25 +333,28 @@ class _OmeroWindow(BaseModel):
     end: _Value
 
 
-class _OmeroChannel(BaseModel):
+class _OmeroChannel(_Lenient):
     label: _Name = ""
-    color: Annotated[str, Field(pattern="^[0-9A-Fa-f]{6}$"), _or("FFFFFF")] = "FFFFFF"
-    window: Annotated[_OmeroWindow | None, _or(None)] = None
-    active: Annotated[bool, _or(True)] = True  # noqa: FBT003 - the default
+    color: Annotated[str, Field(pattern="^[0-9A-Fa-f]{6}$")] = "FFFFFF"
+    window: _OmeroWindow | None = None
+    active: bool = True
 
 
-class _Omero(BaseModel):
-    channels: Annotated[tuple[Annotated[_OmeroChannel, _or(_OmeroChannel())], ...], _FEW]
+class _Omero(_Lenient):
+    channels: Annotated[tuple[_OmeroChannel, ...], _FEW] = ()
 
 
-class _Ome(BaseModel):
+class _Ome(_Lenient):
     """The member ``ome`` of OME-Zarr 0.5, as far as it is shown."""
 
-    multiscales: Annotated[
-        tuple[Annotated[_Multiscale, _or(None)], ...], _FOUR, _SOUND, Field(min_length=1)
-    ]
-    omero: Any = None
+    multiscales: _Sound[_Multiscale]
+    omero: _Omero = _Omero()
     image_label: Any = Field(None, alias="image-label")
+
+    @property
+    def levels(self) -> Iterator[tuple[_Multiscale, _OmeLevel]]:
+        """All levels, with their multiscales."""
+        return ((each, level) for each in self.multiscales for level in each.datasets)
 
 
 def _read_ome(document: dict[str, Json]) -> _Ome | None:
@@ -352,23 +387,23 @@ def _array_node(path: str, document: dict[str, Json]) -> NodeView:
     )
 
 
-def _image_node(
-    path: str,
-    document: dict[str, Json],
-    ome: _Ome,
-    finest: _OmeLevel,
-    array: dict[str, Json],
-) -> NodeView:
-    """Return the node of an OME-Zarr image whose level *finest* is *array*; a group if they differ
+def _image_node(group: NodeView, ome: _Ome, finest: _OmeLevel, array: dict[str, Json]) -> NodeView:
+    """Return the node of an OME-Zarr image whose level *finest* is *array*; *group* if they differ
     in the number of dimensions.
     """
-    multiscale, shape = ome.multiscales[0], _shape_of(array)
-    if len(shape) != len(multiscale.axes):
-        return NodeView(path, "group", document)
-    axes, data_type = _axes_of(multiscale, finest, shape), _data_type_of(array)
-    levels = [level.path for level in multiscale.datasets]
-    is_labels = _has_labels(ome, data_type)
-    return NodeView(path, "image", document, axes, data_type, is_labels, _channels(ome), levels)
+    multiscale = ome.multiscales[0]
+    if not (axes := _axes_of(multiscale, finest, _shape_of(array))):
+        return group
+    data_type = _data_type_of(array)
+    return replace(
+        group,
+        kind="image",
+        axes=axes,
+        data_type=data_type,
+        is_labels=_has_labels(ome, data_type),
+        channels=_channels(ome),
+        levels=[level.path for level in multiscale.datasets],
+    )
 
 
 def _axes_of(
@@ -388,26 +423,24 @@ def _axes_of(
             starts = [a + b for a, b in zip(starts, each.translation, strict=True)]
     names = _unique_names([axis.name for axis in multiscale.axes])
     axes = []
-    for number, axis in enumerate(multiscale.axes):
-        named = ViewAxis(
-            names[number],
-            axis.type or _kind_of(axis.name),
-            shape[number],
-            is_local=axis.type == "channel",
-        )
-        if _LEAST_STEP < (step := steps[number]) < 1 / _LEAST_STEP:
-            named = replace(named, step=step, unit=axis.unit, start=starts[number] / step)
-        axes.append(named)
+    for name, axis, size, step, start in zip(
+        names, multiscale.axes, shape, steps, starts, strict=True
+    ):
+        kind = axis.type or _kind_of(axis.name)
+        shown = ViewAxis(name, kind, size, is_local=axis.type == "channel")
+        if _LEAST_STEP < step < 1 / _LEAST_STEP:
+            shown = replace(shown, step=step, unit=axis.unit, start=start / step)
+        axes.append(shown)
     return tuple(axes)
 
 
 def _has_labels(ome: _Ome, data_type: str) -> bool:
-    return ome.image_label is not None or (data_type in _LABEL_TYPES and not _channels(ome))
+    is_unlike_image = data_type in _LABEL_TYPES and not ome.omero.channels
+    return ome.image_label is not None or is_unlike_image
 
 
 def _channels(ome: _Ome) -> tuple[Channel, ...]:
-    omero = _validated(_Omero, ome.omero)
-    return () if omero is None else tuple(map(_channel, omero.channels))
+    return tuple(map(_channel, ome.omero.channels))
 
 
 def _channel(omero: _OmeroChannel) -> Channel:
@@ -415,21 +448,19 @@ def _channel(omero: _OmeroChannel) -> Channel:
     return Channel(omero.label, omero.color, window, omero.active)
 
 
-class _VolumeScale(BaseModel):
+class _VolumeScale(_Lenient):
     size: tuple[_Size, _Size, _Size]
-    resolution: Annotated[tuple[_Step, _Step, _Step], _or((nan,) * 3)] = (nan,) * 3
-    voxel_offset: Annotated[tuple[_Offset, _Offset, _Offset], _or((0,) * 3)] = (0, 0, 0)
+    resolution: tuple[_Step, _Step, _Step] = (nan, nan, nan)
+    voxel_offset: tuple[_Offset, _Offset, _Offset] = (0, 0, 0)
 
 
-class _Volume(BaseModel):
+class _Volume(_Lenient):
     """The ``info`` of a precomputed volume, as far as it is shown."""
 
-    type: Annotated[str, _or("")] = ""
-    data_type: Annotated[str, _or("")] = ""
-    num_channels: Annotated[_Size, _or(1)] = 1
-    scales: Annotated[
-        tuple[Annotated[_VolumeScale, _or(None)], ...], _FEW, _SOUND, Field(min_length=1)
-    ]
+    type: str = ""
+    data_type: str = ""
+    num_channels: _Size = 1
+    scales: _Sound[_VolumeScale]
 
 
 _PRECOMPUTED: Final = {

@@ -10,13 +10,13 @@ import zlib
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import cachetools
 
@@ -27,12 +27,13 @@ from shardgate.errors import (
     DamagedError,
     ShardgateError,
     StorageError,
+    VersionChangedError,
 )
 from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.icechunk.keys import parse_ref
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.surveying import Stateful
-from shardgate.http.pages.nodes import find_images, read_body, read_node
+from shardgate.http.pages.nodes import NodeView, find_images, read_body, read_node
 from shardgate.http.pages.sections import (
     ENOUGH,
     Drawing,
@@ -41,7 +42,7 @@ from shardgate.http.pages.sections import (
     draw_volume,
     draw_zarr,
 )
-from shardgate.http.problems import status_of
+from shardgate.http.problems import RETRIED, status_of
 from shardgate.http.request import check_key
 from shardgate.icechunk.repository import open_repository
 from shardgate.model import ETag, VirtualKey, join_path
@@ -67,7 +68,6 @@ _ATTEMPTS: Final = 3
 """Attempts to read all chunks of a picture while none of them is replaced."""
 _RETRIED_S: Final = 2.0
 """Time for which a failure that may pass is remembered."""
-_PASSING: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 _CACHED_NBYTES: Final = 32 * 1024**2
 _OVERHEAD_NBYTES: Final = 8192
 _WORKER: Final = Path(__file__).with_name("preview_worker.py")
@@ -98,6 +98,25 @@ class Preview:
     def is_placeholder(self) -> bool:
         """Return whether it shows nothing of the array."""
         return self is PLACEHOLDER
+
+
+class _Look(NamedTuple):
+    """A planned picture, and its chunks as they are located at one time."""
+
+    path: VirtualKey
+    """Of the node, in a repository as of a snapshot."""
+    drawing: Drawing
+    chunks: Mapping[str, Entity]
+
+    @property
+    def etag(self) -> ETag:
+        """ETag of the picture."""
+        return _etag_of(self.drawing, {name: each.etag for name, each in self.chunks.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all chunks, as stored."""
+        return sum(each.length for each in self.chunks.values())
 
 
 def _grey_png(side: int, grey: int) -> bytes:
@@ -165,17 +184,11 @@ class Previews:
     async def _make(self, dataset: Dataset, name: _Name, known: Preview) -> Preview:
         made = PLACEHOLDER
         cached_s = _CACHED_S
-        path = name[1]
         try:
             async with asyncio.timeout(self._longest_s):
-                for number in range(1, _ATTEMPTS + 1):
-                    is_last = number == _ATTEMPTS
-                    drawn = await self._attempt(dataset, path, known, is_last=is_last)
-                    if drawn is not None:
-                        made = drawn
-                        break
-        except (ShardgateError, ValueError, RecursionError, TimeoutError) as error:
-            _log.debug("no preview of %s in %s: %s", path, dataset.name, error)
+                made = await self._draw(dataset, name[1], known)
+        except (ShardgateError, ValueError, TimeoutError) as error:
+            _log.debug("no preview of %s in %s: %s", name[1], dataset.name, error)
             if _may_pass(error):
                 made = known
                 cached_s = _RETRIED_S
@@ -193,51 +206,63 @@ class Previews:
         joined = join_path(_spell_ref(ref), rest.rpartition("/")[0])
         return check_key(join_path(key.removesuffix(rest).rstrip("/"), joined))
 
-    async def _plan_first(self, dataset: Dataset, path: VirtualKey) -> Drawing:
-        """Plan the picture of *path*; of a dataset or ref, that of the first image that has one."""
+    async def _look(self, dataset: Dataset, path: VirtualKey) -> _Look:
+        """Plan the picture of *path*, of a dataset or ref that of the first image that has one,
+        and locate its chunks.
+        """
         is_node = path and not path.rpartition("/")[2].startswith("@")
         async for each in find_images(self._resolver, dataset, path):
             try:
-                return await self._plan(dataset, VirtualKey(each))
+                pinned = await self._pin(dataset, VirtualKey(each))
+                drawing = await self._plan(dataset, pinned)
             except (DecodeError, ShardgateError):
                 if is_node:
                     raise
+            else:
+                return _Look(pinned, drawing, await self._locate(dataset, drawing))
         raise UndrawableError("there is no array with two axes")
+
+    async def _pin(self, dataset: Dataset, path: VirtualKey) -> VirtualKey:
+        """Return *path*, in a repository as of the snapshot that its ref names now: all that is
+        read for a picture is of that one.
+        """
+        key = VirtualKey(join_path(path, "zarr.json"))
+        layout, rest, _ = await self._resolver.find_container(dataset, key)
+        if not isinstance(layout, Stateful):
+            return path
+        container = key.removesuffix(rest).rstrip("/")
+        ref, _, below = rest.partition("/") if rest.startswith("@") else ("", "", rest)
+        opened = await open_repository(self._resolver.root(dataset), container)
+        inside = join_path(f"@{await opened.find(ref)}", below.rpartition("/")[0])
+        return VirtualKey(join_path(container, inside))
 
     async def _plan(self, dataset: Dataset, path: VirtualKey) -> Drawing:
         key = VirtualKey(join_path(path, "zarr.json"))
         layout, rest, _ = await self._resolver.find_container(dataset, key)
         container = key.removesuffix(rest)
-        if isinstance(layout, Stateful):
-            path = await self._pin(dataset, container, rest)
         if (volume := draw_volume(layout, container, rest.rpartition("/")[0])) is not None:
             return volume
         node = await read_node(self._resolver, dataset, path)
         if node is None or not node.axes:
             raise UndrawableError("there is neither an array nor an image")
+        return await self._plan_level(dataset, node)
+
+    async def _plan_level(self, dataset: Dataset, node: NodeView) -> Drawing:
+        """Plan the picture of the coarsest level of *node* that has enough pixels."""
         drawing = None
-        fault: DecodeError | ShardgateError = UndrawableError("there is no level")
+        fault: Exception = UndrawableError("there is no level")
         for level in reversed(node.levels or ("",)):
             try:
-                below = check_key(join_path(path, level))
+                below = check_key(join_path(node.path, level))
                 drawing = draw_zarr(await self._read_document(dataset, below), node)
             except (DecodeError, DamagedError, BadKeyError) as error:  # others may be sound
                 fault = error
-                continue
-            if drawing.extent >= ENOUGH:
-                break
+            else:
+                if drawing.extent >= ENOUGH:
+                    break
         if drawing is None:
             raise fault
         return drawing
-
-    async def _pin(self, dataset: Dataset, container: str, rest: VirtualKey) -> VirtualKey:
-        """Return the path of the node *rest* in a repository as of the snapshot that its ref leads
-        to now: all reads of a picture are of that one.
-        """
-        ref, _, below = rest.partition("/") if rest.startswith("@") else ("", "", rest)
-        opened = await open_repository(self._resolver.root(dataset), container.rstrip("/"))
-        pinned = join_path(f"@{await opened.find(ref)}", below.rpartition("/")[0])
-        return VirtualKey(join_path(container.rstrip("/"), pinned))
 
     async def _read_document(self, dataset: Dataset, path: VirtualKey) -> ZarrDocument:
         key = VirtualKey(join_path(path, "zarr.json"))
@@ -250,60 +275,51 @@ class Previews:
             raise UndrawableError(f"{key} is no JSON object")
         return ZarrDocument(path, data, etag, members)
 
-    async def _attempt(
-        self, dataset: Dataset, path: VirtualKey, known: Preview, *, is_last: bool
-    ) -> Preview | None:
-        """Draw, unless *known* was made of the same bytes. If any was replaced after it was read,
-        return `None`, or in the last attempt a picture that says so.
-        """
-        drawing, located = await self._look(dataset, path)
-        if (etag := _etag_of(drawing, located)) == known.etag:
-            return replace(known, is_mixed=False) if known.is_mixed else known
-        if (nbytes := sum(entity.length for entity in located.values())) > _MOST_NBYTES:
-            raise UndrawableError(f"{nbytes} bytes of chunks are too many")
-        async with self._budget.room(_COPIES * nbytes):
-            chunks, entities = await self._read_chunks(dataset, drawing, located)
-            found = _etag_of(drawing, entities)
-            is_mixed = not found == etag == _etag_of(*await self._look(dataset, path))
-            if is_mixed and not is_last:
-                return None
-            read_s = time.time()
-            objects = dict([drawing.document]) | chunks
-            del chunks
-            try:
-                contrast, png = await self._run_worker(drawing.request, objects)
-            except UndrawableError:
-                if is_mixed:  # chunks that do not fit the metadata
-                    return known
-                raise
-        return Preview(png, found, contrast, read_s, is_mixed)
+    async def _locate(self, dataset: Dataset, drawing: Drawing) -> Mapping[str, Entity]:
+        """Locate the chunks of *drawing* that exist, by their names."""
+        located: dict[str, Entity] = {}
 
-    async def _look(
-        self, dataset: Dataset, path: VirtualKey
-    ) -> tuple[Drawing, Mapping[str, Entity]]:
-        """Plan the picture, and locate the chunks that exist, by their names."""
-        drawing = await self._plan_first(dataset, path)
-
-        async def locate(name: str) -> Entity | None:
+        async def locate(name: str) -> None:
             key = VirtualKey(join_path(drawing.directory, name))
-            choose = partial(Selection, HTTPStatus.OK)
-            async with self._resolver.open(dataset, key, lambda _: choose()) as opened:
-                return None if opened is None else opened.entity
+            async with self._resolver.open(dataset, key, _select_nothing) as opened:
+                if opened is not None:
+                    located[name] = opened.entity
 
-        names = drawing.chunks
-        located = await bounded_gather(locate, names, limit=_READS)
-        pairs = zip(names, located, strict=True)
-        return drawing, {name: entity for name, entity in pairs if entity is not None}
+        await bounded_gather(locate, drawing.chunks, limit=_READS)
+        return located
 
-    async def _read_chunks(
-        self, dataset: Dataset, drawing: Drawing, located: Mapping[str, Entity]
-    ) -> tuple[dict[str, bytes], dict[str, Entity]]:
-        """Read chunks without their content codings; return them for the worker, and the versions
-        that were read by their names.
+    async def _draw(self, dataset: Dataset, path: VirtualKey, known: Preview) -> Preview:
+        """Draw, unless *known* was made of the same bytes; begin again while any are replaced."""
+        look = await self._look(dataset, path)
+        if look.etag == known.etag and not known.is_mixed:
+            return known
+        attempts = 0
+        while True:
+            attempts += 1
+            _check_size(look.nbytes)
+            async with self._budget.room(_COPIES * look.nbytes):
+                objects, etag = await self._read_chunks(dataset, look)
+                read_s = time.time()
+                again = await self._look(dataset, look.path)
+                is_mixed = etag != again.etag
+                if not is_mixed or attempts == _ATTEMPTS:
+                    try:
+                        contrast, png = await self._run_worker(look.drawing.request, objects)
+                    except UndrawableError as error:
+                        if is_mixed:  # chunks may not fit the metadata
+                            raise VersionChangedError(dataset.root.join(look.path)) from error
+                        raise
+                    return Preview(png, etag, contrast, read_s, is_mixed)
+            look = again
+
+    async def _read_chunks(self, dataset: Dataset, look: _Look) -> tuple[Mapping[str, bytes], ETag]:
+        """Read the objects for the worker, without content codings; return the ETag of a picture
+        of them as well.
         """
-        nbytes = sum(entity.length for entity in located.values())
-        chunks = dict[str, bytes]()
-        read = dict[str, Entity]()
+        drawing = look.drawing
+        nbytes = look.nbytes
+        objects = dict([drawing.document])
+        etags: dict[str, ETag] = {}
 
         async def read_chunk(name: str) -> None:
             nonlocal nbytes
@@ -312,15 +328,14 @@ class Previews:
             if found is None:  # deleted since
                 return
             version, data = found
-            entity = located[name]
+            entity = look.chunks[name]
             nbytes += len(data) - entity.length
-            if nbytes > _MOST_NBYTES:
-                raise UndrawableError(f"{key} is too large")
-            chunks[f"{drawing.inside}{name}"] = data
-            read[name] = entity if version in entity.names else entity._replace(etag=version)
+            _check_size(nbytes)
+            objects[f"{drawing.inside}{name}"] = data
+            etags[name] = entity.etag if version in entity.names else version
 
-        await bounded_gather(read_chunk, list(located), limit=_READS)
-        return chunks, read
+        await bounded_gather(read_chunk, list(look.chunks), limit=_READS)
+        return objects, _etag_of(drawing, etags)
 
     async def _run_worker(
         self, request: Mapping[str, Json], objects: Mapping[str, bytes]
@@ -364,11 +379,19 @@ def _spell_ref(ref: str) -> str:
 def _may_pass(error: Exception) -> bool:
     """Return whether the next attempt may succeed, so that the last picture is kept until then."""
     if isinstance(error, ShardgateError):
-        return status_of(error) in _PASSING
+        return status_of(error) in RETRIED
     return isinstance(error, TimeoutError)
 
 
-def _etag_of(drawing: Drawing, stored: Mapping[str, Entity]) -> ETag:
-    versions = {name: entity.etag for name, entity in stored.items()}
-    made_of = json.dumps([_REVISION, drawing.version, drawing.request, versions])
+def _select_nothing(_: Entity) -> Selection:
+    return Selection(HTTPStatus.OK)
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > _MOST_NBYTES:
+        raise UndrawableError(f"{nbytes} bytes of chunks, over {_MOST_NBYTES}")
+
+
+def _etag_of(drawing: Drawing, chunks: Mapping[str, ETag]) -> ETag:
+    made_of = json.dumps([_REVISION, drawing.version, drawing.request, chunks], sort_keys=True)
     return ETag(f'"{sha256(made_of.encode()).hexdigest()[:32]}"')

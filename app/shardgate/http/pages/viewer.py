@@ -26,6 +26,7 @@ from shardgate.http.pages.viewer_state import (
     needs_contrast,
     state_of,
 )
+from shardgate.http.request import Request as GatewayRequest
 from shardgate.http.request import quote_key
 from shardgate.http.responses import csp_digest
 from shardgate.read.containers import Dataset
@@ -112,12 +113,24 @@ class Address:
 
 
 def address_of(request: Request) -> Address:
-    """Return the address that *request* came to."""
+    """Return the address that *request* of a route came to."""
     headers, token = request.headers, request.scope["token"]
     return Address.of(
         headers.get("host", ""),
         headers.get("x-forwarded-proto", request.scope["scheme"]),
         quote(request.scope["root_path"]),
+        None if token is None else quote(token, safe="%"),
+    )
+
+
+def address_reached_by(request: GatewayRequest) -> Address:
+    """Return the address that *request* came to."""
+    headers, token = request.headers, request.token
+    scheme = "http" if request.asgi is None else request.asgi.scope["scheme"]
+    return Address.of(
+        headers.get(b"host", b"").decode("latin-1"),
+        headers.get(b"x-forwarded-proto", scheme.encode()).decode("latin-1"),
+        quote(request.root_path),
         None if token is None else quote(token, safe="%"),
     )
 

@@ -10,6 +10,7 @@ from shardgate.formats.surveying import Description
 from shardgate.http.pages.nodes import Channel, NodeView, ViewAxis
 
 type State = dict[str, Any]
+type Source = str | dict[str, Any]
 type Contrast = tuple[float, float]
 """Values that are drawn black, and in full brightness."""
 
@@ -78,26 +79,40 @@ def state_of(node: NodeView, url: str, name: str, contrast: Contrast | None = No
     the metadata have none.
     """
     if node.kind in ("array", "image"):
-        source = f"{url.rstrip('/')}/|zarr3:"
+        source: Source = _placed(f"{url.rstrip('/')}/|zarr3:", node.level_axes)
     else:
         source = f"precomputed://{url.rstrip('/')}"
     if node.kind == "annotations":
         return {"layers": [_layer("annotation", name, source)], "layout": "4panel"}
-    if node.is_labels or not node.axes:
+    axes = node.shown_axes
+    if node.is_labels or not axes:
         layers = [_layer("segmentation", name, source)]
     else:
         layers = _image_layers(node, name, source, contrast)
-    return {**_position(node.axes), "layers": layers}
+    return {**_position(axes), "layers": layers}
 
 
-def _layer(kind: str, name: str, source: str) -> State:
+def _placed(url: str, axes: Sequence[ViewAxis]) -> Source:
+    """Return the source *url* of a level with *axes*: the viewer knows those of images only."""
+    if not axes:
+        return url
+    dimensions = {axis.name: list(axis.step_si) for axis in axes}
+    # The identity, and a column of shifts.
+    matrix = [[*(int(column is axis) for column in axes), axis.start] for axis in axes]
+    transform = {"inputDimensions": dimensions, "outputDimensions": dimensions, "matrix": matrix}
+    return {"url": url, "transform": transform}
+
+
+def _layer(kind: str, name: str, source: Source) -> State:
     return {"type": kind, "name": name, "source": source}
 
 
-def _image_layers(node: NodeView, name: str, source: str, contrast: Contrast | None) -> list[State]:
+def _image_layers(
+    node: NodeView, name: str, source: Source, contrast: Contrast | None
+) -> list[State]:
     """Return a layer for each channel of `omero` metadata; otherwise one of all channels."""
     layer = _layer("image", name, source)
-    axis = next((axis for axis in node.axes if axis.is_local), None)
+    axis = next((axis for axis in node.shown_axes if axis.is_local), None)
     if axis is None or not node.channels:
         is_rgb = node.kind == "volume" and axis is not None and axis.size == _RGB_CHANNELS
         if is_rgb and node.data_type == "uint8":

@@ -4,7 +4,6 @@ A session is a document of changed nodes over a parent snapshot, and an entry fo
 chunk. All of it is stored by this service only; Icechunk has no such files.
 """
 
-import json
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping
@@ -18,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from shardgate.errors import BadBodyError, ConflictError, DamagedError
 from shardgate.formats.compression import decompress_zstd
-from shardgate.formats.documents import json_memory_nbytes
+from shardgate.formats.documents import json_memory_nbytes, parse_json
 from shardgate.formats.icechunk.apply import read_document, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
@@ -184,6 +183,11 @@ class SessionView:
             self._known[path] = found
         return found
 
+    def is_in_parent(self, node: ViewedNode) -> bool:
+        """Return whether *node* has replaced none of the parent, and was not created since."""
+        stored = self.parent.nodes.get(f"/{node.path}")
+        return stored is not None and stored.node_id == node.node_id
+
     def paths(self) -> Iterator[str]:
         """Iterate over the paths of all nodes, unordered."""
         changed = self.session.nodes
@@ -266,8 +270,8 @@ def _view_stored(path: str, stored: StoredNode) -> ViewedNode:
         return ViewedNode(stored.node_id, path, stored.document, None)
     shape = stored.array.grid
     try:
-        keys = chunk_keys(json.loads(stored.document).get("chunk_key_encoding"), len(shape))
-    except (ValueError, AttributeError, RecursionError):
+        keys = chunk_keys(parse_json(stored.document).get("chunk_key_encoding"), len(shape))
+    except (ValueError, AttributeError):
         keys = ChunkKeys("c/", "/", len(shape))  # the library uses one encoding
     chunks = Chunks(keys, shape, stored.array.manifests)
     return ViewedNode(stored.node_id, path, stored.document, chunks)
@@ -312,6 +316,8 @@ def put_node(view: SessionView, path: str, document: bytes, new_id: bytes) -> Se
         if (node := view.node(above)) is not None and node.chunks is not None:
             raise ConflictError(f"/{above} is an array: there is no node in it, such as /{path}")
     old = view.node(path)
+    if old is not None and old.document == document:
+        return view.session  # no change for the library either
     if old is not None and _can_keep_chunks(old.chunks, chunks):
         return _with_nodes(view, {path: ChangedNode(old.node_id, document)})
     if old is None and chunks is not None and any(view.below(path)):
@@ -341,7 +347,7 @@ def make_changes(view: SessionView, chunks: Mapping[bytes, ChunkChanges]) -> Cha
                     f"there is no group /{above} for /{path}: its zarr.json is missing"
                 )
             new[changed.node_id] = NodeDocument(f"/{path}", changed.document)
-        elif changed.document != stored.document:
+        else:
             updated[changed.node_id] = changed.document
     return ChangeSet(new, updated, frozenset(deleted), chunks=chunks)
 

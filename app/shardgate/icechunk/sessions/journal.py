@@ -164,6 +164,8 @@ class ListedEntry(NamedTuple):
 
     is_deletion: bool
     etag: ETag | None
+    modified_s: float | None
+    """Time of its write in seconds since 1970, if the store says it."""
 
 
 type EntryCache = SizedLRUCache[ObjectRef, StoredEntry]
@@ -228,7 +230,8 @@ class SessionJournal:
         async for each in self._store.list(self._location.entries(node_id)):
             coords = parse_coords(each.ref.key.rpartition("/")[2])
             if coords is not None and each.size is not None:
-                found[coords] = ListedEntry(each.size == GONE_NBYTES, each.etag)
+                is_deletion = each.size == GONE_NBYTES
+                found[coords] = ListedEntry(is_deletion, each.etag, each.modified_s)
         return found
 
     async def clear(self) -> None:

@@ -7,7 +7,7 @@ again, and the next attempt has another write id.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,13 +34,14 @@ from shardgate.errors import (
     UnwritableError,
 )
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
+from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, Reference
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.formats.icechunk.repository_files import Repository, named_by
 from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
 from shardgate.formats.reading import Fetch
-from shardgate.icechunk.chunk_files import new_object_id, put_new
+from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
 from shardgate.icechunk.commit import CommitResult
 from shardgate.icechunk.repository import read_snapshot
 from shardgate.icechunk.sessions.document import (
@@ -55,14 +56,25 @@ from shardgate.icechunk.sessions.document import (
     SessionView,
     ViewedNode,
     make_changes,
+    may_have_shards,
     version_of,
 )
 from shardgate.icechunk.sessions.journal import (
+    ListedEntry,
     SessionDocumentStore,
     SessionJournal,
     SessionLocation,
 )
-from shardgate.model import ByteRange, ETag, Inline, Part, Referenced, Stored, UnmodifiedSince
+from shardgate.model import (
+    ByteRange,
+    ETag,
+    Inline,
+    Part,
+    Piece,
+    Referenced,
+    Stored,
+    UnmodifiedSince,
+)
 from shardgate.read.bodies import Entity
 from shardgate.storage.contract import (
     ABSENT,
@@ -82,6 +94,10 @@ Garbage collection must leave younger chunk files alone: no commit refers to the
 """
 _RENEWALS: Final = 24
 """Most renewals of a session in `LIFETIME_S`; each is a write of its document."""
+_YOUNG_S: Final = 3600.0
+"""Age up to which chunk files are not looked up: garbage collection that is set up right spares
+them."""
+_MAX_NAMED: Final = 10
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
 """Longest wait of a write for the commit of its session."""
@@ -111,6 +127,10 @@ class ReplacedChunk(NamedTuple):
     """`None` for a chunk that is absent, or may be in any version."""
     entry: Expected = None
     """The expected version of its entry in the journal."""
+
+    def is_whole(self, pieces: Sequence[Piece]) -> bool:
+        """Return whether *pieces* are the whole chunk."""
+        return self.entity is not None and list(pieces) == [ByteRange(0, self.entity.length)]
 
 
 @dataclass(eq=False)
@@ -239,14 +259,31 @@ class Session:
         lost = await self._put_entry(address, entry, replaced.entry)
         return entity.etag if lost is None else lost
 
+    async def keep_chunk(
+        self, address: ChunkAddress, replaced: ReplacedChunk
+    ) -> ETag | Conflict | None:
+        """Enter a chunk of the parent into the journal, without a copy of its bytes; return its
+        version, `None` for a virtual chunk, which has to be written.
+        """
+        if replaced.entity is None or isinstance(replaced.entry, str):  # it is entered already
+            return replaced.entity and replaced.entity.etag
+        entry = await self.lookup(address)
+        if not isinstance(entry, Native | InlineChunk):
+            return None
+        return await self._put_entry(address, entry, ABSENT) or self.entity_of(entry).etag
+
     async def delete_chunk(
-        self, view: SessionView, address: ChunkAddress, expected: ETag | None
+        self, view: SessionView, address: ChunkAddress, expected: Expected
     ) -> Conflict | None:
-        """Delete a chunk; see `write_chunk`."""
+        """Delete a chunk; see `write_chunk`. The deletion of an absent one is in the commit too,
+        since another commit may have written it.
+        """
         replaced = await self.find_replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
-        if expected is not None or await self.lookup(address) is not None:
+        if replaced.entity is None and isinstance(replaced.entry, str):  # it is deleted already
+            return None
+        if expected is not None or view.is_in_parent(address.node):
             return await self._put_entry(address, None, replaced.entry)
         await self.journal.remove(address)
         await self._confirm(address, None)
@@ -416,8 +453,8 @@ class SessionCommit:
 async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, ChunkChanges]:
     """Read the changed chunks of *view* from the journal, by node id.
 
-    Entries outside of the current shape are left out, and deletions of chunks that the parent
-    does not have.
+    Entries outside of the current shape are left out. Raises: `ConflictError` for chunk files that
+    are gone.
     """
     found: dict[bytes, ChunkChanges] = {}
     for node in view.among(await session.journal.arrays()):
@@ -436,13 +473,48 @@ async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> C
         address = ChunkAddress(node, coords)
         if (stored := await journal.get(address, listed[coords].etag)) is None:
             raise StorageUnavailableError(journal.ref(address), "was listed, and does not exist")
-        if stored.entry is not None or await session.lookup(address) is not None:
-            payloads[coords] = stored.entry
+        payloads[coords] = stored.entry
 
     listed = await journal.entries(node.node_id)
     inside = [coords for coords in listed if chunks.has(coords)]
     await bounded_gather(read, inside, limit=32)
+    await _check_files(session, node, payloads, listed)
     return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
+
+
+async def _check_files(
+    session: Session,
+    node: ViewedNode,
+    payloads: Mapping[tuple[int, ...], JournalEntry],
+    listed: Mapping[tuple[int, ...], ListedEntry],
+) -> None:
+    """Check that chunk files exist that garbage collection may have removed: those of entries older
+    than `_YOUNG_S`, or of unknown age.
+    """
+    since_s = session.clock() - _YOUNG_S
+    references = {
+        at: entry
+        for at, entry in payloads.items()
+        if isinstance(entry, Native) and (listed[at].modified_s or 0) < since_s
+    }
+    wanted = [entry.chunk_id for entry in references.values()]
+    lengths = await chunk_lengths(session.store, session.repository, wanted)
+    lost = [
+        f"chunk {list(at)} in chunks/{encode_id(entry.chunk_id)}"
+        for at, entry in sorted(references.items())
+        if lengths.get(entry.chunk_id, 0) < entry.byte_range.stop
+    ]
+    if lost:
+        more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
+        named = ", ".join(lost[:_MAX_NAMED])
+        # An inner chunk is written into its shard, whose index is lost.
+        remedy = "write these chunks again"
+        if may_have_shards(node.document):
+            remedy = "write the chunks of these shards in another session"
+        raise ConflictError(
+            f"/{node.path}: garbage collection has removed files that the session wrote: "
+            f"{named}{more}; {remedy}"
+        )
 
 
 def _sorted_changes(

@@ -170,19 +170,23 @@ class SessionStore:
         replaced = await self.session.find_replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
+        if replaced.is_whole(pieces):
+            kept = await self.session.keep_chunk(address, replaced)
+            if kept is not None:
+                return kept
         data = await self._joined(ref, pieces, expected, replaced.entity)
         return await self.session.write_chunk(view, address, data, replaced)
 
-    async def delete(self, ref: ObjectRef, *, expected: ETag | None) -> bool | Conflict:
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         """Delete a chunk, or a node with all nodes below it."""
         view = await self.session.view()
         require_open(view.session)
         if (path := node_path(ref.key)) is not None:
             if view.node(path) is None:
-                return expected is None or CONFLICT
+                return is_as_expected(None, expected) or CONFLICT
             return await self._edit(path, expected, partial(delete_nodes, path=path)) or CONFLICT
         if (address := view.address(ref.key)) is None:
-            return expected is None or CONFLICT
+            return is_as_expected(None, expected) or CONFLICT
         return await self.session.delete_chunk(view, address, expected) or True
 
     async def is_whole_chunk(self, key: str) -> bool:
@@ -280,8 +284,16 @@ class _SessionListing:
                 folded = start
                 yield self._listed(start, None)
 
-    def _listed(self, key: str, nbytes: int | None, etag: ETag | None = None) -> Listed:
-        return Listed(ObjectRef(self.bucket, key), nbytes, etag)
+    def _listed(
+        self,
+        key: str,
+        nbytes: int | None,
+        etag: ETag | None = None,
+        modified_s: float | None = None,
+    ) -> Listed:
+        """List a key; of what has no entry in the journal the time is the begin of the session."""
+        modified_s = modified_s or self.view.session.created_at_s
+        return Listed(ObjectRef(self.bucket, key), nbytes, etag, modified_s)
 
     def _blocks(self) -> list[KeyBlock[ViewedNode]]:
         found = (self.view.node(path) for path in self.view.paths())
@@ -342,7 +354,8 @@ class _SessionListing:
         match reference:
             case InlineChunk() | Native():
                 entity = session.entity_of(reference)
-                return self._listed(key, entity.length, entity.etag)
+                modified_s = None if entry is None else entry.modified_s
+                return self._listed(key, entity.length, entity.etag, modified_s)
             case Virtual(_, byte_range, _):
                 return self._listed(key, byte_range.length)
         return None

@@ -38,7 +38,7 @@ for (const button of document.querySelectorAll("button[data-mint]")) {
     shown.hidden = false;
   });
 }
-const fillIn = async () => {
+const fillIn = async (pause) => {
   const pending = document.querySelectorAll("[data-pending]");
   if (!pending.length) return;
   const response = await fetch(location.href, { headers: { accept: "text/html" } }).catch(() => null);
@@ -50,9 +50,9 @@ const fillIn = async () => {
     found.hidden = row.hidden;
     row.replaceWith(found);
   }
-  setTimeout(fillIn, 2000);
+  setTimeout(fillIn, pause, Math.min(2 * pause, 60_000));
 };
-setTimeout(fillIn, 1000);
+setTimeout(fillIn, 1000, 2000);
 for (const picture of document.querySelectorAll("img.large")) {
   fetch(picture.src).then(({ headers }) => {
     if (!headers.get("last-modified")) return;

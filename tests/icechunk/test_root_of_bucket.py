@@ -1,0 +1,54 @@
+"""Repositories at the root of a bucket, whose keys begin with a slash: Icechunk before 2.1."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from shardgate.model import ObjectRef
+from shardgate.storage.memory import MemoryStore
+from tests.icechunk.sessions.replicas import ROOT, Replica, contents, files_of_repository, ref
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
+    """Write a repository once."""
+    return files_of_repository(tmp_path_factory.mktemp("root") / "repo")
+
+
+@pytest.fixture
+def store(files: Mapping[str, bytes]) -> MemoryStore:
+    """Return a store with a repository whose keys begin with a slash."""
+    store = MemoryStore()
+    for name, data in files.items():
+        store.place(ObjectRef(ROOT.bucket, f"/{name}"), data)
+    return store
+
+
+async def test_repository_whose_keys_begin_with_a_slash_is_committed_to(
+    store: MemoryStore,
+) -> None:
+    """A session of a repository whose keys begin with a slash is read, written and committed, and
+    all new files have such keys.
+    """
+    replica = await Replica.of(store)
+    session_id = await replica.begin()
+    session = await replica.enter(session_id)
+    await session.put(ref("a/c/1"), [b"\x09" * 600], expected=None)
+    made = await replica.commit(session_id)
+
+    read: Any = await contents(await (await Replica.of(store)).enter(session_id))
+    assert read["a/c/0"] == b"\x01\x02"
+    assert read["a/c/1"] == b"\x09" * 600
+    assert (await (await Replica.of(store)).opened.find("main")) == made.snapshot_id
+    assert all([each.ref.key.startswith("/") async for each in store.list(ROOT)])
+
+
+async def test_keys_without_a_slash_are_preferred(
+    store: MemoryStore, files: Mapping[str, bytes]
+) -> None:
+    """Of two repositories at the root of a bucket, the one with plain keys is opened."""
+    for name, data in files.items():
+        store.place(ROOT.join(name), data)
+
+    assert (await Replica.of(store)).opened.directory == ROOT

@@ -10,8 +10,8 @@ import zarr
 from zarr.core.buffer import cpu
 
 from shardgate.errors import StorageUnavailableError
-from shardgate.formats.surveying import RefDescription
-from shardgate.model import ObjectRef, VirtualKey
+from shardgate.formats.surveying import LEFT_OUT, Description, RefDescription
+from shardgate.model import ObjectRef, VirtualKey, join_path
 from shardgate.read.listing import Root
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
@@ -30,6 +30,7 @@ from shardgate.survey.inspect import (
     measure,
     summarize,
 )
+from shardgate.survey.verify import verify
 from tests.formats.icechunk.repositories import Builder, digest, lab, spell
 from tests.formats.neuroglancer_precomputed.case import volume_info
 from tests.formats.zarr.building import LITTLE, array_metadata, consolidated, sharding
@@ -91,6 +92,42 @@ async def test_folder_is_summarized_with_paths_below_it() -> None:
     ]
     assert (only.path, only.node) == ("", "g/s0")
     assert (await look(store, "g/s0/c/")).collections == ()
+
+
+@pytest.mark.parametrize("folder", ["", "lab/", "lab/a.zip/"])
+async def test_names_of_an_archive_that_are_no_keys_are_summarized(folder: str) -> None:
+    """The summary of a folder, and of an archive itself, has the number of names that are no keys,
+    and an example.
+    """
+    store = MemoryStore()
+    store.place(ROOT.join("lab/a.zip"), archive(Entry(b"./a"), Entry(b"./b"), Entry(b"c")))
+
+    (only,) = (await look(store, folder)).collections
+
+    assert join_path(folder.rstrip("/"), only.path) == "lab/a.zip"
+    assert only.found.kind == LEFT_OUT
+    assert only.found.why_sharded == "2 names are no keys, such as './a'"
+
+
+async def test_names_that_are_no_keys_are_inspected_and_not_verified() -> None:
+    """Names of an archive that are no keys are told by `inspect`, in the reason of a page of
+    descriptions, and by `verify` as not checked, which is no damage.
+    """
+    store = MemoryStore()
+    store.place(ROOT.join("lab/a.zip"), archive(Entry(b"../a")))
+    opened = reading(store)
+    root = opened.resolver.root(opened.dataset)
+    reason = "1 name is no key, such as '../a'"
+
+    (inspected,) = await inspect_root(root)
+    page = await inspect_page(root, limit=9)
+    report = await verify(root, chunks=False)
+
+    assert isinstance(inspected, Description)
+    assert (inspected.path, inspected.why_sharded) == ("lab/a.zip", reason)
+    assert (page.is_all, page.reason) == (True, f"lab/a.zip: {reason}")
+    assert report.not_checked == {"lab/a.zip": reason}
+    assert not report.damages
 
 
 async def test_summary_is_bounded() -> None:

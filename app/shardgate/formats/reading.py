@@ -11,6 +11,23 @@ class DecodeError(ValueError):
     """Bytes that were read cannot be decoded; the message says why."""
 
 
+class StepsError(DecodeError):
+    """Decoding takes more steps than the object may take."""
+
+
+class StepBudget:
+    """The steps that decoding an object may take: the same for all processes, however busy."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def spend(self, count: int) -> None:
+        """Count steps. Raises: `StepsError`."""
+        self._left -= count
+        if self._left < 0:
+            raise StepsError("decoding it takes more steps than an object of its length may take")
+
+
 class Weighable(Protocol):
     """A decoded value with a size in memory."""
 

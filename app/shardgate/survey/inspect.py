@@ -392,8 +392,7 @@ class _Summarizer:
                 return await self._add_below_ref(layout, rest)
             if rest and layout.encloses(rest):
                 return True
-        entered, start = await enter(self._root, self._folder)
-        below = replace(entered, ref=entered.ref.join(self._path[start:]))
+        below = await self._enter()
         async with aclosing(find_containers(below)) as containers:
             async for opened in containers:
                 path, found, _ = opened
@@ -406,6 +405,13 @@ class _Summarizer:
                         return False
                     await self._add(visited, is_versioned=isinstance(found, Stateful))
         return True
+
+    async def _enter(self) -> Root:
+        """Return the root at the folder. An archive is left where it lies, to be described too."""
+        entered, start = await enter(self._root, self._folder)
+        if start == len(self._folder):
+            return replace(self._root, ref=self._root.ref.join(self._path))
+        return replace(entered, ref=entered.ref.join(self._path[start:]))
 
     async def _add_repository(self, path: str, layout: Stateful) -> None:
         repository = await open_repository(self._root, join_path(self._path, path))

@@ -1,6 +1,7 @@
 """Columns of Parquet files as pandas and fastparquet write them, and of hostile files."""
 
 import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, StepsError
+from tests.formats.kerchunk.thrift import Field, assemble, encode, varint
 
 PATHS = ["s3://b/a.nc", None, "s3://b/b.nc", "s3://b/a.nc", "é", ""]
 RAWS = [None, b"", b"\x00\xff", None, None, b"x" * 300]
@@ -165,3 +167,37 @@ def test_damaged_file_is_decoded_or_refused(tmp_path: Path, *, is_categorical: b
             refused += 1
 
     assert 500 < refused < 2000
+
+
+def _table(rows: int, levels: bytes, values: bytes = b"") -> bytes:
+    """Return a table of one optional column of texts, in one page that zstd compresses."""
+    body = struct.pack("<I", len(levels)) + levels + values
+    stored = zstandard.compress(body)
+    kinds = [[1, 5, rows], [2, 5, 0], [3, 5, 3], [4, 5, 3]]
+    head = encode(12, [[1, 5, 0], [2, 5, len(body)], [3, 5, len(stored)], [5, 12, kinds]])
+    sizes = [[6, 6, len(head) + len(body)], [7, 6, len(head) + len(stored)], [9, 6, 4]]
+    column = [[3, 12, [[1, 5, 6], [4, 5, 6], [5, 6, rows], *sizes]]]
+    schema = [[[4, 8, b"root"], [5, 5, 1]], [[1, 5, 6], [3, 5, 1], [4, 8, b"path"]]]
+    group = [[1, 9, (12, [column])], [2, 6, 0], [3, 6, rows]]
+    footer: list[Field] = [[1, 5, 1], [2, 9, (12, schema)], [3, 6, rows], [4, 9, (12, [group])]]
+    return assemble(b"PAR1" + head + stored, footer)
+
+
+def test_runs_are_counted_steps() -> None:
+    """Half a million runs in few bytes are refused by steps; as many rows in one run are read."""
+    rows = 2**19
+    file = ParquetFile(_table(rows, b"\2\0" * rows), rows)
+
+    with pytest.raises(StepsError):
+        file.texts("path")
+    codes, _ = ParquetFile(_table(rows, varint(2 * rows) + b"\0"), rows).texts("path")
+    assert (codes == NULL).all()
+
+
+def test_texts_are_counted_steps() -> None:
+    """Few bytes that inflate to more texts than a table may have steps are refused unread."""
+    rows = 2**22 + 2**16
+    file = ParquetFile(_table(rows, varint(2 * rows) + b"\1", bytes(4 * rows)), rows)
+
+    with pytest.raises(StepsError):
+        file.texts("path")

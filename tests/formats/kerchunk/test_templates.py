@@ -12,12 +12,10 @@ from shardgate.formats.kerchunk.templates import (
     MOST_STEPS,
     Failed,
     Generated,
-    Steps,
-    StepsError,
     Templates,
     generate,
 )
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, StepBudget, StepsError
 
 TEXTS = {"u": "s3://bucket/a", "f": "{{c}}-{{n}}", "twice": "{{c}}{{c}}"}
 
@@ -252,9 +250,9 @@ def test_evaluations_of_a_long_expression_are_counted(member: str) -> None:
     """A pattern with a long expression may generate a thousandth of those with a short one."""
     short = PATTERN | {"key": "{{i}}", "dimensions": {"i": {"stop": 30}, "j": [1]}}
 
-    assert len(list(generate([short], Templates({}, Steps(MOST_STEPS // 1000))))) == 30
+    assert len(list(generate([short], Templates({}, StepBudget(MOST_STEPS // 1000))))) == 30
     with pytest.raises(StepsError):
-        list(generate([short | {member: LONG}], Templates({}, Steps(MOST_STEPS // 1000))))
+        list(generate([short | {member: LONG}], Templates({}, StepBudget(MOST_STEPS // 1000))))
 
 
 @pytest.mark.parametrize(
@@ -268,13 +266,13 @@ def test_evaluations_of_a_long_expression_are_counted(member: str) -> None:
 def test_letters_of_results_are_counted(pattern: Any) -> None:
     """Results, which take memory, are steps like the expressions that they come from."""
     with pytest.raises(StepsError):
-        list(generate([pattern], Templates(TEXTS, Steps(40_000))))
+        list(generate([pattern], Templates(TEXTS, StepBudget(40_000))))
 
 
 def test_patterns_share_their_steps() -> None:
     """Several patterns together may not take more steps than one of them."""
     pattern = {"key": "{{i}}", "url": "s3://b/x", "dimensions": {"i": {"stop": 20}}}
-    steps = Steps(6000)
+    steps = StepBudget(6000)
 
     assert len(list(generate([pattern], Templates({}, steps)))) == 20
     with pytest.raises(StepsError):
@@ -289,4 +287,4 @@ def test_usual_pattern_may_generate_a_hundred_thousand_references() -> None:
         "dimensions": {"i": {"stop": 100}, "j": {"stop": 10}},
     }
 
-    assert len(list(generate([pattern], Templates({}, Steps(MOST_STEPS // 100))))) == 1000
+    assert len(list(generate([pattern], Templates({}, StepBudget(MOST_STEPS // 100))))) == 1000

@@ -31,12 +31,10 @@ from shardgate.formats.kerchunk.templates import (
     STEPS_PER_BYTE,
     Failed,
     Generated,
-    Steps,
-    StepsError,
     Templates,
     generate,
 )
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, StepBudget, StepsError
 from shardgate.formats.references import inline_bytes
 
 _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
@@ -143,7 +141,7 @@ def _decode(cursor: _Cursor, most_rows: int, nbytes: int) -> ReferenceSet:
                 raise DecodeError("no reference set: none of its members is a reference")
             builder, urls = flat, flat.urls
         case 1 if b"refs" not in flat:
-            steps = Steps(MOST_STEPS + STEPS_PER_BYTE * nbytes)
+            steps = StepBudget(MOST_STEPS + STEPS_PER_BYTE * nbytes)
             builder, urls = nested, _expand(nested, others, steps)
         case 1:
             raise DecodeError("no reference set: refs: expected an object")
@@ -175,7 +173,9 @@ def _add(builder: TableBuilder, name: str, value: Json) -> None:
         builder.add_invalid(name, str(error))
 
 
-def _expand(builder: TableBuilder, others: Json, steps: Steps) -> Sequence[str | InvalidReference]:
+def _expand(
+    builder: TableBuilder, others: Json, steps: StepBudget
+) -> Sequence[str | InvalidReference]:
     """Add the references that ``gen`` generates, and return the URLs without templates."""
     texts = others.get("templates")
     templates = Templates(texts, steps)

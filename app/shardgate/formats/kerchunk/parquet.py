@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.formats.compression import decode_content
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, StepBudget
 from shardgate.model import EVERYTHING, check_integer
 
 NULL: Final = 2**32 - 1
@@ -39,6 +39,12 @@ _BYTES: Final = 6
 _OPTIONAL: Final = 1
 _LENGTH: Final = struct.Struct("<I")
 _TAIL_NBYTES: Final = 8
+_MOST_STEPS: Final = 2**22
+"""Steps of about 0.5 µs that any file may take, and one more for each of its bytes: few bytes
+inflate to many texts and runs.
+"""
+_RUN_STEPS: Final = 16
+"""Steps for a run of levels or codes, beside those of numpy for its values."""
 _MOST_NUMBER: Final = EVERYTHING.stop
 
 type _Struct = dict[int, Any]
@@ -127,6 +133,8 @@ class _Chunk(NamedTuple):
     nbytes: int
     decoded_nbytes: int
     """Bytes of all pages, as the footer announces them: an upper bound."""
+    steps: StepBudget
+    """Of the file."""
 
 
 class _ColumnPage(NamedTuple):
@@ -142,6 +150,7 @@ class _ColumnPage(NamedTuple):
     value_count: int
     """Number of values in `data`."""
     data: bytes
+    steps: StepBudget
 
 
 class ParquetFile:
@@ -155,6 +164,7 @@ class ParquetFile:
         if nbytes > _MOST_HEADER_NBYTES or start < len(_MAGIC):
             raise DecodeError(f"Parquet: a footer of {nbytes} bytes")
         footer = _Reader(data[start:-_TAIL_NBYTES]).fields()
+        steps = StepBudget(_MOST_STEPS + len(data))
         self._data = memoryview(data)[:start]
         fields = [_field(element) for element in _get(footer, 2, list)[1:]]
         self._chunks: dict[str, list[_Chunk]] = {name: [] for name, _ in fields}
@@ -164,7 +174,7 @@ class ParquetFile:
             rows = _number(group, 3, what, most_rows - self.rows)
             self.rows += rows
             for (name, is_optional), column in zip(fields, _get(group, 1, list), strict=False):
-                chunk = _chunk(_get(column, 3, dict), rows, start, is_optional=is_optional)
+                chunk = _chunk(_get(column, 3, dict), rows, start, steps, is_optional=is_optional)
                 self._chunks[name].append(chunk)
         stored_nbytes = sum(chunk.nbytes for chunks in self._chunks.values() for chunk in chunks)
         if stored_nbytes > start:  # pages that several columns share would be decoded for each
@@ -260,7 +270,7 @@ def _field(element: Any) -> tuple[str, bool]:
     return name, _number(element, 3, "repetition of a column", _OPTIONAL) == _OPTIONAL
 
 
-def _chunk(meta: _Struct, rows: int, stop: int, *, is_optional: bool) -> _Chunk:
+def _chunk(meta: _Struct, rows: int, stop: int, steps: StepBudget, *, is_optional: bool) -> _Chunk:
     """Read the metadata of a column whose pages end before *stop*."""
     if (coding := _CODINGS.get(compression := _number(meta, 4, "compression"))) is None:
         raise DecodeError(f"Parquet: compression {compression}, which is not zstd, gzip or brotli")
@@ -270,7 +280,7 @@ def _chunk(meta: _Struct, rows: int, stop: int, *, is_optional: bool) -> _Chunk:
         start = min(start, _number(meta, 11, "offset of a dictionary", stop))
     nbytes = _number(meta, 7, "bytes of a column", stop - start)
     decoded_nbytes = _number(meta, 6, "bytes of an inflated column")
-    return _Chunk(kind, is_optional, coding, rows, start, nbytes, decoded_nbytes)
+    return _Chunk(kind, is_optional, coding, rows, start, nbytes, decoded_nbytes, steps)
 
 
 def _page(
@@ -296,7 +306,7 @@ def _page(
         data = data[reader.at :]
     present = np.ones(rows, np.bool_)
     if chunk.is_optional and rows:
-        present = _unpack(levels, 1, rows) == 1
+        present = _unpack(levels, 1, rows, chunk.steps) == 1
         count = int(present.sum())
     encoding = _number(header, 4 if kind == _DATA_PAGE_2 else 2, "encoding of a page")
     is_plain = is_dictionary or encoding == _PLAIN
@@ -304,7 +314,7 @@ def _page(
         raise DecodeError(f"Parquet: the encoding {encoding} of values is not decoded")
     if is_plain and count * _LENGTH.size > len(data):  # each value has 4 bytes or more
         raise DecodeError(f"Parquet: a page of {len(data)} bytes has no {count} values")
-    return _ColumnPage(chunk.kind, is_dictionary, is_plain, present, count, data)
+    return _ColumnPage(chunk.kind, is_dictionary, is_plain, present, count, data, chunk.steps)
 
 
 def _integers(page: _ColumnPage) -> NDArray[np.int64]:
@@ -318,6 +328,7 @@ def _integers(page: _ColumnPage) -> NDArray[np.int64]:
 def _texts(page: _ColumnPage) -> Iterator[bytes]:
     if page.kind != _BYTES:
         raise DecodeError("Parquet: a column has no texts or bytes")
+    page.steps.spend(page.value_count)
     at, data = 0, page.data
     for _ in range(page.value_count):
         start = at + _LENGTH.size
@@ -329,19 +340,21 @@ def _texts(page: _ColumnPage) -> Iterator[bytes]:
 
 def _look_up[T: np.generic](page: _ColumnPage, dictionary: NDArray[T]) -> NDArray[T]:
     """Return the values at the positions that *page* holds."""
-    codes = _unpack(page.data[1:], page.data[0] if page.data else 0, page.value_count)
+    bits = page.data[0] if page.data else 0
+    codes = _unpack(page.data[1:], bits, page.value_count, page.steps)
     if codes.max() >= len(dictionary):
         raise DecodeError(f"Parquet: a value {codes.max()} of {len(dictionary)} in a dictionary")
     return dictionary[codes]
 
 
-def _unpack(data: bytes, bits: int, count: int) -> NDArray[np.uint32]:
+def _unpack(data: bytes, bits: int, count: int, steps: StepBudget) -> NDArray[np.uint32]:
     """Decode *count* integers of so many *bits*: runs of one value, and packed groups of eight."""
     if bits > 32:  # noqa: PLR2004  the most that the format knows
         raise DecodeError(f"Parquet: integers of {bits} bits")
     unpacked, at, reader = np.zeros(count, np.uint32), 0, _Reader(data)
     weights = 1 << np.arange(bits, dtype=np.uint32)
     while at < count and bits:
+        steps.spend(_RUN_STEPS)
         head = reader.varint()
         if head & 1:
             packed = np.frombuffer(reader.take((head >> 1) * bits), np.uint8)

@@ -16,7 +16,7 @@ from operator import add, floordiv, mod, mul, sub
 from typing import Any, Final, NamedTuple
 
 from shardgate.formats.documents import Json
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, StepBudget, StepsError
 
 MOST_STEPS: Final = 2**27
 """Steps that any set may take, some 3 s; 100,000 usual generated references take fewer."""
@@ -80,23 +80,6 @@ type _Operation = str | int | _Name | _Call | _Operator
 """A step of an expression in postfix order."""
 
 
-class StepsError(DecodeError):
-    """A set takes more steps than it may; its other keys are not known either."""
-
-
-class Steps:
-    """The steps that one set may take: the same for all processes, however busy they are."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def spend(self, count: int) -> None:
-        """Count steps. Raises: `StepsError`."""
-        self._left -= count
-        if self._left < 0:
-            raise StepsError("its templates and gen take more steps than a set of its length may")
-
-
 class _Template(NamedTuple):
     parts: Sequence[str | Sequence[_Operation]]
     """Texts, and what is evaluated between them."""
@@ -109,13 +92,13 @@ class Templates:
     A template that is called sees its arguments only, so no call leads to a further one.
     """
 
-    def __init__(self, texts: Json, steps: Steps | None = None) -> None:
+    def __init__(self, texts: Json, steps: StepBudget | None = None) -> None:
         """Take the member ``templates`` of a set; values that are no short texts are undefined.
         Raises: `DecodeError`.
         """
         if not isinstance(texts, dict | None):
             raise DecodeError("templates: expected an object of texts by name")
-        self.steps = steps or Steps(MOST_STEPS)
+        self.steps = steps or StepBudget(MOST_STEPS)
         self._compile = lru_cache(_COMPILED)(self._compile_text)
         self._values: dict[str, Value] = {
             name: partial(self.render, text, is_called=True) if _BEGIN in text else text

@@ -21,6 +21,7 @@ from shardgate.model import check_integer
 _END: Final = Struct("<4s4H2LH")
 """§4.3.16: signature, this disk and the directory's first, entries on this disk and on all, bytes
 and offset of the directory, bytes of the comment."""
+_END_SIGNATURE: Final = b"PK\5\6"
 _LOCATOR: Final = Struct("<4sLQL")
 """§4.3.15: signature, disk and offset of the zip64 end record, number of disks."""
 _END64: Final = Struct("<4sQ2H2L4Q")
@@ -169,17 +170,14 @@ def unwrap(end: EndRecord, start: int) -> EndRecord:
 
 
 def parse_end(tail: bytes) -> EndRecord | None:
-    """Parse the records at the end of an archive; `None` without one. The last end record counts,
-    and bytes may follow its comment.
+    """Parse the records at the end of an archive; `None` without one. Bytes may follow the comment.
+    The last end record with all of its comment counts: texts in comments can have its signature.
     """
-    at = len(tail) - _END.size
-    if at < 0 or not tail.startswith(b"PK\5\6", at) or not tail.endswith(b"\0\0"):
-        at = tail.rfind(b"PK\5\6", max(0, at - _MOST_COMMENT_NBYTES))
-    if at < 0 or len(tail) < at + _END.size:
+    if not (places := _find_ends(tail)):
         return None
-    _, *disks, count, nbytes, start, comment_nbytes = _END.unpack_from(tail, at)
-    if at + _END.size + comment_nbytes > len(tail):
+    if (at := next((at for at in places if _end_of(tail, at) <= len(tail)), None)) is None:
         raise DecodeError("it ends within its comment")
+    _, *disks, count, nbytes, start, _ = _END.unpack_from(tail, at)
     found = (*disks, count, nbytes, start)
     located = at - _LOCATOR.size
     is_narrow = located < 0 or not tail.startswith(b"PK\6\7", located)
@@ -192,6 +190,23 @@ def parse_end(tail: bytes) -> EndRecord | None:
     if nbytes < count * _RECORD.size:
         raise DecodeError(f"its central directory of {nbytes} bytes cannot have {count} entries")
     return EndRecord(start, nbytes, count, len(tail) - at + nbytes, is_narrow=is_narrow)
+
+
+def _find_ends(tail: bytes) -> Sequence[int]:
+    """Return where end records may begin, the last one first."""
+    places = list[int]()
+    stop = len(tail) - _END.size + len(_END_SIGNATURE)
+    first = max(0, len(tail) - _END.size - _MOST_COMMENT_NBYTES)
+    while (at := tail.rfind(_END_SIGNATURE, first, max(0, stop))) >= 0:
+        places.append(at)
+        stop = at
+    return places
+
+
+def _end_of(tail: bytes, at: int) -> int:
+    """Return where the comment of the end record at *at* ends."""
+    comment_nbytes: int = _END.unpack_from(tail, at)[-1]
+    return at + _END.size + comment_nbytes
 
 
 def _find_end64(tail: bytes, located: int) -> int:

@@ -334,7 +334,7 @@ def test_expanded_templates_are_bounded_by_the_bytes_of_the_set() -> None:
     refs = {str(number): ["{{u}}" + str(number)] for number in range(12_000)}
     document = {"version": 1, "templates": {"u": "x" * 4000}, "refs": refs}
 
-    with pytest.raises(DecodeError, match="more steps than a set"):
+    with pytest.raises(DecodeError, match="more steps than an object"):
         _decode(document)
 
 

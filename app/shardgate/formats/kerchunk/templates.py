@@ -62,13 +62,13 @@ type Variables = Mapping[str, Value]
 _NONE: Final[Variables] = {}
 
 
-class _Name(NamedTuple):
+class _Variable(NamedTuple):
     """The value of a variable."""
 
     name: str
 
 
-class _Call(NamedTuple):
+class _TemplateCall(NamedTuple):
     """The text of a template with the values before it as *arguments*."""
 
     name: str
@@ -76,7 +76,7 @@ class _Call(NamedTuple):
 
 
 type _Operator = Callable[[int, int], int]
-type _Operation = str | int | _Name | _Call | _Operator
+type _Operation = str | int | _Variable | _TemplateCall | _Operator
 """A step of an expression in postfix order."""
 
 
@@ -140,7 +140,7 @@ class Templates:
             name = text[start + len(_BEGIN) : end].strip() if end >= 0 else ""
             parts.append(text[at:start])
             if name in names or (not is_called and name in self._values):
-                parts.append([_Name(name)])
+                parts.append([_Variable(name)])
                 at = end + len(_END)
                 steps += _NAME_STEPS
                 continue
@@ -168,7 +168,7 @@ def _parse(expression: str) -> Sequence[_Operation]:
             case ast.Constant(str() | int() as value):
                 backwards.append(value)
             case ast.Name(name):
-                backwards.append(_Name(name.removeprefix(_MARK)))
+                backwards.append(_Variable(name.removeprefix(_MARK)))
             case ast.UnaryOp(ast.USub(), operand):
                 backwards.append(sub)
                 nodes += [ast.Constant(0), operand]
@@ -177,7 +177,7 @@ def _parse(expression: str) -> Sequence[_Operation]:
                 nodes += [left, right]
             case ast.Call(ast.Name(name), [], keywords):
                 names = [(each.arg or "").removeprefix(_MARK) for each in keywords]
-                backwards.append(_Call(name.removeprefix(_MARK), names))
+                backwards.append(_TemplateCall(name.removeprefix(_MARK), names))
                 nodes += [each.value for each in keywords]
             case _:
                 raise DecodeError(f"{expression[:80]!r} of a template is not evaluated")
@@ -190,11 +190,11 @@ def _evaluate(operations: Sequence[_Operation], variables: Variables, others: Va
         match operation:
             case str() | int():
                 stack.append(operation)
-            case _Name(name):
+            case _Variable(name):
                 stack.append(_look_up(name, variables, others))
                 if callable(stack[-1]):
                     raise DecodeError(f"{name!r} is a template with parameters, used without them")
-            case _Call(name, arguments):
+            case _TemplateCall(name, arguments):
                 if not callable(template := _look_up(name, variables, others)):
                     raise DecodeError(f"{name!r} is no template with parameters")
                 first = len(stack) - len(arguments)

@@ -164,7 +164,7 @@ async def test_unreadable_entry_is_damage_and_others_are_read(name: str) -> None
     assert {"bad", "good"} <= {*await found.names()}
 
 
-@pytest.mark.parametrize("size", [0, 6, 8, 2**63])
+@pytest.mark.parametrize("size", [0, 6, 8, 2**63 - 1])
 async def test_wrong_size_of_a_deflated_entry_is_damage(size: int) -> None:
     """A deflated entry whose directory has another size or checksum is no content."""
     narrow = {"size": size} if size < 2**32 else {"size": 2**32 - 1}

@@ -202,6 +202,11 @@ def test_members_without_collections_are_reported(tmp_path: Path, command: str, 
     shown = run(command, str(tmp_path / name))
 
     said = "no arrays or other collections in the containers found\n"
+    if (command, name) == ("verify", "refs.json"):  # references are verified, whatever they are of
+        said = (
+            "0 collections, 0 shards, 0 inner chunks of 0 bytes: none damaged\n"
+            "2 references\nchecked the indexes of 0 shards\n"
+        )
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
 
 

@@ -172,6 +172,11 @@ class MemberLayout(Layout):
     def is_read_only(self) -> bool:
         return True
 
+    @property
+    def references(self) -> ObjectRef | None:
+        """Return the object whose references lead to the members; by default they lie in one."""
+        return None
+
     @abstractmethod
     async def find(self, name: str, fetch: Fetch) -> Place:
         """Find the member *name*. Raises: `DamagedError`, `NotAllowedError`."""

@@ -21,7 +21,7 @@ from shardgate.errors import (
     lost,
 )
 from shardgate.formats.contract import Layout
-from shardgate.formats.kerchunk.layout import ReferenceLayout
+from shardgate.formats.members import MemberLayout
 from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.formats.surveying import (
     LEFT_OUT,
@@ -137,8 +137,9 @@ class _Verifier:
 
     async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding]:
         _, layout, _ = opened
-        if isinstance(layout, ReferenceLayout):
-            async for finding in _Sources(layout, self._root.fetch).findings():
+        if isinstance(layout, MemberLayout) and layout.references is not None:
+            sources = _Sources(layout, layout.references, self._root.fetch)
+            async for finding in sources.findings():
                 yield finding
         if not isinstance(layout, Stateful):
             for _, _, found in await collections_of(self._root, opened):
@@ -195,8 +196,10 @@ async def _findings_of(
 class _Sources:
     """The objects that the references of a set lead to, each with the furthest of its parts."""
 
-    def __init__(self, layout: ReferenceLayout, fetch: Fetch) -> None:
+    def __init__(self, layout: MemberLayout, references: ObjectRef, fetch: Fetch) -> None:
+        """Take *references*, the object with those of *layout*."""
         self._layout = layout
+        self._references = references
         self._fetch = fetch
         self._furthest: dict[ObjectRef, NeededObject] = {}
         self._unchecked: Counter[str] = Counter()
@@ -210,7 +213,7 @@ class _Sources:
                 if (damage := await self._follow(name)) is not None:
                     yield damage
         except DamagedError as error:
-            if error.ref == self._layout.read.ref:
+            if error.ref == self._references:
                 self._unchecked[error.reason] += 1
             else:
                 yield Report.of_damage(error.ref, "", error.reason)
@@ -226,7 +229,7 @@ class _Sources:
         except NotAllowedError as error:
             self._unchecked[str(error)] += 1
         except (DamagedError, StorageError) as error:
-            if error.ref != self._layout.read.ref:
+            if error.ref != self._references:
                 return Report.of_damage(error.ref, name, error.reason)
         else:
             if isinstance(place, Part) and place.byte_range.length:

@@ -93,6 +93,10 @@ class ReferenceLayout(MemberLayout):
     allowed: tuple[Allowed, ...]
     read: Read[ReferenceSet]
 
+    @property
+    def references(self) -> ObjectRef:
+        return self.read.ref
+
     async def find(self, name: str, fetch: Fetch) -> Place:
         if (found := await fetch(self.read)) is None:
             return MISSING

@@ -16,9 +16,9 @@ _STOP_S: Final = 20.0
 
 
 def environ(**more: str) -> dict[str, str]:
-    """Return the environment without settings of the service or of AWS."""
+    """Return the environment without settings of the service or of AWS, with this tree's code."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SHARDGATE_", "AWS_"))}
-    return kept | {"PYTHONPATH": str(ROOT)} | more
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "app", ROOT)))} | more
 
 
 def wait_until(is_true: Callable[[], object], longest_s: float = _START_S) -> None:

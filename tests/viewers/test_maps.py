@@ -34,6 +34,11 @@ ABSENT: Final = {f"0/{band}/c/1/2" for band in BANDS}
 ROOTS: Final = ("folder", "repository/@tag.v1", f"~{TOKENS['ana']}/private")
 
 
+DAMAGED: Final = 424
+POLL_MS: Final = 20
+LONGEST_POLLS: Final = 3000
+
+
 def band(number: int) -> npt.NDArray[np.float32]:
     """Return distinct values with a hole of NaN."""
     values = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE) + 1 + 100_000 * number
@@ -108,13 +113,19 @@ type Drawn = tuple[npt.NDArray[np.float32], list[str], list[Asked]]
 """Values of each pixel and band, errors of tiles, and requests."""
 
 
-def draw(browser: Browser, page_url: str, url: str) -> Drawn:
-    """Draw the group at *url* with a pixel for each value of its finest level."""
+def draw(browser: Browser, page_url: str, url: str, damaged: int = 0) -> Drawn:
+    """Draw the group at *url* with a pixel for each value of its finest level, and wait for the
+    answers of *damaged* chunks: a tile fails with the first of them.
+    """
     with browser.new_context() as context:
         page = context.new_page()
         asked, faults = listen(page, page_url)
         page.goto(page_url)
         drawn = page.evaluate("given => draw(...given)", [url, BANDS, SHAPE, BBOX])
+        for _ in range(LONGEST_POLLS):
+            if sum(each.status == DAMAGED for each in asked) >= damaged:
+                break
+            page.wait_for_timeout(POLL_MS)
         assert not faults
     return np.array(drawn["values"], np.float32).reshape(*SHAPE, -1), drawn["errors"], asked
 
@@ -152,8 +163,9 @@ def test_map_asks_for_each_chunk_once(drawn: Drawn, root: str) -> None:
 
 def test_map_asks_once_for_damaged_chunks(browser: Browser, page_url: str, service: str) -> None:
     """The map asks once for each chunk of a damaged shard, and reports the tile that lacks them."""
-    _, errors, asked = draw(browser, page_url, f"{service}/damaged")
-    damaged = Counter(each.url.removeprefix(f"{service}/") for each in asked if each.status == 424)
+    _, errors, asked = draw(browser, page_url, f"{service}/damaged", damaged=4)
+    refused = [each.url for each in asked if each.status == DAMAGED]
+    damaged = Counter(url.removeprefix(f"{service}/") for url in refused)
 
     assert damaged == Counter(f"damaged/0/red/c/{y}/{x}" for y in (0, 1) for x in (0, 1))
     assert errors == ["Error: Unexpected response status 424 Failed Dependency"]

@@ -25,6 +25,7 @@ from shardgate.model import ByteRange, ObjectRef
 from shardgate.storage.contract import Listed
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import Call, TracedStore
+from tests.formats.icechunk.building_repo import Repo, ref, snapshot
 from tests.icechunk.sessions.replicas import Late, Replica
 from tests.support.writable_repositories import Place, new_place
 
@@ -96,6 +97,72 @@ async def test_commit_over_a_missing_log_is_refused(committing: Committing) -> N
 
     assert [each["kind"] for each in raised.value.conflicts] == ["missing_transaction_log"]
     assert raised.value.actual_parent == theirs
+
+
+async def test_commit_over_a_damaged_log_is_damage(committing: Committing) -> None:
+    """A commit over a log that cannot be decoded raises DamagedError of that log."""
+    parent = (await committing.add("root")).snapshot_id
+    theirs = (await committing.add("theirs", parent)).snapshot_id
+    (committing.place.folder / "transactions" / theirs).write_bytes(b"no log")
+
+    with pytest.raises(DamagedError, match=f"transactions/{theirs}"):
+        await committing.add("g", parent)
+
+
+async def test_amend_of_a_commit_whose_log_is_missing_is_damage(committing: Committing) -> None:
+    """An amend of a commit whose log is missing raises DamagedError, as its changes would get lost
+    from the log.
+    """
+    await committing.add("root")
+    tip = (await committing.add("a", committing.tip)).snapshot_id
+    (committing.place.folder / "transactions" / tip).unlink()
+
+    with pytest.raises(DamagedError, match=f"transactions/{tip}.*changes .* are unknown"):
+        await committing.add("b", tip, amend=True)
+    assert committing.tip == tip
+
+
+async def test_rebase_from_a_missing_parent_is_damage(committing: Committing) -> None:
+    """A commit whose parent is in the history, and lacks its snapshot file, raises DamagedError."""
+    parent = (await committing.add("root")).snapshot_id
+    await committing.add("theirs", parent)
+    (committing.place.folder / "snapshots" / parent).unlink()
+
+    with pytest.raises(DamagedError, match=f"{parent}.*the repository lists it"):
+        await committing.add("g", parent)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "kind"),
+    [("_MAX_LOGS", 1, "too_many_commits"), ("_MAX_LOG_NBYTES", 200, "too_many_changes")],
+)
+async def test_commit_over_too_much_is_refused(
+    committing: Committing, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, kind: str
+) -> None:
+    """A commit over more commits, or larger changes, than can be compared is a conflict; one over
+    as much as the limit is made.
+    """
+    monkeypatch.setattr(f"shardgate.icechunk.commit.{limit}", most)
+    await committing.add("root")
+    parent = (await committing.add("a", committing.tip)).snapshot_id
+
+    await committing.add("b", committing.tip)
+    await committing.add("c", parent)
+    with pytest.raises(CommitConflictError) as raised:
+        await committing.add("d", parent)
+
+    assert [each["kind"] for each in raised.value.conflicts] == [kind]
+    assert committing.messages() == ["c", "b", "a", "root"]
+
+
+async def test_commit_to_an_unsorted_repository_is_damage(committing: Committing) -> None:
+    """A commit raises DamagedError where the tip of its branch is not listed in order of ids."""
+    listed = snapshot(b"z" * 12), snapshot(b"a" * 12)
+    repo = Repo(branches=[ref("main", 1)], snapshots=listed)
+    (committing.place.folder / "repo").write_bytes(repo.file())
+
+    with pytest.raises(DamagedError, match="the tip of a branch, not in order of ids"):
+        await committing.add("g")
 
 
 async def test_commit_over_a_missing_snapshot_is_refused(committing: Committing) -> None:

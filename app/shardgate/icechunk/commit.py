@@ -171,7 +171,7 @@ def find_commit(
     if (tip_id := info.branches.get(request.branch)) is None:
         raise UnknownRefError(f"there is no branch {request.branch} in {opened.directory}")
     if (snapshot := info.snapshot(tip_id)) is None:
-        raise DamagedError(opened.repo, f"does not list {tip_id}, the tip of a branch")
+        raise DamagedError(opened.repo, f"lists {tip_id}, the tip of a branch, not in order of ids")
     if request.amend and snapshot.parent_id is None:
         raise ConflictError(f"{tip_id} is the first commit, which cannot be amended")
     return BranchTip(file, snapshot, read_at)
@@ -272,7 +272,7 @@ class CommitBuilder:
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         rewritten = await self._rewrite_all(applied, config.compression_level, files)
-        amended = await self._read_log(tip.snapshot.object_id) if request.amend else None
+        amended = await self._read_amended_log(tip) if request.amend else None
         name = opened.repository.file("snapshots", base.object_id)
         finish = partial(self._finish, tip, base, applied, rewritten, amended)
         is_long = self._is_long or amended is not None
@@ -352,14 +352,15 @@ class CommitBuilder:
         return await self.opened.decode_in_thread(repository.file("manifests", object_id), decode)
 
     async def _read_base(self, tip: BranchTip, tip_id: str) -> StoredSnapshot:
-        if tip.ahead:
-            return tip.ahead[-1].snapshot
-        opened = self.opened
-        base = await read_snapshot(opened.repository, tip_id, opened.fetch)
-        if base is None:
-            name = opened.repository.file("snapshots", tip.snapshot.object_id)
+        return tip.ahead[-1].snapshot if tip.ahead else await self._read_snapshot(tip_id)
+
+    async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot:
+        repository = self.opened.repository
+        found = await read_snapshot(repository, snapshot_id, self.opened.fetch)
+        if found is None:
+            name = repository.directory.join(f"snapshots/{snapshot_id}")
             raise DamagedError(name, "does not exist, and the repository lists it")
-        return base
+        return found
 
     async def _rebase(self, changes: ChangeSet, tip: BranchTip, base: StoredSnapshot) -> ChangeSet:
         """Turn *changes* of the parent into changes of *base*; raise `CommitConflictError`."""
@@ -370,9 +371,7 @@ class CommitBuilder:
         if chain is None:
             self._refuse(tip_id, "parent_not_in_history")
         logs = await self._read_logs(chain, tip)
-        parent = await read_snapshot(opened.repository, request.parent_id, opened.fetch)
-        if parent is None:
-            self._refuse(tip_id, "parent_not_in_history")
+        parent = await self._read_snapshot(request.parent_id)
         rebased = await opened.decode_in_thread(
             opened.repo, lambda: rebase(changes, parent, logs, base, request.policy)
         )
@@ -391,28 +390,31 @@ class CommitBuilder:
             for object_id in (*info.pruned_ancestor_tx_logs, info.object_id)
             if object_id not in ahead
         ]
-        found, nbytes = list[TransactionLog](), 0
+        logs, nbytes = list[TransactionLog](), 0
         if len(wanted) > _MAX_LOGS:
             self._refuse(tip.snapshot_id, "too_many_commits")
         for batch in batched(wanted, _LOGS_AT_ONCE):
-            try:
-                logs = await bounded_gather(self._read_log, batch)
-            except DamagedError:
+            read = await bounded_gather(self._find_log, batch)
+            found = [log for log in read if log is not None]
+            if len(found) < len(read):
                 self._refuse(tip.snapshot_id, "missing_transaction_log")
-            found += logs
-            nbytes += sum(log.nbytes for log in logs)
+            logs += found
+            nbytes += sum(log.nbytes for log in found)
             if nbytes > _MAX_LOG_NBYTES:
                 self._refuse(tip.snapshot_id, "too_many_changes")
-        return [*found, *ahead.values()]
+        return [*logs, *ahead.values()]
 
-    async def _read_log(self, object_id: bytes) -> TransactionLog:
-        repository = self.opened.repository
-        decode = TransactionLogDecoder(object_id, repository.limit_nbytes)
-        log = await repository.read("transactions", object_id, decode, self.opened.fetch)
+    async def _read_amended_log(self, tip: BranchTip) -> TransactionLog:
+        log = await self._find_log(tip.snapshot.object_id)
         if log is None:
-            name = repository.file("transactions", object_id)
+            name = self.opened.repository.file("transactions", tip.snapshot.object_id)
             raise DamagedError(name, "does not exist: the changes of the snapshot are unknown")
         return log
+
+    async def _find_log(self, object_id: bytes) -> TransactionLog | None:
+        repository = self.opened.repository
+        decode = TransactionLogDecoder(object_id, repository.limit_nbytes)
+        return await repository.read("transactions", object_id, decode, self.opened.fetch)
 
     def _refuse(self, tip_id: str, kind: str) -> NoReturn:
         whole = asdict(CommitConflict(kind, "/"))

@@ -168,9 +168,7 @@ def test_commit_of_collected_chunk_files_is_refused_until_they_are_written_again
         session_id = services.begin()
         assert services.put(session_id, "a/c/1", value).status_code == 200
         services.repo.garbage_collect(datetime.now(UTC) + timedelta(hours=1))
-        two_hours_ago = time.time() - 2 * 3600
-        for file in tmp_path.rglob("*"):  # those of the last hour are not looked up
-            os.utime(file, (two_hours_ago, two_hours_ago))
+        age(tmp_path)
 
         refused = services.commit(session_id, at=1)
         assert refused.status_code == 409
@@ -179,6 +177,41 @@ def test_commit_of_collected_chunk_files_is_refused_until_they_are_written_again
         assert services.put(session_id, "a/c/1", value).status_code == 200
         services.committed(session_id)
         assert services.group()["a"][1024:].tobytes() == value
+
+
+def test_lost_shard_of_a_session_is_written_in_another_session(tmp_path: Path) -> None:
+    """Writes into a session's shard that garbage collection removed are 424, and the commit is 409,
+    which asks for another session; the chunk is committed with that.
+    """
+    value = bytes([5]) * 1024
+    with replicas(new_place(tmp_path)) as services:
+        session = services.repo.writable_session("main")
+        options: Any = {"shape": (2048,), "shards": (2048,), "chunks": (1024,), "dtype": "u1"}
+        zarr.open_group(session.store).create_array("s", compressors=None, **options)
+        session.commit("empty")
+        session_id, other_id = services.begin(), services.begin()
+        assert services.put(session_id, "s/c/1", value).status_code == 200
+        services.repo.garbage_collect(datetime.now(UTC) + timedelta(hours=1))
+        age(tmp_path)
+
+        written = services.put(session_id, "s/c/0", value, at=1)
+        assert (written.status_code, "missing or too short" in written.text) == (424, True)
+        assert services.delete(session_id, "s/c/1", at=1).status_code == 424
+        refused = services.commit(session_id)
+        assert refused.status_code == 409
+        assert refused.json()["detail"].endswith(
+            "write the chunks of these shards in another session"
+        )
+        assert services.put(other_id, "s/c/1", value).status_code == 200
+        services.committed(other_id)
+        assert services.group()["s"][1024:].tobytes() == value
+
+
+def age(folder: Path) -> None:
+    """Let all files be two hours old: those of the last hour are not looked up."""
+    two_hours_ago = time.time() - 2 * 3600
+    for file in folder.rglob("*"):
+        os.utime(file, (two_hours_ago, two_hours_ago))
 
 
 BRANCHES: Final = ("main", "one", "two")

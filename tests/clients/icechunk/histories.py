@@ -45,9 +45,10 @@ def _steps(*what: str) -> st.SearchStrategy[Step]:
     return st.builds(Step, st.sampled_from(what), st.integers(0, 4), st.integers(0, 4))
 
 
+_OF_CHUNKS: Final = ("write", "erase", "same", "clear")
 STEP: Final = _steps(
-    "write", "write", "erase", "erase", "same", "note", "note", "same note", "resize", "resize",
-    "remove", "remake", "create",
+    "write", "write", "erase", "erase", "same", "clear", "note", "note", "same note", "resize",
+    "resize", "regrid", "remove", "remake", "reshape", "create",
 )  # fmt: skip
 EVENT: Final = st.tuples(
     st.sampled_from(
@@ -95,35 +96,61 @@ def edit(session: icechunk.Session, steps: Sequence[Step], base: Mapping[str, by
 
 
 def _edits(session: icechunk.Session, step: Step, base: Mapping[str, bytes]) -> list[Edit]:  # noqa: PLR0911 - one for each step
-    is_of_chunk = step.what in ("write", "erase", "same")
-    nodes = ARRAYS if is_of_chunk or step.what == "resize" else NODES
+    is_of_array = step.what in (*_OF_CHUNKS, "resize", "regrid", "reshape")
+    nodes = ARRAYS if is_of_array else NODES
     node = nodes[step.where % len(nodes)]
-    key, chunk = f"{node}/zarr.json", f"{node}/c/{step.value}"
+    key = f"{node}/zarr.json"
     document = read(session, key)
     if document is None:
         above = node.rpartition("/")[0]
         has_group = read(session, f"{above}/zarr.json".lstrip("/")) is not None
         return [(key, GROUP)] if step.what == "create" and has_group else []
+    if step.what in _OF_CHUNKS:
+        return _chunk_edits(session, step, node)
     parsed = json.loads(document)
+    resized = json.dumps(parsed | {"shape": [1 + step.value]}).encode()
     match step.what:
-        case "write" if node != "s":
-            return [(chunk, bytes([step.value + 7]))]
-        case "erase":
-            return [(chunk, None)]
-        case "same" if node != "s" and (data := read(session, chunk)) is not None:
-            return [(chunk, data)]
         case "note":
             noted = json.dumps(parsed | {"attributes": {"n": step.value}}).encode()
             return [(key, noted if step.value % 2 else base.get(key, noted))]
         case "same note":
             return [(key, document)]
         case "resize":
-            return [(key, json.dumps(parsed | {"shape": [1 + step.value]}).encode())]
+            return [(key, resized)]
+        case "regrid" if node != "s":
+            return [(key, json.dumps(parsed | _grid(node, step.value)).encode())]
         case "remove":
             return [(f"{node}/", None)]
         case "remake":
             return [(f"{node}/", None), (key, document)]
+        case "reshape" if node != "s":  # a session creates no sharded array
+            return [(f"{node}/", None), (key, resized), (f"{node}/c/{step.value}", None)]
     return []
+
+
+def _chunk_edits(session: icechunk.Session, step: Step, node: str) -> list[Edit]:
+    chunk = f"{node}/c/{step.value}"
+    match step.what:
+        case "write" if node != "s":
+            return [(chunk, bytes([step.value + 7]))]
+        case "erase":
+            return [(chunk, None)]
+        case "clear":
+            return [(f"{node}/c/", None)]
+        case "same" if node != "s" and (data := read(session, chunk)) is not None:
+            return [(chunk, data)]
+    return []
+
+
+def _grid(node: str, value: int) -> dict[str, Any]:
+    """Return a shape and a grid of other chunks; in a rectilinear array, of fewer or more."""
+    if node != "r":
+        size = 1 + value % 2
+        grid = {"name": "regular", "configuration": {"chunk_shape": [size]}}
+        return {"shape": [5 * size], "chunk_grid": grid}
+    edges = [2, 1, 1, 1, 1][: 1 + value]
+    grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [edges]}}
+    return {"shape": [sum(edges)], "chunk_grid": grid}
 
 
 def _make(session: icechunk.Session, key: str, data: bytes | None) -> None:

@@ -111,6 +111,8 @@ def test_random_histories_end_as_with_the_library(lab: Lab, examples: int) -> No
 _ABSENT: Final = Step("erase", 0, 3)
 _WRITE: Final = ("commit", [Step("write", 0, 3)])
 _NOTE: Final = ("commit", [Step("note", 2, 1)])
+_REGRID: Final = [Step("regrid", 2, 0), Step("regrid", 2, 3)]
+"""A rectilinear array loses all chunks but the first, and gets them back."""
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,11 @@ _NOTE: Final = ("commit", [Step("note", 2, 1)])
         ([Step("remake", 2, 0)], _WRITE, {"delete_of_updated_array"}),
         ([Step("remake", 2, 0), Step("remove", 2, 0)], _WRITE, {"delete_of_updated_array"}),
         ([Step("remake", 0, 0)], ("commit", [Step("write", 1, 3)]), {"delete_of_updated_array"}),
+        ([Step("reshape", 0, 2)], _WRITE, {"delete_of_updated_array"}),
+        ([_ABSENT, Step("clear", 0, 0)], _WRITE, {"chunk_double_update"}),
+        ([Step("clear", 0, 0)], _WRITE, set()),
+        (_REGRID, ("commit", [Step("write", 2, 3)]), set()),
+        ([Step("erase", 2, 3)], ("commit", _REGRID), {"chunks_updated_in_updated_array"}),
         ([Step("create", 4, 0), Step("remove", 4, 0)], ("commit", [Step("create", 4, 0)]), set()),
     ],
 )

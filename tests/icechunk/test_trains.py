@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 import zarr
 
-from shardgate.errors import CommitConflictError, ConflictError, StorageUnavailableError
+from shardgate.errors import (
+    BusyError,
+    CommitConflictError,
+    ConflictError,
+    StorageUnavailableError,
+)
+from shardgate.icechunk.commit import CommitResult
 from tests.formats.icechunk.peer import read
 from tests.icechunk.sessions.replicas import ROOT, Dying, Late
 from tests.icechunk.train_repository import (
@@ -238,6 +244,52 @@ async def test_lost_answer_of_a_swap_is_found(repository: TrainRepository) -> No
 
     assert [is_conflict(outcome) for outcome in made] == [False, True, False]
     await repository.expect(updates[0], updates[2])
+
+
+async def test_commit_that_another_replica_made_is_found_after_a_failed_swap(
+    repository: TrainRepository,
+) -> None:
+    """A commit of a train whose swap failed is acknowledged if another replica has made it; others
+    of the train are not.
+    """
+    store, parent_id = Late(repository.memory), await repository.tip()
+    other, first, second = await repository.replica(), Update(0, (0,)), Update(0, (1,))
+
+    async def overtake() -> None:
+        await commit(other, parent_id, first)
+        raise StorageUnavailableError(ROOT, "out of reach")
+
+    async def arm() -> None:
+        store.before("put", "repo", overtake)
+
+    store.after("put", "overwritten/", arm)
+    made = await commit_all(await repository.replica(store), parent_id, first, second)
+
+    assert [type(outcome) for outcome in made] == [CommitResult, StorageUnavailableError]
+    await repository.expect(first)
+
+
+async def test_train_that_is_always_overtaken_gives_up(
+    repository: TrainRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A train that other writers overtake each time fails with `BusyError`, which names the branch;
+    it is not made.
+    """
+    monkeypatch.setattr("shardgate.concurrency._SWAPS", 3)
+    store, parent_id = Late(repository.memory), await repository.tip()
+    other, theirs = await repository.replica(), [Update(0, (number,)) for number in range(3)]
+    waiting = iter(theirs)
+
+    async def overtake() -> None:
+        await commit(other, await _tip(other), next(waiting))
+        store.before("put", "overwritten/", overtake)
+
+    store.before("put", "overwritten/", overtake)
+    (made,) = await commit_all(await repository.replica(store), parent_id, Update(1))
+
+    assert isinstance(made, BusyError)
+    assert "branch main: gave up after 3" in str(made)
+    await repository.expect(*theirs)
 
 
 async def test_caller_that_leaves_does_not_hurt_its_train(repository: TrainRepository) -> None:

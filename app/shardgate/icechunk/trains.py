@@ -300,9 +300,9 @@ class Committer:
         try:
             while True:
                 departed_at = clock()
-                if commits := queue.take(_MAX_COMMITS):
-                    opened, tip = commits[0].builder.opened, _newest_tip(commits, arrived_at)
-                    await Train(self.swaps, opened, branch[1], commits, tip).run()
+                commits = queue.take(_MAX_COMMITS)
+                opened, tip = commits[0].builder.opened, _newest_tip(commits, arrived_at)
+                await Train(self.swaps, opened, branch[1], commits, tip).run()
                 arrived_at = clock()
                 if len(commits) + len(queue.requests) > 1:
                     await queue.fill(min(_LONGEST_WAIT_S, arrived_at - departed_at))

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import icechunk
@@ -270,6 +271,28 @@ def test_session_stays_open_after_a_conflict(pair: Replicas) -> None:
     assert pair.put(ours, f"{name}/c/2", b"\x09\x09").status_code == 200
     pair.committed(ours, on_conflict="ours")
     assert pair.group()[name][:].tolist() == [7, 7, 2, 2, 9, 9]
+
+
+def test_deletion_of_an_absent_inner_chunk_conflicts(pair: Replicas) -> None:
+    """A session that deletes an absent inner chunk of a shard conflicts with a commit that writes
+    it; with ``ours`` the chunk stays absent.
+    """
+    name = secrets.token_hex(4)
+    writer = pair.repo.writable_session("main")
+    options: Any = {"shape": (4,), "chunks": (1,), "shards": (2,), "dtype": "u1"}
+    root = zarr.open_group(writer.store, mode="a")
+    root.create_array(name, compressors=None, **options)[:1] = 1
+    writer.commit("one inner chunk")
+    session_id = pair.begin()
+    assert pair.delete(session_id, f"{name}/c/1").is_success
+    writer = pair.repo.writable_session("main")
+    zarr.open_array(writer.store, path=name)[1:2] = 9
+    writer.commit("the other inner chunk")
+
+    refused = pair.commit(session_id, at=1).json()
+    assert [each["kind"] for each in refused["conflicts"]] == ["chunk_double_update"]
+    pair.committed(session_id, on_conflict="ours")
+    assert pair.group()[name][:].tolist() == [1, 0, 0, 0]
 
 
 def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None:

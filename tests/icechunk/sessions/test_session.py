@@ -363,6 +363,81 @@ async def test_write_during_a_commit_is_included_or_refused(
     assert kinds == {str, errors.BusyError, errors.ConflictError}
 
 
+LATE_WRITES: Final = {"inline": b"\x0b" * 2, "native": b"\x0b" * 600, "gone": None}
+late_writes = pytest.mark.parametrize("data", LATE_WRITES.values(), ids=LATE_WRITES)
+
+
+async def write_late(scene: Scene, session_id: str, data: bytes | None) -> None:
+    """Write or delete the chunk 2 by the slow replica."""
+    store = await scene.late.enter(session_id)
+    if data is None:
+        await store.delete(ref("a/c/2"), expected=None)
+    else:
+        await store.put(ref("a/c/2"), [data], expected=None)
+
+
+@late_writes
+async def test_write_whose_session_is_committed_before_its_answer_is_in_the_commit(
+    scene: Scene, data: bytes | None
+) -> None:
+    """A write is acknowledged if its session is committed after its entry was stored."""
+    session_id = await scene.begin()
+    scene.store.after("put", f"{session_id}/", lambda: scene.other.commit(session_id))
+
+    await write_late(scene, session_id, data)
+
+    committed = await contents(await scene.other.enter(session_id))
+    assert committed.get("a/c/2") == data
+
+
+@late_writes
+async def test_write_after_the_commit_of_its_session_is_refused(
+    scene: Scene, data: bytes | None
+) -> None:
+    """A write fails with ConflictError if its session is committed before its entry is stored."""
+    session_id = await scene.begin()
+    scene.store.before("put", f"{session_id}/", lambda: scene.other.commit(session_id))
+
+    with pytest.raises(errors.ConflictError, match="committed before this write"):
+        await write_late(scene, session_id, data)
+
+    committed = await contents(await scene.other.enter(session_id))
+    assert committed["a/c/2"] == b"\x05\x06"
+
+
+async def test_write_waits_for_a_commit_that_another_request_finishes(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A write whose session is sealed before its answer waits for the commit, which includes it."""
+    session_id = await scene.begin()
+    scene.store.after(
+        "put", f"{session_id}/", lambda: begin_to_commit(scene.other, session_id, "k")
+    )
+
+    writing = asyncio.create_task(scene.put(scene.late, session_id, 2))
+    done, _ = await asyncio.wait([writing], timeout=0.05)
+    assert not done
+    await scene.other.commit(session_id, "k")
+    await writing
+    await scene.demand(tmp_path, 0, 1, 2, commits=1)
+
+
+async def test_write_during_an_interrupted_commit_is_busy(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write whose session stays sealed fails with BusyError; the commit includes it later."""
+    monkeypatch.setattr("shardgate.icechunk.sessions.session._COMMIT_S", 0.05)
+    session_id = await scene.begin()
+    scene.store.after(
+        "put", f"{session_id}/", lambda: begin_to_commit(scene.other, session_id, "k")
+    )
+
+    with pytest.raises(errors.BusyError, match="commit of the session was interrupted"):
+        await scene.put(scene.late, session_id, 2)
+    await scene.other.commit(session_id, "k")
+    await scene.demand(tmp_path, 0, 1, 2, commits=1)
+
+
 @moments
 @pytest.mark.parametrize("name", CHANGES)
 async def test_write_of_a_failing_replica_is_atomic(

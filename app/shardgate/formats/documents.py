@@ -30,6 +30,8 @@ _OTHER_SPELLINGS: Final = (rb"\u004", rb"\u005", rb"\u006", rb"\u007", b"\0")
 """Beginnings of escaped letters, and a byte of other encodings than UTF-8."""
 _PARSED_AT_ONCE_NBYTES: Final = 256 * 1024
 _WRITTEN_AT_ONCE: Final = 1000
+_MOST_AT_ONCE: Final = 16_000
+"""Values at all depths in what is written in one call, of a millisecond."""
 _FEW_VALUES: Final = 16
 """In an object or list that is written without a look at them."""
 MOST_LEVELS: Final = 1024
@@ -178,7 +180,7 @@ def _inner(value: Json) -> Collection[Json]:
 
 def _is_short(values: Collection[Json], counts: Mapping[int, int]) -> bool:
     """Return whether *values* have few members and items at all depths."""
-    return sum(counts.get(id(value), 1) for value in values) <= 2 * _WRITTEN_AT_ONCE
+    return sum(counts.get(id(value), 1) for value in values) <= _MOST_AT_ONCE
 
 
 def _count_values(document: Json) -> Mapping[int, int]:

@@ -25,7 +25,7 @@ _MOST_STEPS: Final = 2**22
 two million are fewer only than those of a value of megabytes.
 """
 _BYTES_PER_STEP: Final = 4
-_VALUE_STEPS: Final = 2
+VALUE_STEPS: Final = 2
 _VALUE_NBYTES: Final = 24
 _CONTAINER_NBYTES: Final = 56
 _KEY_NBYTES: Final = 48
@@ -88,7 +88,7 @@ class _FlexReader:
 
     def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
         self._spend(_VALUE_NBYTES)
-        self._steps.spend(_VALUE_STEPS)
+        self._steps.spend(VALUE_STEPS)
         kind, width = packed >> 2, 1 << (packed & 3)
         match kind:
             case _K.NULL:
@@ -144,7 +144,7 @@ class _FlexReader:
         if stop < 0:
             raise DecodeError("damaged FlexBuffer: a key does not end")
         self._spend(_KEY_NBYTES)
-        self._steps.spend(_VALUE_STEPS)
+        self._steps.spend(VALUE_STEPS)
         return _decode_text(self._slice(at, stop - at))
 
     def _bytes(self, at: int, width: int) -> bytes:

@@ -12,6 +12,7 @@ from shardgate.formats.icechunk.flatbuffers import DATA, TEXT, Field, FlatBuffer
 from shardgate.formats.icechunk.flexbuffers import (
     MAX_DEPTH,
     MEMORY_PER_BYTE,
+    VALUE_STEPS,
     decode_flexbuffer,
     encode_flexbuffer,
     plain_float,
@@ -107,7 +108,7 @@ def _refuse(code: int, _: bytes) -> Never:
 
 
 def _plain(value: Json, depth: int, steps: StepBudget) -> Json:
-    steps.spend(1)
+    steps.spend(VALUE_STEPS)
     match value:
         case dict() | list() if depth == MAX_DEPTH:
             raise DecodeError(f"damaged MessagePack: it nests deeper than {MAX_DEPTH}")

@@ -97,7 +97,7 @@ class ZipEntry(NamedTuple):
     def fault(self) -> str:
         """Reason why the entry cannot be read; empty for none."""
         if self.size == _MOST_WIDE:
-            return "its zip64 size is 2^63-1 bytes or more"
+            return "it would have 2^63-1 bytes or more once inflated"
         if self.flags & UNREADABLE:
             return "it is encrypted, or a patch"
         if self.method not in (STORED, DEFLATED):

@@ -6,7 +6,7 @@ Its tables are described here for reading and for writing; see `repo_writer`.
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -364,7 +364,7 @@ class RepoInfo:
     """One version of ``repo``; it is read often, so most of it is decoded only when needed."""
 
     payload: bytes
-    stored_nbytes: int
+    stored_nbytes: int = field(compare=False)
     """Bytes of the file; of the payload, if the file is still to be written."""
     limit_nbytes: int
     version: int

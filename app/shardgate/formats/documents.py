@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import batched
+from itertools import batched, repeat
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -29,6 +30,10 @@ _OTHER_SPELLINGS: Final = (rb"\u004", rb"\u005", rb"\u006", rb"\u007", b"\0")
 """Beginnings of escaped letters, and a byte of other encodings than UTF-8."""
 _PARSED_AT_ONCE_NBYTES: Final = 256 * 1024
 _WRITTEN_AT_ONCE: Final = 1000
+_MOST_AT_ONCE: Final = 16_000
+"""Values at all depths in what is written in one call, of a millisecond."""
+_FEW_VALUES: Final = 16
+"""In an object or list that is written without a look at them."""
 MOST_LEVELS: Final = 1024
 """Objects and lists of a JSON text inside one another; orjson reads as many, Python 1,500."""
 _STEPPED_LEVELS: Final = 256
@@ -130,11 +135,12 @@ def write_json(document: Json) -> bytes:
     `parse_json` would refuse.
     """
     texts: list[str] = []
+    counts = _count_values(document)
     open_values = [iter([document])]
     while open_values:
         for part in open_values[-1]:
-            if type(part) is not _Text and not _is_short(part):
-                open_values.append(_parts(part))
+            if type(part) is not _Text and not _is_short([part], counts):
+                open_values.append(_parts(part, counts))
                 break
             texts.append(part if type(part) is _Text else json.dumps(part))
         else:
@@ -150,13 +156,13 @@ class _Text(str):
     __slots__ = ()
 
 
-def _parts(value: Json) -> Iterator[_Text | Json]:
+def _parts(value: Json, counts: Mapping[int, int]) -> Iterator[_Text | Json]:
     """Yield the text of an object or a list, and in between the values that are long."""
     is_object = isinstance(value, dict)
     separator = "{" if is_object else "["
     for some in batched(value.items() if is_object else value, _WRITTEN_AT_ONCE):
         batch = dict(some) if is_object else list(some)
-        if _is_short(batch):
+        if _is_short(_inner(batch), counts):
             yield _Text(separator + json.dumps(batch)[1:-1])
             separator = ", "
             continue
@@ -167,16 +173,30 @@ def _parts(value: Json) -> Iterator[_Text | Json]:
     yield _Text("}" if is_object else "]")
 
 
-def _is_short(value: Json) -> bool:
-    """Return whether *value* has few members and items at all depths."""
-    values = [value]
-    for each in values:
-        members = each.values() if isinstance(each, dict) else each
-        if isinstance(each, dict | list):
-            if len(values) + len(members) > 2 * _WRITTEN_AT_ONCE:
-                return False
-            values += members
-    return True
+def _inner(value: Json) -> Collection[Json]:
+    """Return the values in an object or a list."""
+    return value.values() if isinstance(value, dict) else value
+
+
+def _is_short(values: Collection[Json], counts: Mapping[int, int]) -> bool:
+    """Return whether *values* have few members and items at all depths."""
+    return sum(counts.get(id(value), 1) for value in values) <= _MOST_AT_ONCE
+
+
+def _count_values(document: Json) -> Mapping[int, int]:
+    """Return how many values are in an object or list at all depths, by its id; few are left out.
+    Each value is counted once, however deep it lies.
+    """
+    found = [document] if isinstance(document, dict | list) else []
+    parents = array("q", [0])
+    for at, each in enumerate(found):
+        inner = [value for value in _inner(each) if isinstance(value, dict | list)]
+        found += inner
+        parents.extend(repeat(at, len(inner)))
+    counts = array("q", map(len, found))
+    for at in range(len(found) - 1, 0, -1):
+        counts[parents[at]] += counts[at]
+    return {id(each): n for each, n in zip(found, counts, strict=True) if n > _FEW_VALUES}
 
 
 def as_integer(value: Json) -> Json:

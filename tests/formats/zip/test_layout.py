@@ -148,6 +148,10 @@ UNREADABLE: Final = {
     "local header of another name": (Entry(b"bad", local={"name": 2}), "not as in the directory"),
     "another local method": (Entry(b"bad", local={"method": 8}), "not as in the directory"),
     "locally encrypted": (Entry(b"bad", local={"flags": 1}), "not as in the directory"),
+    "endless": (
+        Entry(b"bad", central={"size": 2**32 - 1}, extra=struct.pack("<2HQ", 1, 8, 2**64 - 1)),
+        "2\\^63-1 bytes or more",
+    ),
     "quoted header": (Entry(b"bad", local={"extra": 1}), "overlaps the next entry"),
 }
 

@@ -35,6 +35,10 @@ _VTABLE_NBYTES: Final = 6
 """Size of the least vtable that has the first field."""
 _MEMORY_PER_TABLE: Final = 64
 _MEMORY_PER_COORDINATE: Final = 16
+_ARRAY_STEPS: Final = 8
+"""Steps for an array, beside those of its table."""
+_PER_STEP: Final = 8
+"""Tables, or coordinates, that numpy reads in a step."""
 _ALIGN: Final = 8
 _WORD: Final = U32.size
 _COPIED: Final = 2**18
@@ -67,6 +71,7 @@ def locate_chunk_tables(reader: FlatBufferReader, at: int, vector: str) -> Chunk
         if start % 4:
             raise DecodeError("damaged FlatBuffer: an offset is not aligned")
         reader.spend(count * _MEMORY_PER_TABLE)
+        reader.steps.spend(_ARRAY_STEPS + count // _PER_STEP)
         parts.setdefault(node_id, []).append((start // 4, count))
     found: list[tuple[bytes, int, int]] = []
     stop = 0
@@ -88,7 +93,9 @@ def _follow_slots(reader: FlatBufferReader, slots: U32s) -> U32s:
         index = walk.follow(walk.first_field(table))
         located[0, block], located[1, block] = table, (index >> 2) + 1
         located[2, block] = walk.count(index)
-    reader.spend(int(located[2].sum(dtype=np.uint64)) * _MEMORY_PER_COORDINATE)
+    coordinate_count = int(located[2].sum(dtype=np.uint64))
+    reader.spend(coordinate_count * _MEMORY_PER_COORDINATE)
+    reader.steps.spend(coordinate_count // _PER_STEP)
     return located
 
 

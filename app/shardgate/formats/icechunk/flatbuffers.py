@@ -19,7 +19,7 @@ import zstandard
 
 from shardgate.formats.compression import decompress_zstd, zstd_capacity
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, encode_id
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, StepBudget
 
 HEADER_NBYTES: Final = 39
 MAGIC: Final = "ICE🧊CHUNK".encode()
@@ -50,6 +50,19 @@ ITEM_NBYTES: Final = 128
 _TARGET_NBYTES: Final = 64
 """Memory of the Python objects for a table, a vtable, a string or struct, and a position."""
 STRING_PER_BYTE: Final = 4
+TABLE_STEPS: Final = 4
+"""Steps for a table, of about 0.5 µs; one more for a text or an offset."""
+_LAYOUT_STEPS: Final = 32
+"""Steps for a vtable."""
+_MOST_STEPS: Final = 2**22
+"""Steps that any file may take: a snapshot may have 30,000 nodes, however well they compress."""
+_STEPS_PER_STORED_BYTE: Final = 4
+"""Further steps for each byte of the file: a snapshot in ``repo`` takes half a step a byte, since
+its id does not compress, and a node of an array about two."""
+_BYTES_PER_STEP: Final = 32
+"""Decompressed bytes for a further step."""
+_DOCUMENT_STEPS: Final = 64
+"""Steps for a document of a node, whose bytes are counted as well."""
 _TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
 _IDENTIFIER: Final = b"Ichk"
 _WIDEST: Final = 8
@@ -126,7 +139,8 @@ class FlatBufferReader:
     copied, are refused.
 
     Tables and strings may be shared, so that a small buffer can describe endlessly many: the memory
-    of objects decoded from it is limited. All methods raise `DecodeError`.
+    of objects decoded from it is limited, and so are the steps, for a file of *stored_nbytes*. All
+    methods raise `DecodeError`.
     """
 
     def __init__(
@@ -135,6 +149,7 @@ class FlatBufferReader:
         limit_nbytes: int = _DEFAULT_LIMIT_NBYTES,
         version: int = 2,
         *,
+        stored_nbytes: int | None = None,
         is_strict: bool = False,
     ) -> None:
         self.data = data
@@ -142,6 +157,10 @@ class FlatBufferReader:
         self.is_strict = is_strict
         self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
         self._layouts: dict[tuple[TableType, int], TableLayout] = {}
+        stored_nbytes = len(data) if stored_nbytes is None else stored_nbytes
+        more_steps = _STEPS_PER_STORED_BYTE * stored_nbytes + len(data) // _BYTES_PER_STEP
+        self.steps = StepBudget(_MOST_STEPS + more_steps)
+        self._documents = StepBudget(len(data))
 
     def spend(self, nbytes: int) -> None:
         """Count *nbytes* of memory, up to the limit of `decoded_nbytes`."""
@@ -154,23 +173,31 @@ class FlatBufferReader:
         if nbytes > self._left_nbytes:
             raise DecodeError(_TOO_MUCH)
 
+    def spend_document(self, nbytes: int) -> None:
+        """Count a document of *nbytes*. No writer shares any, so that all fit into the payload."""
+        self.steps.spend(_DOCUMENT_STEPS)
+        self._documents.spend(nbytes)
+
     def root(self, kind: TableType) -> list[Any]:
         return self.table(kind, self._number(U32, 0))
 
     def table(self, kind: TableType, at: int) -> list[Any]:
         self.spend(TABLE_NBYTES)
+        self.steps.spend(TABLE_STEPS)
         return self._row(kind, at)
 
     def tables(self, kind: TableType, at: int) -> list[list[Any]]:
         """Decode the vector of tables at *at*."""
         targets = self.targets(at)
         self.spend(len(targets) * TABLE_NBYTES)
+        self.steps.spend(len(targets) * TABLE_STEPS)
         return [self._row(kind, target) for target in targets]
 
     def targets(self, at: int) -> list[int]:
         """Return the positions that the offsets in the vector at *at* lead to."""
         start, count = self.vector(at, U32.size)
         self.check(count * _TARGET_NBYTES)
+        self.steps.spend(count)
         offsets = struct.unpack_from(f"<{count}I", self.data, start)
         return list(map(add, range(start, start + U32.size * count, U32.size), offsets))
 
@@ -190,6 +217,7 @@ class FlatBufferReader:
 
     def text(self, at: int) -> str:
         start, count = self.vector(at, 1)
+        self.steps.spend(1)
         self.spend(ITEM_NBYTES + count * (STRING_PER_BYTE - 1))
         try:
             return self.data[start : start + count].decode()
@@ -222,6 +250,7 @@ class FlatBufferReader:
     def lay_out(self, kind: TableType, vtable: int) -> TableLayout:
         """Check the vtable at *vtable*, and return where it places the fields of *kind*."""
         self.spend(_LAYOUT_NBYTES)
+        self.steps.spend(_LAYOUT_STEPS)
         stop = vtable + self._number(U16, vtable)
         size = 2 * len(kind.fields)
         slots = self.data[vtable + 4 : max(vtable + 4, min(vtable + 4 + size, stop))]
@@ -438,7 +467,7 @@ class FileDecoder:
         """Open a file, and read its *root*, a table whose first field is a `FILE_ID`."""
         limit_nbytes = min(self.limit_nbytes, most_nbytes)
         version, payload = open_envelope(data, file_type, limit_nbytes)
-        reader = FlatBufferReader(payload, limit_nbytes, version)
+        reader = FlatBufferReader(payload, limit_nbytes, version, stored_nbytes=len(data))
         row = reader.root(root)
         if (found := row[0]) != self.object_id:
             wanted = encode_id(self.object_id)

@@ -14,12 +14,18 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from shardgate.formats.documents import Json
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, StepBudget
 
 MAX_DEPTH: Final = 128
 MEMORY_PER_BYTE: Final = 32
 """Limit of the memory of a decoded value, for each byte of its encoding: parts can be shared."""
 
+_MOST_STEPS: Final = 2**22
+"""Steps of about 0.5 µs that values may take, two each and for each key, beside one for four bytes:
+two million are fewer only than those of a value of megabytes.
+"""
+_BYTES_PER_STEP: Final = 4
+VALUE_STEPS: Final = 2
 _VALUE_NBYTES: Final = 24
 _CONTAINER_NBYTES: Final = 56
 _KEY_NBYTES: Final = 48
@@ -53,9 +59,16 @@ _ITEMS: Final[Mapping[int, tuple[int, int | None]]] = {
 """Kind of all items by the kind of the vector, and their number where it is not stored."""
 
 
-def decode_flexbuffer(data: bytes) -> Json:
-    """Decode *data*; blobs become base64, and numbers that JSON lacks become null."""
-    return _FlexReader(data).root()
+def value_steps(nbytes: int) -> StepBudget:
+    """Return the budget of values whose encodings have *nbytes* in all."""
+    return StepBudget(_MOST_STEPS + nbytes // _BYTES_PER_STEP)
+
+
+def decode_flexbuffer(data: bytes, steps: StepBudget | None = None) -> Json:
+    """Decode *data*; blobs become base64, and numbers that JSON lacks become null. *steps* is the
+    budget of all values that are decoded together.
+    """
+    return _FlexReader(data, steps or value_steps(len(data))).root()
 
 
 def plain_float(value: float) -> float | None:
@@ -64,8 +77,9 @@ def plain_float(value: float) -> float | None:
 
 
 class _FlexReader:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, steps: StepBudget) -> None:
         self._data = data
+        self._steps = steps
         self._left_nbytes = len(data) * MEMORY_PER_BYTE + _CONTAINER_NBYTES
 
     def root(self) -> Json:
@@ -74,6 +88,7 @@ class _FlexReader:
 
     def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
         self._spend(_VALUE_NBYTES)
+        self._steps.spend(VALUE_STEPS)
         kind, width = packed >> 2, 1 << (packed & 3)
         match kind:
             case _K.NULL:
@@ -129,6 +144,7 @@ class _FlexReader:
         if stop < 0:
             raise DecodeError("damaged FlexBuffer: a key does not end")
         self._spend(_KEY_NBYTES)
+        self._steps.spend(VALUE_STEPS)
         return _decode_text(self._slice(at, stop - at))
 
     def _bytes(self, at: int, width: int) -> bytes:

@@ -12,12 +12,14 @@ from shardgate.formats.icechunk.flatbuffers import DATA, TEXT, Field, FlatBuffer
 from shardgate.formats.icechunk.flexbuffers import (
     MAX_DEPTH,
     MEMORY_PER_BYTE,
+    VALUE_STEPS,
     decode_flexbuffer,
     encode_flexbuffer,
     plain_float,
+    value_steps,
 )
 from shardgate.formats.icechunk.table_copies import TableCopier
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, StepBudget
 
 VERSION: Final = 2
 """Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""
@@ -35,10 +37,11 @@ class Metadata(NamedTuple):
     def decode(self) -> dict[str, Json]:
         """Decode all values; of items with one name the first counts. Raises: `DecodeError`."""
         decode = decode_flexbuffer if self.version >= VERSION else decode_messagepack
+        steps = value_steps(sum(len(value) for _, value in self.items))
         found: dict[str, Json] = {}
         for name, value in self.items:
             if name not in found:
-                found[name] = decode(value)
+                found[name] = decode(value, steps)
         return found
 
 
@@ -86,13 +89,14 @@ METADATA: Final = Field(
 )
 
 
-def decode_messagepack(data: bytes) -> Json:
+def decode_messagepack(data: bytes, steps: StepBudget | None = None) -> Json:
     """Decode the value that *data* spells: binary as base64, numbers that JSON lacks as null."""
     try:
         unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1)
         unpacker.feed(data)
         unpacker.skip()  # before memory is reserved for what a list only claims to hold
-        return _plain(msgpack.unpackb(data, max_ext_len=0, ext_hook=_refuse), 0)
+        value = msgpack.unpackb(data, max_ext_len=0, ext_hook=_refuse)
+        return _plain(value, 0, steps or value_steps(len(data)))
     except DecodeError:
         raise
     except (ValueError, msgpack.UnpackException) as error:
@@ -103,16 +107,17 @@ def _refuse(code: int, _: bytes) -> Never:
     raise DecodeError(f"damaged MessagePack: extension type {code}")
 
 
-def _plain(value: Json, depth: int) -> Json:
+def _plain(value: Json, depth: int, steps: StepBudget) -> Json:
+    steps.spend(VALUE_STEPS)
     match value:
         case dict() | list() if depth == MAX_DEPTH:
             raise DecodeError(f"damaged MessagePack: it nests deeper than {MAX_DEPTH}")
         case dict():
             if not all(isinstance(key, str) for key in value):
                 raise DecodeError("damaged MessagePack: a key is no text")
-            return {key: _plain(item, depth + 1) for key, item in value.items()}
+            return {key: _plain(item, depth + 1, steps) for key, item in value.items()}
         case list():
-            return [_plain(item, depth + 1) for item in value]
+            return [_plain(item, depth + 1, steps) for item in value]
         case bytes():
             return b64encode(value).decode()
         case float():

@@ -6,7 +6,7 @@ Its tables are described here for reading and for writing; see `repo_writer`.
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -364,6 +364,8 @@ class RepoInfo:
     """One version of ``repo``; it is read often, so most of it is decoded only when needed."""
 
     payload: bytes
+    stored_nbytes: int = field(compare=False)
+    """Bytes of the file; of the payload, if the file is still to be written."""
     limit_nbytes: int
     version: int
     """Version of the specification that the file follows."""
@@ -414,8 +416,14 @@ class RepoInfo:
         return self._read(RepoField.LATEST_UPDATES) or []
 
     def reader(self, *, is_strict: bool = False) -> FlatBufferReader:
-        """Begin to read the payload, counting the memory that it takes from 0."""
-        return FlatBufferReader(self.payload, self.limit_nbytes, self.version, is_strict=is_strict)
+        """Begin to read the payload, counting the memory and the steps that it takes from 0."""
+        return FlatBufferReader(
+            self.payload,
+            self.limit_nbytes,
+            self.version,
+            stored_nbytes=self.stored_nbytes,
+            is_strict=is_strict,
+        )
 
     def _read(self, slot: RepoField) -> Any:
         reader = self.reader()
@@ -429,11 +437,13 @@ class RepoInfoDecoder:
     limit_nbytes: int
 
     def __call__(self, data: bytes) -> RepoInfo:
-        return self.decode(open_envelope(data, FileType.REPO_INFO, self.limit_nbytes))
+        envelope = open_envelope(data, FileType.REPO_INFO, self.limit_nbytes)
+        return self.decode(envelope, len(data))
 
-    def decode(self, envelope: Envelope) -> RepoInfo:
+    def decode(self, envelope: Envelope, stored_nbytes: int) -> RepoInfo:
+        """Decode the payload of a file of *stored_nbytes*."""
         version, payload = envelope
-        reader = FlatBufferReader(payload, self.limit_nbytes, version)
+        reader = FlatBufferReader(payload, self.limit_nbytes, version, stored_nbytes=stored_nbytes)
         root = reader.root(REPO.lazy)
         if (spec_version := root[RepoField.SPEC_VERSION]) not in _SPEC_VERSIONS:
             raise DecodeError(f"the repository follows version {spec_version}, not 1 or 2")
@@ -442,6 +452,7 @@ class RepoInfoDecoder:
         snapshots = _SnapshotList(reader, root[RepoField.SNAPSHOTS])
         return RepoInfo(
             payload,
+            stored_nbytes,
             self.limit_nbytes,
             version,
             branches=_read_refs(reader, root[RepoField.BRANCHES], snapshots),

@@ -170,7 +170,7 @@ def rewrite_repo(
     mixed, ids = _mix_snapshots(TableCopier(reader), rows, places, draft.snapshots)
     row[RepoField.SNAPSHOTS] = mixed
     payload = bytes(_write(draft, row, ids))
-    return RepoInfoDecoder(info.limit_nbytes).decode(Envelope(_VERSION, payload))
+    return RepoInfoDecoder(info.limit_nbytes).decode(Envelope(_VERSION, payload), len(payload))
 
 
 def seal_repo(info: RepoInfo) -> bytes:

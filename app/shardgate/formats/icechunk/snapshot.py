@@ -398,6 +398,7 @@ def _find_orphans(nodes: Mapping[str, SnapshotNode | DecodeError]) -> Mapping[st
 
 def _serve_node(reader: FlatBufferReader, stored: StoredNode) -> SnapshotNode | DecodeError:
     """Return the node as it is served, or an error that holds no reference to the payload."""
+    reader.spend_document(len(stored.document))
     try:
         reader.check(json_memory_nbytes(stored.document))
         check_levels(stored.document)

@@ -41,6 +41,12 @@ _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
 """Names of the metadata documents of Zarr v2."""
 _LEAST_NBYTES: Final = 32
 """Bytes of the limit for each reference, which takes 250 bytes of memory while it is decoded."""
+_MOST_MEMBERS: Final = 2**18
+"""References that any set may have, of about 3 µs, and one more for each byte as it is stored: they
+take five bytes or more in JSON, and as many in most that are compressed.
+"""
+_DOCUMENT_NBYTES: Final = 64
+"""Least bytes that a document counts for."""
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MOST_CONSOLIDATED_NBYTES: Final = 16 * 1024**2
 _TEMPLATES: Final = re.compile(rb'"(?:templates|gen)"')
@@ -71,12 +77,13 @@ def _coding(data: bytes) -> str | None:
 
 def decode_json_set(data: bytes, limit_nbytes: int) -> ReferenceSet:
     """Decode a set of at most *limit_nbytes*, also once it is inflated."""
+    members = StepBudget(_MOST_MEMBERS + len(data))
     if (coding := _coding(data)) is not None:
         data = decode_content(coding, data, limit_nbytes)
     check_size(data, limit_nbytes)
     try:
         check_levels(data)
-        return _decode(_Cursor(data.decode()), limit_nbytes // _LEAST_NBYTES, len(data))
+        return _decode(_Cursor(data.decode(), members), limit_nbytes // _LEAST_NBYTES, len(data))
     except DecodeError:
         raise
     except ValueError as error:
@@ -89,8 +96,10 @@ class _Cursor:
     Objects are read with a Python call for each member, so that other threads can run.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, steps: StepBudget) -> None:
         self._text = text
+        self._steps = steps
+        """For members of objects."""
         self._at = 0
         self._decode = json.JSONDecoder().raw_decode
 
@@ -115,6 +124,7 @@ class _Cursor:
         self.skip(_BEGIN)
         is_last = self.begins("}") and bool(self.skip(_NEXT))
         while not is_last:
+            self._steps.spend(1)
             self.skip(_QUOTE)
             name: str = self.value()
             self.skip(_COLON)
@@ -211,7 +221,7 @@ def _consolidate(builder: TableBuilder) -> None:
         if name.rpartition(b"/")[2] not in _DOCUMENTS:
             continue
         data = builder.bytes_of(name)
-        if data is None or (room := room - len(data)) < 0:
+        if data is None or (room := room - max(len(data), _DOCUMENT_NBYTES)) < 0:
             return
         try:
             documents[name.decode()] = parse_json(data)

@@ -2,8 +2,9 @@
 of one that a client writes, which keeps the sharding.
 """
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
@@ -406,7 +407,8 @@ def _translate(sent: bytes, stored: bytes | None) -> bytes:
     old = None if stored is None else _parse_stored(stored)
     if old is None and not begins_like_json(sent):
         return sent
-    known = [] if old is None else [member.value for member in old.members if member.fault]
+    members = () if old is None else old.members
+    known = {_canonical(member.value) for member in members if member.fault}
     document, new = _parse_sent(sent, known)
     if old is None or not _restore(old, document, new):
         return sent
@@ -425,7 +427,11 @@ def _parse_stored(stored: bytes) -> Info | None:
         return None
 
 
-def _parse_sent(sent: bytes, known: Sequence[Json]) -> tuple[Json, Info | None]:
+def _canonical(value: Json) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _parse_sent(sent: bytes, known: Collection[str]) -> tuple[Json, Info | None]:
     """Parse a sent document; of malformed members it may have those that are *known*."""
     try:
         document = parse_json(sent)
@@ -435,7 +441,7 @@ def _parse_sent(sent: bytes, known: Sequence[Json]) -> tuple[Json, Info | None]:
     except ValueError as error:
         raise BadBodyError(f"the info is no JSON: {error}") from None
     for member in () if info is None else info.members:
-        if member.fault and member.value not in known:
+        if member.fault and _canonical(member.value) not in known:
             raise BadBodyError(f"the info: {member.fault}")
     return document, info
 

@@ -96,6 +96,8 @@ class ZipEntry(NamedTuple):
     @property
     def fault(self) -> str:
         """Reason why the entry cannot be read; empty for none."""
+        if self.size == _MOST_WIDE:
+            return "it would have 2^63-1 bytes or more once inflated"
         if self.flags & UNREADABLE:
             return "it is encrypted, or a patch"
         if self.method not in (STORED, DEFLATED):
@@ -328,6 +330,8 @@ def _widen(entry: int, extra: bytes, narrow: Sequence[int]) -> list[int]:
         if nbytes > len(field):
             raise DecodeError(f"entry {entry} has no zip64 {name}")
         wide = int.from_bytes(field[:nbytes], "little") if nbytes else number
+        if name == "size":
+            wide = min(wide, _MOST_WIDE)  # fails this entry only, as its `fault`
         numbers.append(
             check_integer(wide, f"zip64 {name} of entry {entry}", _MOST_WIDE, DecodeError)
         )

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import httpx
 import pytest
 
+from shardgate.read.metadata_cache import ReadCache
+from shardgate.read.resolver import Resolver
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
@@ -60,12 +62,24 @@ USUAL = ("s3", "http", "precomputed")
 
 
 @dataclass
+class Clock:
+    """The monotonic clock, put forward by hand."""
+
+    ahead_s: float = 0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return time.monotonic() + self.ahead_s
+
+
+@dataclass
 class Service:
     """The service over a store that holds one container."""
 
     client: httpx.Client
     store: FaultyServer
     container: Container
+    clock: Clock
 
     def get(self, key: str | None = None, **headers: str) -> httpx.Response:
         """Request *key* of the dataset, by default that of the container."""
@@ -89,6 +103,11 @@ class Service:
                 if any(seen.path.endswith("/ref.json") for seen in self.store.seen):
                     break
                 time.sleep(0.01)
+
+    def heal(self) -> None:
+        """End the faults of the store, and the second for which damage is remembered."""
+        self.store.heal()
+        self.clock.ahead_s += 1.1
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Store objects of the dataset."""
@@ -121,8 +140,13 @@ class Service:
 
 
 @pytest.fixture(params=USUAL)
-def service(request: pytest.FixtureRequest, faulty: FaultyServer) -> Generator[Service]:
+def service(
+    request: pytest.FixtureRequest, faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> Generator[Service]:
     """Serve one container from the object server, without a chunk cache."""
+    clock = Clock()
+    for part in (ReadCache, Resolver):
+        monkeypatch.setattr(f"shardgate.main.{part.__name__}", partial(part, clock=clock))
     scheme, container = SERVICES[request.param]
     form: Literal["auto", "precomputed"] = "auto" if container is ZARR else "precomputed"
     dataset = DatasetSettings(url="s3://bucket/em", store="lab", format=form)
@@ -136,7 +160,7 @@ def service(request: pytest.FixtureRequest, faulty: FaultyServer) -> Generator[S
         datasets={"em": dataset},
     )
     with client_of(settings) as client:
-        found = Service(client, faulty, container)
+        found = Service(client, faulty, container, clock)
         found.put_chunks(container.chunks)
         yield found
 
@@ -191,6 +215,7 @@ def test_damage_is_424_with_name_of_object(service: Service, key: str, damage: D
     service.put({key: damage(whole)})
     answer = service.get(chunk)
     service.put({key: whole})
+    service.heal()
 
     assert (answer.status_code, answer.headers["content-type"]) == (424, "application/problem+json")
     assert f"em/{key}: " in answer.json()["detail"]
@@ -245,7 +270,7 @@ def test_a_lasting_fault_of_the_store_has_its_status(service: Service, step: str
             continue  # absence, to a plain server
         service.store.fail(fault)
         answer = service.get()
-        service.store.heal()
+        service.heal()
 
         assert answer.status_code in expected, fault
         assert service.chunk not in answer.content
@@ -260,7 +285,7 @@ def test_a_silent_store_is_not_waited_for(service: Service, step: str, fault: Fa
     service.reach(step)
     service.store.fail(fault)
     answer = service.get()
-    service.store.heal()
+    service.heal()
 
     assert answer.status_code in {503, 504}
     assert "retry-after" in answer.headers
@@ -299,7 +324,7 @@ def test_shard_replaced_before_every_read_is_an_error(service: Service, step: st
     service.store.fail(Fault.REPLACE, path=f"/bucket/em/{service.container.shard}")
     assert service.get().status_code in {424, 503}
 
-    service.store.heal()
+    service.heal()
     service.put_chunks(service.container.chunks)
     assert service.get().content == service.chunk
 

@@ -95,8 +95,7 @@ class ShardAffinity:
             return path
         if (session := session_prefix(key)) is not None:
             return f"{name}/{session}".encode()
-        layout, rest, _ = await self._resolver.find_container(dataset, key)
-        shard = await layout.shard(rest, self._resolver.root(dataset).fetch)
+        shard = await self._resolver.shard(dataset, key)
         return path if shard is None else shard.encode()
 
 

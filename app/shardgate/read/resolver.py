@@ -50,7 +50,7 @@ _ROOT: Final = VirtualKey("")
 _LOOK_S: Final = 2.0
 """Longest wait for the metadata that tell whether a key can be written."""
 _NO_HEADS: Final[Mapping[Selection, bytes]] = {}
-type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
+type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None, float]
 
 
 class CachedEntity(NamedTuple):
@@ -158,18 +158,26 @@ class Resolver:
         return _Opening(self._open, self._fetch, dataset, key, choose, reading, held)
 
     async def _open(self, opening: _Opening, tracker: FreshnessTracker) -> Opened | None:
-        choose, held = opening.choose, opening.held
         try:
             if (entity := await self._resolve(opening, tracker)) is None:
                 return None
-            if (selection := choose(entity)) is None:
-                named = opening.dataset.root.join(opening.key)
-                entity = await self._bodies.inflate(held, entity, named)
-                selection = cast("Selection", choose(entity))
-            return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
+            selection = opening.choose(entity)
+            if isinstance(source := entity.source, Inline):
+                return await self._read(opening, entity, selection)
+            with self._fetch.remember_damage((source, selection), source.ref):
+                return await self._read(opening, entity, selection)
         except BaseException:
-            await held.release()
+            await opening.held.release()
             raise
+
+    async def _read(self, opening: _Opening, entity: Entity, selection: Selection | None) -> Opened:
+        """Read the part of *entity* in *selection*; without one inflate the entity first."""
+        held = opening.held
+        if selection is None:
+            named = opening.dataset.root.join(opening.key)
+            entity = await self._bodies.inflate(held, entity, named)
+            selection = cast("Selection", opening.choose(entity))
+        return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
 
     async def _resolve(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
         """Resolve the key; `None` proves its absence.
@@ -203,7 +211,8 @@ class Resolver:
                 return await self._whole(ref, opening, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):
                 if isinstance(place, Part):
-                    entity = await self._part(place, opening, tracker)
+                    with self._fetch.remember_damage(place, place.ref):
+                        entity = await self._part(place, opening, tracker)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
@@ -234,6 +243,15 @@ class Resolver:
             layout, rest, _ = await self.find_container(dataset, key)
             return await layout.explain_absence(rest, self._fetch)
         return ""
+
+    async def shard(self, dataset: Dataset, key: VirtualKey) -> str | None:
+        """Return what `Layout.shard` returns for *key*."""
+
+        async def attempt(tracker: FreshnessTracker) -> str | None:
+            layout, rest, _ = await self._routes.find(dataset, key, tracker)
+            return await layout.shard(rest, tracker)
+
+        return await consistent(self._fetch, attempt)
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
         """Return whether *key* names a container that may hold others."""
@@ -329,7 +347,7 @@ class Resolver:
                 if ref.bucket.startswith(VOLATILE):
                     cached, first = await first_read()
                 else:
-                    flight = (ref, request, condition)
+                    flight = (ref, request, condition, self._fetch.forgotten_at(ref))
                     cached, first = await self._first_reads.run(flight, first_read)
         stat = tracker.track(ref, cached or await self._fetch.stat(ref))
         return (stat, first) if isinstance(stat, Stat) else (None, None)

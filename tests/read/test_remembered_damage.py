@@ -12,7 +12,7 @@ import pytest
 from shardgate.errors import DamagedError, StorageUnavailableError
 from shardgate.formats.members import refer
 from shardgate.formats.reading import Opaque, Read
-from shardgate.model import ByteRange, ObjectRef, Part, UnmodifiedSince
+from shardgate.model import EVERYTHING, ByteRange, ObjectRef, Part, UnmodifiedSince, VirtualKey
 from shardgate.read.bodies import Selection
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import DatasetSettings, Settings
@@ -31,7 +31,7 @@ _GROUP: Final = b'{"zarr_format": 3, "node_type": "group"}'
 _SHARD: Final = encode_shard([b"a", b"b"])
 _ARRAY: Final = {"zarr.json": _METADATA, "c/0": _SHARD}
 _NO_DEFLATE: Final = Entry(b"x", b"\xff" * 40, method=0, central={"method": 8}, local={"method": 8})
-_VOLUME_KEY, *_ = precomputed.IDS
+_VOLUME_KEY = VirtualKey(next(iter(precomputed.IDS)))
 
 
 def _inflated() -> dict[str, bytes]:
@@ -139,6 +139,19 @@ async def test_damage_that_was_forgotten_is_read_again(name: str) -> None:
     assert await case.data.read(key) == b"a"
 
 
+@pytest.mark.parametrize("ttl_s", [0, 0.1])
+async def test_write_ends_damage_where_cached_reads_expire_sooner(ttl_s: float) -> None:
+    """A request after a write reads the new object, however short `cache.ttl_s` is."""
+    case = Watching(_DAMAGED["truncated shard"][0], ttl_s=ttl_s)
+    await _fail(case, "c/0")
+    case.clock.now += 0.2
+    case.write({"c/0": _SHARD})
+    case.fetch.forget(ROOT.join("c/0"))
+    case.clock.now += 0.2
+
+    assert await case.data.read("c/0") == b"a"
+
+
 async def test_damage_of_one_version_is_not_reported_of_another() -> None:
     """A member of an archive is read again once the archive was read in another version."""
     case = Watching(_DAMAGED["archive"][0])
@@ -211,11 +224,12 @@ async def test_read_after_a_write_does_not_join_a_read_before_it() -> None:
     store = _LateStore()
     store.place(ROOT.join("x"), b"old")
     data = reading(store)
-    early = asyncio.create_task(data.read("x"))
+    early = asyncio.create_task(data.read("x", EVERYTHING))
     await store.found.wait()
     store.place(ROOT.join("x"), b"new")
     data.fetch.forget(ROOT.join("x"))
-    late = asyncio.create_task(data.read("x"))
+    late = asyncio.create_task(data.read("x", EVERYTHING))
+    await settle()
     store.sent.set()
 
     assert await late == b"new"

@@ -95,7 +95,8 @@ class ShardAffinity:
             return path
         if (session := session_prefix(key)) is not None:
             return f"{name}/{session}".encode()
-        shard = await self._resolver.shard(dataset, key)
+        layout, rest, _ = await self._resolver.find_container(dataset, key)
+        shard = await layout.shard(rest, self._resolver.reads())
         return path if shard is None else shard.encode()
 
 

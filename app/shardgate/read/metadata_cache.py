@@ -178,9 +178,7 @@ class ReadCache:
     async def get_or_fetch(
         self, read: Read[Any], *, allow_stale: bool = False, repeats_damage: bool = True
     ) -> CachedRead:
-        """Return the cached result of *read*, or perform it, unless it was just damaged and
-        *repeats_damage*.
-        """
+        """Return the cached result of *read*, or perform it; *repeats_damage* that is known."""
         entry = self._fresh(read, read.ref) or (self._last(read) if allow_stale else None)
         if entry is None:
             with self.remember_damage(read, read.ref) if repeats_damage else nullcontext():
@@ -202,8 +200,7 @@ class ReadCache:
             yield
         except DamagedError as error:  # not kept itself: its traceback refers to the data
             if not ref.bucket.startswith(VOLATILE):
-                version = self._last_version(ref)
-                damage = _KnownDamage(error.ref, error.reason, requested_at, version)
+                damage = _KnownDamage(error.ref, error.reason, requested_at, self._version_of(ref))
                 self._damage.put(key, damage)
             raise
 
@@ -211,18 +208,17 @@ class ReadCache:
         damage = self._damage.get(key)
         if damage is None or self.clock() >= damage.requested_at + TRUSTED_S:
             return None
-        is_outdated = self._is_forgotten(damage, ref) or damage.version != self._last_version(ref)
+        is_outdated = self._is_forgotten(damage, ref) or damage.version != self._version_of(ref)
         return None if is_outdated else damage
 
-    def _last_version(self, ref: ObjectRef) -> ETag | None:
+    def _version_of(self, ref: ObjectRef) -> ETag | None:
         stat: CachedRead | None = self.cache.get(ref)
         return None if stat is None else _version(stat.known)
 
     def prefetch(self, read: Read[Any]) -> None:
         """Start *read* if nothing of it is cached; whoever asks for it then waits less."""
-        if read.ref.bucket.startswith(VOLATILE) or read in self.cache:
-            return
-        if self._known_damage(read, read.ref) is not None:
+        is_known = read in self.cache or self._known_damage(read, read.ref) is not None
+        if is_known or read.ref.bucket.startswith(VOLATILE):
             return
         if (flight := (read, self.forgotten_at(read.ref))) not in self._flights:
             self._flights.start(flight, lambda: self._perform(read))

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, cast
@@ -158,26 +158,24 @@ class Resolver:
         return _Opening(self._open, self._fetch, dataset, key, choose, reading, held)
 
     async def _open(self, opening: _Opening, tracker: FreshnessTracker) -> Opened | None:
+        choose, held = opening.choose, opening.held
         try:
             if (entity := await self._resolve(opening, tracker)) is None:
                 return None
-            selection = opening.choose(entity)
-            if isinstance(source := entity.source, Inline):
-                return await self._read(opening, entity, selection)
-            with self._fetch.remember_damage((source, selection), source.ref):
-                return await self._read(opening, entity, selection)
+            selection = choose(entity)
+            with ExitStack() as stack:
+                if isinstance(source := entity.source, Stored):
+                    memory = self._fetch.remember_damage((source, selection), source.ref)
+                    stack.enter_context(memory)
+                if selection is None:
+                    named = opening.dataset.root.join(opening.key)
+                    entity = await self._bodies.inflate(held, entity, named)
+                    selection = cast("Selection", choose(entity))
+                body = await self._bodies.read(held, entity, selection.reads)
+            return Opened(entity, selection, body)
         except BaseException:
-            await opening.held.release()
+            await held.release()
             raise
-
-    async def _read(self, opening: _Opening, entity: Entity, selection: Selection | None) -> Opened:
-        """Read the part of *entity* in *selection*; without one inflate the entity first."""
-        held = opening.held
-        if selection is None:
-            named = opening.dataset.root.join(opening.key)
-            entity = await self._bodies.inflate(held, entity, named)
-            selection = cast("Selection", opening.choose(entity))
-        return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
 
     async def _resolve(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
         """Resolve the key; `None` proves its absence.
@@ -244,14 +242,9 @@ class Resolver:
             return await layout.explain_absence(rest, self._fetch)
         return ""
 
-    async def shard(self, dataset: Dataset, key: VirtualKey) -> str | None:
-        """Return what `Layout.shard` returns for *key*."""
-
-        async def attempt(tracker: FreshnessTracker) -> str | None:
-            layout, rest, _ = await self._routes.find(dataset, key, tracker)
-            return await layout.shard(rest, tracker)
-
-        return await consistent(self._fetch, attempt)
+    def reads(self) -> FreshnessTracker:
+        """Return reads for one look-up, which repeat damage as those of requests do."""
+        return FreshnessTracker(self._fetch)
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
         """Return whether *key* names a container that may hold others."""

@@ -10,13 +10,12 @@ from typing import Literal, NamedTuple
 import httpx
 import pytest
 
-from shardgate.read.metadata_cache import ReadCache
-from shardgate.read.resolver import Resolver
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
+from tests.support.clocks import AdvancedClock, advanced_clock
 from tests.support.serving import client_of
 
 
@@ -62,24 +61,13 @@ USUAL = ("s3", "http", "precomputed")
 
 
 @dataclass
-class Clock:
-    """The monotonic clock, put forward by hand."""
-
-    ahead_s: float = 0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return time.monotonic() + self.ahead_s
-
-
-@dataclass
 class Service:
     """The service over a store that holds one container."""
 
     client: httpx.Client
     store: FaultyServer
     container: Container
-    clock: Clock
+    clock: AdvancedClock
 
     def get(self, key: str | None = None, **headers: str) -> httpx.Response:
         """Request *key* of the dataset, by default that of the container."""
@@ -107,7 +95,7 @@ class Service:
     def heal(self) -> None:
         """End the faults of the store, and the second for which damage is remembered."""
         self.store.heal()
-        self.clock.ahead_s += 1.1
+        self.clock.forget_damage()
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Store objects of the dataset."""
@@ -140,13 +128,8 @@ class Service:
 
 
 @pytest.fixture(params=USUAL)
-def service(
-    request: pytest.FixtureRequest, faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
-) -> Generator[Service]:
+def service(request: pytest.FixtureRequest, faulty: FaultyServer) -> Generator[Service]:
     """Serve one container from the object server, without a chunk cache."""
-    clock = Clock()
-    for part in (ReadCache, Resolver):
-        monkeypatch.setattr(f"shardgate.main.{part.__name__}", partial(part, clock=clock))
     scheme, container = SERVICES[request.param]
     form: Literal["auto", "precomputed"] = "auto" if container is ZARR else "precomputed"
     dataset = DatasetSettings(url="s3://bucket/em", store="lab", format=form)
@@ -159,7 +142,7 @@ def service(
         stores={"lab": faulty.settings()},
         datasets={"em": dataset},
     )
-    with client_of(settings) as client:
+    with advanced_clock() as clock, client_of(settings) as client:
         found = Service(client, faulty, container, clock)
         found.put_chunks(container.chunks)
         yield found

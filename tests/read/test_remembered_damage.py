@@ -196,6 +196,17 @@ async def test_inspection_reads_damage_again() -> None:
     assert (await fetch.get_or_fetch(read)).known is not None
 
 
+async def test_look_up_outside_of_a_request_repeats_known_damage() -> None:
+    """Reads for a load balancer's look-up repeat damage of the last second without the store."""
+    case = Watching({"x": b""})
+    read = Read("snapshot", ROOT.join("x"), ByteRange(4, 5), Opaque)
+    for _ in range(3):
+        with pytest.raises(DamagedError):
+            await case.data.resolver.reads()(read)
+
+    assert len(case.store.calls) == 1
+
+
 async def test_damage_that_a_write_overtakes_is_not_remembered() -> None:
     """A read that began before a write, and finds damage after it, does not answer later reads."""
     case = Watching(_DAMAGED["truncated shard"][0])

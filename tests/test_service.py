@@ -15,6 +15,7 @@ from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
+from tests.support.clocks import AdvancedClock, advanced_clock
 from tests.support.serving import client_of
 
 
@@ -66,6 +67,7 @@ class Service:
     client: httpx.Client
     store: FaultyServer
     container: Container
+    clock: AdvancedClock
 
     def get(self, key: str | None = None, **headers: str) -> httpx.Response:
         """Request *key* of the dataset, by default that of the container."""
@@ -89,6 +91,11 @@ class Service:
                 if any(seen.path.endswith("/ref.json") for seen in self.store.seen):
                     break
                 time.sleep(0.01)
+
+    def heal(self) -> None:
+        """End the faults of the store, and the second for which damage is remembered."""
+        self.store.heal()
+        self.clock.forget_damage()
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Store objects of the dataset."""
@@ -135,8 +142,8 @@ def service(request: pytest.FixtureRequest, faulty: FaultyServer) -> Generator[S
         stores={"lab": faulty.settings()},
         datasets={"em": dataset},
     )
-    with client_of(settings) as client:
-        found = Service(client, faulty, container)
+    with advanced_clock() as clock, client_of(settings) as client:
+        found = Service(client, faulty, container, clock)
         found.put_chunks(container.chunks)
         yield found
 
@@ -191,6 +198,7 @@ def test_damage_is_424_with_name_of_object(service: Service, key: str, damage: D
     service.put({key: damage(whole)})
     answer = service.get(chunk)
     service.put({key: whole})
+    service.heal()
 
     assert (answer.status_code, answer.headers["content-type"]) == (424, "application/problem+json")
     assert f"em/{key}: " in answer.json()["detail"]
@@ -245,7 +253,7 @@ def test_a_lasting_fault_of_the_store_has_its_status(service: Service, step: str
             continue  # absence, to a plain server
         service.store.fail(fault)
         answer = service.get()
-        service.store.heal()
+        service.heal()
 
         assert answer.status_code in expected, fault
         assert service.chunk not in answer.content
@@ -260,7 +268,7 @@ def test_a_silent_store_is_not_waited_for(service: Service, step: str, fault: Fa
     service.reach(step)
     service.store.fail(fault)
     answer = service.get()
-    service.store.heal()
+    service.heal()
 
     assert answer.status_code in {503, 504}
     assert "retry-after" in answer.headers
@@ -299,7 +307,7 @@ def test_shard_replaced_before_every_read_is_an_error(service: Service, step: st
     service.store.fail(Fault.REPLACE, path=f"/bucket/em/{service.container.shard}")
     assert service.get().status_code in {424, 503}
 
-    service.store.heal()
+    service.heal()
     service.put_chunks(service.container.chunks)
     assert service.get().content == service.chunk
 

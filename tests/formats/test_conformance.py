@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 import shardgate.formats
-from shardgate.errors import DamagedError, MetadataMissingError, ShardgateError
+from shardgate.errors import (
+    DamagedError,
+    MetadataMissingError,
+    ShardgateError,
+    StorageUnavailableError,
+)
 from shardgate.formats.surveying import ChunkCollection, Shards
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 from shardgate.read.listing import Root, find_collections, list_names
@@ -18,7 +23,7 @@ from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.verify import verify
 from tests.formats.case import Case, chunks_of, filled
-from tests.read.stores import Clock
+from tests.read.stores import Clock, Watching
 from tests.support.resolving import ROOT, reading
 
 FOLDERS = sorted(
@@ -250,7 +255,7 @@ async def test_lost_marker_is_never_absence(case: Case, page: Found | None) -> N
             clock.now += 1
             assert await data.read(key) == expected
         else:
-            assert step > 0
+            assert step > 0 or store.loses_at < -1, "it was not read again"
 
 
 class _InterruptedStore(MemoryStore):
@@ -270,7 +275,7 @@ class _InterruptedStore(MemoryStore):
 
 
 def _fail(_: MemoryStore, ref: ObjectRef) -> None:
-    raise DamagedError(ref, "for the test")
+    raise StorageUnavailableError(ref, "for the test")
 
 
 @every_case
@@ -286,3 +291,31 @@ async def test_failed_read_does_not_affect_the_next_request(case: Case) -> None:
             failed += 1
             assert await data.read(key) == expected
     assert failed >= 2
+
+
+async def _damage_of(watched: Watching, key: str) -> str | None:
+    try:
+        await watched.data.read(key)
+    except DamagedError as error:
+        return str(error)
+    return None
+
+
+@every_case
+async def test_damage_is_read_once_a_second_and_repeated_to_the_letter(case: Case) -> None:
+    """Whichever object is damaged, a refused request costs no read when it is repeated within a
+    second, and fails with the same message.
+    """
+    objects = case.build(case.chunks)
+    refused = 0
+    for name, whole in objects.items():
+        watched = Watching({**objects, name: whole[: len(whole) // 2]})
+        for key in case.chunks:
+            damage = await _damage_of(watched, key)
+            watched.store.calls.clear()
+            if damage is not None:
+                refused += 1
+                watched.clock.now += 0.1
+                assert await _damage_of(watched, key) == damage
+                assert watched.store.calls == []
+    assert refused

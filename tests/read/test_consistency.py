@@ -69,6 +69,25 @@ async def test_damage_of_an_older_version_is_not_reported() -> None:
     assert await case.look_up(conclude) == b"new"
 
 
+async def test_damage_is_not_believed_of_a_stale_read() -> None:
+    """Damage that follows from a result of any age is looked for again in a new one."""
+    case = _Case()
+
+    async def attempt(tracker: FreshnessTracker) -> bytes:
+        found = await tracker(_READ, allow_stale=True)
+        assert found is not None
+        if found.value.data == b"old":
+            _damaged(found.value.data)
+        return found.value.data
+
+    with pytest.raises(DamagedError):
+        await consistent(case.fetch, attempt)
+    case.store.place(REF, b"new")
+    case.clock.now += 2
+
+    assert await consistent(case.fetch, attempt) == b"new"
+
+
 @pytest.mark.parametrize(("reason", "error"), [("", BusyError), ("odd", StorageUnusableError)])
 async def test_object_replaced_during_each_attempt_ends_the_look_up(
     reason: str, error: type[Exception]

@@ -88,6 +88,23 @@ async def test_lost_swap_is_repeated_with_the_new_shard(memory: MemoryStore) -> 
         await one.put("a/c/3", b"4444")
 
 
+async def test_failed_write_of_a_new_shard_outdates_its_absence(memory: MemoryStore) -> None:
+    """A chunk whose write was done, though it failed, is read, where it was known to be absent."""
+    store = Between(memory)
+    one = replica(store)
+    assert await one.read("a/c/0") is None
+
+    async def fail_after(_: str) -> None:
+        await replica(memory).put("a/c/0", b"done")
+        raise StorageUnavailableError(ROOT, "the answer was lost")
+
+    store.between = lambda call, _: fail_after(call) if call == "put" else None
+    with pytest.raises(StorageUnavailableError):
+        await one.put("a/c/0", b"done")
+
+    assert await one.read("a/c/0") == b"done"
+
+
 async def test_demand_is_checked_against_the_stored_shard(memory: MemoryStore) -> None:
     """A demand is checked against the stored shard, not a cached index.
 

@@ -96,7 +96,7 @@ class ShardAffinity:
         if (session := session_prefix(key)) is not None:
             return f"{name}/{session}".encode()
         layout, rest, _ = await self._resolver.find_container(dataset, key)
-        shard = await layout.shard(rest, self._resolver.root(dataset).fetch)
+        shard = await layout.shard(rest, self._resolver.reads())
         return path if shard is None else shard.encode()
 
 

@@ -15,15 +15,13 @@ from shardgate.concurrency import Backoff, bounded_gather
 from shardgate.errors import BusyError, DamagedError, StorageUnusableError, VersionChangedError
 from shardgate.formats.reading import Read, Versioned, Weighable
 from shardgate.model import ObjectRef
-from shardgate.read.metadata_cache import CachedRead, ReadCache
+from shardgate.read.metadata_cache import TRUSTED_S, CachedRead, ReadCache
 from shardgate.storage.contract import Stat
 
 _ATTEMPTS: Final = 20
 """Most attempts; each but the last failed because an object was replaced during it. Many clients
 replace a shard several times a second: with the pauses between writes, 20 attempts take seconds.
 """
-_TRUSTED_S: Final = 1.0
-"""Younger answers of a store are believed even if they contradict one another."""
 _MAX_AGE_DIFFERENCE_S: Final = 5.0
 """Metadata older than an index by more than this may belong to another version of the array."""
 
@@ -52,10 +50,9 @@ async def consistent[T](
             fetch.forget(error.ref, tracker.began_at)
             changed = error
         except DamagedError as error:
-            fetch.forget(error.ref, tracker.began_at)
             if not tracker.old or number + 1 == _ATTEMPTS:
-                raise
-            for ref in tracker.old:
+                raise  # the reads that show it stay cached: they are young enough for others too
+            for ref in (error.ref, *tracker.old):
                 fetch.forget(ref, tracker.began_at)
     if changed.is_immutable:
         raise StorageUnusableError(changed.ref, changed.reason) from changed
@@ -72,7 +69,7 @@ class FreshnessTracker:
         self.generation = fetch.generation
         self.expires_at = inf
         self.old: dict[ObjectRef, None] = {}
-        """Objects whose state was older than `_TRUSTED_S`."""
+        """Objects whose state was older than `TRUSTED_S`."""
         self.uses: dict[Read[Any], CachedRead] = {}
         """Results that can change."""
         self.modified: dict[ObjectRef, int | None] = {}
@@ -86,12 +83,14 @@ class FreshnessTracker:
         cached = await self._fetch.get_or_fetch(read, allow_stale=allow_stale)
         if cached.expires_at < inf:
             self.uses[read] = cached
+        elif allow_stale and cached.requested_at < self.began_at - TRUSTED_S:
+            self.old[read.ref] = None  # damage is not believed of a stale result
         return cast("Versioned[T] | None", self.track(read.ref, cached))
 
     def track(self, ref: ObjectRef, cached: CachedRead) -> Versioned[Any] | Stat | None:
         """Track *cached*, the state of *ref*, and return its content."""
         self.expires_at = min(self.expires_at, cached.expires_at)
-        if cached.requested_at < self.began_at - _TRUSTED_S and cached.expires_at < inf:
+        if cached.requested_at < self.began_at - TRUSTED_S and cached.expires_at < inf:
             self.old[ref] = None
         if (known := cached.known) is not None:
             self.modified[ref] = known.modified_s
@@ -101,7 +100,7 @@ class FreshnessTracker:
     def outdated(self) -> list[Read[Any]]:
         """Reads of present objects that are much older than another read of just now."""
         newest = max([use.requested_at for use in self.uses.values()], default=-inf)
-        if newest < self.began_at - _TRUSTED_S:
+        if newest < self.began_at - TRUSTED_S:
             return []
         oldest = newest - _MAX_AGE_DIFFERENCE_S
         return [
@@ -173,12 +172,12 @@ class FreshnessTracker:
         self.expires_at = min(self.expires_at, earlier.expires_at)
         self.modified |= earlier.modified
         self.uses |= earlier.uses
-        trusted_s = self.began_at - _TRUSTED_S
+        trusted_s = self.began_at - TRUSTED_S
         for read, use in earlier.uses.items():
             if use.requested_at < trusted_s:
                 self.old[read.ref] = None
 
     def adopt_age(self, oldest: tuple[float, ObjectRef] | None) -> None:
         """Track the `oldest` read of a look-up whose result is cached."""
-        if oldest is not None and oldest[0] < self.began_at - _TRUSTED_S:
+        if oldest is not None and oldest[0] < self.began_at - TRUSTED_S:
             self.old[oldest[1]] = None

@@ -3,11 +3,13 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Generator, Hashable
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf, nextafter
 from sys import getsizeof
 from typing import Any, Final, NamedTuple, cast
+from urllib.parse import unquote
 
 from cachetools import LRUCache, TTLCache
 
@@ -18,12 +20,17 @@ from shardgate.model import VOLATILE, ETag, Fixed, ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.perform import perform
 from shardgate.storage.contract import NotModified, ObjectReader, Stat
+from shardgate.storage.local_files import CODED
 
 _log = logging.getLogger(__name__)
 
 OVERHEAD_NBYTES: Final = 1024
 """Memory of a cache entry without its value: the key, its reference, its place in the order."""
+TRUSTED_S: Final = 1.0
+"""Younger answers of a store are believed even if they contradict one another."""
 _MAX_FORGOTTEN: Final = 65536
+_MAX_DAMAGE_NBYTES: Final = 4 * 1024**2
+"""Some 3,000 damaged objects."""
 _MARKER_KINDS: Final = frozenset({"metadata", "repo"})
 """Kinds of reads that decide the meaning of the keys below a directory."""
 _MAX_MARKERS: Final = 65536
@@ -118,13 +125,22 @@ class CachedRead(NamedTuple):
         return OVERHEAD_NBYTES + (0 if self.known is None else self.known.headers.nbytes)
 
 
+class _KnownDamage(NamedTuple):
+    ref: ObjectRef
+    reason: str
+    requested_at: float
+    version: ETag | None
+    """Version of the object when its size was read last, if it was."""
+
+
 class ReadCache:
     """Performs the reads that formats describe, shares them, and keeps the results in *cache*.
 
     The state of a mutable object is fresh for *ttl_s*, then it is revalidated by its ETag; reads
-    of one version never expire; failures are not cached. A caller that finds an entry outdated
-    calls `forget`, which outdates everything read before of that object. In a volatile bucket no
-    state is fresh, or shared: each read is newer than the call, and absence is believed at once.
+    of one version never expire. Damage is remembered for `TRUSTED_S`, other failures are not. A
+    caller that finds an entry outdated calls `forget`, which outdates everything read before of
+    that object, damage too. In a volatile bucket no state is fresh, or shared: each read is newer
+    than the call, and absence is believed at once.
     """
 
     def __init__(
@@ -140,9 +156,12 @@ class ReadCache:
         self._ttl_s = ttl_s
         self.clock = clock
         self._flights = SingleFlight[tuple[Hashable, float]]()
-        self._forgotten = TTLCache[ObjectRef, float](_MAX_FORGOTTEN, ttl_s, clock)
+        self._forgotten = TTLCache[str, float](_MAX_FORGOTTEN, max(ttl_s, TRUSTED_S), clock)
         self._all_forgotten_at = -inf
-        self._markers = LRUCache[ObjectRef, float](_MAX_MARKERS)
+        self._damage = SizedLRUCache[Hashable, _KnownDamage](
+            _MAX_DAMAGE_NBYTES, lambda _, damage: OVERHEAD_NBYTES + getsizeof(damage.reason)
+        )
+        self._markers = LRUCache[str, float](_MAX_MARKERS)
         """Markers that were present, with the time since when each is missing, or `inf`."""
         self._reported = LRUCache[ObjectRef, ETag](_MAX_MARKERS)
         """Versions of metadata whose `why_sharded` is in the log."""
@@ -153,24 +172,55 @@ class ReadCache:
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
-        return cast(
-            "Versioned[T] | None", (await self.get_or_fetch(read, allow_stale=allow_stale)).known
-        )
+        cached = await self.get_or_fetch(read, allow_stale=allow_stale, repeats_damage=False)
+        return cast("Versioned[T] | None", cached.known)
 
-    async def get_or_fetch(self, read: Read[Any], *, allow_stale: bool = False) -> CachedRead:
-        """Return the cached result of *read*, or perform it."""
+    async def get_or_fetch(
+        self, read: Read[Any], *, allow_stale: bool = False, repeats_damage: bool = True
+    ) -> CachedRead:
+        """Return the cached result of *read*, or perform it; *repeats_damage* that is known."""
         entry = self._fresh(read, read.ref) or (self._last(read) if allow_stale else None)
         if entry is None:
-            entry = await self._share(read, read.ref, lambda: self._perform(read))
+            with self.remember_damage(read, read.ref) if repeats_damage else nullcontext():
+                entry = await self._share(read, read.ref, lambda: self._perform(read))
         else:
             self.counters.hits += 1
         return entry._replace(expires_at=inf) if allow_stale and entry.known is not None else entry
 
+    @contextmanager
+    def remember_damage(self, key: Hashable, ref: ObjectRef) -> Generator[None]:
+        """Raise the damage of *ref* that a block with *key* found within `TRUSTED_S`, unless *ref*
+        was forgotten, or read in another version, since. Otherwise run the block.
+        """
+        if (known := self._known_damage(key, ref)) is not None:
+            self.counters.hits += 1
+            raise DamagedError(known.ref, known.reason)
+        requested_at = self.clock()
+        try:
+            yield
+        except DamagedError as error:  # not kept itself: its traceback refers to the data
+            if not ref.bucket.startswith(VOLATILE):
+                damage = _KnownDamage(error.ref, error.reason, requested_at, self._version_of(ref))
+                self._damage.put(key, damage)
+            raise
+
+    def _known_damage(self, key: Hashable, ref: ObjectRef) -> _KnownDamage | None:
+        damage = self._damage.get(key)
+        if damage is None or self.clock() >= damage.requested_at + TRUSTED_S:
+            return None
+        is_outdated = self._is_forgotten(damage, ref) or damage.version != self._version_of(ref)
+        return None if is_outdated else damage
+
+    def _version_of(self, ref: ObjectRef) -> ETag | None:
+        stat: CachedRead | None = self.cache.get(ref)
+        return None if stat is None else _version(stat.known)
+
     def prefetch(self, read: Read[Any]) -> None:
         """Start *read* if nothing of it is cached; whoever asks for it then waits less."""
-        if read.ref.bucket.startswith(VOLATILE) or read in self.cache:
+        is_known = read in self.cache or self._known_damage(read, read.ref) is not None
+        if is_known or read.ref.bucket.startswith(VOLATILE):
             return
-        if (flight := (read, self._forgotten_at(read.ref))) not in self._flights:
+        if (flight := (read, self.forgotten_at(read.ref))) not in self._flights:
             self._flights.start(flight, lambda: self._perform(read))
 
     async def refresh(self, read: Read[Any]) -> bool:
@@ -229,28 +279,29 @@ class ReadCache:
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""
-        if not ref.bucket.startswith(VOLATILE) and self._forgotten_at(ref) < known_at:
+        if not ref.bucket.startswith(VOLATILE) and self.forgotten_at(ref) < known_at:
             if self._forgotten.currsize >= _MAX_FORGOTTEN:  # else the oldest would be fresh again
                 self._forgotten.clear()
                 self._all_forgotten_at = self.clock()
-            self._forgotten[ref] = self.clock()
+            self._forgotten[_name(ref)] = self.clock()
             self.generation += 1
 
     def mark_present(self, ref: ObjectRef) -> None:
         """Record that the marker *ref* exists; for `ttl_s` reads that miss it will fail."""
         if not ref.bucket.startswith(VOLATILE):
-            self._markers[ref] = inf
+            self._markers[_path(ref)] = inf
 
     def mark_removed(self, ref: ObjectRef) -> None:
         """Record that the marker *ref* is absent, because this process removed it."""
-        self._markers.pop(ref, None)
+        for name in (_path(ref), _name(ref)):
+            self._markers.pop(name, None)
 
     def _check_absence(self, ref: ObjectRef, requested_at: float) -> None:
         """Raise `MetadataMissingError` until the marker *ref* has been missing for `ttl_s`."""
-        if (missing_since := self._markers.get(ref)) is None:
+        if (missing_since := self._markers.get(_path(ref))) is None:
             return
         if missing_since == inf:
-            self._markers[ref] = requested_at
+            self._markers[_path(ref)] = requested_at
             self.forget(ref)
         elif requested_at >= missing_since + self._ttl_s:
             self.mark_removed(ref)
@@ -264,8 +315,9 @@ class ReadCache:
             self._reported[ref] = found.etag
             _log.info("%s: served as stored: %s", ref, reason)
 
-    def _forgotten_at(self, ref: ObjectRef) -> float:
-        return max(self._forgotten.get(ref, -inf), self._all_forgotten_at)
+    def forgotten_at(self, ref: ObjectRef) -> float:
+        """Return the time up to which everything read of *ref* is outdated."""
+        return max(self._forgotten.get(_name(ref), -inf), self._all_forgotten_at)
 
     def _fresh(self, key: Hashable, ref: ObjectRef) -> CachedRead | None:
         entry: CachedRead | None = self.cache.get(key)
@@ -280,10 +332,10 @@ class ReadCache:
             return None
         return entry
 
-    def _is_forgotten(self, entry: CachedRead, ref: ObjectRef) -> bool:
+    def _is_forgotten(self, entry: CachedRead | _KnownDamage, ref: ObjectRef) -> bool:
         if not self._forgotten:
             return entry.requested_at <= self._all_forgotten_at
-        return entry.requested_at <= self._forgotten_at(ref)
+        return entry.requested_at <= self.forgotten_at(ref)
 
     async def _share(
         self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]
@@ -292,7 +344,7 @@ class ReadCache:
         if ref.bucket.startswith(VOLATILE):
             self.counters.misses += 1
             return await call()
-        flight = (key, self._forgotten_at(ref))
+        flight = (key, self.forgotten_at(ref))
         if flight in self._flights:
             self.counters.joins += 1
         else:
@@ -312,9 +364,9 @@ class ReadCache:
             if found is None or _is_page(found):
                 self._check_absence(read.ref, requested_at)
             elif not _is_metadata(found):
-                if read.ref in self._markers:
+                if _path(read.ref) in self._markers:
                     raise DamagedError(read.ref, "it was metadata before, and no longer is")
-            elif requested_at > self._forgotten_at(read.ref):
+            elif requested_at > self.forgotten_at(read.ref):
                 self.mark_present(read.ref)
         if isinstance(found, NotModified):
             return self.put(read, known, requested_at)
@@ -338,6 +390,17 @@ def _entry_nbytes(key: Hashable, entry: Any) -> int:
         case Read(ref=ObjectRef(_, text)) | ObjectRef(_, text) | (*_, str(text)):
             nbytes += getsizeof(text)
     return nbytes
+
+
+def _path(ref: ObjectRef) -> str:
+    """Return the one name of an object that several roots, or stores of one bucket, reach."""
+    return f"{unquote(ref.bucket.partition('://')[2])}/{ref.key}"
+
+
+def _name(ref: ObjectRef) -> str:
+    """Return the path without the ending of a coded file: folders serve it by both names."""
+    plain, dot, ending = (path := _path(ref)).rpartition(".")
+    return plain if dot + ending in CODED else path
 
 
 def _version(known: Versioned[Any] | Stat | None) -> ETag | None:

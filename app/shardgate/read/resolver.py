@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, cast
@@ -50,7 +50,7 @@ _ROOT: Final = VirtualKey("")
 _LOOK_S: Final = 2.0
 """Longest wait for the metadata that tell whether a key can be written."""
 _NO_HEADS: Final[Mapping[Selection, bytes]] = {}
-type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None]
+type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None, float]
 
 
 class CachedEntity(NamedTuple):
@@ -162,11 +162,17 @@ class Resolver:
         try:
             if (entity := await self._resolve(opening, tracker)) is None:
                 return None
-            if (selection := choose(entity)) is None:
-                named = opening.dataset.root.join(opening.key)
-                entity = await self._bodies.inflate(held, entity, named)
-                selection = cast("Selection", choose(entity))
-            return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
+            selection = choose(entity)
+            with ExitStack() as stack:
+                if isinstance(source := entity.source, Stored):
+                    memory = self._fetch.remember_damage((source, selection), source.ref)
+                    stack.enter_context(memory)
+                if selection is None:
+                    named = opening.dataset.root.join(opening.key)
+                    entity = await self._bodies.inflate(held, entity, named)
+                    selection = cast("Selection", choose(entity))
+                body = await self._bodies.read(held, entity, selection.reads)
+            return Opened(entity, selection, body)
         except BaseException:
             await held.release()
             raise
@@ -203,7 +209,8 @@ class Resolver:
                 return await self._whole(ref, opening, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):
                 if isinstance(place, Part):
-                    entity = await self._part(place, opening, tracker)
+                    with self._fetch.remember_damage(place, place.ref):
+                        entity = await self._part(place, opening, tracker)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
@@ -234,6 +241,10 @@ class Resolver:
             layout, rest, _ = await self.find_container(dataset, key)
             return await layout.explain_absence(rest, self._fetch)
         return ""
+
+    def reads(self) -> FreshnessTracker:
+        """Return reads for one look-up, which repeat damage as those of requests do."""
+        return FreshnessTracker(self._fetch)
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
         """Return whether *key* names a container that may hold others."""
@@ -329,7 +340,7 @@ class Resolver:
                 if ref.bucket.startswith(VOLATILE):
                     cached, first = await first_read()
                 else:
-                    flight = (ref, request, condition)
+                    flight = (ref, request, condition, self._fetch.forgotten_at(ref))
                     cached, first = await self._first_reads.run(flight, first_read)
         stat = tracker.track(ref, cached or await self._fetch.stat(ref))
         return (stat, first) if isinstance(stat, Stat) else (None, None)

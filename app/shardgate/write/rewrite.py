@@ -281,10 +281,12 @@ class Rewrites:
         async with self._budget.room(min(_HELD_NBYTES, max(size, old_nbytes))):
             pieces = await write_checksums(self._store, shard.ref, version, plan.pieces)
             expected = ABSENT if version is None else version
-            etag = await self._store.put(shard.ref, pieces, expected=expected)
+            try:
+                etag = await self._store.put(shard.ref, pieces, expected=expected)
+            finally:  # a failed write may have taken effect
+                self._fetch.forget(shard.ref)
         if isinstance(etag, Conflict):
             return etag
-        self._fetch.forget(shard.ref)
         modified_s = int(time.time())
         for read, value in plan.indexes:
             self._fetch.put(read, Versioned(value, etag, size, modified_s))

@@ -1,6 +1,7 @@
 """`shardgate.survey.reference_set`: references that fsspec, zarr-python and the service read."""
 
 import json
+import os
 import warnings
 import zipfile
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.formats.icechunk.building_repo import ref
 from tests.formats.icechunk.case import CASES as ICECHUNK
 from tests.formats.icechunk.repositories import lab
 from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
+from tests.formats.zarr.building import build
 from tests.formats.zarr.case import CASES as ZARR
 from tests.support.commands import run
 from tests.support.files import write_files
@@ -219,3 +221,52 @@ def test_references_of_a_set_are_its_own(tmp_path: Path) -> None:
     written = run("inspect", str(tmp_path / "refs.json"), *options)
 
     assert json.loads(written.stdout) == {"version": 1, "refs": refs}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda source: source.unlink(), "does not exist, though it is referred to"),
+        (
+            lambda source: os.truncate(source, 153),
+            "has 153 bytes, and bytes up to 154 are referred to",
+        ),
+    ],
+)
+def test_source_of_two_shards_is_named_once(tmp_path: Path, change: Any, reason: str) -> None:
+    """`verify` names a source that lacks what several shards refer to once, with the reason."""
+    source = _refer_to_shards(tmp_path)
+    change(source)
+    shown = run("verify", str(tmp_path / "refs.json"), "--allow-virtual", tmp_path.as_uri())
+
+    assert shown.returncode == 1
+    assert shown.stdout.count(f"damaged: {source.as_uri()}: ") == 1
+    assert f": {reason}\n" in shown.stdout
+
+
+def test_shard_that_is_not_allowed_is_not_checked(tmp_path: Path) -> None:
+    """`verify` counts a shard outside of the allowed prefixes, and checks all others."""
+    _refer_to_shards(tmp_path)
+    document = json.loads((tmp_path / "refs.json").read_text())
+    document["a/c/0/0"] = ["/elsewhere/source", 0, 9]
+    (tmp_path / "refs.json").write_text(json.dumps(document))
+    shown = run("verify", str(tmp_path / "refs.json"), "--allow-virtual", tmp_path.as_uri())
+
+    assert shown.returncode == 0
+    assert "not checked: .: 1 of its references: virtual references below file:///" in shown.stdout
+    assert "1 inner chunk of 7 bytes: none damaged" in shown.stdout
+
+
+def _refer_to_shards(tmp_path: Path) -> Path:
+    """Write a source that holds two shards, and a set that refers to them. Return the source."""
+    refs: dict[str, Any] = {}
+    data = b""
+    for name, stored in build({"c/0/0": b"first", "c/2/3": b"second!"}).items():
+        refs[f"a/{name}"] = [f"{tmp_path}/source", len(data), len(stored)]
+        if name == "zarr.json":
+            refs[f"a/{name}"] = stored.decode()
+            continue
+        data += stored
+    (tmp_path / "source").write_bytes(data)
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    return tmp_path / "source"

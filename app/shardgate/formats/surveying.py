@@ -231,6 +231,16 @@ class Damage:
     reason: str
 
 
+def misfit(size: int | None, stop: int) -> str:
+    """Return why an object of *size*, `None` if it is absent, lacks bytes up to *stop*."""
+    have = (
+        "does not exist, though it is"
+        if size is None
+        else f"has {size} bytes, and bytes up to {stop} are"
+    )
+    return f"{have} referred to"
+
+
 @dataclass(slots=True)
 class Report:
     """Counts and damages of all that was checked, or of a part."""

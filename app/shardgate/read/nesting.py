@@ -39,7 +39,14 @@ from shardgate.formats.reading import (
     Versioned,
     Weighable,
 )
-from shardgate.formats.surveying import ChunkCollection, Listing, Shard, Shards, Survey
+from shardgate.formats.surveying import (
+    ChunkCollection,
+    Listing,
+    Shard,
+    Shards,
+    Survey,
+    misfit,
+)
 from shardgate.model import (
     MISSING,
     ByteRange,
@@ -175,8 +182,7 @@ class MemberReader:
         except DamagedError as error:
             raise DamagedError(read.ref, error.reason) from error
         if found is None or found.size < whole.stop:
-            size = "does not exist" if found is None else f"has {found.size} bytes"
-            raise DamagedError(ref, f"{size}, and {whole} is referred to as {read.ref}")
+            raise DamagedError(ref, misfit(None if found is None else found.size, whole.stop))
         etag = place.etag if isinstance(place, Stored) else found.etag
         return found._replace(etag=etag, size=nbytes)
 

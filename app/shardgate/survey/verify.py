@@ -40,6 +40,7 @@ from shardgate.formats.surveying import (
     Shard,
     Stateful,
     Survey,
+    misfit,
     uncheckable,
 )
 from shardgate.model import (
@@ -68,6 +69,7 @@ _ATTEMPTS: Final = 4
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 8 * 1024**2
 _PLANNED_ENTRIES: Final = 4096
+_REFERRED: Final = " referred to"
 
 
 type OnShard = Callable[[Report], None]
@@ -85,7 +87,13 @@ async def verify(
     """
     verifier = _Verifier(root, ref, on_shard, chunks=chunks)
     await verifier.run()
-    verifier.report.damages.sort(key=lambda damage: (damage.object, damage.key))
+    damages = sorted(verifier.report.damages, key=lambda damage: (damage.object, damage.key))
+    # A source that is absent or short is found once for itself, and by each shard that it holds.
+    first = {
+        (each.object, *(() if each.reason.endswith(_REFERRED) else (each.key, each.reason))): each
+        for each in reversed(damages)
+    }
+    verifier.report.damages = list(reversed(first.values()))
     return verifier.report
 
 
@@ -241,17 +249,14 @@ class _Sources:
 
 async def _check_object(store: ObjectReader, expected: NeededObject) -> Report:
     ref, byte_range, version = expected.place
-    reason = None
     try:
         found = await DirectFetch(store)(Read("chunk", ref, ByteRange(0, 1), Opaque, version))
     except (StorageError, DamagedError) as error:
-        reason = error.reason
-    else:
-        if found is None:
-            reason = "does not exist, though it is referred to"
-        elif found.size < byte_range.stop:
-            reason = f"has {found.size} bytes, and bytes up to {byte_range.stop} are referred to"
-    return Report() if reason is None else Report.of_damage(ref, expected.key, reason)
+        return Report.of_damage(ref, expected.key, error.reason)
+    if found is not None and found.size >= byte_range.stop:
+        return Report()
+    reason = misfit(None if found is None else found.size, byte_range.stop)
+    return Report.of_damage(ref, expected.key, reason)
 
 
 async def _check_shard(
@@ -262,6 +267,8 @@ async def _check_shard(
         check = _ShardCheck(store, layout, chunks=chunks)
         try:
             await check.run(shard)
+        except NotAllowedError:
+            pass  # counted among the references of its set
         except (StorageError, DamagedError) as error:
             if isinstance(error, VersionChangedError) and attempt < _ATTEMPTS:
                 continue

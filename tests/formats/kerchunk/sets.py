@@ -68,15 +68,19 @@ def read_by_fsspec(path: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 @asynccontextmanager
-async def opening(path: Path, *, limit_nbytes: int = LIMIT_NBYTES) -> AsyncGenerator[Opened]:
-    """Open the set at *path*, which may refer to files beside it."""
+async def opening(
+    path: Path, *, limit_nbytes: int = LIMIT_NBYTES, buckets: Mapping[str, Path] | None = None
+) -> AsyncGenerator[Opened]:
+    """Open the set at *path*, which may refer to files beside it, and to those in the folders that
+    stand for *buckets*.
+    """
     async with Stores(LimitSettings()) as stores:
-        root = stores.open_root(f"file://{path.parent}")
-        prefix = f"file://{path.parent}"
-        allowed = allow(prefix, stores.open_prefix(prefix))
+        beside = f"file://{path.parent}"
+        prefixes = {beside: beside} | {url: f"file://{at}" for url, at in (buckets or {}).items()}
+        allowed = tuple(allow(url, stores.open_prefix(at)) for url, at in prefixes.items())
         fetch = DirectFetch(stores)
-        layout = await Kerchunk(limit_nbytes, limit_nbytes, (allowed,)).open(
-            root.join(path.name), fetch
+        layout = await Kerchunk(limit_nbytes, limit_nbytes, allowed).open(
+            stores.open_root(beside).join(path.name), fetch
         )
         assert layout is not None
         yield Opened(layout, stores, fetch)

@@ -31,10 +31,11 @@ from shardgate.formats.kerchunk.templates import (
     STEPS_PER_BYTE,
     Failed,
     Generated,
+    TemplateError,
     Templates,
     generate,
 )
-from shardgate.formats.reading import DecodeError, StepBudget, StepsError
+from shardgate.formats.reading import DecodeError, StepBudget
 from shardgate.formats.references import inline_bytes
 
 _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
@@ -206,9 +207,7 @@ def _render(templates: Templates, url: str | InvalidReference) -> str | InvalidR
         return url
     try:
         return templates.render(url)
-    except StepsError:
-        raise
-    except DecodeError as error:
+    except TemplateError as error:
         return InvalidReference(str(error))
 
 

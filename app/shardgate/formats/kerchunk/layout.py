@@ -7,7 +7,7 @@ from heapq import merge
 from itertools import islice
 from math import prod
 from operator import itemgetter
-from typing import Final, cast
+from typing import Final
 from urllib.parse import quote
 
 import numpy as np
@@ -100,7 +100,9 @@ class ReferenceLayout(MemberLayout):
     async def find(self, name: str, fetch: Fetch) -> Place:
         if (found := await fetch(self.read)) is None:
             return MISSING
-        references, ref, etag = found.value, self.read.ref, found.etag
+        references = found.value
+        ref = self.read.ref
+        etag = found.etag
         reference: Reference
         if (row := references.names.position(name)) is not None:
             reference = references.table.lookup(row)
@@ -145,16 +147,17 @@ class ReferenceLayout(MemberLayout):
             return
         references, window = found.value, Window(prefix, after, delimiter)
         arrays = [
-            (f"{path}/0", path)
+            (f"{path}/0", (path, grid))
             for path, grid in references.arrays.items()  # its document has the same folder
             if isinstance(grid, ReferenceGrid)
             and window.meets(f"{path}/")
             and window.fold(f"{path}/") is None
         ]
         names = references.names.below(prefix, after, delimiter)
-        for name, found_at in merge(names, sorted(arrays), key=itemgetter(0)):
-            if isinstance(found_at, str):
-                async for key in self._chunks(references, found_at, window, fetch):
+        by_name = itemgetter(0)
+        for name, found_at in merge(names, sorted(arrays, key=by_name), key=by_name):
+            if isinstance(found_at, tuple):
+                async for key in self._chunks(references, *found_at, window, fetch):
                     yield key
             else:
                 yield name, None if found_at is None else references.table.length_of(found_at)
@@ -178,10 +181,9 @@ class ReferenceLayout(MemberLayout):
         return [*references.left_out.describe("kerchunk"), *damages]
 
     async def _chunks(
-        self, references: ReferenceSet, path: str, window: Window, fetch: Fetch
+        self, references: ReferenceSet, path: str, grid: ReferenceGrid, window: Window, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
         """Yield the keys of chunks of the array at *path*."""
-        grid = cast("ReferenceGrid", references.arrays[path])
         size = references.record_size
         count = prod(grid.counts)
         tables = -(-count // size)

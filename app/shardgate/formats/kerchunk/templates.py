@@ -1,22 +1,23 @@
 """Templates of URLs, and references that a pattern generates, in version 1 of reference sets.
 
 Templates are Jinja2 without statements: text, variables, integers and texts, ``+ - * // %`` of
-integers, numbers padded by ``'%03d' % i``, and calls of templates with named arguments. These
-expressions are spelled as in Python, so `ast` parses them.
+integers, a number padded in a text as by ``'part-%03d' % i``, and calls of templates with named
+arguments. These expressions are spelled as in Python, so `ast` parses them.
 """
 
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from math import prod
 from operator import add, floordiv, mod, mul, sub
 from typing import Any, Final, NamedTuple
 
 from shardgate.formats.documents import Json
-from shardgate.formats.reading import DecodeError, StepBudget, StepsError
+from shardgate.formats.reading import DecodeError, StepBudget
+from shardgate.model import check_integer
 
 MOST_STEPS: Final = 2**27
 """Steps that any set may take, some 3 s; 100,000 usual generated references take fewer."""
@@ -34,32 +35,37 @@ _MOST_LENGTH: Final = 4096
 """Characters of a template, and of its result."""
 _MOST_INTEGER: Final = 2**61
 """Ranges of more integers have no `len`."""
-_COMPILED: Final = 64
+_COMPILED: Final = 32
 """Templates that are remembered: a long one takes a megabyte."""
 _BEGIN: Final = "{{"
 _END: Final = "}}"
 _STATEMENT: Final = re.compile(r"\{[%#]")
 _EXPRESSION: Final = re.compile(
-    r"""\{\{(?![-+])((?:[^{}'"\\]|'[^'\\]*'|"[^"\\]*")*)(?<![-+])\}\}"""
+    r"""\{\{(?![-+])((?:[^{}'"\\#]|'[^'\\]*'|"[^"\\]*")*)(?<![-+])\}\}"""
 )
 """Texts in it have no escapes. Jinja2 would take a sign at its ends for its own."""
-_PADDED: Final = re.compile(r"%0?\d{0,2}d")
-_WORD: Final = re.compile(r"""'[^']*'|"[^"]*"|\b([^\W\d]\w*)""")
-"""A text, or a name."""
+_PADDED: Final = re.compile(r"[^%]*%0?\d{0,2}d[^%]*")
+_WORD: Final = re.compile(r"""'[^']*'|"[^"]*"|(\s+)|\b([^\W\d]\w*)""")
+"""A text, space, or a name."""
 _MARK: Final = "_"
 """Before all names while Python parses an expression: its keywords are names like all others."""
-_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+_OPERATORS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
     ast.Add: add,
+    ast.UAdd: add,
     ast.Sub: sub,
+    ast.USub: sub,
     ast.Mult: mul,
     ast.FloorDiv: floordiv,
     ast.Mod: mod,
 }
 
-type Value = str | int | Callable[[Variables], str]
-type Variables = Mapping[str, Value]
+type Variables = Mapping[str, str | int]
 
 _NONE: Final[Variables] = {}
+
+
+class TemplateError(DecodeError):
+    """A template or a pattern is not evaluated; others of its set can be."""
 
 
 class _Variable(NamedTuple):
@@ -80,17 +86,14 @@ type _Operation = str | int | _Variable | _TemplateCall | _Operator
 """A step of an expression in postfix order."""
 
 
-class _Template(NamedTuple):
+class _Compiled(NamedTuple):
     parts: Sequence[str | Sequence[_Operation]]
     """Texts, and what is evaluated between them."""
     steps: int
 
 
 class Templates:
-    """Templates by name, which other templates use as variables or, with parameters, call.
-
-    A template that is called sees its arguments only, so no call leads to a further one.
-    """
+    """Templates by name, which other templates use as variables or, with parameters, call."""
 
     def __init__(self, texts: Json, steps: StepBudget | None = None) -> None:
         """Take the member ``templates`` of a set; values that are no short texts are undefined.
@@ -100,68 +103,106 @@ class Templates:
             raise DecodeError("templates: expected an object of texts by name")
         self.steps = steps or StepBudget(MOST_STEPS)
         self._compile = lru_cache(_COMPILED)(self._compile_text)
-        self._values: dict[str, Value] = {
-            name: partial(self.render, text, is_called=True) if _BEGIN in text else text
-            for name, text in (texts or {}).items()
-            if isinstance(text, str) and len(text) <= _MOST_LENGTH
-        }
+        self._plain: dict[str, str] = {}
+        self._parametrised: dict[str, str] = {}
+        for name, text in (texts or {}).items():
+            if isinstance(text, str) and len(text) <= _MOST_LENGTH:
+                (self._parametrised if _BEGIN in text else self._plain)[name] = text
+        # A called template sees its arguments only, so no call leads to a further one.
+        self._called = Templates(None, self.steps) if self._parametrised else self
 
-    def render(self, text: str, variables: Variables = _NONE, *, is_called: bool = False) -> str:
-        """Render *text* with *variables* and, unless it *is_called*, the templates. Raises:
-        `DecodeError`.
-        """
+    def render(self, text: str, variables: Variables = _NONE) -> str:
+        """Render *text*. Raises: `TemplateError`, `StepsError`."""
         if _BEGIN not in text:
             return text
-        if len(text) > _MOST_LENGTH:
-            raise DecodeError(f"a template of more than {_MOST_LENGTH} characters: {text[:80]!r}…")
-        template = self._compile(text, frozenset(variables), is_called)
-        self.steps.spend(template.steps)
-        others = _NONE if is_called else self._values
-        try:
-            parts = [
-                part if isinstance(part, str) else str(_evaluate(part, variables, others))
-                for part in template.parts
-            ]
-        except ArithmeticError as error:
-            raise DecodeError(f"the template {text[:80]!r}: {error}") from None
+        compiled = self._compile(text, frozenset(variables))
+        self.steps.spend(compiled.steps)
+        parts = [
+            part if isinstance(part, str) else str(self._evaluate(part, variables))
+            for part in compiled.parts
+        ]
         if (length := sum(map(len, parts))) > _MOST_LENGTH:
-            raise DecodeError(f"the template {text[:80]!r} gives more than {_MOST_LENGTH} letters")
+            raise _too_long(text)
         self.steps.spend(_RENDERED_STEPS * length)
         return "".join(parts)
 
-    def _compile_text(self, text: str, names: AbstractSet[str], is_called: bool) -> _Template:  # noqa: FBT001
+    def _compile_text(self, text: str, variables: AbstractSet[str]) -> _Compiled:
         """Split *text* into texts and expressions. What stands between braces is a name, if there
         is a template or variable of that name, whatever it means in an expression.
         """
+        if len(text) > _MOST_LENGTH:
+            raise _too_long(text)
         parts: list[str | Sequence[_Operation]] = []
-        at, steps = 0, 0
+        at = steps = 0
         while (start := text.find(_BEGIN, at)) >= 0:
-            end = text.find(_END, start)
-            name = text[start + len(_BEGIN) : end].strip() if end >= 0 else ""
             parts.append(text[at:start])
-            if name in names or (not is_called and name in self._values):
+            end = text.find(_END, start)
+            name = text[start + len(_BEGIN) : end].strip()
+            if end >= 0 and (name in variables or name in self._plain):
                 parts.append([_Variable(name)])
                 at = end + len(_END)
                 steps += _NAME_STEPS
-                continue
-            if (found := _EXPRESSION.match(text, start)) is None:
-                raise DecodeError(f"the template {text[:80]!r} has a part that is not evaluated")
-            parts.append(_parse(found[1]))
-            at = found.end()
-            steps += _LETTER_STEPS * len(found[1])
+            elif found := _EXPRESSION.match(text, start):
+                parts.append(_parse(found[1]))
+                at = found.end()
+                steps += _LETTER_STEPS * len(found[1])
+            else:
+                raise _not_evaluated(text)
         parts.append(text[at:])
         if any(isinstance(part, str) and _STATEMENT.search(part) for part in parts):
-            raise DecodeError(f"the template {text[:80]!r} has a part that is not evaluated")
-        return _Template(parts, steps)
+            raise _not_evaluated(text)
+        return _Compiled(parts, steps)
+
+    def _evaluate(self, operations: Sequence[_Operation], variables: Variables) -> str | int:
+        stack: list[Any] = []
+        for operation in operations:
+            match operation:
+                case str() | int():
+                    stack.append(operation)
+                case _Variable(name):
+                    stack.append(self._look_up(name, variables))
+                case _TemplateCall(name, arguments):
+                    first = len(stack) - len(arguments)
+                    values = dict(zip(arguments, stack[first:], strict=True))
+                    stack[first:] = [self._call(name, values)]
+                case operator:
+                    right = stack.pop()
+                    stack.append(_operate(operator, stack.pop(), right))
+        value: str | int = stack[0]
+        return value
+
+    def _look_up(self, name: str, variables: Variables) -> str | int:
+        if (value := variables.get(name, self._plain.get(name))) is None:
+            short = f"text of up to {_MOST_LENGTH} letters"
+            raise TemplateError(f"{name!r} is undefined, or no {short} without parameters")
+        return value
+
+    def _call(self, name: str, arguments: Variables) -> str:
+        if (text := self._parametrised.get(name)) is None:
+            raise TemplateError(f"{name!r} is no template with parameters")
+        return self._called.render(text, arguments)
+
+
+def _too_long(text: str) -> TemplateError:
+    return TemplateError(
+        f"the template {text[:80]!r} has or gives more than {_MOST_LENGTH} letters"
+    )
+
+
+def _not_evaluated(text: str) -> TemplateError:
+    return TemplateError(f"the template {text[:80]!r} has a part that is not evaluated")
 
 
 def _parse(expression: str) -> Sequence[_Operation]:
     """Return *expression* in postfix order, so that its evaluation is a loop."""
-    marked = _WORD.sub(lambda found: f"{_MARK if found[1] else ''}{found[0]}", expression.strip())
+    python = _WORD.sub(
+        lambda found: " " if found[1] else f"{_MARK if found[2] else ''}{found[0]}",
+        expression.strip(),
+    )
     try:
-        nodes: list[ast.expr] = [ast.parse(marked, mode="eval").body]
+        nodes: list[ast.expr] = [ast.parse(python, mode="eval").body]
     except (SyntaxError, RecursionError, MemoryError):
-        raise DecodeError(f"{expression[:80]!r} of a template is not evaluated") from None
+        raise _not_evaluated(expression) from None
     backwards: list[_Operation] = []
     while nodes:
         match nodes.pop():
@@ -169,8 +210,8 @@ def _parse(expression: str) -> Sequence[_Operation]:
                 backwards.append(value)
             case ast.Name(name):
                 backwards.append(_Variable(name.removeprefix(_MARK)))
-            case ast.UnaryOp(ast.USub(), operand):
-                backwards.append(sub)
+            case ast.UnaryOp(sign, operand) if type(sign) in _OPERATORS:
+                backwards.append(_OPERATORS[type(sign)])
                 nodes += [ast.Constant(0), operand]
             case ast.BinOp(left, operator, right) if type(operator) in _OPERATORS:
                 backwards.append(_OPERATORS[type(operator)])
@@ -180,50 +221,25 @@ def _parse(expression: str) -> Sequence[_Operation]:
                 backwards.append(_TemplateCall(name.removeprefix(_MARK), names))
                 nodes += [each.value for each in keywords]
             case _:
-                raise DecodeError(f"{expression[:80]!r} of a template is not evaluated")
+                raise _not_evaluated(expression)
     return backwards[::-1]
 
 
-def _evaluate(operations: Sequence[_Operation], variables: Variables, others: Variables) -> Value:
-    stack: list[Any] = []
-    for operation in operations:
-        match operation:
-            case str() | int():
-                stack.append(operation)
-            case _Variable(name):
-                stack.append(_look_up(name, variables, others))
-                if callable(stack[-1]):
-                    raise DecodeError(f"{name!r} is a template with parameters, used without them")
-            case _TemplateCall(name, arguments):
-                if not callable(template := _look_up(name, variables, others)):
-                    raise DecodeError(f"{name!r} is no template with parameters")
-                first = len(stack) - len(arguments)
-                stack[first:] = [template(dict(zip(arguments, stack[first:], strict=True)))]
-            case operator:
-                right = stack.pop()
-                stack.append(_operate(operator, stack.pop(), right))
-    value: Value = stack[0]
-    return value
-
-
 def _operate(operator: _Operator, left: str | int, right: str | int) -> str | int:
-    if type(left) is int and type(right) is int:
+    if operator is mod and isinstance(left, str) and _PADDED.fullmatch(left):
+        return left % _integer(right)
+    if type(left) is not int or type(right) is not int:
+        raise TemplateError(
+            f"expected integers in a template, found {left!r:.80} and {right!r:.80}"
+        )
+    try:
         return _integer(operator(left, right))
-    if operator is mod and _PADDED.fullmatch(str(left)):
-        return str(left) % _integer(right)
-    raise DecodeError(f"expected integers in a template, found {left!r:.80} and {right!r:.80}")
+    except ZeroDivisionError as error:
+        raise TemplateError(f"{left} and 0 in a template: {error}") from None
 
 
-def _look_up(name: str, variables: Variables, others: Variables) -> Value:
-    if (value := variables.get(name, others.get(name))) is None:
-        raise DecodeError(f"{name!r} is undefined, or no text of up to {_MOST_LENGTH} letters")
-    return value
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int or abs(value) > _MOST_INTEGER:
-        raise DecodeError(f"expected an integer of a template or of gen, found {str(value)[:80]!r}")
-    return value
+def _integer(value: Json) -> int:
+    return check_integer(value, "a number", _MOST_INTEGER, TemplateError, -_MOST_INTEGER)
 
 
 class Generated(NamedTuple):
@@ -251,60 +267,53 @@ def generate(patterns: Json, templates: Templates) -> Iterator[Generated | Faile
     for pattern in patterns or ():
         try:
             yield from _generate(pattern, templates)
-        except StepsError:
-            raise
-        except DecodeError as error:
+        except TemplateError as error:
             yield Failed(None, f"gen: {error}")
 
 
 def _generate(pattern: Json, templates: Templates) -> Iterator[Generated | Failed]:
-    """Yield the references of one pattern. Raises: `DecodeError` where a key is not known."""
+    """Yield the references of one pattern. Raises: `TemplateError` where a key is not known."""
     match pattern:
         case {"key": str(key), "url": str(url), "dimensions": dict(dimensions)} if dimensions:
-            names: list[str] = list(dimensions)
             values = list(map(_values, dimensions.values()))
         case _:
-            raise DecodeError("expected key, url and dimensions of each pattern")
-    steps = _GENERATED_STEPS + _NAME_STEPS * len(names)
+            raise TemplateError("expected key, url and dimensions of each pattern")
+    steps = _GENERATED_STEPS + _NAME_STEPS * len(dimensions)
     templates.steps.spend(steps * prod(map(len, values)))
     for each in product(*values):
-        variables = dict(zip(names, each, strict=True))
+        variables: dict[str, int] = dict(zip(dimensions, each, strict=True))
         name = templates.render(key, variables)
         try:
             part = _part(pattern, templates, variables)
             yield Generated(name, templates.render(url, variables), part)
-        except StepsError:
-            raise
-        except DecodeError as error:
+        except TemplateError as error:
             yield Failed(name, str(error))
+
+
+def _values(dimension: Json) -> Sequence[int]:
+    match dimension:
+        case list():
+            return list(map(_integer, dimension))
+        case {"stop": stop} if step := _integer(dimension.get("step", 1)):
+            return range(_integer(dimension.get("start", 0)), _integer(stop), step)
+    raise TemplateError("expected a dimension of integers, or of start, stop and step")
 
 
 def _part(
     pattern: Mapping[str, Json], templates: Templates, variables: Variables
 ) -> tuple[int, int] | None:
-    """Return offset and length, if the pattern has them. Raises: `DecodeError`."""
-    texts = [pattern[name] for name in ("offset", "length") if name in pattern]
-    match [_number(templates, text, variables) for text in texts]:
-        case []:
-            return None
-        case [offset, length]:
-            return offset, length
-    raise DecodeError("gen: expected both offset and length, or neither")
-
-
-def _values(dimension: Json) -> Sequence[int]:
-    if isinstance(dimension, list):
-        return [_integer(each) for each in dimension]
-    if isinstance(dimension, dict) and "stop" in dimension:
-        start = _integer(dimension.get("start", 0))
-        step = _integer(dimension.get("step", 1))
-        if step:
-            return range(start, _integer(dimension["stop"]), step)
-    raise DecodeError("expected a dimension of integers, or of start, stop and step")
+    """Return offset and length, if the pattern has them. Raises: `TemplateError`."""
+    if "offset" not in pattern and "length" not in pattern:
+        return None
+    if "offset" not in pattern or "length" not in pattern:
+        raise TemplateError("gen: expected both offset and length, or neither")
+    offset = _number(templates, pattern["offset"], variables)
+    length = _number(templates, pattern["length"], variables)
+    return offset, length
 
 
 def _number(templates: Templates, text: Json, variables: Variables) -> int:
-    rendered = templates.render(text, variables) if isinstance(text, str) else str(text)
+    rendered = templates.render(str(text), variables).strip()
     if not (rendered.isascii() and rendered.isdigit()) or len(rendered) > len(str(_MOST_INTEGER)):
-        raise DecodeError(f"gen: expected an offset or a length, found {rendered[:80]!r}")
+        raise TemplateError(f"gen: expected an offset or a length, found {rendered[:80]!r}")
     return int(rendered)

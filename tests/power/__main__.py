@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path

@@ -27,8 +27,8 @@ from tests.power.selecting import CHOSEN, FAILED
 from tests.support.processes import ROOT, environ
 
 _LEFT_OUT: Final = shutil.ignore_patterns(
-    ".git", ".venv*", ".uv", ".*_cache", ".hypothesis", "__pycache__", "build", "demo-data", "node_modules"
-)  # fmt: skip
+    ".git", ".venv*", ".uv", ".*_cache", ".hypothesis", "__pycache__", "build", "node_modules"
+)
 _LINKED: Final = (".venv", "tests/clients/js/node_modules")
 _FIRST_S: Final = 10.0
 """Seconds of the quickest tests, which run before the modules of all others are imported."""

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,10 +20,10 @@ from typing import Final
 import pytest
 
 from tests.power.measured import Measured
-from tests.power.measuring import OPTIONS, python_path
+from tests.power.measuring import PYTEST, tests_environ
 from tests.power.mutating import Mutant, Site, locate
 from tests.power.selecting import CHOSEN, FAILED
-from tests.support.processes import ROOT, environ
+from tests.support.processes import ROOT
 
 _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git", ".venv*", ".uv", ".*_cache", ".hypothesis", "__pycache__", "build", "node_modules"
@@ -145,22 +144,20 @@ class Killing:
 
     def _pytest(self, slot: Path, tests: Iterable[str]) -> list[str]:
         limits = {test: _TIMES * self._measured.tests[test].wall_s + _MORE_S for test in tests}
-        (slot / "build/chosen.json").write_text(json.dumps(limits))
-        (slot / "build/failed.jsonl").write_text("")
-        told = environ(
-            PYTHONPATH=python_path(slot),
-            HYPOTHESIS_STORAGE_DIRECTORY=str(slot / "build/hypothesis"),
-            **{CHOSEN: str(slot / "build/chosen.json"), FAILED: str(slot / "build/failed.jsonl")},
+        build = slot / "build"
+        (build / "chosen.json").write_text(json.dumps(limits))
+        (build / "failed.jsonl").write_text("")
+        told = tests_environ(
+            slot,
+            HYPOTHESIS_STORAGE_DIRECTORY=str(build / "hypothesis"),
+            **{CHOSEN: str(build / "chosen.json"), FAILED: str(build / "failed.jsonl")},
         )
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.power.selecting"]
-        command += [
-            *OPTIONS,
-            *([] if self._each_file else ["-x"]),
-            *dict.fromkeys(map(_file, limits)),
-        ]
+        ends = [] if self._each_file else ["-x"]
+        command = [*PYTEST, "-n", "0", "-p", "tests.power.selecting", *ends]
+        command += dict.fromkeys(map(_file, limits))
         code = _run(command, slot, told, _START_S + _TIMES * self._seconds(limits))
-        shutil.rmtree(slot / "build/hypothesis", ignore_errors=True)
-        found = [json.loads(line) for line in (slot / "build/failed.jsonl").open()]
+        shutil.rmtree(build / "hypothesis", ignore_errors=True)
+        found = [json.loads(line) for line in (build / "failed.jsonl").read_text().splitlines()]
         return found or ([] if code in _NO_FAILURE else [f"exit code {code}"])
 
 

@@ -12,8 +12,11 @@ from tests.power.measured import Measured
 from tests.power.recording import BARE, PARTS
 from tests.support.processes import ROOT, environ
 
-OPTIONS: Final = ("-m", "not soak", "-p", "no:cacheprovider", "--hypothesis-seed=0")
-"""Options of each run of tests, which thus use the same random data."""
+PYTEST: Final = (
+    sys.executable, "-m", "pytest", "-q", "-m", "not soak",
+    "-p", "no:cacheprovider", "--hypothesis-seed=0",
+)  # fmt: skip
+"""Begins each run of tests, which thus use the same random data."""
 _OPTIONS: Final = """\
 [run]
 branch = true
@@ -35,12 +38,11 @@ def measure(
     shutil.rmtree(parts, ignore_errors=True)
     parts.mkdir(parents=True)
     (parts / "coverage.ini").write_text(_OPTIONS.format(parts=parts, app=root / "app"))
-    told = environ(PYTHONPATH=python_path(root), **{PARTS: str(parts)})
+    told = tests_environ(root, **{PARTS: str(parts)})
     if bare:
         told[BARE] = "yes"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.power.recording", *OPTIONS]
-    command += ["-n", str(workers), "--dist", "loadfile", *folders]
-    code = subprocess.run(command, env=told, cwd=root, check=False).returncode
+    command = [*PYTEST, "-p", "tests.power.recording", "-n", str(workers), "--dist", "loadfile"]
+    code = subprocess.run([*command, *folders], env=told, cwd=root, check=False).returncode
     measured = Measured.load(root / "app", home / "measured.json")
     measured.fold(parts)
     measured.save(home / "measured.json")
@@ -48,6 +50,7 @@ def measure(
     return code
 
 
-def python_path(root: Path) -> str:
-    """Return the path of a process that runs tests of *root* and has the plugins beside."""
-    return os.pathsep.join(map(str, (root / "app", root, ROOT)))
+def tests_environ(root: Path, **more: str) -> dict[str, str]:
+    """Return the environment of tests of *root*, with the plugins beside and with bytecode."""
+    path = os.pathsep.join(map(str, (root / "app", root, ROOT)))
+    return environ(PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="", **more)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -14,10 +15,12 @@ CHOSEN: Final = "POWER_CHOSEN"
 """Names a file with the seconds that each chosen test may take."""
 FAILED: Final = "POWER_FAILED"
 """Names a file that gets a line for each failure."""
+_MEMORY: Final = 8 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read what is chosen."""
+    """Read what is chosen, and bound the memory, as a mutant may lack the bound of the package."""
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     chosen = json.loads(Path(os.environ[CHOSEN]).read_bytes())
     config.pluginmanager.register(_Selecting(chosen, Path(os.environ[FAILED])))
 

@@ -65,7 +65,7 @@ def measured(root: Path) -> Measured:
         ("a <= b < c", ["(a < b < c)", "(a <= b <= c)"]),
         ("a and not b", ["(a or not b)", "(b)"]),
         ("a + 1", ["(a - 1)", "2"]),
-        ("a[1:b]", ["a[:b]"]),
+        ("a[1:b]", [":b"]),
         ("x = True, 'text'", ["False", "''"]),
         ("x.y = z", ["pass"]),
         ("call(a)", ["pass"]),
@@ -113,7 +113,7 @@ def test_mutant_is_killed_by_the_test_that_asserts_its_outcome(
     measured: Measured, root: Path
 ) -> None:
     """Of mutants on lines that run, one dies whose effect is asserted, another survives."""
-    changes = {"LIMIT = 4": "5", "return 0": "return None", "if value < 0:": "(value <= 0)"}
+    changes = {"LIMIT = 4": "5", "if value < 0:": "(value <= 0)"}
     mutants = [
         site.mutant
         for site in find_sites(PATH, SOURCE)
@@ -125,7 +125,6 @@ def test_mutant_is_killed_by_the_test_that_asserts_its_outcome(
 
     assert outcomes == {
         "LIMIT = 4": ("killed", ["tests/test_sample.py::test_high"]),
-        "return 0": ("killed", ["tests/test_sample.py::test_low"]),
         "if value < 0:": ("survived", []),
     }
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
+from typing import Final
 
 from tests.power.killing import Killing, Result
 from tests.power.measured import Measured
@@ -14,6 +15,8 @@ from tests.power.measuring import measure
 from tests.power.mutating import Mutant, draw
 from tests.power.reporting import report
 from tests.support.processes import ROOT
+
+APP: Final = ROOT / "app"
 
 
 def main() -> int:
@@ -28,39 +31,33 @@ def main() -> int:
         case _:
             files = options.results or home.glob("*-results.jsonl")
             results = [result for file in files for result in _read(file)]
-            measured = Measured.load(ROOT / "app", home / "measured.json")
+            measured = Measured.load(APP, home / "measured.json")
             report(measured, results, options.folder)
     return 0
 
 
 def _kill(home: Path, options: argparse.Namespace) -> None:
-    measured = Measured.load(ROOT / "app", home / "measured.json")
+    measured = Measured.load(APP, home / "measured.json")
     drawn = options.drawn or home / f"mutants-{options.seed}-{options.count}.json"
     if not drawn.exists():
-        files = sorted((ROOT / "app").rglob("*.py"))
-        sources = {file.relative_to(ROOT / "app").as_posix(): file.read_text() for file in files}
-        covered = measured.covered()
-        mutants = draw(
-            sources,
-            lambda site: measured.line(site) in covered,
-            seed=options.seed,
-            count=options.count,
-        )
+        mutants = _draw(measured, options.seed, options.count)
         drawn.write_text(json.dumps([asdict(mutant) for mutant in mutants], indent=1))
-    mutants = [Mutant(**mutant) for mutant in json.loads(drawn.read_bytes())]
+    wanted = {Mutant(**mutant) for mutant in json.loads(drawn.read_bytes())}
     file = home / f"{drawn.stem}-results.jsonl"
-    done = _read(file)
-    left = sorted(set(mutants) - {result.mutant for result in done}, key=lambda mutant: mutant.key)
+    left = wanted - {result.mutant for result in _read(file)}
     killing = Killing(measured, home, each_file=options.each_file, limit_s=options.limit)
     with file.open("a") as results:
-        for result in killing.run(left, options.workers):
-            results.write(json.dumps(asdict(result)) + "\n")
-            results.flush()
-            mutant = result.mutant
-            print(
-                f"{result.outcome:9} {mutant.path}: {mutant.before} -> {mutant.after}", *result.by
-            )
-    print(*Counter(result.outcome for result in _read(file)).items())
+        for result in killing.run(sorted(left, key=lambda mutant: mutant.key), options.workers):
+            print(json.dumps(asdict(result)), file=results, flush=True)
+            print(result.outcome, result.mutant, *result.by)
+    for outcome, count in Counter(result.outcome for result in _read(file)).items():
+        print(f"{outcome}: {count} of {len(wanted)}")
+
+
+def _draw(measured: Measured, seed: int, count: int) -> list[Mutant]:
+    files = sorted(APP.rglob("*.py"))
+    sources = {file.relative_to(APP).as_posix(): file.read_text() for file in files}
+    return draw(sources, lambda site: bool(measured.runs(site)), seed=seed, count=count)
 
 
 def _read(file: Path) -> list[Result]:

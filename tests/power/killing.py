@@ -77,8 +77,11 @@ class Killing:
             self._slots.put(_copy(self._root, self._home / f"slot-{number}"))
         with ThreadPoolExecutor(parallel) as pool:
             tries = [pool.submit(self._try, mutant, sites.get(mutant)) for mutant in mutants]
-            for done in as_completed(tries):
-                yield done.result()
+            try:
+                for done in as_completed(tries):
+                    yield done.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _try(self, mutant: Mutant, site: Site | None) -> Result:
         if site is None:

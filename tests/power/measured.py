@@ -4,11 +4,10 @@ import hashlib
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache, reduce
-from operator import or_
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -19,6 +18,7 @@ from tests.power.mutating import Site
 _ARCS: Final = """
     SELECT context, path, fromno, tono FROM arc
     JOIN context ON context.id = context_id JOIN file ON file.id = file_id
+    WHERE path LIKE '%.py'
 """
 
 
@@ -58,8 +58,14 @@ class Measured:
         data = {"digest": _digest(self.app), "numbers": self.numbers, "contexts": contexts}
         file.write_text(json.dumps(data | {"tests": self.tests}))
 
+    def forget(self, folders: Sequence[str]) -> None:
+        """Drop the tests of *folders*, of which some may be gone."""
+        gone = tuple(folders)
+        self.contexts = {k: bits for k, bits in self.contexts.items() if not k.startswith(gone)}
+        self.tests = {k: test for k, test in self.tests.items() if not k.startswith(gone)}
+
     def fold(self, parts: Path) -> None:
-        """Add what `recording` wrote into *parts*, in place of the same files of tests before."""
+        """Add what `recording` wrote into *parts*."""
         for file in parts.glob("tests.*.json"):
             tests = json.loads(file.read_bytes())
             self.tests |= {name: Test(*test) for name, test in tests.items()}
@@ -97,32 +103,26 @@ class Measured:
         """The set of all branches that are measured."""
         return sum(1 << number for name, number in self.numbers.items() if ">" in name)
 
-    def covered(self) -> set[str]:
-        """Return all lines and branches that have run, on import or in a test."""
-        union = reduce(or_, self.contexts.values(), 0)
-        return {name for name, number in self.numbers.items() if union >> number & 1}
-
-    def line(self, site: Site) -> str:
-        """Return the name of the first line of a site's statement."""
-        return f"{site.mutant.path}:{parse(self.app / site.mutant.path).first_line(site.line)}"
-
     def runs(self, site: Site) -> set[str]:
         """Return the tests that passed and run the statement of *site*.
 
-        One that runs on import counts as run by all tests of its module.
+        One that runs on import counts as run by all tests that run other lines of its module.
         """
-        own = self._running([self.line(site)])
-        if own and (site.on_import or own == {""}):
-            module = f"{site.mutant.path}:"
-            own = self._running(name for name in self.numbers if name.startswith(module))
+        path = site.mutant.path
+        line = self.numbers.get(f"{path}:{parse(self.app / path).first_line(site.line)}")
+        if line is None:
+            return set()
+        own = self._running(1 << line)
+        if site.on_import or own == {""}:
+            numbers = (n for name, n in self.numbers.items() if name.startswith(f"{path}:"))
+            own = self._running(sum(1 << n for n in numbers) & ~self.contexts[""])
         own.discard("")
         wider = tuple(f"{context}{mark}" for context in own for mark in ("::", "/"))
         passed = (name for name, test in self.tests.items() if test.outcome == "passed")
         return {name for name in passed if name in own or name.startswith(wider)}
 
-    def _running(self, names: Iterable[str]) -> set[str]:
-        wanted = sum(1 << self.numbers[name] for name in names if name in self.numbers)
-        return {context for context, bits in self.contexts.items() if bits & wanted}
+    def _running(self, bits: int) -> set[str]:
+        return {context for context, own in self.contexts.items() if own & bits}
 
 
 def only(groups: Mapping[str, int]) -> dict[str, int]:

@@ -44,6 +44,8 @@ def measure(
     command = [*PYTEST, "-p", "tests.power.recording", "-n", str(workers), "--dist", "loadfile"]
     code = subprocess.run([*command, *folders], env=told, cwd=root, check=False).returncode
     measured = Measured.load(root / "app", home / "measured.json")
+    if not bare:
+        measured.forget(folders)
     measured.fold(parts)
     measured.save(home / "measured.json")
     shutil.rmtree(parts)

@@ -6,6 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Final
 
@@ -60,13 +61,14 @@ class Site:
         return (data[: self.start] + self.mutant.after.encode() + data[self.stop :]).decode()
 
 
-def find_sites(path: str, source: str) -> Iterator[Site]:
-    """Find all mutants of *source* in the order of its text."""
+def find_sites(path: str, source: str) -> list[Site]:
+    """Find all mutants of *source*, line by line."""
     lines = source.encode().splitlines(keepends=True)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
     seen: Counter[tuple[str, str, str]] = Counter()
+    sites = []
     for node, after, on_import in _changes(ast.parse(source), on_import=True):
         start = starts[node.lineno - 1] + node.col_offset
         stop = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
@@ -74,7 +76,8 @@ def find_sites(path: str, source: str) -> Iterator[Site]:
         texts = (text, source.encode()[start:stop].decode(), after)
         mutant = Mutant(path, *texts, nth=seen[texts])
         seen[texts] += 1
-        yield Site(mutant, start, stop, node.lineno, on_import)
+        sites.append(Site(mutant, start, stop, node.lineno, on_import))
+    return sorted(sites, key=lambda site: site.line)
 
 
 type _Located = ast.expr | ast.stmt
@@ -165,29 +168,27 @@ def _text(node: ast.expr) -> str:
 def draw(
     sources: Mapping[str, str], is_covered: Callable[[Site], bool], *, seed: int, count: int
 ) -> list[Mutant]:
-    """Draw *count* mutants on covered lines, from each package by its number of such lines.
+    """Draw *count* mutants on covered lines, at most one a line, from each package by its lines.
 
-    A line has at most one. The order depends on the seed and on texts alone, so that few others
-    are drawn if some lines come or go.
+    Their order depends on the seed and on texts alone, so that few others are drawn if some lines
+    come or go.
     """
-    lines: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
+
+    def turn(site: Site) -> str:
+        return hashlib.sha256(f"{seed}:{site.mutant.key}".encode()).hexdigest()
+
+    packages: dict[str, list[Site]] = defaultdict(list)
     for path, source in sources.items():
-        for site in find_sites(path, source):
-            if is_covered(site):
-                lines[path, site.line].append(site.mutant)
-
-    def turn(mutant: Mutant) -> str:
-        return hashlib.sha256(f"{seed}:{mutant.key}".encode()).hexdigest()
-
-    packages: dict[str, list[Mutant]] = defaultdict(list)
-    for mutants in lines.values():
-        first = min(mutants, key=turn)
-        packages[first.package].append(first)
-    shares = {name: len(drawn) * count / len(lines) for name, drawn in packages.items()}
+        for _, sites in groupby(find_sites(path, source), key=lambda site: site.line):
+            first = min(sites, key=turn)
+            packages[first.mutant.package].append(first)
+    lines = sum(map(len, packages.values()))
     return [
-        mutant
-        for name, drawn in sorted(packages.items())
-        for mutant in sorted(drawn, key=turn)[: max(1, round(shares[name]))]
+        site.mutant
+        for _, sites in sorted(packages.items())
+        for site in islice(
+            filter(is_covered, sorted(sites, key=turn)), max(1, round(len(sites) * count / lines))
+        )
     ]
 
 

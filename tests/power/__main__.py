@@ -1,4 +1,9 @@
-"""Measure what tests cover and kill that no others do."""
+"""Measure what tests cover and kill that no others do.
+
+Not seen: lines of processes that are killed or get an environment without that of the tests, and
+processor time of commands, which another process forks. What a command's process did before it was
+forked counts for the test that ran the first command.
+"""
 
 import argparse
 import json

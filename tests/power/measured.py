@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple, Self
 
 from coverage.parser import PythonParser
@@ -22,7 +22,7 @@ _ARCS: Final = """
 """
 
 
-class Test(NamedTuple):
+class Recorded(NamedTuple):
     """Seconds of a test, on the clock and of processors, and its outcome."""
 
     wall_s: float
@@ -40,7 +40,7 @@ class Measured:
     app: Path
     numbers: dict[str, int] = field(default_factory=dict)
     contexts: dict[str, int] = field(default_factory=dict)
-    tests: dict[str, Test] = field(default_factory=dict)
+    tests: dict[str, Recorded] = field(default_factory=dict)
 
     @classmethod
     def load(cls, app: Path, file: Path) -> Self:
@@ -49,7 +49,7 @@ class Measured:
         if data.get("digest") != _digest(app):
             return cls(app)
         contexts = {context: int(bits, 16) for context, bits in data["contexts"].items()}
-        tests = {name: Test(*test) for name, test in data["tests"].items()}
+        tests = {name: Recorded(*test) for name, test in data["tests"].items()}
         return cls(app, data["numbers"], contexts, tests)
 
     def save(self, file: Path) -> None:
@@ -68,7 +68,7 @@ class Measured:
         """Add what `recording` wrote into *parts*."""
         for file in parts.glob("tests.*.json"):
             tests = json.loads(file.read_bytes())
-            self.tests |= {name: Test(*test) for name, test in tests.items()}
+            self.tests |= {name: Recorded(*test) for name, test in tests.items()}
         folded: dict[str, bytearray] = defaultdict(bytearray)
         for context, names in self._read(parts):
             bits = folded[context]
@@ -116,10 +116,8 @@ class Measured:
         if site.on_import or own == {""}:
             numbers = (n for name, n in self.numbers.items() if name.startswith(f"{path}:"))
             own = self._running(sum(1 << n for n in numbers) & ~self.contexts[""])
-        own.discard("")
-        wider = tuple(f"{context}{mark}" for context in own for mark in ("::", "/"))
         passed = (name for name, test in self.tests.items() if test.outcome == "passed")
-        return {name for name in passed if name in own or name.startswith(wider)}
+        return {name for name in passed if not own.isdisjoint(_scopes(name))}
 
     def _running(self, bits: int) -> set[str]:
         return {context for context, own in self.contexts.items() if own & bits}
@@ -159,6 +157,14 @@ def possible_branches(parser: PythonParser) -> frozenset[tuple[int, int]]:
     """Return the ways out of all statements that have several."""
     exits = parser.exit_counts()
     return frozenset(arc for arc in parser.arcs() if exits.get(arc[0], 0) > 1)
+
+
+@cache
+def _scopes(test: str) -> frozenset[str]:
+    """Return the contexts of a test: its own, and those of its class, file and folders."""
+    file, *names = test.split("::")
+    folders = map(str, PurePosixPath(file).parents)
+    return frozenset({test, file, "::".join((file, *names[:1])), *folders})
 
 
 def _digest(app: Path) -> str:

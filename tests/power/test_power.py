@@ -6,7 +6,7 @@ from textwrap import dedent
 import pytest
 
 from tests.power.killing import Killing
-from tests.power.measured import Measured, needed, only
+from tests.power.measured import Measured, Recorded, needed, only
 from tests.power.measuring import measure
 from tests.power.mutating import Mutant, draw, find_sites, locate
 
@@ -107,6 +107,19 @@ def test_each_test_is_measured_with_its_lines_and_branches(measured: Measured) -
     assert names == {low: {f"{PATH}:6", f"{PATH}:5>6"}, high: {f"{PATH}:7", f"{PATH}:5>7"}}
     assert f"{PATH}:11" not in measured.numbers
     assert measured.tests[low].outcome == "passed"
+
+
+def test_line_of_a_fixture_is_run_by_all_tests_of_its_scope(root: Path) -> None:
+    """A line that a fixture of a file runs counts for its tests, and one of an import likewise."""
+    numbers = {f"{PATH}:1": 0, f"{PATH}:6": 1}
+    contexts = {"": 0b01, "tests/test_a.py": 0b10}
+    tests = {f"tests/test_{name}": Recorded(1, 1, "passed") for name in ("a.py::x", "b.py::y")}
+    measured = Measured(root / "app", numbers, contexts, tests)
+    sites = {site.line: site for site in find_sites(PATH, SOURCE)}
+
+    runs = {line: measured.runs(sites[line]) for line in (1, 6, 11)}
+
+    assert runs == {1: {"tests/test_a.py::x"}, 6: {"tests/test_a.py::x"}, 11: set()}
 
 
 def test_mutant_is_killed_by_the_test_that_asserts_its_outcome(

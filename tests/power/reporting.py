@@ -30,13 +30,8 @@ def report(measured: Measured, results: Sequence[Result], folder: str | None) ->
             found = (shares[name].bit_count(), own[name].bit_count())
             kills = _count_kills(name, results, folder)
             _print((name, len(tests), _count_lines(name), *map(round, seconds), *found, *kills))
-    print(
-        *(
-            f"{count} mutants {outcome}"
-            for outcome, count in Counter(result.outcome for result in results).items()
-        ),
-        sep=", ",
-    )
+    for outcome, count in Counter(result.outcome for result in results).items():
+        print(f"{count} mutants {outcome}")
     if folder is not None:
         _print_spare({name: groups[name] for name in sorted(groups) if name.startswith(folder)})
 

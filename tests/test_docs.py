@@ -23,11 +23,8 @@ from shardgate.main import create_app
 from shardgate.model import ObjectRef
 from shardgate.settings import TABLES, Settings
 from shardgate.storage.memory import MemoryStore
+from tests.support.documents import DOCUMENTS, PAGES, ROOT, blocks
 from tests.support.resolving import reading
-
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = "\n".join(page.read_text("utf-8") for page in PAGES)
 
 
 def spelled_default(field: FieldInfo) -> str:
@@ -56,11 +53,6 @@ def settings_rows() -> list[str]:
         for section, table in TABLES.items()
         for name, field in table.model_fields.items()
     ]
-
-
-def blocks(language: str) -> list[str]:
-    """Return the fenced blocks of *language*."""
-    return re.findall(rf"```{language}\n(.*?)```", DOCUMENTS, re.DOTALL)
 
 
 def test_settings_table_matches_the_settings() -> None:

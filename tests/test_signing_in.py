@@ -30,9 +30,9 @@ from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, S
 from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
 from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
 from tests.storage.listening import Handler, Listener
+from tests.support.documents import program
 from tests.support.processes import environ, wait_until
 from tests.support.serving import serving
-from tests.test_docs_examples import program
 
 _BROWSER: Final = """#!{python}
 import html, re, sys, httpx

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from xml.etree import ElementTree as ET
 
 import httpx
 import pytest
@@ -203,3 +204,17 @@ from_each_store = pytest.mark.parametrize(
     "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
 )
 """For readers of bytes that other tests compare between both stores."""
+
+
+def sizes_of(client: httpx.Client, dataset: str, prefix: str) -> dict[str, int]:
+    """List the keys below *prefix* and their sizes, in pages of seven."""
+    sizes: dict[str, int] = {}
+    query = {"list-type": "2", "prefix": prefix, "max-keys": "7"}
+    while True:
+        page = ET.fromstring(client.get(f"/{dataset}", params=query).text)  # noqa: S314  our own answer
+        for entry in page.iterfind("{*}Contents"):
+            key, size = entry.findtext("{*}Key", ""), entry.findtext("{*}Size", "")
+            sizes[key.removeprefix(prefix)] = int(size)
+        if (after := page.findtext("{*}NextContinuationToken")) is None:
+            return sizes
+        query["continuation-token"] = after

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.clients.filling import CLIENTS, over_obstore
 from tests.clients.icechunk.repositories import put
 from tests.clients.services import Taker, chunks_in, taking_into_folder
-from tests.clients.test_reading import OPENERS, open_tensorstore
 from tests.clients.writing import (
     Shape,
     Values,
@@ -26,6 +25,7 @@ from tests.clients.writing import (
     same,
 )
 from tests.formats.zarr.nesting import Nesting, nestings
+from tests.support.clients.reading import OPENERS, open_tensorstore
 from tests.support.commands import run
 from tests.support.sessions import Replicas, listed_keys, replicas
 from tests.support.writable_repositories import Place

@@ -16,7 +16,6 @@ from shardgate.settings import CacheSettings, Settings
 from tests.clients.arrays import BY_NAME
 from tests.clients.filling import CLIENTS, fill, over_obstore, values
 from tests.clients.services import Taker, chunks_in, lay_out, mixed, s3_kvstore, taking_into_folder
-from tests.clients.test_reading import BEYOND
 from tests.clients.writing import (
     Case,
     Values,
@@ -27,6 +26,7 @@ from tests.clients.writing import (
     read_zarr,
     same,
 )
+from tests.support.clients.reading import BEYOND
 from tests.support.files import read_files
 from tests.support.gateways import forked, of_dataset
 from tests.support.labs import Lab, requested_lab

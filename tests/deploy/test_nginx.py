@@ -17,7 +17,6 @@ import yaml
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.contract import ObjectStore
 from tests.attacks.raw import heard, statuses
-from tests.attacks.test_smuggling import LAST, UNCLEAR
 from tests.clients.services import Watched
 from tests.deploy.balancer import (
     HELLO,
@@ -30,6 +29,7 @@ from tests.deploy.balancer import (
     recording,
 )
 from tests.deploy.programs import CHART, ROOT
+from tests.support.attacks.smuggling import LAST, UNCLEAR
 from tests.support.serving import serving
 
 PATHS: Final = (

@@ -11,8 +11,8 @@ import pytest
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.formats.zarr.building import build, chunk_bytes
-from tests.http.s3.test_multipart import complete, create, put
 from tests.http.test_gzip import Got, ask
+from tests.support.http.s3.uploads import complete, create, put
 from tests.support.serving import client_of
 from tests.support.zipped import ENCODERS, encoded
 

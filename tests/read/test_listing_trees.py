@@ -16,8 +16,7 @@ from tests.formats.icechunk import case as icechunk_case
 from tests.formats.icechunk.building import Ref
 from tests.formats.icechunk.repositories import Builder
 from tests.formats.neuroglancer_precomputed import case as precomputed_case
-from tests.formats.neuroglancer_precomputed.shards import build_shards, morton
-from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
+from tests.formats.neuroglancer_precomputed.shards import build_shards, morton, shardings
 from tests.formats.zarr import case as zarr_case
 from tests.formats.zarr.building import (
     LITTLE,
@@ -27,7 +26,7 @@ from tests.formats.zarr.building import (
     regular,
     sharding,
 )
-from tests.read.test_listing import BUCKET, pages_of, store_of
+from tests.support.read.listing import BUCKET, pages_of, store_of
 from tests.support.resolving import NOTHING, reading
 
 NAMES = st.sampled_from(["a", "a-b", "a.b", "a0", "c", "0", "10", "2", "é", "info.d"])

@@ -39,6 +39,7 @@ from shardgate.storage.contract import (
     Stat,
 )
 from tests.storage.conftest import Backend, found, stat_of
+from tests.support.storage.ranges import REQUESTS
 
 DATA = bytes(range(256)) * 4
 ORDER = ("0/0/0", "0.1", "b-1", "b.1", "b/10", "b/2", "b/c/1", "b0", "c d/e/f", "ü")
@@ -137,15 +138,6 @@ async def test_missing_bucket_is_an_error(backend: Backend) -> None:
             await ask(backend.missing_bucket)
     with pytest.raises((StorageUnavailableError, StorageUnusableError)):
         await anext(backend.store.list(ObjectRef(backend.missing_bucket.bucket, "")), None)
-
-
-REQUESTS: list[ByteRequest | None] = [
-    None,
-    ByteRange(1, 2),
-    ByteRange(0, 0),
-    ByteRange(900, 9999),
-    SuffixRange(5),
-]
 
 
 @pytest.mark.parametrize("data", [b"other", DATA[::-1], None], ids=["shorter", "same-size", "none"])

@@ -17,8 +17,8 @@ from shardgate.storage.stores import Stores
 from tests.storage.conftest import Remote, az_settings, found, stat_of
 from tests.storage.faulty import LONGEST_S
 from tests.storage.proxy import Lie, Proxy
-from tests.storage.test_faults import MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
+from tests.support.storage.ranges import MIDDLE
 
 REF = ObjectRef("gs://bucket", "key")
 DATA = bytes(range(256)) * 1024

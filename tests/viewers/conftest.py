@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.support.lacking import lack
-from tests.viewers.viewing import Neuroglancer, paging
+from tests.viewers.viewing import Neuroglancer, paging_client
 
 _ROOT: Final = Path(__file__).parents[2]
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
@@ -77,5 +77,5 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def neuroglancer(browser: Browser, pictures: Path) -> Generator[Neuroglancer]:
     """Serve the page of Neuroglancer to the browser."""
-    with paging() as url:
+    with paging_client() as url:
         yield Neuroglancer(browser, url, pictures)

@@ -24,13 +24,20 @@ _AT: Final = "/v/test/"
 
 
 @contextmanager
-def paging() -> Generator[str]:
-    """Serve the client, and return the URL of its page."""
-    with as_file(files("neuroglancer") / "static/client") as folder, _Server(folder) as server:
+def paging_client() -> Generator[str]:
+    """Serve the client, and yield the URL of its page."""
+    with as_file(files("neuroglancer") / "static/client") as folder, paging(folder) as origin:
+        yield f"{origin}{_AT}"
+
+
+@contextmanager
+def paging(folder: Path) -> Generator[str]:
+    """Serve the files of *folder*, and yield the origin."""
+    with _Server(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}{_AT}"
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.closing.set()
             server.shutdown()
@@ -47,7 +54,7 @@ class _Handler(SimpleHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer with a file of the client, or with an empty stream of events."""
+        """Answer with a file, or with the empty stream of events that the client looks for."""
         if self.path.startswith("/events/"):
             self.send_response(HTTPStatus.OK)
             self.send_header("Content-Type", "text/event-stream")

@@ -39,8 +39,8 @@ from tests.clients.icechunk.repositories import (
 from tests.clients.precomputed.cases import BY_NAME as VOLUMES
 from tests.clients.precomputed.volumes import read_tensorstore
 from tests.clients.services import connect, from_each_store, from_folder
-from tests.clients.test_reading import OPENERS, over_fsspec
 from tests.clients.writing import counted, quiet, same
+from tests.support.clients.reading import OPENERS, over_fsspec
 from tests.support.files import read_files
 from tests.support.seaweedfs import stored_in
 from tests.support.serving import serving

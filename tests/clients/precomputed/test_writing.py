@@ -26,7 +26,6 @@ from tests.clients.filling import KEYS
 from tests.clients.precomputed.cases import BY_NAME, FURTHER, pyramid
 from tests.clients.precomputed.conftest import Written
 from tests.clients.precomputed.segments import COLLECTIONS, IDS, LARGE_IDS, skeleton_bytes
-from tests.clients.precomputed.test_reading import SKELETONS, opened, read_annotations
 from tests.clients.precomputed.volumes import (
     IDENTITY,
     LOSSY,
@@ -41,6 +40,7 @@ from tests.clients.precomputed.volumes import (
 from tests.clients.services import Files, Taker, chunks_in, lay_out, mixed, s3_kvstore
 from tests.clients.writing import Values, same
 from tests.formats.neuroglancer_precomputed.shards import chunks_of, decoded
+from tests.support.clients.precomputed.reading import SKELETONS, opened, read_annotations
 
 
 def other_values(values: Values) -> Values:

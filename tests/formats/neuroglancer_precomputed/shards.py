@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import mmh3
+from hypothesis import strategies as st
 
 from shardgate.model import ByteRange
 from tests.formats.case import Container
@@ -167,4 +168,21 @@ def chunks_of(shard: bytes, sharding: Sharding) -> dict[int, bytes]:
         chunk_id: shard[start:stop]
         for minishard in decoded(shard, sharding)
         for chunk_id, (start, stop) in minishard.items()
+    }
+
+
+_ENCODINGS = ("raw", "gzip")
+
+
+@st.composite
+def shardings(draw: st.DrawFn) -> Sharding:
+    """Draw any sharding with few minishards."""
+    return {
+        **RAW_SHARDING,
+        "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
+        "preshift_bits": draw(st.integers(0, 3)),
+        "minishard_bits": draw(st.integers(0, 6)),
+        "shard_bits": draw(st.sampled_from([0, 0, 1, 5])),
+        "minishard_index_encoding": draw(st.sampled_from(_ENCODINGS)),
+        "data_encoding": draw(st.sampled_from(_ENCODINGS)),
     }

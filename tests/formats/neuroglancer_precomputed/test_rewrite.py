@@ -37,27 +37,13 @@ from tests.formats.neuroglancer_precomputed.shards import (
     container,
     decoded,
     encode_minishard,
+    shardings,
     single_shard,
 )
 from tests.support.resolving import ROOT, reading
 from tests.support.zipped import zipped
 
-_ENCODINGS = ("raw", "gzip")
 _SPREAD = {**SINGLE, "minishard_bits": 2}
-
-
-@st.composite
-def shardings(draw: st.DrawFn) -> Sharding:
-    """Draw any sharding with few minishards."""
-    return {
-        **RAW_SHARDING,
-        "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
-        "preshift_bits": draw(st.integers(0, 3)),
-        "minishard_bits": draw(st.integers(0, 6)),
-        "shard_bits": draw(st.sampled_from([0, 0, 1, 5])),
-        "minishard_index_encoding": draw(st.sampled_from(_ENCODINGS)),
-        "data_encoding": draw(st.sampled_from(_ENCODINGS)),
-    }
 
 
 _ids = st.integers(0, 40) | st.integers(0, 2**64 - 1)

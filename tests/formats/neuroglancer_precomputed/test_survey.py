@@ -39,9 +39,9 @@ from tests.formats.neuroglancer_precomputed.shards import (
     container,
     encode_minishard,
     encode_shard,
+    shardings,
     single_shard,
 )
-from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
 from tests.support.resolving import ROOT
 from tests.support.zipped import zipped
 

@@ -10,6 +10,7 @@ import pytest
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
+from shardgate.formats.neuroglancer_precomputed.metadata import parse_info
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
 from tests.formats.neuroglancer_precomputed.case import (
@@ -21,7 +22,6 @@ from tests.formats.neuroglancer_precomputed.case import (
     volume_info,
 )
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.neuroglancer_precomputed.test_metadata import parse
 from tests.support.resolving import ROOT
 
 type Document = Any
@@ -59,7 +59,9 @@ async def _stored(given: Document, stored: Document) -> Document:
 
 
 def _served(stored: Document) -> Document:
-    return json.loads(parse(stored).served)
+    info = parse_info(stored, json.dumps(stored).encode())
+    assert info is not None
+    return json.loads(info.served)
 
 
 @EVERY

@@ -24,7 +24,7 @@ from tests.support.pages import Page, open_page, parse
 from tests.support.processes import wait_until
 from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
-from tests.survey.test_inspect import ARRAY, filled
+from tests.support.survey.documents import ARRAY, filled
 
 LONG_S = 60.0
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -34,7 +34,7 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Schedules files together, and folders whose data take long to write."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
+        file = nodeid.partition("::")[0]
         folder = file.rpartition("/")[0]
         return folder if folder in _TOGETHER else file
 

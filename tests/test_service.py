@@ -15,6 +15,7 @@ from tests.formats.neuroglancer_precomputed import case as precomputed
 from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
 from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
+from tests.support.records import replaced
 from tests.support.serving import client_of
 
 
@@ -45,9 +46,9 @@ PRECOMPUTED = Container(
     {"info": None, "shard index": "info", "minishard index": OTHER_MINISHARD, "chunk": NEIGHBOUR},
     ABSENT,
 )
-OLD = PRECOMPUTED._replace(build=partial(precomputed.build, old=True))
-GZIP = PRECOMPUTED._replace(build=partial(precomputed.build, sharding=precomputed.GZIP_DATA))
-RAW = PRECOMPUTED._replace(build=partial(precomputed.build, sharding=RAW_SHARDING))
+OLD = replaced(PRECOMPUTED, build=partial(precomputed.build, old=True))
+GZIP = replaced(PRECOMPUTED, build=partial(precomputed.build, sharding=precomputed.GZIP_DATA))
+RAW = replaced(PRECOMPUTED, build=partial(precomputed.build, sharding=RAW_SHARDING))
 SERVICES = {
     "s3": ("s3", ZARR),
     "http": ("http", ZARR),

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.support.lacking import lack
+from tests.support.records import replaced
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -48,8 +49,8 @@ def stages() -> list[Stage]:
             base, _, name = value.partition(" AS ")
             found.append(Stage(base, name, []))
         elif found:
-            found[-1] = found[-1]._replace(
-                instructions=[*found[-1].instructions, (keyword, value.strip())]
+            found[-1] = replaced(
+                found[-1], instructions=[*found[-1].instructions, (keyword, value.strip())]
             )
     return found
 

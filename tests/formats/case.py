@@ -13,6 +13,7 @@ from shardgate.formats.surveying import Shard
 from shardgate.model import ByteRange, ByteRequest, Location, Piece, Stored, SuffixRange, VirtualKey
 from shardgate.storage.memory import MemoryStore
 from tests.read.stores import Watched
+from tests.support.records import replaced
 from tests.support.resolving import ROOT
 
 
@@ -136,7 +137,7 @@ async def chunks_of(shard: Shard, fetch: Fetch) -> AsyncIterator[tuple[str, Stor
                 yield found
         else:
             place = survey.whole.byte_range.narrow(entry.place)
-            yield survey.key(entry.number), survey.whole._replace(byte_range=place)
+            yield survey.key(entry.number), replaced(survey.whole, byte_range=place)
 
 
 def render(pieces: Sequence[Piece | Checksummed], old: bytes = b"") -> bytes:

@@ -22,6 +22,7 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Container, Containers
 from shardgate.storage.contract import OBJECT, Found, Listed, NotModified, Stat
 from shardgate.storage.memory import MemoryStore
+from tests.support.records import replaced
 from tests.support.resolving import NOTHING, ROOT, everything, gather, reading
 
 REF = ObjectRef("memory://bucket", "data/object")
@@ -221,7 +222,7 @@ class Watching(Watched):
         """Read *part* of *key*, or all of it as it is stored; see `Resolver.open` for *asked*."""
 
         def choose(entity: Entity) -> Selection:
-            return NOTHING._replace(reads=ByteRange(*part)) if part else everything(entity)
+            return replaced(NOTHING, reads=ByteRange(*part)) if part else everything(entity)
 
         data = self.data
         async with data.resolver.open(data.dataset, VirtualKey(key), choose, asked) as opened:

@@ -127,4 +127,3 @@ async def test_reads_under_changes_are_current(seed: int) -> None:
     assert world.wrong == []
     assert read.budget.held_bytes == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not any((read.chunks._pending, read.chunks._windows, read.chunks._reads))

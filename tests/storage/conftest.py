@@ -25,6 +25,7 @@ from tests.storage.faulty import LONGEST_S, FaultyServer, timeout_of
 from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.lacking import lack
+from tests.support.records import replaced
 from tests.support.seaweedfs import SeaweedFS
 
 
@@ -195,7 +196,7 @@ class Remote(NamedTuple):
     @property
     def absent(self) -> ObjectRef:
         """Name of an object that does not exist."""
-        return self.ref._replace(key=f"{self.ref.key}-absent")
+        return replaced(self.ref, key=f"{self.ref.key}-absent")
 
     async def get(
         self, request: ByteRequest | None = None, **pinned: Any

@@ -8,12 +8,12 @@ of its own in folders that other processes remove.
 
 import asyncio
 import itertools
+import multiprocessing
 import os
 import random
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Final
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece
 from shardgate.storage.contract import ABSENT, CONFLICT, TEMPORARY, Expected, Found
 from shardgate.storage.local import LocalStore
+from tests.support.records import replaced
 
 OLD: Final = b"0123456789" * 1000
 _WRITERS: Final = "local_write.py"
@@ -39,7 +40,7 @@ async def replace(store: LocalStore, ref: ObjectRef, etag: ETag) -> object:
 
 async def make(store: LocalStore, ref: ObjectRef, _: ETag) -> object:
     """Write an object in folders that do not exist."""
-    return await store.put(ref._replace(key="a/b/c"), [b"new"], expected=ABSENT)
+    return await store.put(replaced(ref, key="a/b/c"), [b"new"], expected=ABSENT)
 
 
 async def remove(store: LocalStore, ref: ObjectRef, etag: ETag) -> object:
@@ -88,18 +89,11 @@ def _dies(write: Write, place: Path, step: int) -> bool:
 
 def _in_a_process(call: Callable[[], object]) -> bool:
     """Run *call* in a process without other threads, and return whether it was killed."""
-    if (child := os.fork()) == 0:
-        status = 1
-        try:
-            call()
-            status = 0
-        finally:
-            if status:
-                traceback.print_exc()
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+    process = multiprocessing.get_context("fork").Process(target=call)
+    process.start()
+    process.join()
+    assert process.exitcode in {0, -signal.SIGKILL}
+    return process.exitcode != 0
 
 
 def _kill_before(step: int) -> None:

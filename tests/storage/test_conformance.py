@@ -39,6 +39,7 @@ from shardgate.storage.contract import (
     Stat,
 )
 from tests.storage.conftest import Backend, found, stat_of
+from tests.support.records import replaced
 from tests.support.storage.ranges import REQUESTS
 
 DATA = bytes(range(256)) * 4
@@ -439,7 +440,7 @@ async def test_headers_are_kept_or_refused(writable: Backend, coding: str) -> No
     stat = await stat_of(writable.store, ref)
     assert (await found(writable.store, ref)).coding == stat.coding == coding
     kept = stat.headers
-    assert kept._replace(metadata=tuple(sorted(kept.metadata))) == headers
+    assert replaced(kept, metadata=tuple(sorted(kept.metadata))) == headers
 
 
 async def test_reserved_names_are_refused(writable: Backend) -> None:

@@ -444,15 +444,18 @@ async def test_unchanged_array_is_not_drawn_again(tmp_path: Path) -> None:
     """A picture is made again once it is old and the array has changed, with another ETag."""
     store(tmp_path, BYTES)
     clock = Clock()
-    previews, dataset = previews_of(tmp_path, worker_command(), clock)
+    broken, worker = tmp_path / "broken", worker_command()
+    assert worker is not None
+    unless_broken = ("sh", "-c", 'test ! -e "$0" && exec "$@"', str(broken), *worker)
+    previews, dataset = previews_of(tmp_path, unless_broken, clock)
     first = await previews.get(dataset, "a", None)
-    previews._worker = ("false",)
+    broken.touch()
     clock.now_s = 100
 
     assert await previews.get(dataset, "a", None) is first
     assert first.contrast == pytest.approx(np.percentile(BYTES, (1, 99)))
 
-    previews._worker = worker_command()
+    broken.unlink()
     store(tmp_path, 255 - BYTES)
     assert await previews.get(dataset, "a", None) is first
     clock.now_s = 200

@@ -33,6 +33,7 @@ from tests.icechunk.sessions.replicas import (
     stored,
 )
 from tests.read.stores import Clock
+from tests.support.records import replaced
 from tests.support.sessions import GROUP
 
 DAY_S: Final = 24 * 3600
@@ -155,7 +156,7 @@ async def test_missing_journal_entry_fails_the_commit(scene: Scene, tmp_path: Pa
     session_id = await scene.begin()
     [entry] = [each.ref async for each in scene.memory.list(ROOT) if each.ref.key.endswith("/1")]
     shelf, _, name = entry.key.rpartition("/")
-    elsewhere = entry._replace(key=f"{shelf}f/{name}")
+    elsewhere = replaced(entry, key=f"{shelf}f/{name}")
     await move(scene.memory, entry, elsewhere)
 
     with pytest.raises(errors.StorageUnavailableError, match="was listed, and does not exist"):

@@ -6,6 +6,7 @@ from shardgate.formats.listing import Window
 from shardgate.model import ObjectRef
 from shardgate.read.listing import ListedKey
 from shardgate.storage.memory import MemoryStore
+from tests.support.records import replaced
 from tests.support.resolving import Reading
 
 BUCKET = ObjectRef("memory://bucket", "")
@@ -24,7 +25,7 @@ async def pages_of(data: Reading, window: Window, limit: int) -> list[list[Liste
     pages = []
     after: str | None = window.after
     while after is not None:
-        page = await data.resolver.page(data.dataset, window._replace(after=after), limit)
+        page = await data.resolver.page(data.dataset, replaced(window, after=after), limit)
         pages.append(page.entries)
         after = page.after
     return pages

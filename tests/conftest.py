@@ -18,11 +18,11 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from shardgate import demo
-from tests.storage.faulty import FaultyServer
 from tests.support.adapters import adapt
 from tests.support.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
 from tests.support.lacking import lack
 from tests.support.seaweedfs import SeaweedFS, running
+from tests.support.storage.faulty import FaultyServer
 
 _TESTS: Final = Path(__file__).parent
 _FIRST: Final = (_TESTS, _TESTS / "viewers")

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
-from tests.formats.neuroglancer_precomputed import case as precomputed
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
+from tests.support.formats.neuroglancer_precomputed import case as precomputed
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
 from tests.support.records import replaced
 from tests.support.serving import client_of
+from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 
 
 class Container(NamedTuple):

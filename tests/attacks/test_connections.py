@@ -17,7 +17,7 @@ import pytest
 
 from shardgate.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
 from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
-from tests.attacks.raw import LONGEST_S, connect, exchange, flood, heard, statuses
+from tests.support.attacks.raw import LONGEST_S, connect, exchange, flood, heard, statuses
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.serving import serving
 

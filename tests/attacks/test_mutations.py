@@ -25,7 +25,7 @@ from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
-from tests.attacks.mutating import Change, at_random, changes, peak_growth
+from tests.support.attacks.mutating import Change, at_random, changes, peak_growth
 from tests.support.formats.cases import CASES
 from tests.support.processor import processor_time_below
 from tests.support.sessions import GROUP, array_document

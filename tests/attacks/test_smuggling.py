@@ -6,10 +6,10 @@ import httpx
 import pytest
 
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
-from tests.attacks.raw import connect, exchange, heard, statuses
-from tests.storage.faulty import FaultyServer
+from tests.support.attacks.raw import connect, exchange, heard, statuses
 from tests.support.attacks.smuggling import CHUNKED, GET, LAST, UNCLEAR
 from tests.support.serving import serving
+from tests.support.storage.faulty import FaultyServer
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import httpx
 import pytest
 import zarr
 
-from tests.clients.arrays import CASES, VALUES
-from tests.clients.services import connect, served_fixtures
-from tests.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
+from tests.support.clients.arrays import CASES, VALUES
+from tests.support.clients.services import connect, served_fixtures
+from tests.support.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
 
 IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
 """Cases that can be members of a group of format 3."""

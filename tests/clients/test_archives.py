@@ -14,9 +14,9 @@ import zarr
 import zarr.storage
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
-from tests.clients.services import ask, connect, sizes_of
-from tests.clients.writing import counted, quiet
 from tests.support.clients.reading import open_tensorstore, over_fsspec, over_obstore
+from tests.support.clients.services import ask, connect, sizes_of
+from tests.support.clients.writing import counted, quiet
 from tests.support.commands import run, running
 from tests.support.files import read_files
 from tests.support.serving import serving

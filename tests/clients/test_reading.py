@@ -19,9 +19,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.arrays import BY_NAME, SHARDS, VALUES
 from tests.clients.conftest import IN_GROUPS, member
-from tests.clients.writing import (
+from tests.support.clients.arrays import BY_NAME, SHARDS, VALUES
+from tests.support.clients.reading import (
+    BEYOND,
+    OPENERS,
+    open_tensorstore,
+    over_fsspec,
+    over_obstore,
+    run_node,
+)
+from tests.support.clients.writing import (
     Case,
     Json,
     Shape,
@@ -34,15 +42,7 @@ from tests.clients.writing import (
     v2_keys,
     write,
 )
-from tests.formats.zarr.nesting import nestings
-from tests.support.clients.reading import (
-    BEYOND,
-    OPENERS,
-    open_tensorstore,
-    over_fsspec,
-    over_obstore,
-    run_node,
-)
+from tests.support.formats.zarr.nesting import nestings
 from tests.support.serving import serving
 
 

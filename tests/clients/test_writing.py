@@ -13,10 +13,18 @@ import xarray
 import zarr
 
 from shardgate.settings import CacheSettings, Settings
-from tests.clients.arrays import BY_NAME
-from tests.clients.filling import CLIENTS, fill, over_obstore, values
-from tests.clients.services import Taker, chunks_in, lay_out, mixed, s3_kvstore, taking_into_folder
-from tests.clients.writing import (
+from tests.support.clients.arrays import BY_NAME
+from tests.support.clients.filling import CLIENTS, fill, over_obstore, values
+from tests.support.clients.reading import BEYOND
+from tests.support.clients.services import (
+    Taker,
+    chunks_in,
+    lay_out,
+    mixed,
+    s3_kvstore,
+    taking_into_folder,
+)
+from tests.support.clients.writing import (
     Case,
     Values,
     by_tensorstore,
@@ -26,7 +34,6 @@ from tests.clients.writing import (
     read_zarr,
     same,
 )
-from tests.support.clients.reading import BEYOND
 from tests.support.files import read_files
 from tests.support.gateways import forked, of_dataset
 from tests.support.labs import Lab, requested_lab

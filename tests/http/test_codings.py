@@ -19,21 +19,21 @@ import httpx
 import pytest
 
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
     build_meshes,
     encode_manifest,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.neuroglancer_precomputed.case import (
     build as build_volume,
 )
-from tests.formats.zarr.building import build as build_array
-from tests.formats.zarr.building import chunk_bytes
-from tests.storage.faulty import LONGEST_S, FaultyServer
+from tests.support.formats.zarr.building import build as build_array
+from tests.support.formats.zarr.building import chunk_bytes
 from tests.support.http.s3.uploads import S3, complete, create, put
 from tests.support.serving import client_of
+from tests.support.storage.faulty import LONGEST_S, FaultyServer
 from tests.support.zipped import ENCODERS, encoded, zipped
 
 KEY, NEIGHBOUR, _, _, BIG = IDS

@@ -30,9 +30,9 @@ from shardgate.model import ByteRange, Condition, ETag, ObjectRef
 from shardgate.settings import Settings
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
-from tests.attacks.raw import connect, heard
-from tests.formats.zarr.building import build
+from tests.support.attacks.raw import connect, heard
 from tests.support.files import write_files
+from tests.support.formats.zarr.building import build
 from tests.support.serving import serving
 
 CHUNK = b"0123456789"

@@ -25,7 +25,7 @@ from shardgate.model import ByteRange, ObjectRef
 from shardgate.storage.contract import Listed
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import Call, TracedStore
-from tests.icechunk.sessions.replicas import Late, Replica
+from tests.support.icechunk.sessions.replicas import Late, Replica
 from tests.support.writable_repositories import Place, new_place
 
 ROOT: Final = "1CECHNKREP0F1RSTCMT0"

@@ -12,9 +12,9 @@ import pytest
 import zarr
 
 from shardgate.errors import CommitConflictError, ConflictError, StorageUnavailableError
-from tests.formats.icechunk.peer import read
-from tests.icechunk.sessions.replicas import ROOT, Dying, Late
-from tests.icechunk.train_repository import (
+from tests.support.formats.icechunk.peer import read
+from tests.support.icechunk.sessions.replicas import ROOT, Dying, Late
+from tests.support.icechunk.train_repository import (
     CHUNKS,
     Outcome,
     TrainRepository,

@@ -12,8 +12,13 @@ from shardgate.errors import BusyError, DamagedError, StorageDeniedError
 from shardgate.model import ByteRange, VirtualKey
 from shardgate.read.bodies import Entity, Selection
 from shardgate.read.budget import BucketBudgets, ByteBudget, ByteReservation
-from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
-from tests.read.stores import Watching, holding, settle
+from tests.support.formats.neuroglancer_precomputed.case import (
+    GZIP_DATA,
+    IDS,
+    build,
+    build_skeletons,
+)
+from tests.support.read.stores import Watching, holding, settle
 from tests.support.records import replaced
 from tests.support.resolving import NOTHING, ROOT
 from tests.support.zipped import zipped

@@ -21,7 +21,7 @@ from shardgate.model import VOLATILE, ByteRange, ByteRequest, ETag, Fixed, Objec
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader, StoreCost
 from shardgate.storage.contract import Found, NotModified
-from tests.read.stores import REF, WatchedStore, settle
+from tests.support.read.stores import REF, WatchedStore, settle
 from tests.support.records import replaced
 
 _DATA = bytes(i * 7 % 251 for i in range(1000))

@@ -15,12 +15,12 @@ from shardgate.read import listing
 from shardgate.read.listing import Page, find_collections, find_containers
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.wrappers import Call, TracedStore
-from tests.formats.case import filled
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.repositories import Builder
-from tests.formats.neuroglancer_precomputed import case as precomputed_case
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
-from tests.formats.zarr.building import (
+from tests.support.formats.case import filled
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.repositories import Builder
+from tests.support.formats.neuroglancer_precomputed import case as precomputed_case
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
+from tests.support.formats.zarr.building import (
     LITTLE,
     array_metadata,
     encode_shard,
@@ -28,9 +28,9 @@ from tests.formats.zarr.building import (
     regular,
     sharding,
 )
-from tests.formats.zip.archives import Entry, archive
-from tests.read.stores import Unlisted, WatchedStore
+from tests.support.formats.zip.archives import Entry, archive
 from tests.support.read.listing import BUCKET, pages_of, store_of
+from tests.support.read.stores import Unlisted, WatchedStore
 from tests.support.resolving import ROOT, Reading, reading
 
 _SHARDS = 10

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from shardgate.formats.listing import Window
 from shardgate.model import VirtualKey
 from shardgate.read import listing
-from tests.formats.icechunk import case as icechunk_case
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.repositories import Builder
-from tests.formats.neuroglancer_precomputed import case as precomputed_case
-from tests.formats.neuroglancer_precomputed.shards import build_shards, morton, shardings
-from tests.formats.zarr import case as zarr_case
-from tests.formats.zarr.building import (
+from tests.support.formats.icechunk import case as icechunk_case
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.repositories import Builder
+from tests.support.formats.neuroglancer_precomputed import case as precomputed_case
+from tests.support.formats.neuroglancer_precomputed.shards import build_shards, morton, shardings
+from tests.support.formats.zarr import case as zarr_case
+from tests.support.formats.zarr.building import (
     LITTLE,
     array_metadata,
     encode_shard,

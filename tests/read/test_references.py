@@ -23,8 +23,8 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.storage.memory import MemoryStore
-from tests.read.pointers import Pointers
-from tests.read.stores import REF, WatchedStore, Watching
+from tests.support.read.pointers import Pointers
+from tests.support.read.stores import REF, WatchedStore, Watching
 from tests.support.resolving import reading
 
 DATA = bytes(i * 7 % 251 for i in range(10_000))

@@ -11,8 +11,8 @@ import pytest
 
 from shardgate.errors import ShardgateError, StorageUnavailableError
 from shardgate.model import EVERYTHING, VirtualKey
-from tests.formats.zarr.building import array_metadata, encode_shard, sharding
-from tests.read.stores import WatchedStore
+from tests.support.formats.zarr.building import array_metadata, encode_shard, sharding
+from tests.support.read.stores import WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, gather, reading
 
 _CHUNKS: Final = 16

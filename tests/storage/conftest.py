@@ -21,12 +21,12 @@ from shardgate.storage.obstore import CloudStore
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import RetryingStore, RetryPolicy
-from tests.storage.faulty import LONGEST_S, FaultyServer, timeout_of
-from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.lacking import lack
 from tests.support.records import replaced
 from tests.support.seaweedfs import SeaweedFS
+from tests.support.storage.faulty import LONGEST_S, FaultyServer, timeout_of
+from tests.support.storage.ministack import MiniStack, NotInstalledError, installed, running
 
 
 @dataclass

@@ -15,9 +15,9 @@ from shardgate.settings import StoreSettings
 from shardgate.storage.obstore import CloudStore
 from shardgate.storage.stores import Stores
 from tests.storage.conftest import Remote, az_settings, found, stat_of
-from tests.storage.faulty import LONGEST_S
-from tests.storage.proxy import Lie, Proxy
 from tests.support.clouds import Azurite, FakeGcs
+from tests.support.storage.faulty import LONGEST_S
+from tests.support.storage.proxy import Lie, Proxy
 from tests.support.storage.ranges import MIDDLE
 
 REF = ObjectRef("gs://bucket", "key")

@@ -17,7 +17,7 @@ from shardgate.storage.contract import ABSENT, ObjectStore
 from shardgate.storage.stores import Stores, parse_root
 from shardgate.storage.wrappers import TracedStore
 from tests.storage.conftest import denied, found
-from tests.storage.faulty import Fault, FaultyServer
+from tests.support.storage.faulty import Fault, FaultyServer
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ from shardgate.survey.inspect import (
     summarize,
 )
 from shardgate.survey.verify import verify
-from tests.formats.icechunk.repositories import Builder, digest, lab, spell
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.zarr.building import array_metadata, consolidated, sharding
-from tests.formats.zip.archives import Entry, archive
-from tests.read.stores import Unlisted, WatchedStore, settle
+from tests.support.formats.icechunk.repositories import Builder, digest, lab, spell
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.zarr.building import array_metadata, consolidated, sharding
+from tests.support.formats.zip.archives import Entry, archive
+from tests.support.read.stores import Unlisted, WatchedStore, settle
 from tests.support.resolving import ROOT, reading
 from tests.support.survey.documents import ARRAY, filled
 

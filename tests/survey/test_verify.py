@@ -13,9 +13,9 @@ from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
 from shardgate.survey.verify import verify
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
-from tests.formats.zarr.building import (
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
+from tests.support.formats.zarr.building import (
     ANY_LENGTH,
     CRC,
     EMPTY,
@@ -26,7 +26,7 @@ from tests.formats.zarr.building import (
     encode_index,
     sharding,
 )
-from tests.read.stores import Unlisted, WatchedStore
+from tests.support.read.stores import Unlisted, WatchedStore
 from tests.support.survey.verifying import BUCKET, report_of, root_of
 
 

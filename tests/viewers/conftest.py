@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.support.lacking import lack
-from tests.viewers.viewing import Neuroglancer, paging_client
+from tests.support.viewers.viewing import Neuroglancer, paging_client
 
 _ROOT: Final = Path(__file__).parents[2]
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")

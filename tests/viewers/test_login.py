@@ -30,13 +30,13 @@ from shardgate.settings import (
     TokenSettings,
 )
 from shardgate.storage.memory import MemoryStore
-from tests.deploy.balancer import balancing
+from tests.support.deploy.balancer import balancing
 from tests.support.lacking import lack
 from tests.support.processes import environ, free_ports, wait_until
 from tests.support.proxies import PREFIX, locations, proxying
 from tests.support.serving import serving
 from tests.support.viewers.stripes import SECTIONS, VALUES, state, write
-from tests.viewers.viewing import RESTORE, paging, picture_when_still, read_values
+from tests.support.viewers.viewing import RESTORE, paging, picture_when_still, read_values
 
 _BUNDLER: Final = Path(__file__).parents[1] / "clients/js/neuroglancer.mjs"
 _SIZE: Final = ViewportSize(width=800, height=600)

@@ -17,11 +17,11 @@ from cloudvolume import CloudVolume
 from zarr.storage import LocalStore
 
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
-from tests.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
-from tests.http.auth.people import TOKENS, caller
+from tests.support.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
+from tests.support.http.auth.people import TOKENS, caller
 from tests.support.serving import serving
 from tests.support.viewers.stripes import AXES, CENTER, INNER, SECTIONS, SHAPE, VALUES, state, write
-from tests.viewers.viewing import Neuroglancer, View, sections
+from tests.support.viewers.viewing import Neuroglancer, View, sections
 
 LATER: Final = np.where(VALUES, 252 * 257 - VALUES, 0).astype(np.uint16)
 """The negative, with the same hole."""

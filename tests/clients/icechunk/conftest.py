@@ -9,8 +9,8 @@ import pytest
 import zarr
 
 from shardgate.settings import Settings, VirtualPrefix
-from tests.clients.arrays import BY_NAME
-from tests.clients.icechunk.repositories import (
+from tests.support.clients.arrays import BY_NAME
+from tests.support.clients.icechunk.repositories import (
     DATA,
     HISTORIES,
     SHARDED,
@@ -26,14 +26,14 @@ from tests.clients.icechunk.repositories import (
     write_split,
     write_virtual,
 )
-from tests.clients.precomputed.cases import BY_NAME as VOLUMES
-from tests.clients.precomputed.volumes import write as write_volume
-from tests.clients.services import served_fixtures
-from tests.clients.writing import quiet, write
-from tests.storage.faulty import FaultyServer, etag
+from tests.support.clients.precomputed.cases import BY_NAME as VOLUMES
+from tests.support.clients.precomputed.volumes import write as write_volume
+from tests.support.clients.services import served_fixtures
+from tests.support.clients.writing import quiet, write
 from tests.support.files import read_files
 from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import serving
+from tests.support.storage.faulty import FaultyServer, etag
 
 KINDS = ("eventful", "placed", "split", "history")
 ZARR, VOLUME = "index/zarr_end_little_crc", "bits/identity_1_2_3"

@@ -18,9 +18,9 @@ import pytest
 import xarray
 import zarr
 
-from tests.clients.filling import CLIENTS
-from tests.faults.sites import asked, client_of, configured, put
+from tests.support.clients.filling import CLIENTS
 from tests.support.committing import Client, put_array, put_group
+from tests.support.faults.sites import asked, client_of, configured, put
 from tests.support.gateways import forked
 from tests.support.records import replaced
 from tests.support.seaweedfs import SeaweedFS

@@ -21,8 +21,9 @@ from shardgate.settings import (
     VirtualPrefix,
 )
 from tests.clients.icechunk.conftest import bare
-from tests.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
-from tests.clients.icechunk.repositories import (
+from tests.storage.conftest import az_settings
+from tests.support.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
+from tests.support.clients.icechunk.repositories import (
     DATA,
     MANY,
     OFFSETS,
@@ -39,12 +40,11 @@ from tests.clients.icechunk.repositories import (
     refer_to_parts,
     storage,
 )
-from tests.clients.services import connect
-from tests.storage.conftest import az_settings
-from tests.storage.faulty import FaultyServer
+from tests.support.clients.services import connect
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
+from tests.support.storage.faulty import FaultyServer
 
 PLACES = ("file", "s3", "http")
 KEPT = "public, max-age=31536000, immutable"

@@ -10,8 +10,8 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.clients.precomputed.cases import BY_NAME, CASES
-from tests.clients.precomputed.segments import (
+from tests.support.clients.precomputed.cases import BY_NAME, CASES
+from tests.support.clients.precomputed.segments import (
     COLLECTIONS,
     RESHARDED,
     compress_manifests,
@@ -20,8 +20,8 @@ from tests.clients.precomputed.segments import (
     write_legacy,
     write_segments,
 )
-from tests.clients.precomputed.volumes import Volume, write
-from tests.clients.services import Taker, connect, served_fixtures, taking_into_folder
+from tests.support.clients.precomputed.volumes import Volume, write
+from tests.support.clients.services import Taker, connect, served_fixtures, taking_into_folder
 
 _NAP_S: Final = 0.002
 

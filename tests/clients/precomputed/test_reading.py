@@ -12,9 +12,10 @@ from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException, SkeletonDecodeError
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.precomputed.cases import BY_NAME, FURTHER, VALUES
 from tests.clients.precomputed.conftest import Written
-from tests.clients.precomputed.segments import (
+from tests.support.clients.precomputed.cases import BY_NAME, FURTHER, VALUES
+from tests.support.clients.precomputed.reading import SKELETONS, opened, read_annotations
+from tests.support.clients.precomputed.segments import (
     ABSENT,
     COLLECTIONS,
     COUNT,
@@ -27,10 +28,14 @@ from tests.clients.precomputed.segments import (
     mesh_parts,
     skeleton_bytes,
 )
-from tests.clients.precomputed.volumes import LOSSY, Volume, read_cloudvolume, read_tensorstore
-from tests.clients.services import ask, chunks_in, from_each_store
-from tests.clients.writing import same
-from tests.support.clients.precomputed.reading import SKELETONS, opened, read_annotations
+from tests.support.clients.precomputed.volumes import (
+    LOSSY,
+    Volume,
+    read_cloudvolume,
+    read_tensorstore,
+)
+from tests.support.clients.services import ask, chunks_in, from_each_store
+from tests.support.clients.writing import same
 from tests.support.files import read_files
 from tests.support.serving import serving
 

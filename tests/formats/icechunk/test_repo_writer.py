@@ -29,9 +29,9 @@ from shardgate.formats.icechunk.repo_writer import (
     seal_repo,
 )
 from shardgate.formats.reading import DecodeError
-from tests.attacks.mutating import Change, at_random, changes
-from tests.formats.icechunk.building import REPO_INFO, Numbers, Struct, Structs, envelope
-from tests.formats.icechunk.building_repo import (
+from tests.support.attacks.mutating import Change, at_random, changes
+from tests.support.formats.icechunk.building import REPO_INFO, Numbers, Struct, Structs, envelope
+from tests.support.formats.icechunk.building_repo import (
     FIRST,
     NOON,
     U8,

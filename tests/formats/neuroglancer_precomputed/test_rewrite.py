@@ -17,8 +17,8 @@ from shardgate.formats.neuroglancer_precomputed.survey import ShardTables
 from shardgate.model import ByteRange, VirtualKey, Whole
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.containers import Routes
-from tests.formats.case import filled, render, write_chunks
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.case import filled, render, write_chunks
+from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
     MURMUR,
@@ -27,7 +27,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import (
+from tests.support.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
     SINGLE,
     Sharding,

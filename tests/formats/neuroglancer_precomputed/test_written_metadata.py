@@ -13,7 +13,7 @@ from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
 from shardgate.formats.neuroglancer_precomputed.metadata import parse_info
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     MURMUR,
     annotation_info,
@@ -21,7 +21,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.support.resolving import ROOT
 
 type Document = Any

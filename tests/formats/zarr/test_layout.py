@@ -30,8 +30,8 @@ from shardgate.model import (
 )
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
-from tests.formats.case import Container, filled
-from tests.formats.zarr.building import (
+from tests.support.formats.case import Container, filled
+from tests.support.formats.zarr.building import (
     CRC,
     EMPTY,
     LITTLE,
@@ -46,8 +46,8 @@ from tests.formats.zarr.building import (
     one_dimension,
     sharding,
 )
-from tests.formats.zarr.nesting import Nesting, nestings
-from tests.read.stores import WatchedStore
+from tests.support.formats.zarr.nesting import Nesting, nestings
+from tests.support.read.stores import WatchedStore
 from tests.support.records import replaced
 from tests.support.resolving import ROOT, reading
 

@@ -14,7 +14,7 @@ from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.request import Request
 from shardgate.model import ObjectRef
 from shardgate.read.containers import Containers
-from tests.http.auth.people import caller
+from tests.support.http.auth.people import caller
 
 ANA = configured_caller("ana")
 

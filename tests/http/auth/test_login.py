@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardgate.settings import (
     LoginSettings,
 )
-from tests.http.auth.browsing import (
+from tests.support.http.auth.browsing import (
     AUTHORIZE,
     CALLBACK,
     HTML,
@@ -27,7 +27,7 @@ from tests.http.auth.browsing import (
     begin_session,
     settings,
 )
-from tests.http.auth.provider import CLIENT_ID, Provider
+from tests.support.http.auth.provider import CLIENT_ID, Provider
 from tests.support.records import replaced
 from tests.support.serving import serving
 

@@ -22,7 +22,7 @@ from shardgate.errors import (
 from shardgate.http.auth.oidc import Claims, Issuers
 from shardgate.http.auth.oidc_client import Attempt, OidcClient
 from shardgate.settings import IssuerSettings, LoginSettings
-from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider
+from tests.support.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider
 
 REDIRECT_URI = "https://service.example/login/callback"
 

@@ -14,7 +14,7 @@ from shardgate.errors import SignatureError
 from shardgate.http.auth import sigv4
 from shardgate.http.auth.access import Caller
 from shardgate.http.auth.sigv4 import Signatures
-from tests.http.auth.sigv4 import (
+from tests.support.http.auth.sigv4 import (
     CALLERS,
     HOST,
     KEY_ID,

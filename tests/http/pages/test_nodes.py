@@ -18,8 +18,8 @@ from shardgate.http.pages.nodes import (
     read_node,
 )
 from shardgate.storage.memory import MemoryStore
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.zarr.building import LITTLE, array_metadata
 from tests.support.http.pages.images import ARRAY, AXES, image
 from tests.support.resolving import ROOT, reading
 

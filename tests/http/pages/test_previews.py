@@ -33,9 +33,9 @@ from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from shardgate.storage.contract import ObjectReader
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import StoreWrapper
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr.building import LITTLE, array_metadata
 from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
 

@@ -13,8 +13,8 @@ import pytest
 
 from shardgate.errors import BadBodyError, BadPartError, PartOrderError
 from shardgate.http.s3.multipart import parse_part_number, parse_parts
-from tests.http.taking import MAX, NEW, get, taking
 from tests.support.http.s3.uploads import NS, S3, begin, complete, create, put
+from tests.support.http.taking import MAX, NEW, get, taking
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from shardgate.icechunk.sessions.journal import DocumentEdit, SessionDocumentSto
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
-from tests.icechunk.sessions.replicas import (
+from tests.support.icechunk.sessions.replicas import (
     ROOT,
     Late,
     Replica,
@@ -35,7 +35,7 @@ from tests.icechunk.sessions.replicas import (
     ref,
     stored,
 )
-from tests.read.stores import REF, CallOn, Clock, Tapped, WatchedStore
+from tests.support.read.stores import REF, CallOn, Clock, Tapped, WatchedStore
 from tests.support.records import replaced
 from tests.support.sessions import array_document
 

@@ -21,7 +21,7 @@ from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.model import ETag, ObjectRef
 from shardgate.storage.contract import Conflict, Found
 from shardgate.storage.memory import MemoryStore
-from tests.icechunk.sessions.replicas import (
+from tests.support.icechunk.sessions.replicas import (
     ROOT,
     Dying,
     Late,
@@ -32,7 +32,7 @@ from tests.icechunk.sessions.replicas import (
     ref,
     stored,
 )
-from tests.read.stores import Clock
+from tests.support.read.stores import Clock
 from tests.support.records import replaced
 from tests.support.sessions import GROUP
 

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from shardgate.storage.http1_client import HttpClient
-from tests.storage.http1.scripted import ScriptedServer, Step
+from tests.support.storage.http1.scripted import ScriptedServer, Step
 
 _LONGEST_S = 20.0
 """A test that hangs fails after this time."""

@@ -20,7 +20,7 @@ from shardgate.storage.http1_client import (
     HttpResponse,
 )
 from tests.storage.http1.conftest import Serve
-from tests.storage.http1.scripted import Do, Step, answer, fetch, until
+from tests.support.storage.http1.scripted import Do, Step, answer, fetch, until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"

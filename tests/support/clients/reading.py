@@ -11,7 +11,7 @@ import tensorstore
 import zarr
 import zarr.storage
 
-from tests.clients.writing import Json
+from tests.support.clients.writing import Json
 from tests.support.lacking import lack, need
 
 JS: Final = Path(__file__).parents[2] / "clients/js"

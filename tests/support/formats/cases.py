@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import shardgate.formats
-from tests.formats.case import Case
+from tests.support.formats.case import Case
 
 FOLDERS = sorted(
     path.name
@@ -16,7 +16,7 @@ FOLDERS = sorted(
 
 def _cases() -> Iterator[Case]:
     for folder in FOLDERS:
-        yield from importlib.import_module(f"tests.formats.{folder}.case").CASES
+        yield from importlib.import_module(f"tests.support.formats.{folder}.case").CASES
 
 
 CASES = list(_cases())

@@ -4,7 +4,7 @@ import json
 from typing import Any, Final
 
 from shardgate.storage.memory import MemoryStore
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.formats.zarr.building import LITTLE, array_metadata
 from tests.support.resolving import ROOT
 
 ARRAY: Final = array_metadata([4, 6], [2, 3], [LITTLE])

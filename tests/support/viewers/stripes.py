@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from tests.viewers.viewing import sections
+from tests.support.viewers.viewing import sections
 
 AXES: Final = ("z", "y", "x")
 SHAPE: Final = (40, 60, 70)

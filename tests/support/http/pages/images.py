@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.formats.zarr.building import LITTLE, array_metadata
 
 ARRAY: Final = array_metadata([2, 3, 40, 96, 128], [1, 1, 8, 8, 8], [LITTLE])
 AXES: Final = [

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import httpx
 
-from tests.http.taking import NEW
+from tests.support.http.taking import NEW
 
 NS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 S3 = {"authorization": "AWS4-HMAC-SHA256 any"}

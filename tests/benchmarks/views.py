@@ -9,8 +9,8 @@ import httpx
 from playwright.sync_api import Browser
 
 from tests.support.deploy.balancer import balancing
+from tests.support.viewers.browser import launched
 from tests.support.viewers.viewing import LOADED, RESTORE, listen, paging_client
-from tests.viewers.conftest import launched
 
 from .data import write_cube
 from .delays import proxying

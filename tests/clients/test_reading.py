@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.conftest import IN_GROUPS, member
-from tests.support.clients.arrays import BY_NAME, SHARDS, VALUES
+from tests.support.clients.arrays import BY_NAME, IN_GROUPS, SHARDS, VALUES, member
 from tests.support.clients.reading import (
     BEYOND,
     OPENERS,

@@ -14,9 +14,8 @@ import pytest
 from shardgate.errors import StorageDeniedError
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
-from tests.clients.conftest import IN_GROUPS, member
 from tests.support.attacks.raw import exchange
-from tests.support.clients.arrays import VALUES
+from tests.support.clients.arrays import IN_GROUPS, VALUES, member
 from tests.support.clients.services import ARRAY, HOLES, KINDS, Watched, ask, connect
 from tests.support.files import read_files
 from tests.support.resolving import ROOT

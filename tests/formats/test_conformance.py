@@ -16,9 +16,9 @@ from shardgate.read.perform import DirectFetch
 from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.verify import verify
+from tests.support.clocks import Clock
 from tests.support.formats.case import Case, chunks_of, filled
 from tests.support.formats.cases import CASES, FOLDERS
-from tests.support.read.stores import Clock
 from tests.support.resolving import ROOT, reading
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)

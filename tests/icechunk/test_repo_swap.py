@@ -20,8 +20,8 @@ from shardgate.model import ObjectRef
 from shardgate.read.listing import list_names
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
+from tests.support.clocks import Clock
 from tests.support.formats.icechunk.building_repo import FIRST, NOON, Repo, update
-from tests.support.read.stores import Clock
 from tests.support.write.writers import Between
 
 ROOT = ObjectRef("memory://bucket", "data")

@@ -15,8 +15,9 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
 from shardgate.read.perform import DirectFetch, perform
 from shardgate.storage.contract import Found, ObjectHeaders, Stat
+from tests.support.clocks import Clock
 from tests.support.formats.icechunk.building import REPO_INFO, envelope
-from tests.support.read.stores import REF, Clock, WatchedStore, settle
+from tests.support.read.stores import REF, WatchedStore, settle
 from tests.support.records import replaced
 from tests.support.zipped import encoded
 

@@ -38,9 +38,9 @@ from shardgate.storage.contract import (
     ObjectHeaders,
     Stat,
 )
-from tests.storage.conftest import Backend, found, stat_of
 from tests.support.records import replaced
 from tests.support.storage.ranges import REQUESTS
+from tests.support.storage.reading import Backend, found, stat_of
 
 DATA = bytes(range(256)) * 4
 ORDER = ("0/0/0", "0.1", "b-1", "b.1", "b/10", "b/2", "b/c/1", "b0", "c d/e/f", "ü")

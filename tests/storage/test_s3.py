@@ -30,12 +30,12 @@ from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.refusals import HttpMethod
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.s3_signing import S3Signer
-from tests.storage.conftest import found
 from tests.support.processes import free_ports
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 from tests.support.storage.listening import Handler, Listener
 from tests.support.storage.proxy import Proxy
+from tests.support.storage.reading import found
 
 REF = ObjectRef("s3+lab://bucket", "key")
 

@@ -15,7 +15,10 @@ from tests.support.clients.icechunk.repositories import (
     HISTORIES,
     SHARDED,
     VERSIONS,
+    VOLUME,
+    ZARR,
     Elsewhere,
+    bare,
     in_bucket,
     in_folder,
     in_web,
@@ -34,9 +37,6 @@ from tests.support.files import read_files
 from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import serving
 from tests.support.storage.faulty import FaultyServer, etag
-
-KINDS = ("eventful", "placed", "split", "history")
-ZARR, VOLUME = "index/zarr_end_little_crc", "bits/identity_1_2_3"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -96,12 +96,6 @@ def places(
             "s3": in_bucket(seaweedfs, "sources", bare(told["ETag"])),
             "http": in_web(url, bare(etag(DATA))),
         }
-
-
-def bare(quoted: str | None) -> str:
-    """Remove the quotes of an ETag."""
-    assert quoted is not None
-    return quoted.strip('"')
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ import zarr
 import zarr.storage
 
 from shardgate.settings import Settings
-from tests.clients.icechunk.conftest import KINDS, VOLUME, ZARR
 from tests.support.clients.arrays import BY_NAME
 from tests.support.clients.icechunk.library import (
     Node,
@@ -27,10 +26,13 @@ from tests.support.clients.icechunk.library import (
     refs_of,
 )
 from tests.support.clients.icechunk.repositories import (
+    KINDS,
     ODD_TAGS,
     SHARDED,
     STORABLE,
     VERSIONS,
+    VOLUME,
+    ZARR,
     commit,
     spec,
     storage,

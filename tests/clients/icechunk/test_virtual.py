@@ -20,8 +20,6 @@ from shardgate.settings import (
     StoreSettings,
     VirtualPrefix,
 )
-from tests.clients.icechunk.conftest import bare
-from tests.storage.conftest import az_settings
 from tests.support.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
 from tests.support.clients.icechunk.repositories import (
     DATA,
@@ -31,6 +29,7 @@ from tests.support.clients.icechunk.repositories import (
     VERSIONS,
     Elsewhere,
     authorized,
+    bare,
     commit,
     configuration,
     in_bucket,
@@ -45,6 +44,7 @@ from tests.support.clouds import Azurite, FakeGcs
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
 from tests.support.storage.faulty import FaultyServer
+from tests.support.storage.reading import az_settings
 
 PLACES = ("file", "s3", "http")
 KEPT = "public, max-age=31536000, immutable"

@@ -12,7 +12,6 @@ from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException, SkeletonDecodeError
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.precomputed.conftest import Written
 from tests.support.clients.precomputed.cases import BY_NAME, FURTHER, VALUES
 from tests.support.clients.precomputed.reading import SKELETONS, opened, read_annotations
 from tests.support.clients.precomputed.segments import (
@@ -31,6 +30,7 @@ from tests.support.clients.precomputed.segments import (
 from tests.support.clients.precomputed.volumes import (
     LOSSY,
     Volume,
+    Written,
     read_cloudvolume,
     read_tensorstore,
 )

@@ -22,7 +22,6 @@ from cloudvolume.datasource.precomputed.sharding import (
 from cloudvolume.exceptions import EmptyFileException
 
 from shardgate.formats.contract import LARGE_NBYTES
-from tests.clients.precomputed.conftest import Written
 from tests.support.clients.filling import KEYS
 from tests.support.clients.precomputed.cases import BY_NAME, FURTHER, pyramid
 from tests.support.clients.precomputed.reading import SKELETONS, opened, read_annotations
@@ -32,6 +31,7 @@ from tests.support.clients.precomputed.volumes import (
     LOSSY,
     MURMUR,
     Volume,
+    Written,
     by_tensorstore,
     document,
     read_tensorstore,

@@ -26,6 +26,7 @@ from shardgate.icechunk.sessions.journal import DocumentEdit, SessionDocumentSto
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
+from tests.support.clocks import Clock
 from tests.support.icechunk.sessions.replicas import (
     ROOT,
     Late,
@@ -35,7 +36,7 @@ from tests.support.icechunk.sessions.replicas import (
     ref,
     stored,
 )
-from tests.support.read.stores import REF, CallOn, Clock, Tapped, WatchedStore
+from tests.support.read.stores import REF, CallOn, Tapped, WatchedStore
 from tests.support.records import replaced
 from tests.support.sessions import array_document
 

@@ -21,6 +21,7 @@ from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.model import ETag, ObjectRef
 from shardgate.storage.contract import Conflict, Found
 from shardgate.storage.memory import MemoryStore
+from tests.support.clocks import Clock
 from tests.support.icechunk.sessions.replicas import (
     ROOT,
     Dying,
@@ -32,7 +33,6 @@ from tests.support.icechunk.sessions.replicas import (
     ref,
     stored,
 )
-from tests.support.read.stores import Clock
 from tests.support.records import replaced
 from tests.support.sessions import GROUP
 

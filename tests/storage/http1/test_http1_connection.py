@@ -19,8 +19,7 @@ from shardgate.storage.http1_client import (
     HttpClient,
     HttpResponse,
 )
-from tests.storage.http1.conftest import Serve
-from tests.support.storage.http1.scripted import Do, Step, answer, fetch, until
+from tests.support.storage.http1.scripted import Do, Serve, Step, answer, fetch, until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED_LINE = b"Transfer-Encoding: chunked\r\n"
@@ -36,12 +35,17 @@ def parse(*pieces: bytes, is_bodiless: bool = False) -> HttpResponse:
     return parser
 
 
-async def seen(parser: HttpResponse) -> dict[str, object]:
+def body_of(parser: HttpResponse) -> bytes:
+    """Return the body of a complete response."""
+    return asyncio.run(parser.read())
+
+
+def seen(parser: HttpResponse) -> dict[str, object]:
     """Return all attributes of a response, and its body after the connection has closed."""
     names = ("status", "headers", "length", "has_begun", "has_head", "is_complete", "is_reusable")
     found = {name: getattr(parser, name) for name in names}
     parser.close(None)
-    return found | {"body": await parser.read()}
+    return found | {"body": body_of(parser)}
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,9 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(ANSWERS, CUTS)
-async def test_response_does_not_depend_on_its_splits(answer: Sent, cuts: list[int]) -> None:
+def test_response_does_not_depend_on_its_splits(answer: Sent, cuts: list[int]) -> None:
     """A response is parsed alike wherever its head, interim responses or body are cut."""
-    assert await seen(parse(*split(answer.data, cuts))) == {
+    assert seen(parse(*split(answer.data, cuts))) == {
         "status": 200,
         "headers": answer.headers,
         "length": len(answer.body) if b"content-length" in answer.headers else None,
@@ -130,19 +134,17 @@ def test_truncated_response_is_not_complete(
 
 
 @given(SELF_DELIMITED, CUTS, st.sampled_from([OK, b"x", b"\0", b"0\r\n\r\n"]))
-async def test_surplus_bytes_end_the_connection(
-    answer: Sent, cuts: list[int], surplus: bytes
-) -> None:
+def test_surplus_bytes_end_the_connection(answer: Sent, cuts: list[int], surplus: bytes) -> None:
     """A response with bytes after its body is complete, and its connection not reusable."""
     *pieces, last = split(answer.data, cuts)
     parser = parse(*pieces, last + surplus)
 
     assert (parser.is_complete, parser.is_reusable) == (True, False)
-    assert await parser.read() == answer.body
+    assert body_of(parser) == answer.body
 
 
 @given(ANSWERS, CUTS, st.sampled_from([b"", b"hello"]))
-async def test_response_to_head_has_no_body(answer: Sent, cuts: list[int], surplus: bytes) -> None:
+def test_response_to_head_has_no_body(answer: Sent, cuts: list[int], surplus: bytes) -> None:
     """A response to HEAD ends with its head, and bytes that follow are not its body."""
     interim, _, rest = answer.data.partition(OK)
     head = interim + OK + rest.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
@@ -150,7 +152,7 @@ async def test_response_to_head_has_no_body(answer: Sent, cuts: list[int], surpl
     parser = parse(*pieces, last + surplus, is_bodiless=True)
 
     assert (parser.is_complete, parser.headers) == (True, answer.headers)
-    assert await parser.read() == b""
+    assert body_of(parser) == b""
     assert not (surplus and parser.is_reusable)
 
 
@@ -167,12 +169,12 @@ def test_damaged_response_raises_only_bad_answer(
 
 @pytest.mark.parametrize("status", [204, 304])
 @pytest.mark.parametrize("header", [b"", b"Content-Length: 5\r\n", CHUNKED_LINE])
-async def test_204_and_304_have_no_body(status: int, header: bytes) -> None:
+def test_204_and_304_have_no_body(status: int, header: bytes) -> None:
     """A response of 204 or 304 ends with its head, whatever its headers announce."""
     for body in (b"", b"hello"):
         parser = parse(b"HTTP/1.1 %d X\r\n%s\r\n%s" % (status, header, body))
         assert (parser.is_complete, parser.is_reusable) == (True, not body)
-        assert await parser.read() == b""
+        assert body_of(parser) == b""
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_damaged_chunk_is_refused(chunk: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("trailer", [b"ETag: forged", b"Content-Range: bytes 0-0/1", b"X-New: 1"])
-async def test_headers_are_parsed_from_the_head_only(
+def test_headers_are_parsed_from_the_head_only(
     lines: bytes, headers: dict[bytes, bytes], trailer: bytes
 ) -> None:
     """Header names are lower case, values are stripped (RFC 9110 §5.5), and trailers are ignored.
@@ -228,7 +230,7 @@ async def test_headers_are_parsed_from_the_head_only(
 
     assert parser.headers == headers | {b"transfer-encoding": b"Chunked"}
     assert parser.is_complete
-    assert await parser.read() == b"hello"
+    assert body_of(parser) == b"hello"
 
 
 @pytest.mark.parametrize(

@@ -264,3 +264,11 @@ CASES: Final[tuple[Case, ...]] = (
 )
 
 BY_NAME: Final = {case.name: case for case in CASES}
+
+IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
+"""Cases that can be members of a group of format 3."""
+
+
+def member(case: Case) -> str:
+    """Return the name of *case* as a member of a group."""
+    return case.name.replace("/", "-")

@@ -22,21 +22,11 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Container, Containers
 from shardgate.storage.contract import OBJECT, Found, Listed, NotModified, Stat
 from shardgate.storage.memory import MemoryStore
+from tests.support.clocks import Clock
 from tests.support.records import replaced
 from tests.support.resolving import NOTHING, ROOT, everything, gather, reading
 
 REF = ObjectRef("memory://bucket", "data/object")
-
-
-@dataclass
-class Clock:
-    """A clock that is set by hand."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 @dataclass(frozen=True)

@@ -405,3 +405,13 @@ def _refer(store: Any, name: str, place: Elsewhere, cases: Path) -> None:
 
 def _array(group: zarr.Group, name: str, count: int) -> None:
     group.create_array(name, shape=(4 * count,), chunks=(4,), dtype=np.uint8, compressors=None)
+
+
+KINDS = ("eventful", "placed", "split", "history")
+ZARR, VOLUME = "index/zarr_end_little_crc", "bits/identity_1_2_3"
+
+
+def bare(quoted: str | None) -> str:
+    """Remove the quotes of an ETag."""
+    assert quoted is not None
+    return quoted.strip('"')

@@ -221,3 +221,11 @@ def run(tasks: Iterable[Any]) -> None:
     """Run the tasks of igneous one after the other."""
     for task in tasks:
         task.execute() if hasattr(task, "execute") else task()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Folders of the served data and of the same data without shards."""
+
+    bucket: Path
+    twins: Path

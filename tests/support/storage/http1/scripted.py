@@ -7,7 +7,7 @@ import struct
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from shardgate.storage.http1_client import HttpClient, RequestTarget
 
@@ -141,3 +141,13 @@ async def fetch(client: HttpClient, target: RequestTarget, *, is_eager: bool = F
         return await response.read()
     finally:
         response.release()
+
+
+class Serve(Protocol):
+    """Starts servers that stop with the test."""
+
+    async def __call__(
+        self, *scripts: list[Step], tls: ssl.SSLContext | None = None
+    ) -> ScriptedServer:
+        """Let the n-th connection follow the n-th script, and all later ones the last."""
+        ...

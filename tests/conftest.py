@@ -18,11 +18,11 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from shardgate import demo
-from tests.storage.faulty import FaultyServer
 from tests.support.adapters import adapt
 from tests.support.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
 from tests.support.lacking import lack
 from tests.support.seaweedfs import SeaweedFS, running
+from tests.support.storage.faulty import FaultyServer
 
 _TESTS: Final = Path(__file__).parent
 _FIRST: Final = (_TESTS, _TESTS / "viewers")
@@ -34,7 +34,7 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Schedules files together, and folders whose data take long to write."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
+        file = nodeid.partition("::")[0]
         folder = file.rpartition("/")[0]
         return folder if folder in _TOGETHER else file
 

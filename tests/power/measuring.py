@@ -41,7 +41,15 @@ def measure(
     told = tests_environ(root, **{PARTS: str(parts)})
     if bare:
         told[BARE] = "yes"
-    command = [*PYTEST, "-p", "tests.power.recording", "-n", str(workers), "--dist", "loadfile"]
+    command = [
+        *PYTEST,
+        "-p",
+        "tests.power.recording",
+        "-n",
+        str(workers),
+        "--dist",
+        "loadfile",
+    ]
     code = subprocess.run([*command, *folders], env=told, cwd=root, check=False).returncode
     measured = Measured.load(root / "app", home / "measured.json")
     if not bare:

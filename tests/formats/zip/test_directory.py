@@ -29,9 +29,9 @@ from shardgate.model import Coded, Inline, Stored
 from shardgate.read.perform import DirectFetch
 from shardgate.settings import LimitSettings
 from shardgate.storage.stores import Stores
-from tests.attacks.mutating import Change, at_random, changes
-from tests.formats.members import Opened
-from tests.formats.zip.archives import (
+from tests.support.attacks.mutating import Change, at_random, changes
+from tests.support.formats.members import Opened
+from tests.support.formats.zip.archives import (
     MOST,
     WIDE,
     Entry,

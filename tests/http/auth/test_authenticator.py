@@ -14,7 +14,7 @@ from shardgate.http.auth.sigv4 import Signatures
 from shardgate.http.request import Request
 from shardgate.model import ObjectRef
 from shardgate.read.containers import Containers
-from tests.http.auth.people import caller
+from tests.support.http.auth.people import caller
 
 ANA = configured_caller("ana")
 
@@ -104,6 +104,11 @@ async def authenticator_of(until_s: float = inf, sent: SentToken = SENT) -> Auth
     """Return an authenticator that has cached the token *sent*, which is valid until then."""
     bearers = BearerTokens({}, [known_until(until_s)])
     await bearers.identify(sent)
+    return over(bearers)
+
+
+def over(bearers: BearerTokens) -> Authenticator:
+    """Return an authenticator by *bearers* alone."""
     return Authenticator(
         Datasets({"em": dataset()}), bearers, Signatures({}), Hosts("127.0.0.1", ())
     )
@@ -162,10 +167,15 @@ async def test_refused_reader_is_not_cached() -> None:
 
 async def test_the_caches_are_bounded() -> None:
     """Caches of readers and tokens keep at most 4,096 entries."""
-    authenticator, bearers = await authenticator_of(), BearerTokens({}, [known_until(inf)])
+    bearers = BearerTokens({}, [known_until(inf)])
+    authenticator = over(bearers)
+    await bearers.identify(SENT)
     for number in range(5000):
         assert cached(authenticator, name=f"em{number}") == ANA
-        await bearers.identify(b"Bearer %d" % number)
+    bearers.forget()
+    assert sum(cached(authenticator, name=f"em{number}") == ANA for number in range(5000)) <= 4096
 
-    assert len(authenticator._readers) <= 4096
-    assert len(bearers._cached) == 4096
+    tokens = [b"Bearer %d" % number for number in range(5000)]
+    for token in tokens:
+        await bearers.identify(token)
+    assert sum(bearers.cached(token) is not None for token in tokens) == 4096

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardgate.settings import (
     LoginSettings,
 )
-from tests.http.auth.browsing import (
+from tests.support.http.auth.browsing import (
     AUTHORIZE,
     CALLBACK,
     HTML,
@@ -27,7 +27,8 @@ from tests.http.auth.browsing import (
     begin_session,
     settings,
 )
-from tests.http.auth.provider import CLIENT_ID, Provider
+from tests.support.http.auth.provider import CLIENT_ID, Provider
+from tests.support.records import replaced
 from tests.support.serving import serving
 
 
@@ -48,7 +49,7 @@ def test_browser_is_sent_to_the_issuer_with_pkce(browser: Browser, provider: Pro
         for location in locations
     )
 
-    assert locations[0]._replace(query="").geturl() == f"{provider.url}/authorize"
+    assert replaced(locations[0], query="").geturl() == f"{provider.url}/authorize"
     assert first.keys() == second.keys()
     assert {name for name in first if first[name] != second[name]} == {
         *("state", "nonce", "code_challenge")

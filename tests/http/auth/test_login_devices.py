@@ -5,9 +5,9 @@ import logging
 import jwt
 import pytest
 
-from tests.http.auth.browsing import VIEWER, Browser
-from tests.http.auth.people import TEXT
-from tests.http.auth.provider import Provider
+from tests.support.http.auth.browsing import VIEWER, Browser
+from tests.support.http.auth.people import TEXT
+from tests.support.http.auth.provider import Provider
 
 
 def begin_on_device(browser: Browser) -> dict[str, str]:

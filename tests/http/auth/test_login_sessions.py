@@ -30,7 +30,7 @@ from shardgate.settings import (
     TokenSettings,
 )
 from shardgate.storage.memory import MemoryStore
-from tests.http.auth.browsing import (
+from tests.support.http.auth.browsing import (
     HTML,
     SECRET,
     Browser,
@@ -39,7 +39,7 @@ from tests.http.auth.browsing import (
     login_settings,
     settings,
 )
-from tests.http.auth.provider import Provider
+from tests.support.http.auth.provider import Provider
 from tests.support.serving import serving
 
 LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}

@@ -15,7 +15,15 @@ from jwt.algorithms import RSAAlgorithm
 
 from shardgate.errors import UnauthenticatedError
 from shardgate.http.auth.oidc import IDENTITY_S, LEEWAY_S, Issuers, grants
-from tests.http.auth.issuing import JWKS, Issuer, forge, issuing, make_key, spell, spell_bytes
+from tests.support.http.auth.issuing import (
+    JWKS,
+    Issuer,
+    forge,
+    issuing,
+    make_key,
+    spell,
+    spell_bytes,
+)
 
 KINDS = dict.fromkeys(("first", "second"), "RSA") | {"p256": "P-256", "p384": "P-384"}
 KINDS |= {"p521": "P-521", "ed": "Ed25519"}

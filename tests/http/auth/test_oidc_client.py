@@ -22,7 +22,8 @@ from shardgate.errors import (
 from shardgate.http.auth.oidc import Claims, Issuers
 from shardgate.http.auth.oidc_client import Attempt, OidcClient
 from shardgate.settings import IssuerSettings, LoginSettings
-from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider
+from tests.support.clocks import Clock
+from tests.support.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider
 
 REDIRECT_URI = "https://service.example/login/callback"
 
@@ -240,21 +241,10 @@ async def test_unsafe_configuration_is_refused(
             await flow.begin(Attempt.new(), REDIRECT_URI)
 
 
-class Clock:
-    """A clock that tests set."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
 async def test_configuration_is_kept_while_the_issuer_is_down(provider: Provider) -> None:
     """The configuration is read each hour, and kept if the issuer cannot be asked then."""
     provider.seen.clear()
-    clock = Clock()
+    clock = Clock(0.0)
     async with open_flow(provider, clock) as flow:
         for clock.now in (0, 3599, 3600, 3601):
             if clock.now == 3600:
@@ -268,7 +258,7 @@ async def test_issuer_that_fails_is_left_alone(provider: Provider) -> None:
     """After a failure sign-ins fail at once, until the issuer is asked again a minute later."""
     provider.seen.clear()
     provider.extra = {"issuer": "https://evil.example"}
-    clock = Clock()
+    clock = Clock(0.0)
     async with open_flow(provider, clock) as flow:
         for clock.now in (0, 0, 59):
             with pytest.raises(IssuerUnavailableError):

@@ -32,8 +32,8 @@ from shardgate.http.auth.oidc import (
     read_keys,
 )
 from shardgate.settings import IssuerSettings
-from tests.http.auth.issuing import AUDIENCE, DISCOVERY, JWKS, Issuer, make_key
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
+from tests.support.http.auth.issuing import AUDIENCE, DISCOVERY, JWKS, Issuer, make_key
+from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer
 
 IMPATIENT_S = 0.3
 

@@ -17,9 +17,9 @@ from botocore import UNSIGNED
 from shardgate.http.asgi import AsgiApp, AsgiExchange
 from shardgate.http.request import Request, Response
 from shardgate.main import create_app
-from tests.clients.filling import open_boto3
-from tests.http.auth.people import TEXT, TOKENS, People, settings
+from tests.support.clients.filling import open_boto3
 from tests.support.files import write_files
+from tests.support.http.auth.people import TEXT, TOKENS, People, settings
 from tests.support.serving import serving
 
 KEY: Final = "text.txt"

@@ -28,9 +28,10 @@ from shardgate.main import create_app
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings, TokenSettings
 from shardgate.storage.memory import MemoryStore
-from tests.http.auth.browsing import SECRET as LOGIN_SECRET
-from tests.http.auth.browsing import settings as login_settings
-from tests.http.auth.issuing import (
+from tests.support.files import write_files
+from tests.support.http.auth.browsing import SECRET as LOGIN_SECRET
+from tests.support.http.auth.browsing import settings as login_settings
+from tests.support.http.auth.issuing import (
     JWKS,
     Issuer,
     forge,
@@ -39,13 +40,12 @@ from tests.http.auth.issuing import (
     spell,
     spell_bytes,
 )
-from tests.http.auth.people import TEXT, People, settings
-from tests.http.auth.provider import CLIENT_ID, Provider
-from tests.storage.faulty import Fault
-from tests.support.files import write_files
+from tests.support.http.auth.people import TEXT, People, settings
+from tests.support.http.auth.provider import CLIENT_ID, Provider
 from tests.support.processes import wait_until
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
+from tests.support.storage.faulty import Fault
 
 NOW = 1_000_000.0
 LONGEST_S = 7200

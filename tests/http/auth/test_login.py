@@ -19,12 +19,10 @@ from shardgate.settings import (
 from tests.http.auth.browsing import (
     AUTHORIZE,
     CALLBACK,
-    HTML,
     OTHER,
     VIEWER,
     Browser,
     Page,
-    begin_session,
     settings,
 )
 from tests.http.auth.provider import CLIENT_ID, Provider
@@ -67,14 +65,6 @@ def test_cookie_of_an_attempt_is_short_and_bound(browser: Browser) -> None:
     assert re.fullmatch(
         rf"{browser.attempts[0]}=[^;]+; HttpOnly; Max-Age=600; Path=/; SameSite=lax", cookie
     )
-
-
-def test_cookie_of_another_port_is_another(browser: Browser) -> None:
-    """Over plain http the cookie of a service on another port of the host is ignored."""
-    begin_session(browser)
-    headers = HTML | {"host": "127.0.0.1:1"}
-
-    assert browser.client.get("/private/", headers=headers).status_code == 401
 
 
 def test_cookie_cannot_be_set_by_others_over_https(browser: Browser) -> None:

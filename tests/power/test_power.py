@@ -45,8 +45,9 @@ def _mutants(source: str = SOURCE, *, seed: int = 1) -> list[Mutant]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a package with two tests."""
     root = tmp_path_factory.mktemp("sample")
-    for name, text in {f"app/{PATH}": SOURCE, "tests/test_sample.py": TESTS}.items():
-        (root / name).parent.mkdir(parents=True)
+    files = {"app/shardgate/__init__.py": "", f"app/{PATH}": SOURCE, "tests/test_sample.py": TESTS}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     (root / "pytest.ini").write_text("[pytest]\naddopts = -pno:schemathesis -pno:asyncio\n")
     return root

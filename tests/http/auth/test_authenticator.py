@@ -3,11 +3,10 @@
 import time
 from collections.abc import Awaitable, Callable
 from math import inf
-from unittest.mock import patch
 
 import pytest
 
-from shardgate.errors import StorageUnavailableError, UnauthenticatedError
+from shardgate.errors import StorageUnavailableError
 from shardgate.http.auth.access import Caller, Datasets, Identity, ServedDataset, configured_caller
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
 from shardgate.http.auth.sigv4 import Signatures
@@ -22,18 +21,6 @@ ANA = configured_caller("ana")
 def configured() -> BearerTokens:
     """Return bearer tokens of Ana and Bob."""
     return BearerTokens({"ana": caller("secret"), "bob": caller("other")}, [])
-
-
-DIGEST = caller("secret").token_sha256[0]
-
-
-@pytest.mark.parametrize(
-    "token", [b"", b"secre", b"\xff", b"x" * 100_000, DIGEST.encode(), bytes.fromhex(DIGEST)]
-)
-async def test_unknown_token_is_refused(token: bytes) -> None:
-    """An unknown token is refused; so is the configured digest of a known one."""
-    with pytest.raises(UnauthenticatedError):
-        await configured().identify(b"Bearer " + token)
 
 
 def known_until(until_s: float) -> Callable[[str], Awaitable[Identity]]:
@@ -130,7 +117,8 @@ def cached(
 ) -> Caller | None:
     """Return the cached reader, without waiting."""
     request = asked(segment or b"", sent)
-    with patch("time.monotonic", return_value=now):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: now)
         return authenticator.cached_reader(request, dataset(reader, name))
 
 
@@ -170,7 +158,7 @@ async def test_the_caches_are_bounded() -> None:
     bearers = BearerTokens({}, [known_until(inf)])
     authenticator = over(bearers)
     await bearers.identify(SENT)
-    for number in range(5000):
+    for number in range(4100):
         assert cached(authenticator, name=f"em{number}") == ANA
     bearers.forget()
     assert sum(cached(authenticator, name=f"em{number}") == ANA for number in range(5000)) <= 4096

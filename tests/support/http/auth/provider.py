@@ -9,14 +9,14 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote_plus, urlencode, urlsplit
 
 from joserfc import jwt
 
-from tests.support.http.auth.issuing import make_key
+from tests.support.http.auth.issuing import Key, make_key
 from tests.support.storage.listening import Handler, Listener
 
 CLIENT_ID: Final = "shardgate at/lab"
@@ -34,7 +34,7 @@ class _Handler(Handler["Provider"]):
             case "/.well-known/openid-configuration":
                 self._send(200, provider.configuration())
             case "/jwks":
-                self._send(200, {"keys": [make_key("first").as_dict(private=False)]})
+                self._send(200, {"keys": [key.as_dict(private=False) for key in provider.keys]})
             case "/authorize":
                 self._redirect(provider.authorize(fields))
             case "/token" | "/device":
@@ -74,6 +74,8 @@ class Provider:
         self.forms: list[dict[str, str]] = []
         self.cookies: list[str | None] = []
         """Cookies of requests for tokens; each answer sets one."""
+        self.keys: list[Key] = [make_key("first")]
+        """Keys that are published; the first one signs."""
         self._codes: dict[str, dict[str, str]] = {}
         self.reset()
 
@@ -85,8 +87,8 @@ class Provider:
         """Changes of the configuration."""
         self.answer: dict[str, str | None] = {}
         """Changes of the parameters that browsers bring back."""
-        self.signs_with = "first"
-        """Key of ID tokens; others than the first are not published."""
+        self.id_token: str | None = None
+        """ID token that is sent instead of the right one, and uses up no code of a device."""
         self.auth_method = "client_secret_basic"
         """How the client must send its secret, if it has one."""
         self.refusal: tuple[int, Any] | None = None
@@ -141,7 +143,7 @@ class Provider:
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         if asked.get("code_challenge_method") != "S256" or asked["code_challenge"] != challenge:
             return 400, {"error": "invalid_grant"}
-        token = self.sign(asked)
+        token = self._sign(asked)
         return 200, {"id_token": token, "access_token": self.access_token}
 
     def begin_on_device(
@@ -154,27 +156,39 @@ class Provider:
             return 401, {"error": "invalid_client"}
         if self.device is None:
             return 400, {"error": "unauthorized_client"}
-        code = secrets.token_urlsafe()
-        self._codes[code] = {"client_id": CLIENT_ID}
+        code = self.add_device()
         good = {"device_code": code, "user_code": "WDJB-MJHT", "expires_in": 60, "interval": 0}
         return 200, {**good, "verification_uri": f"{self.url}/enter", **self.device}
+
+    def add_device(self) -> str:
+        """Return the code of a device whose person signs in at once."""
+        code = secrets.token_urlsafe()
+        self._codes[code] = {"client_id": CLIENT_ID}
+        return code
 
     def _redeem_on_device(self, form: dict[str, str]) -> tuple[int, object]:
         if form.get("device_code") not in self._codes:
             return 400, {"error": "expired_token"}
         if self.waiting:
             return 400, {"error": self.waiting.pop(0)}
-        token = self.sign(self._codes.pop(form["device_code"]))
+        token = self._sign(self._codes[form["device_code"]])
+        if self.id_token is None:
+            del self._codes[form["device_code"]]
         return 200, {"id_token": token, "access_token": self.access_token}
 
-    def sign(self, asked: dict[str, str]) -> str:
-        """Return the ID token for the request that the browser brought."""
+    def claims_for(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the claims of the ID token for the request that the browser brought."""
         now = int(time.time())
         good: dict[str, Any] = {}
         good |= {"iss": self.url, "aud": asked["client_id"], "sub": "ada", "groups": ["lab"]}
         good |= {"iat": now, "exp": now + 60, "nonce": asked.get("nonce")}
-        claims = {name: value for name, value in {**good, **self.claims}.items() if value}
-        return jwt.encode({"alg": "RS256", "kid": "first"}, claims, make_key(self.signs_with))
+        return {name: value for name, value in {**good, **self.claims}.items() if value}
+
+    def _sign(self, asked: Mapping[str, str]) -> str:
+        if self.id_token is not None:
+            return self.id_token
+        key = self.keys[0]
+        return jwt.encode({"alg": "RS256", "kid": key.kid}, self.claims_for(asked), key)
 
     def _knows(self, form: dict[str, str], authorization: str | None) -> bool:
         match self.auth_method:

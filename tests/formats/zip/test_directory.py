@@ -267,10 +267,9 @@ async def test_directory_with_data_is_counted() -> None:
     ]
 
 
-@pytest.mark.parametrize("surplus", [0, 7])
-async def test_entries_are_counted_modulo_65536(surplus: int) -> None:
+async def test_entries_are_counted_modulo_65536() -> None:
     """An archive without zip64 records may count its entries modulo 65,536: all are read."""
-    number = 65_536 + surplus
+    number = 65_536 + 7
     entries = [Entry(b"%d" % at, b"") for at in range(number)]
     wrapped = {"here": number % 65_536, "count": number % 65_536}
     found = await opened(archive(*entries, end=wrapped), 2**23)

@@ -78,7 +78,8 @@ def archive(
     """Return an archive with fields of *end* that are not as they should be; with *end64* or
     *locator* it has zip64 records, and *gap* lies between the entries and the directory.
     """
-    body, records = b"", b""
+    body = bytearray()
+    records = bytearray()
     for entry in entries:
         records += entry.record(len(body))
         body += entry.header()
@@ -92,7 +93,8 @@ def archive(
         tail = struct.pack("<4sQ2H2L4Q", b"PK\6\6", *wide.values())
         tail += struct.pack("<4sLQL", b"PK\6\7", *at.values())
     last = counts | places | {"comment": len(comment)} | (end or {})
-    return body + records + tail + struct.pack("<4s4H2LH", b"PK\5\6", *last.values()) + comment
+    end_record = struct.pack("<4s4H2LH", b"PK\5\6", *last.values())
+    return b"".join([body, records, tail, end_record, comment])
 
 
 def zipped(

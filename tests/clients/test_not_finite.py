@@ -42,7 +42,7 @@ def _fill(group: zarr.Group, **options: Any) -> None:
     """Write arrays `a` and `b`; the attributes of `a` are not all finite."""
     is_v2 = group.metadata.zarr_format == 2
     for name, numbers in ("a", {"low": math.nan, "high": math.inf}), ("b", {}):
-        named = {} if is_v2 else {"dimension_names": ["x"]}
+        named: Any = {} if is_v2 else {"dimension_names": ["x"]}
         array = group.create_array(name, shape=6, dtype="i4", chunks=3, **named, **options)
         array[:] = VALUES
         array.attrs.update(numbers | ({"_ARRAY_DIMENSIONS": ["x"]} if is_v2 else {}))
@@ -52,8 +52,9 @@ def _fill(group: zarr.Group, **options: Any) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write plain groups with consolidated metadata, a reference set and an empty repository."""
     root = tmp_path_factory.mktemp("finite")
+    groups: dict[str, Any] = {"v2": (2, {}), "v3": (3, {}), "sharded": (3, {"shards": 6})}
     with quiet():
-        for name, version, options in ("v2", 2, {}), ("v3", 3, {}), ("sharded", 3, {"shards": 6}):
+        for name, (version, options) in groups.items():
             path = root / "plain" / name
             _fill(zarr.create_group(path, zarr_format=version), **options)
             zarr.consolidate_metadata(path)
